@@ -59,7 +59,7 @@ $(VENV)/installed: pyproject.toml setup.py $(CONSTRAINTS)
 	touch $@
 
 readme-criteria: $(VENV)/installed ## write the README's comparison with usual criteria anew
-	$(RUN)/concord mutants --criteria --json conformance/results/criteria.json --markdown README.md
+	$(RUN)/python -m concord.conformance.criteria conformance/results/criteria.json README.md
 
 speed-measured: $(VENV)/installed ## write docs/guides/speed-measured.md and speed-training.md anew
 	$(RUN)/concord speed --json conformance/results/speed.json --markdown docs/guides/speed-measured.md

@@ -10,10 +10,10 @@ def main() -> NoReturn:
     end(_command, last=True)
 
 
-def _command() -> None:
-    from concord.cli import app  # which takes a while
+def _command() -> object:
+    from concord.cli import run  # which takes a while
 
-    app()
+    return run()
 
 
 if __name__ == "__main__":

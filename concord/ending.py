@@ -48,7 +48,7 @@ class _Signals:
             os._exit(128 + number)
 
     def lost(self, unraisable: Any) -> bool:
-        """Whether the end was raised where Python lets nothing be raised, as while it collects garbage. Then it is raised again."""
+        """Whether the end was raised where Python lets nothing be raised; then it is raised again."""
         if not isinstance(unraisable.exc_value, Ended) or self.first is None:
             return False
         again = threading.Timer(0.1, os.kill, (os.getpid(), self.first))
@@ -64,7 +64,7 @@ class _Signals:
 
 @contextmanager
 def _heeded(last: bool) -> Iterator[_Signals]:
-    """Have signals end the command, except for those that whoever started it wants ignored, as ``nohup`` does.
+    """Have signals end the command, but for those that who started it wants ignored, as ``nohup`` does.
 
     Args:
         last: whether nothing follows that they could end.
@@ -88,7 +88,7 @@ def _heeded(last: bool) -> Iterator[_Signals]:
 
 @contextmanager
 def halting() -> Iterator[Callable[[], bool]]:
-    """Have the first signal only be noted, so that what is under way comes to a good end before it ends the command; a second one ends it at once.
+    """Have the first signal only be noted: it ends the command when the work is done; a second one at once.
 
     Yields:
         What says whether a signal has come.
@@ -116,7 +116,10 @@ def halting() -> Iterator[Callable[[], bool]]:
 
 
 def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
-    """Do what a command does, and leave: 2 for refused input, with a line for each problem; 3 for a fault of Concord; 128 and its number for a signal.
+    """Do what a command does, and leave with its exit code.
+
+    That is 2 for refused input, with a line for each problem; 3 for a fault of Concord; 128 and its
+    number for a signal.
 
     Args:
         last: whether the process ends then.
@@ -131,16 +134,16 @@ def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
 def _outcome(command: Callable[[], Any], signals: _Signals) -> int:
     """Do what a command does, and return the exit code."""
     try:
-        command()
+        code = command()
     except KeyboardInterrupt:
         return signals.tell()
     except SystemExit as end:
-        if end.code == INTERRUPTED:  # typer has caught it
-            return signals.tell()
         return end.code if isinstance(end.code, int) else REFUSED if end.code else 0
     except Exception as error:
         return _failed(error)
-    return 0
+    if code == INTERRUPTED:  # typer has caught it
+        return signals.tell()
+    return code if isinstance(code, int) else 0
 
 
 def _told(code: int, *lines: str) -> int:
@@ -153,12 +156,17 @@ def _failed(error: Exception) -> int:
     """Say what is wrong, and return the exit code."""
     import traceback
 
+    from typer.exceptions import TyperException
+
     from concord.backends.process import WorkerFailure
     from concord.spec.errors import SpecError
     from concord.terminal import complain
 
     if isinstance(error, WorkerFailure):
         return _told(FAULT, f"error: the backend gave no result: {error}", *error.stderr.splitlines())
+    if isinstance(error, TyperException):
+        error.show()  # type: ignore[attr-defined]
+        return REFUSED
     if isinstance(error, SpecError):
         for problem in error.problems:
             complain(problem)

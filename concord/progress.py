@@ -1,4 +1,4 @@
-"""What a command says while it works, on standard error: bars where somebody watches, else a line for each part that is done."""
+"""What a command says while it works, on standard error: bars on a terminal, else a line for each part."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _text = partial(TextColumn, markup=False)
 
 
 def _lines(console: Console, total: int | None, unit: str, quiet: float) -> Reached:
-    """Return what prints a line at the start, for each part that is done, and each minute in which something was done."""
+    """Return what prints a line at the start, for each part, and each minute in which something was done."""
     started, said = time.perf_counter(), dict[str, tuple[int, int, int]]()
 
     def reached(name: str, done: int, now: str) -> None:

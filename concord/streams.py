@@ -17,7 +17,8 @@ class Stream:
     """A standard stream that may be full, or read by nobody. What it cannot take is dropped.
 
     Attributes:
-        lost: the first reason why something could not be written; empty if nothing was lost, or the reader had enough.
+        lost: the first reason why something could not be written; empty if nothing was lost, or the reader
+            had enough.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -49,7 +50,7 @@ class Stream:
 
 @contextmanager
 def standard_streams() -> Iterator[Callable[[], str]]:
-    """Have standard output and error that can be written to, whatever became of them and whatever characters they know.
+    """Have standard output and error that can be written to, whatever became of them.
 
     Yields:
         A function that says what kept standard output from being written, if anything.

@@ -23,7 +23,7 @@ LONGEST_CELL = 100
 
 
 class Terminal(Console):
-    """A console to which names and reasons are text, each a line: brackets are no markup, and :func:`~concord.spec.text.shown` says what is seen."""
+    """A console that prints text as :func:`~concord.spec.text.shown` has it; brackets are no markup."""
 
     def __init__(self, stderr: bool = False) -> None:
         sizes = {

@@ -23,7 +23,7 @@ Output = tuple[Path | None, Callable[[], str]]
 
 
 READ: list[Path] = []
-"""The files and folders that the command on the command line reads (:func:`path`): what it writes must not take their place."""
+"""The files and folders that the command reads (:func:`path`): what it writes must not take their place."""
 
 
 def path(text: str) -> Path:
@@ -50,7 +50,7 @@ def output(text: str) -> Path:
 def check(
     *paths: Path | None, markdown: Path | None = None, markers: str = "", goes_on: Path | None = None
 ) -> None:
-    """Refuse files that cannot be written, are one and the same, or would replace what the command reads, before anything runs.
+    """Refuse files that cannot be written, are one and the same, or would replace what the command reads.
 
     Args:
         markdown: a file that has to have markers of this name.
@@ -113,7 +113,7 @@ def outcome(
 ) -> None:
     """Write what a command came to, as :func:`concord.conformance.record.made` takes it, and show it.
 
-    The record is written before anything is shown: what was found is not lost then, whatever becomes of the rest.
+    The record is written before anything is shown, so that it is not lost, whatever becomes of the rest.
 
     Raises:
         SpecError: listing what could not be written, when the rest was done.
@@ -236,7 +236,8 @@ def check_apart(folder: Path, replaced: bool = False) -> None:
     """Refuse a folder to write into that is one that the command reads.
 
     Args:
-        replaced: whether all that is there goes: then it may neither hold, nor lie in, nor share a file with what is read.
+        replaced: whether all that is there goes: then it may neither hold, nor lie in, nor share a file with
+            what is read.
 
     Raises:
         SpecError: listing what of that it is.

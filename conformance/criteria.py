@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,14 +22,18 @@ from numpy.typing import NDArray
 from concord.backends.interface import Request, Run, Unsupported
 from concord.backends.pool import Pool, Seat
 from concord.backends.worker import Worker, WorkerFailure
+from concord.conformance import record
 from concord.conformance.bugs.bug import Bug
 from concord.conformance.campaign import Job, Settings
 from concord.conformance.check import job_of
 from concord.conformance.fuzz.plan import Plan, sample
+from concord.conformance.mutants import matrix
 from concord.conformance.mutants.matrix import Progress, plugin
+from concord.conformance.report import within
 from concord.conformance.variations.backend import run as run_variation
 from concord.conformance.variations.catalogue import ALL as VARIATIONS
 from concord.spec.cases import build_case, standard_cases
+from concord.spec.files import write_text
 from concord.spec.reference import reference
 from concord.spec.tensors import output_name
 
@@ -392,3 +398,21 @@ def percent(some: int, of: int) -> str:
     if not 0.1 <= share <= 99.9:
         return "< 0.1 %" if share < 50 else "> 99.9 %"
     return f"{share:.1f} %" if share < 10 or share > 99 else f"{share:.0f} %"
+
+
+def main(json: str, readme: str) -> None:
+    """Compare everything, and write the record and the table of the README: ``make readme-criteria``."""
+    bugs = [bug for bug in matrix.chosen(None) if isinstance(bug, Bug)]
+
+    def tell(backend: str, done: str) -> None:
+        print(f"{backend}: {done}", file=sys.stderr)
+
+    result = compare(bugs, matrix.mutable(None), Settings(), Amounts(), tell)
+    record.write(Path(json), record.made(result.as_dict(), "criteria", "Usual criteria beside the judge"))
+    write_text(Path(readme), within(Path(readme), "criteria", markdown(result)))
+    print(summary(result))
+    sys.exit(result.exit_code)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -64,6 +64,7 @@ class Plan:
         threads: for every framework alike, in the tuned profile.
         python, ssh: as in :class:`concord.backends.worker.Worker`, for each backend that needs them.
         time_limit: seconds that one answer may take.
+        memory_limit: bytes that one worker may hold.
     """
 
     names: tuple[str, ...]
@@ -83,3 +84,4 @@ class Plan:
     python: dict[str, str] = field(default_factory=dict)
     ssh: dict[str, str] = field(default_factory=dict)
     time_limit: float = 600.0
+    memory_limit: int | None = None

@@ -108,6 +108,7 @@ class Member:
             threads=plan.threads,
             profile=mode.profile,
             time_limit=plan.time_limit,
+            memory_limit=plan.memory_limit,
         )
         self.seat = pool.seat(lambda opened: opening(opened=opened), restarts=0)
         self.asked = name in plan.asked

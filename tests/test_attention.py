@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from concord import looking, spec
+from concord import spec
+from concord.commands import show
 from concord.conformance.campaign import Settings
 from concord.spec.batch import batch_of_lengths
 from concord.training import checkpoint
@@ -107,7 +108,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_checkpoint_reads_a_pair_token_by_token(run_folder: Path) -> None:
-    found = looking.reading_of(run_folder, "天气好", "很好吗", None, None, 0)
+    found = show.reading_of(run_folder, "天气好", "很好吗", None, None, 0)
     assert found.tokens == ("[CLS]", "天", "气", "好", "[SEP]", "很", "好", "吗", "[SEP]")
     assert found.segments == [0] * 5 + [1] * 4
     assert found.batch.required("segment_ids").tolist() == [[0] * 5 + [1] * 4]
@@ -116,7 +117,7 @@ def test_a_checkpoint_reads_a_pair_token_by_token(run_folder: Path) -> None:
 def test_somebody_elses_model_reads_by_its_own_tokenizer(invoke: Invoke, tmp_path: Path) -> None:
     for part, kept in (("model", "classifier.weight"), ("encoder", "layers.1.norm2.weight")):
         path = hugging_face(tmp_path / part, part)
-        found = looking.reading_of(path, "The cats sat", "who?", None, None, 0)
+        found = show.reading_of(path, "The cats sat", "who?", None, None, 0)
         assert found.tokens == ("[CLS]", "the", "cat", "##s", "sat", "[SEP]", "who", "?", "[SEP]")
         assert (found.segments, found.part, kept in found.weights) == ([0] * 6 + [1] * 3, part, True)
         code, output, lines = invoke(

@@ -537,7 +537,7 @@ def test_the_commands_reject_altered_files(right: tuple[Path, Certificate], tmp_
     path.write_text(certificates.text(certificates.recorded(moved)))
 
     def verified(*more: str) -> tuple[int, str]:
-        outcome = run.invoke(app, ["verify", str(path), "--files", *more])
+        outcome = run.invoke(app, ["certify", "--verify", str(path), "--files", *more])
         return outcome.exit_code, outcome.output.replace("\n", " ")
 
     code, said = verified()
@@ -558,7 +558,7 @@ def test_the_commands_reject_altered_files(right: tuple[Path, Certificate], tmp_
     assert (verified()[0], "model.safetensors was altered" in verified()[1]) == (1, True)
     (target / "model.safetensors").unlink()
     (target / "extra.bin").write_bytes(b"")
-    said = verified("--target", str(target))[1]
+    said = verified(str(source), str(target))[1]
     assert "model.safetensors is gone" in said
     assert "extra.bin was not there" in said
 

@@ -22,7 +22,17 @@ from concord import DISTRIBUTION, backends, spec
 from concord.conformance import record
 from concord.conformance.estimate import rms_limit
 from concord.conformance.report import within
-from tests.toys.surroundings import PATIENCE, ROOT, concord, errors, hide_frameworks, offer, options, toy
+from tests.toys.surroundings import (
+    PATIENCE,
+    ROOT,
+    commands,
+    concord,
+    errors,
+    hide_frameworks,
+    offer,
+    options,
+    toy,
+)
 
 Invoke = Callable[..., tuple[int, str, list[str]]]
 
@@ -122,7 +132,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "check --threads 99999999": ("--threads is 99999999 but must be at least 1 and at most",),
     "speed --batch 99999999999999": ("--batch is 99999999999999 but must be at least 1 and at most",),
     "fuzz --scheduler nonsense": ("--scheduler is 'nonsense' but must be HOST:PORT",),
-    "mutants --markdown README.md": ("--markdown is given but --criteria is not",),
     "check --device cpu --device gpu --device cuda:x": (
         "--device is 'gpu' but must be",
         "--device is 'cuda:x' but must be",
@@ -193,7 +202,14 @@ REFUSED: dict[str, tuple[str, ...]] = {
 def test_help_is_asked_for_in_either_way(invoke: Invoke, option: str) -> None:
     code, output, errors = invoke("check", option)
     assert (code, errors) == (0, [])
-    assert output.splitlines()[0].endswith("check [OPTIONS]")
+    assert "Usage: concord check [OPTIONS]" in output
+    assert all(f"─ {panel} ─" in output for panel in ("Workers", "Cases", "A model of your own", "Output"))
+
+
+def test_the_help_fits_a_screen(invoke: Invoke) -> None:
+    code, output, errors = invoke("--help", columns=80)
+    assert (code, errors, len(output.splitlines()) <= 40) == (0, [], True)
+    assert len({name.split()[0] for name in commands()}) <= 15
 
 
 def test_the_shell_completes_options_and_values(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_a_fault_of_concord_is_told_in_a_line(
     def fails(*arguments: object) -> None:
         raise ZeroDivisionError("of Concord\nin two lines")
 
-    monkeypatch.setattr("concord.cli.check_jobs", fails)
+    monkeypatch.setattr("concord.commands.check.check_jobs", fails)
     code, said = told(*ONE_RUN, monkeypatch=monkeypatch, capsys=capsys)
     assert code == 3
     assert said.startswith("concord: a fault of Concord: ZeroDivisionError: of Concord (test_ending.py:")

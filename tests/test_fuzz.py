@@ -508,7 +508,7 @@ def test_the_built_in_backends_are_hunted_by_default(invoke: Invoke, monkeypatch
         asked.append(plan)
         return Findings(owed=True)
 
-    monkeypatch.setattr("concord.fuzzing.hunt", noted)
+    monkeypatch.setattr("concord.conformance.fuzz.hunt", noted)
     assert invoke()[0] == 3
     (plan,) = asked
     assert plan == Plan(names=tuple(backends.names()))

@@ -17,9 +17,9 @@ SIZES = {
     "backends": (70_000, 52_000),
     "conformance": (200_000, 95_000),
     "porting": (62_000, 34_000),
-    "training": (22_200, 20_000),
+    "training": (23_700, 20_000),
     "speed": (18_000, 14_000),
-    "concord": (38_000, 18_000),
+    "concord": (26_500, 18_000),
     "tests": (245_000, 130_000),
 }
 """Tokens of Python that a folder may have, and the aim. A ceiling goes down as its folder does; to raise one is a

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 
@@ -150,9 +150,9 @@ def test_a_folder_beside_is_written(
 # Files that commands write.
 
 LINES: dict[str, str] = {
-    "run": "case run {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} -o {out}",
+    "run": "case run --checkpoint {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} -o {out}",
     "predict": "predict {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} -o {out}",
-    "evaluate": "evaluate {source} --backend tests.toys.numpy_backend:NumpyBackend --data {texts} --json "
+    "evaluate": "predict {source} --backend tests.toys.numpy_backend:NumpyBackend --evaluate {texts} --json "
     "{out}",
     "check": "check --checkpoint {source} --backend tests.toys.numpy_backend:NumpyBackend --texts "
     "{texts} --json {out}",
@@ -239,11 +239,8 @@ WRITTEN = {
 
 @pytest.mark.parametrize("command", commands().values(), ids=commands())
 def test_every_option_for_a_file_says_whether_it_is_read_or_written(command: Any) -> None:
-    for name, hint in get_type_hints(command.callback, include_extras=True).items():
-        if name != "return" and "Path" in str(get_args(hint)[:1]):
-            about = get_args(hint)[1]
-            written = bool(
-                WRITTEN
-                & {about.default if isinstance(about.default, str) else "", *(about.param_decls or ())}
-            ) or str(about.help).startswith("An empty folder")
-            assert about.parser is (writing.output if written else writing.path), name
+    for one in command.params:
+        if "Path" in str(one.type_descriptor.annotation):
+            about = one.type_descriptor.parameter_info
+            written = bool(WRITTEN & {*one.opts}) or str(about.help).startswith("An empty folder")
+            assert about.parser is (writing.output if written else writing.path), one.name

@@ -171,9 +171,7 @@ def hidden(tmp_path: Path) -> Callable[..., str]:
     return hide
 
 
-@pytest.mark.parametrize(
-    "command", [("fuzz", "--cases", "1"), ("mutants", "--criteria")], ids=["fuzz", "criteria"]
-)
+@pytest.mark.parametrize("command", [("fuzz", "--cases", "1")], ids=["fuzz"])
 def test_what_a_command_needs_and_is_not_there_is_named_with_how_to_install_it(
     place: Place, command: tuple[str, ...], hidden: Callable[..., str]
 ) -> None:

@@ -182,7 +182,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         f"a record of {kind}": ("show", "report", records.NAME, "--html", "page.html")
         for kind in records.RECORDS
     },
-    "a certificate": ("verify", records.NAME, "--files"),
+    "a certificate": ("certify", "--verify", records.NAME, "--files"),
     "a speed record": ("speed", "--compare", "speed.json", "speed.json"),
     "a configuration": ("speed", "--config", "bert.toml", "--backend", "tests.toys.numpy_backend:"),
     "a page with markers": ("check", "--markdown", "README.md", "--backend", "tests.toys.numpy_backend:"),

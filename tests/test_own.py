@@ -12,14 +12,15 @@ from safetensors.numpy import load_file, save_file
 
 from concord import conformance, spec
 from concord.backends import Run
-from concord.own import Given, load, read_texts
+from concord.commands.speed import Models, _own
+from concord.model import Model, Trained
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import from_arrays
 from concord.spec.config import from_mapping
 from concord.spec.errors import SpecError
 from concord.spec.reference import compute
 from concord.speed import Workload
-from concord.speeding import own_model
+from concord.training.data.given import read_texts
 from concord.training.data.ready import encoder_of
 from tests.toys.ready import CONFIG, SENTENCES, WORDS, hugging_face, texts
 from tests.toys.surroundings import toy
@@ -47,7 +48,7 @@ def refusal(call: Callable[[], object]) -> str:
 
 
 def test_texts_become_the_ids_of_the_models_own_tokenizer(tmp_path: Path) -> None:
-    found = load(Given(hugging_face(tmp_path / "bert"), texts=texts(tmp_path / "t.txt"), batch=3))
+    found = Model(hugging_face(tmp_path / "bert"), texts=texts(tmp_path / "t.txt"), batch=3).load()
     assert list(found.batches) == ["bert-t-1", "bert-t-4"]
     batch = found.batches["bert-t-1"]
     row = ["[CLS]", "a", "quick", "dog", "ran", ",", "look", "##ing", "in", "the", "bank", "?", "[SEP]"]
@@ -61,19 +62,19 @@ def test_texts_become_the_ids_of_the_models_own_tokenizer(tmp_path: Path) -> Non
 def test_pairs_have_segments_and_labels_are_the_models(tmp_path: Path) -> None:
     folder = hugging_face(tmp_path / "bert", id2label={"0": "no", "1": "so so", "2": "yes"})
     pairs = texts(tmp_path / "t.tsv", "the cat\tthe dog", "short\twho ran?")
-    (batch,) = load(Given(folder, texts=pairs)).batches.values()
+    (batch,) = Model(folder, texts=pairs).load().batches.values()
     assert batch.segment_ids.tolist() == [[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1, 1]]
     lines = [{"text": "the cat", "label": "yes"}, {"text_a": "the dog", "text_b": "ran", "label": "no"}]
     path = texts(tmp_path / "t.jsonl", *map(json.dumps, lines))
-    (batch,) = load(Given(folder, texts=path)).batches.values()
+    (batch,) = Model(folder, texts=path).load().batches.values()
     assert batch.labels.tolist() == [2, 0]
     assert "has the labels 'maybe' but the model's are 'no', 'so so', 'yes'" in refusal(
-        lambda: load(Given(folder, texts=texts(path, json.dumps({"text": "a", "label": "maybe"}))))
+        lambda: Model(folder, texts=texts(path, json.dumps({"text": "a", "label": "maybe"}))).load()
     )
 
 
 def test_what_is_cut_off_is_said(tmp_path: Path) -> None:
-    found = load(Given(hugging_face(tmp_path / "bert"), texts=texts(tmp_path / "t.txt"), max_tokens=7))
+    found = Model(hugging_face(tmp_path / "bert"), texts=texts(tmp_path / "t.txt"), max_tokens=7).load()
     (batch,) = found.batches.values()
     assert batch.input_ids.shape == (5, 7)
     assert (
@@ -83,7 +84,7 @@ def test_what_is_cut_off_is_said(tmp_path: Path) -> None:
         "2 tokens were cut off: 7 are as many as it may have", "6 tokens were cut off: 7 are as many as it may have", "5 tokens were cut off: 7 are as many as it may have",
     ]  # fmt: skip
     assert "at most 19" in refusal(
-        lambda: load(Given(tmp_path / "bert", texts=tmp_path / "t.txt", max_tokens=20))
+        lambda: Model(tmp_path / "bert", texts=tmp_path / "t.txt", max_tokens=20).load()
     )
 
 
@@ -93,12 +94,12 @@ def test_a_limit_beside_the_tokenizer_is_kept(tmp_path: Path) -> None:
         json.dumps({"model_max_length": 1000000000000000019884624838656, "do_lower_case": True})
     )
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 8}))
-    (batch,) = load(Given(folder, texts=texts(tmp_path / "t.txt"))).batches.values()
+    (batch,) = Model(folder, texts=texts(tmp_path / "t.txt")).load().batches.values()
     assert batch.input_ids.shape == (5, 8)
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"model_max_length": 5})
     )  # sentence-transformers does not ask it then
-    (batch,) = load(Given(folder, texts=tmp_path / "t.txt")).batches.values()
+    (batch,) = Model(folder, texts=tmp_path / "t.txt").load().batches.values()
     assert batch.input_ids.shape == (5, 8)
 
 
@@ -108,7 +109,7 @@ def test_a_prompt_and_small_letters_are_those_of_sentence_transformers(tmp_path:
     path = texts(tmp_path / "t.txt", "THE Cat")
 
     def ids() -> list[list[int]]:
-        (batch,) = load(Given(folder, texts=path)).batches.values()
+        (batch,) = Model(folder, texts=path).load().batches.values()
         return batch.required("input_ids").tolist()
 
     assert ids() == [[ID[word] for word in ("[CLS]", "[UNK]", "[UNK]", "[SEP]")]]
@@ -182,7 +183,7 @@ def test_what_is_wrong_with_texts_is_said(tmp_path: Path, spoil: Callable[[Path]
     hugging_face(tmp_path)
     texts(tmp_path / "t.txt")
     spoil(tmp_path)
-    assert said in refusal(lambda: load(Given(tmp_path, texts=tmp_path / "t.txt")))
+    assert said in refusal(lambda: Model(tmp_path, texts=tmp_path / "t.txt").load())
 
 
 def test_a_header_says_what_columns_are(tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def test_inputs_are_taken_as_they_are(tmp_path: Path) -> None:
     }
     save_file(given, tmp_path / "i.safetensors")
     folder = hugging_face(tmp_path / "bert", "encoder")
-    found = load(Given(folder, inputs=tmp_path / "i.safetensors"))
+    found = Model(folder, inputs=tmp_path / "i.safetensors").load()
     (batch,) = found.batches.values()
     assert (found.part, batch.input_ids.tolist(), batch.cotangent.shape) == (
         "encoder",
@@ -211,7 +212,7 @@ def test_inputs_are_taken_as_they_are(tmp_path: Path) -> None:
         (2, 3, 14),
     )
     assert "cotangent is drawn, since nobody gave any" in " ".join(found.remarks)
-    assert list(load(Given(folder, inputs=tmp_path / "i.safetensors", batch=1)).batches) == [
+    assert list(Model(folder, inputs=tmp_path / "i.safetensors", batch=1).load().batches) == [
         "bert-i-1",
         "bert-i-2",
     ]
@@ -233,7 +234,7 @@ def test_inputs_are_taken_as_they_are(tmp_path: Path) -> None:
 )
 def test_inputs_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, np.ndarray], said: str) -> None:
     save_file(arrays, tmp_path / "i.safetensors")
-    found = refusal(lambda: load(Given(hugging_face(tmp_path / "bert"), inputs=tmp_path / "i.safetensors")))
+    found = refusal(lambda: Model(hugging_face(tmp_path / "bert"), inputs=tmp_path / "i.safetensors").load())
     assert said in found
     assert str(tmp_path / "i.safetensors") in found
 
@@ -455,14 +456,9 @@ def test_random_inputs_run_on_the_weights_and_what_fails_is_written(invoke: Invo
     assert (code, "--time is given beside --checkpoint" in said[0]) == (2, True)
 
 
-def test_golden_files_take_no_checkpoint(invoke: Invoke, tmp_path: Path) -> None:
-    code, _, said = invoke("golden", "--checkpoint", tmp_path)
-    assert (code, "golden files bring weights and inputs of their own" in said[0]) == (2, True)
-
-
 def test_a_workload_is_as_long_as_texts_are(tmp_path: Path) -> None:
-    given = Given(hugging_face(tmp_path / "bert", "encoder"), texts=texts(tmp_path / "t.txt"))
-    (preset,) = own_model(given, None, None)
+    path = hugging_face(tmp_path / "bert", "encoder")
+    (preset,) = _own(Trained(path), texts(tmp_path / "t.txt"), Models())
     assert (preset.batch, preset.tokens, preset.config.num_layers) == (5, 13, 2)
     assert Workload(preset, padding="ragged").lengths == [9, 13, 4, 12, 6]
 
@@ -474,12 +470,24 @@ def test_a_workload_is_as_long_as_texts_are(tmp_path: Path) -> None:
 def test_run_writes_what_a_backend_computes(invoke: Invoke, tmp_path: Path, batch: list[str]) -> None:
     folder, path, out = hugging_face(tmp_path / "bert"), texts(tmp_path / "t.txt"), tmp_path / "o.safetensors"
     code, output, said = invoke(
-        "case", "run", folder, "--backend", NUMPY, "--texts", path, "-o", out, "--dtype", "float64", *batch
+        "case",
+        "run",
+        "--checkpoint",
+        folder,
+        "--backend",
+        NUMPY,
+        "--texts",
+        path,
+        "-o",
+        out,
+        "--dtype",
+        "float64",
+        *batch,
     )
     assert code == 0, said
     assert f"written: {out}: output float64 (5, 3), 2 inputs" in output
     arrays = load_file(out)
-    found = load(Given(folder, texts=path))
+    found = Model(folder, texts=path).load()
     (given,) = found.batches.values()
     assert set(arrays) == {"output", "inputs/input_ids", "inputs/segment_ids"}
     assert np.array_equal(arrays["inputs/input_ids"], given.input_ids)
@@ -494,6 +502,7 @@ def test_run_writes_taps_and_gradients_by_name(invoke: Invoke, tmp_path: Path) -
     code, _, said = invoke(
         "case",
         "run",
+        "--checkpoint",
         hugging_face(tmp_path / "bert"),
         "--backend",
         NUMPY,
@@ -513,7 +522,7 @@ def test_run_writes_taps_and_gradients_by_name(invoke: Invoke, tmp_path: Path) -
 
 def test_run_refuses_what_it_cannot_do_and_writes_nothing(invoke: Invoke, tmp_path: Path) -> None:
     folder, out = hugging_face(tmp_path / "bert"), tmp_path / "o.safetensors"
-    code, _, said = invoke("case", "run", folder, "--backend", NUMPY, "-o", out)
+    code, _, said = invoke("case", "run", "--checkpoint", folder, "--backend", NUMPY, "-o", out)
     assert (code, said[0]) == (
         2,
         "concord: error: neither --texts nor --inputs is given: what is it to be run on?",
@@ -521,6 +530,7 @@ def test_run_refuses_what_it_cannot_do_and_writes_nothing(invoke: Invoke, tmp_pa
     code, _, said = invoke(
         "case",
         "run",
+        "--checkpoint",
         folder,
         "--backend",
         NUMPY,
@@ -531,7 +541,16 @@ def test_run_refuses_what_it_cannot_do_and_writes_nothing(invoke: Invoke, tmp_pa
     )
     assert (code, "is read; name another file to write" in said[0]) == (2, True)
     code, _, said = invoke(
-        "case", "run", folder, "--backend", toy("SaysUnsupported"), "--texts", tmp_path / "t.txt", "-o", out
+        "case",
+        "run",
+        "--checkpoint",
+        folder,
+        "--backend",
+        toy("SaysUnsupported"),
+        "--texts",
+        tmp_path / "t.txt",
+        "-o",
+        out,
     )
     assert code == 3
     assert not out.exists()

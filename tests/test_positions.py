@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from concord import porting, spec
-from concord.looking import forms_of
+from concord.commands.show import forms_of
 from concord.spec.sources.table import POSITIONS
 from concord.training.positions import Form, forms
 from tests.conftest import small_config

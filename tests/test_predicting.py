@@ -1,4 +1,4 @@
-"""``concord evaluate`` and ``concord predict``: what a model says of texts, in order, whatever they are."""
+"""``concord predict``: what a model says of texts, in order, whatever they are."""
 
 from __future__ import annotations
 
@@ -198,8 +198,11 @@ def test_bad_lines_are_told_in_their_place_or_end_it(invoke: Invoke, tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "problems"),
     [
-        (("predict", "model", "a"), ["--backend is not given: which framework is to compute?"]),
-        (f"predict model --backend {NUMPY}".split(), ["give either TEXT or --texts FILE"]),
+        (
+            ("predict", "model", "a"),
+            ["--backend is given 0 times but must be given once: one framework computes"],
+        ),
+        (f"predict model --backend {NUMPY}".split(), ["give one of TEXT, --texts FILE and --evaluate FILE"]),
         (("predict", "model", "", "--backend", NUMPY), ["'text_a' is empty"]),
         (
             ("predict", "model", "a\udcff", "--backend", NUMPY),
@@ -217,9 +220,9 @@ def test_bad_lines_are_told_in_their_place_or_end_it(invoke: Invoke, tmp_path: P
                 "--batch is 0 but must be at least 1",
             ],
         ),
-        (f"evaluate model --data none.tsv --backend {NUMPY}".split(), ["none.tsv: no such file"]),
+        (f"predict model --evaluate none.tsv --backend {NUMPY}".split(), ["none.tsv: no such file"]),
         (
-            f"evaluate model --data dev.tsv --backend {NUMPY}".split(),
+            f"predict model --evaluate dev.tsv --backend {NUMPY}".split(),
             ["dev.tsv:1: label is 'ugly' but must be one of 'bad', 'good', 'so so'"],
         ),
     ],
@@ -275,7 +278,7 @@ def test_an_evaluation_is_what_the_predictions_come_to(invoke: Invoke, tmp_path:
     )
     code, output, errors = invoke(
         *(
-            f"evaluate {folder} --data {path} --backend {NUMPY} --dtype float64 --on-error skip --json {out}"
+            f"predict {folder} --evaluate {path} --backend {NUMPY} --dtype float64 --on-error skip --json {out}"
         ).split()
     )
     assert (code, errors) == (0, [])
@@ -399,7 +402,7 @@ def test_a_model_whose_logits_are_nan_is_undecided(invoke: Invoke, tmp_path: Pat
     path = written(tmp_path, "dev.tsv", "ab\tbad\nc\tgood\n")
     code, output, errors = invoke(
         *(
-            f"evaluate {folder} --data {path} --backend {toy('ReturnsNaN')} --json {tmp_path / 'out.json'}"
+            f"predict {folder} --evaluate {path} --backend {toy('ReturnsNaN')} --json {tmp_path / 'out.json'}"
         ).split()
     )
     found = json.loads((tmp_path / "out.json").read_text())

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from concord import porting
+from concord.model import reader
 from concord.porting import folder as folders
-from concord.pretrained import start_of
 from concord.spec import runs
 from concord.spec.errors import SpecError
 from concord.spec.training.recipe import recipe
@@ -34,6 +34,11 @@ def samples(folder: Path, labels: Sequence[str] = ("yes", "no")) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "train.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n")
     return folder
+
+
+def start_of(path: Path) -> beginning.Pretrained:
+    found, encoder = reader(path, spelled=False)
+    return beginning.Pretrained(found.config, found.weights(), encoder, found.labels, found.part)
 
 
 def begun(
@@ -136,7 +141,7 @@ def test_a_run_goes_on_from_a_checkpoint_and_another_from_the_run(invoke: Invoke
     ) == (0, True)
     code, said, _ = invoke(
         *(
-            f"evaluate {second} --data {data / 'train.tsv'} --backend torch --json {tmp_path / 'found.json'}"
+            f"predict {second} --evaluate {data / 'train.tsv'} --backend torch --json {tmp_path / 'found.json'}"
         ).split(),
     )
     assert (code, json.loads((tmp_path / "found.json").read_text())["samples"]) == (0, 31), said

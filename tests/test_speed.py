@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from concord import spec, speeding
+from concord import options, spec
 from concord.backends.machine import wait_for_rest
 from concord.backends.worker import Worker
+from concord.commands import speed as command
+from concord.commands.speed import Models
 from concord.conformance import record as files
 from concord.conformance.estimate import Z
 from concord.spec.cases import build_case
@@ -163,7 +165,7 @@ def test_what_is_kept_belongs_to_the_preset_as_it_is(path: Path) -> None:
 
 def test_every_preset_of_a_usual_run_has_its_expectations() -> None:
     wanted = {
-        f"{name}-inference-{padding}-float32" for name in speeding.PRESETS for padding in presets.LENGTHS
+        f"{name}-inference-{padding}-float32" for name in command.PRESETS for padding in presets.LENGTHS
     }
     assert {path.stem for path in truth.EXPECTED.glob("*-float32.json")} >= wanted
 
@@ -540,7 +542,7 @@ def test_a_model_of_ones_own_is_measured_as_it_is_configured(tmp_path: Path) -> 
             "bert", num_layers=1, d_model=14, num_heads=2, d_ff=17, vocab_size=23, max_positions=13
         ).to_toml()
     )
-    (mine,) = speeding.models(None, None, [path], 3, None)
+    (mine,) = Models(config=[path], batch=3).presets("cpu")
     assert (mine.name, mine.source, mine.batch, mine.tokens, mine.config.d_model) == (
         "mine batch=3",
         str(path),
@@ -549,10 +551,11 @@ def test_a_model_of_ones_own_is_measured_as_it_is_configured(tmp_path: Path) -> 
         14,
     )
     names = [
-        model.name for model in speeding.models(["nndl"], ["bert", "tf1-text-classifier"], None, None, None)
+        model.name
+        for model in Models(preset=["nndl"], variant=["bert", "tf1-text-classifier"]).presets("cpu")
     ]
     assert names == ["nndl", "bert", "tf1-text-classifier"]
-    data = measured(plan_of(RIGHT, works=speeding.workloads([mine], None, ["ragged"], None, None)))
+    data = measured(plan_of(RIGHT, works=Models().workloads([mine], "cpu", ragged=True)))
     assert [entry["status"] for entry in data["entries"]] == ["measured"]
     assert data["workloads"]["mine batch=3 inference ragged"]["batch"] == 3
 
@@ -560,8 +563,9 @@ def test_a_model_of_ones_own_is_measured_as_it_is_configured(tmp_path: Path) -> 
 def test_all_that_is_wrong_with_models_is_said_at_once(tmp_path: Path) -> None:
     path = tmp_path / "wrong.toml"
     path.write_text("d_model = 'wide'\n")
+    paths = [path, tmp_path / "missing.toml"]
     with pytest.raises(SpecError) as refused:
-        speeding.models(["nndll"], ["brt"], [path, tmp_path / "missing.toml"], 0, None)
+        Models(preset=["nndll"], variant=["brt"], config=paths, batch=0).presets("cpu")
     said = " / ".join(refused.value.problems)
     for words in (
         "--batch is 0 but must be at least 1",
@@ -572,14 +576,14 @@ def test_all_that_is_wrong_with_models_is_said_at_once(tmp_path: Path) -> None:
     ):
         assert words in said
     with pytest.raises(SpecError, match=r"bert tokens=613: .* at most 512 fit"):
-        speeding.models(None, ["bert"], None, None, 613)
+        Models(variant=["bert"], tokens=613).presets("cpu")
 
 
 def test_a_busy_machine_is_said_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("concord.backends.machine.cores_busy", lambda: 1.3)
-    assert speeding.run(plan_of(RIGHT), None, None, None) == 0
+    assert command._measure(plan_of(RIGHT), options.Record(), None, None) == 0
     assert capsys.readouterr().err.startswith(
         f"warning: other processes keep 1.3 of {os.cpu_count()} cores busy; "
     )

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from concord import speeding
 from concord.cli import main
+from concord.commands import speed as speeding
 from concord.speed import Plan, presets, read
 from tests.test_speed import RIGHT, SLOW, WRONG, small_preset
 

@@ -7,8 +7,9 @@ import itertools
 
 import pytest
 
-from concord import backends, speeding
+from concord import backends
 from concord.backends.bench import Bench
+from concord.commands.speed import Models, Modes
 from concord.speed import Workload, truth, workload
 from concord.speed.record import best_rates
 from concord.speed.table import rate
@@ -56,12 +57,8 @@ def test_steps_are_timed_by_events_where_a_framework_has_them(name: str, by_even
 
 
 def test_a_gpu_gets_large_models_in_two_precisions() -> None:
-    works, chosen = (
-        speeding.workloads(
-            speeding.models(None, None, None, None, None, "cuda"), None, None, None, None, "cuda"
-        ),
-        speeding.modes(None, None, None, False, False, "cuda"),
-    )
+    works = Models().workloads(Models().presets("cuda"), "cuda", ragged=False)
+    chosen = Modes().modes(False, "cuda")
     assert {(work.preset.name, work.kind, work.dtype) for work in works} == set(
         itertools.product(("bert-base", "bert-large"), ("inference", "training"), ("float32", "bfloat16"))
     )

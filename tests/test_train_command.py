@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from concord import backends, lockstepping
+from concord import backends
+from concord.commands.train import on_samples
 from concord.spec import variant
 from concord.spec.training.recipe import recipe
 from concord.training import beginning, checkpoint
@@ -181,7 +182,7 @@ def test_lockstep_takes_the_batches_that_ordinary_training_takes(invoke: Invoke,
         beginning.Texts(vocabulary=11),
         seed=3,
     )
-    windows = lockstepping.on_samples(start, corpora).training.windows
+    windows = on_samples(start, corpora).training.windows
     assert [len(window) for window in windows] == [2, 2]
     first = [batch for _, batch in itertools.islice(beginning.source(start, corpora).epoch(0), 4)]
     assert [batch.required("input_ids").tolist() for window in windows for batch in window] == [

@@ -1,0 +1,1 @@
+"""The commands, each in the file of its name."""

@@ -1,0 +1,196 @@
+"""``concord case``: cases as files, a model of one's own run without a judgement, and failures made small."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from concord import options, writing
+from concord.backends.wire import run_arrays
+from concord.commands.check import Selection
+from concord.conformance import campaign, dump, report
+from concord.model import Model
+from concord.options import argument, option, writes
+from concord.progress import bars
+from concord.running import opened
+from concord.spec.batch import Batch
+from concord.spec.errors import SpecError, collect, refuse, unknowns
+from concord.spec.files import write_bytes
+from concord.spec.precision import PRECISIONS
+from concord.terminal import Terminal, figures
+
+ROWS = 32
+"""Samples that are computed at once, where nothing but the output is wanted."""
+
+ALL = 2**62
+"""More samples than any file has: they are one batch, of one width."""
+
+FORMAT = "concord.run/1"
+
+
+def export(
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            parser=writing.output,
+            help="An empty folder; 'concord check --from-dump DIR' judges what comes back.",
+        ),
+    ],
+    cases: Selection,
+    model: Model,
+    uncomputed_padding: Annotated[
+        bool, option("For runs that do not compute rows of padding: no loss depends on one.")
+    ] = False,
+) -> None:
+    """Write standard cases, or a model of your own, as files, to be run anywhere."""
+    writing.check_folder(directory)
+    jobs = cases.jobs(model)
+    usable = [left for job in jobs if (left := job.independent() if uncomputed_padding else job)]
+    written, without = dump.export_cases(directory, usable), ""
+    if left_out := len(jobs) - len(usable):
+        without = f"; {left_out} left out, since padding decides each sample"
+    Terminal().tell(
+        f"{len(written)} cases written to {directory}; put run.safetensors beside each case.json{without}"
+    )
+
+
+def run(
+    workers: options.Runs,
+    model: Model,
+    out: Annotated[Path, writes("Where to write the arrays, as safetensors.", "FILE", "-o", "--out")],
+    taps: Annotated[bool, option("Write every activation too, as taps/NAME.")] = False,
+    gradients: Annotated[
+        bool, option("Write the gradient of the loss for every parameter too, as gradients/NAME.")
+    ] = False,
+    part: options.Part = "model",
+    dtype: options.Dtype = "float32",
+) -> None:
+    """Run a model of your own on one backend, and write what it computes."""
+    writing.check(out)
+    whole, problems = taps or gradients, list[str]()
+    if model.checkpoint is None:
+        problems.append("--checkpoint is not given: what is to be run?")
+    if not (model.texts or model.inputs):
+        problems.append("neither --texts nor --inputs is given: what is it to be run on?")
+    if model.batch and whole:
+        problems.append("--batch is given beside --taps or --gradients: those are of all samples at once")
+    refuse(problems)
+    settings, backend, *_ = collect(
+        workers.settings,
+        lambda: workers.one("one framework computes"),
+        model.check,
+        lambda: refuse(unknowns("dtype", [dtype], PRECISIONS)),
+    )
+    found = dataclasses.replace(model, batch=ALL).told(part, gradients)
+    (batch,) = found.batches.values()
+    count = len(batch.required("input_ids"))
+    rows = count if whole else model.batch or ROWS
+    with opened(backend, settings) as worker, bars([backend], count, "samples") as reached:
+        runs = []
+        for start in range(0, count, rows):
+            some = Batch(**{name: array[start : start + rows] for name, array in batch.arrays().items()})
+            how = (dtype, settings.implementation, settings.execution, taps, gradients, settings.precision)
+            runs.append(worker.run(found.config, found.weights, some, found.part, *how))
+            reached(backend, min(start + rows, count), "")
+    inputs = {name: array for name, array in batch.arrays().items() if gradients or name not in LOSS}
+    arrays = {f"inputs/{name}": array for name, array in inputs.items()}
+    if len(runs) > 1:
+        arrays["output"] = np.concatenate([one.output for one in runs])
+    else:
+        whole_run = run_arrays(runs[0])
+        arrays |= {name: array for name, array in whole_run.items() if gradients or name not in LOSS}
+    header = {
+        "format": FORMAT,
+        "checkpoint": str(model.checkpoint),
+        "part": found.part,
+        "dtype": dtype,
+        "backend": backend,
+        "info": json.dumps(runs[0].info, sort_keys=True),
+    }
+    write_bytes(out, save({name: np.asarray(array, order="C") for name, array in arrays.items()}, header))
+    Terminal().tell(f"written: {out}: {', '.join(_shown(arrays))}")
+
+
+LOSS = ("labels", "cotangent", "loss", "taps/loss", "taps/losses")
+"""Arrays that the loss alone takes or gives."""
+
+
+def _shown(arrays: Mapping[str, NDArray[Any]]) -> Iterator[str]:
+    """Yield what was written, in words: arrays by name, those of a kind by their number."""
+    yield from (f"{name} {array.dtype} {array.shape}" for name, array in arrays.items() if "/" not in name)
+    kinds = [name.partition("/")[0] for name in arrays if "/" in name]
+    yield from (f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+
+
+def reduce(
+    case: Annotated[
+        Path,
+        argument(
+            metavar="CASE", help="A folder that 'concord case export' wrote: one case.json, with its tensors."
+        ),
+    ],
+    workers: options.Runs,
+    out: Annotated[
+        Path,
+        writes(
+            "An empty folder for the smallest case, written as 'concord case export' does.",
+            "DIR",
+            "-o",
+            "--out",
+        ),
+    ],
+) -> None:
+    """Make a failing case small: fewer layers, samples, tokens, heads, while the same thing is wrong."""
+    from concord.conformance import reducing  # draws cases, as few commands do
+
+    writing.check_folder(out)
+    settings, backend = collect(workers.settings, lambda: workers.one("it is the one that fails"))
+    job = _job(case)
+
+    def tell(tried: int, sizes: Mapping[str, int]) -> None:
+        reached(backend, tried, ", ".join(f"{size} {length}" for size, length in sizes.items()))
+
+    with bars([backend], None, "cases") as reached:
+        found = reducing.reduce(job, backend, settings, tell)
+    console = Terminal()
+    if found.failed:
+        rows = [[size, str(before), str(found.after[size])] for size, before in found.before.items()]
+        figures(
+            console,
+            ("size", "before", "after"),
+            rows,
+            (),
+            ("size",),
+            f"{found.tried} smaller cases were run",
+        )
+        dump.export_cases(out, [found.job])
+        console.tell(f"written: {out / found.job.name}")
+    outcome = campaign.Report([found.result], {}, settings)
+    report.show(outcome, console, f"{found.job.case} on {backend}", "case")
+    raise typer.Exit(outcome.exit_code)
+
+
+def _job(folder: Path) -> campaign.Job:
+    """Return the case of a folder.
+
+    Raises:
+        SpecError: if there is none, or it cannot be read.
+    """
+    if folder.is_dir() and not (folder / "case.json").exists():
+        inside = sorted(path.parent.name for path in folder.glob("*/case.json"))
+        hint = "'concord case export' writes cases"
+        if inside:
+            hint = f"it holds cases: name one, for example {folder / inside[0]}"
+        raise SpecError(f"{folder}: holds no case.json; {hint}")
+    request, manifest = dump.read_exported(folder)
+    about = (request.dtype, request.part, request.config, request.weights, request.batch)
+    return campaign.Job(manifest.group, manifest.case, *about, gradients=request.gradients)

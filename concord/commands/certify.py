@@ -1,0 +1,198 @@
+"""``concord certify``: proof that one checkpoint is another, or a proof made again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.text import Text
+
+from concord import backends, options, writing
+from concord.model import Format, Model, NameTable, Texts, formats
+from concord.options import argument, option, reads, writes
+from concord.progress import telling
+from concord.spec.errors import SpecError, refuse, unknowns
+from concord.spec.files import write_text
+from concord.spec.precision import PRECISIONS
+from concord.spec.text import shown
+from concord.terminal import Terminal
+
+if TYPE_CHECKING:
+    from concord.porting.certificate import Certificate
+
+COLOURS = {"proven": "green", "failed": "red", "unverified": "magenta", "not applicable": "dim"}
+
+OF_MAKING = (
+    "certificate", "html", "source_backend", "form", "to", "table", "texts", "dtype", "seed", "device",
+    "precision", "implementation", "execution",
+)  # fmt: skip
+"""Options of a certificate that is made: one that is made again states all of them itself."""
+
+
+def certify(
+    context: typer.Context,
+    workers: options.Runs,
+    source: Annotated[Path | None, argument(metavar="SRC", help="The checkpoint that was ported.")] = None,
+    target: Annotated[Path | None, argument(metavar="DST", help="What it was ported to.")] = None,
+    certificate: Annotated[Path | None, writes("Write the certificate, as JSON.")] = None,
+    html: Annotated[Path | None, writes("Write the certificate as a page.")] = None,
+    verify: Annotated[
+        Path | None,
+        reads(
+            "Make this certificate again, and compare. SRC and DST say where the two lie now, if they moved."
+        ),
+    ] = None,
+    files: Annotated[bool, option("With --verify: look at the files alone, and compute nothing.")] = False,
+    source_backend: Annotated[
+        str | None,
+        option(
+            "What computes SRC; --backend computes DST. Default of each: the framework of its format.",
+            "B",
+            values=backends.names,
+        ),
+    ] = None,
+    form: Format = "auto",
+    to: Annotated[
+        str, option("The format of DST. Default: recognised by its files.", "FORMAT", values=formats)
+    ] = "auto",
+    table: NameTable = None,
+    texts: Texts = None,
+    dtype: options.Dtypes = None,
+    seed: options.Seed = 0,
+) -> None:
+    """Prove that one checkpoint is another, or make a proof again."""
+    if verify is not None:
+        refuse(
+            [
+                f"{name} is given beside --verify, whose certificate states it itself"
+                for name, _ in options.typed(context, dict.fromkeys(OF_MAKING, ""))
+            ]
+        )
+        _verify(verify, source, target, workers, files)
+    refuse(
+        [f"{name} is not given" for name, path in (("SRC", source), ("DST", target)) if path is None]
+        + ["--files is given but --verify is not"] * files
+    )
+    assert source is not None
+    assert target is not None
+    from concord.porting import certificate as certificates
+    from concord.porting.certificate.making import DTYPES
+
+    check_outputs([certificate, html], [source, target])
+    named = [*(workers.backend or ()), *([source_backend] if source_backend else ())]
+    settings = workers.settings()
+    if named:
+        options.names(named, workers.python, workers.ssh)
+    refuse(unknowns("dtype", dtype or (), PRECISIONS))
+    rows, dtypes = rows_of(source, form, table, texts), tuple(options.once(dtype) or DTYPES)
+    chosen, home = tuple(options.once(workers.backend) or ()), source_backend or ""
+    issue(
+        certificates.Asked(source, target, form, to, table, chosen, home, rows, dtypes, seed, settings),
+        certificate,
+        html,
+    )
+
+
+def rows_of(
+    source: Path, form: str, table: Path | None, texts: Path | None
+) -> list[tuple[list[int], list[int]]] | None:
+    """Return the ids and segments of each text of a file; None: there is no file.
+
+    Raises:
+        SpecError: if there is no tokenizer, or a line is no text.
+    """
+    if texts is None:
+        return None
+    found = Model(source, form, table, texts).load(gradients=False)
+    rows = []
+    for batch in found.batches.values():
+        ids = batch.required("input_ids")
+        segments = ids * 0 if batch.segment_ids is None else batch.segment_ids
+        for row, other in zip(ids, segments, strict=True):
+            length = len(row) - int((row[::-1] != found.config.pad_id).argmax())
+            rows.append((row[:length].tolist(), other[:length].tolist()))
+    return rows
+
+
+def issue(asked: Any, certificate: Path | None, html: Path | None) -> NoReturn:
+    """Make a certificate, write it and show it; leave with its exit code."""
+    from concord.porting import certificate as certificates
+
+    with telling() as tell:
+        found = certificates.certify(asked, tell)
+    made, console, lost = certificates.recorded(found), Terminal(), list[str]()
+    try:
+        if certificate is not None:
+            write_text(certificate, certificates.text(made))
+    except SpecError as error:
+        certificate, lost = None, error.problems
+    _show(found, console)
+    if certificate is not None:
+        console.tell(f"written: {certificate}")
+    writing.write(console, (html, lambda: writing.page(made)), problems=lost)
+    raise typer.Exit(found.exit_code)
+
+
+def check_outputs(outputs: list[Path | None], folders: list[Path]) -> None:
+    """Refuse files that cannot be written, or would become part of what they are about.
+
+    Raises:
+        SpecError: listing every problem.
+    """
+    from concord.porting.certificate.ledger import MADE
+    from concord.porting.folder import folder_of
+
+    writing.check(*outputs)
+    refuse(
+        [
+            f"{path}: lies in {folder}, whose files it is about; only {' and '.join(MADE)} may lie there"
+            for path in outputs
+            if path is not None and path.name not in MADE
+            for folder in folders
+            if path.resolve().is_relative_to((folder_of(folder) if folder.exists() else folder).resolve())
+        ]
+    )
+
+
+def _show(found: Certificate, console: Terminal) -> None:
+    """Print every claim of a certificate, and what it comes to."""
+    source, target = found.source, found.target
+    console.tell(f"{source.path} ({source.format}) as {target.path} ({target.format})", style="bold")
+    for item in found.items:
+        claim = " ".join(filter(None, (item.name, item.backend, item.dtype)))
+        worst = "" if item.worst is None else f" (at most {item.worst:.2g} of a tolerance)"
+        status = (f"{item.status:>14}", COLOURS[item.status])
+        console.print(Text.assemble(status, f"  {shown(f'{claim}: {item.reason}{worst}')}"), soft_wrap=True)
+    console.tell(found.verdict, style="bold")
+
+
+def _verify(
+    path: Path, source: Path | None, target: Path | None, workers: options.Runs, files: bool
+) -> NoReturn:
+    """Make a certificate again and compare: its own bytes, every file, then everything that it claims."""
+    from concord.porting import certificate as certificates
+
+    console = Terminal()
+    try:
+        _, stated = certificates.read(path)
+    except SpecError as error:
+        altered = [problem for problem in error.problems if "was altered" in problem]
+        if not altered:
+            raise
+        console.tell(altered[0], style="red")
+        raise typer.Exit(1) from None
+    with telling() as tell:
+        found = certificates.verify(
+            stated, source, target, workers.settings(), files, tell, workers.backend or ()
+        )
+    for problem in found.problems:
+        console.tell(problem, style="red")
+    if found.again is not None:
+        _show(found.again, console)
+    said = f"{len(found.problems)} things are not as it states"
+    if not found.problems:
+        came = "all that it claims came out again" if found.again else "nothing was computed"
+        said = f"{found.files} files have the bytes that it states; {came}"
+    console.tell(f"{path}: {said}", style="bold")
+    raise typer.Exit(found.exit_code)

@@ -1,0 +1,101 @@
+"""``concord check``: standard cases, or a model of one's own, judged on every backend."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from concord import options
+from concord.conformance import check_jobs, dump
+from concord.conformance.campaign import Job, Settings
+from concord.conformance.check import DTYPES, QUICK, sequence
+from concord.conformance.watching import told
+from concord.model import Model
+from concord.progress import bars
+from concord.running import finish, run
+from concord.spec.errors import collect
+
+
+@dataclass(frozen=True)
+class Checked(options.Spread):
+    """Backends that run each case repeatedly."""
+
+    deterministic: Annotated[
+        bool,
+        options.option("Only kernels that give the same bits each time; what has none is unsupported."),
+    ] = False
+    repeat: Annotated[
+        int,
+        options.option(
+            "Run each case so often on the same inputs, and say whether the results are the same bit for bit."
+        ),
+    ] = 1
+
+    def _described(self, problems: list[str]) -> Settings:
+        found = super()._described(problems)
+        if self.repeat < 1:
+            problems.append(f"--repeat is {self.repeat} but must be at least 1")
+        return dataclasses.replace(found, deterministic=self.deterministic, repeat=self.repeat)
+
+
+@dataclass(frozen=True)
+class Selection(options.Group):
+    """Standard cases, and what runs of each."""
+
+    panel = "Cases"
+
+    variant: options.Variants = None
+    case: options.Cases = None
+    dtype: options.Dtypes = None
+    part: options.Part = "model"
+    forward_only: options.ForwardOnly = False
+
+    def jobs(self, model: Model, dtypes: list[str] | None = None) -> list[Job]:
+        """Return the standard cases, or those of a model of one's own, as jobs.
+
+        Raises:
+            SpecError: for names that are unknown, or a model that cannot be read.
+        """
+        dtypes = options.once(self.dtype) or dtypes or list(DTYPES)
+        if model.check(variant=self.variant, case=self.case):
+            return model.jobs(self.part, dtypes, not self.forward_only)
+        jobs = check_jobs(options.once(self.variant), dtypes, self.part, self.case)
+        return [dataclasses.replace(job, gradients=not self.forward_only) for job in jobs]
+
+
+def check(
+    workers: Checked,
+    cases: Selection,
+    model: Model,
+    record: options.Record,
+    quick: Annotated[
+        bool,
+        options.option(
+            "Only float32, unless --dtype says otherwise: half the time; float64 shows what this does not."
+        ),
+    ] = False,
+    from_dump: Annotated[
+        Path | None,
+        options.reads("Judge runs that came back as files for cases of 'concord case export'.", "DIR"),
+    ] = None,
+    markdown: options.Markdown = None,
+) -> None:
+    """Judge every backend on standard cases, or on a model of your own."""
+    record.check(markdown=markdown, markers="check")
+    if from_dump is not None:
+        with bars(["judging"], None) as reached, told(lambda text: reached("judging", 0, text)):
+            judged = dump.judge_dumps(from_dump)
+        finish(judged, record, "check", "variant", f"Runs from {from_dump}", markdown)
+    settings, names, jobs = collect(
+        workers.settings, workers.names, lambda: cases.jobs(model, list(QUICK) if quick else None)
+    )
+    own = model.checkpoint is not None
+    found = run(jobs if own else sequence(jobs), names, settings)
+    devices = settings.devices or [settings.device]
+    how = [jobs[0].part, settings.implementation, settings.execution, *devices]
+    how += [f"precision {settings.precision}"] * (settings.precision != "strict")
+    how += ["deterministic"] * settings.deterministic
+    group = "checkpoint" if own else "variant"
+    finish(found, record, "check", group, f"Conformance: {', '.join(how)}", markdown)

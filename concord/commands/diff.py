@@ -1,0 +1,75 @@
+"""``concord diff``: how two checkpoints differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from concord import options, writing
+from concord.conformance import record
+from concord.model import formats
+from concord.options import argument, option
+from concord.progress import bars
+from concord.spec.errors import collect
+from concord.terminal import Terminal
+
+if TYPE_CHECKING:
+    from concord.porting.comparison import Comparison
+
+QUIET = 2.0
+"""Seconds that most comparisons of two checkpoints take, and say nothing of."""
+
+MOST = 40
+"""Tensors that differ of which there is a row."""
+
+
+def diff(
+    first: Annotated[Path, argument(metavar="A", help="A checkpoint of any format.")],
+    second: Annotated[Path, argument(metavar="B", help="Another, of the same or another format.")],
+    from_a: Annotated[
+        str, option("What A is. Default: recognised by its files.", "FORMAT", values=formats)
+    ] = "auto",
+    from_b: Annotated[
+        str, option("What B is. Default: recognised by its files.", "FORMAT", values=formats)
+    ] = "auto",
+    json: Annotated[Path | None, options.writes("Write the results as JSON.")] = None,
+) -> None:
+    """Compare two checkpoints of any formats, tensor by tensor."""
+    from concord.porting import read
+    from concord.porting.comparison import compare
+
+    writing.check(json)
+    a, b = collect(lambda: read(first, from_a), lambda: read(second, from_b))
+    with bars(["tensors"], len(a.tensors), quiet=QUIET) as reached:
+        found = compare(a, b, lambda done: reached("tensors", done, ""))
+    console = Terminal()
+    _show(found, console)
+    writing.write(console, (json, lambda: record.lines(record.plain(found))))
+    raise typer.Exit(found.exit_code)
+
+
+def _show(found: Comparison, console: Terminal) -> None:
+    """Print every difference, and what they come to."""
+    for key, (mine, other) in found.config.items():
+        console.tell(f"configuration: {key} is {mine} in A and {other} in B")
+    for name, words in found.files.items():
+        console.tell(f"{name}: {words}", style="red")
+    for names, where in zip(found.alone, ("A", "B"), strict=True):
+        if names:
+            console.tell(f"beside the weights of {where} alone: {', '.join(names)}")
+    for names, where in ((found.missing, "missing in B"), (found.extra, "in B alone")):
+        for name in names[:MOST]:
+            console.tell(f"{name}: {where}", style="red")
+    for pair in found.pairs[:MOST]:
+        console.tell(f"{pair.name}: {pair.words}", style="red")
+        if pair.cause:
+            console.tell(f"  likely: {pair.cause}")
+    for pair in found.others.pairs[:MOST]:
+        console.tell(f"{pair.name}, which is no parameter: {pair.words}", style="red")
+    for name, why in list(found.others.apart.items())[:MOST]:
+        console.tell(f"{name}, which is no parameter, was not compared: {why}", style="magenta")
+    if len(found.pairs) > MOST:
+        console.tell(f"and {len(found.pairs) - MOST} more")
+    console.tell(found.summary, style="bold")

@@ -1,0 +1,274 @@
+"""``concord fuzz``: random cases on every backend, or random inputs on the weights of one's own model."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import math
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from concord import backends, options, writing
+from concord.conformance import campaign, dump
+from concord.ending import halting
+from concord.model import Own, Trained
+from concord.options import option
+from concord.progress import bars
+from concord.running import finish
+from concord.running import run as conduct
+from concord.spec.errors import SpecError, collect, optional, refuse, unknowns
+from concord.spec.files import obstacle
+from concord.terminal import Terminal
+
+CASES = 100
+"""Cases of a hunt unless a number or a time is given."""
+
+OWN_CASES = 20
+"""Cases on weights of one's own, unless a number is given: each takes a step of a real model."""
+
+TOKENS = 37
+"""Of a case on weights of one's own, at most."""
+
+SAMPLES = 5
+
+ADDRESS = re.compile(r"(\w+://)?(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5}")
+
+MOST_SHAPES = 10_000
+"""Tuples of sizes that cases may share: they are all drawn before the first case."""
+
+
+@dataclass(frozen=True)
+class Fuzzed(options.Runs):
+    """Backends of one thread each: cases are small."""
+
+    threads: Annotated[int | None, option("Threads of each worker.")] = 1
+
+
+@dataclass(frozen=True)
+class Drawn(options.Group):
+    """Which cases are drawn."""
+
+    panel = "Cases"
+
+    cases: Annotated[int | None, option(f"How many. Default: {CASES}; with --time: no limit.")] = None
+    seed: options.Seed = 0
+    seconds: Annotated[float | None, option("Stop after this time.", "SECONDS", "--time")] = None
+    dtype: options.Dtypes = None
+    part: Annotated[
+        list[str] | None,
+        option("A part of the model; may be repeated. Default: all, mostly model.", "P"),
+    ] = None
+    shapes: Annotated[int, option("How many tuples of sizes the cases share; 0: each has its own.")] = 12
+    end_to_end: Annotated[
+        bool, option("Judge end to end too; it decides nothing, and takes as long again.")
+    ] = False
+    stop_first: Annotated[bool, option("Stop at the first failure.")] = False
+    forward_only: options.ForwardOnly = False
+
+    def plan(self, names: Sequence[str]) -> Any:
+        """Return the plan that the options describe.
+
+        Raises:
+            SpecError: listing every option that cannot be understood.
+        """
+        from concord import spec
+        from concord.conformance.fuzz import Plan
+
+        dtypes, parts, seconds = options.once(self.dtype), options.once(self.part), self.seconds
+        problems = unknowns("dtype", dtypes or (), spec.PRECISIONS)
+        problems += unknowns("part", parts or (), spec.PARTS)
+        sizes = (("seed", self.seed, 0), ("cases", self.cases, 1), ("shapes", self.shapes, 0))
+        problems += [
+            f"--{name} is {value} but must be at least {least}"
+            for name, value, least in sizes
+            if value is not None and value < least
+        ]
+        if self.shapes > MOST_SHAPES:
+            problems.append(f"--shapes is {self.shapes} but must be at most {MOST_SHAPES}")
+        if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
+            problems.append(f"--time is {seconds:g} but must be finite and above 0")
+        refuse(problems)
+        return Plan(
+            names=tuple(names),
+            seed=self.seed,
+            cases=CASES if self.cases is None and seconds is None else self.cases,
+            dtypes=tuple(dtypes or ("float32",)),
+            parts=tuple(parts or spec.PARTS),
+            shapes=self.shapes,
+            end_to_end=self.end_to_end,
+            stop_first=self.stop_first,
+            gradients=not self.forward_only,
+            until=None if seconds is None else time.time() + seconds,
+        )
+
+
+def fuzz(
+    workers: Fuzzed,
+    drawn: Drawn,
+    model: Trained,
+    record: options.Record,
+    scheduler: Annotated[
+        str | None, option("Run on a Dask cluster instead, for example tcp://host:8786.", "ADDRESS")
+    ] = None,
+    out: Annotated[Path, options.writes("The folder of the failures.", "DIR")] = Path("concord-fuzz"),
+    replay: Annotated[
+        Path | None, options.reads("Run failures again that were written there.", "DIR")
+    ] = None,
+) -> None:
+    """Run random cases on every backend; make failures small."""
+    with optional("concord fuzz", "fuzz"):
+        from concord.conformance.fuzz import read_found
+
+    record.check()
+    instead = {"scheduler": scheduler, "replay": replay, "time": drawn.seconds, "part": drawn.part}
+    settings, names, found, plan, _, _, own = collect(
+        workers.settings,
+        workers.names,
+        lambda: None if replay is None else read_found(replay),
+        lambda: drawn.plan(options.once(workers.backend) or backends.names()),
+        lambda: _check_address(scheduler),
+        lambda: _check_folder(out),
+        lambda: model.check(**instead),
+    )
+    if own:
+        jobs = _on_own_weights(model.model().load(gradients=plan.gradients), drawn, plan, out)
+        report = conduct(jobs, names, settings)
+        _write_failures(report, jobs, out)
+        title = f"{len(jobs)} random inputs on the weights of {model.checkpoint}"
+        finish(report, record, "check", "checkpoint", title)
+    if found is None:
+        _hunt(plan, settings, scheduler, out, record)
+    failed = list(dict.fromkeys(about.backend for _, about in found))
+    backends.check_offered(failed, "found.json")
+    asked = options.once(workers.backend) or failed
+    names = asked if workers.backend else list(dict.fromkeys([*asked, *names]))
+    report = conduct([job for job, _ in found], names, dataclasses.replace(settings, asked=tuple(asked)))
+    _compare(found, report)
+    finish(report, record, "check", "case", f"Failures of {replay}, run again")
+
+
+def _check_address(scheduler: str | None) -> None:
+    """Refuse what is no address of a scheduler."""
+    if scheduler is not None and not ADDRESS.fullmatch(scheduler):
+        raise SpecError(
+            f"--scheduler is {scheduler!r} but must be HOST:PORT or PROTOCOL://HOST:PORT, "
+            "for example tcp://host:8786"
+        )
+
+
+def _check_folder(out: Path) -> None:
+    """Refuse a folder that cannot be written."""
+    try:
+        out.lstat()
+        there = out
+    except FileNotFoundError:
+        there = next(path for path in out.absolute().parents if path.exists())
+    except (OSError, ValueError) as error:
+        raise SpecError(
+            f"--out {out}: cannot be written: {getattr(error, 'strerror', None) or error}"
+        ) from None
+    if not there.is_dir():
+        raise SpecError(f"--out {out}: cannot be written: {os.strerror(errno.ENOTDIR)}")
+    if problem := obstacle(there / "found.json"):
+        raise SpecError(f"--out {out}: cannot be written: {problem.rpartition(': ')[2]}")
+
+
+def _hunt(
+    plan: Any, settings: campaign.Settings, scheduler: str | None, out: Path, record: options.Record
+) -> None:
+    """Hunt, show what was found, and write it; a signal ends the hunt, and the command once that is done."""
+    from concord.conformance.fuzz import hunt, summary, write_failures
+
+    with halting() as stopped:
+        chunks = "cases"
+        if plan.chunks is not None:
+            chunks = f"cases, {plan.chunks} chunk{'' if plan.chunks == 1 else 's'} of {plan.chunk}"
+        with bars(["cases"], plan.cases, chunks) as reached:
+            findings = hunt(plan, settings, scheduler, lambda done: reached("cases", done, ""), stopped)
+        folders, problems = write_failures(out, findings, settings)
+        findings.plan, findings.folders = plan, {name: str(path) for name, path in folders.items()}
+        record.finish(
+            findings,
+            "fuzz",
+            f"Random cases, seed {plan.seed}, {', '.join(plan.dtypes)}",
+            lambda: summary.show(findings, Terminal(), settings, folders),
+            problems=problems,
+        )
+    raise typer.Exit(findings.exit_code)
+
+
+def _on_own_weights(own: Own, drawn: Drawn, plan: Any, out: Path) -> list[campaign.Job]:
+    """Return jobs that run a model of one's own on random ids, each with padding of one kind.
+
+    Raises:
+        SpecError: if the folder of the failures holds something.
+    """
+    from concord.conformance.fuzz.cases import PADDINGS, FuzzCase
+
+    writing.check_folder(out)
+    config, gradients = own.config, plan.gradients
+    room = config.max_positions - config.position_start
+    flat = config.pooling == "flatten" and own.part == "model"
+    jobs = []
+    for number in range(drawn.cases or OWN_CASES):
+        generator = np.random.default_rng([drawn.seed, number])
+        tokens = config.max_positions if flat else int(generator.integers(1, min(room, TOKENS) + 1))
+        case = FuzzCase(
+            config=config,
+            part=own.part,
+            dtype=str(generator.choice(list(plan.dtypes))),
+            batch=int(generator.integers(1, SAMPLES + 1)),
+            tokens=tokens,
+            queries=tokens,
+            weights_seed=0,
+            inputs_seed=int(generator.integers(2**31)),
+            profile="generic",
+            scale=1.0,
+            offset=0.0,
+            padding=str(generator.choice(list(PADDINGS))),
+            key_mask="none",
+            query_mask=False,
+        )
+        name = f"{own.name}-random-{drawn.seed}-{number}"
+        about = (own.name, name, case.dtype, own.part, config, own.weights, case.inputs())
+        jobs.append(campaign.Job(*about, gradients=gradients, end_to_end=not gradients))
+    return jobs
+
+
+def _write_failures(report: campaign.Report, jobs: Sequence[campaign.Job], out: Path) -> None:
+    """Write each case that failed as files, as 'concord case export' does.
+
+    Raises:
+        SpecError: if they cannot be written.
+    """
+    from concord.conformance.fuzz.findings import FAILED
+
+    failed = {(result.case, result.dtype) for result in report.results if result.status in FAILED}
+    chosen = [job for job in jobs if (job.case, job.dtype) in failed]
+    if chosen:
+        written = dump.export_cases(out, chosen)
+        Terminal().tell(f"{len(written)} cases that failed are written to {out}")
+
+
+def _compare(found: Sequence[tuple[campaign.Job, Any]], report: campaign.Report) -> None:
+    """Say of each failure whether it is still one."""
+    from concord.conformance.fuzz.findings import FAILED
+
+    console = Terminal()
+    for job, about in found:
+        for result in report.results:
+            if (result.backend, result.case, result.dtype) == (about.backend, job.case, job.dtype):
+                still = result.status in FAILED
+                console.tell(
+                    f"{job.case}: {result.backend} {'still fails' if still else 'no longer fails'}: "
+                    f"was {about.status}, is {result.status}",
+                    style="bold red" if still else "green",
+                )

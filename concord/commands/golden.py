@@ -1,0 +1,35 @@
+"""``concord golden``: backends beside the tensors that the published sources computed."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+from concord import options
+from concord.conformance import published
+from concord.running import finish, run
+from concord.spec.errors import collect
+
+
+def golden(
+    workers: options.Runs,
+    record: options.Record,
+    directory: Annotated[
+        Path, options.argument(metavar="DIR", help="A folder of golden files, with subfolders.")
+    ] = published.INCLUDED,
+    forward_only: options.ForwardOnly = False,
+) -> None:
+    """Compare backends with tensors of the published sources."""
+    record.check()
+    settings, names, collection = collect(
+        workers.settings, workers.names, lambda: published.collect(directory)
+    )
+    jobs = collection.jobs
+    if forward_only:
+        jobs = [dataclasses.replace(job, gradients=False) for job in jobs if job.training is None]
+    found = run(jobs, names, settings)
+    found.notes.update(collection.notes)
+    if left := len(collection.jobs) - len(jobs):
+        found.notes["--forward-only"] = f"{left} runs of training are left out"
+    finish(found, record, "golden", "source", f"Golden files of {directory}")

@@ -1,0 +1,40 @@
+"""``concord mutants``: bugs put into every backend, and which are found."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from concord import options
+from concord.conformance.mutants import matrix, table
+from concord.progress import counting
+from concord.spec.errors import collect
+from concord.terminal import Terminal
+
+
+def mutants(
+    workers: options.Workers,
+    record: options.Record,
+    mutant: Annotated[
+        list[str] | None,
+        options.option("A mutant by name, or a group of them; may be repeated. Default: all.", "M"),
+    ] = None,
+    listed: Annotated[bool, options.option("Say what each mutant is, and run none.", None, "--list")] = False,
+) -> None:
+    """Put porting bugs into every backend, and show what is found."""
+    console = Terminal()
+    record.check()
+    settings, names, chosen = collect(
+        workers.settings,
+        lambda: matrix.mutable(options.once(workers.backend)),
+        lambda: matrix.chosen(options.once(mutant)),
+    )
+    if listed:
+        console.print(table.catalogue(chosen, console.width))
+        return
+    with counting(names, len(chosen)) as progress:
+        found = matrix.conduct(chosen, names, settings, progress)
+    title = f"{len(chosen)} mutant{'' if len(chosen) == 1 else 's'}"
+    record.finish(found, "mutants", title, lambda: table.show(found, console))
+    raise typer.Exit(found.exit_code)

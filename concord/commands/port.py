@@ -1,0 +1,79 @@
+"""``concord port``: a checkpoint of one format as one of another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from concord import writing
+from concord.commands import certify
+from concord.model import Format, NameTable, Texts, formats
+from concord.options import argument, option, writes
+from concord.spec.errors import SpecError
+from concord.terminal import Terminal
+
+if TYPE_CHECKING:
+    from concord.porting import Checkpoint
+
+STATUSES = ("read", "tied", "ignored", "computed", "added")
+
+
+def port(
+    source: Annotated[
+        Path, argument(metavar="SRC", help="A folder with a checkpoint, or the file of weights in it.")
+    ],
+    output: Annotated[Path, writes("The folder to write.", "DST", "--output", "-o")],
+    to: Annotated[str, option("What to write: see docs/guides/porting.md.", "FORMAT", values=formats)],
+    form: Format = "auto",
+    table: NameTable = None,
+    taps: Annotated[bool, option("Every activation is an output of an ONNX graph.")] = False,
+    force: Annotated[bool, option("Replace a checkpoint that is there.")] = False,
+    certificate: Annotated[
+        Path | None,
+        writes("Prove that DST is SRC, as 'concord certify' does, and write the certificate as JSON."),
+    ] = None,
+    html: Annotated[Path | None, writes("Write the certificate as a page.")] = None,
+    texts: Texts = None,
+) -> None:
+    """Write a checkpoint of one format as one of another, bit for bit."""
+    from concord import porting  # its containers are read by what few commands need
+
+    console = Terminal()
+    proof = certificate or html
+    if proof and to == porting.registry.ONNX:
+        raise SpecError(
+            "--certificate is about two checkpoints that can be read, but a graph of ONNX is written alone"
+        )
+    if texts is not None and not proof:
+        raise SpecError(
+            "--texts is given but neither --certificate nor --html is: it is what they run DST on"
+        )
+    writing.check_apart(output, replaced=True)
+    certify.check_outputs([certificate, html], [source, output])
+    if form == "auto" and table is None:
+        found = porting.recognise(source)
+        console.tell(f"{source}: {found.format}: {found.why}")
+    checkpoint = porting.read(source, form, table)
+    checkpoint.checked()
+    _show(checkpoint, console)
+    porting.write(checkpoint, output, to, force, taps)
+    console.tell(f"{output}: {to}, written")
+    if proof:
+        from concord.porting.certificate import Asked
+
+        rows = certify.rows_of(source, form, table, texts)
+        certify.issue(Asked(source, output, form, to, table, texts=rows), certificate, html)
+
+
+def _show(checkpoint: Checkpoint, console: Terminal) -> None:
+    """Print what has become of the tensors: those that are parameters in a line, all others each in one."""
+    counts: Counter[str] = Counter(entry.status for entry in checkpoint.ledger)
+    dtypes = ", ".join(sorted({tensor.dtype for tensor in checkpoint.tensors.values()}))
+    numbers = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
+    console.tell(
+        f"part {checkpoint.part}, {len(checkpoint.tensors)} parameters, {dtypes}; tensors: {numbers}"
+    )
+    for entry in checkpoint.ledger:
+        if entry.status != "read":
+            console.tell(f"  {entry.status}: {entry.foreign or entry.name}: {entry.reason}")

@@ -1,0 +1,243 @@
+"""``concord predict``: what a trained model says of texts, and how often it is right."""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from concord import options, writing
+from concord.backends.interface import Settings
+from concord.conformance.campaign import Settings as Places  # where and how long a worker runs
+from concord.model import reader
+from concord.options import argument, option, reads, writes
+from concord.progress import bars
+from concord.running import opened as opened_worker
+from concord.spec.errors import SpecError, collect, optional, refuse, unknowns
+from concord.spec.files import opened
+from concord.spec.files import writing as written
+from concord.spec.precision import PRECISIONS
+from concord.terminal import Terminal
+
+if TYPE_CHECKING:
+    from concord.training.data import Sample
+    from concord.training.metrics import Predict, Predictions
+    from concord.training.prediction import Bad, InOrder, Model, Prediction
+
+
+def predict(
+    checkpoint: Annotated[
+        Path,
+        argument(
+            metavar="CHECKPOINT",
+            help="A checkpoint of any format, with a tokenizer, or a run, of which the best.",
+        ),
+    ],
+    workers: options.Runs,
+    lines: options.Lines,
+    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="A text.")] = None,
+    text_b: Annotated[str | None, typer.Argument(metavar="[TEXT_B]", help="The second of a pair.")] = None,
+    texts: Annotated[
+        Path | None,
+        reads("Instead: texts or pairs, one on each line or as --layout says; '-' reads standard input."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        writes("Where to write, as JSON Lines. Default: standard output.", "FILE", "-o", "--out"),
+    ] = None,
+    evaluate: Annotated[
+        list[Path] | None,
+        reads("Instead: labelled texts, to count how often the model is right; may be repeated."),
+    ] = None,
+    json: Annotated[Path | None, writes("With --evaluate: write the figures as JSON.")] = None,
+    batch: Annotated[int, option("Samples in a batch.")] = 32,
+    dtype: options.Dtype = "float32",
+) -> None:
+    """Say what a trained model takes texts for, or how often it is right."""
+    with optional("concord predict", "training"):
+        from concord.training import prediction
+
+    if sum(given is not None for given in (text, texts, evaluate)) != 1:
+        raise SpecError("give one of TEXT, --texts FILE and --evaluate FILE")
+    if (json is not None and evaluate is None) or (out is not None and evaluate is not None):
+        raise SpecError("--json is for --evaluate, and --out for texts without labels")
+    writing.check(out, json)
+
+    def place() -> tuple[str, Places, Settings]:
+        problems = unknowns("dtype", [dtype], PRECISIONS)
+        refuse(problems + [f"--batch is {batch} but must be at least 1"] * (batch < 1))
+        name, where = workers.one("one framework computes"), workers.settings()
+        how = (where.implementation, where.execution, where.device, where.precision)
+        return name, where, Settings(dtype, *how)
+
+    at, model, given = collect(
+        place,
+        lambda: _model_of(checkpoint),
+        lambda: prediction.InOrder(lines.on_error) if evaluate is None else lines.read(evaluate),
+    )
+    if batch > 1 and model.config.mask_assignment == "batch_major":
+        Terminal(stderr=True).tell(
+            "this model gives samples each other's masks (SPEC MSK-7): "
+            "what it says of a text depends on those beside it",
+            style="yellow",
+        )
+    if evaluate is not None:
+        _evaluate(model, at, given, batch, json)
+        return
+    samples = _single(model, text, text_b) if texts is None else _read(texts, lines, given)
+    to_file = written(out) if out is not None else nullcontext(lambda line: print(line.decode(), end=""))
+    with to_file as write, _computing(model, at, None) as (compute, progress):
+        found = prediction.predict(model, compute, samples, batch, given)
+        for number, one in enumerate(found, start=1):
+            write((json_text.dumps(_line(one, model), ensure_ascii=False, allow_nan=False) + "\n").encode())
+            progress(number)
+    if given.count:
+        Terminal(stderr=True).tell(f"{given.count} bad lines; each says so in its place")
+
+
+@contextmanager
+def _computing(
+    model: Model, at: tuple[str, Places, Settings], total: int | None
+) -> Iterator[tuple[Predict, Any]]:
+    """Have a backend compute, and show how far it has come."""
+    from concord.training.prediction import predictor
+
+    with opened_worker(at[0], at[1]) as worker, bars(at[:1], total, "samples") as reached:
+        yield predictor(worker, model, at[2]), lambda done: reached(at[0], done, "")
+
+
+def _evaluate(
+    model: Model, at: tuple[str, Places, Settings], samples: Any, batch: int, json: Path | None
+) -> None:
+    """Count how often a model is right, show it and write it."""
+    from concord.training import prediction
+    from concord.training.data import encode
+
+    corpus, console = encode(samples, model.encoder, model.labels), Terminal()
+    with _computing(model, at, len(corpus)) as (compute, progress):
+        predictions = prediction.evaluate(model, compute, corpus, batch, progress)
+    found = {
+        "format": "concord.evaluation/1",
+        "checkpoint": str(model.folder),
+        "step": model.step,
+        "backend": at[0],
+        "dtype": at[2].dtype,
+        "samples": len(corpus),
+        "bad_lines": samples.complaints.count,
+        **_scores(model, predictions),
+    }
+    _show(found, console)
+    for line in samples.complaints.listed():
+        console.tell(f"left out: {line}", style="yellow")
+    writing.write(console, (json, lambda: json_text.dumps(found, ensure_ascii=False, indent=1) + "\n"))
+
+
+def _scores(model: Model, found: Predictions) -> dict[str, Any]:
+    names, scores = model.labels.names, found.scores()
+    return {
+        "counted": len(found.truth),
+        "accuracy": found.accuracy,
+        "loss": found.loss if found.loss is not None and abs(found.loss) < float("inf") else None,
+        "labels": list(names),
+        **scores,
+        "classes": dict(zip(names, scores["classes"], strict=True)),
+    }
+
+
+def _show(found: dict[str, Any], console: Terminal) -> None:
+    names, undecided = found["labels"], any(found["undecided"])
+    table = Table(
+        title=f"{found['checkpoint']} on {found['backend']}, {found['counted']} samples", title_justify="left"
+    )
+    for number, column in enumerate(("class", "precision", "recall", "F1", "samples")):
+        table.add_column(column, justify="right" if number else "left", overflow="fold")
+    for name, one in found["classes"].items():
+        f1 = "absent" if one["f1"] is None else f"{one['f1']:.4f}"
+        table.add_row(name, f"{one['precision']:.4f}", f"{one['recall']:.4f}", f1, str(one["support"]))
+    console.print(table)
+    taken = Table(title="of the class of the row, taken for that of the column", title_justify="left")
+    taken.add_column("")
+    for name in [*names, *["none: NaN"] * undecided]:
+        taken.add_column(name, justify="right", overflow="fold")
+    for name, row, none in zip(names, found["confusion"], found["undecided"], strict=True):
+        taken.add_row(name, *map(str, row), *[str(none)] * undecided)
+    console.print(taken)
+    figures = {"accuracy": found["accuracy"], "macro F1": found["macro_f1"], "loss": found["loss"]}
+    said = (f"{name} {'none' if value is None else format(value, '.4f')}" for name, value in figures.items())
+    console.tell(", ".join(said))
+
+
+def _single(model: Model, text: str | None, text_b: str | None) -> list[Sample]:
+    from concord.training.data.samples import sample_of
+
+    sample = sample_of(0, 1, {"text_a": text, "text_b": text_b})
+    model.encoder.encode(sample.text_a, sample.text_b)  # refuses what is no text before a worker is started
+    return [sample]
+
+
+def _read(path: Path, lines: options.Lines, complaints: InOrder) -> Iterator[Sample]:
+    """Return the texts of a file, or of standard input, as they come."""
+    from concord.training.data.lines import numbered
+    from concord.training.data.samples import from_lines, from_path, known_layout, layout_of
+
+    if str(path) == "-":
+        kind, name = known_layout(lines.layout or "plain"), "standard input"
+        given = numbered(sys.stdin.buffer, name, complaints)
+        return from_lines(given, name, 0, kind, lines.names, complaints)
+    kind = layout_of(path, lines.layout)
+    if not path.is_dir():
+        with opened(path):  # what cannot be read is refused before a worker is started
+            pass
+    return from_path(path, 0, kind, lines.names, complaints)
+
+
+def _line(found: Prediction | Bad, model: Model) -> dict[str, Any]:
+    """Return a line of the output: the number of the input's line, and what is said of it."""
+    from concord.training.prediction import Bad
+
+    if isinstance(found, Bad):
+        return {"problem": found.problem}
+    sample = found.sample
+    sure = zip(model.labels.names, found.probabilities, strict=True)
+    return {
+        "line": sample.number,
+        "text_a": sample.text_a,
+        **({} if sample.text_b is None else {"text_b": sample.text_b}),
+        "label": found.label,
+        "probabilities": {name: value if value == value else None for name, value in sure},
+        "truncated": found.truncated,
+    }
+
+
+def _model_of(path: Path) -> Model:
+    """Return what a checkpoint predicts with: one of our own, or of any format with a classifier.
+
+    Raises:
+        SpecError: if it cannot be read, or lacks a classifier or a tokenizer.
+    """
+    from concord.porting.folder import folder_of
+    from concord.spec import runs
+    from concord.training import prediction
+    from concord.training.data import Labels
+    from concord.training.data.encoder import TEXT_FILE
+    from concord.training.data.ready import VOCABULARIES
+
+    ours = path.is_dir() and (
+        (path / TEXT_FILE).exists() or not any((path / name).exists() for name in VOCABULARIES)
+    )
+    if runs.steps(path) or ours:
+        return prediction.model_of(path)
+    found, encoder = reader(path, spelled=False)
+    if found.part != "model":
+        raise SpecError(
+            f"{path}: has no classifier: 'concord case run --texts' says what the part {found.part!r} "
+            "computes"
+        )
+    labels = Labels(found.labels or tuple(map(str, range(max(found.config.num_classes, 2)))))
+    return prediction.Model(folder_of(path), found.config, dict(found.weights()), labels, encoder, step=0)

@@ -1,0 +1,226 @@
+"""``concord show``: a page, a table or a figure of what is there already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import HEAVY_HEAD, SIMPLE_HEAD
+from rich.table import Table
+
+from concord import options, spec, writing
+from concord.model import reader
+from concord.options import argument, option, reads, writes
+from concord.progress import counting
+from concord.spec.errors import SpecError, collect, refuse, unknowns
+from concord.spec.precision import PRECISIONS
+from concord.terminal import Terminal, figures
+
+if TYPE_CHECKING:
+    from concord.training.attention import Reading
+    from concord.training.positions import Form
+
+WIDE = 220
+"""Columns of a terminal in which the variants have room side by side."""
+
+Checkpoint = Annotated[
+    Path | None, reads("A model: a checkpoint of any format, or a run, of which the best.", "PATH")
+]
+
+
+def variants(
+    name: Annotated[str | None, typer.Argument(metavar="VARIANT", help="Show one whole, as TOML.")] = None,
+) -> None:
+    """Show the family, and how its members differ."""
+    if name is not None:
+        print(spec.variant(name).to_toml(), end="")
+        return
+    console = Terminal()
+    console.print(_family(console.width))
+    said = "Every other field is the same in all. 'concord show variants NAME' prints one whole."
+    console.print(said, style="dim")
+
+
+def _family(width: int) -> Table:
+    """Return the fields in which variants differ.
+
+    Where there is no room for all variants side by side, those that agree in a field share a line.
+    """
+    configs = {name: spec.variant(name).as_dict() for name in spec.variants()}
+    wide = width >= WIDE
+    found = Table(padding=(0, 1), box=HEAVY_HEAD if wide else SIMPLE_HEAD)
+    for column in ("field", *(configs if wide else ("value", "variants"))):
+        found.add_column(column, overflow="fold", min_width=19 if column == "variants" else None)
+    for field in spec.FIELDS:
+        values = {name: str(config.get(field, "–")) for name, config in configs.items()}
+        different = list(dict.fromkeys(values.values()))
+        if len(different) < 2:
+            continue
+        if wide:
+            found.add_row(field, *values.values())
+            continue
+        for number, value in enumerate(different):
+            bearers = ", ".join(name for name in configs if values[name] == value)
+            found.add_row("" if number else field, value, bearers)
+    return found
+
+
+def report(
+    file: Annotated[Path, argument(metavar="FILE", help="What --json wrote.")],
+    html: Annotated[Path, writes("Where to write the page.")],
+) -> None:
+    """Make the page of an earlier run from its JSON, and end as that run did."""
+    writing.check(html)
+    made, page = writing.read_page(file)
+    writing.write(Terminal(), (html, lambda: page))
+    raise typer.Exit(made.exit_code)
+
+
+def attention(
+    workers: options.Spread,
+    checkpoint: Checkpoint = None,
+    text_a: Annotated[str | None, option("What the model of the checkpoint reads.", "TEXT")] = None,
+    text_b: Annotated[str | None, option("And the second of a pair.", "TEXT")] = None,
+    variant: Annotated[
+        str | None,
+        option(
+            "Instead: an example of a variant, with random weights, narrow, and its layers and heads.",
+            "V",
+            values=spec.variants,
+        ),
+    ] = None,
+    tokens: Annotated[int | None, option("Tokens of an example. Default: 17.")] = None,
+    seed: options.Seed = 0,
+    layer: Annotated[int | None, option("Of the figure, from 0. Default: all.")] = None,
+    head: Annotated[int | None, option("Of the figure, from 0. Default: all.")] = None,
+    dtype: options.Dtype = "float32",
+    svg: options.Svg = None,
+) -> None:
+    """Show what each head attends to, and where two backends differ."""
+    from concord.conformance import report
+    from concord.training import figures as drawing
+    from concord.training.attention import look
+    from concord.training.attention.figure import chosen, figure
+
+    writing.check(svg)
+    if svg is not None:
+        drawing.check_matplotlib()
+    reading, names, settings, _ = collect(
+        lambda: reading_of(checkpoint, text_a, text_b, variant, tokens, seed),
+        workers.names,
+        workers.settings,
+        lambda: refuse(unknowns("dtype", [dtype], PRECISIONS)),
+    )
+    chosen(reading, layer, head)
+    with counting(list(settings.places(names)), 1) as progress:
+        found = look(reading, names, settings, dtype, progress)
+    console = Terminal()
+    report.show(found.report, console, f"Attention: {reading.title}", "text")
+    for note in found.notes:
+        console.tell(note, style="yellow")
+    if found.sides:
+        figures(console, *found.table(), less=("bits", "masked"), texts=())
+        drawing.write(console, svg, lambda: figure(found, layer, head))
+    raise typer.Exit(found.report.exit_code)
+
+
+def positions(
+    checkpoint: Checkpoint = None,
+    variant: Annotated[
+        str | None, option("Instead: the table of a variant.", "V", values=spec.variants)
+    ] = None,
+    svg: options.Svg = None,
+) -> None:
+    """Show a table of positions, and how the product of two falls with their distance."""
+    from concord.training import figures
+    from concord.training import positions as tables
+
+    writing.check(svg)
+    if svg is not None:
+        figures.check_matplotlib()
+    if (checkpoint is None) == (variant is None):
+        raise SpecError("give either --checkpoint or --variant")
+    forms = tables.forms(variant, spec.variant(variant)) if variant else forms_of(checkpoint or Path())
+    console = Terminal()
+    headings, rows = tables.table_of(forms)
+    title = "Products of two positions by their distance, relative to that at distance 0"
+    table = Table(*headings, title=title, title_justify="left", title_style="bold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    figures.write(console, svg, lambda: tables.figure(forms))
+
+
+def forms_of(path: Path) -> list[Form]:
+    """Return the tables of a checkpoint's positions."""
+    from concord import porting
+    from concord.porting.folder import name_of
+    from concord.spec.sources.table import POSITIONS
+    from concord.training import positions as tables
+
+    found = porting.read(path)
+    stored = {name: tensor.read() for name, tensor in found.tensors.items() if name == POSITIONS}
+    return tables.forms(name_of(path), found.config, stored)
+
+
+def reading_of(
+    checkpoint: Path | None,
+    text_a: str | None,
+    text_b: str | None,
+    variant: str | None,
+    tokens: int | None,
+    seed: int,
+) -> Reading:
+    """Return what is looked at: texts that a checkpoint reads, or an example of a variant.
+
+    Raises:
+        SpecError: if neither or both are asked for, or an option belongs to the other.
+    """
+    from concord.porting.folder import name_of
+    from concord.training.attention import example, of_texts
+
+    if (checkpoint is None) == (variant is None):
+        raise SpecError("give either --checkpoint with --text-a, or --variant")
+    mine, others = "--checkpoint", dict[str, object]({"--tokens": tokens})
+    if checkpoint is None:
+        mine, others = "--variant", {"--text-a": text_a, "--text-b": text_b}
+    wrong = [
+        f"{name} is given with {mine}, which has no use for it"
+        for name, given in others.items()
+        if given is not None
+    ]
+    if checkpoint is not None and text_a is None:
+        wrong.append("--checkpoint is given but --text-a is not: what is the model to read?")
+    refuse(wrong)
+    if checkpoint is None:
+        return example(variant or "", tokens, seed)
+    found, encoder = reader(checkpoint, spelled=True)
+    return of_texts(
+        name_of(checkpoint), found.config, found.weights(), encoder, text_a or "", text_b, found.part
+    )
+
+
+def curves(
+    runs: Annotated[list[Path], argument(metavar="RUN", help="Folders of runs.")],
+    out: Annotated[Path | None, writes("Write curves of loss and accuracy as SVG.")] = None,
+) -> None:
+    """Show runs of training over each other: figures, and curves of loss and accuracy."""
+    writing.check(out)
+    compare(runs, out)
+
+
+def compare(runs: Sequence[Path], picture: Path | None) -> None:
+    """Print figures of runs, and draw curves.
+
+    Raises:
+        SpecError: if a run cannot be read, or something cannot be written.
+    """
+    from concord.training import curves as drawn  # what draws need not be installed where nothing is drawn
+
+    runs, console = list(dict.fromkeys(runs)), Terminal()
+    logs = drawn.of_runs(runs)
+    rows = [drawn.row(run, *named) for run, named in zip(runs, logs.items(), strict=True)]
+    figures(console, drawn.HEADINGS, rows, drawn.LESS, ("run", "backend", "ended by"))
+    writing.write(console, (picture, lambda: drawn.figure(logs)))

@@ -1,0 +1,400 @@
+"""``concord speed``: backends measured side by side, if they conform."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from concord import options, writing
+from concord.backends import machine
+from concord.backends.interface import PRECISION_MODES, WORKLOAD_KINDS
+from concord.conformance import record as files
+from concord.conformance.campaign import Settings
+from concord.conformance.estimate import Z
+from concord.conformance.report import within
+from concord.model import Texts, Trained
+from concord.options import option, reads
+from concord.progress import telling
+from concord.spec.errors import SpecError, collect, collecting, refuse, unknowns
+from concord.spec.precision import PRECISIONS
+from concord.speed import Mode, Plan, Record, Workload, compare, measure, read, workload
+from concord.speed.bandwidth import copy_gbytes
+from concord.speed.markdown import markdown as as_markdown
+from concord.speed.peers import PEERS
+from concord.speed.plan import PATIENCE, PROFILES, TURNS
+from concord.speed.presets import Preset, named, of_size, own, own_config, own_variant, sweep
+from concord.speed.table import show, show_changes
+from concord.terminal import Terminal
+
+PRESETS = ("minilm", "bert-base")
+"""What is measured by default: what a machine without accelerators can do in minutes."""
+
+EXPLICIT = Mode("explicit", "eager")
+
+MODES = (
+    Mode("library", "compiled"),
+    Mode("library", "eager"),
+    Mode("library:onednn", "compiled"),
+    EXPLICIT,
+    Mode("library", "eager", "as shipped"),
+)
+"""How it is measured unless something else is asked for."""
+
+BUDGET = 340.0
+"""Seconds that a usual run may take, on whatever machine."""
+
+QUICK = (Mode("library", "eager"), Mode("library", "compiled"))
+"""What is measured in a hurry."""
+
+ON_DEVICES = (Mode("library", "compiled"), Mode("library:fused", "compiled"), Mode("library", "eager"))
+"""How it is measured on accelerators, and what: models large enough to keep one busy."""
+
+LARGE_PRESETS = ("bert-base", "bert-large")
+
+MOST = 10**6
+"""Samples of a batch, and tokens of a sample: what has more fits into no memory."""
+
+UNPADDED = (Mode("library", "unpadded"), Mode("library", "unpadded-compiled"))
+"""And where texts are of unequal length."""
+
+NOISE = 0.25
+"""Cores that other processes may keep busy without a warning."""
+
+QUICK_TURNS = 2
+"""Turns of a quick measurement."""
+
+Names = list[str] | None
+
+
+@dataclass(frozen=True)
+class Timed(options.Places):
+    """Backends and peers in one arithmetic."""
+
+    precision: Annotated[
+        str,
+        option(f"How float32 products are computed: {', '.join(PRECISION_MODES)}.", "P"),
+    ] = "strict"
+
+    def _described(self, problems: list[str]) -> Settings:
+        found = super()._described(problems)
+        problems += unknowns("precision", [self.precision], PRECISION_MODES)
+        return replace(found, precision=self.precision)
+
+    def names(self) -> list[str]:
+        """Return the backends and the peers that were asked for, or all backends."""
+        peers = [name for name in self.backend or () if name in PEERS]
+        own = [name for name in self.backend or () if name not in PEERS]
+        if peers and not own:
+            return peers
+        return [*options.names(own, self.python, self.ssh), *peers]
+
+
+@dataclass(frozen=True)
+class Models(options.Group):
+    """What is measured."""
+
+    panel = "Models"
+
+    preset: Annotated[
+        Names,
+        option(
+            "nndl, tf1, minilm, bert-base or bert-large; may be repeated. Default: minilm and bert-base; "
+            "on a GPU bert-base and bert-large.",
+            "P",
+        ),
+    ] = None
+    variant: Annotated[Names, option("A variant as it was published; may be repeated.", "V")] = None
+    config: Annotated[
+        list[Path] | None,
+        reads("A model of your own, as TOML ('concord show variants NAME' prints one); may be repeated."),
+    ] = None
+    batch: Annotated[int | None, option("Samples in a batch. Default: as the preset says, else 8.")] = None
+    tokens: Annotated[
+        int | None,
+        option("Tokens in a sample. Default: as the preset says, else 128 or as many as there is room for."),
+    ] = None
+    kind: Annotated[
+        Names, option("inference or training; may be repeated. Default: inference; on a GPU both.", "K")
+    ] = None
+    lengths: Annotated[
+        Names,
+        option("full (the default): no padding; ragged: as long as real texts are; may be repeated.", "L"),
+    ] = None
+    dtype: options.Dtypes = None
+    sweep: Annotated[
+        str | None, option("Vary tokens, batch or layers, and fit how the time grows.", "AXIS")
+    ] = None
+
+    def presets(self, device: str) -> list[Preset]:
+        """Return the models that the options describe, each with its batch; without any, the usual presets.
+
+        Raises:
+            SpecError: listing every name that is unknown, and every file that describes no model.
+        """
+        usual = () if self.variant or self.config else PRESETS if device == "cpu" else LARGE_PRESETS
+        wanted: list[Callable[[], Preset]] = [
+            *(partial(named, name) for name in options.once(self.preset) or usual),
+            *(partial(own_variant, name) for name in options.once(self.variant) or ()),
+            *(partial(own_config, path) for path in options.once(self.config) or ()),
+        ]
+        problems = [
+            f"--{axis} is {size} but must be at least 1 and at most {MOST}"
+            for axis, size in (("batch", self.batch), ("tokens", self.tokens))
+            if size is not None and not 1 <= size <= MOST
+        ]
+        sizes, found = (None, None) if problems else (self.batch, self.tokens), []
+        for make in wanted:
+            with collecting(problems):
+                found.append(of_size(make(), *sizes))
+        refuse(list(dict.fromkeys(problems)))
+        return found
+
+    def workloads(self, models: Sequence[Preset], device: str, ragged: bool) -> tuple[Workload, ...]:
+        """Return what is measured of models.
+
+        Args:
+            ragged: whether there are texts, which are of unequal length.
+
+        Raises:
+            SpecError: listing every name that is unknown.
+        """
+        on_cpu = device == "cpu"
+        refuse(unknowns("dtype", self.dtype or (), PRECISIONS))
+        usual = (
+            ("inference",) if on_cpu else WORKLOAD_KINDS,
+            ("ragged",) if ragged else ("full",),
+            ("float32",) if on_cpu else ("float32", "bfloat16"),
+        )
+        asked = (self.kind, self.lengths, self.dtype)
+        axes = (options.once(given) or default for given, default in zip(asked, usual, strict=True))
+        problems, found = list[str](), list[Workload]()
+        for model, how in itertools.product(models, list(itertools.product(*axes))):
+            with collecting(problems):
+                work = workload(model, *how)
+                found += sweep(self.sweep, work) if self.sweep else [work]
+        refuse(list(dict.fromkeys(problems)))
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Modes(options.Group):
+    """How it is measured."""
+
+    panel = "Measurement"
+
+    implementation: Annotated[
+        Names, option("explicit, library, or a backend's own; may be repeated.", "I")
+    ] = None
+    execution: Annotated[
+        Names, option("eager, compiled, unpadded or unpadded-compiled; may be repeated.", "E")
+    ] = None
+    profile: Annotated[
+        Names,
+        option(
+            "tuned: the same threads for all, and documented switches; as shipped: neither. Default: both.",
+            "P",
+        ),
+    ] = None
+    quick: Annotated[
+        bool,
+        option(
+            "Two turns, library layers in the tuned profile only; imports and a large product are not timed."
+        ),
+    ] = False
+    turns: Annotated[
+        int | None, option(f"How often each backend has its turn, at least. Default: {TURNS}.")
+    ] = None
+    budget: Annotated[
+        float | None,
+        option(
+            f"Seconds within which to stay; --resume goes on with what is left. Default: {BUDGET:g} if "
+            "nothing is chosen, else no limit.",
+            "SECONDS",
+        ),
+    ] = None
+
+    def modes(self, ragged: bool, device: str) -> tuple[Mode, ...]:
+        """Return the modes that the options describe; without any, those that most will ask for.
+
+        Raises:
+            SpecError: for an unknown profile.
+        """
+        refuse(unknowns("profile", self.profile or (), PROFILES))
+        if self.implementation or self.execution:
+            chosen = itertools.product(
+                self.implementation or ("explicit", "library"),
+                self.execution or ("eager", "compiled"),
+                self.profile or ("tuned",),
+            )
+            return tuple(Mode(*names) for names in chosen)
+        usual = QUICK if self.quick else MODES if device == "cpu" else ON_DEVICES
+        modes = (*usual, *(UNPADDED if ragged else ()))
+        return tuple(mode for mode in modes if mode.profile in (self.profile or PROFILES))
+
+
+def speed(
+    workers: Timed,
+    models: Models,
+    own_model: Trained,
+    modes: Modes,
+    record: options.Record,
+    texts: Texts = None,
+    resume: Annotated[Path | None, reads("Go on with a record that was interrupted.")] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        reads("Measure nothing; say what changed between two records.", "OLD NEW"),
+    ] = None,
+    markdown: options.Markdown = None,
+) -> None:
+    """Measure backends side by side, in turns, if they conform."""
+    if compare is not None:
+        raise typer.Exit(_changes(*compare))
+    record.check(markdown=markdown, markers="speed", goes_on=resume)
+    drawn = {"preset": models.preset, "variant": models.variant, "config": models.config}
+    sizes = {"batch": models.batch, "tokens": models.tokens, "sweep": models.sweep} if texts else {}
+    if own_model.checkpoint is None and texts is not None:
+        raise SpecError("--texts is given but --checkpoint is not: whose weights?")
+    given = _own(own_model, texts, models) if own_model.check(**drawn, **sizes) else []
+    device = (workers.device or ["cpu"])[0]
+    settings, names, works, chosen = collect(
+        workers.settings,
+        workers.names,
+        lambda: models.workloads(given or models.presets(device), device, texts is not None),
+        lambda: modes.modes("ragged" in (models.lengths or []), device),
+    )
+    if not workers.backend and any(_known(work) for work in works):
+        names = [*names, *PEERS]
+    asked = (*vars(models).values(), own_model.checkpoint, modes.implementation, modes.execution)
+    usual = device == "cpu" and not any((*asked, modes.profile, modes.quick))
+    plan = _plan(names, works, chosen, settings, modes, usual)
+    raise typer.Exit(_measure(plan, record, resume, markdown))
+
+
+def _own(model: Trained, texts: Path | None, asked: Models) -> list[Preset]:
+    """Return the model of a checkpoint with a batch of the usual size, or one of texts.
+
+    Raises:
+        SpecError: if the checkpoint, or a text, cannot be read.
+    """
+    found = model.model(texts=texts, batch=MOST).load(gradients=False)
+    (drawn,) = found.batches.values()
+    preset = own(found.name, str(model.checkpoint), found.config)
+    if texts is None:
+        return [of_size(preset, asked.batch, asked.tokens)]
+    ids = drawn.required("input_ids")
+    lengths = tuple((ids.shape[1] - np.argmax(ids[:, ::-1] != found.config.pad_id, axis=1)).tolist())
+    return [replace(preset, batch=len(ids), tokens=ids.shape[1], ragged=lengths)]
+
+
+def _known(work: Workload) -> bool:
+    """Return whether the peers know a model."""
+    config = work.preset.config
+    return (config.pooler, config.positions, config.position_of_padding) == ("tanh", "learned", "counted")
+
+
+def _plan(
+    names: Sequence[str],
+    works: Sequence[Workload],
+    chosen: Sequence[Mode],
+    settings: Settings,
+    asked: Modes,
+    usual: bool,
+) -> Plan:
+    """Return the plan.
+
+    Args:
+        usual: whether no workload and no mode was asked for. Then the explicit code, which is nobody's
+            fastest, is measured on the first workload alone, and there is a limit to the time of the whole.
+
+    Raises:
+        SpecError: if there are too few turns, or less than no time.
+    """
+    problems = []
+    if asked.turns is not None and asked.turns < 1:
+        problems.append(f"--turns is {asked.turns} but must be at least 1")
+    if asked.budget is not None and not asked.budget >= 0:
+        problems.append(f"--budget is {asked.budget:g} s but must not be negative")
+    refuse(problems)
+    return Plan(
+        names=tuple(names),
+        workloads=tuple(works),
+        modes=tuple(chosen),
+        limit=Z,
+        asked=tuple(name for name in settings.asked if name not in PEERS),
+        device=settings.device,
+        precision=settings.precision,
+        turns=asked.turns or (QUICK_TURNS if asked.quick else TURNS),
+        patience=1 if asked.quick else PATIENCE,
+        budget=BUDGET if asked.budget is None and usual else asked.budget,
+        left_out=frozenset((EXPLICIT, work) for work in works[1:]) if usual else frozenset(),
+        threads=settings.threads or os.cpu_count() or 1,
+        thorough=not asked.quick,
+        python=settings.python,
+        ssh=settings.ssh,
+        time_limit=settings.time_limit,
+        memory_limit=settings.memory_limit,
+    )
+
+
+def _measure(chosen: Plan, record: options.Record, resume: Path | None, markdown: Path | None) -> int:
+    """Measure, print and write; return the exit code.
+
+    Raises:
+        SpecError: if a record cannot be gone on with, or something cannot be written.
+        KeyboardInterrupt: when interrupted; what was measured until then has been printed and written.
+    """
+    kept = Record(chosen, read(resume) if resume else None)
+    kept.settings["cores_busy_before"] = busy = machine.cores_busy()
+    if busy > NOISE:
+        Terminal(stderr=True).tell(
+            f"warning: other processes keep {busy:.1f} of {os.cpu_count()} cores busy; "
+            "what is measured beside them says little",
+            style="yellow",
+        )
+    if chosen.device == "cpu":
+        kept.settings["copy_gbytes"] = copy_gbytes(chosen.threads or 1)
+    json = record.json or resume
+    started, before, console = time.perf_counter(), kept.seconds, Terminal()
+
+    def keep(entry: dict[str, Any]) -> None:
+        kept.add(entry)
+        kept.seconds = before + time.perf_counter() - started
+        if json is not None:
+            files.write(json, kept.record())
+
+    try:
+        with telling() as tell:
+            kept.complete = measure(chosen, kept.done, keep, tell)
+    finally:
+        kept.seconds = before + time.perf_counter() - started
+        made = kept.record()
+        data = files.data(made)
+        if kept.entries:
+            show(data, console)
+        finished = markdown if kept.complete else None
+        put = partial(within, finished, "speed") if finished else str
+        writing.write(
+            console,
+            (json, lambda: files.text(made)),
+            (record.html, lambda: writing.page(made)),
+            (finished, lambda: put(as_markdown(data))),
+        )
+        console.tell(f"{kept.seconds:.0f} s in all")
+    return int(data["exit_code"])
+
+
+def _changes(old: Path, new: Path) -> int:
+    """Print what changed between two records; 1 if something became slower."""
+    before, after = read(old), read(new)
+    found = list(compare(before, after))
+    show_changes(before, after, found, Terminal())
+    return 1 if any(change.verdict == "slower" for change in found) else 0

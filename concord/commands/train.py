@@ -1,0 +1,532 @@
+"""``concord train``: a model trained in one framework, or in lockstep in several."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from concord import options, spec, writing
+from concord.commands.show import compare
+from concord.conformance.expectation import JudgedTraining
+from concord.conformance.lockstep.cases import STEPS as STANDARD_STEPS
+from concord.conformance.lockstep.cases import example, standard
+from concord.conformance.lockstep.conduct import conduct
+from concord.conformance.lockstep.outcome import MODES
+from concord.conformance.lockstep.report import show
+from concord.ending import halting
+from concord.model import reader
+from concord.options import option, reads, writes
+from concord.progress import bars
+from concord.spec import runs
+from concord.spec.config import FIELDS, EncoderConfig, from_toml
+from concord.spec.errors import SpecError, collect, optional, refuse, unknown, unknowns
+from concord.spec.files import parse_toml, read_text
+from concord.spec.precision import PRECISIONS
+from concord.spec.training.dropout import GENERATORS
+from concord.spec.training.recipe import Recipe, recipe, recipes, rounded_hyperparameters
+from concord.spec.training.trajectory import Training
+from concord.terminal import Terminal
+
+if TYPE_CHECKING:
+    from concord.conformance.campaign import Settings
+    from concord.training.beginning import Pretrained
+    from concord.training.checkpoint import Checkpoint
+    from concord.training.data import Corpus
+
+CASES = ("standard",)
+"""What can be trained in lockstep by name."""
+
+STEPS, BATCH, TOKENS = 20, 4, 11
+"""How much is trained in lockstep unless something else is asked for."""
+
+OF_DATA = "without --data it trains on batches of its own, which need no samples"
+OF_RECIPE = "without --data, --set NAME=VALUE changes the recipe there"
+OF_RUNS = "it leaves no run that is evaluated, kept or gone on with"
+OF_SAMPLES = (
+    "layout", "columns", "on_error", "tokenization", "vocabulary", "vocab_file", "bucketed", "pad_to",
+)  # fmt: skip
+OF_CHANGES = ("learning_rate", "schedule", "warmup", "dropout", "accumulation")
+OF_ORDINARY = (
+    "dev", "test", "patience", "log_every", "evaluate_every", "save_every", "best_by", "out", "resume",
+    "curves",
+)  # fmt: skip
+
+ORDINARY = {
+    **dict.fromkeys(OF_ORDINARY, OF_RUNS),
+    "dropout_by": "what a framework's own dropout drops cannot be known to the oracle",
+    **dict.fromkeys(("epochs", "minutes"), "--steps ends it"),
+}
+"""Options of ordinary training that lockstep has no use for, and why."""
+
+WITH_DATA = {**dict.fromkeys(OF_SAMPLES, OF_DATA), **dict.fromkeys(OF_CHANGES, OF_RECIPE)}
+"""Options of ordinary training that lockstep takes with ``--data`` alone, and why."""
+
+OF_CHECKPOINT = {
+    **dict.fromkeys(("variant", "config"), "the checkpoint says what the model is"),
+    **dict.fromkeys(("tokenization", "vocabulary", "vocab_file"), "the checkpoint has a tokenizer"),
+}
+"""Options that a checkpoint leaves no room for, and why."""
+
+
+def named_recipe(text: str) -> str:
+    """Take the name of a recipe; one that is a file is read."""
+    return str(writing.path(text)) if text.endswith(".toml") else text
+
+
+@dataclass(frozen=True)
+class Trainers(options.Runs):
+    """The backends that train."""
+
+    deterministic: Annotated[bool, option("Only kernels that give the same bits each time.")] = False
+
+    def _described(self, problems: list[str]) -> Settings:
+        return dataclasses.replace(super()._described(problems), deterministic=self.deterministic)
+
+
+@dataclass(frozen=True)
+class Lockstep(options.Group):
+    """Training in every framework."""
+
+    panel = "Lockstep"
+
+    lockstep: Annotated[
+        bool, option("Train the same batches in every framework instead, and judge each step.")
+    ] = False
+    case: Annotated[
+        str | None, option("Model, recipe and batches by name: standard.", "C", values=lambda: CASES)
+    ] = None
+    free_running: Annotated[
+        bool, option("Each backend goes on from its own step, not from the oracle's.")
+    ] = False
+    stop_first: Annotated[bool, option("Leave a backend out after its first divergence.")] = False
+
+
+@dataclass(frozen=True)
+class Start(options.Group):
+    """The model and the recipe."""
+
+    panel = "Model and recipe"
+
+    variant: Annotated[
+        str | None, option("A variant; --set changes its sizes.", "V", values=spec.variants)
+    ] = None
+    config: Annotated[Path | None, reads("Instead: a model of your own, as TOML.")] = None
+    checkpoint: Annotated[
+        Path | None,
+        reads(
+            "Instead: go on from the weights of a checkpoint of any format, or a run, with its tokenizer.",
+            "PATH",
+        ),
+    ] = None
+    changes: Annotated[
+        list[str] | None,
+        option(
+            "Another value for a field of the configuration or the recipe; may be repeated.",
+            "NAME=VALUE",
+            "--set",
+        ),
+    ] = None
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="R",
+            parser=named_recipe,
+            help="A known recipe, or a TOML file. Default: adamw; with --checkpoint hugging-face.",
+            autocompletion=lambda incomplete: [name for name in recipes() if name.startswith(incomplete)],
+        ),
+    ] = None
+    learning_rate: Annotated[float | None, option("At its height.")] = None
+    schedule: Annotated[str | None, option("constant, linear, cosine or inverse_square_root.", "S")] = None
+    warmup: Annotated[int | None, option("Steps until the learning rate is at its height.")] = None
+    dropout: Annotated[
+        float | None,
+        option("The rate of embeddings, attention and its weights, feed-forward, and before the classifier."),
+    ] = None
+    dropout_by: Annotated[
+        str,
+        option(
+            "spec: the same elements are dropped in every framework; native: by the framework's own dropout, "
+            "which is faster.",
+            "G",
+            values=lambda: GENERATORS,
+        ),
+    ] = "spec"
+    accumulation: Annotated[int | None, option("Batches for each step.")] = None
+    seed: Annotated[int, option("What weights, order and dropout follow from.")] = 0
+
+    def described(self, pretrained: EncoderConfig | None = None) -> tuple[EncoderConfig, Recipe]:
+        """Return the model and the recipe that the options describe.
+
+        Args:
+            pretrained: the model of the checkpoint; then ``--set`` is for the recipe alone.
+
+        Raises:
+            SpecError: listing what is unknown or wrong.
+        """
+        if (self.variant is not None) + (self.config is not None) + (pretrained is not None) != 1:
+            raise SpecError("give one of --variant, --config and --checkpoint")
+        model = pretrained
+        if self.variant is not None:
+            model = spec.variant(self.variant)
+        elif self.config is not None:
+            model = from_toml(read_text(self.config), str(self.config))
+        assert model is not None
+        of_recipe = [field.name for field in dataclasses.fields(Recipe)]
+        chosen: dict[str, Any] = {}
+        for change in self.changes or ():
+            name, equals, value = change.partition("=")
+            if not equals or name not in (*FIELDS, *of_recipe):
+                raise unknown("field in --set NAME=VALUE:", name, [*FIELDS, *of_recipe])
+            chosen[name] = _value(value)
+        of_model = {name: chosen.pop(name) for name in list(chosen) if name in FIELDS}
+        if pretrained is not None:
+            refuse(
+                [
+                    f"--set {name} is given but --checkpoint is too: the checkpoint says what the model is"
+                    for name in of_model
+                ]
+            )
+        return model.replace(**of_model), self._recipe().replace(**chosen)
+
+    def _recipe(self) -> Recipe:
+        from concord.training.checkpoint import read_recipe
+
+        name = self.recipe or ("adamw" if self.checkpoint is None else "hugging-face")
+        return read_recipe(Path(name)) if name.endswith(".toml") else recipe(name)
+
+
+@dataclass(frozen=True)
+class Samples(options.Lines):
+    """The samples."""
+
+    panel = "Samples"
+
+    data: Annotated[Path | None, reads("Training samples, or a folder with train, dev and test.", "PATH")] = (
+        None
+    )
+    dev: Annotated[Path | None, reads("Samples to evaluate on.", "PATH")] = None
+    test: Annotated[Path | None, reads("Samples that the best model is evaluated on in the end.", "PATH")] = (
+        None
+    )
+    tokenization: Annotated[str, option("characters, wordpiece or words.", "T")] = "characters"
+    vocabulary: Annotated[
+        int | None, option("Tokens that are learnt at most. Default: as many as the model has.")
+    ] = None
+    vocab_file: Annotated[Path | None, reads("A vocab.txt to take instead.")] = None
+    tokens: Annotated[
+        int | None,
+        option("Tokens of a sample; longer ones are cut. Default: as many as the model has positions for."),
+    ] = None
+    batch: Annotated[int | None, option("Samples in a batch. Default: 32; in lockstep 4.")] = None
+    bucketed: Annotated[
+        bool, option("Whether samples of like length share a batch.", None, "--bucketed/--shuffled")
+    ] = True
+    pad_to: Annotated[
+        int,
+        option("Tokens of a batch are a multiple of this. Frameworks compile for each width."),
+    ] = 16
+
+
+@dataclass(frozen=True)
+class Kept(options.Group):
+    """How long a run takes, and what is kept of it."""
+
+    panel = "Run"
+
+    epochs: Annotated[int | None, option("Default: 3, if nothing else ends the run.")] = None
+    steps: Annotated[int | None, option("End after so many steps.")] = None
+    minutes: Annotated[float | None, option("End after this time.")] = None
+    patience: Annotated[int | None, option("End after so many evaluations without improvement.")] = None
+    log_every: Annotated[int, option("Steps between two lines of the log.")] = 20
+    evaluate_every: Annotated[
+        int | None, option("Steps between two evaluations. Default: after each epoch.")
+    ] = None
+    save_every: Annotated[
+        int | None, option("Steps between two checkpoints besides those at evaluations.")
+    ] = None
+    best_by: Annotated[
+        str, option("accuracy or loss: what the best checkpoint has most, or least, of.", "M")
+    ] = "accuracy"
+    out: Annotated[Path, writes("The folder of the run.", "DIR")] = Path("concord-run")
+    resume: Annotated[
+        Path | None, reads("Go on with the run in DIR; only its limits can be changed.", "DIR")
+    ] = None
+    curves: Annotated[Path | None, writes("Write curves of loss and accuracy as SVG.")] = None
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """What ends the run."""
+        return {name: getattr(self, name) for name in ("epochs", "steps", "minutes", "patience")}
+
+
+def train(
+    context: typer.Context,
+    workers: Trainers,
+    start: Start,
+    samples: Samples,
+    run: Kept,
+    lockstep: Lockstep,
+    record: options.Record,
+    dtype: options.Dtype = "float32",
+) -> None:
+    """Train a model in one framework, or in lockstep in several."""
+    if start.checkpoint is not None:
+        problems = [
+            f"{name} is given but --checkpoint is too: {why}"
+            for name, why in options.typed(context, OF_CHECKPOINT)
+        ]
+        if samples.data is None:
+            problems.insert(0, "--checkpoint is given but --data is not: what is the model to be trained on?")
+        refuse(problems)
+    if lockstep.lockstep:
+        refused = ORDINARY if samples.data else {**WITH_DATA, **ORDINARY}
+        refuse(
+            [f"{name} is given but --lockstep is too: {why}" for name, why in options.typed(context, refused)]
+        )
+        _in_lockstep(workers, start, samples, run.steps, lockstep, record, dtype)
+    alone = dict.fromkeys(("case", "free_running", "stop_first", "json", "html"), "")
+    refuse(
+        [
+            f"{name} is given but --lockstep is not: it is for that alone"
+            for name, _ in options.typed(context, alone)
+        ]
+    )
+    writing.check(run.curves)
+    settings = workers.settings()
+    if run.resume is not None:
+        begun, corpora = _resumed(run.resume, run.limits, workers)
+    else:
+        name = workers.one("one framework trains the model")
+        if samples.data is None:
+            raise SpecError(
+                "--data is not given: what is the model to be trained on? (--resume DIR goes on with a run)"
+            )
+        writing.check_apart(run.out)
+        if runs.steps(run.out):
+            raise SpecError(
+                f"{run.out}: holds a run already; --resume {run.out} goes on with it, "
+                "--out names another folder"
+            )
+        every = {
+            name: getattr(run, name) for name in ("log_every", "evaluate_every", "save_every", "best_by")
+        }
+        how = {
+            name: getattr(settings, name)
+            for name in ("threads", "implementation", "execution", "device", "precision", "deterministic")
+        }
+        size = 32 if samples.batch is None else samples.batch
+        how |= {"batch": size, "dropout_by": start.dropout_by, "dtype": dtype}
+        begun, corpora = _begun(start, samples, name, **how, **every, **run.limits)
+    folder = run.resume or run.out
+    _fit(begun, corpora, folder, settings)
+    compare([folder], run.curves)
+
+
+def _begun(start: Start, samples: Samples, backend: str, **plan: Any) -> tuple[Checkpoint, dict[str, Corpus]]:
+    """Return a run on samples before its first step, and these."""
+    with optional("concord train", "training"):
+        from concord.training import beginning
+        from concord.training.plan import Plan
+    assert samples.data is not None
+    files = beginning.files(
+        samples.data,
+        samples.dev,
+        samples.test,
+        layout=samples.layout,
+        columns=samples.names,
+        on_error=samples.on_error,
+    )
+    planned = Plan(backend=backend, files=files, bucketed=samples.bucketed, pad_to=samples.pad_to, **plan)
+    pretrained = None
+    if start.checkpoint is not None:
+        found, encoder = reader(start.checkpoint, spelled=False)
+        pretrained = beginning.Pretrained(found.config, found.weights(), encoder, found.labels, found.part)
+    model, recipe = start.described(pretrained.config if pretrained else None)
+    recipe = beginning.changed_recipe(
+        recipe, start.learning_rate, start.schedule, start.warmup, start.dropout, start.accumulation
+    )
+    texts = beginning.Texts(
+        tokenization=samples.tokenization,
+        vocabulary=samples.vocabulary,
+        file=samples.vocab_file,
+        tokens=samples.tokens,
+    )
+    begun, corpora = beginning.begin(model, recipe, planned, texts, start.seed, pretrained)
+    if pretrained is not None:
+        _tell(start.checkpoint, pretrained, begun)
+    return begun, corpora
+
+
+def _tell(path: Path | None, pretrained: Pretrained, start: Checkpoint) -> None:
+    """Print what training begins with: what of the weights is the checkpoint's, and what was drawn."""
+    assert start.labels is not None
+    kept, names = pretrained.kept(start.config, start.labels), start.labels.names
+    drawn = [name for name in start.weights if name not in kept]
+    left = [name for name in pretrained.weights if name not in kept]
+    said = f"drawn anew: {', '.join(drawn)}" if drawn else "nothing drawn anew"
+    said += f"; left out: {', '.join(left)}" if left else ""
+    Terminal(stderr=True).tell(
+        f"{path}: part {pretrained.part}, {len(kept)} of {len(start.weights)} parameters taken; {said}; "
+        f"{len(names)} classes: {', '.join(names[:20])}"
+    )
+
+
+def _value(text: str) -> Any:
+    """Return what a value on the command line means: as in TOML, or a word."""
+    try:
+        value = parse_toml(f"value = {text}", "--set")["value"]
+    except SpecError:
+        return text
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _resumed(run: Path, limits: Mapping[str, Any], workers: Trainers) -> tuple[Checkpoint, dict[str, Corpus]]:
+    """Return the last checkpoint of a run, with limits given anew, and its samples.
+
+    Raises:
+        SpecError: if there is none, another backend is placed, or the samples are others now.
+    """
+    from concord.training import checkpoint
+    from concord.training.beginning import again
+
+    start = checkpoint.read(run, "last")
+    plan, anew = start.progress.plan, {name: value for name, value in limits.items() if value is not None}
+    if plan is not None:
+        options.names([plan.backend], workers.python, workers.ssh)
+        if anew:
+            progress = dataclasses.replace(start.progress, plan=dataclasses.replace(plan, **anew), ended="")
+            start = dataclasses.replace(start, progress=progress)
+    return start, again(start)
+
+
+def _warn(recipe: Recipe, dtype: str) -> None:
+    """Say before the first step what of a recipe the precision does not hold as it is meant (SPEC OPT-11)."""
+    for lost in rounded_hyperparameters(recipe, dtype):
+        Terminal(stderr=True).tell(f"warning: {lost.text}", style="yellow")
+
+
+def _fit(start: Checkpoint, corpora: dict[str, Corpus], folder: Path, settings: Settings) -> None:
+    """Train, and say how far it has come.
+
+    Raises:
+        SpecError, WorkerFailure, Unsupported: as :func:`concord.training.ordinary.fit` does.
+        KeyboardInterrupt: when interrupted, after a checkpoint was kept.
+    """
+    from concord.training.beginning import planned_steps, source
+    from concord.training.ordinary import fit
+
+    plan, recipe = start.progress.plan, start.recipe
+    assert plan is not None
+    assert recipe is not None
+    if start.progress.ended:
+        return
+    total = planned_steps(recipe, plan, corpora["train"])
+    _warn(recipe, plan.dtype)
+    place = dataclasses.replace(
+        settings, device=plan.device, threads=plan.threads, deterministic=plan.deterministic
+    )
+    with (
+        place.open(plan.backend) as worker,
+        bars([plan.backend], total, "steps") as reached,
+        halting() as halted,
+    ):
+        outcome = fit(worker, start, source(start, corpora), folder, halted, partial(reached, plan.backend))
+        if not outcome.last.progress.ended:
+            Terminal(stderr=True).tell(
+                f"a checkpoint of step {outcome.last.progress.step} was kept; --resume {folder} goes on"
+            )
+
+
+# Lockstep.
+
+
+def _in_lockstep(
+    workers: Trainers,
+    start: Start,
+    samples: Samples,
+    steps: int | None,
+    how: Lockstep,
+    record: options.Record,
+    dtype: str,
+) -> None:
+    """Train in lockstep, print what came of it, write it, and leave with its exit code.
+
+    Raises:
+        SpecError: for options that describe no training, and if something cannot be written.
+    """
+
+    def made() -> JudgedTraining:
+        if samples.data is None or how.case is not None:
+            return _chosen(start, samples, steps, how.case, dtype)
+        size = {"batch": samples.batch or BATCH, "steps": steps or STEPS, "dtype": dtype}
+        begun, corpora = _begun(start, samples, "", **size)
+        return on_samples(begun, corpora)
+
+    record.check()
+    settings, names, case = collect(workers.settings, workers.names, made)
+    mode, count, console = MODES[how.free_running], len(case.training.windows), Terminal()
+    _warn(case.training.recipe, case.dtype)
+    with bars(names, count, "steps") as reached:
+        found = conduct(
+            case, names, settings, mode, how.stop_first, lambda name, done: reached(name, done, "")
+        )
+    title = f"Lockstep: {count} steps, {case.dtype}, {mode}, seed {case.training.seed}"
+    record.finish(found, "lockstep", title, lambda: show(found, console, title))
+    raise typer.Exit(found.exit_code)
+
+
+def on_samples(start: Checkpoint, corpora: Mapping[str, Corpus]) -> JudgedTraining:
+    """Return the training that a run begins with: as many steps, on its own batches, as its plan says."""
+    from concord.training import beginning
+
+    plan, recipe = start.progress.plan, start.recipe
+    assert plan is not None
+    assert recipe is not None
+    steps = list(islice(beginning.accumulations(start, corpora), plan.steps))
+    training = Training(recipe, steps, start.progress.seed)
+    return JudgedTraining(start.config, start.weights, training, dtype=plan.dtype)
+
+
+def _chosen(
+    start: Start, samples: Samples, steps: int | None, case: str | None, dtype: str
+) -> JudgedTraining:
+    """Return the training of a case by name, or of a model and a recipe on random batches.
+
+    Raises:
+        SpecError: listing what is unknown, wrong or missing.
+    """
+    batch, tokens, seed = samples.batch, samples.tokens, start.seed
+    sizes = (("--steps", steps, 1), ("--batch", batch, 1), ("--tokens", tokens, 1), ("--seed", seed, 0))
+    problems = [
+        f"{option} is {size} but must be at least {least}"
+        for option, size, least in sizes
+        if size is not None and size < least
+    ]
+    problems += unknowns("dtype", [dtype], PRECISIONS)
+    if (case is not None) + (start.variant is not None) + (start.config is not None) != 1:
+        problems.append("give one of --case, --variant and --config")
+    elif case is not None and case not in CASES:
+        problems += unknowns("case of lockstep", [case], CASES)
+    elif case is not None and (batch is not None or tokens is not None or start.changes or samples.data):
+        problems.append(
+            f"--case {case} has batches and a recipe of its own: --data, --batch, --tokens and --set are for "
+            "--variant and --config"
+        )
+    refuse(problems)
+    if case is not None:
+        return standard(steps or STANDARD_STEPS, seed, dtype)
+    model, recipe = start.described()
+    longest = model.max_positions - model.position_start
+    if tokens is not None and tokens > longest:
+        raise SpecError(
+            f"--tokens is {tokens} but must be at most {longest}: the model has no positions for more"
+        )
+    tokens = tokens or min(TOKENS, longest)
+    return example(model, recipe, steps or STEPS, batch or BATCH, tokens, seed, dtype)

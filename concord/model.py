@@ -1,0 +1,321 @@
+"""A model of one's own: a checkpoint of any format, and texts or inputs, in place of standard cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+
+from concord.conformance.campaign import Job
+from concord.options import Group, option, reads
+from concord.spec.batch import Batch, completed, example_batch, validate_batch
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import SpecError, located, optional, refuse, unknowns
+from concord.spec.parameters import Weights, parameters
+from concord.spec.precision import PRECISIONS
+from concord.terminal import Terminal
+
+if TYPE_CHECKING:
+    from concord.porting import Checkpoint
+    from concord.training.data import TextEncoder
+    from concord.training.data.given import Given
+
+BATCH = 8
+"""Texts of a case, unless it is said otherwise."""
+
+TOKENS = 11
+"""Of a case that is drawn, where there is room for them."""
+
+PARTS = ("model", "pooled", "encoder")
+"""The parts of the model that take ids: a checkpoint can be run as one of them."""
+
+JUDGED = {
+    "pooled": "the embedding of each text, from ids to the pooled vector",
+    "encoder": "the encoder, from ids to the last layer's output",
+}
+"""What is judged of a checkpoint without a classifier."""
+
+
+def formats() -> list[str]:
+    """Return the formats of checkpoints."""
+    from concord import porting  # its containers are read by what few commands need
+
+    return list(porting.formats())
+
+
+Format = Annotated[
+    str,
+    option("The checkpoint's format. Default: recognised by its files.", "FORMAT", "--from", values=formats),
+]
+NameTable = Annotated[
+    Path | None,
+    reads("Names and layouts of the checkpoint's tensors, as TOML, in place of the format's own."),
+]
+Texts = Annotated[
+    Path | None,
+    reads(
+        "Texts to run it on. One on a line, or two with a tab between them; or JSON Lines with text, or "
+        "text_a and text_b."
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Own:
+    """A model of one's own, and what it is run on.
+
+    Attributes:
+        name: what results are gathered under.
+        part: one of :data:`PARTS`.
+        batches: by the name of the case.
+        remarks: what is to be said of it, a line each.
+        tokens: what each text became, a line each.
+    """
+
+    name: str
+    config: EncoderConfig
+    part: str
+    weights: Weights
+    batches: Mapping[str, Batch]
+    remarks: Sequence[str] = ()
+    tokens: Sequence[str] = field(default=(), repr=False)
+
+    def jobs(self, dtypes: Sequence[str], gradients: bool = True) -> list[Job]:
+        """Return a job for each batch and precision."""
+        return [
+            Job(self.name, case, dtype, self.part, self.config, self.weights, batch, gradients=gradients)
+            for case, batch in self.batches.items()
+            for dtype in dtypes
+        ]
+
+
+@dataclass(frozen=True)
+class Trained(Group):
+    """The weights of one's own model."""
+
+    panel = "A model of your own"
+
+    checkpoint: Annotated[
+        Path | None,
+        reads("In place of standard cases: a checkpoint of any format that Concord reads.", "PATH"),
+    ] = None
+    form: Format = "auto"
+    table: NameTable = None
+
+    def check(self, **instead: Any) -> bool:
+        """Return whether there is a model of one's own.
+
+        Args:
+            instead: values of options that have no meaning beside it.
+
+        Raises:
+            SpecError: listing options that exclude each other, or are about a checkpoint that is not given.
+        """
+        if self.checkpoint is None:
+            refuse(
+                [
+                    f"--{name} is given but --checkpoint is not: whose weights?"
+                    for name, value in self._about().items()
+                    if value
+                ]
+            )
+            return False
+        refuse(
+            [
+                f"--{name} is given beside --checkpoint, which takes its place; leave one out"
+                for name, value in instead.items()
+                if value
+            ]
+        )
+        return True
+
+    def _about(self) -> dict[str, Any]:
+        return {"from": self.form != "auto", "table": self.table}
+
+    def model(self, **on: Any) -> Model:
+        """Return the same model with what it is run on."""
+        return Model(self.checkpoint, self.form, self.table, **on)
+
+
+@dataclass(frozen=True)
+class Model(Trained):
+    """And what it is run on."""
+
+    texts: Texts = None
+    inputs: Annotated[
+        Path | None,
+        reads(
+            "Arrays to run it on, as safetensors: input_ids, and segment_ids, labels, cotangent "
+            "where you have them."
+        ),
+    ] = None
+    batch: Annotated[
+        int | None, option("Samples in a batch. Default: 8 texts, or all samples of --inputs.")
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        option(
+            "With --texts: tokens that a text may have; what is longer is cut off. "
+            "Default: as many as the model takes."
+        ),
+    ] = None
+    show_tokens: Annotated[bool, option("With --texts: print what tokens each text became.")] = False
+
+    def _about(self) -> dict[str, Any]:
+        about = {"texts": self.texts, "inputs": self.inputs, "max-tokens": self.max_tokens}
+        return super()._about() | about
+
+    def check(self, **instead: Any) -> bool:
+        """Return whether there is a model of one's own, as :meth:`Trained.check` does."""
+        if not super().check(**instead):
+            return False
+        problems = ["--texts and --inputs are both given; give either"] if self.texts and self.inputs else []
+        if self.batch is not None and self.batch < 1:
+            problems.append(f"--batch is {self.batch} but must be at least 1")
+        if self.max_tokens is not None and self.texts is None:
+            problems.append("--max-tokens is given but --texts is not: it is about texts")
+        refuse(problems)
+        return True
+
+    def load(self, part: str = "model", gradients: bool = True) -> Own:
+        """Read the checkpoint, and what it is to be run on.
+
+        Args:
+            part: one of :data:`PARTS`; ``"model"`` is what the checkpoint holds.
+            gradients: whether any are wanted: then labels or cotangents that nobody gave are drawn.
+
+        Raises:
+            SpecError: listing what is wrong with the checkpoint, or with texts or inputs.
+        """
+        from concord import porting
+        from concord.porting.folder import name_of
+        from concord.training.data import given
+
+        self.check()
+        assert self.checkpoint is not None
+        found = porting.read(self.checkpoint, self.form, self.table)
+        remarks = [*self._of_checkpoint(found)]
+        part = _part(found, part, remarks)
+        config, name = found.config, given.legible(name_of(self.checkpoint))
+        known = parameters(config, part)
+        if self.texts is not None:
+            batches = self._of_texts(found, part)
+        elif self.inputs is not None:
+            batches = given.of_arrays(self.inputs, config, part, self.batch)
+        else:
+            drawn = "neither --texts nor --inputs is given: ids are drawn, with rows of every awkward kind"
+            batches = given.Given({"drawn": _drawn(config, part)}, [drawn])
+        made: set[str] = set()
+        completed_batches = {
+            f"{name}-{case}": completed(config, batch, part, drawn=gradients, made=made)
+            for case, batch in batches.batches.items()
+        }
+        for batch in completed_batches.values():
+            validate_batch(config, batch, part)
+        remarks += batches.remarks
+        if gradients and made:
+            are = "are" if len(made) > 1 or "labels" in made else "is"
+            remarks.append(
+                f"{' and '.join(sorted(made))} {are} drawn, since nobody gave any: "
+                "gradients are those of the loss that follows"
+            )
+        weights = {name: array for name, array in found.weights().items() if name in known}
+        return Own(name, config, part, weights, completed_batches, remarks, batches.tokens)
+
+    def told(self, part: str = "model", gradients: bool = True) -> Own:
+        """Read the checkpoint, as :meth:`load` does, and say on standard error what is run."""
+        found, console = self.load(part, gradients), Terminal(stderr=True)
+        for line in (*found.remarks, *(found.tokens if self.show_tokens else ())):
+            console.print(line, highlight=False, soft_wrap=True)
+        return found
+
+    def jobs(self, part: str, dtypes: Sequence[str], gradients: bool) -> list[Job]:
+        """Return the jobs of the model, and say on standard error what it is.
+
+        Raises:
+            SpecError: as :meth:`load`, and for an unknown precision.
+        """
+        refuse(unknowns("dtype", dtypes, PRECISIONS))
+        return self.told(part, gradients).jobs(dtypes, gradients)
+
+    def _of_checkpoint(self, found: Checkpoint) -> Iterator[str]:
+        """Say what a checkpoint is, and what of it is left out."""
+        from concord import porting
+
+        assert self.checkpoint is not None
+        how = porting.recognise(self.checkpoint) if self.form == "auto" else None
+        count = sum(int(np.prod(tensor.shape)) for tensor in found.tensors.values())
+        form = f"{how.format}, since {how.why}" if how else self.form
+        yield f"{self.checkpoint}: {form}; {count:,} parameters"
+        ignored = [entry for entry in found.ledger if entry.status == "ignored"]
+        for reason in dict.fromkeys(entry.reason for entry in ignored):
+            names = (entry.foreign for entry in ignored if entry.reason == reason)
+            yield f"ignored: {', '.join(names)}: {reason}"
+
+    def _of_texts(self, found: Checkpoint, part: str) -> Given:
+        from concord.porting.folder import folder_of
+
+        with optional("--texts", "training"):
+            from concord.training.data.ready import encoder_of
+        from concord.training.data import given
+
+        assert self.checkpoint is not None
+        assert self.texts is not None
+        encoder = encoder_of(folder_of(self.checkpoint), found.files, found.config, self.max_tokens)
+        if encoder is None:
+            raise SpecError(
+                f"{self.checkpoint}: has no tokenizer.json and no vocab.txt: put one beside the weights, "
+                "or give ids as --inputs FILE.safetensors"
+            )
+        return given.of_texts(self.texts, encoder, found.config, part, found.labels, self.batch or BATCH)
+
+
+def _part(found: Checkpoint, asked: str, remarks: list[str]) -> str:
+    """Return the part that is judged."""
+    if asked not in PARTS:
+        raise SpecError(f"--part is {asked!r} but must be {' or '.join(PARTS)}: so a checkpoint can be run")
+    part = found.part if asked == "model" else asked
+    lacking = [name for name in parameters(found.config, part) if name not in found.tensors]
+    if lacking:
+        raise SpecError(
+            f"--part is {asked!r} but the checkpoint is the part {found.part!r}, "
+            f"without {', '.join(lacking[:5])}"
+        )
+    if found.part != "model":
+        remarks.append(f"it has no classifier: what is judged is {JUDGED[part]}")
+    return part
+
+
+def _drawn(config: EncoderConfig, part: str) -> Batch:
+    room = config.max_positions - config.position_start
+    tokens = room if config.pooling == "flatten" else min(TOKENS, room)
+    return example_batch(config, batch=5, tokens=tokens, part=part)
+
+
+def reader(path: Path, spelled: bool) -> tuple[Checkpoint, TextEncoder]:
+    """Return a checkpoint of any format, or a run's best, and its own tokenizer.
+
+    Args:
+        spelled: whether a text may spell a mark, as its own library has it; samples of training may not.
+
+    Raises:
+        SpecError: if it cannot be read, takes no texts, or has no tokenizer.
+    """
+    from concord import porting
+    from concord.porting.folder import folder_of
+    from concord.training.data.ready import encoder_of
+
+    found = porting.read(path)
+    if found.part not in PARTS:
+        raise SpecError(
+            f"{path}: holds the part {found.part!r} but must hold one of {', '.join(PARTS)}: "
+            "nothing else takes texts"
+        )
+    with located(str(path)):
+        encoder = encoder_of(folder_of(path), found.files, found.config, spelled=spelled)
+    if encoder is None:
+        raise SpecError(f"{path}: has no tokenizer: it lacks tokenizer.json and vocab.txt")
+    return found, encoder

@@ -1,0 +1,235 @@
+"""Texts and arrays that somebody gives to a model, as batches of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.spec.batch import Batch, completed, from_arrays, validate_batch
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import BatchError, SpecError, located, refuse
+from concord.spec.files import opened, read_arrays
+from concord.spec.tensors import POOLED, inputs
+
+if TYPE_CHECKING:
+    from concord.training.data.encoder import Encoded, TextEncoder
+    from concord.training.data.samples import Samples
+
+ALIASES = {"token_type_ids": "segment_ids", "attention_mask": "key_mask"}
+"""What libraries call inputs, to what they are called here."""
+
+MOST_SHOWN = 5
+"""Truncated texts that are named one by one."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """Batches of a model.
+
+    Attributes:
+        batches: by the number of the first sample, from 1.
+        remarks: what was changed or left out, a line each.
+        tokens: what each text became, a line each.
+    """
+
+    batches: Mapping[str, Batch]
+    remarks: Sequence[str] = ()
+    tokens: Sequence[str] = field(default=(), repr=False)
+
+
+def legible(text: str) -> str:
+    """Return what a folder can be called, from what a file is called."""
+    return re.sub(r"[^\w.-]+", "-", text).strip("-.") or "checkpoint"
+
+
+def of_arrays(path: Path, config: EncoderConfig, part: str, size: int | None) -> Given:
+    """Return the arrays of a file as batches.
+
+    Args:
+        path: safetensors with ``input_ids`` (B, T), and other inputs of the part by name.
+        size: samples of a batch; by default all.
+
+    Raises:
+        SpecError: listing what does not fit.
+    """
+    remarks = []
+    with located(str(path)):
+        named = _named(read_arrays(path), config)
+        if "segment_ids" in inputs(config, part) and "segment_ids" not in named and "input_ids" in named:
+            named["segment_ids"] = np.zeros_like(named["input_ids"])
+            remarks.append("segment_ids are 0, since nobody gave any")
+        validate_batch(config, completed(config, from_arrays(named), part), part)
+    count = len(named["input_ids"])
+    size, stem = size or count, legible(path.stem)
+    batches = {
+        stem if size >= count else f"{stem}-{start + 1}": from_arrays(
+            {name: array[start : start + size] for name, array in named.items()}
+        )
+        for start in range(0, count, size)
+    }
+    return Given(batches, remarks)
+
+
+def _named(found: Mapping[str, NDArray[Any]], config: EncoderConfig) -> dict[str, NDArray[Any]]:
+    """Return arrays by the names of the specification; a mask must say what padding says.
+
+    Raises:
+        SpecError: if a name is given twice, or a mask hides something else.
+    """
+    named: dict[str, NDArray[Any]] = {}
+    for key, array in found.items():
+        name = ALIASES.get(key, key)
+        if name in named:
+            raise SpecError(f"{key!r} is there beside {name!r}: both say the same")
+        named[name] = array
+    mask, ids = named.pop("key_mask", None), named.get("input_ids")
+    if not config.num_segments and "segment_ids" in named and not named["segment_ids"].any():
+        del named["segment_ids"]  # of a model without segments, libraries give zeros all the same
+    if mask is None or ids is None:
+        return named
+    if mask.shape != ids.shape:
+        raise SpecError(f"the mask has shape {mask.shape} but must be {ids.shape}, as 'input_ids' is")
+    apart = np.argwhere(mask.astype(bool) != (ids != config.pad_id))
+    if len(apart):
+        at = tuple(int(i) for i in apart[0])
+        raise SpecError(
+            f"the mask is {mask[at].item()} at {at}, where 'input_ids' is {ids[at]}, but must hide "
+            f"{config.pad_id} ('pad_id') and nothing else [clause=MSK-1]"
+        )
+    return named
+
+
+def of_texts(
+    path: Path,
+    encoder: TextEncoder,
+    config: EncoderConfig,
+    part: str,
+    labels: Sequence[str] | None,
+    size: int,
+) -> Given:
+    """Return the texts of a file as batches, filled up with padding.
+
+    Args:
+        encoder: the model's own tokenizer.
+        labels: the names of the model's classes; None: they are numbers.
+        size: samples of a batch.
+
+    Raises:
+        SpecError: listing lines that are no texts, or whose ids or labels the model does not have.
+    """
+    samples = read_texts(path)
+    places = [samples.where(sample.number) for sample in samples.samples]
+    encoded = []
+    for where, sample in zip(places, samples.samples, strict=True):
+        with located(where):
+            encoded.append(encoder.encode(sample.text_a, sample.text_b))
+    problems = [
+        problem for where, one in zip(places, encoded, strict=True) for problem in _unfit(where, one, config)
+    ]
+    if problems:
+        raise BatchError(problems[:20])
+    numbers = _labels(samples, path, config, labels) if part == "model" else None
+    batches = {
+        f"{legible(path.stem)}-{start + 1}": _batch(
+            encoded[start : start + size],
+            config,
+            part,
+            None if numbers is None else numbers[start : start + size],
+        )
+        for start in range(0, len(encoded), size)
+    }
+    cut = [
+        f"{where}: {one.truncated} tokens were cut off: {len(one.ids)} are as many as it may have"
+        for where, one in zip(places, encoded, strict=True)
+        if one.truncated
+    ]
+    more = [f"and {len(cut) - MOST_SHOWN} more texts were cut off"] if len(cut) > MOST_SHOWN else []
+    tokens = [f"{where}: {' '.join(one.tokens)}" for where, one in zip(places, encoded, strict=True)]
+    return Given(batches, cut[:MOST_SHOWN] + more, tokens)
+
+
+def _unfit(where: str, one: Encoded, config: EncoderConfig) -> Iterator[str]:
+    """Yield what a model cannot do with the ids of a text, each once."""
+    for place, (number, token) in enumerate(zip(one.ids.tolist(), one.tokens, strict=True)):
+        said = f"{where}: token {place}, {token!r}, has id {number}"
+        if not 0 <= number < config.vocab_size:
+            yield (
+                f"{said} but the model's table has {config.vocab_size} rows: is it another model's "
+                "tokenizer? [clause=INP-1]"
+            )
+            return
+        if number == config.pad_id:
+            yield (
+                f"{said}, which is padding ('pad_id') to the model: it is masked wherever it stands "
+                "[clause=MSK-1]"
+            )
+            return
+    if config.num_segments and len(one.segment_ids) and one.segment_ids.max() >= config.num_segments:
+        count = f"{config.num_segments} segment{'' if config.num_segments == 1 else 's'}"
+        yield f"{where}: is a pair, but the model has {count} [clause=EMB-5]"
+
+
+def _labels(
+    samples: Samples, path: Path, config: EncoderConfig, labels: Sequence[str] | None
+) -> NDArray[np.int64] | None:
+    """Return labels, if every text has one.
+
+    Raises:
+        SpecError: for a name that no class bears.
+    """
+    if any(sample.label is None for sample in samples.samples):
+        return None
+    known = list(labels or map(str, range(max(2, config.num_classes))))
+    unknown = sorted({str(sample.label) for sample in samples.samples} - {*known})
+    if unknown:
+        raise SpecError(
+            f"{path}: has the labels {', '.join(map(repr, unknown[:5]))} but the model's are "
+            f"{', '.join(map(repr, known[:20]))}"
+        )
+    return np.array([known.index(str(sample.label)) for sample in samples.samples], np.int64)
+
+
+def _batch(
+    encoded: Sequence[Encoded], config: EncoderConfig, part: str, labels: NDArray[np.int64] | None
+) -> Batch:
+    whole = config.pooling == "flatten" and part in POOLED
+    tokens = config.max_positions if whole else max(len(one.ids) for one in encoded)
+    ids = np.full((len(encoded), tokens), config.pad_id, np.int64)
+    segments = np.zeros_like(ids)
+    for row, one in enumerate(encoded):
+        ids[row, : len(one.ids)], segments[row, : len(one.ids)] = one.ids, one.segment_ids
+    return Batch(input_ids=ids, segment_ids=segments if config.num_segments else None, labels=labels)
+
+
+def read_texts(path: Path) -> Samples:
+    """Read texts: one on each line, or two with a tab between them; a header or JSON Lines may say more.
+
+    Raises:
+        SpecError: for what cannot be read, listing bad lines.
+    """
+    from concord.training.data import read
+    from concord.training.data.lines import Complaints, numbered
+    from concord.training.data.samples import FIELDS, USUAL, layout_of
+
+    layout, columns = layout_of(path, None), None
+    if layout == "tsv":
+        with opened(path) as file:
+            _, first = next(numbered(file, str(path), Complaints()), (0, ""))
+        header = "text_a" in {USUAL.get(value, value) for value in first.split("\t")}
+        columns = FIELDS[:2] if first.count("\t") == 1 and not header else None
+    samples = read(path, layout=layout, columns=columns)
+    refuse(
+        [
+            f"{samples.where(sample.number)}: has a tab, but the first line has none: either each line is a "
+            "pair or none is"
+            for sample in samples.samples
+            if layout == "plain" and "\t" in sample.text_a
+        ][:1]
+    )
+    return samples
