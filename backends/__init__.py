@@ -41,7 +41,7 @@ def resolve(name: str) -> str:
         UnknownNameError: with the nearest names.
     """
     if name in BUILT_IN:
-        return f"concord.backends.{name}.adapter:Adapter"
+        return f"concord.backends.{name}.backend:Adapter"
     for point in entry_points(group=ENTRY_POINTS):
         if point.name == name:
             return point.value

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,10 +23,11 @@ from concord.backends.interface import (
     choose,
 )
 from concord.backends.optimizers import Optimizer
-from concord.backends.switches import FrameworkSwitches
+from concord.backends.taps import Observation, Tensor
 from concord.backends.trainer import Trainer
-from concord.backends.weights import FrameworkWeights, Tensor
-from concord.spec.parameters import Weights
+from concord.backends.weights import Naming
+from concord.spec.config import EncoderConfig
+from concord.spec.parameters import Weights, parameters
 from concord.spec.training.recipe import Recipe
 
 Device = Any
@@ -43,12 +44,17 @@ class FrameworkAdapter(ABC):
         thread_switches: the environment variables that say how many threads it has.
         implementations: by name.
         known_deviations: what it declares (SPEC PRC-4), for each kind of device.
-        switches: how it computes products.
-        weights: where it keeps weights.
+        naming: what it calls parameters.
+        precisions: what ``strict`` and ``tf32`` of :data:`concord.backends.interface.PRECISION_MODES` set.
+        determinism: what is set where only kernels may run that give the same bits each time.
+        defaults: the switches as they were when the framework was imported.
         session_type: the class of its sessions.
         trainer: makes of a session what trains its model.
         optimizer: returns what updates parameters, by native name, as a recipe says, given the kind of each.
-        multiply: starts a matrix product: (M, K) and (K, N) to (M, N).
+        named: returns the parameters of a model by native name.
+        trained: returns those that a gradient is taken by.
+        explicit_names: returns tensors by native name, those of an encoder layer of the framework's by the names that the explicit one has.
+        differentiate: returns what a session evaluates, with gradients.
         synchronize: waits until what it is given is computed.
         timed: runs so many steps on a device, and returns their seconds (:meth:`concord.backends.interface.Steps.timed`).
     """
@@ -59,14 +65,23 @@ class FrameworkAdapter(ABC):
     thread_switches: ClassVar[tuple[str, ...]]
     implementations: ClassVar[Mapping[str, Implementation]]
     known_deviations: ClassVar[Mapping[str, list[dict[str, Any]]]]
-    switches: ClassVar[FrameworkSwitches]
-    weights: ClassVar[FrameworkWeights]
+    naming: ClassVar[Naming]
+    precisions: ClassVar[Mapping[str, Mapping[str, Any]]]
+    determinism: ClassVar[Mapping[str, Any]]
     session_type: ClassVar[Callable[..., Any]]
     trainer: Callable[..., Trainer] = Trainer
     optimizer: ClassVar[staticmethod[[Recipe, Mapping[str, Any], Mapping[str, str]], Optimizer]]
-    multiply: ClassVar[staticmethod[[Tensor, Tensor], Tensor]]
+    named: ClassVar[staticmethod[[Any], Mapping[str, Tensor]]]
+    trained: ClassVar[staticmethod[[Any], Mapping[str, Tensor]]]
+    explicit_names: ClassVar[staticmethod[[Mapping[str, Tensor]], Mapping[str, Tensor]]] = staticmethod(
+        lambda named: named
+    )
+    differentiate: ClassVar[staticmethod[..., Observation]]
     synchronize: ClassVar[staticmethod[[Any], None]]
     timed: ClassVar[staticmethod[[Steps, int], list[float]]]
+
+    def __init__(self) -> None:
+        self.defaults = self.read_switches()
 
     def describe(self) -> dict[str, Any]:
         """Return versions, devices, dtypes, threads and precision switches."""
@@ -83,8 +98,8 @@ class FrameworkAdapter(ABC):
                 for name, entry in self.implementations.items()
                 if entry.known_deviations
             },
-            "precision_switches": self.switches.read_back(),
-            "precision_defaults": self.switches.at_import(),
+            "precision_switches": self.read_switches(),
+            "precision_defaults": self.switches_at_import(),
         }
 
     def run(self, request: Request) -> Run:
@@ -117,13 +132,13 @@ class FrameworkAdapter(ABC):
     ) -> Steps:
         """Return the product of two matrices (:meth:`concord.backends.interface.Measurable.product`)."""
         place = self.device(device)
-        self.switches.set_precision(precision)
+        self.set_precision(precision)
         return Product(self, self.tensor(left, dtype, place), self.tensor(right, dtype, place))
 
     def build(self, request: Request, device: Device) -> Any:
         """Return the part of the model with the weights loaded."""
         model = self.construct(self.implementation(request).parts[request.part], request, device)
-        self.weights.load(model, request.config, request.weights, request.part)
+        self.load(model, request.config, request.weights, request.part)
         return model
 
     def round_trip(self, request: Request) -> Weights:
@@ -133,7 +148,7 @@ class FrameworkAdapter(ABC):
 
     def parameters(self, model: Any, request: Request) -> Weights:
         """Return the parameters of a model by canonical name."""
-        found = self.weights.export(self.weights.named(model), request.config, request.part)
+        found = self.export(self.named(model), request.config, request.part)
         return {
             name: np.array(array) for name, array in found.items()
         }  # what a framework gives may be its own memory, which the next step changes
@@ -155,6 +170,61 @@ class FrameworkAdapter(ABC):
     def within(self, request: Request) -> Iterator[None]:
         """Do what a block does in the place and way of a request."""
         yield
+
+    def precision(self, mode: str) -> dict[str, Any]:
+        """Return what a precision mode sets."""
+        return (
+            {name: self.defaults[name] for name in self.precisions["strict"]}
+            if mode == "default"
+            else dict(self.precisions[mode])
+        )
+
+    def set_precision(self, mode: str) -> None:
+        """Have products of float32 numbers computed in one of :data:`concord.backends.interface.PRECISION_MODES`."""
+        self.put_switches(self.precision(mode))
+
+    def wanted(self, request: Request) -> dict[str, Any]:
+        """Return the switches that a request sets, as they have to be still when it is done."""
+        return {**self.precision(request.precision), **(self.determinism if request.deterministic else {})}
+
+    def switches_at_import(self) -> dict[str, Any]:
+        """Return the switches as imported, and in which arithmetic float32 products then run on each kind of device."""
+        return {
+            **self.defaults,
+            "products": {"cpu": "float32", "cuda": "float32" if self.full_products() else "tf32"},
+        }
+
+    def relaid(self, array: NDArray[Any], kind: str) -> NDArray[Any]:
+        """Return a canonical array in the native layout, or a native one in the canonical layout."""
+        return array.T if self.naming.transposed and kind == "kernel" else array
+
+    def load(self, model: Any, config: EncoderConfig, weights: Weights, part: str) -> None:
+        """Copy canonical weights into a model, rounding each to the model's dtype once (SPEC PRC-2, WGT-4)."""
+        named = self.explicit_names(self.named(model))
+        for name, parameter in parameters(config, part).items():
+            self.assign(
+                named[self.naming.native_name(name, parameter.kind)],
+                np.ascontiguousarray(self.relaid(weights[name], parameter.kind)),
+            )
+
+    def export(
+        self, named: Mapping[str, Tensor], config: EncoderConfig, part: str
+    ) -> dict[str, NDArray[Any]]:
+        """Return tensors that bear native names, a model's parameters or their gradients, as canonical arrays."""
+        found, named = {}, self.explicit_names(named)
+        for name, parameter in parameters(config, part).items():
+            native = self.naming.native_name(name, parameter.kind)
+            if native in named:
+                found[name] = np.ascontiguousarray(self.relaid(self.to_numpy(named[native]), parameter.kind))
+        return found
+
+    def call(self, model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the output of a model that takes each of its inputs as an argument."""
+        return model(**inputs)
+
+    def without_gradients(self) -> AbstractContextManager[Any]:
+        """Return what computes without a thought of gradients."""
+        return nullcontext()
 
     # What each framework does in its own way.
 
@@ -182,6 +252,60 @@ class FrameworkAdapter(ABC):
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
         """Return the largest number of bytes held on a device (:meth:`concord.backends.interface.Measurable.peak_memory`)."""
 
+    @abstractmethod
+    def layers(self, model: Any) -> Iterable[tuple[str, Any]]:
+        """Return all layers of a model, itself too, with their paths, such as ``layers.0.attention``."""
+
+    @abstractmethod
+    def seeded(self, words: NDArray[np.uint32]) -> Tensor | None:
+        """Have the framework's own dropout begin anew: return the seed of a batch, or None where the framework keeps a generator, which goes on through a step.
+
+        Args:
+            words: two, which the seed follows from.
+        """
+
+    @abstractmethod
+    def dropped(self, tensor: Tensor, rate: float, seed: Tensor | None, place: int) -> Tensor:
+        """Return a tensor with elements dropped by the framework's own dropout, and the others divided by the share that is kept.
+
+        Args:
+            rate: the share that is dropped.
+            seed: as :meth:`seeded` returned it.
+            place: the number of the site, for no two may drop alike.
+        """
+
+    @abstractmethod
+    def multiply(self, left: Tensor, right: Tensor) -> Tensor:
+        """Start a matrix product: (M, K) and (K, N) to (M, N)."""
+
+    @abstractmethod
+    def read_switches(self) -> dict[str, Any]:
+        """Return every switch as it is now, with what the environment says of it."""
+
+    @abstractmethod
+    def full_products(self) -> bool:
+        """Return whether GPUs compute products of float32 numbers in full, as imported."""
+
+    @abstractmethod
+    def put_switches(self, wanted: Mapping[str, Any]) -> None:
+        """Set switches of a precision."""
+
+    @abstractmethod
+    def set_determinism(self, on: bool) -> None:
+        """Have only kernels run that give the same bits each time, or let any run."""
+
+    @abstractmethod
+    def has_tf32(self, device: Any) -> bool:
+        """Return whether a device has tensor cores for TF32."""
+
+    @abstractmethod
+    def assign(self, parameter: Tensor, array: NDArray[Any]) -> None:
+        """Copy an array of the native layout into a parameter, rounding to its dtype once."""
+
+    @abstractmethod
+    def to_numpy(self, tensor: Tensor) -> NDArray[Any]:
+        """Return a tensor as an array; the half precisions come as float32, exactly."""
+
 
 class Product:
     """A matrix product, again and again (:class:`concord.backends.interface.Steps`): (M, K) and (K, N) to (M, N)."""
@@ -207,4 +331,4 @@ class Product:
 
     def results(self) -> dict[str, NDArray[np.floating]]:
         """Return what the last step computed."""
-        return {"product": self.adapter.weights.to_numpy(self.product)}
+        return {"product": self.adapter.to_numpy(self.product)}

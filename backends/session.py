@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -35,7 +34,7 @@ ASKED = ("device", "implementation", "execution", "precision", "deterministic")
 """Settings that a run repeats, so that nobody has to take them on trust (SPEC PRC-3)."""
 
 
-class FrameworkSession(ABC):
+class FrameworkSession:
     """A session of a backend (:class:`concord.backends.interface.Session`).
 
     Args:
@@ -48,9 +47,11 @@ class FrameworkSession(ABC):
         inputs: by name, on the device.
         window: what a training step is given of them, once one has been made.
         computed: what the last step computed, by name.
+        captured: whether kernels of a step are captured as a graph.
     """
 
     model: Any
+    captured = False
     losses: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]]
     window: Prepared | None
 
@@ -58,9 +59,9 @@ class FrameworkSession(ABC):
         self.adapter, self.request = adapter, request
         self.implementation = adapter.implementation(request)
         self.device = adapter.device(request.device)
-        refuse_tf32(adapter.name, request, adapter.switches.has_tf32(self.device))
-        adapter.switches.set_precision(request.precision)
-        adapter.switches.set_determinism(request.deterministic)
+        refuse_tf32(adapter.name, request, adapter.has_tf32(self.device))
+        adapter.set_precision(request.precision)
+        adapter.set_determinism(request.deterministic)
         self.compiled = request.execution.endswith("compiled")
         self.loss_function = self.losses[request.part != "model"](request.config)
         self.trace = adapter.trace(request)
@@ -111,7 +112,7 @@ class FrameworkSession(ABC):
         self.request = replace(self.request, weights=weights)
         with self.context():
             model = self.model
-            self.adapter.weights.load(model, self.request.config, weights, self.request.part)
+            self.adapter.load(model, self.request.config, weights, self.request.part)
             self.model = model
 
     def step(self) -> None:
@@ -120,7 +121,7 @@ class FrameworkSession(ABC):
 
     def results(self) -> dict[str, NDArray[np.floating]]:
         """Return what the last step computed: the logits (B, C), or the loss before an update."""
-        return {name: self.adapter.weights.to_numpy(tensor) for name, tensor in self.computed.items()}
+        return {name: self.adapter.to_numpy(tensor) for name, tensor in self.computed.items()}
 
     def parameters(self) -> Weights:
         """Return the parameters as they are now, by canonical name."""
@@ -159,29 +160,29 @@ class FrameworkSession(ABC):
     @property
     def operands(self) -> tuple[Any, ...]:
         """What a step is given."""
-        return (self.inputs,)
+        return (*self.held, self.inputs)
 
     @property
     def held(self) -> tuple[Any, Any]:
         """What a step of training is given of the model, its parameters and the rest, where it does not hold them itself."""
         return (), ()
 
-    def model_of(self, state: Any, fixed: Any) -> Any:  # noqa: ARG002 - where the model holds them
+    def model_of(self, state: Any, fixed: Any) -> Any:
         """Return the model of what a step is given."""
         return self.model
 
-    def held_by(self, model: Any) -> Any:  # noqa: ARG002 - where the model holds them
+    def held_by(self, model: Any) -> Any:
         """Return what a step leaves of the model, where that does not hold its parameters itself."""
         return ()
 
-    def hold(self, state: Any) -> None:  # noqa: B027 - not every framework needs anything
+    def hold(self, state: Any) -> None:
         """Take what a step left of the model."""
 
     def number(self, value: float) -> Any:
         """Return a number that a step is given: a tensor, where whole steps are compiled."""
         return value
 
-    def forget(self) -> None:  # noqa: B027 - not every framework needs anything
+    def forget(self) -> None:
         """Let go of what was compiled and is not used any more, where a framework keeps it."""
 
     @property
@@ -201,7 +202,7 @@ class FrameworkSession(ABC):
         """Compute what the request asks for; nothing is updated, unless it asks for training."""
         if self.request.training:
             return self.trainer.run()
-        adapter, request, to_numpy = self.adapter, self.request, self.adapter.weights.to_numpy
+        adapter, request, to_numpy = self.adapter, self.request, self.adapter.to_numpy
         zeros = {
             name: adapter.tensor(array, request.dtype, self.device) for name, array in request.zeros().items()
         }
@@ -209,7 +210,7 @@ class FrameworkSession(ABC):
             found = self.traced(self.observe, *self.operands, zeros)(*self.operands, zeros)
         gradients = {}
         if request.gradients:
-            gradients = adapter.weights.export(found.gradients, request.config, request.part)
+            gradients = adapter.export(found.gradients, request.config, request.part)
             gradients |= {
                 name: to_numpy(gradient)
                 for name, gradient in found.gradients.items()
@@ -221,7 +222,7 @@ class FrameworkSession(ABC):
             if name.startswith("taps.")
         }
         taps = {name: to_numpy(tensor) for name, tensor in found.taps.items()} if request.taps else {}
-        confirm_switches(adapter.name, adapter.switches.wanted(request), adapter.switches.read_back())
+        confirm_switches(adapter.name, adapter.wanted(request), adapter.read_switches())
         return Run(
             to_numpy(found.output),
             to_numpy(found.loss),
@@ -255,21 +256,17 @@ class FrameworkSession(ABC):
                 found[name] = tensor
             return tensor
 
-        tapped = [*self.layers(model), ("", self.loss_function)]
+        tapped = [*self.adapter.layers(model), ("", self.loss_function)]
         attach(tapped, self.trace(model, inputs, record), self.hidden)
         given = {
             name: tensor
             for name, tensor in inputs.items()
             if name not in TARGETS and not name.startswith(DROPOUT)
         }
-        output = self.call(model, given)
+        output = self.adapter.call(model, given)
         loss = self.loss_function(model, output, inputs) if with_loss else None
         attach(tapped, lambda name, tensor: tensor)  # what was recorded is let go
         return output, loss, found
-
-    def call(self, model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the output of a model that takes each of its inputs as an argument."""
-        return model(**inputs)
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -292,16 +289,9 @@ class FrameworkSession(ABC):
         with self.adapter.within(self.request), self.implementation.context(self.request):
             yield
 
-    def prepare(self) -> None:  # noqa: B027 - not every framework needs anything
+    def prepare(self) -> None:
         """Do once what a framework needs before it compiles."""
 
-    # What each framework does in its own way.
-
-    @abstractmethod
-    def layers(self, model: Any) -> Iterable[tuple[str, Any]]:
-        """Return all layers of a model, itself too, with their paths, such as ``layers.0.attention``."""
-
-    @abstractmethod
     def traced(
         self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()
     ) -> Callable[..., Any]:
@@ -310,12 +300,22 @@ class FrameworkSession(ABC):
         Args:
             replaced: which of what it is given is not used any more afterwards: results may take its place.
         """
+        return function
 
-    @abstractmethod
-    def infer(self, inputs: Mapping[str, Tensor]) -> Tensor:
+    def evaluation(self, captured: bool) -> Callable[..., Any]:
+        """Return what evaluates the model (:meth:`evaluate`), compiled if that is asked for and the framework does not compile whole steps."""
+        return self.evaluate
+
+    @cached_property
+    def evaluating(self) -> Callable[..., Any]:
+        """What evaluates the model in steps."""
+        return self.evaluation(self.captured)
+
+    def infer(self, held: Any, fixed: Any, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the logits (B, C)."""
+        with self.adapter.without_gradients():
+            return self.evaluating(self.model_of(held, fixed), inputs, {}, False, False)[0]
 
-    @abstractmethod
     def differentiated(
         self, model: Any, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]
     ) -> Observation:
@@ -324,29 +324,21 @@ class FrameworkSession(ABC):
         Args:
             zeros: as in :meth:`observe`.
         """
+        return self.adapter.differentiate(
+            self.evaluating, model, self.request.part, inputs, zeros, bool(zeros)
+        )
 
-    @abstractmethod
-    def seeded(self, words: NDArray[np.uint32]) -> Tensor | None:
-        """Have the framework's own dropout begin anew: return the seed of a batch, or None where the framework keeps a generator, which goes on through a step.
-
-        Args:
-            words: two, which the seed follows from.
-        """
-
-    @abstractmethod
-    def dropped(self, tensor: Tensor, rate: float, seed: Tensor | None, place: int) -> Tensor:
-        """Return a tensor with elements dropped by the framework's own dropout, and the others divided by the share that is kept.
+    def observe(
+        self, held: Any, fixed: Any, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]
+    ) -> Observation:
+        """Return output, loss and every activation, and gradients if they are asked for.
 
         Args:
-            rate: the share that is dropped.
-            seed: as :meth:`seeded` returned it.
-            place: the number of the site, for no two may drop alike.
+            zeros: in the shape of each activation whose gradient is asked for; added to it, they have the same gradient.
         """
-
-    @abstractmethod
-    def observe(self, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]) -> Observation:
-        """Return output, loss and every tap, and gradients if they are asked for.
-
-        Args:
-            zeros: in the shape of each tap whose gradient is asked for; added to it, they have the same gradient.
-        """
+        model, evaluate = self.model_of(held, fixed), self.evaluation(captured=False)
+        if self.request.gradients:
+            return self.adapter.differentiate(evaluate, model, self.request.part, inputs, zeros, True)
+        with self.adapter.without_gradients():
+            output, loss, found = evaluate(model, inputs, {}, True)
+        return Observation(output, loss, found, {})

@@ -87,10 +87,10 @@ class Trainer:
             request.training,
             request.training.recipe,
         )
-        self.weights, table = session.adapter.weights, parameters(request.config, request.part)
+        self.adapter, table = session.adapter, parameters(request.config, request.part)
         self.entries = {name: entry for name, entry in table.items() if entry.trainable}
         self.native = {
-            name: self.weights.naming.native_name(name, entry.kind) for name, entry in self.entries.items()
+            name: self.adapter.naming.native_name(name, entry.kind) for name, entry in self.entries.items()
         }
         self.kinds = {native: table[name].kind for name, native in self.native.items()}
         self.sites = {
@@ -109,23 +109,21 @@ class Trainer:
 
     def variables(self, model: Any) -> dict[str, Any]:
         """Return the parameters of a model that are trained, by native name."""
-        found = self.weights.trained(model)
+        found = self.adapter.trained(model)
         return {native: found[native] for native in self.native.values()}
 
     def updating(self) -> Optimizer:
         """Return what updates parameters as the recipe says."""
-        found: Optimizer = self.session.adapter.optimizer(
-            self.recipe, self.variables(self.session.model), self.kinds
-        )
+        found: Optimizer = self.adapter.optimizer(self.recipe, self.variables(self.session.model), self.kinds)
         return found
 
     def refuse(self) -> None:
         """Refuse what layers keep to themselves: parameters that lie within others, and taps whose elements are to be dropped."""
-        name, implementation = self.session.adapter.name, self.request.implementation
+        name, implementation = self.adapter.name, self.request.implementation
         within = [
             native
             for native in self.native.values()
-            if native not in self.weights.trained(self.session.model)
+            if native not in self.adapter.trained(self.session.model)
         ]
         if within:
             raise Unsupported(
@@ -160,8 +158,8 @@ class Trainer:
                     array = state.get(
                         f"{slot}.{name}", np.zeros(self.request.weights[name].shape, np.float32)
                     )
-                    native = np.ascontiguousarray(self.weights.relaid(array, entry.kind))
-                    kept[f"{slot}.{self.native[name]}"] = self.session.adapter.tensor(
+                    native = np.ascontiguousarray(self.adapter.relaid(array, entry.kind))
+                    kept[f"{slot}.{self.native[name]}"] = self.adapter.tensor(
                         native, self.request.dtype, self.session.device
                     )
             self.resume(kept, step)
@@ -186,7 +184,7 @@ class Trainer:
             }
             program = self.program(("predict", shapes_of(session.inputs)), session.infer, session.operands)
             output = program(*session.operands)
-        return np.array(self.weights.to_numpy(output))
+        return np.array(self.adapter.to_numpy(output))
 
     def state(self) -> dict[str, NDArray[np.floating]]:
         """Return the parameters and what is kept, as :meth:`load` takes them."""
@@ -217,7 +215,7 @@ class Trainer:
         return Run(
             output,
             loss,
-            backend=self.session.adapter.name,
+            backend=self.adapter.name,
             dtype=self.request.dtype,
             info=self.info(),
             steps=reported,
@@ -231,9 +229,9 @@ class Trainer:
         """
         if self.training.dropout_by == "native":
             raise Unsupported(
-                f"{self.session.adapter.name} cannot say what its own dropout is going to drop [clause=DRP-3]"
+                f"{self.adapter.name} cannot say what its own dropout is going to drop [clause=DRP-3]"
             )
-        kept, steps, to_numpy = self.state(), self.steps, self.weights.to_numpy
+        kept, steps, to_numpy = self.state(), self.steps, self.adapter.to_numpy
         batches, drawn, rates = [], dict[str, str](), []
         with self.session.context():
             for step, window in enumerate(windows):
@@ -319,8 +317,8 @@ class Trainer:
             found = self.start(self.prepared(window), report)
         confirm_switches(
             session.adapter.name,
-            session.adapter.switches.wanted(self.request),
-            session.adapter.switches.read_back(),
+            session.adapter.wanted(self.request),
+            session.adapter.read_switches(),
         )
         return self.reported(found)
 
@@ -527,7 +525,7 @@ class Trainer:
             if name in self.native:
                 touched = np.zeros((len(self.request.weights[name]), 1), bool)
                 touched[rows] = True
-                found[self.native[name]] = self.session.adapter.tensor(
+                found[self.native[name]] = self.adapter.tensor(
                     touched, self.request.dtype, self.session.device
                 )
         return found
@@ -561,7 +559,7 @@ class Trainer:
             def live(name: str, tensor: Tensor) -> Tensor:
                 found = tap(name, tensor)
                 return (
-                    self.session.dropped(
+                    self.adapter.dropped(
                         found, rate_of(self.recipe, self.sites[name]), inputs.get(SEED), place[name]
                     )
                     if name in place
@@ -577,13 +575,13 @@ class Trainer:
         if not self.sites:
             return {}
         if self.training.dropout_by == "native":
-            seed = self.session.seeded(seed_of(self.training.seed, self.steps, number))
+            seed = self.adapter.seeded(seed_of(self.training.seed, self.steps, number))
             return {} if seed is None else {SEED: seed}
         config, given, found = self.request.config, batch.arrays(), {}
         table, sizes = taps(config, self.request.part, given), sizes_of(config, given)
         for tap, site in self.sites.items():
             keep, rate = self.dropped(number, site, resolve(table[tap].shape, sizes))
-            found[f"{DROPOUT}{tap}"] = self.session.adapter.tensor(
+            found[f"{DROPOUT}{tap}"] = self.adapter.tensor(
                 keep / (1 - rate), self.request.dtype, self.session.device
             )
         return found
@@ -607,7 +605,7 @@ class Trainer:
         """Return tensors of the parameters by canonical name."""
         return {
             name: np.array(array)
-            for name, array in self.weights.export(tensors, self.request.config, self.request.part).items()
+            for name, array in self.adapter.export(tensors, self.request.config, self.request.part).items()
         }
 
     def reported(self, found: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
@@ -626,7 +624,7 @@ class Trainer:
         return (
             precision(self.request.dtype).round(value)
             if isinstance(value, float)
-            else self.weights.to_numpy(value)
+            else self.adapter.to_numpy(value)
         )
 
 

@@ -31,13 +31,13 @@ PROGRAMS = {
     "torch": """
 import copy, torch
 from concord.backends.torch.model import TextClassifier
-from concord.backends.torch.weights import NativeWeights
+from concord.backends.torch.backend import Adapter
 
 assert torch.backends.mha.get_fastpath_enabled(), "importing sets no switch"
-import concord.backends.torch.adapter
+import concord.backends.torch.backend
 assert torch.backends.mha.get_fastpath_enabled(), "importing sets no switch"
 model = TextClassifier(config).eval()
-NativeWeights().load(model, config, weights, "model")
+Adapter().load(model, config, weights, "model")
 given = torch.from_numpy(ids), torch.from_numpy(segments)
 with torch.no_grad():
     logits = model(*given)
@@ -53,13 +53,13 @@ found["names are canonical"] = set(model.state_dict()) == set(spec.parameters(co
 import keras
 from concord.backends.tf.model import TextClassifier
 from concord.backends.tf import library
-from concord.backends.tf.weights import NativeWeights
+from concord.backends.tf.backend import Adapter
 
 given = {"input_ids": ids, "segment_ids": segments}
 for made in (TextClassifier, library.TextClassifier):
     model = made(config)
     model.build()
-    NativeWeights().load(model, config, weights, "model")
+    Adapter().load(model, config, weights, "model")
     logits = model(given)
     other = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(model))
     found["was another"] = not compare(other(given), logits)
@@ -83,11 +83,11 @@ found["predicts"] = model.predict(given, batch_size=3, verbose=0).shape == (7, 3
     "paddle": """
 import paddle
 from concord.backends.paddle.model import TextClassifier
-from concord.backends.paddle.weights import NativeWeights
+from concord.backends.paddle.backend import Adapter
 
 model = TextClassifier(config)
 model.eval()
-NativeWeights().load(model, config, weights, "model")
+Adapter().load(model, config, weights, "model")
 given = paddle.to_tensor(ids), paddle.to_tensor(segments)
 with paddle.no_grad():
     logits = model(*given)
@@ -103,13 +103,13 @@ found["names are canonical"] = set(model.state_dict()) == set(spec.parameters(co
 import jax, jax.numpy as jnp
 from flax import nnx
 from concord.backends.jax.model import TextClassifier
-from concord.backends.jax.weights import NativeWeights
+from concord.backends.jax.backend import Adapter
 
 model = TextClassifier(config, rngs=nnx.Rngs(0))
 again, another = (TextClassifier(config, rngs=nnx.Rngs(seed)) for seed in (0, 1))
 given = jnp.asarray(ids), jnp.asarray(segments)
 found["drawn from rngs"] = compare(model(*given), again(*given)) and not compare(model(*given), another(*given))
-NativeWeights().load(model, config, weights, "model")
+Adapter().load(model, config, weights, "model")
 logits = model(*given)
 graph, state = nnx.split(model)
 doubled = jax.tree.map(lambda leaf: leaf * 2, state)

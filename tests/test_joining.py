@@ -183,7 +183,7 @@ def test_a_package_cannot_take_the_place_of_a_framework(tmp_path: Path) -> None:
     )
     assert (
         done.stdout.strip()
-        == "['torch', 'tf', 'paddle', 'jax', 'alpha', 'zeta'] concord.backends.torch.adapter:Adapter"
+        == "['torch', 'tf', 'paddle', 'jax', 'alpha', 'zeta'] concord.backends.torch.backend:Adapter"
     )
 
 

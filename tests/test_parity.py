@@ -29,40 +29,35 @@ PARITY_EXCEPTIONS = (
         for name in ("tf", "paddle", "jax")
         for pattern in ("- kernels(request)", "- fused_reasons(request)")
     ),
-    *((name, "adapter.py", "+ Adapter.within(self, request)", "within `") for name in ("tf", "jax")),
-    ("jax", "adapter.py", "+ Adapter.__init__(self)", "`jax_enable_x64`"),
+    *((name, "backend.py", "+ Adapter.within(self, request)", "within `") for name in ("tf", "jax")),
+    ("jax", "backend.py", "+ Adapter.__init__(self)", "`jax_enable_x64`"),
     *(
-        (name, "session.py", f"- Session.{method}", "compiles a whole step")
+        (name, "backend.py", f"- Session.{method}", "compiles a whole step")
         for name in ("tf", "jax")
-        for method in ("evaluating(self)", "evaluation(*", "forget(self)", "prepare(self)")
+        for method in ("evaluation(*", "forget(self)", "prepare(self)")
     ),
     *(
-        (name, "session.py", "+ Session.number(self, value)", "compiles a whole step")
+        (name, "backend.py", pattern, "compiles a whole step")
         for name in ("tf", "jax")
+        for pattern in ("+ Session.number(*", "+ Session.traced(*", "- Adapter.without_gradients(*")
     ),
     *(
-        (name, "session.py", pattern, "no graph: ")
+        (name, "backend.py", pattern, "no graph: ")
         for name in ("tf", "paddle", "jax")
         for pattern in ("- MODES", "- Session.captured")
     ),
-    ("paddle", "session.py", "[+-] Session.evaluation(*", "no graph: "),
     *(
-        ("jax", "session.py", pattern, "the model's state, and gets the new one back")
+        ("jax", "backend.py", pattern, "the model's state, and gets the new one back")
         for pattern in (
-            "[+-] Session.*(self, *inputs*)",
             "+ Session.model*",
-            "+ Session.operands(self)",
             "+ Session.h*",
             "+ Session.pending(self)",
             "+ Session.state",
         )
     ),
-    *(
-        (name, "weights.py", "- NativeWeights.explicit_names", "has no encoder layer")
-        for name in ("tf", "jax")
-    ),
-    ("jax", "session.py", "+ OPTIONS", "xla_allow_excess_precision"),
-    *((name, "switches.py", "- REDUCED", "`switches.py`") for name in ("tf", "paddle", "jax")),
+    *((name, "backend.py", "- Adapter.explicit_names", "has no encoder layer") for name in ("tf", "jax")),
+    ("jax", "backend.py", "+ OPTIONS", "xla_allow_excess_precision"),
+    *((name, "backend.py", "- REDUCED", "`backend.py`") for name in ("tf", "paddle", "jax")),
     ("tf", "library.py", "+ KNOWN_DEVIATIONS", "rounds sqrt(1/2) and 0.044715 to float32"),
     ("paddle", "library.py", "+ KNOWN_DEVIATIONS", "holds epsilon as a float32"),
     ("paddle", "library.py", "+ LARGEST_EPSILON", "takes no epsilon above 0.001"),
@@ -74,7 +69,7 @@ PARITY_EXCEPTIONS = (
     ("paddle", "layers.py", "- dtype_name(*", "default dtype"),
     *(("paddle", "layers.py", pattern, "`scalar` and `filled`") for pattern in ("+ scalar(*", "+ filled(*")),
     ("jax", "layers.py", "[+-] LayerNorm.__init__(*", "`param_dtype`"),
-    ("tf", "session.py", "+ Session.forward(self, model, inputs)", "takes its inputs in a mapping"),
+    ("tf", "backend.py", "+ Adapter.forward(self, model, inputs)", "takes its inputs in a mapping"),
     *(
         (name, "library.py", pattern, "has no encoder layer")
         for name in ("tf", "jax")
@@ -119,7 +114,7 @@ PARITY_EXCEPTIONS = (
 )
 """The only differences of outline between a backend and torch's."""
 
-FRAMEWORK_CALLS = ("__init__.py", "adapter.py", "optimizers.py", "session.py", "switches.py", "weights.py")
+FRAMEWORK_CALLS = ("__init__.py", "backend.py", "optimizers.py")
 """Files of which little is left but calls of the framework, for what is the same in all four stands above them."""
 
 

@@ -16,6 +16,20 @@ from concord.spec.config import EncoderConfig
 from concord.spec.tensors import differentiable_inputs
 
 
+def named(model: nnx.Module) -> dict[str, nnx.Variable]:
+    """Return the parameters of a model by native name."""
+    return {
+        ".".join(map(str, path)): node
+        for path, node in nnx.iter_graph(model)
+        if isinstance(node, nnx.Variable)
+    }
+
+
+def trained(model: nnx.Module) -> dict[str, nnx.Variable]:
+    """Return those that a gradient is taken by."""
+    return {name: parameter for name, parameter in named(model).items() if isinstance(parameter, nnx.Param)}
+
+
 class ClassificationLoss(Tapped):
     """Mean cross-entropy plus the L2 term of the classifier (SPEC LOS-1 to LOS-4): (B, C) to a scalar."""
 

@@ -11,10 +11,19 @@ from paddle import Tensor, nn
 
 from concord.backends.paddle.layers import scalar
 from concord.backends.paddle.model import TextClassifier
-from concord.backends.paddle.weights import trained
 from concord.backends.taps import Observation, Tapped
 from concord.spec.config import EncoderConfig
 from concord.spec.tensors import differentiable_inputs
+
+
+def named(model: nn.Layer) -> dict[str, Tensor]:
+    """Return the parameters of a model by native name."""
+    return dict(model.named_parameters())
+
+
+def trained(model: nn.Layer) -> dict[str, Tensor]:
+    """Return those that a gradient is taken by."""
+    return {name: parameter for name, parameter in named(model).items() if not parameter.stop_gradient}
 
 
 class ClassificationLoss(Tapped):

@@ -11,9 +11,18 @@ from tensorflow import Tensor
 
 from concord.backends.taps import Observation, Tapped
 from concord.backends.tf.model import TextClassifier
-from concord.backends.tf.weights import trained
 from concord.spec.config import EncoderConfig
 from concord.spec.tensors import differentiable_inputs
+
+
+def named(model: keras.Model) -> dict[str, keras.Variable]:
+    """Return the parameters of a model by native name."""
+    return {variable.path.partition("/")[2].replace("/", "."): variable for variable in model.weights}
+
+
+def trained(model: keras.Model) -> dict[str, keras.Variable]:
+    """Return those that a gradient is taken by."""
+    return {name: parameter for name, parameter in named(model).items() if parameter.trainable}
 
 
 class ClassificationLoss(Tapped):

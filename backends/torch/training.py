@@ -11,9 +11,18 @@ from torch import Tensor, nn
 
 from concord.backends.taps import Observation, Tapped
 from concord.backends.torch.model import TextClassifier
-from concord.backends.torch.weights import trained
 from concord.spec.config import EncoderConfig
 from concord.spec.tensors import differentiable_inputs
+
+
+def named(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of a model by native name."""
+    return dict(model.named_parameters())
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return those that a gradient is taken by."""
+    return {name: parameter for name, parameter in named(model).items() if parameter.requires_grad}
 
 
 class ClassificationLoss(Tapped):

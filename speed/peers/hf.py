@@ -13,8 +13,8 @@ from transformers import BertConfig, BertForSequenceClassification
 from transformers.initialization import no_init_weights
 
 from concord.backends.interface import Request, Run, Session, Steps, Unsupported
+from concord.backends.torch.backend import synchronize, timed
 from concord.backends.torch.optimizers import optimizer
-from concord.backends.torch.session import synchronize, timed
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError

@@ -10,7 +10,7 @@ from concord.backends.interface import Request
 def __getattr__(name: str) -> type:
     if name not in BUILT_IN:
         raise AttributeError(name)
-    adapter: Any = importlib.import_module(f"concord.backends.{name}.adapter").Adapter
+    adapter: Any = importlib.import_module(f"concord.backends.{name}.backend").Adapter
 
     class Aside(adapter):  # type: ignore[misc]
         """Delivers weights with which the model does not go on, as beside a fused kernel that keeps its own."""

@@ -37,7 +37,7 @@ def exponential(framework: str, name: str, x: Any) -> Any:
 def __getattr__(framework: str) -> type:
     if framework not in MAXIMA:
         raise AttributeError(framework)
-    adapter: Any = importlib.import_module(f"concord.backends.{framework}.adapter").Adapter
+    adapter: Any = importlib.import_module(f"concord.backends.{framework}.backend").Adapter
 
     class ByHand(adapter):  # type: ignore[misc]
         """Runs the explicit implementation, with softmax and its logarithm written out by the maximum that ``by_hand:NAME`` says."""

@@ -18,7 +18,7 @@ def changed(name: str, tensor: Any) -> Any:
 def __getattr__(name: str) -> type:
     if name not in BUILT_IN:
         raise AttributeError(name)
-    adapter: Any = importlib.import_module(f"concord.backends.{name}.adapter").Adapter
+    adapter: Any = importlib.import_module(f"concord.backends.{name}.backend").Adapter
 
     class Edited(adapter):  # type: ignore[misc]
         """Runs ``edit:TAP:IMPLEMENTATION`` by that implementation, with the tap :func:`changed`."""

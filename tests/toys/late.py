@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from concord.backends.torch.adapter import Adapter
+from concord.backends.torch.backend import Adapter
 from concord.backends.torch.optimizers import OwnOptimizer, optimizer
 from concord.spec.training.recipe import Recipe
 

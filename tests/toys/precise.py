@@ -96,13 +96,13 @@ def __getattr__(name: str) -> Any:
     """Return a built-in backend whose switches something sets anew while it builds attention alone: a library, say."""
     if name not in ("torch", "tf", "paddle", "jax"):
         raise AttributeError(name)
-    adapter = importlib.import_module(f"concord.backends.{name}.adapter")
+    adapter = importlib.import_module(f"concord.backends.{name}.backend")
 
     class Reset(adapter.Adapter):
         def build(self, request: Request, *given: Any) -> Any:
             built = super().build(request, *given)
             if request.part == "attention":
-                self.switches.set_precision("tf32")
+                self.set_precision("tf32")
             return built
 
     return Reset

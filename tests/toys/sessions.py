@@ -18,7 +18,7 @@ def __getattr__(name: str) -> type:
     name, _, kind = name.partition("_")
     if name not in BUILT_IN or kind not in ("Stepped", "Trained"):
         raise AttributeError(name)
-    adapter: Any = importlib.import_module(f"concord.backends.{name}.adapter").Adapter
+    adapter: Any = importlib.import_module(f"concord.backends.{name}.backend").Adapter
 
     class Stepped(adapter):  # type: ignore[misc]
         """Runs in a session that had other weights and inputs, and was stepped with both."""

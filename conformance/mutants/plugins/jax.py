@@ -1,6 +1,6 @@
 """The JAX backend with bugs on request."""
 
-from concord.backends.jax.adapter import Adapter
+from concord.backends.jax.backend import Adapter
 from concord.conformance.mutants.mutated import Mutating
 from concord.conformance.mutants.operations.jax import JaxOperations
 

@@ -1,6 +1,6 @@
 """The PaddlePaddle backend with bugs on request."""
 
-from concord.backends.paddle.adapter import Adapter
+from concord.backends.paddle.backend import Adapter
 from concord.conformance.mutants.mutated import Mutating
 from concord.conformance.mutants.operations.paddle import PaddleOperations
 

@@ -1,6 +1,6 @@
 """The TensorFlow backend with bugs on request."""
 
-from concord.backends.tf.adapter import Adapter
+from concord.backends.tf.backend import Adapter
 from concord.conformance.mutants.mutated import Mutating
 from concord.conformance.mutants.operations.tf import TensorFlowOperations
 

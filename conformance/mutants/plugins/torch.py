@@ -1,6 +1,6 @@
 """The PyTorch backend with bugs on request."""
 
-from concord.backends.torch.adapter import Adapter
+from concord.backends.torch.backend import Adapter
 from concord.conformance.mutants.mutated import Mutating
 from concord.conformance.mutants.operations.torch import TorchOperations
 

@@ -1,0 +1,232 @@
+"""The TensorFlow backend: NumPy in and out, devices, dtypes, the framework's own switches, and a session on a model.
+
+Shapes: B batch, T tokens, C classes, M rows, N columns.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+from tensorflow import Tensor
+from tensorflow.python.framework import config as framework
+
+from concord.backends.adapter import FrameworkAdapter
+from concord.backends.bench import mean_seconds
+from concord.backends.interface import Implementation, Request, Steps, Unsupported
+from concord.backends.session import FrameworkSession
+from concord.backends.tf import library
+from concord.backends.tf.model import PARTS
+from concord.backends.tf.optimizers import optimizer
+from concord.backends.tf.training import ClassificationLoss, CotangentLoss, differentiate, named, trained
+from concord.backends.weights import NAMINGS
+
+DTYPES = {"float64": tf.float64, "float32": tf.float32, "bfloat16": tf.bfloat16, "float16": tf.float16}
+
+# BiasAddGrad adds up in bfloat16 from term to term, on the CPU; in float16 it accumulates in float32.
+KNOWN_DEVIATIONS: dict[str, list[dict[str, Any]]] = {
+    "cpu": [
+        {
+            "name": "narrow_bias_gradients",
+            "value": 1,
+            "reason": "BiasAddGrad on the CPU adds up in bfloat16 from term to term",
+        }
+    ],
+    "cuda": [],
+}
+
+IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
+
+
+def _named_layers(layer: keras.Layer, path: str = "") -> Iterator[tuple[str, keras.Layer]]:
+    """Yield a layer and all within it, with their paths."""
+    yield path, layer
+    for child in layer._flatten_layers(include_self=False, recursive=False):
+        yield from _named_layers(child, f"{path}.{child.name}".removeprefix("."))
+
+
+def synchronize(computed: Tensor | None) -> None:
+    """Wait until a tensor is computed."""
+    tf.experimental.async_wait() if computed is None else computed[(0,) * computed.shape.rank].numpy()
+
+
+def timed(steps: Steps, count: int) -> list[float]:
+    """Return the mean seconds of steps that are started one after another, by the clock of the host: TensorFlow does not give the device's away."""
+    return mean_seconds(steps, count)
+
+
+class Session(FrameworkSession):
+    """A model and its inputs on a device (:class:`concord.backends.interface.Session`)."""
+
+    losses = (ClassificationLoss, CotangentLoss)
+
+    def traced(
+        self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()
+    ) -> Callable[..., Any]:
+        """Return a step, compiled for what it is given if that is asked for."""
+        return (
+            tf.function(function, autograph=False, jit_compile=True).get_concrete_function(*given)
+            if self.compiled
+            else function
+        )
+
+    def number(self, value: float) -> Tensor:
+        """Return a number that a step is given as a tensor: whole steps are compiled."""
+        return tf.constant(value, dtype=self.request.dtype)
+
+
+class Adapter(FrameworkAdapter):
+    """The backend (:class:`concord.backends.interface.Backend`)."""
+
+    name = "tf"
+    version = f"{tf.__version__} (keras {keras.__version__})"
+    dtypes = {kind: list(DTYPES) for kind in ("cpu", "cuda")}
+    thread_switches = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+    implementations = IMPLEMENTATIONS
+    known_deviations = KNOWN_DEVIATIONS
+    naming = NAMINGS["tf"]
+    precisions = {"strict": {"tensor_float_32": False}, "tf32": {"tensor_float_32": True}}
+    determinism = {"op_determinism": True}
+    optimizer = staticmethod(optimizer)
+    named = staticmethod(named)
+    trained = staticmethod(trained)
+    differentiate = staticmethod(differentiate)
+    synchronize = staticmethod(synchronize)
+    timed = staticmethod(timed)
+    session_type = Session
+
+    def cuda_devices(self) -> int:
+        """Return the number of CUDA devices that the framework sees."""
+        return len(tf.config.list_physical_devices("GPU"))
+
+    def threads(self) -> int:
+        """Return the number of threads that the framework computes with on the CPU."""
+        # TensorFlow says 0 where nothing was set from Python: then the environment decides, or the number of cores.
+        return tf.config.threading.get_intra_op_parallelism_threads() or int(
+            os.environ.get("TF_NUM_INTRAOP_THREADS") or os.cpu_count() or 1
+        )
+
+    def place(self, kind: str, index: int) -> str:
+        """Return the framework's device: ``"cpu"``, or ``"cuda"`` of that number."""
+        return f"/GPU:{index}" if kind == "cuda" else "/CPU:0"
+
+    @contextmanager
+    def within(self, request: Request) -> Iterator[None]:
+        """Do what a block does on the device of a request: TensorFlow takes the first GPU, wherever the operands lie."""
+        with tf.device(self.device(request.device)), _refusing_missing_kernels(request.dtype):
+            yield
+
+    def construct(self, part: Callable[..., keras.Model], request: Request, device: str) -> keras.Model:
+        """Return a part of the model in the dtype of a request, on a device, for weights to be loaded into it."""
+        keras.config.disable_traceback_filtering()  # errors in the words of TensorFlow; Keras would wrap them
+        model = part(request.config, dtype=request.dtype)
+        model.build()
+        return model
+
+    def tensor(self, array: np.ndarray, dtype: str, device: str) -> tf.Tensor:
+        """Return an input as a tensor: numbers in the precision of the run, ids as int64, masks as bool."""
+        with tf.device(device):
+            return tf.constant(
+                array, dtype=DTYPES[dtype] if np.issubdtype(array.dtype, np.floating) else array.dtype
+            )
+
+    def peak_memory(self, device: str, reset: bool = False) -> int | None:
+        """Return the largest number of bytes held on a device (:meth:`concord.backends.interface.Measurable.peak_memory`)."""
+        place = self.device(device).removeprefix("/")
+        if reset:
+            tf.config.experimental.reset_memory_stats(place)
+        return int(tf.config.experimental.get_memory_info(place)["peak"])
+
+    def layers(self, model: keras.Model) -> Iterable[tuple[str, keras.Layer]]:
+        """Return all layers of a model with their paths (:meth:`concord.backends.adapter.FrameworkAdapter.layers`)."""
+        return _named_layers(model)
+
+    def seeded(self, words: NDArray[np.uint32]) -> Tensor:
+        """Have dropout begin anew (:meth:`concord.backends.adapter.FrameworkAdapter.seeded`)."""
+        return tf.constant(words.view(np.int32))
+
+    def dropped(self, tensor: Tensor, rate: float, seed: Tensor, place: int) -> Tensor:
+        """Return a tensor with elements dropped (:meth:`concord.backends.adapter.FrameworkAdapter.dropped`)."""
+        return tf.nn.experimental.stateless_dropout(
+            tensor, rate=rate, seed=seed + tf.constant([0, place]), rng_alg="philox"
+        )
+
+    def call(self, model: keras.Model, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the output of a model that takes its inputs in one argument."""
+        return model(inputs)
+
+    def multiply(self, left: Tensor, right: Tensor) -> Tensor:
+        """Start a matrix product: (M, K) and (K, N) to (M, N)."""
+        with tf.device(left.device):  # or another GPU would get copies of both
+            return tf.matmul(left, right)
+
+    # Switches.
+
+    def read_switches(self) -> dict[str, Any]:
+        """Return every switch as it is now, with what the environment says of it."""
+        return {
+            "tensor_float_32": tf.config.experimental.tensor_float_32_execution_enabled(),
+            "op_determinism": framework.is_op_determinism_enabled(),
+            "onednn_fpmath_mode": os.environ.get("TF_SET_ONEDNN_FPMATH_MODE"),
+            "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE"),
+        }
+
+    def full_products(self) -> bool:
+        """Return whether GPUs compute products of float32 numbers in full, as imported."""
+        return not self.defaults["tensor_float_32"]
+
+    def put_switches(self, wanted: Mapping[str, Any]) -> None:
+        """Set switches of a precision."""
+        tf.config.experimental.enable_tensor_float_32_execution(wanted["tensor_float_32"])
+
+    def set_determinism(self, on: bool) -> None:
+        """Have only kernels run that give the same bits each time, or let any run."""
+        # TensorFlow exports what switches it on, and not what switches it off.
+        (tf.config.experimental.enable_op_determinism if on else framework.disable_op_determinism)()
+
+    def has_tf32(self, device: str) -> bool:
+        """Return whether a device has tensor cores for TF32."""
+        if not device.startswith("/GPU:"):
+            return False
+        details = tf.config.experimental.get_device_details(
+            tf.config.list_physical_devices("GPU")[int(device.removeprefix("/GPU:"))]
+        )
+        return details.get("compute_capability", (0, 0)) >= (8, 0)
+
+    # Weights.
+
+    def assign(self, parameter: keras.Variable, array: np.ndarray) -> None:
+        """Copy an array of the native layout into a parameter, rounding to its dtype once."""
+        # Not tf.cast, which reaches float16 by way of float32 and flushes subnormal numbers to zero.
+        parameter.assign(tf.constant(array, dtype=parameter.dtype))
+
+    def to_numpy(self, tensor: Tensor | keras.Variable) -> np.ndarray:
+        """Return a tensor as an array; the half precisions come as float32, exactly."""
+        array = tf.convert_to_tensor(tensor).numpy()
+        return array.astype(np.float32) if array.dtype.itemsize == 2 else array
+
+
+_NO_KERNEL = (
+    "not find device for node",
+    "in the list of allowed values",
+    "in list of allowed values",
+    "unsupported operations",
+)
+
+
+@contextmanager
+def _refusing_missing_kernels(dtype: str) -> Iterator[None]:
+    """Turn TensorFlow's report that it has no kernel for a half precision into a refusal (SPEC PRC-3)."""
+    try:
+        yield
+    except (tf.errors.OpError, TypeError) as error:
+        missing = isinstance(error, tf.errors.UnimplementedError) or any(
+            words in str(error) for words in _NO_KERNEL
+        )
+        if dtype not in ("bfloat16", "float16") or not missing:
+            raise
+        raise Unsupported(f"tensorflow {tf.__version__} has no kernel in {dtype}: {error}") from error
