@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from concord import DISTRIBUTION
 
@@ -34,26 +35,12 @@ def describe() -> dict[str, Any]:
 
 def memory() -> tuple[int, int]:
     """Return this machine's memory and what is free of it, in bytes."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        import psutil  # only where the system does not say it in files
-
-        found = psutil.virtual_memory()
-        return int(found.total), int(found.available)
-    sizes = {line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines}
-    return sizes["MemTotal"], sizes["MemAvailable"]
+    found = psutil.virtual_memory()
+    return int(found.total), int(found.available)
 
 
 def resident(pid: int) -> int:
     """Return the resident size of a process in bytes; 0 for one that has ended."""
-    if Path("/proc/meminfo").exists():
-        try:
-            return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        except OSError:
-            return 0
-    import psutil
-
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
@@ -90,22 +77,13 @@ def held_by(pids: Iterable[int], limit: int) -> int:
 
 def _proportional(pid: int, size: int) -> int:
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
+        return int(getattr(psutil.Process(pid).memory_full_info(), "pss", size))  # Linux alone says it
+    except psutil.Error:
         return size
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), size)
 
 
 def processor_seconds(pid: int) -> float | None:
     """Return how long the threads of a process have computed, all together; None for one that has ended."""
-    if Path("/proc/stat").exists():
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return None
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # in user and in system mode
-    import psutil
-
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
@@ -119,8 +97,6 @@ REST = 0.5
 
 def cores_busy(seconds: float = 0.5) -> float:
     """Return how many cores are kept busy, by whatever runs, while this process waits."""
-    import psutil
-
     return float(psutil.cpu_percent(interval=seconds)) / 100 * (os.cpu_count() or 1)
 
 

@@ -28,7 +28,7 @@ from execnet import gateway_base, gateway_bootstrap, gateway_io
 
 import concord
 from concord.backends import machine
-from concord.backends.parcel import Parcel, parcel_of
+from concord.backends.wire import Payload, payload_of
 from concord.spec.text import legible
 
 ROOT = Path(concord.__file__).resolve().parent.parent
@@ -236,26 +236,26 @@ class Process:
         """Bytes that it holds; 0 for a process on another host."""
         return machine.resident(self._process.pid) if self.local and self._process else 0
 
-    def exchange(self, message: Any, parcel: Parcel | None = None) -> Any:
-        """Send a message, and a parcel after it, and wait for the answer.
+    def exchange(self, message: Any, payload: Payload | None = None) -> Any:
+        """Send a message, and a payload after it, and wait for the answer.
 
         Raises:
             WorkerFailure: if there is none. The process is ended then.
         """
         with self._speaking():
             self._channel.send(message)
-            for piece in parcel.pieces() if parcel else ():
-                self._channel.send(piece)
+            for chunk in payload.chunks() if payload else ():
+                self._channel.send(chunk)
             return self._receive()
 
-    def parcel(self, size: int) -> Parcel:
-        """Return the parcel that follows an answer.
+    def payload(self, size: int) -> Payload:
+        """Return the payload that follows an answer.
 
         Raises:
             WorkerFailure: if it does not come. The process is ended then.
         """
         with self._speaking():
-            return parcel_of(size, self._receive)
+            return payload_of(size, self._receive)
 
     def _receive(self) -> Any:
         while not self._silent:

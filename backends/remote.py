@@ -17,15 +17,14 @@ from typing import Any
 from concord.backends import SEARCHED, heaps
 from concord.backends.bench import Bench
 from concord.backends.interface import Backend, Unsupported
-from concord.backends.parcel import Parcel, parcel_of
 from concord.backends.training_sessions import TRAINING, TrainingSessions
-from concord.backends.wire import decode_request, encode_run, pack, returned
+from concord.backends.wire import Payload, decode_request, encode_run, pack, payload_of, returned
 from concord.spec.errors import SpecError
 
 LINE = 1000
 """Characters of an error that are told in one line."""
 
-Reply = tuple[str, str, Parcel]
+Reply = tuple[str, str, Payload]
 """Status, JSON and arrays. Status: ``ok``, ``unsupported``, ``refused``, ``error``, ``absent`` or ``broken``."""
 
 
@@ -34,14 +33,14 @@ def serve(channel: Any, target: str) -> None:
 
     Args:
         channel: of execnet. Every message is ``(operation, header, size)``, every answer ``(status, header, size)``, each with a
-            parcel of so many bytes after it (:mod:`concord.backends.parcel`).
+            payload of so many bytes after it (:mod:`concord.backends.wire`).
         target: the backend's class, ``"package.module:Class"``.
     """
     started = time.perf_counter()
     status, payload = _construct(target)
     if not isinstance(payload, dict):
         backend, payload = payload, {}
-        status, described, _ = _answer(lambda: ("ok", json.dumps(backend.describe()), Parcel(b"")))
+        status, described, _ = _answer(lambda: ("ok", json.dumps(backend.describe()), Payload(b"")))
         payload, status = json.loads(described), "ok" if status == "ok" else "broken"
     channel.send(
         (status, json.dumps({"describe": payload, "import_seconds": time.perf_counter() - started}), 0)
@@ -51,14 +50,14 @@ def serve(channel: Any, target: str) -> None:
     bench, sessions = Bench(backend), TrainingSessions(backend)
 
     for operation, header, size in channel:
-        given = parcel_of(size, channel.receive)
+        given = payload_of(size, channel.receive)
         status, said, answer = _answer(lambda: _perform(backend, bench, sessions, operation, header, given))  # noqa: B023 - answered at once
         large = max(size, answer.size) > heaps.LARGE
         if large:
             heaps.give_back()  # before the asker holds the answer too
         channel.send((status, said, answer.size))
-        for piece in answer.pieces():
-            channel.send(piece)
+        for chunk in answer.chunks():
+            channel.send(chunk)
         if large:
             heaps.give_back()
 
@@ -83,7 +82,7 @@ def _construct(target: str) -> tuple[str, Any]:
 
 
 def _perform(
-    backend: Backend, bench: Bench, sessions: TrainingSessions, operation: str, header: str, given: Parcel
+    backend: Backend, bench: Bench, sessions: TrainingSessions, operation: str, header: str, given: Payload
 ) -> Reply:
     if operation.startswith(TRAINING):
         return _packed(*sessions.perform(operation, (header, given.take())))
@@ -99,20 +98,20 @@ def _perform(
 
 
 def _packed(header: str, arrays: bytes) -> Reply:
-    return "ok", header, Parcel(arrays)
+    return "ok", header, Payload(arrays)
 
 
 def _answer(function: Callable[[], Reply]) -> Reply:
     try:
         return function()
     except Unsupported as error:
-        return "unsupported", json.dumps({"message": str(error)}), Parcel(b"")
+        return "unsupported", json.dumps({"message": str(error)}), Payload(b"")
     except SpecError as error:
-        return "refused", json.dumps({"message": str(error)}), Parcel(b"")
+        return "refused", json.dumps({"message": str(error)}), Payload(b"")
     except MemoryError:
         raise
     except Exception as error:
-        return "error", json.dumps({"message": _told(error)}), Parcel(b"")
+        return "error", json.dumps({"message": _told(error)}), Payload(b"")
 
 
 def _told(error: Exception) -> str:

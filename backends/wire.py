@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -31,9 +32,19 @@ NAMED = ("taps", "gradients", "tap_gradients", "steps")
 Message = tuple[str, bytes]
 """A JSON header, and arrays by name in the safetensors format."""
 
-SETTINGS = ("part", "dtype", "implementation", "execution", "device", "taps", "gradients")
-LATER = ("precision", "deterministic", "tap_gradients")
-"""Settings that a header may lack: cases were exported without them once."""
+SETTINGS = (
+    "part",
+    "dtype",
+    "implementation",
+    "execution",
+    "device",
+    "taps",
+    "gradients",
+    "precision",
+    "deterministic",
+    "tap_gradients",
+)
+"""What a header says of a request."""
 
 
 LONGEST, DEEPEST = 1 << 24, 32
@@ -69,6 +80,44 @@ def legibly(value: Any, left: int = DEEPEST) -> Any:
     return [legibly(entry, left - 1) for entry in value] if isinstance(value, list) else value
 
 
+CHUNK = 32 << 20
+"""Bytes of a chunk: a message of execnet may hold 2 GiB at most, and is copied several times on its way."""
+
+
+class Payload:
+    """Bytes that are sent in chunks, used once, and let go as soon as they have been: there may be gigabytes of them.
+
+    Attributes:
+        size: how many they are.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self.size, self._content = len(content), [content]
+
+    def take(self) -> bytes:
+        """Return the bytes, which are the taker's from then on."""
+        return self._content.pop()
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the bytes in chunks."""
+        content = self.take()
+        for first in range(0, self.size, CHUNK):
+            yield content[first : first + CHUNK]
+
+
+def payload_of(size: int, receive: Callable[[], Any]) -> Payload:
+    """Return the payload whose chunks are received one after the other.
+
+    Args:
+        size: bytes of it.
+        receive: returns the next chunk.
+    """
+    content = io.BytesIO()
+    while content.tell() < size:
+        content.write(receive())
+    return Payload(content.getvalue())
+
+
 def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """Return arrays as safetensors bytes, bit for bit."""
     # safetensors writes the buffer as it lies in memory: it must be in C order. np.ascontiguousarray would lose rank 0.
@@ -77,9 +126,7 @@ def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 def encode_request(request: Request) -> Message:
     """Return a request as a message."""
-    header = {name: getattr(request, name) for name in (*SETTINGS, *LATER)} | {
-        "config": request.config.as_dict()
-    }
+    header = {name: getattr(request, name) for name in SETTINGS} | {"config": request.config.as_dict()}
     trained, batches = encode_training(request.training)
     header |= trained
     weights = {f"weights/{name}": array for name, array in request.weights.items()}
@@ -102,7 +149,7 @@ def decode_request(message: Message) -> Request:
 
 def request_of(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Request:
     """Return the request of a message's header and arrays."""
-    settings = {name: header[name] for name in (*SETTINGS, *LATER) if name in header or name in SETTINGS}
+    settings = {name: header[name] for name in SETTINGS}
     config = from_mapping(header["config"])
     return Request(
         config=config,
@@ -166,7 +213,7 @@ def decode_training(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]
         windows,
         said["seed"],
         tuple(said["reported"]),
-        said.get("dropout_by", "spec"),
+        said["dropout_by"],
     )
 
 

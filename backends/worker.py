@@ -19,11 +19,11 @@ from safetensors.numpy import load
 
 from concord.backends import heaps, machine
 from concord.backends.interface import Request, Run, Unsupported
-from concord.backends.parcel import Parcel
 from concord.backends.process import ROOT, Process
 from concord.backends.process import WorkerFailure as WorkerFailure
 from concord.backends.training_sessions import RemoteSession, opened
 from concord.backends.wire import (
+    Payload,
     check_description,
     check_info,
     decode_run,
@@ -267,7 +267,7 @@ class Worker(Process):
             SpecError: for a configuration or sizes that do not fit.
             WorkerFailure: if the worker gave no answer.
         """
-        header, arrays = self._send(operation, json.dumps(asked), Parcel(b""))
+        header, arrays = self._send(operation, json.dumps(asked), Payload(b""))
         return self._read(lambda: (received(header), load(arrays)))
 
     def train(self, request: Request) -> RemoteSession:
@@ -292,7 +292,7 @@ class Worker(Process):
 
     def _arrays(self, operation: str, header: str, arrays: bytes) -> tuple[str, bytes]:
         """Exchange messages, and make sure that the answer's arrays can be read."""
-        answer = self._send(operation, header, Parcel(arrays))
+        answer = self._send(operation, header, Payload(arrays))
         self._read(lambda: (received(answer[0]), load(answer[1])))
         return answer
 
@@ -300,9 +300,9 @@ class Worker(Process):
         if self.dead:
             raise self.dead
         header, arrays = self._message(request)
-        parcel = Parcel(arrays)
+        payload = Payload(arrays)
         del arrays  # they are gone once they are sent
-        return self._send(operation, header, parcel)
+        return self._send(operation, header, payload)
 
     def _message(self, request: Request) -> tuple[str, bytes]:
         """Return a request as a message."""
@@ -312,10 +312,10 @@ class Worker(Process):
         rounded, batch = round_inputs(others, request.batch, request.dtype)
         return encode_request(dataclasses.replace(request, weights={**exact, **rounded}, batch=batch))
 
-    def _send(self, operation: str, header: str, parcel: Parcel) -> tuple[str, bytes]:
-        status, header, size = self.exchange((operation, header, parcel.size), parcel)
-        answer = self.parcel(size)
-        if max(parcel.size, size) > heaps.LARGE:
+    def _send(self, operation: str, header: str, payload: Payload) -> tuple[str, bytes]:
+        status, header, size = self.exchange((operation, header, payload.size), payload)
+        answer = self.payload(size)
+        if max(payload.size, size) > heaps.LARGE:
             heaps.give_back()
         if status == "ok":
             return header, answer.take()

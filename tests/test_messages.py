@@ -13,9 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from concord import backends, spec
-from concord.backends import parcel, wire
+from concord.backends import wire
 from concord.backends.interface import Request, Run, Unsupported
-from concord.backends.parcel import Parcel
+from concord.backends.wire import Payload
 from concord.backends.worker import Worker
 from concord.spec.batch import round_inputs
 from tests.toys.small import request_for, run_of
@@ -150,19 +150,19 @@ def test_what_is_long_is_sent_in_pieces(
 ) -> None:
     request = request_for(small())
     whole = run_of(numpy_worker, request)
-    monkeypatch.setattr(parcel, "PIECE", 1009)
+    monkeypatch.setattr(wire, "CHUNK", 1009)
     assert run_of(numpy_worker, request).output.tobytes() == whole.output.tobytes()
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 14, 15])
-def test_a_parcel_arrives_whole_and_is_used_once(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parcel, "PIECE", 7)
+def test_a_payload_arrives_whole_and_is_used_once(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "CHUNK", 7)
     content = bytes(range(size))
-    pieces = Parcel(content).pieces()
-    found = parcel.parcel_of(size, lambda: next(pieces))
+    chunks = Payload(content).chunks()
+    found = wire.payload_of(size, lambda: next(chunks))
     assert found.size == size
     assert found.take() == content
-    assert next(pieces, None) is None
+    assert next(chunks, None) is None
     with pytest.raises(IndexError):
         found.take()
 
@@ -309,7 +309,7 @@ def test_bad_input_is_refused_before_it_is_sent(
 def sent_unchecked(worker: Worker, request: Request) -> tuple[str, str, int]:
     """Return what a worker answers to a request that nobody looked at before."""
     header, arrays = wire.encode_request(request)
-    answer: tuple[str, str, int] = worker.exchange(("run", header, len(arrays)), Parcel(arrays))
+    answer: tuple[str, str, int] = worker.exchange(("run", header, len(arrays)), Payload(arrays))
     return answer
 
 
