@@ -1,11 +1,11 @@
-"""The supervisor of workers: it starts them, gives them work, starts them again after they died, and ends them.
+"""Workers under supervision: started, given work, started again after they died, and ended.
 
-A :class:`Seat` has one worker at a time. All that is done on a seat is done one after the other, in the same process for
-as long as that lives, so a backend that carries something from one call to the next is seen as it is. A :class:`Pool`
-holds the seats of a job, of several backends and devices, and has as many work at a time as there are cores. It ends all
-of them at once: when a task raises something, at Ctrl-C, when it is told to, and with its ``with`` block. What one request
-may take, time and memory, its worker limits (:class:`concord.backends.worker.Worker`), and a worker whose parent is gone ends by
-itself. What stands above a pool may be any executor: a thread, a process, Dask.
+A :class:`Supervisor` keeps one worker at a time. What it is given to do is done one after the other, in the same process
+for as long as that lives, so a backend that carries something from one call to the next is seen as it is. A
+:class:`Pool` holds the supervisors of a job, of several backends and devices, and has as many work at a time as there
+are cores. It ends all of them at once: when a task raises something, at Ctrl-C, when it is told to, and with its
+``with`` block. Each worker limits time and memory of a request (:class:`concord.backends.worker.Worker`), and a worker
+whose parent is gone ends by itself. What stands above a pool may be any executor: a thread, a process, Dask.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Opening = Callable[[Callable[[Worker], None]], Worker]
 """Starts a worker; what it is given is called with the worker as soon as there is a process, so that it can be ended while it starts."""
 
 
-class Seat:
-    """A place for one worker: started when it is first needed, and started again when it died.
+class Supervisor:
+    """Keeps one worker: starts it when it is first needed, and again when it died.
 
     Args:
         opening: starts the worker.
@@ -70,7 +70,7 @@ class Seat:
         """Return the worker, and start it if there is none that lives.
 
         Raises:
-            WorkerFailure: if it cannot be started, has died too often, or the seat has been ended.
+            WorkerFailure: if it cannot be started, has died too often, or supervision has ended.
         """
         worker = self.worker
         if worker and worker.dead:
@@ -136,7 +136,7 @@ class Seat:
 
 
 class Pool:
-    """Seats that work at the same time and end together. Use it in a ``with`` block, or call :meth:`close`.
+    """Supervisors that work at the same time and end together. Use it in a ``with`` block, or call :meth:`close`.
 
     Args:
         width: how many work at a time; by default as many as there are cores.
@@ -146,20 +146,20 @@ class Pool:
     def __init__(self, width: int | None = None, halted: Callable[[], bool] = lambda: False) -> None:
         heaps.share()
         self.halted, self.stopped, self._looked = halted, False, 0.0
-        self._seats: list[Seat] = []
+        self._supervisors: list[Supervisor] = []
         self._threads = ThreadPoolExecutor(width or os.cpu_count() or 1)
 
-    def seat(
+    def supervise(
         self,
         opening: Opening,
         restarts: int | None = RESTARTS,
         started: Callable[[Worker], None] = lambda worker: None,
         worker: Worker | None = None,
-    ) -> Seat:
-        """Return a new seat; the arguments are those of :class:`Seat`."""
-        seat = Seat(opening, restarts, started, worker)
-        self._seats.append(seat)
-        return seat
+    ) -> Supervisor:
+        """Return a new supervisor; the arguments are those of :class:`Supervisor`."""
+        supervisor = Supervisor(opening, restarts, started, worker)
+        self._supervisors.append(supervisor)
+        return supervisor
 
     def map(self, task: Callable[[U], T], items: Iterable[U]) -> list[T]:
         """Do a task for each item, on threads, and return what came of it in the order of the items.
@@ -193,8 +193,8 @@ class Pool:
     def stop(self) -> None:
         """End every worker at once; what runs ends with a failure, and none is started any more. Any thread may."""
         self.stopped = True
-        for seat in self._seats:
-            seat.end()
+        for supervisor in self._supervisors:
+            supervisor.end()
 
     def close(self) -> None:
         """End every worker, and wait for what ran."""

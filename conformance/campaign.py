@@ -420,7 +420,7 @@ class Runner:
         self.environments, self.progress = environments, progress
         self.earlier: dict[int, _Earlier] = {}
         self.turn = 0
-        self.seat = pool.seat(partial(settings.open, name), started=self.started)
+        self.supervisor = pool.supervise(partial(settings.open, name), started=self.started)
 
     def attempt(self, job: Job) -> Result:
         """Run a job and judge the run; what fails is a result too.
@@ -431,7 +431,7 @@ class Runner:
         self.turn += 1
         started, before = time.perf_counter(), self.earlier.pop(id(job), None)
         if before is None:
-            self.seat.renew()
+            self.supervisor.renew()
         now = before if before and before.first is None else self._made(job, before)
         if before and before.result.status == "diverges" and now.result.verdict is None:
             now = dataclasses.replace(before, first=None)  # a failure does not cover what is wrong
@@ -540,11 +540,14 @@ class Runner:
                 training=job.training,
             )
 
-        made = self.seat.do(ask)
-        if self.seat.worker:
+        made = self.supervisor.do(ask)
+        if self.supervisor.worker:
             self.note(
                 "peak_memory_bytes",
-                max(self.seat.worker.peak_memory, self.environments[self.label].get("peak_memory_bytes", 0)),
+                max(
+                    self.supervisor.worker.peak_memory,
+                    self.environments[self.label].get("peak_memory_bytes", 0),
+                ),
             )
         if precision == settings.precision and "precision_switches" in made.info:
             self.note("precision_switches", made.info["precision_switches"])

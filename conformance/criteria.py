@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.backends.interface import Request, Run, Unsupported
-from concord.backends.pool import Pool, Seat
+from concord.backends.pool import Pool, Supervisor
 from concord.backends.worker import Worker, WorkerFailure
 from concord.conformance import record
 from concord.conformance.bugs.bug import Bug
@@ -260,18 +260,20 @@ def compare(
 
     def all_of(place: int) -> None:
         backend = names[place]
-        seat = pool.seat(
+        supervisor = pool.supervise(
             partial(settings.open, plugin(backend)),
             started=lambda worker: started(backend, worker.description),
         )
         for mutant in visible[place :: len(names)]:
-            fault(result, seat, mutant, f"{mutant.name} {backend}")
+            fault(result, supervisor, mutant, f"{mutant.name} {backend}")
             progress(backend, mutant.name)
         for group, dtype in ((SINGLE, "float32"), (HALF, "bfloat16")):
             for job in drawn[dtype][place :: len(names)]:
-                right(result, group, f"{job.name} {backend}", job, partial(seat.do, partial(run_job, job)))
+                right(
+                    result, group, f"{job.name} {backend}", job, partial(supervisor.do, partial(run_job, job))
+                )
                 progress(backend, job.name)
-        seat.close()
+        supervisor.close()
 
     def all_or_nothing(place: int) -> None:
         try:
@@ -311,7 +313,7 @@ def right(result: Comparison, group: str, name: str, job: Job, run: Callable[[],
         result.unsupported[group] += 1
 
 
-def fault(result: Comparison, seat: Seat, mutant: Bug, name: str) -> None:
+def fault(result: Comparison, supervisor: Supervisor, mutant: Bug, name: str) -> None:
     """Note what is flagged of a run with a fault; one that the framework itself refuses is found by all."""
     asked = f"mutant:{mutant.name}"
 
@@ -321,8 +323,8 @@ def fault(result: Comparison, seat: Seat, mutant: Bug, name: str) -> None:
     job = job_in(mutant.scenario)
     try:
         if mutant.after:  # what it shows in is not the first call
-            seat.do(partial(run_job, job_in(mutant.after), implementation=asked))
-        run = seat.do(partial(run_job, job, implementation=asked))
+            supervisor.do(partial(run_job, job_in(mutant.after), implementation=asked))
+        run = supervisor.do(partial(run_job, job, implementation=asked))
         result.flagged[FAULTS][name] = flags_of(job, run)
     except Unsupported:
         result.unsupported[FAULTS] += 1

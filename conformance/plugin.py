@@ -136,10 +136,10 @@ class Workers:
         runner = self.runners.pop(name, None)
         if runner is None:
             runner = Runner(name, name, self.settings, self.pool, {})
-            runner.seat.refresh(None)
+            runner.supervisor.refresh(None)
         self.runners[name] = runner  # the last one used stands last
         if len(self.runners) > MOST:
-            self.runners.pop(next(iter(self.runners))).seat.end()
+            self.runners.pop(next(iter(self.runners))).supervisor.end()
         return runner
 
     def get(self, name: str) -> Worker:
@@ -150,7 +150,7 @@ class Workers:
         from concord.backends.worker import WorkerFailure
 
         try:
-            return self.runner(name).seat.get()
+            return self.runner(name).supervisor.get()
         except WorkerFailure as failure:
             if failure.status == "absent" and name not in self.asked:
                 pytest.skip(f"{name} is absent: {failure.detail}")

@@ -141,7 +141,7 @@ def reduce(
             search = _Search(job, result, runner.attempt, progress)
             search.run()
         finally:
-            runner.seat.close()
+            runner.supervisor.close()
     return Reduced(
         replace(search.job, case=f"{job.case}-reduced"),
         search.result,

@@ -110,18 +110,18 @@ class Member:
             time_limit=plan.time_limit,
             memory_limit=plan.memory_limit,
         )
-        self.seat = pool.seat(lambda opened: opening(opened=opened), restarts=0)
+        self.supervisor = pool.supervise(lambda opened: opening(opened=opened), restarts=0)
         self.asked = name in plan.asked
 
     @property
     def worker(self) -> Worker | None:
         """Its worker, while that lives."""
-        return self.seat.worker
+        return self.supervisor.worker
 
     def start(self) -> None:
         """Start the worker; if it does not, :attr:`failure` says why."""
         try:
-            self.about = {**self.seat.get().description}
+            self.about = {**self.supervisor.get().description}
         except WorkerFailure as failure:
             self.failure = (
                 "missing" if failure.status == "absent" and self.asked else failure.status,
@@ -133,7 +133,7 @@ class Member:
         if self.worker is None:
             return None
         try:
-            return self.seat.do(lambda worker: worker.bench(operation, **asked))
+            return self.supervisor.do(lambda worker: worker.bench(operation, **asked))
         except Unsupported as reason:
             self.failure = "unsupported", str(reason)
         except SpecError as error:

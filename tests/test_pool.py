@@ -1,4 +1,4 @@
-"""The supervisor of workers: one worker to a seat, started again or given up, and all of them ended at once."""
+"""The supervisor of workers: one worker to a supervisor, started again or given up, and all of them ended at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from concord import backends, spec
-from concord.backends.pool import HOPELESS, RESTARTS, Pool, Seat
+from concord.backends.pool import HOPELESS, RESTARTS, Pool, Supervisor
 from concord.backends.worker import Worker, WorkerFailure
 from tests.toys.small import request_for, run_of
 from tests.toys.surroundings import toy
@@ -49,12 +49,12 @@ def imagined(opened: list[Imagined], hold: Callable[[Any], None]) -> Any:
     return opened[-1]
 
 
-def failures(seat: Seat, statuses: list[str]) -> list[str]:
-    """Have a seat's workers fail, and return what was said."""
+def failures(supervisor: Supervisor, statuses: list[str]) -> list[str]:
+    """Have a supervisor's workers fail, and return what was said."""
     said = []
     for status in statuses:
         with pytest.raises(WorkerFailure) as raised:
-            seat.do(lambda worker, status=status: worker.fail(status))  # type: ignore[attr-defined, misc]
+            supervisor.do(lambda worker, status=status: worker.fail(status))  # type: ignore[attr-defined, misc]
         said.append(raised.value.status)
     return said
 
@@ -73,34 +73,34 @@ def test_a_worker_is_started_again_as_often_as_said_and_not_where_it_is_hopeless
     statuses: list[str], restarts: int | None, count: int
 ) -> None:
     opened: list[Imagined] = []
-    seat = Seat(partial(imagined, opened), restarts)
-    said = failures(seat, statuses)
+    supervisor = Supervisor(partial(imagined, opened), restarts)
+    said = failures(supervisor, statuses)
     assert len(opened) == count
     assert said == statuses[:count] + [statuses[count - 1]] * (len(statuses) - count)
     assert all(worker.closed for worker in opened if worker.dead)
 
 
-def test_a_seat_that_was_given_up_gets_another_chance() -> None:
+def test_a_supervisor_that_was_given_up_gets_another_chance() -> None:
     opened: list[Imagined] = []
-    seat = Seat(partial(imagined, opened), 0)
-    failures(seat, ["crashed", "crashed"])
-    assert seat.failure is not None
-    seat.refresh(1)
-    assert seat.do(lambda worker: "done") == "done"
+    supervisor = Supervisor(partial(imagined, opened), 0)
+    failures(supervisor, ["crashed", "crashed"])
+    assert supervisor.failure is not None
+    supervisor.refresh(1)
+    assert supervisor.do(lambda worker: "done") == "done"
     assert len(opened) == 2
 
 
 def test_a_worker_that_died_unseen_is_followed_by_another(small: SmallConfig) -> None:
-    seat = Seat(opening("NumpyBackend"))
-    first = seat.get()
+    supervisor = Supervisor(opening("NumpyBackend"))
+    first = supervisor.get()
     psutil.Process(first.pid).send_signal(signal.SIGKILL)
     with pytest.raises(WorkerFailure, match=r"^crashed"):
-        run_of(first, request_for(small()))  # not through the seat, as tests do
-    assert seat.get() is not first
-    assert run_of(seat.get(), request_for(small())).output.shape == (3, 3)
-    seat.end()
+        run_of(first, request_for(small()))  # not through the supervisor, as tests do
+    assert supervisor.get() is not first
+    assert run_of(supervisor.get(), request_for(small())).output.shape == (3, 3)
+    supervisor.end()
     with pytest.raises(WorkerFailure, match="crashed: its work was ended"):
-        seat.get()
+        supervisor.get()
 
 
 def ended(pids: list[int], patience: float = 10.0) -> bool:
@@ -127,8 +127,8 @@ def test_all_workers_end_together(
     def both_hang() -> bool:
         return noted.exists() and len(noted.read_text().splitlines()) == 2
 
-    def task(seat: Seat | None) -> str:
-        if seat is None:
+    def task(supervisor: Supervisor | None) -> str:
+        if supervisor is None:
             while not both_hang():
                 time.sleep(0.05)
             if how == "Ctrl-C":
@@ -137,20 +137,21 @@ def test_all_workers_end_together(
                 raise LookupError("the task's")
             return "third"
         try:
-            run_of(seat.get(), request)
+            run_of(supervisor.get(), request)
         except WorkerFailure as failure:
             return failure.status
         return "it ran"
 
     with Pool(3, halted=lambda: how == "halted" and both_hang()) as pool:
-        seats = [
-            pool.seat(opening("Hangs"), started=lambda worker: pids.append(worker.pid or 0)) for _ in range(2)
+        supervisors = [
+            pool.supervise(opening("Hangs"), started=lambda worker: pids.append(worker.pid or 0))
+            for _ in range(2)
         ]
         if how == "halted":
-            assert pool.map(task, [*seats, None]) == ["crashed", "crashed", "third"]
+            assert pool.map(task, [*supervisors, None]) == ["crashed", "crashed", "third"]
         else:
             with pytest.raises(LookupError if how == "a task raises" else KeyboardInterrupt):
-                pool.map(task, [*seats, None])
+                pool.map(task, [*supervisors, None])
         assert pool.stopped
         assert len(pids) == 2
         assert ended(pids)
@@ -159,12 +160,12 @@ def test_all_workers_end_together(
 def test_a_worker_that_still_starts_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOY_NOTES", str(tmp_path))
     pool = Pool(1)
-    seat = pool.seat(opening("HangsWhenDescribed"))
+    supervisor = pool.supervise(opening("HangsWhenDescribed"))
     said: list[str] = []
 
     def start() -> None:
         try:
-            seat.get()
+            supervisor.get()
         except WorkerFailure as failure:
             said.append(failure.status)
 

@@ -97,9 +97,9 @@ class _Chunk:
             replace(failure, times=self.times[failure.signature]) for failure in findings.failures
         ]
         for runner in self.station.runners.values():
-            if runner.seat.failure:
+            if runner.supervisor.failure:
                 findings.note(
-                    f"{runner.name}: {runner.seat.failure}; it was not started again for the rest of chunk {self.chunk}"
+                    f"{runner.name}: {runner.supervisor.failure}; it was not started again for the rest of chunk {self.chunk}"
                 )
 
     @property
@@ -198,7 +198,7 @@ class _Pursuit:
     def run(self, case: FuzzCase) -> Result:
         self.attempts += 1
         if self.result.status != "timed out":
-            self.station.runners[self.result.backend].seat.refresh(RESTARTS)
+            self.station.runners[self.result.backend].supervisor.refresh(RESTARTS)
         (result,) = self.station.attempt(case.job(_name(self.origin)), self.result.backend)
         return result
 

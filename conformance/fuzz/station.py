@@ -32,19 +32,19 @@ class Station(Pool):
     def refresh(self) -> None:
         """Let every backend have its restarts again."""
         for runner in self.runners.values():
-            runner.seat.refresh(RESTARTS)
+            runner.supervisor.refresh(RESTARTS)
 
     def attempt(self, job: Job, *names: str) -> list[Result]:
         """Run a job on backends at the same time, by default on all that are left, and judge the runs."""
         return self.map(
             lambda runner: runner.attempt(job),
             [self.runners[name] for name in names]
-            or [runner for runner in self.runners.values() if not runner.seat.failure],
+            or [runner for runner in self.runners.values() if not runner.supervisor.failure],
         )
 
     def dismiss(self, name: str) -> None:
         """Do without a backend from now on."""
-        self.runners.pop(name).seat.end()
+        self.runners.pop(name).supervisor.end()
 
 
 def _key(names: Sequence[str], settings: Settings) -> str:

@@ -172,7 +172,7 @@ class Hunt:
         self.backend, self.progress, self.version = backend, progress, ""
         self.diagnosing = diagnosing
         self.pool = pool or Pool()
-        self.seat = self.pool.seat(
+        self.supervisor = self.pool.supervise(
             partial((settings or Settings()).open, plugin(backend)), started=self.started, worker=worker
         )
 
@@ -184,7 +184,7 @@ class Hunt:
                 break
             findings.append(self.find(mutant))
             self.progress(self.backend, mutant.name)
-        self.seat.close()
+        self.supervisor.close()
         return findings
 
     def started(self, worker: Worker) -> None:
@@ -234,7 +234,9 @@ class Hunt:
         """Look for a bug of training in the run that shows it."""
         for dtype in fault.precisions:
             expected = shown(fault.name, dtype)
-            found = self.seat.do(partial(divergence_of, bug=fault, dtype=dtype, explaining=self.diagnosing))
+            found = self.supervisor.do(
+                partial(divergence_of, bug=fault, dtype=dtype, explaining=self.diagnosing)
+            )
             if found is None:
                 continue
             _, step, section = found.row.tensor.split(".")[:3]
@@ -321,7 +323,7 @@ class Hunt:
         Raises:
             WorkerFailure: if there is no result.
         """
-        return self.seat.do(
+        return self.supervisor.do(
             lambda worker: worker.run(
                 case.config, case.weights, case.batch, case.part, dtype, implementation, tap_gradients=True
             )
