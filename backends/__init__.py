@@ -70,7 +70,8 @@ def check_offered(found: Iterable[str], where: str, named: Collection[str] = ())
     if strange:
         raise SpecError(
             [
-                f"{where} names backend {name!r}, which is not known here; to have it imported, say --backend {name}"
+                f"{where} names backend {name!r}, which is not known here; to have it imported, say "
+                f"--backend {name}"
                 for name in strange
             ]
         )

@@ -1,4 +1,7 @@
-"""What the backends of the four frameworks share: how a request becomes a session. No framework is called here."""
+"""What the backends of the four frameworks share: how a request becomes a session.
+
+No framework is called here.
+"""
 
 from __future__ import annotations
 
@@ -53,10 +56,12 @@ class FrameworkAdapter(ABC):
         optimizer: returns what updates parameters, by native name, as a recipe says, given the kind of each.
         named: returns the parameters of a model by native name.
         trained: returns those that a gradient is taken by.
-        explicit_names: returns tensors by native name, those of an encoder layer of the framework's by the names that the explicit one has.
+        explicit_names: returns tensors by native name, those of an encoder layer of the framework's by the
+            names that the explicit one has.
         differentiate: returns what a session evaluates, with gradients.
         synchronize: waits until what it is given is computed.
-        timed: runs so many steps on a device, and returns their seconds (:meth:`concord.backends.interface.Steps.timed`).
+        timed: runs so many steps on a device, and returns their seconds
+            (:meth:`concord.backends.interface.Steps.timed`).
     """
 
     name: ClassVar[str]
@@ -107,7 +112,7 @@ class FrameworkAdapter(ABC):
         return self.session(request).read()
 
     def session(self, request: Request) -> Session:
-        """Build what is asked for, to be run many times (:meth:`concord.backends.interface.Measurable.session`)."""
+        """Build what is asked for, to be run many times."""
         found: Session = self.session_type(self, request)
         return found
 
@@ -123,7 +128,8 @@ class FrameworkAdapter(ABC):
     def trace(self, request: Request) -> Trace:
         """Return what makes of the tap that records the one that the layers call: they are the same.
 
-        A subclass may return a function whose tap changes what it is given; compilers trace it like the model.
+        A subclass may return a function whose tap changes what it is given; compilers trace it like the
+        model.
         """
         return lambda model, inputs, record: record
 
@@ -162,7 +168,8 @@ class FrameworkAdapter(ABC):
         kind, _, index = name.partition(":")
         if kind == "cuda" and int(index or 0) >= self.cuda_devices():
             raise Unsupported(
-                f"{self.name} {self.version} sees {self.cuda_devices()} CUDA devices; {name!r} is not among them"
+                f"{self.name} {self.version} sees {self.cuda_devices()} CUDA devices; {name!r} is not among "
+                "them"
             )
         return self.place(kind, int(index or 0))
 
@@ -180,7 +187,7 @@ class FrameworkAdapter(ABC):
         )
 
     def set_precision(self, mode: str) -> None:
-        """Have products of float32 numbers computed in one of :data:`concord.backends.interface.PRECISION_MODES`."""
+        """Have products of float32 numbers computed in a precision mode (:data:`PRECISION_MODES`)."""
         self.put_switches(self.precision(mode))
 
     def wanted(self, request: Request) -> dict[str, Any]:
@@ -188,7 +195,7 @@ class FrameworkAdapter(ABC):
         return {**self.precision(request.precision), **(self.determinism if request.deterministic else {})}
 
     def switches_at_import(self) -> dict[str, Any]:
-        """Return the switches as imported, and in which arithmetic float32 products then run on each kind of device."""
+        """Return the switches as imported, and the arithmetic of float32 products on each kind of device."""
         return {
             **self.defaults,
             "products": {"cpu": "float32", "cuda": "float32" if self.full_products() else "tf32"},
@@ -199,7 +206,10 @@ class FrameworkAdapter(ABC):
         return array.T if self.naming.transposed and kind == "kernel" else array
 
     def load(self, model: Any, config: EncoderConfig, weights: Weights, part: str) -> None:
-        """Copy canonical weights into a model, rounding each to the model's dtype once (SPEC PRC-2, WGT-4)."""
+        """Copy canonical weights into a model, rounding each to the model's dtype once.
+
+        SPEC PRC-2, WGT-4.
+        """
         named = self.explicit_names(self.named(model))
         for name, parameter in parameters(config, part).items():
             self.assign(
@@ -210,7 +220,7 @@ class FrameworkAdapter(ABC):
     def export(
         self, named: Mapping[str, Tensor], config: EncoderConfig, part: str
     ) -> dict[str, NDArray[Any]]:
-        """Return tensors that bear native names, a model's parameters or their gradients, as canonical arrays."""
+        """Return tensors of native names, a model's parameters or their gradients, as canonical arrays."""
         found, named = {}, self.explicit_names(named)
         for name, parameter in parameters(config, part).items():
             native = self.naming.native_name(name, parameter.kind)
@@ -242,7 +252,7 @@ class FrameworkAdapter(ABC):
 
     @abstractmethod
     def construct(self, part: Callable[..., Any], request: Request, device: Device) -> Any:
-        """Return a part of the model in the dtype of a request, on a device, for weights to be loaded into it."""
+        """Return a part of the model in the dtype of a request, on a device, without its weights."""
 
     @abstractmethod
     def tensor(self, array: NDArray[Any], dtype: str, device: Device) -> Tensor:
@@ -250,7 +260,7 @@ class FrameworkAdapter(ABC):
 
     @abstractmethod
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
-        """Return the largest number of bytes held on a device (:meth:`concord.backends.interface.Measurable.peak_memory`)."""
+        """Return the largest number of bytes held on a device."""
 
     @abstractmethod
     def layers(self, model: Any) -> Iterable[tuple[str, Any]]:
@@ -258,7 +268,10 @@ class FrameworkAdapter(ABC):
 
     @abstractmethod
     def seeded(self, words: NDArray[np.uint32]) -> Tensor | None:
-        """Have the framework's own dropout begin anew: return the seed of a batch, or None where the framework keeps a generator, which goes on through a step.
+        """Have the framework's own dropout begin anew.
+
+        Return the seed of a batch, or None where the framework keeps a generator, which goes on through a
+        step.
 
         Args:
             words: two, which the seed follows from.
@@ -266,7 +279,7 @@ class FrameworkAdapter(ABC):
 
     @abstractmethod
     def dropped(self, tensor: Tensor, rate: float, seed: Tensor | None, place: int) -> Tensor:
-        """Return a tensor with elements dropped by the framework's own dropout, and the others divided by the share that is kept.
+        """Return a tensor with elements dropped, and others scaled, by the framework's own dropout.
 
         Args:
             rate: the share that is dropped.
@@ -308,7 +321,10 @@ class FrameworkAdapter(ABC):
 
 
 class Product:
-    """A matrix product, again and again (:class:`concord.backends.interface.Steps`): (M, K) and (K, N) to (M, N)."""
+    """A matrix product, again and again (:class:`concord.backends.interface.Steps`).
+
+    (M, K) and (K, N) to (M, N).
+    """
 
     def __init__(self, adapter: FrameworkAdapter, left: Tensor, right: Tensor) -> None:
         self.adapter, self.left, self.right = adapter, left, right

@@ -1,4 +1,7 @@
-"""The worker's side of a measurement: a session is opened from a few numbers, stepped, and timed where it runs."""
+"""The worker's side of a measurement.
+
+A session is opened from a few numbers, stepped, and timed where it runs.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,8 @@ WHOLE = 16
 """Numbers up to which it is reported as it is."""
 
 STEPS = 2
-"""Of training that are checked, on other inputs each: a moment that is not kept, or not as it should be, shows in the second."""
+"""Of training that are checked, on other inputs each: a moment that is not kept, or not as it should be,
+shows in the second."""
 
 MOMENT = "first_moment."
 """How what an optimizer keeps of gradients is called."""
@@ -60,13 +64,14 @@ class Bench:
         """Build a model and run it once.
 
         Args:
-            asked: ``config``, ``lengths`` (real tokens of each sample), ``tokens``, ``seed``, ``weights`` (a file with
-                them, or null: drawn from the seed), ``recipe`` (of training; null: inference), ``dtype``, ``implementation``,
-                ``execution``, ``device``, ``precision``.
+            asked: ``config``, ``lengths`` (real tokens of each sample), ``tokens``, ``seed``, ``weights`` (a
+                file with them, or null: drawn from the seed), ``recipe`` (of training; null: inference),
+                ``dtype``, ``implementation``, ``execution``, ``device``, ``precision``.
 
         Returns:
-            Seconds (building, compiling ahead, first step), and what was computed: logits, or of :data:`STEPS` steps of training
-            the losses, and what parameters and first moments have come to (:func:`moved`).
+            Seconds (building, compiling ahead, first step), and what was computed: logits, or of
+            :data:`STEPS` steps of training the losses, and what parameters and first moments have come to
+            (:func:`moved`).
         """
         self.release({})
         if not hasattr(self.measured, "session"):
@@ -107,10 +112,14 @@ class Bench:
     def _trained(
         self, session: Session, request: Request, results: Mapping[str, NDArray[Any]]
     ) -> dict[str, NDArray[Any]]:
-        """Make the other steps of training, and return what has come of all; the session is left with the first step's inputs."""
+        """Make the other steps of training, and return what has come of all.
+
+        The session is left with the first step's inputs.
+        """
         if not hasattr(session, "optimizer_state"):
             raise Unsupported(
-                f"{self.measured.name} cannot be measured in training: its session has no method 'optimizer_state'"
+                f"{self.measured.name} cannot be measured in training: its session has no method "
+                "'optimizer_state'"
             )
         assert request.training is not None
         losses = [results.get("loss", np.asarray(np.nan))]
@@ -129,7 +138,10 @@ class Bench:
         return {"loss": np.array(losses)} | moved(changes, session.optimizer_state().items())
 
     def product(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Make ready a product of two random matrices: ``sizes`` (M, K, N), ``dtype``, ``device``, ``precision``."""
+        """Make ready a product of two random matrices.
+
+        ``sizes`` (M, K, N), ``dtype``, ``device``, ``precision``.
+        """
         self.release({})
         if not hasattr(self.measured, "product"):
             raise Unsupported(f"{self.measured.name} cannot be measured: it has no method 'product'")
@@ -160,7 +172,10 @@ class Bench:
         return seconds, results
 
     def repeat(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Run steps, at least one, until ``seconds`` are over or ``count`` are done; return how long each took."""
+        """Run steps, at least one, until ``seconds`` are over or ``count`` are done.
+
+        Return how long each took.
+        """
         if self.steps is None:
             raise RuntimeError("nothing is prepared")
         self._reset_peak_memory()
@@ -244,12 +259,14 @@ def batches_of(
 def moved(
     changes: Iterable[tuple[str, NDArray[Any]]], kept: Iterable[tuple[str, NDArray[Any]]]
 ) -> dict[str, NDArray[np.float64]]:
-    """Return what steps of training are reported by, each array along a few directions (:func:`project`): a few numbers for millions.
+    """Return what steps of training are reported by, each array along a few directions.
+
+    (:func:`project`): a few numbers for millions.
 
     Args:
         changes: of parameters, by name.
-        kept: what the optimizer keeps, as ``<slot>.<name>``. The first moments are reported, which have a gradient's errors in proportion;
-            the second ones show in the changes.
+        kept: what the optimizer keeps, as ``<slot>.<name>``. The first moments are reported, which have a
+            gradient's errors in proportion; the second ones show in the changes.
 
     Returns:
         ``updates/<name>`` and ``moments/<name>``.
@@ -263,7 +280,9 @@ def moved(
 
 
 def project(name: str, change: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return the sums of an array's elements under random signs, which follow from the name, in units of their root number.
+    """Return the sums of an array's elements under random signs.
+
+    Which follow from the name, in units of their root number.
 
     A small array is returned whole: a few signs may miss a change of a few numbers altogether.
     """

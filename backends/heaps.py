@@ -15,12 +15,18 @@ LARGE = 64 << 20
 
 
 def share() -> None:
-    """Let the threads of this process share a few heaps: glibc gives each one of its own, and each keeps what it once held."""
+    """Let the threads of this process share a few heaps.
+
+    Glibc gives each one of its own, and each keeps what it once held.
+    """
     _call("mallopt", M_ARENA_MAX, 2)
 
 
 def give_back() -> None:
-    """Give memory that nothing uses any more back to the system: glibc keeps it where something above it is still in use."""
+    """Give memory that nothing uses any more back to the system.
+
+    Glibc keeps it where something above it is still in use.
+    """
     _call("malloc_trim", 0)
 
 

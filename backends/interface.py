@@ -20,24 +20,30 @@ from concord.spec.tensors import PARTS, axis_sizes, check_part, inputs, resolve,
 from concord.spec.training.trajectory import Training
 
 IMPLEMENTATIONS = ("explicit", "library")
-"""``explicit``: written out as the sources write it. ``library``: out of the framework's own layers and fused kernels."""
+"""``explicit``: written out as the sources write it. ``library``: out of the framework's own layers and fused
+kernels."""
 
 UNPADDED = "unpadded"
 
 EXECUTIONS = ("eager", "compiled", UNPADDED, f"{UNPADDED}-compiled")
-"""``eager``: operation by operation. ``compiled``: through the framework's compiler. ``unpadded``, ``unpadded-compiled``: the
-same without the rows of padded tokens (:mod:`concord.backends.library`), library layers alone."""
+"""``eager``: operation by operation. ``compiled``: through the framework's compiler. ``unpadded``,
+``unpadded-compiled``: the same without the rows of padded tokens (:mod:`concord.backends.library`), library
+layers alone."""
 
 PRECISION_MODES = ("strict", "tf32", "default")
-"""How products of float32 numbers are computed. ``strict``: in full float32, whatever the framework does unasked. ``tf32``:
-from factors of 11 bits, as tensor cores do (SPEC PRC-1). ``default``: as the framework does if nobody says anything."""
+"""How products of float32 numbers are computed. ``strict``: in full float32, whatever the framework does
+unasked. ``tf32``: from factors of 11 bits, as tensor cores do (SPEC PRC-1). ``default``: as the framework
+does if nobody says anything."""
 
 WORKLOAD_KINDS = ("inference", "training")
 """``inference``: the forward pass. ``training``: forward, loss, gradients and the update of an optimizer."""
 
 
 class Overruled(RuntimeError):
-    """Something else has set a switch that a run had set: what came out was not computed as it was asked for."""
+    """Something else has set a switch that a run had set.
+
+    What came out was not computed as it was asked for.
+    """
 
 
 class Unsupported(RuntimeError):
@@ -50,8 +56,8 @@ class Problem:
 
     Attributes:
         config: the member of the model family.
-        weights: canonical name to array of any floating dtype, linear weights as (in, out); a backend rounds to its precision once
-            (SPEC WGT-1, WGT-2, PRC-2).
+        weights: canonical name to array of any floating dtype, linear weights as (in, out); a backend rounds
+            to its precision once (SPEC WGT-1, WGT-2, PRC-2).
         batch: the inputs of the part (SPEC INP-1).
         part: one of :data:`concord.spec.tensors.PARTS` (SPEC PRT-1).
     """
@@ -67,7 +73,8 @@ class Settings:
     """How it is computed.
 
     Attributes:
-        dtype: the precision of the run: ``"float64"``, ``"float32"``, ``"bfloat16"`` or ``"float16"`` (SPEC PRC-1).
+        dtype: the precision of the run: ``"float64"``, ``"float32"``, ``"bfloat16"`` or ``"float16"`` (SPEC
+            PRC-1).
         implementation: one of :data:`IMPLEMENTATIONS`, or a name with a colon: one of the backend's own.
         execution: one of :data:`EXECUTIONS`.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
@@ -85,7 +92,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Request(Settings, Problem):
-    """One run that a backend is asked for: a problem, how to compute it, and what to return besides output and loss.
+    """One run that a backend is asked for.
+
+    A problem, how to compute it, and what to return besides output and loss.
 
     Attributes:
         taps: whether to return every intermediate tensor.
@@ -100,7 +109,10 @@ class Request(Settings, Problem):
     training: Training | None = None
 
     def zeros(self) -> dict[str, NDArray[np.floating]]:
-        """Return zeros in the shape of each tap whose gradient is asked for: added to it, they have the same gradient."""
+        """Return zeros in the shape of each tap whose gradient is asked for.
+
+        Added to it, they have the same gradient.
+        """
         if not self.tap_gradients:
             return {}
         given = self.batch.arrays()
@@ -154,19 +166,24 @@ class Run:
     bfloat16 and float16 come as float32 arrays that hold the same values.
 
     Attributes:
-        output: the result of the part: logits (B, C) of the whole model, the pooled vector (B, D), (B, T, D) of encoder and stack, (B, Q, D) of the attention parts.
+        output: the result of the part: logits (B, C) of the whole model, the pooled vector (B, D), (B, T, D)
+            of encoder and stack, (B, Q, D) of the attention parts.
         loss: scalar, of rank 0 (SPEC LOS-2, LOS-5). Where no gradients were asked for, it may be None.
-        taps: intermediate tensors by the names, and in the shapes, of :func:`concord.spec.tensors.taps`. Those that are left out are not judged.
-        gradients: of the loss, by parameter name and in the parameter's shape, and ``inputs.<name>`` for given tensors (SPEC GRD-1, GRD-5).
+        taps: intermediate tensors by the names, and in the shapes, of :func:`concord.spec.tensors.taps`.
+            Those that are left out are not judged.
+        gradients: of the loss, by parameter name and in the parameter's shape, and ``inputs.<name>`` for
+            given tensors (SPEC GRD-1, GRD-5).
         backend: the name of the backend.
         dtype: the precision it ran in.
-        info: what it ran on: versions, device, threads, and ``precision``, ``deterministic`` and ``precision_switches`` as
-            they were when it was done. ``undelivered_taps`` may list patterns of tap names that a fused implementation
-            does not expose.
-        requested: what was asked for besides output and loss; set by whoever asked, so that nothing can be left out unnoticed.
-        tap_gradients: of the loss, by the name of the tap: of its total use, in its shape (SPEC GRD-6). Only taps that the loss depends on;
-            None counts as left out.
-        steps: what is reported of training, as ``steps.<step>.<name>`` (:data:`concord.spec.training.trajectory.Observer`).
+        info: what it ran on: versions, device, threads, and ``precision``, ``deterministic`` and
+            ``precision_switches`` as they were when it was done. ``undelivered_taps`` may list patterns of
+            tap names that a fused implementation does not expose.
+        requested: what was asked for besides output and loss; set by whoever asked, so that nothing can be
+            left out unnoticed.
+        tap_gradients: of the loss, by the name of the tap: of its total use, in its shape (SPEC GRD-6). Only
+            taps that the loss depends on; None counts as left out.
+        steps: what is reported of training, as ``steps.<step>.<name>``
+            (:data:`concord.spec.training.trajectory.Observer`).
     """
 
     output: NDArray[np.floating]
@@ -207,24 +224,31 @@ class Steps(Protocol):
         """Wait until the device is done."""
 
     def results(self) -> dict[str, NDArray[np.floating]]:
-        """Return what the last step computed: ``logits`` (B, C), the ``loss`` before an update, or a bare ``product``."""
+        """Return what the last step computed.
+
+        ``logits`` (B, C), the ``loss`` before an update, or a bare ``product``.
+        """
 
     def timed(self, steps: int) -> list[float]:
         """Run so many steps on a device other than the CPU, without waiting in between.
 
         Returns:
-            Seconds of each step by the device's own clock; where the framework cannot read it, their mean alone.
+            Seconds of each step by the device's own clock; where the framework cannot read it, their mean
+            alone.
         """
 
 
 class Session(Steps, Protocol):
-    """A model that is built once, with its weights and inputs on a device: loaded, run, stepped and read any number of times.
+    """A model that is built once, with its weights and inputs on a device.
 
-    A step is a training step where the request says how to train (:attr:`Request.training`), else a forward pass.
+    Loaded, run, stepped and read any number of times.
+
+    A step is a training step where the request says how to train (:attr:`Request.training`), else a forward
+    pass.
     """
 
     def load(self, weights: Weights) -> None:
-        """Put other weights, by canonical name and in the shapes of :func:`concord.spec.parameters.shape_of`, in place of those that it has.
+        """Put other weights, by canonical name and in canonical shapes, in place of those that it has.
 
         An optimizer begins anew: it has kept nothing, and made no step.
         """
@@ -236,7 +260,7 @@ class Session(Steps, Protocol):
         """Start one forward pass."""
 
     def train_step(self) -> None:
-        """Start the next training step on the inputs that it has, as the recipe of the request's training says (SPEC, section 10).
+        """Start the next training step on the inputs that it has (SPEC, section 10).
 
         What training sets as its windows is of no account here: :meth:`feed` gives a step its inputs.
         """
@@ -249,10 +273,13 @@ class Session(Steps, Protocol):
         """
 
     def parameters(self) -> Weights:
-        """Return a copy of the parameters as they are now, by canonical name and in canonical shapes (SPEC WGT-1, WGT-2)."""
+        """Return a copy of the parameters as they are now, by canonical name and in canonical shapes.
+
+        SPEC WGT-1, WGT-2.
+        """
 
     def optimizer_state(self) -> dict[str, NDArray[np.floating]]:
-        """Return a copy of what the optimizer keeps now, as ``<slot>.<canonical name>`` in shapes of the parameters (:func:`concord.spec.training.optimizers.slots`)."""
+        """Return a copy of the optimizer state, as ``<slot>.<canonical name>`` in canonical shapes."""
 
 
 UNSUPPORTED_REASONS = "cannot express this by its library layers: "
@@ -265,11 +292,13 @@ class Implementation:
 
     Attributes:
         parts: what builds each part (:data:`spec.PARTS`) from a configuration.
-        unsupported_reasons: says what keeps a request from being computed so, one line for each option; nothing: it can be.
+        unsupported_reasons: says what keeps a request from being computed so, one line for each option;
+            nothing: it can be.
         undelivered: patterns of the names of taps that it does not expose.
         known_deviations: what it declares besides the backend's own (SPEC PRC-4), for each kind of device.
         context: what a request is computed within, for example the choice of a kernel.
-        finish: turns a model that has its weights into what runs, for example with weights in a layout of a kernel's own.
+        finish: turns a model that has its weights into what runs, for example with weights in a layout of a
+            kernel's own.
     """
 
     parts: Mapping[str, Callable[..., Any]]
@@ -289,14 +318,16 @@ def choose(backend: str, implementations: Mapping[str, Implementation], request:
     """Return the implementation that a request asks for.
 
     Raises:
-        Unsupported: if there is none of that name, or with everything that keeps it from computing the request.
+        Unsupported: if there is none of that name, or with everything that keeps it from computing the
+            request.
     """
     if request.implementation not in implementations:
         raise Unsupported(f"{backend} has no implementation {request.implementation!r}")
     name = variety(request.implementation, request.execution)
     if name not in implementations:
         raise Unsupported(
-            f"{backend} keeps padding in its implementation {request.implementation!r}; 'library' can run without"
+            f"{backend} keeps padding in its implementation {request.implementation!r}; 'library' can run "
+            "without"
         )
     found = implementations[name]
     reasons = found.unsupported_reasons(request)
@@ -339,11 +370,13 @@ def refuse_tf32(backend: str, request: Request, able: bool) -> None:
         return
     if not able:
         raise Unsupported(
-            f"{backend} has no TF32 products on {request.device}: tensor cores of NVIDIA GPUs from compute capability 8.0 on compute them"
+            f"{backend} has no TF32 products on {request.device}: tensor cores of NVIDIA GPUs from compute "
+            "capability 8.0 on compute them"
         )
     if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
         raise Unsupported(
-            f"{backend} has no TF32 products here: NVIDIA_TF32_OVERRIDE=0 in its environment switches them off"
+            f"{backend} has no TF32 products here: NVIDIA_TF32_OVERRIDE=0 in its environment switches them "
+            "off"
         )
 
 
@@ -369,10 +402,11 @@ class Backend(Protocol):
     name: str
 
     def describe(self) -> dict[str, Any]:
-        """Return JSON data about it: ``version``, ``devices``, ``dtypes``, ``threads`` and whatever else matters.
+        """Return JSON data about it: ``version``, ``devices``, ``dtypes``, ``threads`` and what else matters.
 
-        ``precision_defaults`` are the switches as they were when the framework was imported; ``products`` among them
-        says for each kind of device whether float32 products are then in ``"float32"`` or ``"tf32"``.
+        ``precision_defaults`` are the switches as they were when the framework was imported; ``products``
+        among them says for each kind of device whether float32 products are then in ``"float32"`` or
+        ``"tf32"``.
         """
 
     def run(self, request: Request) -> Run:
@@ -390,16 +424,19 @@ class Stepping(Protocol):
         """Go on from where training stood after so many steps, with the bits that going on would have had.
 
         Args:
-            state: ``parameters.<canonical name>`` of all that is trained, and ``<slot>.<canonical name>`` (:func:`concord.spec.training.optimizers.slots`)
-                in shapes of the parameters; slots that are missing are as at the start. It may come in the dtype that is stored or in a wider one.
+            state: ``parameters.<canonical name>`` of all that is trained, and ``<slot>.<canonical name>``
+                (:func:`concord.spec.training.optimizers.slots`) in shapes of the parameters; slots that are
+                missing are as at the start. It may come in the dtype that is stored or in a wider one.
         """
 
     def step(self, window: Sequence[Batch], report: bool) -> Mapping[str, NDArray[np.floating]]:
-        """Make the next step from batches, of any shapes: nothing is built or compiled anew for shapes that were there before.
+        """Make the next step from batches, of any shapes.
+
+        Nothing is built or compiled anew for shapes that were there before.
 
         Returns:
-            ``losses.<number>`` of each batch, and ``norm``, if there is one, by which gradients were clipped. To ``report`` is to return
-            all that :data:`concord.spec.training.trajectory.Observer` names.
+            ``losses.<number>`` of each batch, and ``norm``, if there is one, by which gradients were clipped.
+            To ``report`` is to return all that :data:`concord.spec.training.trajectory.Observer` names.
         """
 
 
@@ -451,7 +488,7 @@ class Measurable(Backend, Protocol):
         """
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
-        """Return the largest number of bytes that a device other than the CPU has held, as far as the framework knows.
+        """Return the largest number of bytes that the framework knows to have been held on a device.
 
         Args:
             reset: whether to forget it, where that can be.
@@ -459,7 +496,30 @@ class Measurable(Backend, Protocol):
 
 
 __all__ = [
-    "EXECUTIONS", "IMPLEMENTATIONS", "PARTS", "PRECISION_MODES", "UNPADDED", "UNSUPPORTED_REASONS", "WORKLOAD_KINDS", "Backend",
-    "Implementation", "Measurable", "Overruled", "Problem", "Request", "Run", "Session", "Settings", "Steps", "Trace", "Trainable",
-    "TrainingSession", "Unsupported", "choose", "confirm_switches", "refuse_tf32", "refusing_nondeterminism", "variety",
-]  # fmt: skip
+    "EXECUTIONS",
+    "IMPLEMENTATIONS",
+    "PARTS",
+    "PRECISION_MODES",
+    "UNPADDED",
+    "UNSUPPORTED_REASONS",
+    "WORKLOAD_KINDS",
+    "Backend",
+    "Implementation",
+    "Measurable",
+    "Overruled",
+    "Problem",
+    "Request",
+    "Run",
+    "Session",
+    "Settings",
+    "Steps",
+    "Trace",
+    "Trainable",
+    "TrainingSession",
+    "Unsupported",
+    "choose",
+    "confirm_switches",
+    "refuse_tf32",
+    "refusing_nondeterminism",
+    "variety",
+]

@@ -1,8 +1,10 @@
-"""What the library implementations of the four frameworks share: what their layers cannot express, and execution without padding.
+"""What the library implementations of the four frameworks share.
 
-A padded token is a row that nothing depends on: as a key it is masked, and nobody asks for its vector. Kept are the
-real tokens, and the first of each sample, since pooling may take that. The indices are computed here, on the host,
-so that compiled programs see shapes that do not depend on data. No framework is called here.
+What their layers cannot express, and execution without padding.
+
+A padded token is a row that nothing depends on: as a key it is masked, and nobody asks for its vector. Kept
+are the real tokens, and the first of each sample, since pooling may take that. The indices are computed here,
+on the host, so that compiled programs see shapes that do not depend on data. No framework is called here.
 
 Shapes: B batch, T tokens, N rows kept.
 """
@@ -42,7 +44,8 @@ ABSORBING = 2.0**40
 """What leaves no digit of a score of a half precision if a float32 adds it."""
 
 MULTIPLE = 64
-"""To a multiple of this the rows of a compiled program are filled up, so that few programs serve all batches."""
+"""To a multiple of this the rows of a compiled program are filled up, so that few programs serve all
+batches."""
 
 CERTAIN = 1e8
 """The least mask constant by which a padded key's weight is zero beside any other's."""
@@ -83,7 +86,10 @@ class LibraryLayers:
     float32_scores: bool
 
     def unsupported_reasons(self, request: Request) -> list[str]:
-        """Return what keeps a request from being computed by library layers, one line for each option; nothing if they can."""
+        """Return what keeps a request from being computed by library layers, one line for each option.
+
+        Nothing if they can.
+        """
         found = reasons_of(
             request.config,
             self.of_attention()
@@ -94,7 +100,8 @@ class LibraryLayers:
         half = self.float32_scores and request.dtype in ("bfloat16", "float16")
         if half and sees_nothing(request.config, request.batch) and abs(constant) < ABSORBING:
             found.append(
-                f"mask_value={request.config.mask_value!r}: {self.attention} adds to float32 scores, where {constant:g} leaves digits of a row without any key that {request.dtype} drops (MSK-5)"
+                f"mask_value={request.config.mask_value!r}: {self.attention} adds to float32 scores, where "
+                f"{constant:g} leaves digits of a row without any key that {request.dtype} drops (MSK-5)"
             )
         return found
 
@@ -119,7 +126,10 @@ def parts_of(parts: Mapping[str, Callable[..., Any]], make: Any) -> dict[str, Ca
 
 
 class Kept(NamedTuple):
-    """What layers get in place of the mask: which tokens are real (B, T), which rows are kept (N,), where each token is (B, T)."""
+    """What layers get in place of the mask.
+
+    Which tokens are real (B, T), which rows are kept (N,), where each token is (B, T).
+    """
 
     real: Any
     rows: Any
@@ -130,8 +140,9 @@ def indices(request: Request) -> dict[str, NDArray[np.int64]]:
     """Return what puts rows where they are needed; nothing for a request that keeps its padding.
 
     Returns:
-        ``rows`` (N,): for each row that is kept, its number among the B T. ``slots`` (B, T): for each token, its place
-        among the rows kept; a padded one that was dropped gets place 0, where any finite row will do.
+        ``rows`` (N,): for each row that is kept, its number among the B T. ``slots`` (B, T): for each token,
+        its place among the rows kept; a padded one that was dropped gets place 0, where any finite row will
+        do.
     """
     if not request.execution.startswith(UNPADDED):
         return {}
@@ -147,7 +158,10 @@ def indices(request: Request) -> dict[str, NDArray[np.int64]]:
 
 
 def padding_reasons(request: Request) -> list[str]:
-    """Return why a request cannot be computed without its padding, one line for each reason; nothing if it can be."""
+    """Return why a request cannot be computed without its padding, one line for each reason.
+
+    Nothing if it can be.
+    """
     config, found = request.config, []
     if request.part != "model":
         why = (
@@ -163,7 +177,8 @@ def padding_reasons(request: Request) -> list[str]:
     constant = mask_constant(config, request.dtype)
     if abs(constant) < CERTAIN:
         found.append(
-            f"mask_value={config.mask_value!r}: in {request.dtype} a padded key can still get a weight (MSK-2)"
+            f"mask_value={config.mask_value!r}: in {request.dtype} a padded key can still get a weight "
+            "(MSK-2)"
         )
     if sees_nothing(config, request.batch):
         found.append("a sample has no real token: its weights are those of padded keys (MSK-5)")

@@ -66,7 +66,10 @@ def marked(mark: str) -> list[int]:
 
 
 def held_by(pids: Iterable[int], limit: int) -> int:
-    """Return how many bytes processes hold together. What they share counts once where that decides on which side of a limit it is."""
+    """Return how many bytes processes hold together.
+
+    What they share counts once where that decides on which side of a limit it is.
+    """
     sizes = {pid: resident(pid) for pid in pids}
     return (
         sum(sizes.values())
@@ -101,7 +104,7 @@ def cores_busy(seconds: float = 0.5) -> float:
 
 
 def wrong_host(host: str) -> str:
-    """Say what is wrong with a host that ssh would take for something else, as it takes what begins with a dash for an option.
+    """Say what is wrong with a host that ssh would take for something else, such as an option.
 
     Args:
         host: ``"host"`` or ``"host:/path/to/checkout"``.
@@ -115,7 +118,9 @@ def wrong_host(host: str) -> str:
 
 
 def wait_for_rest(pid: int, longest: float = REST) -> None:
-    """Wait until no thread of a process runs, or wants to. Pools of threads spin for a while before they sleep.
+    """Wait until no thread of a process runs, or wants to.
+
+    Pools of threads spin for a while before they sleep.
 
     Args:
         longest: seconds after which to go on all the same.
@@ -136,7 +141,10 @@ def _runs(task: Path) -> bool:
 
 
 def gpus() -> list[str]:
-    """Return what the GPUs of this machine are called, whichever framework sees them; those of NVIDIA alone."""
+    """Return what the GPUs of this machine are called, whichever framework sees them.
+
+    Those of NVIDIA alone.
+    """
     described = [path.read_text() for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
     models = [
         line.partition(":")[2].strip()

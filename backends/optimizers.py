@@ -1,4 +1,7 @@
-"""Updates of parameters as a recipe says, written once for the four frameworks: operators are theirs all alike, what is not is an operation."""
+"""Updates of parameters as a recipe says, written once for the four frameworks.
+
+Operators are theirs all alike, what is not is an operation.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,8 @@ class Optimizer:
         kinds: of each (:class:`concord.spec.parameters.Parameter`).
 
     Attributes:
-        state: what a step is given and leaves behind besides the variables: here what is kept, as ``<slot>.<native name>``.
+        state: what a step is given and leaves behind besides the variables: here what is kept, as
+            ``<slot>.<native name>``.
     """
 
     known_deviations: Sequence[Mapping[str, Any]] = ()
@@ -93,7 +97,9 @@ class Optimizer:
         )
 
     def numbers(self, step: int, rate: float | None = None) -> dict[str, float]:
-        """Return what of a step depends on how many came before, for :meth:`step`: a compiled step is given it each time.
+        """Return what of a step depends on how many came before, for :meth:`step`.
+
+        A compiled step is given it each time.
 
         Args:
             rate: the learning rate of the step; by default that of the recipe.
@@ -124,7 +130,8 @@ class Optimizer:
         Args:
             gradients: by native name, clipped.
             numbers: of the step (:meth:`numbers`).
-            rows: by native name of a table, which of its rows the step's batches looked up, (N, 1); of all that are updated lazily.
+            rows: by native name of a table, which of its rows the step's batches looked up, (N, 1); of all
+                that are updated lazily.
         """
         self.state = dict(self.state)  # what was given stays as it is: a compiler may have given it
         for name, variable in self.variables.items():
@@ -149,7 +156,7 @@ class Optimizer:
         return numbers["rate"]
 
     def constants(self) -> dict[str, float]:
-        """Return the numbers of the recipe as they are held (:data:`concord.spec.training.plan.CONSTANTS`)."""
+        """Return the numbers of the recipe as they are held."""
         return constants(self.recipe)
 
     def updated(
@@ -221,7 +228,10 @@ class Optimizer:
 
 
 def probe(recipe: Recipe, dtype: str) -> tuple[float, float, float]:
-    """Return weights, a gradient and a rate with which decay shows in any form: weights move by all that they are, or what is added turns the gradient."""
+    """Return weights, a gradient and a rate with which decay shows in any form.
+
+    Weights move by all that they are, or what is added turns the gradient.
+    """
     decay = recipe.weight_decay or 1.0
     size = min(2.0 ** round(math.log2(2 / decay)), precision(dtype).largest / 64)
     return size, size * decay / 2, size / 2

@@ -1,11 +1,12 @@
 """Workers under supervision: started, given work, started again after they died, and ended.
 
-A :class:`Supervisor` keeps one worker at a time. What it is given to do is done one after the other, in the same process
-for as long as that lives, so a backend that carries something from one call to the next is seen as it is. A
-:class:`Pool` holds the supervisors of a job, of several backends and devices, and has as many work at a time as there
-are cores. It ends all of them at once: when a task raises something, at Ctrl-C, when it is told to, and with its
-``with`` block. Each worker limits time and memory of a request (:class:`concord.backends.worker.Worker`), and a worker
-whose parent is gone ends by itself. What stands above a pool may be any executor: a thread, a process, Dask.
+A :class:`Supervisor` keeps one worker at a time. What it is given to do is done one after the other, in the
+same process for as long as that lives, so a backend that carries something from one call to the next is seen
+as it is. A :class:`Pool` holds the supervisors of a job, of several backends and devices, and has as many
+work at a time as there are cores. It ends all of them at once: when a task raises something, at Ctrl-C, when
+it is told to, and with its ``with`` block. Each worker limits time and memory of a request
+(:class:`concord.backends.worker.Worker`), and a worker whose parent is gone ends by itself. What stands above
+a pool may be any executor: a thread, a process, Dask.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ HOPELESS = ("absent", "broken", "timed out")
 """Of what a worker dies so that no other is started in its place."""
 
 GLANCE = 0.2
-"""Seconds between two looks at whether to end: Ctrl-C does not wake a thread that waits without end, if another one gets the signal."""
+"""Seconds between two looks at whether to end: Ctrl-C does not wake a thread that waits without end, if
+another one gets the signal."""
 
 Opening = Callable[[Callable[[Worker], None]], Worker]
-"""Starts a worker; what it is given is called with the worker as soon as there is a process, so that it can be ended while it starts."""
+"""Starts a worker; what it is given is called with the worker as soon as there is a process, so that it can
+be ended while it starts."""
 
 
 class Supervisor:
@@ -91,7 +94,10 @@ class Supervisor:
         return worker
 
     def renew(self) -> None:
-        """End a worker that has grown, so that the next work finds another: not within what has to be done in one process."""
+        """End a worker that has grown, so that the next work finds another.
+
+        Not within what has to be done in one process.
+        """
         worker = self.worker
         if worker and not worker.dead and worker.grown:
             self.close()
@@ -100,7 +106,8 @@ class Supervisor:
         """Have the worker do something.
 
         Raises:
-            WorkerFailure: as :meth:`get` does, and if there was no result. The next work finds another worker, if it died.
+            WorkerFailure: as :meth:`get` does, and if there was no result. The next work finds another
+                worker, if it died.
         """
         worker = self.get()
         try:
@@ -136,7 +143,9 @@ class Supervisor:
 
 
 class Pool:
-    """Supervisors that work at the same time and end together. Use it in a ``with`` block, or call :meth:`close`.
+    """Supervisors that work at the same time and end together.
+
+    Use it in a ``with`` block, or call :meth:`close`.
 
     Args:
         width: how many work at a time; by default as many as there are cores.
@@ -165,7 +174,8 @@ class Pool:
         """Do a task for each item, on threads, and return what came of it in the order of the items.
 
         Raises:
-            BaseException: the first that a task raises, or that ends the waiting, such as KeyboardInterrupt; every worker is ended then.
+            BaseException: the first that a task raises, or that ends the waiting, such as KeyboardInterrupt;
+                every worker is ended then.
         """
         tasks = [self._threads.submit(task, item) for item in items]
         pending = set(tasks)
@@ -191,7 +201,10 @@ class Pool:
                 self.stop()
 
     def stop(self) -> None:
-        """End every worker at once; what runs ends with a failure, and none is started any more. Any thread may."""
+        """End every worker at once; what runs ends with a failure, and none is started any more.
+
+        Any thread may.
+        """
         self.stopped = True
         for supervisor in self._supervisors:
             supervisor.end()

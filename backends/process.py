@@ -1,4 +1,6 @@
-"""A Python process that is given messages and answers them: watched while it works, and ended with all that it has started.
+"""A Python process that is given messages and answers them.
+
+Watched while it works, and ended with all that it has started.
 
 Nothing here knows what the messages say; :mod:`concord.backends.worker` does.
 """
@@ -69,8 +71,9 @@ if hasattr(os, "fork"):
         warnings.simplefilter("ignore")  # of the thread that receives; nothing of it is used
         watching = os.fork() == 0
     if watching:
-        # A process of its own, for a framework may keep every thread of this one from running. It has nothing but the pipe
-        # of which the parent has the other end: that is hung up once the parent is gone, however it ended.
+        # A process of its own, for a framework may keep every thread of this one from running. It has nothing
+        # but the pipe of which the parent has the other end: that is hung up once the parent is gone, however
+        # it ended.
         os.dup2(channel.gateway._io.infile.fileno(), 0)
         os.closerange(1, 256)
         pipe = select.poll()
@@ -90,7 +93,7 @@ for name, value in settings["appended"].items():
 root, here = (os.path.realpath(os.path.expanduser(folder)) for folder in (settings["root"], os.getcwd()))
 # A folder whose subfolders bear the frameworks' names must never be searched for imports.
 shadowing = os.path.join(root, "backends")
-searched = [os.path.abspath(entry or os.getcwd()) if os.path.exists(entry or ".") else entry for entry in sys.path]
+searched = [os.path.abspath(entry or ".") if os.path.exists(entry or ".") else entry for entry in sys.path]
 others = [entry for entry in searched if os.path.realpath(entry) not in (shadowing, root, here)]
 sys.path[:] = [root, *others]  # the index has another "concord"
 import concord
@@ -112,7 +115,8 @@ class WorkerFailure(RuntimeError):
 
     Attributes:
         status: ``"absent"`` (not installed), ``"broken"`` (installed, cannot be imported), ``"crashed"``,
-            ``"timed out"``, ``"out of memory"``, or ``"error"`` (the backend raised an exception and lives on).
+            ``"timed out"``, ``"out of memory"``, or ``"error"`` (the backend raised an exception and lives
+            on).
         detail: one line that says what happened.
         stderr: the last lines that the worker wrote.
     """
@@ -123,7 +127,10 @@ class WorkerFailure(RuntimeError):
 
 
 class _Streams(gateway_base.Popen2IO):
-    """The pipes of a new process, and the process: what execnet's ``create_io`` makes, with an environment and standard error of its own."""
+    """The pipes of a new process, and the process.
+
+    What execnet's ``create_io`` makes, with an environment and standard error of its own.
+    """
 
     remoteaddress: str | None  # of a process on another host
 
@@ -144,7 +151,8 @@ class Process:
     Args:
         local: whether it runs on this machine.
         time_limit: seconds that one answer may take.
-        memory_limit: bytes that it may hold, with all that it has started; by default four fifths of the machine's.
+        memory_limit: bytes that it may hold, with all that it has started; by default four fifths of the
+            machine's.
 
     Attributes:
         peak_memory: bytes that it has held at most.
@@ -156,7 +164,8 @@ class Process:
         self.memory_limit = memory_limit or int(0.8 * machine.memory()[0])
         self.peak_memory = 0
         self.dead: WorkerFailure | None = None
-        self._stderr = tempfile.TemporaryFile(prefix="concord-")  # noqa: SIM115 - lives as long as the process
+        # It lives as long as the process.
+        self._stderr = tempfile.TemporaryFile(prefix="concord-")  # noqa: SIM115
         fcntl.fcntl(self._stderr, fcntl.F_SETFL, os.O_APPEND)  # for it may be cut off
         self._words = b""
         self._mark = uuid.uuid4().hex
@@ -202,7 +211,10 @@ class Process:
             ) from None
 
     def _open_gateway(self, place: execnet.XSpec, opened: Callable[[], None]) -> execnet.Gateway:
-        """Do what execnet's ``makegateway`` does, with the process at hand before it has answered: it may never do so."""
+        """Do what execnet's ``makegateway`` does, with the process at hand before it has answered.
+
+        It may never do so.
+        """
         self._group.allocate_id(place)
         place.execmodel = self._group.remote_execmodel.backend
         # Not even the standard library is to be found in the folder where somebody happens to stand.
@@ -291,7 +303,10 @@ class Process:
             self._shorten()  # it may have been faster than the watch
 
     def _watch(self, done: threading.Event) -> None:
-        """Kill the process when it takes too long or too much, and what it has left when it ends; the exchange ends by that."""
+        """Kill the process when it takes too long or too much, and what it has left when it ends.
+
+        The exchange ends by that.
+        """
         left, last, looks = self.time_limit, time.monotonic(), 0
         while not done.wait(GLANCE):
             now = time.monotonic()

@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from concord.backends import SEARCHED, heaps
@@ -25,15 +26,16 @@ LINE = 1000
 """Characters of an error that are told in one line."""
 
 Reply = tuple[str, str, Payload]
-"""Status, JSON and arrays. Status: ``ok``, ``unsupported``, ``refused``, ``error``, ``absent`` or ``broken``."""
+"""Status, JSON and arrays. Status: ``ok``, ``unsupported``, ``refused``, ``error``, ``absent`` or
+``broken``."""
 
 
 def serve(channel: Any, target: str) -> None:
     """Answer requests.
 
     Args:
-        channel: of execnet. Every message is ``(operation, header, size)``, every answer ``(status, header, size)``, each with a
-            payload of so many bytes after it (:mod:`concord.backends.wire`).
+        channel: of execnet. Every message is ``(operation, header, size)``, every answer ``(status, header,
+            size)``, each with a payload of so many bytes after it (:mod:`concord.backends.wire`).
         target: the backend's class, ``"package.module:Class"``.
     """
     started = time.perf_counter()
@@ -51,7 +53,7 @@ def serve(channel: Any, target: str) -> None:
 
     for operation, header, size in channel:
         given = payload_of(size, channel.receive)
-        status, said, answer = _answer(lambda: _perform(backend, bench, sessions, operation, header, given))  # noqa: B023 - answered at once
+        status, said, answer = _answer(partial(_perform, backend, bench, sessions, operation, header, given))
         large = max(size, answer.size) > heaps.LARGE
         if large:
             heaps.give_back()  # before the asker holds the answer too

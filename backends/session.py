@@ -1,4 +1,7 @@
-"""What the sessions of the four frameworks share: a model and its inputs on a device, and what is read off them. No framework is called here."""
+"""What the sessions of the four frameworks share.
+
+A model and its inputs on a device, and what is read off them. No framework is called here.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +110,8 @@ class FrameworkSession:
         """Put other weights in place of those that it has, and nothing else (:meth:`load`)."""
         if self.implementation.finish:
             raise Unsupported(
-                f"{self.adapter.name} keeps weights in a layout of a kernel's own in its implementation {self.request.implementation!r}"
+                f"{self.adapter.name} keeps weights in a layout of a kernel's own in its implementation "
+                f"{self.request.implementation!r}"
             )
         self.request = replace(self.request, weights=weights)
         with self.context():
@@ -147,7 +151,10 @@ class FrameworkSession:
             self.computed = {"loss": self.trainer.start(self.prepared())["losses.0"]}
 
     def prepared(self) -> Prepared:
-        """Return what a training step is given of the inputs: made when they are new, and where each step drops other elements."""
+        """Return what a training step is given of the inputs.
+
+        Made when they are new, and where each step drops other elements.
+        """
         if self.window is None or self.trainer.sites:
             self.window = self.trainer.prepared([self.request.batch])
         return self.window
@@ -164,7 +171,10 @@ class FrameworkSession:
 
     @property
     def held(self) -> tuple[Any, Any]:
-        """What a step of training is given of the model, its parameters and the rest, where it does not hold them itself."""
+        """What a step of training is given of the model, its parameters and the rest.
+
+        Where it does not hold them itself.
+        """
         return (), ()
 
     def model_of(self, state: Any, fixed: Any) -> Any:
@@ -242,7 +252,9 @@ class FrameworkSession:
         recorded: bool,
         with_loss: bool = True,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return output, the loss if it is asked for, and if they are recorded all activations; compilers may trace it.
+        """Return output, the loss if it is asked for, and if they are recorded all activations.
+
+        Compilers may trace it.
 
         Args:
             zeros: by activation; what has its gradient, for it is added to it.
@@ -295,7 +307,7 @@ class FrameworkSession:
     def traced(
         self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()
     ) -> Callable[..., Any]:
-        """Return a step, compiled for what it is given if that is asked for and the framework compiles whole steps.
+        """Return a step, compiled for its operands if that is asked for and the framework compiles steps.
 
         Args:
             replaced: which of what it is given is not used any more afterwards: results may take its place.
@@ -303,7 +315,10 @@ class FrameworkSession:
         return function
 
     def evaluation(self, captured: bool) -> Callable[..., Any]:
-        """Return what evaluates the model (:meth:`evaluate`), compiled if that is asked for and the framework does not compile whole steps."""
+        """Return what evaluates the model.
+
+        (:meth:`evaluate`), compiled if that is asked for and the framework does not compile whole steps.
+        """
         return self.evaluate
 
     @cached_property
@@ -334,7 +349,8 @@ class FrameworkSession:
         """Return output, loss and every activation, and gradients if they are asked for.
 
         Args:
-            zeros: in the shape of each activation whose gradient is asked for; added to it, they have the same gradient.
+            zeros: in the shape of each activation whose gradient is asked for; added to it, they have the
+                same gradient.
         """
         model, evaluate = self.model_of(held, fixed), self.evaluation(captured=False)
         if self.request.gradients:

@@ -1,4 +1,7 @@
-"""How layers show their activations to whoever runs a model, and what is observed of it. No framework is called here."""
+"""How layers show their activations to whoever runs a model, and what is observed of it.
+
+No framework is called here.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ TARGETS = ("labels", "cotangent")
 """Inputs that the loss takes, not the model."""
 
 DROPOUT = "dropout."
-"""How the names of inputs begin that a trace takes, not the model: what elements of a site are multiplied by."""
+"""How the names of inputs begin that a trace takes, not the model: what elements of a site are multiplied
+by."""
 
 SEED = f"{DROPOUT}seed"
 """The input that a framework's own dropout begins from, where it is given one."""
@@ -35,15 +39,21 @@ class Observation(NamedTuple):
 
 
 class Tapped:
-    """A layer, or a loss, that shows its activations: it goes on with what its tap returns, by default what it is given."""
+    """A layer, or a loss, that shows its activations.
+
+    It goes on with what its tap returns, by default what it is given.
+    """
 
     def tap(self, name: str, tensor: Tensor) -> Tensor:
-        """Return what the layer goes on with; :func:`attach` puts another function in the place of this one."""
+        """Return what the layer goes on with.
+
+        :func:`attach` puts another function in the place of this one.
+        """
         return tensor
 
 
 def attach(layers: Iterable[tuple[str, Any]], tap: Tap, hidden: Collection[str] = ()) -> None:
-    """Have all that is :class:`Tapped` among layers show its activations to a tap, by names that its place begins.
+    """Have tapped layers show their activations to a tap, by names that their place begins.
 
     Args:
         layers: with their paths in the model, such as ``layers.0.attention``.
@@ -60,5 +70,8 @@ def attach(layers: Iterable[tuple[str, Any]], tap: Tap, hidden: Collection[str] 
 
 
 def add_zeros(tensor: Tensor, zeros: Tensor | None) -> Tensor:
-    """Add what has the tensor's own gradient; a tensor of another shape, which only a faulty model has, stays alone."""
+    """Add what has the tensor's own gradient.
+
+    A tensor of another shape, which only a faulty model has, stays alone.
+    """
     return tensor if zeros is None or zeros.shape != tensor.shape else tensor + zeros

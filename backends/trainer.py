@@ -1,4 +1,7 @@
-"""Training in a session: batch after batch, accumulated, clipped, updated, and what is reported of it. No framework is called here."""
+"""Training in a session: batches are accumulated, gradients clipped, parameters updated and reported.
+
+No framework is called here.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,9 @@ class Prepared(NamedTuple):
 
 
 class Trainer:
-    """Trains the model of a session as its request says (:class:`concord.backends.interface.TrainingSession`; SPEC, section 10).
+    """Trains the model of a session as its request says.
+
+    :class:`concord.backends.interface.TrainingSession`; SPEC, section 10.
 
     Raises:
         Unsupported: for what cannot be trained so.
@@ -118,7 +123,10 @@ class Trainer:
         return found
 
     def refuse(self) -> None:
-        """Refuse what layers keep to themselves: parameters that lie within others, and taps whose elements are to be dropped."""
+        """Refuse what layers keep to themselves.
+
+        Parameters that lie within others, and taps whose elements are to be dropped.
+        """
         name, implementation = self.adapter.name, self.request.implementation
         within = [
             native
@@ -127,7 +135,8 @@ class Trainer:
         ]
         if within:
             raise Unsupported(
-                f"{name} cannot train its implementation {implementation!r}: {within[0]!r} is a part of another parameter there"
+                f"{name} cannot train its implementation {implementation!r}: {within[0]!r} is a part of "
+                "another parameter there"
             )
         hidden = [
             site
@@ -136,7 +145,8 @@ class Trainer:
         ]
         if hidden:
             raise Unsupported(
-                f"{name} cannot drop elements of {', '.join(hidden)} in its implementation {implementation!r}, which keeps them to itself [clause=DRP-2]"
+                f"{name} cannot drop elements of {', '.join(hidden)} in its implementation "
+                f"{implementation!r}, which keeps them to itself [clause=DRP-2]"
             )
 
     # The protocol.
@@ -206,7 +216,10 @@ class Trainer:
         return info | {"deviations": [*info["deviations"], *self.optimizer.known_deviations]}
 
     def run(self) -> Run:
-        """Make every step of the request; the output and loss that are returned are those of the last batch, before its update."""
+        """Make every step of the request.
+
+        The output and loss that are returned are those of the last batch, before its update.
+        """
         reported: dict[str, NDArray[Any]] = {}
         for step, window in enumerate(self.training.windows):
             found = self.advance(window, step in self.training.reported)
@@ -222,7 +235,9 @@ class Trainer:
         )
 
     def plan(self, windows: Sequence[Sequence[Batch]], masked: int = 1) -> StepPlan:
-        """Return what is going to be done with batches, as the optimizer and the device have it; nothing is trained.
+        """Return what is going to be done with batches, as the optimizer and the device have it.
+
+        Nothing is trained.
 
         Raises:
             Unsupported: if the framework's own dropout decides what is dropped.
@@ -254,9 +269,12 @@ class Trainer:
         return StepPlan(batches, drawn, rates, decayed, self.optimizer.constants())
 
     def decayed(self) -> list[str]:
-        """Return which parameters decay: those that one gradient moves otherwise where they are positive than where they are negative.
+        """Return which parameters decay.
 
-        A gradient of zero would do in exact arithmetic; but in half precisions epsilon may be zero too, and a step then divides by zero.
+        Those that one gradient moves otherwise where they are positive than where they are negative.
+
+        A gradient of zero would do in exact arithmetic; but in half precisions epsilon may be zero too, and a
+        step then divides by zero.
         """
         size, moved, program = (
             probe(self.recipe, self.request.dtype)[0],
@@ -287,7 +305,10 @@ class Trainer:
         ]
 
     def probed(self, held: Any, fixed: Any, state: Any) -> tuple[dict[str, Tensor], Any, Any]:
-        """Make a step as :func:`concord.backends.optimizers.probe` says; return the parameters, and what it leaves."""
+        """Make a step as :func:`concord.backends.optimizers.probe` says.
+
+        Return the parameters, and what it leaves.
+        """
         optimizer, model, value = self.optimizer, self.session.model_of(held, fixed), self.operations.value
         optimizer.variables, optimizer.state, (_, gradient, rate) = (
             self.variables(model),
@@ -375,7 +396,10 @@ class Trainer:
     def program(
         self, key: Any, function: Callable[..., Any], operands: Sequence[Any], replaced: tuple[int, ...] = ()
     ) -> Callable[..., Any]:
-        """Return what computes a function for operands of their shapes: made when they are new, and kept while it is among the :data:`MOST` used last."""
+        """Return what computes a function for operands of their shapes.
+
+        Made when they are new, and kept while it is among the :data:`MOST` used last.
+        """
         if key not in self.programs:
             if len(self.programs) >= MOST:
                 self.programs.popitem(last=False)
@@ -405,7 +429,8 @@ class Trainer:
         """Make a step; a compiler may trace it.
 
         Returns:
-            What is reported, sections as native names to tensors; what it leaves of the model; what the optimizer is given next.
+            What is reported, sections as native names to tensors; what it leaves of the model; what the
+            optimizer is given next.
         """
         session, optimizer = self.session, self.optimizer
         model = session.model_of(held, fixed)
@@ -437,7 +462,7 @@ class Trainer:
     def accumulated(
         self, model: Any, window: Sequence[Given], numbers: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        """Return the gradient of a step, the sums of squares of tables' that its norm sees otherwise, and output and losses."""
+        """Return the gradient of a step, squares that its norm sees otherwise, and output and losses."""
         total: dict[str, Tensor] = {}
         seen: dict[str, Tensor] = {}
         found: dict[str, Tensor] = {}
@@ -502,7 +527,10 @@ class Trainer:
     def slices(
         self, real: Mapping[str, Tensor], gradients: Mapping[str, Tensor], share: Tensor | None
     ) -> dict[str, Tensor]:
-        """Return the sum of the squares of the gradients by rows looked up in each table, where the norm sees those (SPEC OPT-7)."""
+        """Return the sum of the squares of the gradients by rows looked up in each table.
+
+        Where the norm sees those (SPEC OPT-7).
+        """
         config, found = self.request.config, {}
         for table, tap in LOOKUPS.items():
             if f"taps.{tap}" not in gradients or table not in self.native:
@@ -515,7 +543,10 @@ class Trainer:
         return found
 
     def rows(self, window: Sequence[Batch]) -> dict[str, Tensor]:
-        """Return which rows of each table a step looks up, by native name, where others are left alone (SPEC OPT-8)."""
+        """Return which rows of each table a step looks up, by native name, where others are left alone.
+
+        SPEC OPT-8.
+        """
         found = {}
         for name, rows in (
             rows_of(self.request.config, window, self.request.part).items()
@@ -533,7 +564,10 @@ class Trainer:
     # Dropout.
 
     def dropping(self, trace: Trace) -> Trace:
-        """Return a trace in which taps multiply elements of dropout's sites by what the inputs say (SPEC DRP-2)."""
+        """Return a trace in which taps multiply elements of dropout's sites by what the inputs say.
+
+        SPEC DRP-2.
+        """
         if self.training.dropout_by == "native":
             return self.dropping_natively(trace)
 
@@ -571,7 +605,10 @@ class Trainer:
         return dropped
 
     def masks(self, batch: Batch, number: int) -> dict[str, Tensor]:
-        """Return what elements of each site are multiplied by: zero, or one over the share that is kept (SPEC DRP-3)."""
+        """Return what elements of each site are multiplied by.
+
+        Zero, or one over the share that is kept (SPEC DRP-3).
+        """
         if not self.sites:
             return {}
         if self.training.dropout_by == "native":

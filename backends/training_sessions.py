@@ -34,8 +34,9 @@ def check_state(request: Request, state: Mapping[str, Array], step: int) -> None
     """Refuse a state that training cannot go on from.
 
     Args:
-        state: ``parameters.<name>`` of everything that is trained, and of other parameters if they are to change; ``<slot>.<name>``
-            (:func:`concord.spec.training.optimizers.slots`), which are zero where they are missing.
+        state: ``parameters.<name>`` of everything that is trained, and of other parameters if they are to
+            change; ``<slot>.<name>`` (:func:`concord.spec.training.optimizers.slots`), which are zero where
+            they are missing.
         step: how many steps have been made.
 
     Raises:
@@ -87,16 +88,19 @@ def arrays_of(method: str, found: Any) -> dict[str, NDArray[Any]]:
             arrays[name] = np.asarray(None)
         if arrays[name].dtype.kind in "OSUMm":
             raise TypeError(
-                f"{method}() returned {name!r} as a {type(value).__name__} but must return an array of numbers"
+                f"{method}() returned {name!r} as a {type(value).__name__} but must return an array of "
+                "numbers"
             )
     return arrays
 
 
 class RemoteSession:
-    """Training that a worker holds open (:class:`concord.backends.interface.TrainingSession`). Use it in a ``with`` block, or call :meth:`close`.
+    """Training that a worker holds open (:class:`concord.backends.interface.TrainingSession`).
 
-    Every method raises :class:`concord.backends.process.WorkerFailure` if the worker gives no answer, for it died, hangs or takes too
-    much; the session is gone with the worker.
+    Use it in a ``with`` block, or call :meth:`close`.
+
+    Every method raises :class:`concord.backends.process.WorkerFailure` if the worker gives no answer, for it
+    died, hangs or takes too much; the session is gone with the worker.
 
     Args:
         name: of the backend.
@@ -147,15 +151,18 @@ class RemoteSession:
 
         Args:
             window: the batches whose gradients it accumulates.
-            report: whether to return all that :data:`concord.spec.training.trajectory.Observer` gets of a step, not losses and norm alone.
+            report: whether to return all that :data:`concord.spec.training.trajectory.Observer` gets of a
+                step, not losses and norm alone.
 
         Raises:
             BatchError: listing what is wrong with a batch.
             Unsupported: if the backend cannot compute it.
         """
-        if not 1 <= len(window) <= self.request.training.recipe.accumulation:  # type: ignore[union-attr]
+        assert self.request.training is not None
+        most = self.request.training.recipe.accumulation
+        if not 1 <= len(window) <= most:
             raise SpecError(
-                f"a step has {len(window)} batches but must have from 1 to {self.request.training.recipe.accumulation} [clause=OPT-10]"  # type: ignore[union-attr]
+                f"a step has {len(window)} batches but must have from 1 to {most} [clause=OPT-10]"
             )
         return self._ask(
             "step", encode_window([self._fit(batch) for batch in window]), report=report, size=len(window)
@@ -176,7 +183,7 @@ class RemoteSession:
         return self._ask("state")
 
     def plan(self, windows: Sequence[Sequence[Batch]]) -> StepPlan:
-        """Return what is going to be done with these batches from the first step on, as the backend has it; nothing is trained."""
+        """Return the backend's plan for these batches from the first step on; nothing is trained."""
         fitting = [self._fit(batch) for window in windows for batch in window]
         return StepPlan(
             **received(

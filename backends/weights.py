@@ -1,4 +1,7 @@
-"""Canonical weights in and out of the models of the four frameworks: names and layouts. No framework is called here."""
+"""Canonical weights in and out of the models of the four frameworks: names and layouts.
+
+No framework is called here.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ class Naming:
     """What a framework calls parameters, and how it lays them out.
 
     Attributes:
-        leaves: the last word of a native name, for each kind of parameter (:class:`concord.spec.parameters.Parameter`).
+        leaves: the last word of a native name, for each kind of parameter
+            (:class:`concord.spec.parameters.Parameter`).
         transposed: whether a linear weight is (out, in); the canonical one is (in, out).
     """
 

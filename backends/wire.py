@@ -85,7 +85,9 @@ CHUNK = 32 << 20
 
 
 class Payload:
-    """Bytes that are sent in chunks, used once, and let go as soon as they have been: there may be gigabytes of them.
+    """Bytes that are sent in chunks, used once, and let go as soon as they have been.
+
+    There may be gigabytes of them.
 
     Attributes:
         size: how many they are.
@@ -120,7 +122,8 @@ def payload_of(size: int, receive: Callable[[], Any]) -> Payload:
 
 def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """Return arrays as safetensors bytes, bit for bit."""
-    # safetensors writes the buffer as it lies in memory: it must be in C order. np.ascontiguousarray would lose rank 0.
+    # safetensors writes the buffer as it lies in memory: it must be in C order. np.ascontiguousarray would
+    # lose rank 0.
     return save({name: np.asarray(array, order="C") for name, array in arrays.items()})
 
 
@@ -161,7 +164,10 @@ def request_of(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) ->
 
 
 def narrower(weights: Weights, dtype: str) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """Return the weights that a precision holds exactly and in more bytes, which are sent as they are and widened on arrival, and the others."""
+    """Return the weights that a precision holds exactly and in more bytes.
+
+    Which are sent as they are and widened on arrival, and the others.
+    """
     fewer = {
         name
         for name, array in weights.items()
@@ -173,7 +179,10 @@ def narrower(weights: Weights, dtype: str) -> tuple[dict[str, NDArray[Any]], dic
 
 
 def in_order(weights: Weights, config: EncoderConfig, part: str = "model") -> Weights:
-    """Return weights in the order of the specification: files and messages have none, and are read in another order each time."""
+    """Return weights in the order of the specification.
+
+    Files and messages have none, and are read in another order each time.
+    """
     return {
         name: weights[name]
         for name in dict.fromkeys([*parameters(config, part), *sorted(weights)])
@@ -232,7 +241,9 @@ def window_of(arrays: Mapping[str, NDArray[Any]], size: int) -> list[Batch]:
 
 
 def returned(run: Any) -> Run:
-    """Return what a backend's ``run`` returned as a run that can be sent: None in place of tensors by name, or of what it says of itself, is none.
+    """Return what a backend's ``run`` returned as a run that can be sent.
+
+    None in place of tensors by name, or of what it says of itself, is none.
 
     Raises:
         TypeError: listing what it has and what it must have instead.
@@ -294,16 +305,26 @@ def decode_run(message: Message) -> Run:
     check_info(header["info"])
     taps = {name: arrays[f"taps/{name}"] for name in header["taps"]}
     gradients, tap_gradients = split_gradients(section(arrays, "gradients/"))
+    steps = {f"steps.{name}": array for name, array in section(arrays, "steps/").items()}
+    about = header["backend"], header["dtype"], header["info"]
     return Run(
-        arrays["output"], arrays.get("loss"), taps, gradients, header["backend"], header["dtype"], header["info"],
-        tap_gradients=tap_gradients, steps={f"steps.{name}": array for name, array in section(arrays, "steps/").items()},
-    )  # fmt: skip
+        arrays["output"],
+        arrays.get("loss"),
+        taps,
+        gradients,
+        *about,
+        tap_gradients=tap_gradients,
+        steps=steps,
+    )
 
 
 def split_gradients(
     arrays: Mapping[str, NDArray[Any]],
 ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """Return gradients by parameters and inputs, and those by taps, which a message or a file has as ``taps.<name>``."""
+    """Return gradients by parameters and inputs, and those by taps.
+
+    Which a message or a file has as ``taps.<name>``.
+    """
     by_taps = section(arrays, "taps.")
     return {name: array for name, array in arrays.items() if not name.startswith("taps.")}, by_taps
 
@@ -311,8 +332,8 @@ def split_gradients(
 def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[str]:
     """Return what keeps a run from being judged: names that nobody knows, and wrong types and shapes.
 
-    Each tensor goes by the name that a verdict gives it; those with the same problem share a line. Output and loss may
-    be wider than the run, all else has the dtype in which the precision is stored (SPEC PRC-2).
+    Each tensor goes by the name that a verdict gives it; those with the same problem share a line. Output and
+    loss may be wider than the run, all else has the dtype in which the precision is stored (SPEC PRC-2).
     """
     given = batch.arrays()
     sizes = sizes_of(config, given)
@@ -338,7 +359,8 @@ def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[st
         wider = name in may_be_wider and array.dtype.kind == "f" and array.dtype.itemsize > storage.itemsize
         if name not in wanted:
             nearest = get_close_matches(name, wanted, 1)
-            problem = f"named like nothing that part {part!r} has{f': did you mean {nearest[0]!r}?' if nearest else ''}"
+            meant = f": did you mean {nearest[0]!r}?" if nearest else ""
+            problem = f"named like nothing that part {part!r} has{meant}"
         elif array.shape != wanted[name]:
             problem = f"of shape {array.shape} but must be {wanted[name]}"
         elif array.dtype != storage and not wider:
@@ -390,13 +412,15 @@ def check_description(described: Any) -> None:
     further = described.get("implementation_deviations", {})
     if not isinstance(further, dict):
         raise SpecError(
-            f"describe(): 'implementation_deviations' is a {type(further).__name__} but must be a dict [clause=PRC-4]"
+            f"describe(): 'implementation_deviations' is a {type(further).__name__} but must be a dict "
+            "[clause=PRC-4]"
         )
     for stated in (described.get("deviations", []), *further.values()):
         for entries in stated.values() if isinstance(stated, dict) else [stated]:
             if not _is_list_of(dict, entries):
                 raise SpecError(
-                    "describe(): 'deviations' must be a list of dicts, or one for each kind of device [clause=PRC-4]"
+                    "describe(): 'deviations' must be a list of dicts, or one for each kind of device "
+                    "[clause=PRC-4]"
                 )
             declared(entries)
 

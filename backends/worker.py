@@ -1,7 +1,9 @@
-"""The parent's side of a worker: one process for each framework, on this machine, another environment or another host.
+"""The parent's side of a worker.
 
-The parent imports NumPy and no framework. Whatever happens to the worker, a signal, a hang, too little memory, comes
-back as a :class:`concord.backends.process.WorkerFailure` that says so.
+One process for each framework, on this machine, another environment or another host.
+
+The parent imports NumPy and no framework. Whatever happens to the worker, a signal, a hang, too little
+memory, comes back as a :class:`concord.backends.process.WorkerFailure` that says so.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ SHARE, MUCH = 8, 1 << 31
 """A worker that holds such a share of its limit, or so many bytes, holds much."""
 
 PROFILES = ("plain", "tuned", "as shipped")
-"""How a worker's environment is set: ``plain``: threads alike for all. ``tuned``: that, and the switches that its vendors
-document for speed. ``as shipped``: neither."""
+"""How a worker's environment is set: ``plain``: threads alike for all. ``tuned``: that, and the switches that
+its vendors document for speed. ``as shipped``: neither."""
 
 THREADS = (
     "OMP_NUM_THREADS",
@@ -60,19 +62,23 @@ THREADS = (
 """What really controls threads: torch and Paddle OMP, TensorFlow its own two, JAX NPROC, NumPy OpenBLAS."""
 
 DETERMINISM = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""What the environment has to say for deterministic kernels: cuBLAS sums in another order in workspaces of other sizes."""
+"""What the environment has to say for deterministic kernels: cuBLAS sums in another order in workspaces of
+other sizes."""
 
 APPENDED = {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
 """The same for what may have a value already: XLA reads its flags once, when JAX starts."""
 
 SWITCHES = {"MKL_DEBUG_CPU_TYPE": "5"}
-"""MKL in Paddle's wheel is of a version that takes slow paths on processors that are not Intel's unless this says AVX2."""
+"""MKL in Paddle's wheel is of a version that takes slow paths on processors that are not Intel's unless this
+says AVX2."""
 
 
 def environment(
     device: str, threads: int | None, profile: str = "plain", deterministic: bool = False
 ) -> dict[str, str]:
-    """Return the environment that a worker gets on top of the parent's: threads, device and logging, all explicit.
+    """Return the environment that a worker gets on top of the parent's.
+
+    Threads, device and logging, all explicit.
 
     Args:
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
@@ -107,12 +113,15 @@ class Worker(Process):
         name: what to call the backend.
         target: its class, ``"package.module:Class"``.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-        python: the interpreter of another environment to run it in; it needs numpy, scipy, safetensors and the framework.
+        python: the interpreter of another environment to run it in; it needs numpy, scipy, safetensors and
+            the framework.
         ssh: ``"host"`` or ``"host:/path/to/checkout"`` to run it there.
         time_limit: seconds that one request may take.
-        memory_limit: bytes that it may hold, with all that it has started; by default four fifths of the machine's.
+        memory_limit: bytes that it may hold, with all that it has started; by default four fifths of the
+            machine's.
         threads: computing threads; by default as many as there are cores.
-        opened: called with the worker as soon as it has a process, so that it can be closed while it still starts.
+        opened: called with the worker as soon as it has a process, so that it can be closed while it still
+            starts.
         profile: one of :data:`PROFILES`.
         deterministic: whether only kernels may run, in all its runs, that give the same bits each time.
 
@@ -173,7 +182,10 @@ class Worker(Process):
 
     @property
     def grown(self) -> bool:
-        """Whether it has come to hold much, and far more than after its first run: some keep all that they have compiled."""
+        """Whether it has come to hold much, and far more than after its first run.
+
+        Some keep all that they have compiled.
+        """
         return self.settled > 0 and self.size > max(min(self.memory_limit // SHARE, MUCH), 2 * self.settled)
 
     def run(
@@ -191,7 +203,9 @@ class Worker(Process):
         tap_gradients: bool = False,
         training: Training | None = None,
     ) -> Run:
-        """Compute a part of the model in the backend; the arguments are those of :class:`concord.backends.interface.Request`.
+        """Compute a part of the model in the backend.
+
+        The arguments are those of :class:`concord.backends.interface.Request`.
 
         Raises:
             SpecError: for input that does not fit, before anything is sent.
@@ -224,7 +238,7 @@ class Worker(Process):
         return run
 
     def _confirm(self, request: Request, run: Run) -> None:
-        """Refuse a run that was made otherwise than asked, or does not say so where only the backend can know (SPEC PRC-3)."""
+        """Refuse a run that was made otherwise than asked, or does not say how it was (SPEC PRC-3)."""
         if request.training and not run.steps:
             raise Unsupported(f"{self.name} does not train: its run reports no steps")
         told = (request.precision, request.dtype) == ("tf32", "float32")
@@ -260,7 +274,9 @@ class Worker(Process):
         return self._read(lambda: load(arrays))
 
     def bench(self, operation: str, **asked: Any) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Have a session opened, stepped or let go: an operation of :class:`concord.backends.bench.Bench`, with what it is asked.
+        """Have a session opened, stepped or let go.
+
+        An operation of :class:`concord.backends.bench.Bench`, with what it is asked.
 
         Raises:
             Unsupported: if the backend cannot be measured, or not in this way.
@@ -271,10 +287,13 @@ class Worker(Process):
         return self._read(lambda: (received(header), load(arrays)))
 
     def train(self, request: Request) -> RemoteSession:
-        """Have training held open, that goes on step by step (:class:`concord.backends.interface.TrainingSession`).
+        """Have training held open, that goes on step by step.
+
+        :class:`concord.backends.interface.TrainingSession`.
 
         Args:
-            request: with ``training``, whose windows may be empty. Device and determinism are those of the worker.
+            request: with ``training``, whose windows may be empty. Device and determinism are those of the
+                worker.
 
         Raises:
             SpecError: for input that does not fit, before anything is sent.

@@ -1,4 +1,4 @@
-"""The JAX backend: NumPy in and out, devices, dtypes, the framework's own switches, and a session on a model.
+"""The JAX backend: NumPy in and out, devices, dtypes, switches, and a session on a model.
 
 Shapes: B batch, T tokens, C classes, M rows, N columns.
 """
@@ -44,7 +44,10 @@ def synchronize(computed: Any) -> None:
 
 
 def timed(steps: Steps, count: int) -> list[float]:
-    """Return the mean seconds of steps that are started one after another, by the clock of the host: JAX does not give the device's away."""
+    """Return the mean seconds of steps that are started one after another, by the clock of the host.
+
+    JAX does not give the device's away.
+    """
     return mean_seconds(steps, count)
 
 
@@ -136,7 +139,8 @@ class Adapter(FrameworkAdapter):
 
     def threads(self) -> int:
         """Return the number of threads that the framework computes with on the CPU."""
-        # The size of XLA's thread pool on the CPU: what NPROC says, else the number of cores that the process may use.
+        # The size of XLA's thread pool on the CPU: what NPROC says, else the number of cores that the process
+        # may use.
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         return int(os.environ.get("NPROC") or cores or 1)
 
@@ -151,7 +155,7 @@ class Adapter(FrameworkAdapter):
             yield
 
     def construct(self, part: Callable[..., nnx.Module], request: Request, device: jax.Device) -> nnx.Module:
-        """Return a part of the model in the dtype of a request, on a device, for weights to be loaded into it."""
+        """Return a part of the model in the dtype of a request, on a device, without its weights."""
         model = nnx.eval_shape(
             lambda: part(request.config, param_dtype=DTYPES[request.dtype], rngs=nnx.Rngs(0))
         )  # Shapes alone; nothing is allocated or drawn.
@@ -172,14 +176,14 @@ class Adapter(FrameworkAdapter):
             )
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
-        """Return the largest number of bytes held on a device (:meth:`concord.backends.interface.Measurable.peak_memory`)."""
+        """Return the largest number of bytes held on a device."""
         place = self.device(device)
         # JAX cannot be made to forget it.
         held = place.memory_stats()
         return int(held["peak_bytes_in_use"]) if held else None
 
     def layers(self, model: nnx.Module) -> Iterable[tuple[str, nnx.Module]]:
-        """Return all layers of a model with their paths (:meth:`concord.backends.adapter.FrameworkAdapter.layers`)."""
+        """Return all layers of a model with their paths."""
         return [(".".join(map(str, path)), node) for path, node in nnx.iter_graph(model)]
 
     def seeded(self, words: NDArray[np.uint32]) -> Array:
@@ -187,7 +191,7 @@ class Adapter(FrameworkAdapter):
         return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
 
     def dropped(self, tensor: Array, rate: float, seed: Array, place: int) -> Array:
-        """Return a tensor with elements dropped (:meth:`concord.backends.adapter.FrameworkAdapter.dropped`)."""
+        """Return a tensor with elements dropped."""
         return nnx.Dropout(rate, deterministic=False)(tensor, rngs=jax.random.fold_in(seed, place))
 
     def multiply(self, left: Array, right: Array) -> Array:
@@ -198,9 +202,10 @@ class Adapter(FrameworkAdapter):
 
     def read_switches(self) -> dict[str, Any]:
         """Return every switch as it is now, with what the environment says of it."""
+        config: Any = jax.config
         return {
-            "jax_default_matmul_precision": jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
-            "jax_enable_x64": jax.config.jax_enable_x64,  # type: ignore[attr-defined]
+            "jax_default_matmul_precision": config.jax_default_matmul_precision,
+            "jax_enable_x64": config.jax_enable_x64,
             "xla_gpu_deterministic_ops": "--xla_gpu_deterministic_ops=true"
             in os.environ.get("XLA_FLAGS", "").split(),
             "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE"),
@@ -222,7 +227,8 @@ class Adapter(FrameworkAdapter):
         """
         if on and not self.read_switches()["xla_gpu_deterministic_ops"]:
             raise Unsupported(
-                "jax is deterministic only if its process is started with --xla_gpu_deterministic_ops=true in XLA_FLAGS; this one was not"
+                "jax is deterministic only if its process is started with --xla_gpu_deterministic_ops=true "
+                "in XLA_FLAGS; this one was not"
             )
 
     def has_tf32(self, device: jax.Device) -> bool:

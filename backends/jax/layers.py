@@ -1,8 +1,8 @@
 """Layers of the classifier, written out as the published sources compute them.
 
-Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F d_ff.
-Each layer goes on with what ``self.tap(name, tensor)`` returns for each of its steps. What a model is made of stands in
-:class:`Layers`, where :mod:`concord.backends.jax.library` puts the framework's own layers.
+Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
+d_ff. Each layer goes on with what ``self.tap(name, tensor)`` returns for each of its steps. What a model is
+made of stands in :class:`Layers`, where :mod:`concord.backends.jax.library` puts the framework's own layers.
 """
 
 import math
@@ -147,14 +147,18 @@ NUMBERS = {"counted": every_token, "zero_row": every_token, "pad_row": real_toke
 
 
 class Embeddings(Tapped, nnx.Module):
-    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
+    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7).
+
+    (B, T) to (B, T, D).
+    """
 
     def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
         width, segments = config.d_model, config.num_segments
         self.token = nnx.Embed(config.vocab_size, width, **kwargs)
         self.position = nnx.Embed(config.max_positions, width, **kwargs)
         if config.positions != "learned":
-            self.position.embedding = nnx.Variable(self.position.embedding[...])  # type: ignore[assignment]  # no Param, which gradients are taken by
+            # No Param, which gradients are taken by.
+            self.position.embedding = nnx.Variable(self.position.embedding[...])  # type: ignore[assignment]
         self.segment = nnx.Embed(segments, width, **kwargs) if segments else None
         self.norm = make.norm(config, **kwargs) if config.embedding_norm else None
         self.scale = math.sqrt(width) if config.embedding_scale == "sqrt_d_model" else None
@@ -204,7 +208,10 @@ class Embeddings(Tapped, nnx.Module):
 
 
 class DotProductAttention(Tapped, nnx.Module):
-    """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-8): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
+    """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-8).
+
+    (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D).
+    """
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         self.mask_constant = mask_constant(config, dtype_name(**kwargs))  # MSK-6
@@ -307,7 +314,10 @@ class FeedForward(Tapped, nnx.Module):
 
 
 class EncoderLayer(Tapped, nnx.Module):
-    """Self-attention and feed-forward, each with residual and norm (SPEC NRM-1, NRM-5, RES-1): (B, T, D) to (B, T, D)."""
+    """Self-attention and feed-forward, each with residual and norm (SPEC NRM-1, NRM-5, RES-1).
+
+    (B, T, D) to (B, T, D).
+    """
 
     def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
         self.attention = MultiHeadAttention(config, make, **kwargs)

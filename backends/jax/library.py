@@ -1,7 +1,10 @@
-"""The same classifier out of JAX and Flax's own layers and fused kernels. Its parameters have the names of the explicit one's.
+"""The same classifier out of JAX and Flax's own layers and fused kernels.
 
-Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), N rows kept, D d_model, H heads, K head_dim.
-What no layer of the framework does is refused (:func:`unsupported_reasons`); glue such as padding rows is the explicit one's.
+Its parameters have the names of the explicit one's.
+
+Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), N rows kept, D d_model, H heads,
+K head_dim. What no layer of the framework does is refused (:func:`unsupported_reasons`); glue such as padding
+rows is the explicit one's.
 """
 
 import functools
@@ -55,14 +58,20 @@ class LayerNorm(nnx.LayerNorm):
 
 
 class Embeddings(explicit.Embeddings):
-    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
+    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7).
+
+    (B, T) to (B, T, D).
+    """
 
     def look_up(self, embedding: nnx.Embed, ids: Array) -> Array:
         return embedding(ids)
 
 
 class DotProductAttention(Tapped, nnx.Module):
-    """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
+    """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7).
+
+    (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D).
+    """
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         self.mask_constant = mask_constant(config, dtype_name(**kwargs))  # MSK-6
@@ -108,16 +117,21 @@ LAYERS = LibraryLayers(attention="jax.nn.dot_product_attention", norm="nnx.Layer
 
 
 def unsupported_reasons(request: Request) -> list[str]:
-    """Return what keeps a request from being computed by library layers, one line for each option; nothing if they can."""
+    """Return what keeps a request from being computed by library layers, one line for each option.
+
+    Nothing if they can.
+    """
     found = LAYERS.unsupported_reasons(request)
     if request.dtype == "float64":
         found.append(
-            "dtype='float64': jax.nn.dot_product_attention computes its softmax in float32, in every precision (PRC-2)"
+            "dtype='float64': jax.nn.dot_product_attention computes its softmax in float32, in every "
+            "precision (PRC-2)"
         )
     return found
 
 
-# Without padding: everything but the core of attention runs on the rows that are kept, as one sample of N tokens.
+# Without padding: everything but the core of attention runs on the rows that are kept, as one sample of N
+# tokens.
 
 
 def unpad(x: Array, kept: Kept) -> Array:
@@ -131,7 +145,10 @@ def pad(x: Array, kept: Kept) -> Array:
 
 
 class UnpaddedAttention(DotProductAttention):
-    """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6) in the places of the batch: 3 x (1, N, H, K) to (1, N, D)."""
+    """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6) in the places of the batch.
+
+    3 x (1, N, H, K) to (1, N, D).
+    """
 
     def __call__(self, q: Array, k: Array, v: Array, key_mask: Kept, query_mask: Kept) -> Array:
         q, k, v = (pad(x, key_mask) for x in (q, k, v))  # (B, T, H, K)

@@ -56,7 +56,8 @@ class ClassificationLoss(Tapped):
                 losses.dtype
             )
         if self.l2_weight:
-            weight, bias = model.classifier.kernel[...], model.classifier.bias[...]  # type: ignore[index]  # it has one
+            classifier = model.classifier
+            weight, bias = classifier.kernel[...], classifier.bias[...]  # type: ignore[index]
             loss = loss + 0.5 * self.l2_weight * (jnp.sum(weight * weight) + jnp.sum(bias * bias))
         return self.tap("loss", loss)
 
@@ -79,7 +80,10 @@ def differentiate(
     zeros: Mapping[str, Array],
     recorded: bool,
 ) -> Observation:
-    """Return what a session evaluates, with the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the activations that have ``zeros``."""
+    """Return what a session evaluates, with the gradient of the loss by native name.
+
+    (SPEC GRD-1 to GRD-5), and by the activations that have ``zeros``.
+    """
     given = {name: inputs[name] for name in differentiable_inputs(part)}
 
     def loss_of(

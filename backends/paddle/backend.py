@@ -1,4 +1,4 @@
-"""The PaddlePaddle backend: NumPy in and out, devices, dtypes, the framework's own switches, and a session on a model.
+"""The PaddlePaddle backend: NumPy in and out, devices, dtypes, switches, and a session on a model.
 
 Shapes: B batch, T tokens, C classes, M rows, N columns.
 """
@@ -133,7 +133,7 @@ class Adapter(FrameworkAdapter):
         return str(paddle.device.get_device())
 
     def construct(self, part: Callable[..., nn.Layer], request: Request, device: str) -> nn.Layer:
-        """Return a part of the model in the dtype of a request, on a device, for weights to be loaded into it."""
+        """Return a part of the model in the dtype of a request, on a device, without its weights."""
         if device == "cpu" and request.dtype in ("bfloat16", "float16"):
             raise Unsupported(f"paddle {self.version} has no {request.dtype} matrix product on cpu")
         paddle.set_default_dtype(DTYPES[request.dtype])  # in which parameters and constants are made
@@ -148,14 +148,14 @@ class Adapter(FrameworkAdapter):
         return tensor.astype(DTYPES[dtype]) if tensor.is_floating_point() else tensor
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
-        """Return the largest number of bytes held on a device (:meth:`concord.backends.interface.Measurable.peak_memory`)."""
+        """Return the largest number of bytes held on a device."""
         place = self.device(device)
         if reset:
             paddle.device.cuda.reset_max_memory_allocated(place)
         return int(paddle.device.cuda.max_memory_allocated(place))
 
     def layers(self, model: nn.Layer) -> Iterable[tuple[str, nn.Layer]]:
-        """Return all layers of a model with their paths (:meth:`concord.backends.adapter.FrameworkAdapter.layers`)."""
+        """Return all layers of a model with their paths."""
         return model.named_sublayers(include_self=True)
 
     def seeded(self, words: NDArray[np.uint32]) -> None:
@@ -163,7 +163,7 @@ class Adapter(FrameworkAdapter):
         paddle.seed(int(words[0]) | int(words[1] >> 1) << 32)
 
     def dropped(self, tensor: Tensor, rate: float, seed: Tensor | None, place: int) -> Tensor:
-        """Return a tensor with elements dropped (:meth:`concord.backends.adapter.FrameworkAdapter.dropped`)."""
+        """Return a tensor with elements dropped."""
         return F.dropout(tensor, p=rate, training=True, mode="upscale_in_train")
 
     def without_gradients(self) -> AbstractContextManager[Any]:

@@ -1,7 +1,10 @@
-"""The same classifier out of PaddlePaddle's own layers and fused kernels. Its parameters have the names of the explicit one's.
+"""The same classifier out of PaddlePaddle's own layers and fused kernels.
 
-Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), N rows kept, D d_model, H heads, K head_dim.
-What no layer of the framework does is refused (:func:`unsupported_reasons`); glue such as padding rows is the explicit one's.
+Its parameters have the names of the explicit one's.
+
+Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), N rows kept, D d_model, H heads,
+K head_dim. What no layer of the framework does is refused (:func:`unsupported_reasons`); glue such as padding
+rows is the explicit one's.
 """
 
 import functools
@@ -59,14 +62,20 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Embeddings(explicit.Embeddings):
-    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
+    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7).
+
+    (B, T) to (B, T, D).
+    """
 
     def look_up(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:
         return embedding(ids)
 
 
 class DotProductAttention(Tapped, nn.Layer):
-    """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
+    """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7).
+
+    (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D).
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -86,7 +95,8 @@ class DotProductAttention(Tapped, nn.Layer):
         return self.tap("context", paddle.flatten(context, start_axis=2))  # (B, Q, D)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-        # Static programs round a number to float32, beside float64 tensors too; hence not by the argument ``scale``.
+        # Static programs round a number to float32, beside float64 tensors too; hence not by the argument
+        # ``scale``.
         q = q * scalar(self.scale, q)
         options: dict[str, Any] = {
             "dropout_p": 0.0,
@@ -123,11 +133,15 @@ LARGEST_EPSILON = 0.001
 
 
 def unsupported_reasons(request: Request) -> list[str]:
-    """Return what keeps a request from being computed by library layers, one line for each option; nothing if they can."""
+    """Return what keeps a request from being computed by library layers, one line for each option.
+
+    Nothing if they can.
+    """
     found = LAYERS.unsupported_reasons(request)
     if request.part not in ATTENTION_ALONE and request.config.norm_epsilon > LARGEST_EPSILON:
         found.append(
-            f"norm_epsilon={request.config.norm_epsilon!r}: nn.LayerNorm takes none above {LARGEST_EPSILON} (NRM-2)"
+            f"norm_epsilon={request.config.norm_epsilon!r}: nn.LayerNorm takes none above {LARGEST_EPSILON} "
+            "(NRM-2)"
         )
     return found
 
@@ -177,7 +191,7 @@ NAMES = {
 
 
 def explicit_names(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors by native name, those of the framework's encoder layer by the names that the explicit one has."""
+    """Return tensors by the names of the explicit model, those of the framework's encoder layer too."""
     found: dict[str, Tensor] = {}
     for name, tensor in named.items():
         found[functools.reduce(lambda path, names: path.replace(*names), NAMES.items(), name)] = tensor
@@ -185,11 +199,15 @@ def explicit_names(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def layer_reasons(request: Request) -> list[str]:
-    """Return what keeps a request from being computed by the framework's encoder layer; nothing if it can be."""
+    """Return what keeps a request from being computed by the framework's encoder layer.
+
+    Nothing if it can be.
+    """
     found = unsupported_reasons(request) + reasons_of(request.config, ENCODER_LAYER)
     if request.config.activation not in ACTIVATION_NAMES:
         found.append(
-            f"activation={request.config.activation!r}: nn.TransformerEncoderLayer takes the name of a function alone (FFN-2)"
+            f"activation={request.config.activation!r}: nn.TransformerEncoderLayer takes the name of a "
+            "function alone (FFN-2)"
         )
     scale = request.config.head_dim**-0.5
     if (request.dtype, request.execution) == ("float64", "compiled") and scale != float(np.float32(scale)):
@@ -199,7 +217,8 @@ def layer_reasons(request: Request) -> list[str]:
     return found
 
 
-# Without padding: everything but the core of attention runs on the rows that are kept, as one sample of N tokens.
+# Without padding: everything but the core of attention runs on the rows that are kept, as one sample of N
+# tokens.
 
 
 def unpad(x: Tensor, kept: Kept) -> Tensor:
@@ -213,7 +232,10 @@ def pad(x: Tensor, kept: Kept) -> Tensor:
 
 
 class UnpaddedAttention(DotProductAttention):
-    """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6) in the places of the batch: 3 x (1, N, H, K) to (1, N, D)."""
+    """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6) in the places of the batch.
+
+    3 x (1, N, H, K) to (1, N, D).
+    """
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Kept, query_mask: Kept) -> Tensor:
         q, k, v = (pad(x, key_mask) for x in (q, k, v))  # (B, T, H, K)

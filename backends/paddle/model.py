@@ -114,7 +114,10 @@ class AttentionAlone(nn.Layer):
 
 
 class DotProductAlone(AttentionAlone):
-    """Scaled dot-product attention on given heads (part ``dot_product``): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
+    """Scaled dot-product attention on given heads (part ``dot_product``).
+
+    (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D).
+    """
 
     def build_attention(self, config: EncoderConfig, make: Layers) -> nn.Layer:
         return make.dot_product[config.head_computation](config)

@@ -77,7 +77,10 @@ def differentiate(
     zeros: Mapping[str, Tensor],
     recorded: bool,
 ) -> Observation:
-    """Return what a session evaluates, with the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the activations that have ``zeros``."""
+    """Return what a session evaluates, with the gradient of the loss by native name.
+
+    (SPEC GRD-1 to GRD-5), and by the activations that have ``zeros``.
+    """
     wanted = dict[str, Tensor](trained(model))
     wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
     of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}

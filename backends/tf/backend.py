@@ -1,4 +1,4 @@
-"""The TensorFlow backend: NumPy in and out, devices, dtypes, the framework's own switches, and a session on a model.
+"""The TensorFlow backend: NumPy in and out, devices, dtypes, switches, and a session on a model.
 
 Shapes: B batch, T tokens, C classes, M rows, N columns.
 """
@@ -55,7 +55,10 @@ def synchronize(computed: Tensor | None) -> None:
 
 
 def timed(steps: Steps, count: int) -> list[float]:
-    """Return the mean seconds of steps that are started one after another, by the clock of the host: TensorFlow does not give the device's away."""
+    """Return the mean seconds of steps that are started one after another, by the clock of the host.
+
+    TensorFlow does not give the device's away.
+    """
     return mean_seconds(steps, count)
 
 
@@ -105,7 +108,8 @@ class Adapter(FrameworkAdapter):
 
     def threads(self) -> int:
         """Return the number of threads that the framework computes with on the CPU."""
-        # TensorFlow says 0 where nothing was set from Python: then the environment decides, or the number of cores.
+        # TensorFlow says 0 where nothing was set from Python: then the environment decides, or the number of
+        # cores.
         return tf.config.threading.get_intra_op_parallelism_threads() or int(
             os.environ.get("TF_NUM_INTRAOP_THREADS") or os.cpu_count() or 1
         )
@@ -116,12 +120,15 @@ class Adapter(FrameworkAdapter):
 
     @contextmanager
     def within(self, request: Request) -> Iterator[None]:
-        """Do what a block does on the device of a request: TensorFlow takes the first GPU, wherever the operands lie."""
+        """Do what a block does on the device of a request.
+
+        TensorFlow takes the first GPU, wherever the operands lie.
+        """
         with tf.device(self.device(request.device)), _refusing_missing_kernels(request.dtype):
             yield
 
     def construct(self, part: Callable[..., keras.Model], request: Request, device: str) -> keras.Model:
-        """Return a part of the model in the dtype of a request, on a device, for weights to be loaded into it."""
+        """Return a part of the model in the dtype of a request, on a device, without its weights."""
         keras.config.disable_traceback_filtering()  # errors in the words of TensorFlow; Keras would wrap them
         model = part(request.config, dtype=request.dtype)
         model.build()
@@ -135,14 +142,14 @@ class Adapter(FrameworkAdapter):
             )
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
-        """Return the largest number of bytes held on a device (:meth:`concord.backends.interface.Measurable.peak_memory`)."""
+        """Return the largest number of bytes held on a device."""
         place = self.device(device).removeprefix("/")
         if reset:
             tf.config.experimental.reset_memory_stats(place)
         return int(tf.config.experimental.get_memory_info(place)["peak"])
 
     def layers(self, model: keras.Model) -> Iterable[tuple[str, keras.Layer]]:
-        """Return all layers of a model with their paths (:meth:`concord.backends.adapter.FrameworkAdapter.layers`)."""
+        """Return all layers of a model with their paths."""
         return _named_layers(model)
 
     def seeded(self, words: NDArray[np.uint32]) -> Tensor:
@@ -150,7 +157,7 @@ class Adapter(FrameworkAdapter):
         return tf.constant(words.view(np.int32))
 
     def dropped(self, tensor: Tensor, rate: float, seed: Tensor, place: int) -> Tensor:
-        """Return a tensor with elements dropped (:meth:`concord.backends.adapter.FrameworkAdapter.dropped`)."""
+        """Return a tensor with elements dropped."""
         return tf.nn.experimental.stateless_dropout(
             tensor, rate=rate, seed=seed + tf.constant([0, place]), rng_alg="philox"
         )

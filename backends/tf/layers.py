@@ -1,8 +1,8 @@
 """Layers of the classifier, written out as the published sources compute them.
 
-Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F d_ff.
-Each layer goes on with what ``self.tap(name, tensor)`` returns for each of its steps. What a model is made of stands in
-:class:`Layers`, where :mod:`concord.backends.tf.library` puts the framework's own layers.
+Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
+d_ff. Each layer goes on with what ``self.tap(name, tensor)`` returns for each of its steps. What a model is
+made of stands in :class:`Layers`, where :mod:`concord.backends.tf.library` puts the framework's own layers.
 """
 
 import dataclasses
@@ -49,7 +49,10 @@ class Layer(Tapped, layers.Layer):
             layer.build()
 
     def sub(self, name: str) -> dict[str, Any]:
-        """Return what a sublayer of that name is constructed with besides: its variables bear the name, and have this layer's dtype."""
+        """Return what a sublayer of that name is constructed with besides.
+
+        Its variables bear the name, and have this layer's dtype.
+        """
         return {"name": name, "dtype": self.dtype_policy}
 
 
@@ -207,7 +210,10 @@ NUMBERS = {"counted": every_token, "zero_row": every_token, "pad_row": real_toke
 
 
 class Embeddings(Layer):
-    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
+    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7).
+
+    (B, T) to (B, T, D).
+    """
 
     def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -266,7 +272,10 @@ class Embeddings(Layer):
 
 
 class DotProductAttention(Layer):
-    """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-8): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
+    """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-8).
+
+    (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D).
+    """
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -375,7 +384,10 @@ class FeedForward(Layer):
 
 
 class EncoderLayer(Layer):
-    """Self-attention and feed-forward, each with residual and norm (SPEC NRM-1, NRM-5, RES-1): (B, T, D) to (B, T, D)."""
+    """Self-attention and feed-forward, each with residual and norm (SPEC NRM-1, NRM-5, RES-1).
+
+    (B, T, D) to (B, T, D).
+    """
 
     def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
         super().__init__(**kwargs)

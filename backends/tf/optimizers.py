@@ -1,4 +1,4 @@
-"""Optimizers: Keras's own where it computes what a recipe says, else what is written out above the frameworks."""
+"""Optimizers: Keras's own where it computes what a recipe says, else the one above the frameworks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -118,7 +118,10 @@ class OwnOptimizer(Optimizer):
             variable.assign(self._signed(kept[name]))
 
     def _signed(self, tensor: Tensor) -> Tensor:
-        """Return what Keras keeps for what the recipe does: it adds the displacement, and so keeps its negative."""
+        """Return what Keras keeps for what the recipe does.
+
+        It adds the displacement, and so keeps its negative.
+        """
         return -tensor if self.recipe.algorithm == "sgd" else tensor
 
     def rate(self, numbers: Mapping[str, Tensor]) -> Tensor:

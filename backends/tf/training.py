@@ -77,7 +77,10 @@ def differentiate(
     zeros: Mapping[str, Tensor],
     recorded: bool,
 ) -> Observation:
-    """Return what a session evaluates, with the gradient of the loss by native name (SPEC GRD-1 to GRD-5), and by the activations that have ``zeros``."""
+    """Return what a session evaluates, with the gradient of the loss by native name.
+
+    (SPEC GRD-1 to GRD-5), and by the activations that have ``zeros``.
+    """
     wanted = {name: variable.value for name, variable in trained(model).items()}
     wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
     of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
@@ -86,7 +89,8 @@ def differentiate(
         output, loss, taps = evaluate(model, inputs, zeros, recorded)
     wanted |= {name: zero for name, zero in of_taps.items() if name.removeprefix("taps.") in taps}
     gradients = tape.gradient(loss, wanted, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    # The gradient of a table comes as the rows that were looked up; it is made an array of the table's shape, in which they are added up.
+    # The gradient of a table comes as the rows that were looked up; it is made an array of the table's shape,
+    # in which they are added up.
     return Observation(
         output, loss, taps, {name: tf.convert_to_tensor(gradient) for name, gradient in gradients.items()}
     )

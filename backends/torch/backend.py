@@ -1,4 +1,4 @@
-"""The PyTorch backend: NumPy in and out, devices, dtypes, the framework's own switches, and a session on a model.
+"""The PyTorch backend: NumPy in and out, devices, dtypes, switches, and a session on a model.
 
 Shapes: B batch, T tokens, C classes, M rows, N columns.
 """
@@ -136,7 +136,7 @@ class Adapter(FrameworkAdapter):
         return torch.device(kind, index) if kind == "cuda" else torch.device(kind)
 
     def construct(self, part: Callable[..., nn.Module], request: Request, device: torch.device) -> nn.Module:
-        """Return a part of the model in the dtype of a request, on a device, for weights to be loaded into it."""
+        """Return a part of the model in the dtype of a request, on a device, without its weights."""
         return part(request.config, device=device, dtype=DTYPES[request.dtype]).eval()
 
     def tensor(self, array: np.ndarray, dtype: str, device: torch.device) -> torch.Tensor:
@@ -145,14 +145,14 @@ class Adapter(FrameworkAdapter):
         return tensor.to(DTYPES[dtype]) if tensor.is_floating_point() else tensor
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
-        """Return the largest number of bytes held on a device (:meth:`concord.backends.interface.Measurable.peak_memory`)."""
+        """Return the largest number of bytes held on a device."""
         place = self.device(device)
         if reset:
             torch.cuda.reset_peak_memory_stats(place)
         return torch.cuda.max_memory_allocated(place)
 
     def layers(self, model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
-        """Return all layers of a model with their paths (:meth:`concord.backends.adapter.FrameworkAdapter.layers`)."""
+        """Return all layers of a model with their paths."""
         return model.named_modules()
 
     def seeded(self, words: NDArray[np.uint32]) -> None:
@@ -160,7 +160,7 @@ class Adapter(FrameworkAdapter):
         torch.manual_seed(int(words[0]) | int(words[1]) << 32)
 
     def dropped(self, tensor: Tensor, rate: float, seed: Tensor | None, place: int) -> Tensor:
-        """Return a tensor with elements dropped (:meth:`concord.backends.adapter.FrameworkAdapter.dropped`)."""
+        """Return a tensor with elements dropped."""
         return F.dropout(tensor, p=rate, training=True)
 
     def without_gradients(self) -> AbstractContextManager[Any]:
@@ -224,7 +224,10 @@ class Adapter(FrameworkAdapter):
 
 
 def _told(switch: Callable[[], Any]) -> Any:
-    """Return what a switch says: PyTorch raises an error once somebody has set fp32_precision, which is newer, besides."""
+    """Return what a switch says: PyTorch raises an error once somebody has set fp32_precision.
+
+    Which is newer, besides.
+    """
     try:
         return switch()
     except RuntimeError:

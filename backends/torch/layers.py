@@ -1,8 +1,9 @@
 """Layers of the classifier, written out as the published sources compute them.
 
-Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F d_ff.
-Each layer goes on with what ``self.tap(name, tensor)`` returns for each of its steps. What a model is made of stands in
-:class:`Layers`, where :mod:`concord.backends.torch.library` puts the framework's own layers.
+Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
+d_ff. Each layer goes on with what ``self.tap(name, tensor)`` returns for each of its steps. What a model is
+made of stands in :class:`Layers`, where :mod:`concord.backends.torch.library` puts the framework's own
+layers.
 """
 
 import math
@@ -147,7 +148,10 @@ NUMBERS = {"counted": every_token, "zero_row": every_token, "pad_row": real_toke
 
 
 class Embeddings(Tapped, nn.Module):
-    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
+    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7).
+
+    (B, T) to (B, T, D).
+    """
 
     def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
         super().__init__()
@@ -200,7 +204,10 @@ class Embeddings(Tapped, nn.Module):
 
 
 class DotProductAttention(Tapped, nn.Module):
-    """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-8): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
+    """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-8).
+
+    (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D).
+    """
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__()
@@ -306,7 +313,10 @@ class FeedForward(Tapped, nn.Module):
 
 
 class EncoderLayer(Tapped, nn.Module):
-    """Self-attention and feed-forward, each with residual and norm (SPEC NRM-1, NRM-5, RES-1): (B, T, D) to (B, T, D)."""
+    """Self-attention and feed-forward, each with residual and norm (SPEC NRM-1, NRM-5, RES-1).
+
+    (B, T, D) to (B, T, D).
+    """
 
     def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
         super().__init__()

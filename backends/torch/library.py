@@ -1,7 +1,10 @@
-"""The same classifier out of PyTorch's own layers and fused kernels. Its parameters have the names of the explicit one's.
+"""The same classifier out of PyTorch's own layers and fused kernels.
 
-Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), N rows kept, D d_model, H heads, K head_dim.
-What no layer of the framework does is refused (:func:`unsupported_reasons`); glue such as padding rows is the explicit one's.
+Its parameters have the names of the explicit one's.
+
+Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), N rows kept, D d_model, H heads,
+K head_dim. What no layer of the framework does is refused (:func:`unsupported_reasons`); glue such as padding
+rows is the explicit one's.
 """
 
 import functools
@@ -62,14 +65,20 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Embeddings(explicit.Embeddings):
-    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
+    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7).
+
+    (B, T) to (B, T, D).
+    """
 
     def look_up(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:
         return embedding(ids)
 
 
 class DotProductAttention(Tapped, nn.Module):
-    """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
+    """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7).
+
+    (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D).
+    """
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__()
@@ -117,17 +126,24 @@ LAYERS = LibraryLayers(attention="F.scaled_dot_product_attention", norm="nn.Laye
 
 
 def unsupported_reasons(request: Request) -> list[str]:
-    """Return what keeps a request from being computed by library layers, one line for each option; nothing if they can."""
+    """Return what keeps a request from being computed by library layers, one line for each option.
+
+    Nothing if they can.
+    """
     found = LAYERS.unsupported_reasons(request)
     if request.dtype == "float16":
         found.append(
-            "dtype='float16': F.scaled_dot_product_attention keeps scores in float32, which do not overflow (PRC-2)"
+            "dtype='float16': F.scaled_dot_product_attention keeps scores in float32, which do not "
+            "overflow (PRC-2)"
         )
     return found
 
 
 def fused_reasons(request: Request) -> list[str]:
-    """Return what keeps a request from being computed by whichever kernel PyTorch chooses; nothing if it can be."""
+    """Return what keeps a request from being computed by whichever kernel PyTorch chooses.
+
+    Nothing if it can be.
+    """
     found = unsupported_reasons(request)
     if request.gradients and sees_nothing(request.config, request.batch):
         found.append(
@@ -137,9 +153,13 @@ def fused_reasons(request: Request) -> list[str]:
 
 
 def kernels(request: Request) -> AbstractContextManager[None]:
-    """Choose the attention kernel: the one that differentiates by the weights that it computed, or any (SPEC ATT-5)."""
-    # The fused kernels' backward pass computes the weights again, as exp(score - logarithm of their sum). Rounded, that
-    # logarithm shifts a whole row, by as much more as scores are larger; a row of masked keys loses it altogether.
+    """Choose the attention kernel.
+
+    The one that differentiates by the weights that it computed, or any (SPEC ATT-5).
+    """
+    # The fused kernels' backward pass computes the weights again, as exp(score - logarithm of their sum).
+    # Rounded, that logarithm shifts a whole row, by as much more as scores are larger; a row of masked keys
+    # loses it altogether.
     return sdpa_kernel(SDPBackend.MATH) if request.gradients else nullcontext()
 
 
@@ -184,7 +204,7 @@ NAMES = {
 
 
 def explicit_names(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors by native name, those of the framework's encoder layer by the names that the explicit one has."""
+    """Return tensors by the names of the explicit model, those of the framework's encoder layer too."""
     found: dict[str, Tensor] = {}
     for name, tensor in named.items():
         layer, stacked, leaf = name.rpartition(".self_attn.in_proj_")
@@ -199,14 +219,18 @@ def explicit_names(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def layer_reasons(request: Request) -> list[str]:
-    """Return what keeps a request from being computed by the framework's encoder layer; nothing if it can be."""
+    """Return what keeps a request from being computed by the framework's encoder layer.
+
+    Nothing if it can be.
+    """
     return unsupported_reasons(request) + reasons_of(request.config, ENCODER_LAYER)
 
 
 @contextmanager
 def without_fast_path(request: Request) -> Iterator[None]:
     """Keep to the kernels of a request, and from the layer's fast path, which is taken without gradients."""
-    # It makes a boolean mask of numbers: the constant becomes minus infinity, and a row whose keys are all masked becomes NaN.
+    # It makes a boolean mask of numbers: the constant becomes minus infinity, and a row whose keys are all
+    # masked becomes NaN.
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -220,7 +244,10 @@ def without_fast_path(request: Request) -> Iterator[None]:
 
 
 class ReorderedLinear(nn.Module):
-    """A linear layer whose weight lies as oneDNN's kernel reads it: (..., in) to (..., out). It has no gradient."""
+    """A linear layer whose weight lies as oneDNN's kernel reads it: (..., in) to (..., out).
+
+    It has no gradient.
+    """
 
     living: ClassVar[WeakValueDictionary[int, "ReorderedLinear"]] = WeakValueDictionary()
 
@@ -236,7 +263,8 @@ class ReorderedLinear(nn.Module):
         return reordered_linear(x, self.number, self.features)
 
 
-# The compiler cannot look into a weight of such a layout: it sees one operation, and the layer's number in place of the weight.
+# The compiler cannot look into a weight of such a layout: it sees one operation, and the layer's number in
+# place of the weight.
 @torch.library.custom_op("concord::reordered_linear", mutates_args=())
 def reordered_linear(x: Tensor, number: int, features: int) -> Tensor:
     layer = ReorderedLinear.living[number]
@@ -263,12 +291,14 @@ def onednn_reasons(request: Request) -> list[str]:
         found.append("gradients: reordered weights have none (GRD-1)")
     if request.dtype != "float32" or request.device != "cpu":
         found.append(
-            f"dtype={request.dtype!r}, device={request.device!r}: reordered weights are those of float32 on cpu (PRC-3)"
+            f"dtype={request.dtype!r}, device={request.device!r}: reordered weights are those of float32 on "
+            "cpu (PRC-3)"
         )
     return found
 
 
-# Without padding: everything but the core of attention runs on the rows that are kept, as one sample of N tokens.
+# Without padding: everything but the core of attention runs on the rows that are kept, as one sample of N
+# tokens.
 
 
 def unpad(x: Tensor, kept: Kept) -> Tensor:
@@ -282,7 +312,10 @@ def pad(x: Tensor, kept: Kept) -> Tensor:
 
 
 class UnpaddedAttention(DotProductAttention):
-    """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6) in the places of the batch: 3 x (1, N, H, K) to (1, N, D)."""
+    """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6) in the places of the batch.
+
+    3 x (1, N, H, K) to (1, N, D).
+    """
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Kept, query_mask: Kept) -> Tensor:
         q, k, v = (pad(x, key_mask) for x in (q, k, v))  # (B, T, H, K)

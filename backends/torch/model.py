@@ -117,7 +117,10 @@ class AttentionAlone(nn.Module):
 
 
 class DotProductAlone(AttentionAlone):
-    """Scaled dot-product attention on given heads (part ``dot_product``): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
+    """Scaled dot-product attention on given heads (part ``dot_product``).
+
+    (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D).
+    """
 
     def build_attention(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> nn.Module:
         return make.dot_product[config.head_computation](config, **kwargs)

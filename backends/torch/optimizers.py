@@ -1,4 +1,4 @@
-"""Optimizers: PyTorch's own where it computes what a recipe says, else what is written out above the frameworks."""
+"""Optimizers: PyTorch's own where it computes what a recipe says, else the one above the frameworks."""
 
 from collections.abc import Mapping
 from typing import Any
