@@ -55,12 +55,15 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """The error of a tensor over two of its axes: the largest over all others, and over blocks where an axis is long.
+    """The error of a tensor over two of its axes.
+
+    The largest over all others, and over blocks where an axis is long.
 
     Attributes:
         axes: their names, of rows and columns; the first is empty where there is but one.
         shape: their sizes.
-        levels: the power of two, in tolerances, that the error reaches: from 0 on it lies beyond. Null where nothing was judged.
+        levels: the power of two, in tolerances, that the error reaches: from 0 on it lies beyond. Null where
+            nothing was judged.
     """
 
     axes: tuple[str, str]
@@ -70,7 +73,8 @@ class HeatMap:
     def __post_init__(self) -> None:
         if len({len(row) for row in self.levels}) != 1 or not self.levels[0]:
             raise SpecError(
-                f"a heat map of {' and '.join(filter(None, self.axes))} has rows of {sorted({len(row) for row in self.levels})} levels but must have some, as many in each"
+                f"a heat map of {' and '.join(filter(None, self.axes))} has rows of "
+                f"{sorted({len(row) for row in self.levels})} levels but must have some, as many in each"
             )
 
 
@@ -170,7 +174,10 @@ def _taps(config: EncoderConfig, part: str) -> dict[str, str]:
 
 
 def axes_of(case: JudgedProblem, name: str, rank: int) -> tuple[str, ...]:
-    """Return the names of the axes of a tensor of a run: of those of the specification its own, of others numbers."""
+    """Return the names of the axes of a tensor of a run.
+
+    Of those of the specification its own, of others numbers.
+    """
     subject = (
         name.removeprefix("gradients.taps.") if is_tap_gradient(name) else name.removeprefix("gradients.")
     )

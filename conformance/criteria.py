@@ -1,8 +1,10 @@
-"""Why not a fixed tolerance? The field's usual criteria beside the judge, on the same faults and the same right runs.
+"""Why not a fixed tolerance? The field's usual criteria beside the judge, on the same faults and the same
+right runs.
 
-What a criterion compares with is the float64 oracle, as its users would. Faults are the mutants, each in the standard case that
-was made to show it; right runs are the right variations (:mod:`concord.conformance.variations`), and random cases on unchanged
-backends. Runs are spread over the backends one by one, so that each is made once.
+What a criterion compares with is the float64 oracle, as its users would. Faults are the mutants, each in the
+standard case that was made to show it; right runs are the right variations
+(:mod:`concord.conformance.variations`), and random cases on unchanged backends. Runs are spread over the
+backends one by one, so that each is made once.
 """
 
 from __future__ import annotations
@@ -101,11 +103,17 @@ OF_LOGITS = ("KL 1e-3",)
 """Criteria that are of logits alone."""
 
 Flags = dict[str, tuple[bool, bool | None]]
-"""For each criterion, whether it flags the outputs of a run, and whether any of its tensors; None: it is not of those."""
+"""For each criterion, whether it flags the outputs of a run, and whether any of its tensors.
+
+None: it is not of those.
+"""
 
 
 def passes(criterion: Passes, actual: Array | None, value: Array) -> bool:
-    """Return whether a tensor passes; one that is missing, misshapen, or not finite where the oracle is, does not."""
+    """Return whether a tensor passes.
+
+    One that is missing, misshapen, or not finite where the oracle is, does not.
+    """
     if actual is None or actual.shape != value.shape:
         return False
     wide, finite = np.asarray(actual, np.float64), np.isfinite(value)
@@ -188,7 +196,10 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """0: the judge flags nothing that is right; 1: it does; 3: a backend gave no result. What is missed in one case may show in another."""
+        """0: the judge flags nothing that is right; 1: it does; 3: a backend gave no result.
+
+        What is missed in one case may show in another.
+        """
         if not self.versions or any(
             failure.status != "absent" or name in self.asked for name, failure in self.failures.items()
         ):
@@ -356,7 +367,9 @@ def vary(result: Comparison, amounts: Amounts) -> None:
 
 
 def rows(result: Comparison) -> list[list[str]]:
-    """Return the table: a header, and a line for each criterion with what it flags of outputs, and of all tensors."""
+    """Return the table: a header, and a line for each criterion with what it flags of outputs, and of all
+    tensors.
+    """
 
     def cell(group: str, criterion: str) -> str:
         shares = (result.share(group, criterion, everything) for everything in (False, True))
@@ -379,7 +392,10 @@ def summary(result: Comparison) -> str:
         )
     )
     versions = ", ".join(f"{name} {version}" for name, version in sorted(result.versions.items()))
-    return f"Share of runs that are flagged, by their outputs alone / by any tensor. {counted}; {versions}; seed {result.amounts.seed}."
+    return (
+        f"Share of runs that are flagged, by their outputs alone / by any tensor. {counted}; "
+        f"{versions}; seed {result.amounts.seed}."
+    )
 
 
 def markdown(result: Comparison) -> str:

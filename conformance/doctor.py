@@ -82,7 +82,8 @@ def conclusions(diagnoses: Sequence[Diagnosis], settings: Settings) -> list[str]
         )
     elif not seen and settings.device == "cpu":
         lines.append(
-            "there is a GPU here, which --device cpu hides from the backends; concord doctor --device cuda asks what they make of it"
+            "there is a GPU here, which --device cpu hides from the backends; concord doctor --device cuda "
+            "asks what they make of it"
         )
     return lines
 
@@ -97,7 +98,10 @@ def _differing(ready: Sequence[Diagnosis], kind: str) -> str | None:
     if len(found) < 2:
         return None
     said = "; ".join(f"{', '.join(names)} in {products}" for products, names in found.items())
-    return f"on {kind}, float32 products differ by default ({said}), the commonest false alarm of all; concord check uses --precision strict, full float32 in each"
+    return (
+        f"on {kind}, float32 products differ by default ({said}), the commonest false alarm of all; "
+        f"concord check uses --precision strict, full float32 in each"
+    )
 
 
 def plain(value: object) -> str:
@@ -128,7 +132,8 @@ def _advice(facts: dict[str, Any], settings: Settings) -> list[str]:
         and not any(str(device).startswith("cuda") for device in facts.get("devices", []))
     ):
         advice.append(
-            "it sees no GPU though there is one: this may be its wheel for CPUs, or one for another CUDA than the driver's"
+            "it sees no GPU though there is one: this may be its wheel for CPUs, or one for another CUDA "
+            "than the driver's"
         )
     missing = {"bfloat16", "float16"} - set(facts.get("dtypes", {}).get(settings.device.split(":")[0], []))
     if missing:
@@ -137,6 +142,7 @@ def _advice(facts: dict[str, Any], settings: Settings) -> list[str]:
         )
     if "MKL_DEBUG_CPU_TYPE" in facts.get("thread_switches", {}) and "AMD" in machine()["processor"]:
         advice.append(
-            "on AMD processors MKL_DEBUG_CPU_TYPE=5 in the environment makes its matrix products several times faster"
+            "on AMD processors MKL_DEBUG_CPU_TYPE=5 in the environment makes its matrix products several "
+            "times faster"
         )
     return advice

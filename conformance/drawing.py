@@ -1,4 +1,7 @@
-"""Small drawings for the page, as inline SVG without text: words stand beside them in HTML, where they keep their size."""
+"""Small drawings for the page, as inline SVG without text.
+
+Words stand beside them in HTML, where they keep their size.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ ROW = 16
 """Height of a strip."""
 
 HEIGHTS = (3, 5, 7, 9, 14, 14, 14, 14)
-"""Height of a mark of each level: what lies beyond its tolerance fills the strip, so that colour alone says nothing."""
+"""Height of a mark of each level.
+
+What lies beyond its tolerance fills the strip, so that colour alone says nothing.
+"""
 
 CHART = 120
 """Height of a line chart."""
@@ -47,7 +53,9 @@ def strips(
     bounds: Sequence[int],
     first: Sequence[int | None],
 ) -> Markup:
-    """Draw blocks of strips: a mark for each tensor, a strip for each run, and an empty strip over each block.
+    """Draw blocks of strips.
+
+    A mark for each tensor, a strip for each run, and an empty strip over each block.
 
     Args:
         blocks: for each block, for each run, for each tensor a level; None where nothing was judged.
@@ -81,7 +89,8 @@ def strips(
 def heat_levels(powers: Iterable[int | None]) -> tuple[int, ...]:
     """Return the powers of two, in tolerances, at which the levels of a heat map begin, but for the first.
 
-    Up to a tolerance they are about those of :data:`LEVELS`; beyond, there are as many between the least and the largest.
+    Up to a tolerance they are about those of :data:`LEVELS`; beyond, there are as many between the least and
+    the largest.
     """
     over = [power for power in powers if power is not None and power >= 0]
     low, high = min(over, default=0), max(over, default=0)
@@ -89,7 +98,10 @@ def heat_levels(powers: Iterable[int | None]) -> tuple[int, ...]:
 
 
 def heat_map(rows: Sequence[Sequence[int | None]], levels: Sequence[int], label: str) -> Markup:
-    """Draw a cell for each power of two of an error in tolerances; neighbours of one level are one stroke. None is left blank."""
+    """Draw a cell for each power of two of an error in tolerances; neighbours of one level are one stroke.
+
+    None is left blank.
+    """
     marks: dict[str, list[str]] = {}
     for top, row in enumerate(rows):
         left = 0
@@ -113,7 +125,10 @@ def _bounds(bounds: Sequence[int], height: int) -> str:
 
 def _svg(name: str, width: int, height: int, label: str, content: Sequence[str]) -> Markup:
     """Return an image that is stretched to the room that it is given."""
-    opening = f'<svg class="{name}" viewBox="0 0 {width} {height}" preserveAspectRatio="none" role="img" aria-label="{escape(shortened(label))}">'
+    opening = (
+        f'<svg class="{name}" viewBox="0 0 {width} {height}" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(shortened(label))}">'
+    )
     return Markup(opening + "".join(content) + "</svg>")  # everything foreign was escaped
 
 
@@ -138,7 +153,8 @@ def growth(lines: Sequence[Sequence[float | None]], label: str, bounds: Sequence
     width = 2 * max((len(line) for line in lines), default=1)
     limit = _height(1.0, lowest, highest)
     content = [
-        f'<path class="grid" d="{"".join(f"M0 {CHART * place / 100:g}h{width}" for place, _ in ticks(lowest, highest))}"/>'
+        f'<path class="grid" '
+        f'd="{"".join(f"M0 {CHART * place / 100:g}h{width}" for place, _ in ticks(lowest, highest))}"/>'
     ]
     content += [_bounds(bounds, CHART), f'<path class="limit" d="M0 {limit:g}h{width}"/>']
     for place, line in enumerate(lines):
@@ -154,7 +170,10 @@ def _segments(line: Sequence[float | None], lowest: int, highest: int) -> Iterat
         if value is None or math.isnan(value):
             drawing = False
             continue
-        yield f"{'L' if drawing else 'M'}{2 * place + 1} {_height(value, lowest, highest):g}{'' if drawing else 'h0'}"
+        yield (
+            f"{'L' if drawing else 'M'}{2 * place + 1} "
+            f"{_height(value, lowest, highest):g}{'' if drawing else 'h0'}"
+        )
         drawing = True
 
 
@@ -164,7 +183,10 @@ def _height(value: float, lowest: int, highest: int) -> float:
 
 
 def ticks(lowest: int, highest: int, most: int = 5) -> list[tuple[float, str]]:
-    """Return the places, in percent from the top, and words of the powers of ten to be named; 1 is always among them."""
+    """Return the places, in percent from the top, and words of the powers of ten to be named.
+
+    1 is always among them.
+    """
     step = max(1, math.ceil((highest - lowest) / most))
     named = [i for i in range(lowest, highest + 1) if i % step == 0]
     return [(round(100 * (highest - i) / (highest - lowest), 1), _power(i)) for i in named]

@@ -74,7 +74,8 @@ class About:
 def export_cases(folder: Path, jobs: Sequence[Job]) -> list[Path]:
     """Write each job as a folder with ``case.json`` and ``case.safetensors``.
 
-    ``case.json`` holds the configuration, the part, the precision, and the name of every tensor that has to come back;
+    ``case.json`` holds the configuration, the part, the precision, and the name of every tensor that has to
+    come back;
     ``case.safetensors`` holds ``weights/…`` and ``inputs/…``.
 
     Raises:

@@ -87,9 +87,19 @@ class JudgedProblem:
         weights, batch = self.rounded
         pinned = forced or Forced({}, {})
         return observe(
-            self.config, weights, batch, arithmetic, observer, self.gradients, self.part, self.dtype,
-            pinned.taps, pinned.gradients, self.is_unrounded, self.deviations,
-        )  # fmt: skip
+            self.config,
+            weights,
+            batch,
+            arithmetic,
+            observer,
+            self.gradients,
+            self.part,
+            self.dtype,
+            pinned.taps,
+            pinned.gradients,
+            self.is_unrounded,
+            self.deviations,
+        )
 
     def clause(self, name: str) -> str:
         """Return the clause that defines a tensor."""

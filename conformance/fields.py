@@ -1,4 +1,7 @@
-"""The types of the fields of records: what pydantic reads and writes of the data classes that hold results."""
+"""The types of the fields of records.
+
+What pydantic reads and writes of the data classes that hold results.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,10 @@ def among(*words: str) -> AfterValidator:
 
 
 def also(*names: str) -> Any:
-    """Return what writes properties of an object beside its fields, for who reads JSON alone; reading leaves them out."""
+    """Return what writes properties of an object beside its fields, for who reads JSON alone.
+
+    Reading leaves them out.
+    """
 
     @model_serializer(mode="wrap")
     def written(self: Any, handler: Any) -> dict[str, Any]:

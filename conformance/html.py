@@ -1,4 +1,7 @@
-"""What a check, golden files, random cases and mutants came to, each as a page: one HTML file, made of the data of a record alone."""
+"""What a check, golden files, random cases and mutants came to, each as a page.
+
+One HTML file, made of the data of a record alone.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ FINDINGS = 8
 """First divergences that are told in full at the top."""
 
 CELLS = 15_000
-"""Tensors, over all runs, up to which every case tells of every run; beyond, those that are not unfolded tell of the worst alone."""
+"""Tensors, over all runs, up to which every case tells of every run.
+
+Beyond, those that are not unfolded tell of the worst alone.
+"""
 
 LINES = 12
 """Last lines of what a failed worker wrote."""
@@ -48,7 +54,10 @@ MEASURED = ("import_seconds", "start_seconds", "run_seconds", "peak_memory_bytes
 
 
 LIMITS: dict[str, Any] = {"z": Z, "rms": R, "bins": Z_BINS}
-"""What errors are measured by: the largest of an element and of a tensor, and the edges of histograms, in sigma."""
+"""What errors are measured by.
+
+The largest of an element and of a tensor, and the edges of histograms, in sigma.
+"""
 
 
 def page(made: Record) -> str:
@@ -76,10 +85,15 @@ def _of_report(made: Record, report: Report) -> str:
         for result in finding["results"]
     }
     sections = {
-        **({"findings": "What diverges"} if findings else {}), **({"failures": "What was not judged"} if failures else {}),
-        "matrix": f"{group.capitalize()}s", "cases": "Cases", **({"errors": "Errors"} if histograms else {}), "environments": "Backends",
-        **({"notes": "Notes"} if report.notes else {}), "reading": "How to read this",
-    }  # fmt: skip
+        **({"findings": "What diverges"} if findings else {}),
+        **({"failures": "What was not judged"} if failures else {}),
+        "matrix": f"{group.capitalize()}s",
+        "cases": "Cases",
+        **({"errors": "Errors"} if histograms else {}),
+        "environments": "Backends",
+        **({"notes": "Notes"} if report.notes else {}),
+        "reading": "How to read this",
+    }
     return render(
         "report.html",
         made,
@@ -139,19 +153,22 @@ def headline(results: Sequence[Result], truth: str = "oracle") -> str:
     if diverging:
         wrong = sum(found[name]["diverges"] + found[name]["refused"] for name in diverging)
         parts.append(
-            f"{joined(diverging)} {_verb(diverging, 'diverges', 'diverge')} from the {truth} in {wrong} of {total(diverging)}"
+            f"{joined(diverging)} {_verb(diverging, 'diverges', 'diverge')} from the {truth} in {wrong} of "
+            f"{total(diverging)}"
         )
     if changing:
         differ = sum(found[name]["nondeterministic"] for name in changing)
         parts.append(
-            f"{joined(changing)} {_verb(changing, 'differs', 'differ')} when run again in {differ} of {total(changing)}"
+            f"{joined(changing)} {_verb(changing, 'differs', 'differ')} when run again in {differ} of "
+            f"{total(changing)}"
         )
     if failing:
         owed = sum(found[name][status] for name in failing for status in FAILED_WORKER)
         parts.append(f"{joined(failing)} gave no result in {owed} of {total(failing)}")
     if unjudged:
         parts.append(
-            f"Concord failed to judge {sum(found[name][NOT_JUDGED] for name in unjudged)} of {total(unjudged)} of {joined(unjudged)}"
+            f"Concord failed to judge {sum(found[name][NOT_JUDGED] for name in unjudged)} of "
+            f"{total(unjudged)} of {joined(unjudged)}"
         )
     if agreeing:
         parts.append(
@@ -161,7 +178,8 @@ def headline(results: Sequence[Result], truth: str = "oracle") -> str:
     unsure = [name for name in names if found[name]["undetermined"]]
     if parts and unsure:
         parts.append(
-            f"{sum(found[name]['undetermined'] for name in unsure)} of {total(unsure)} of {joined(unsure)} {'was' if total(unsure) == '1 run' else 'were'} not judged, or not in every section"
+            f"{sum(found[name]['undetermined'] for name in unsure)} of {total(unsure)} of {joined(unsure)} "
+            f"{'was' if total(unsure) == '1 run' else 'were'} not judged, or not in every section"
         )
     return "; ".join(parts) + "." if parts else "Nothing was judged."
 
@@ -195,7 +213,10 @@ def _compared(report: Report, cases: Sequence[CaseResults], truth: str) -> list[
     )
     how = ", ".join([settings.implementation, settings.execution, *(settings.devices or [settings.device])])
     dtypes = ", ".join(ordered(result.dtype for result in results))
-    compared = f"Compared: every tensor that {', '.join(names)} computed in {len(cases)} case{'' if len(cases) == 1 else 's'}{of_groups}, in {dtypes} ({how}), with the {truth}."
+    compared = (
+        f"Compared: every tensor that {', '.join(names)} computed in {len(cases)} "
+        f"case{'' if len(cases) == 1 else 's'}{of_groups}, in {dtypes} ({how}), with the {truth}."
+    )
     return [
         *([compared] if results else []),
         f"{len(results)} run{'' if len(results) == 1 else 's'}{': ' if said else ''}{said}.",
@@ -223,7 +244,10 @@ def _finding(result: Result) -> dict[str, Any]:
 
 
 def _seen(result: Result) -> list[str]:
-    """Return what is said of a divergence besides a cause: what is seen, where the cause is not certain, and notes."""
+    """Return what is said of a divergence besides a cause.
+
+    What is seen, where the cause is not certain, and notes.
+    """
     diagnosis = result.verdict.diagnosis if result.verdict else None
     if diagnosis is None:
         return []
@@ -246,7 +270,9 @@ def _at_the_end(result: Result, first: Row) -> dict[str, Any] | None:
 
 
 def _findings(report: Report, anchors: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Return the first divergences, one for all runs of a backend that diverge first at the same tensor, of whatever layer."""
+    """Return the first divergences, one for all runs of a backend that diverge first at the same tensor,
+    of whatever layer.
+    """
     wrong = [(result, role_of(row.tensor)) for result in report.results if (row := result.first_divergence)]
     told = []
     for entries in gather(wrong, lambda entry: (entry[0].backend, entry[1])):
@@ -315,7 +341,10 @@ def _matrix(results: Sequence[Result], names: Sequence[str], dtypes: Sequence[st
 
 
 def _table(case: CaseResults, brief: bool) -> dict[str, Any]:
-    """Return the tensors of a case: for each the errors of all runs in tolerances, or the largest and whose it is."""
+    """Return the tensors of a case.
+
+    For each the errors of all runs in tolerances, or the largest and whose it is.
+    """
     results = [result for result in case.results if result.verdict]
     found: dict[str, dict[int, Row]] = {}
     for place, result in enumerate(results):
@@ -404,7 +433,10 @@ def plain(value: object) -> str:
 
 
 def _figures(results: Sequence[Result], brief: bool) -> list[dict[str, Any]]:
-    """Return strips and lines for runs of one case and precision: as many figures as there are different sets of tensors."""
+    """Return strips and lines for runs of one case and precision.
+
+    As many figures as there are different sets of tensors.
+    """
     shown = [
         result
         for result in results
@@ -455,7 +487,10 @@ def _drawn(results: Sequence[Result], brief: bool) -> dict[str, Any]:
 
 
 def _title(column: Sequence[tuple[Result, Row]], brief: bool) -> str:
-    """Return what is said of a tensor that is pointed at: its name, and unless there is little room the errors of each run."""
+    """Return what is said of a tensor that is pointed at.
+
+    Its name, and unless there is little room the errors of each run.
+    """
     lines = [f"{column[0][1].tensor} ({column[0][1].clause})"]
     for result, row in () if brief else column:
         ways = [

@@ -1,4 +1,7 @@
-"""The one page builder: what every page of Concord has, whatever it tells of. One file, without network; the script that all have only sorts and searches."""
+"""The one page builder: what every page of Concord has, whatever it tells of.
+
+One file, without network; the script that all have only sorts and searches.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +37,9 @@ def render(template: str, made: Record, *folders: Path, script: str = "", **part
         made: the record that it is made of.
         folders: where templates are besides those that all pages share.
         script: what the page has besides the script that all pages share.
-        parts: what the template needs; of ``page.html``: ``tone`` (good, bad or broken; by default that of the exit code), ``headline`` (the verdict in a sentence), ``compared``
-            (what was compared, and by what), ``sections`` (identity to title).
+        parts: what the template needs; of ``page.html``: ``tone`` (good, bad or broken; by default that of
+            the exit code), ``headline`` (the verdict in a sentence), ``compared`` (what was compared, and by
+            what), ``sections`` (identity to title).
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([*folders, FOLDER]),
@@ -73,7 +77,8 @@ def render(template: str, made: Record, *folders: Path, script: str = "", **part
     script = shared + Markup(script)
     seal = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     tone = {0: "good", 1: "bad"}.get(made.exit_code, "broken")
-    # What a page must not hold, or what changes how the rest of it is shown, is written out, wherever it comes from.
+    # What a page must not hold, or what changes how the rest of it is shown, is written out, wherever it
+    # comes from.
     return legible(
         environment.get_template(template).render(
             **{"made": made, "found": made.outcome, "tone": tone, "shown": _Shown(), **parts},

@@ -38,7 +38,8 @@ def _of_findings(made: Record) -> str:
         sum(failure.times for failure in found.failures),
     )
     headline = (
-        f"{joined(failing)} failed in {wrong} run{'' if wrong == 1 else 's'} of {total}, in {len(found.failures)} way{'' if len(found.failures) == 1 else 's'}."
+        f"{joined(failing)} failed in {wrong} run{'' if wrong == 1 else 's'} of {total}, in "
+        f"{len(found.failures)} way{'' if len(found.failures) == 1 else 's'}."
         if failing
         else f"{joined(found.judged)}: nothing was found in {total}."
         if found.judged
@@ -85,7 +86,8 @@ def _of_findings(made: Record) -> str:
         made,
         headline=headline,
         compared=[
-            f"Compared: every tensor that {_versions(versions)} computed in {total}, with the float64 oracle{drawn}.{' Interrupted.' if found.interrupted else ''}"
+            f"Compared: every tensor that {_versions(versions)} computed in {total}, with the float64 "
+            f"oracle{drawn}.{' Interrupted.' if found.interrupted else ''}"
         ],
         sections=sections,
         found=found,
@@ -123,7 +125,9 @@ def _of_matrix(made: Record) -> str:
         if sayings
         else "Nothing was judged.",
         compared=[
-            f"Compared: {_versions({name: found.versions.get(name) for name in names})}, each with {len(mutants)} porting bug{'' if len(mutants) == 1 else 's'} put in one after the other, with the float64 oracle of the unchanged model."
+            f"Compared: {_versions({name: found.versions.get(name) for name in names})}, each with "
+            f"{len(mutants)} porting bug{'' if len(mutants) == 1 else 's'} put in one after the other, "
+            f"with the float64 oracle of the unchanged model."
         ],
         sections=sections,
         names=names,

@@ -82,20 +82,38 @@ def job_of(file: GoldenFile, run: GoldenRun) -> Job:
     name = f"{file.case}:{run.label}" if len(file.runs) > 1 else file.case
     derive = partial(_derive, run, str(precision(file.dtype).storage))
     return Job(
-        file.source, f"{file.source}/{name}", file.dtype, run.part, run.config, run.weights, run.batch, partial(expectation_of, file, run), derive
-    )  # fmt: skip
+        file.source,
+        f"{file.source}/{name}",
+        file.dtype,
+        run.part,
+        run.config,
+        run.weights,
+        run.batch,
+        partial(expectation_of, file, run),
+        derive,
+    )
 
 
 def training_job(file: GoldenFile, golden: GoldenTraining) -> Job:
     """Return the job that makes the training run of a golden file again."""
     return Job(
-        file.source, f"{file.source}/{file.case}{':clipping' if file.runs else ''}", file.dtype, golden.part, golden.config, golden.weights, golden.training.windows[0][0],
-        partial(expectation_of_training, file.dtype, golden), training=golden.training,
-    )  # fmt: skip
+        file.source,
+        f"{file.source}/{file.case}{':clipping' if file.runs else ''}",
+        file.dtype,
+        golden.part,
+        golden.config,
+        golden.weights,
+        golden.training.windows[0][0],
+        partial(expectation_of_training, file.dtype, golden),
+        training=golden.training,
+    )
 
 
 def expectation_of_training(dtype: str, golden: GoldenTraining, deviations: Deviations) -> Expectation:
-    """Return what the source reported, as :func:`expectation_of` does; what it did not report is expected of the reference."""
+    """Return what the source reported, as :func:`expectation_of` does.
+
+    What it did not report is expected of the reference.
+    """
 
     def expected(each: Deviations, uncertain: bool) -> Expectation:
         sizes = golden.uncertain if uncertain else {}
@@ -112,7 +130,10 @@ def expectation_of_training(dtype: str, golden: GoldenTraining, deviations: Devi
 
 
 def _derive(run: GoldenRun, storage: str, tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return a backend's tensors under the names that the golden file has; classes as numbers of the run's precision."""
+    """Return a backend's tensors under the names that the golden file has.
+
+    Classes as numbers of the run's precision.
+    """
     return {
         key: array.astype(storage) if array.dtype.kind == "i" else array
         for key, array in computed(run, tensors).items()
@@ -120,11 +141,12 @@ def _derive(run: GoldenRun, storage: str, tensors: Mapping[str, NDArray[Any]]) -
 
 
 def expectation_of(file: GoldenFile, run: GoldenRun, deviations: Deviations) -> Expectation:
-    """Return the source's tensors, with the sigmas of the taps and gradients that they are, or are the sum of.
+    """Return the source's tensors, with the sigmas of the taps and gradients that they are, or are the sum
+    of.
 
     Args:
-        deviations: that the backend declares. Where the source's framework has others, its tensors are moved by what
-            the reference says that the difference makes.
+        deviations: that the backend declares. Where the source's framework has others, its tensors are moved
+            by what the reference says that the difference makes.
     """
     base, source = (
         expect(run.config, run.weights, run.batch, run.part, file.dtype, each)

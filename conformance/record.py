@@ -1,4 +1,7 @@
-"""Results as files: what ``--json`` writes, and is read back into the objects that were written (docs/guides/json.md)."""
+"""Results as files: what ``--json`` writes, and is read back into the objects that were written.
+
+(docs/guides/json.md).
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,10 @@ class Record:
 
 
 def made(outcome: Any, kind: str, title: str = "") -> Record:
-    """Return the record of what a command came to: an object with an exit code, and a type that pydantic knows."""
+    """Return the record of what a command came to.
+
+    An object with an exit code, and a type that pydantic knows.
+    """
     if isinstance(outcome, Report):
         outcome = outcome.explained()
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -78,7 +84,10 @@ def text(record: Record) -> str:
 
 
 def lines(value: Any) -> str:
-    """Return data as JSON text with an entry on each line; lists and objects without objects in them stay on one."""
+    """Return data as JSON text with an entry on each line.
+
+    Lists and objects without objects in them stay on one.
+    """
     return _lines(value, "") + "\n"
 
 
@@ -127,7 +136,8 @@ def read(path: Path, kinds: Mapping[str, str] = KINDS) -> Record:
         kinds: those that may be there, each with the class of what it holds.
 
     Raises:
-        SpecError: if the file is missing, no JSON, of another schema or kind, or says what cannot be, and where.
+        SpecError: if the file is missing, no JSON, of another schema or kind, or says what cannot be, and
+            where.
     """
     content = read_bytes(path, LARGEST)
     parse_json(content, str(path))

@@ -1,4 +1,6 @@
-"""Every backend against the oracle on the standard cases, and against the published sources on their golden files."""
+"""Every backend against the oracle on the standard cases, and against the published sources on their
+golden files.
+"""
 
 from __future__ import annotations
 

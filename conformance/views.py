@@ -71,7 +71,9 @@ class CaseResults:
 
     @property
     def chips(self) -> list[tuple[Result, str]]:
-        """For each backend and status that is no agreement, the worst result, and backend and precisions in few letters."""
+        """For each backend and status that is no agreement, the worst result, and backend and precisions
+        in few letters.
+        """
         odd = [result for result in self.results if result.status not in ("agrees", "absent", "unsupported")]
         gathered = gather(odd, lambda result: (result.backend, result.status))
         return [
@@ -81,7 +83,10 @@ class CaseResults:
 
     @property
     def silent(self) -> list[tuple[Result, str]]:
-        """Results of which there is nothing to draw: one for all precisions of a backend with the same reason."""
+        """Results of which there is nothing to draw.
+
+        One for all precisions of a backend with the same reason.
+        """
         mute = [result for result in self.results if not result.verdict or result.status == "undetermined"]
         return [
             (found[0], ", ".join(result.dtype for result in found))
@@ -151,7 +156,9 @@ def ordered(values: Iterable[str]) -> list[str]:
 
 
 def cases_of(results: Sequence[Result]) -> list[CaseResults]:
-    """Return the cases: those that diverge first, then those with failed runs, then the others, each in the order of the results."""
+    """Return the cases: those that diverge first, then those with failed runs, then the others, each in
+    the order of the results.
+    """
     gathered = gather(results, lambda result: (result.group, result.case, result.part))
     cases = [
         CaseResults(f"case-{place}", found[0].case, found[0].group, found[0].part, found)

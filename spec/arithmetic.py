@@ -1,8 +1,11 @@
-"""The arithmetic that the reference is written against: elementary operations that round, and their derivatives.
+"""The arithmetic that the reference is written against.
 
-The reference never calls NumPy for a computed value. It calls the operations here, so that one text of the model serves
-every kind of arithmetic: exact in float64, rounded to a precision after each operation, or perturbed at random after each operation
-by as much as rounding may (:mod:`concord.spec.montecarlo`). Reverse-mode derivatives are recorded on a tape, and computed by them too.
+Elementary operations that round, and their derivatives.
+
+The reference never calls NumPy for a computed value. It calls the operations here, so that one text of the
+model serves every kind of arithmetic: exact in float64, rounded to a precision after each operation, or
+perturbed at random after each operation by as much as rounding may (:mod:`concord.spec.montecarlo`).
+Reverse-mode derivatives are recorded on a tape, and computed by them too.
 """
 
 from __future__ import annotations
@@ -26,24 +29,30 @@ class Arithmetic(Softmax):
 
     Args:
         dtype: a name of :data:`concord.spec.precision.PRECISIONS` or :data:`concord.spec.precision.MODES`.
-        corner: where the slope of a ReLU changes from 0 to 1, as a share of the largest entry of its row. Rounding may
-            put a number this close to zero on either side, and the gradient jumps there.
-        shuffle: a seed; sums then run over their terms in an order drawn from it. Mathematically nothing changes.
-        fused: whether softmax and derivatives keep the storage type between their steps, as fused kernels do, and round
-            their result alone.
-        strict: whether what is too large for the precision becomes NaN, which taints all that depends on it, and not
-            infinity, from which a quotient may come back looking sound.
-        cut: whether factors of products are cut off where the precision shortens them (TF32), instead of rounded.
-        way: one of :data:`concord.spec.softmax.WAYS`, in which attention weights and their derivative are computed; with another than the
-            first, :attr:`closed`, the derivative of a layer norm is that of its closed form, and decay is a product (SPEC OPT-6).
+        corner: where the slope of a ReLU changes from 0 to 1, as a share of the largest entry of its row.
+            Rounding may put a number this close to zero on either side, and the gradient jumps there.
+        shuffle: a seed; sums then run over their terms in an order drawn from it. Mathematically nothing
+            changes.
+        fused: whether softmax and derivatives keep the storage type between their steps, as fused kernels do,
+            and round their result alone.
+        strict: whether what is too large for the precision becomes NaN, which taints all that depends on it,
+            and not infinity, from which a quotient may come back looking sound.
+        cut: whether factors of products are cut off where the precision shortens them (TF32), instead of
+            rounded.
+        way: one of :data:`concord.spec.softmax.WAYS`, in which attention weights and their derivative are
+            computed; with another than the first, :attr:`closed`, the derivative of a layer norm is that of
+            its closed form, and decay is a product (SPEC OPT-6).
 
-    Every operation takes and returns :class:`Node` objects of this arithmetic; constants are Python floats. Arrays
-    may have :attr:`lead` leading axes that are not part of a tensor's shape.
+    Every operation takes and returns :class:`Node` objects of this arithmetic; constants are Python floats.
+    Arrays may have :attr:`lead` leading axes that are not part of a tensor's shape.
     """
 
     lead = 0
     narrow_bias_gradients = False
-    """Whether those are summed in bfloat16 itself, in a run of that precision (:data:`concord.spec.deviations.KNOWN_DEVIATIONS`)."""
+    """Whether those are summed in bfloat16 itself, in a run of that precision.
+
+    (:data:`concord.spec.deviations.KNOWN_DEVIATIONS`).
+    """
 
     def __init__(
         self,
@@ -102,17 +111,22 @@ class Arithmetic(Softmax):
         Args:
             squares: gives the sum of the squares of the terms.
             terms: how many there are.
-            wide: whether half precisions accumulate it in float32: only sums of products may be counted on for that
-                (SPEC PRC-2).
+            wide: whether half precisions accumulate it in float32: only sums of products may be counted on
+                for that (SPEC PRC-2).
         """
         return self._kept(self.precision.round(values))
 
     def vary_total(self, total: Node, parts: Sequence[Node]) -> Node:
-        """Return the sum of the squares of several tensors as one sum over all of them would yield it (SPEC ALG-7): here, tensor by tensor."""
+        """Return the sum of the squares of several tensors as one sum over all of them would yield it.
+
+        (SPEC ALG-7): here, tensor by tensor.
+        """
         return total
 
     def vary_variance(self, variance: Node, mean: Node, centered: Node) -> Node:
-        """Return the variance of rows, of which the mean and the differences from it are given, as admissible ways yield it: here, as two passes do."""
+        """Return the variance of rows, of which the mean and the differences from it are given, as
+        admissible ways yield it: here, as two passes do.
+        """
         return variance
 
     def round_sum(self, values: Values, value: float, rounded: str) -> Values:
@@ -137,7 +151,10 @@ class Arithmetic(Softmax):
         return self._record(self.settle(left - right), (a, self._unbroadcast(a)), (b, lambda g: -back(g)))
 
     def center(self, x: Node, mean: Node) -> Node:
-        """Return by how much rows differ from their mean, as admissible ways yield it (SPEC ALG-5): here, as a difference does."""
+        """Return by how much rows differ from their mean, as admissible ways yield it (SPEC ALG-5).
+
+        Here, as a difference does.
+        """
         return self.subtract(x, mean)
 
     def multiply(self, a: Node, b: Node) -> Node:
@@ -193,7 +210,9 @@ class Arithmetic(Softmax):
         return self._record(total, (product, self._unbroadcast(product)), (bias, self._bias_pullback(bias)))
 
     def sum(self, a: Node, axis: int | None = None) -> Node:
-        """Sum over one axis, counted from the end, which stays with size 1, or over all of them to a scalar."""
+        """Sum over one axis, counted from the end, which stays with size 1, or over all of them to a
+        scalar.
+        """
         axes = (axis,) if axis is not None else tuple(range(self.lead, a.value.ndim))
         return self._record(
             self._sum(a.value, axes, axis is not None), (a, lambda g: self._shared(g, a, axis is None))
@@ -242,7 +261,8 @@ class Arithmetic(Softmax):
     def sigmoid_cross_entropy(self, logits: Node, targets: Values) -> Node:
         """Binary cross-entropy of each logit against a target of 0 or 1, without overflow.
 
-        Frameworks add 1 to an exponential before the logarithm, or do not: near 0 the result errs as it does near 1.
+        Frameworks add 1 to an exponential before the logarithm, or do not: near 0 the result errs as it does
+        near 1.
         """
         x = logits.value
         value = self.settle(
@@ -285,7 +305,10 @@ class Arithmetic(Softmax):
         return self._record(inside, (a, lambda g: np.where(inside == a.value, g, 0)))
 
     def add_where(self, a: Node, keep: NDArray[np.bool_], value: float, rounded: str) -> Node:
-        """Add a constant wherever ``keep`` is False, and round the sum as the precision ``rounded`` does (SPEC MSK-5)."""
+        """Add a constant wherever ``keep`` is False, and round the sum as the precision ``rounded`` does.
+
+        (SPEC MSK-5).
+        """
         sums = self.round_sum(a.value, value, rounded)
         added = self._record(np.where(keep, a.value, sums), (a, lambda g: g))
         added.constant = ~keep & (sums == self._constant(value))
@@ -339,8 +362,9 @@ class Arithmetic(Softmax):
     def backward(self, result: Node) -> None:
         """Compute the derivative of a scalar result by every tensor on the tape, last one first.
 
-        A tensor's gradient is complete when its place on the tape is reached. The tape is used up, so that what is no longer needed
-        can be let go, unless ``keeping`` says that operands and gradients are to stay.
+        A tensor's gradient is complete when its place on the tape is reached. The tape is used up, so that
+        what is no longer needed can be let go, unless ``keeping`` says that operands and gradients are to
+        stay.
         """
         result.gradient = np.ones_like(result.value)
         while self._tape:
@@ -375,14 +399,20 @@ class Arithmetic(Softmax):
         return left, right
 
     def _one(self, values: Values) -> Values:
-        """Return what stands for all samples where there are several: a perturbed one, which a single point cannot make singular."""
+        """Return what stands for all samples where there are several.
+
+        A perturbed one, which a single point cannot make singular.
+        """
         return values[-1:] if self.lead else values
 
     def _constant(self, value: float) -> Any:
         return self.precision.storage.type(value)
 
     def _units_of(self, factor: float) -> float:
-        """Return how much a product with a constant errs: nothing for a power of two, more for one that was rounded itself."""
+        """Return how much a product with a constant errs.
+
+        Nothing for a power of two, more for one that was rounded itself.
+        """
         return (
             0.0
             if abs(math.frexp(factor)[0]) == 0.5
@@ -428,7 +458,9 @@ class Arithmetic(Softmax):
         return shared
 
     def _sum(self, values: Values, axes: tuple[int, ...], keepdims: bool, internal: bool = False) -> Values:
-        """Sum, and settle the sum unless it is a step within an operation, which fused kernels do not round."""
+        """Sum, and settle the sum unless it is a step within an operation, which fused kernels do not
+        round.
+        """
         total: Values = np.asarray(self._ordered(values, axes).sum(axes, keepdims=keepdims))
         if internal and self._fused:
             return total
@@ -455,7 +487,10 @@ class Arithmetic(Softmax):
         return pullback
 
     def _bias_pullback(self, bias: Node) -> Pullback:
-        """Return how a gradient sums to that of a bias: term by term, each sum rounded, where a kernel does that."""
+        """Return how a gradient sums to that of a bias.
+
+        Term by term, each sum rounded, where a kernel does that.
+        """
         if not (self.narrow_bias_gradients and self.precision.name == "bfloat16"):
             return self._unbroadcast(bias)
 

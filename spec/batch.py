@@ -25,17 +25,20 @@ class Batch:
     (:func:`concord.spec.tensors.inputs`); an array that the part does not take is refused.
 
     Attributes:
-        input_ids: integers (B, T) in [0, vocab_size): the tokens. ``pad_id`` marks padding, wherever it stands (SPEC INP-1, MSK-1).
+        input_ids: integers (B, T) in [0, vocab_size): the tokens. ``pad_id`` marks padding, wherever it
+            stands (SPEC INP-1, MSK-1).
         segment_ids: integers (B, T) in [0, num_segments), also for padding (SPEC EMB-5).
-        labels: integers (B,) in [0, num_classes), or in {0, 1} where there is one class: what the loss is taken against (SPEC INP-3).
+        labels: integers (B,) in [0, num_classes), or in {0, 1} where there is one class: what the loss is
+            taken against (SPEC INP-3).
         embeddings: numbers (B, T, D), in place of those that tables would give (SPEC PRT-1).
         query: numbers (B, Q, D), or (B, Q, H, K) for ``dot_product``.
         key: numbers (B, S, D), or (B, S, H, K).
         value: numbers (B, S, D), or (B, S, H, K).
         key_mask: bool (B, S) or (B, Q, S), True where a key is visible; without it all are (SPEC MSK-4).
-        query_mask: bool (B, Q), True where a query is real; it matters with ``query_mask = overwrite`` alone (SPEC MSK-8).
-        cotangent: numbers in the shape of the part's output. Where there are no labels, the loss is the sum of output times
-            cotangent: the gradients of that are compared (SPEC LOS-5).
+        query_mask: bool (B, Q), True where a query is real; it matters with ``query_mask = overwrite`` alone
+            (SPEC MSK-8).
+        cotangent: numbers in the shape of the part's output. Where there are no labels, the loss is the sum
+            of output times cotangent: the gradients of that are compared (SPEC LOS-5).
     """
 
     input_ids: NDArray[np.int64] | None = None
@@ -67,7 +70,9 @@ class Batch:
 
 
 def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Batch:
-    """Build a batch from arrays by name (SPEC INP-1). Shapes and values are checked by :func:`validate_batch`.
+    """Build a batch from arrays by name (SPEC INP-1).
+
+    Shapes and values are checked by :func:`validate_batch`.
 
     Args:
         arrays: names of :class:`Batch`'s fields to arrays.
@@ -99,7 +104,8 @@ def validate_batch(config: EncoderConfig, batch: Batch, part: str = "model", whe
         if t.required and n not in given
     ]
     problems += [
-        f"{n!r} is unexpected: part {part!r} of this configuration takes no such input [{context}clause=PRT-1]"
+        f"{n!r} is unexpected: part {part!r} of this configuration takes no such input "
+        f"[{context}clause=PRT-1]"
         for n in given
         if n not in table
     ]
@@ -165,14 +171,16 @@ def _value_problems(config: EncoderConfig, batch: Batch, part: str) -> list[tupl
         if tokens > widest:
             problems.append(
                 (
-                    f"'input_ids' has {tokens} tokens but at most {widest} fit: 'max_positions' is {config.max_positions} and numbers start at {config.position_start}",
+                    f"'input_ids' has {tokens} tokens but at most {widest} fit: 'max_positions' is "
+                    f"{config.max_positions} and numbers start at {config.position_start}",
                     "INP-2",
                 )
             )
         elif part in POOLED and config.pooling == "flatten" and tokens != config.max_positions:
             problems.append(
                 (
-                    f"'input_ids' has {tokens} tokens but must have {config.max_positions}, which is 'max_positions': the head flattens all of them",
+                    f"'input_ids' has {tokens} tokens but must have {config.max_positions}, which is "
+                    f"'max_positions': the head flattens all of them",
                     "INP-5",
                 )
             )
@@ -183,7 +191,8 @@ def _value_problems(config: EncoderConfig, batch: Batch, part: str) -> list[tupl
     ):
         problems.append(
             (
-                f"'labels' are all {config.ignore_label}, which 'ignore_label' leaves out; at least one must count",
+                f"'labels' are all {config.ignore_label}, which 'ignore_label' leaves out; at least one "
+                f"must count",
                 "LOS-3",
             )
         )
@@ -198,7 +207,10 @@ PADDINGS: dict[str, str] = {
     "none": "every row full",
     "ragged": "rows full, 1 token, half, none at all (fully padded), and full with padding inside the text",
     "equal": "every row ends in the same amount of padding",
-    "left": "the first row begins with padding and has it inside; then one of 1 token, half, full, and full with padding inside the text",
+    "left": (
+        "the first row begins with padding and has it inside; then one of 1 token, half, full, and "
+        "full with padding inside the text"
+    ),
 }
 """How :func:`example_batch` may pad (SPEC INP-6)."""
 
@@ -215,8 +227,8 @@ def example_batch(
 
     Args:
         batch: B, the number of samples.
-        tokens: T; by default as many as the position table has room for. For the attention parts the number of
-            keys; there are T // 2 + 1 queries.
+        tokens: T; by default as many as the position table has room for. For the attention parts the number
+            of keys; there are T // 2 + 1 queries.
         seed: of the random stream.
         padding: one of :data:`PADDINGS`.
         part: one of :data:`concord.spec.tensors.PARTS`.
@@ -242,11 +254,13 @@ def completed(
     drawn: bool = False,
     made: set[str] | None = None,
 ) -> Batch:
-    """Return a batch with what the loss alone needs (SPEC INP-3, LOS-5), where nobody gave it: what is not asked for need not be given.
+    """Return a batch with what the loss alone needs (SPEC INP-3, LOS-5), where nobody gave it.
+
+    What is not asked for need not be given.
 
     Args:
-        drawn: whether gradients of the loss are wanted: then labels go through all classes, and a cotangent is drawn; else the
-            labels are all the same and the cotangent is zero.
+        drawn: whether gradients of the loss are wanted: then labels go through all classes, and a cotangent
+            is drawn; else the labels are all the same and the cotangent is zero.
         made: takes up the names of what was added.
     """
     given = batch.arrays()
@@ -353,7 +367,10 @@ def _draw(
 
 
 def round_inputs(weights: Weights, batch: Batch, dtype: str) -> tuple[dict[str, NDArray[np.floating]], Batch]:
-    """Return weights and floating-point inputs rounded once to a precision (SPEC PRC-2), in its storage dtype."""
+    """Return weights and floating-point inputs rounded once to a precision.
+
+    (SPEC PRC-2), in its storage dtype.
+    """
     target = precision(dtype)
     inputs = {
         n: target.round(a) if np.issubdtype(a.dtype, np.floating) else a for n, a in batch.arrays().items()

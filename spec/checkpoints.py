@@ -66,7 +66,8 @@ def read_contents(folder: Path) -> Contents:
     """Read the first file of a checkpoint.
 
     Raises:
-        SpecError: if it cannot be read, is of another format, or names a part that no model has, or files elsewhere.
+        SpecError: if it cannot be read, is of another format, or names a part that no model has, or files
+            elsewhere.
     """
     contents = read_as(folder / CONTENTS, Contents, written_by="'concord train' or 'concord port'")
     problems = [
@@ -90,6 +91,7 @@ def corrupt(folder: Path, contents: Contents) -> list[str]:
         with collecting(problems):
             if sha256_of(folder / name) != digest:
                 problems.append(
-                    f"{folder / name}: is not what was written: its SHA-256 is another than {folder / CONTENTS} says"
+                    f"{folder / name}: is not what was written: its SHA-256 is another than "
+                    f"{folder / CONTENTS} says"
                 )
     return problems

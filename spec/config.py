@@ -41,7 +41,9 @@ _AT_LEAST_ONE = ("vocab_size", "max_positions", "d_model", "num_heads", "d_ff", 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """One member of the family (SPEC CFG-1). Every field is stated; only rows and table options that may be absent have a default.
+    """One member of the family (SPEC CFG-1).
+
+    Every field is stated; only rows and table options that may be absent have a default.
 
     Attributes:
         vocab_size: rows of the token table.
@@ -57,7 +59,8 @@ class EncoderConfig:
         embedding_scale: what token vectors are multiplied by (SPEC EMB-2).
         embedding_norm: whether a norm follows the sum of the embeddings (SPEC EMB-6).
         positions: a fixed table or a trained one (SPEC POS-1).
-        position_start: the position of the first token: 0 or 1, or ``pad_id`` + 1 where padding is not counted (SPEC POS-5, POS-6).
+        position_start: the position of the first token: 0 or 1, or ``pad_id`` + 1 where padding is not
+            counted (SPEC POS-5, POS-6).
         position_of_padding: which position padding gets, and whether it is counted (SPEC POS-6).
         mask_fill: whether the mask's constant replaces a score or is added to it (SPEC MSK-3).
         mask_value: that constant, finite and negative (SPEC MSK-2).
@@ -78,13 +81,15 @@ class EncoderConfig:
         pooling: the first token, all tokens side by side, or the mean of real tokens (SPEC HED-1).
         pooler: what stands between pooling and classifier (SPEC HED-2).
         l2_weight: of the penalty in the loss; 0: none (SPEC LOS-4).
-        token_padding_row: the row of the token table that gets no gradient; absent: all are trained (SPEC EMB-4).
+        token_padding_row: the row of the token table that gets no gradient; absent: all are trained (SPEC
+            EMB-4).
         segment_padding_row: the same of the segment table (SPEC EMB-5).
         position_padding_row: the same of a trained position table (SPEC POS-7).
         position_layout: where sines and cosines stand; sinusoidal positions alone (SPEC POS-2).
         position_exponent: the exponents of a row's angles; sinusoidal alone (SPEC POS-3).
         position_base: the base of these powers; sinusoidal alone (SPEC POS-4).
-        length_epsilon: the least length that the pooled vector is divided by; absent: it keeps its length (SPEC HED-5).
+        length_epsilon: the least length that the pooled vector is divided by; absent: it keeps its length
+            (SPEC HED-5).
         ignore_label: a label whose samples do not count in the loss (SPEC LOS-3).
 
     Raises:
@@ -166,7 +171,8 @@ class EncoderConfig:
         return replaced(self, "configuration field", fields)
 
     def padded_by(self, pad_id: int, **fields: Any) -> EncoderConfig:
-        """Return a copy whose padding is another id, with the rows and positions that follow from it, and some fields replaced.
+        """Return a copy whose padding is another id, with the rows and positions that follow from it, and
+        some fields replaced.
 
         Raises:
             ConfigError: if the result describes no model.
@@ -212,7 +218,8 @@ def from_toml(text: str, where: str = "configuration") -> EncoderConfig:
     """Read a configuration from TOML text (SPEC CFG-1).
 
     Args:
-        text: one ``name = value`` for each field, as :meth:`EncoderConfig.to_toml` and ``concord show variants NAME`` write it.
+        text: one ``name = value`` for each field, as :meth:`EncoderConfig.to_toml` and ``concord show
+            variants NAME`` write it.
         where: what to call the text in an error message.
 
     Raises:
@@ -226,7 +233,9 @@ _VARIANTS = Path(__file__).parent / "variants"
 
 
 def variants() -> list[str]:
-    """Return the names of the published members of the family, the oldest form of the encoder first, ``bert`` and what follows from it last."""
+    """Return the names of the published members of the family, the oldest form of the encoder first,
+    ``bert`` and what follows from it last.
+    """
     order = [
         "tf1-text-classifier",
         "bert-pytorch",
@@ -281,7 +290,8 @@ def _value_problems(config: EncoderConfig) -> list[str]:
     )
     require(
         c.d_model % c.num_heads == 0,
-        f"'d_model' is {c.d_model} but must be divisible by 'num_heads', which is {c.num_heads} [clause=ATT-2]",
+        f"'d_model' is {c.d_model} but must be divisible by 'num_heads', which is {c.num_heads} "
+        f"[clause=ATT-2]",
     )
     require(
         0 <= c.pad_id < c.vocab_size,
@@ -293,19 +303,23 @@ def _value_problems(config: EncoderConfig) -> list[str]:
     )
     require(
         c.token_padding_forward == "stored" or c.token_padding_row is not None,
-        "'token_padding_forward' is 'zero' but 'token_padding_row' is absent; it must name the row [clause=EMB-3]",
+        "'token_padding_forward' is 'zero' but 'token_padding_row' is absent; it must name the row "
+        "[clause=EMB-3]",
     )
     require(
         c.segment_padding_row is None or 0 <= c.segment_padding_row < c.num_segments,
-        f"'segment_padding_row' is {c.segment_padding_row} but must lie in [0, {c.num_segments}) [clause=EMB-5]",
+        f"'segment_padding_row' is {c.segment_padding_row} but must lie in [0, {c.num_segments}) "
+        f"[clause=EMB-5]",
     )
     require(
         c.positions == "learned" or None not in sinusoid,
-        "'positions' is 'sinusoidal' but 'position_layout', 'position_exponent' and 'position_base' must be given with it [clause=POS-1]",
+        "'positions' is 'sinusoidal' but 'position_layout', 'position_exponent' and 'position_base' must "
+        "be given with it [clause=POS-1]",
     )
     require(
         c.positions == "sinusoidal" or sinusoid == (None,) * 3,
-        "'positions' is 'learned' but 'position_layout', 'position_exponent' and 'position_base' must be absent with it [clause=POS-1]",
+        "'positions' is 'learned' but 'position_layout', 'position_exponent' and 'position_base' must be "
+        "absent with it [clause=POS-1]",
     )
     require(
         c.position_layout != "halves" or c.d_model % 2 == 0,
@@ -321,20 +335,24 @@ def _value_problems(config: EncoderConfig) -> list[str]:
     )
     require(
         c.position_of_padding != "pad_row" or c.position_start == c.pad_id + 1,
-        f"'position_start' is {c.position_start} but must be {c.pad_id + 1} with 'position_of_padding' 'pad_row': 'pad_id' is {c.pad_id}, and the row after it is the first token's [clause=POS-6]",
+        f"'position_start' is {c.position_start} but must be {c.pad_id + 1} with 'position_of_padding' "
+        f"'pad_row': 'pad_id' is {c.pad_id}, and the row after it is the first token's [clause=POS-6]",
     )
     require(
         c.position_padding_row is None
         or (c.positions == "learned" and 0 <= c.position_padding_row < c.max_positions),
-        f"'position_padding_row' is {c.position_padding_row} but must lie in [0, {c.max_positions}), of 'positions' that are 'learned' [clause=POS-7]",
+        f"'position_padding_row' is {c.position_padding_row} but must lie in [0, {c.max_positions}), of "
+        f"'positions' that are 'learned' [clause=POS-7]",
     )
     require(
         c.position_of_padding != "zero_row" or c.position_start == 1,
-        "'position_of_padding' is 'zero_row' but 'position_start' is 0; it must be 1, so that row 0 is free [clause=POS-6]",
+        "'position_of_padding' is 'zero_row' but 'position_start' is 0; it must be 1, so that row 0 is "
+        "free [clause=POS-6]",
     )
     require(
         c.max_positions > c.position_start,
-        f"'max_positions' is {c.max_positions} but must be above 'position_start', which is {c.position_start} [clause=POS-5]",
+        f"'max_positions' is {c.max_positions} but must be above 'position_start', which is "
+        f"{c.position_start} [clause=POS-5]",
     )
     require(
         math.isfinite(c.mask_value) and c.mask_value < 0,
@@ -342,7 +360,8 @@ def _value_problems(config: EncoderConfig) -> list[str]:
     )
     require(
         c.mask_assignment == "per_sample" or c.head_computation == "batched",
-        "'mask_assignment' is 'batch_major' but 'head_computation' is 'looped'; it must be 'batched': a loop over heads stacks nothing [clause=MSK-7]",
+        "'mask_assignment' is 'batch_major' but 'head_computation' is 'looped'; it must be 'batched': a "
+        "loop over heads stacks nothing [clause=MSK-7]",
     )
     require(
         math.isfinite(c.norm_epsilon) and c.norm_epsilon > 0,
@@ -366,6 +385,7 @@ def _value_problems(config: EncoderConfig) -> list[str]:
     )
     require(
         c.ignore_label is None or (c.num_classes > 1 and 0 <= c.ignore_label < c.num_classes),
-        f"'ignore_label' is {c.ignore_label} but must be a label below 'num_classes', which must be above 1 and is {c.num_classes} [clause=LOS-3]",
+        f"'ignore_label' is {c.ignore_label} but must be a label below 'num_classes', which must be above "
+        f"1 and is {c.num_classes} [clause=LOS-3]",
     )
     return problems

@@ -1,7 +1,8 @@
 """Deviations that a backend declares: where its framework cannot do what the specification says (SPEC PRC-4).
 
-A declared deviation is fed into the reference for that backend, so that everything else stays as tightly judged as
-ever; it never widens a tolerance. It is data: a backend lists it under ``deviations`` in what it says of itself.
+A declared deviation is fed into the reference for that backend, so that everything else stays as tightly
+judged as ever; it never widens a tolerance. It is data: a backend lists it under ``deviations`` in what it
+says of itself.
 """
 
 from __future__ import annotations
@@ -49,15 +50,18 @@ UNCOMPUTED_PADDING, WIDER_OUTPUT, BLIND_ROWS_ZERO = "uncomputed_padding", "wider
 KNOWN_DEVIATIONS: dict[str, KnownDeviation] = {
     "softmax_floor": KnownDeviation(
         "ATT-5",
-        "softmax clips each entry less the largest at this number, so that no weight falls below its exponential",
+        "softmax clips each entry less the largest at this number, so that no weight falls below its "
+        "exponential",
     ),
     "padding_left_out": KnownDeviation(
         "ATT-5",
-        "padded tokens are left out, but for a sample's first, so that the floor of softmax gives them no weight (value 1)",
+        "padded tokens are left out, but for a sample's first, so that the floor of softmax gives them no "
+        "weight (value 1)",
     ),
     BLIND_ROWS_ZERO: KnownDeviation(
         "MSK-5",
-        "the attention weights of a query that sees no key are zero, as PyTorch's scaled_dot_product_attention has them (value 1)",
+        "the attention weights of a query that sees no key are zero, as PyTorch's "
+        "scaled_dot_product_attention has them (value 1)",
         alone="only rows without a visible key differ",
     ),
     UNCOMPUTED_PADDING: KnownDeviation(
@@ -79,7 +83,8 @@ KNOWN_DEVIATIONS: dict[str, KnownDeviation] = {
     ),
     "gelu_constant_bits": KnownDeviation(
         "FFN-2",
-        "GELU rounds the constants sqrt(1/2) and 0.044715 to so many significant bits, whatever the precision",
+        "GELU rounds the constants sqrt(1/2) and 0.044715 to so many significant bits, whatever the "
+        "precision",
         ("float64",),
     ),
     "log_softmax_floor": KnownDeviation(
@@ -115,7 +120,8 @@ def declared(entries: Sequence[Mapping[str, Any]]) -> Deviations:
             problems += unknowns("deviation", [str(name)], KNOWN_DEVIATIONS)
         elif isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST:
             problems.append(
-                f"deviation {name!r} has value {repr(value)[:40]} but must have a number between -{LARGEST:g} and {LARGEST:g} [clause=PRC-4]"
+                f"deviation {name!r} has value {repr(value)[:40]} but must have a number between "
+                f"-{LARGEST:g} and {LARGEST:g} [clause=PRC-4]"
             )
         elif not (isinstance(reason, str) and reason):
             problems.append(f"deviation {name!r} has no reason but must give one [clause=PRC-4]")

@@ -1,7 +1,8 @@
-"""What the reference needs of elementary functions and products, in every floating-point type that it computes in.
+"""What the reference needs of elementary functions and products, in every floating-point type that it
+computes in.
 
-NumPy has exponentials and logarithms of ``numpy.longdouble``, and no error function; it multiplies such matrices one number
-at a time.
+NumPy has exponentials and logarithms of ``numpy.longdouble``, and no error function; it multiplies such
+matrices one number at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ _FEW = 1 << 16
 """Products of that many numbers, and fewer, are not worth being split."""
 
 _FEW_ROWS = 8
-"""Nor are those of that many rows, and fewer: splitting what they are multiplied with would take longer than the products."""
+"""Nor are those of that many rows, and fewer.
+
+Splitting what they are multiplied with would take longer than the products.
+"""
 
 
 def erf(x: Values) -> Values:
@@ -54,7 +58,10 @@ def logistic(x: Values) -> Values:
 
 
 def contract(subscripts: str, a: Values, b: Values) -> Values:
-    """Contract two arrays over the indices that the result lacks, by one matrix product; no index may appear twice in one of them."""
+    """Contract two arrays over the indices that the result lacks, by one matrix product.
+
+    No index may appear twice in one of them.
+    """
     if _comes_out_turned(subscripts):
         index_a, index_b, index = subscripts.replace("->", ",").split(",")
         subscripts, a, b = f"{index_b},{index_a}->{index}", b, a
@@ -95,7 +102,10 @@ def _multiply(left: Values, right: Values) -> Values:
 
 
 def _balanced(left: Values, right: Values) -> tuple[Values, Values]:
-    """Scale what meets in a product by powers of two, so that both factors are of one size: parts have as many bits as the largest along an axis needs."""
+    """Scale what meets in a product by powers of two, so that both factors are of one size.
+
+    Parts have as many bits as the largest along an axis needs.
+    """
     sizes = [np.frexp(abs(array).max(axis))[1] for array, axis in ((left, -2), (right, -1))]  # (N, I)
     scale = np.ldexp(EXTENDED(1), (sizes[1] - sizes[0]) // 2)
     return left * scale[..., None, :], right * (1 / scale)[..., :, None]
@@ -107,7 +117,8 @@ def _plainly(left: Values, right: Values) -> Values:
 
 
 def _parts(values: Values, axis: int, bits: int, count: int) -> list[NDArray[np.float64]]:
-    """Return at most so many float64 arrays of so many bits each, from the leading ones on, whose sum is the array to 64 bits of the largest along an axis.
+    """Return at most so many float64 arrays of so many bits each, from the leading ones on, whose sum is
+    the array to 64 bits of the largest along an axis.
 
     Those that are zero are left out: what a precision has rounded has few bits.
     """
@@ -130,7 +141,9 @@ def _parts(values: Values, axis: int, bits: int, count: int) -> list[NDArray[np.
 
 @functools.lru_cache(maxsize=256)
 def _plan(subscripts: str) -> tuple[list[int], list[int], tuple[str, str, str, str], list[int]]:
-    """Return how to lay both operands out as stacks of matrices, the groups of indices, and how to lay the product out."""
+    """Return how to lay both operands out as stacks of matrices, the groups of indices, and how to lay the
+    product out.
+    """
     left, result = subscripts.split("->")
     index_a, index_b = left.split(",")
     both = [i for i in index_a if i in index_b]
@@ -151,7 +164,10 @@ def _plan(subscripts: str) -> tuple[list[int], list[int], tuple[str, str, str, s
 
 @functools.lru_cache(maxsize=256)
 def _comes_out_turned(subscripts: str) -> bool:
-    """Return whether the product has to be turned round, and that of the exchanged factors has not: whoever reads it next would copy it."""
+    """Return whether the product has to be turned round, and that of the exchanged factors has not.
+
+    Whoever reads it next would copy it.
+    """
     index_a, index_b, index = subscripts.replace("->", ",").split(",")
     restores = [_plan(each)[3] for each in (subscripts, f"{index_b},{index_a}->{index}")]
     return [restore == sorted(restore) for restore in restores] == [False, True]

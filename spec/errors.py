@@ -64,7 +64,10 @@ def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
 
 
 def unknowns(kind: str, names: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Return what is wrong with names of which some are unknown: a line for each, as :func:`unknown` says it."""
+    """Return what is wrong with names of which some are unknown.
+
+    A line for each, as :func:`unknown` says it.
+    """
     among = list(known)
     return [str(unknown(kind, name, among)) for name in names if name not in among]
 

@@ -1,4 +1,7 @@
-"""Dataclasses that are written and read as plain data: their types, their options, and what is wrong with a mapping."""
+"""Dataclasses that are written and read as plain data.
+
+Their types, their options, and what is wrong with a mapping.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,8 @@ def build(kind: type[Kind], fields: Mapping[str, Any], where: str, clause: str) 
     if large:
         raise ConfigError(
             [
-                f"{where}: field {name!r} is a number of more than 53 bits, but none may have more [clause={clause}]"
+                f"{where}: field {name!r} is a number of more than 53 bits, but none may have more "
+                f"[clause={clause}]"
                 for name in large
             ]
         )
@@ -52,7 +56,10 @@ def build(kind: type[Kind], fields: Mapping[str, Any], where: str, clause: str) 
 
 
 def _plain(value: Any, annotation: str) -> Any:
-    """Return a value as a field has it: TOML and JSON writers may spell a whole number without a point, and have no tuples."""
+    """Return a value as a field has it.
+
+    TOML and JSON writers may spell a whole number without a point, and have no tuples.
+    """
     if "float" in annotation and type(value) is int:
         return float(value)
     return tuple(value) if isinstance(value, list) else value
@@ -79,7 +86,8 @@ def replaced(data: Kind, noun: str, fields: Mapping[str, Any]) -> Kind:
 
 
 def type_problems(data: Any, choices: Mapping[str, tuple[str, ...]], clause: str) -> list[str]:
-    """Return what is wrong with the types of a dataclass's fields, and with options that have none of their values.
+    """Return what is wrong with the types of a dataclass's fields, and with options that have none of
+    their values.
 
     Args:
         choices: by field, the values that it may take.

@@ -1,4 +1,7 @@
-"""Files that are read and written whole: what is no regular file, too large, or not what it should be is refused in words."""
+"""Files that are read and written whole.
+
+What is no regular file, too large, or not what it should be is refused in words.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ LARGEST = 1 << 26
 """Bytes of the largest text that is read: records of campaigns have some millions."""
 
 LARGEST_ARRAYS = 1 << 34
-"""Bytes of the largest file of arrays that is read: weights, gradients and taps of a model with 350 million parameters have less."""
+"""Bytes of the largest file of arrays that is read.
+
+Weights, gradients and taps of a model with 350 million parameters have less.
+"""
 
 TEMPORARY = ".concord-"
 """How the name of a file begins that is being written; a killed process may leave one."""
@@ -52,7 +58,8 @@ def find(folder: Path, pattern: str) -> list[Path]:
     """Return the files under a folder whose names match, sorted; links to folders are not followed.
 
     Raises:
-        SpecError: if it is no folder, or a folder in it cannot be read: what nobody sees must not look as if it were not there.
+        SpecError: if it is no folder, or a folder in it cannot be read: what nobody sees must not look as if
+            it were not there.
     """
     if not folder.is_dir():
         raise SpecError(f"{folder}: no such folder")
@@ -238,7 +245,10 @@ def typed(
 
 
 def _lines(found: Iterable[ErrorDetails]) -> Iterator[str]:
-    """Yield what is wrong with the types of a file, in our words; what is missing in one place in one line."""
+    """Yield what is wrong with the types of a file, in our words.
+
+    What is missing in one place in one line.
+    """
     missing: dict[str, list[str]] = {}
     for problem in found:
         *outer, last = ("", *problem["loc"])
@@ -348,9 +358,12 @@ def same_file(one: Path, other: Path) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text in utf-8, whole or not at all; into a link's target, and straight into what is no regular file.
+    """Write a text in utf-8, whole or not at all.
 
-    A file that is there keeps its permissions. What utf-8 cannot hold, of a name that is no text, is written out as Python would.
+    Into a link's target, and straight into what is no regular file.
+
+    A file that is there keeps its permissions. What utf-8 cannot hold, of a name that is no text, is written
+    out as Python would.
 
     Raises:
         SpecError: if it cannot be written.
@@ -374,7 +387,9 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Write]:
-    """Write a file piece by piece, as :func:`write_bytes` does a whole one: it is there once the block has ended well.
+    """Write a file piece by piece, as :func:`write_bytes` does a whole one.
+
+    It is there once the block has ended well.
 
     Yields:
         What writes the next bytes.

@@ -17,7 +17,8 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
     """Write a new folder, with all its files or not at all.
 
     Raises:
-        FileExistsError: if there is something of that name; that decides between two that write at the same time.
+        FileExistsError: if there is something of that name; that decides between two that write at the same
+            time.
         SpecError: if it cannot be written.
     """
     with new_folder(path) as temporary, refusing(path):
@@ -27,7 +28,10 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
 @contextmanager
 def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
-    """Write a folder file by file: it is there, with all of them, once the block has ended well, and a kill leaves the old one or the new one.
+    """Write a folder file by file.
+
+    It is there, with all of them, once the block has ended well, and a kill leaves the old one or the new
+    one.
 
     Args:
         replace: whether a folder that is there is replaced.
@@ -36,7 +40,8 @@ def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
         The folder to write into meanwhile.
 
     Raises:
-        FileExistsError: if there is something of that name and it is not to be replaced; that decides between two that write at the same time.
+        FileExistsError: if there is something of that name and it is not to be replaced; that decides between
+            two that write at the same time.
         SpecError: if it cannot be written.
     """
     with refusing(path):

@@ -43,7 +43,10 @@ def sees_nothing(config: EncoderConfig, batch: Batch) -> bool:
 
 
 def mask_constant(config: EncoderConfig, dtype: str) -> float:
-    """Return ``mask_value`` as a precision holds it: rounded, and never below its lowest finite number (SPEC MSK-6)."""
+    """Return ``mask_value`` as a precision holds it.
+
+    Rounded, and never below its lowest finite number (SPEC MSK-6).
+    """
     target = precision(dtype)
     return float(target.round(max(config.mask_value, -target.largest)))
 

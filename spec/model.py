@@ -1,7 +1,7 @@
 """The model family in NumPy, written against an arithmetic: what :mod:`concord.spec.reference` runs.
 
-Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F d_ff,
-C classes.
+Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
+d_ff, C classes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,19 @@ Array = NDArray[np.floating]
 Mask = NDArray[np.bool_] | None
 
 Observer = Callable[[str, Array], None]
-"""Takes each tensor as it is computed: taps in order, then gradients in the order of the backward pass, as ``gradients.<name>``
-and ``gradients.taps.<tap>``. Those of tables have the rows that are used alone (:func:`concord.spec.reference.used_rows`)."""
+"""Takes each tensor as it is computed.
+
+Taps in order, then gradients in the order of the backward pass, as ``gradients.<name>``
+and ``gradients.taps.<tap>``. Those of tables have the rows that are used alone
+(:func:`concord.spec.reference.used_rows`).
+"""
 
 
 Dropout = Callable[[str, tuple[int, ...]], tuple[NDArray[np.bool_], float] | None]
-"""Says of a site and the shape of its tensor which elements are kept and which share is dropped in the mean; None: it drops nothing (SPEC DRP-2)."""
+"""Says of a site and the shape of its tensor which elements are kept and which share is dropped in the mean.
+
+None: it drops nothing (SPEC DRP-2).
+"""
 
 
 class Model:
@@ -68,7 +75,10 @@ class Model:
         self.dropout: Dropout = lambda site, shape: None
 
     def observe(self, observer: Observer, gradients: bool, part: str) -> int:
-        """Hand on every tap, and every gradient if they are wanted; return how many elements the forward pass has to hold."""
+        """Hand on every tap, and every gradient if they are wanted.
+
+        Return how many elements the forward pass has to hold.
+        """
         self.observer = observer
         self.watched = set(trainable(self.config, part)) if gradients else set()
         self.a.recording = gradients or self.a.keeping
@@ -249,7 +259,8 @@ class Model:
         config, a = self.config, self.a
         mean = a.divide_by(a.sum(x, -1), config.d_model)
         centered = a.center(x, mean)
-        # A derivative in closed form takes differences from the mean to add up to zero, whatever its rounding (ALG-5).
+        # A derivative in closed form takes differences from the mean to add up to zero, whatever its rounding
+        # (ALG-5).
         differences = a.center(x, a.freeze(mean, np.ones(mean.shape, bool))) if a.closed else centered
         squares, count = (
             a.sum(a.multiply(differences, differences), -1),
@@ -354,7 +365,10 @@ class Model:
         )
 
     def softmax_floor(self, key_mask: Mask) -> float | Array | None:
-        """Return where the softmax clips: everywhere alike, or for each key (B, 1, 1, S); one that was left out nowhere."""
+        """Return where the softmax clips: everywhere alike, or for each key (B, 1, 1, S).
+
+        One that was left out nowhere.
+        """
         floor = self.deviations.get("softmax_floor")
         if floor is None or key_mask is None or not self.deviations.get("padding_left_out"):
             return floor

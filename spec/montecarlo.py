@@ -1,7 +1,9 @@
-"""Monte Carlo arithmetic: exact but for noise after each operation, as large as rounding in a precision may be.
+"""Monte Carlo arithmetic.
 
-Samples are computed side by side along a leading axis, as many at a time as fit into memory: each sees its own noise. A value
-that no noise has reached yet has a leading axis of size 1.
+Exact but for noise after each operation, as large as rounding in a precision may be.
+
+Samples are computed side by side along a leading axis, as many at a time as fit into memory: each sees its
+own noise. A value that no noise has reached yet has a leading axis of size 1.
 """
 
 from __future__ import annotations
@@ -27,10 +29,14 @@ PERIOD = (1 << 18) + 29
 """Random numbers that are drawn once; each operation takes them up from a place of its own."""
 
 NEAR = 16.0
-"""Unit roundoffs of the largest score of a row by which a score may err where that decides to which side its sum with a mask constant is rounded."""
+"""Unit roundoffs of the largest score of a row by which a score may err where that decides to which side
+its sum with a mask constant is rounded.
+"""
 
 EQUAL = 1e-5
-"""Share by which the effective number of a sum's terms may differ from a whole one where they count as equal."""
+"""Share by which the effective number of a sum's terms may differ from a whole one where they count as
+equal.
+"""
 
 
 @functools.cache
@@ -43,24 +49,28 @@ def _uniform(storage: np.dtype) -> Values:
 class MonteCarlo(Arithmetic):
     """Elementary operations on samples, each perturbed on its own.
 
-    An operation whose result is y adds ``(units * u * |y| + smallest normal) * xi``, with u the unit roundoff and xi
-    uniform in [-1, 1]. A sum of K terms t adds ``(u_acc * sqrt(v) + K * smallest normal) * xi``, with
-    ``v = K/3 * y² + (K+1)/6 * max(sum t² - y²/K, 0)``: the variance of its rounding in an unknown order of summation.
-    Each term that is smaller than the smallest normal number of what sums are kept in may be lost.
+    An operation whose result is y adds ``(units * u * |y| + smallest normal) * xi``, with u the unit roundoff
+    and xi uniform in [-1, 1]. A sum of K terms t adds ``(u_acc * sqrt(v) + K * smallest normal) * xi``, with
+    ``v = K/3 * y² + (K+1)/6 * max(sum t² - y²/K, 0)``: the variance of its rounding in an unknown order of
+    summation. Each term that is smaller than the smallest normal number of what sums are kept in may be lost.
     Selections, masks and maxima add nothing.
 
-    Attention weights may be computed from the logarithm of a row's sum, of whose rounding u_acc * |logarithm| each then has the
-    same share, and so may they be for the derivative; the row sums in it may be those of outputs and their gradients, and what a row sums
-    to may flow back to its largest entry (SPEC ALG-1 to ALG-3). The variance of a norm may be one of merged blocks, or Welford's, which errs
-    by the rounding of a mean times the deviation, or one of a single pass over rows less one of their entries (SPEC ALG-5).
+    Attention weights may be computed from the logarithm of a row's sum, of whose rounding u_acc * |logarithm|
+    each then has the same share, and so may they be for the derivative; the row sums in it may be those of
+    outputs and their gradients, and what a row sums to may flow back to its largest entry (SPEC ALG-1 to
+    ALG-3). The variance of a norm may be one of merged blocks, or Welford's, which errs by the rounding of a
+    mean times the deviation, or one of a single pass over rows less one of their entries (SPEC ALG-5).
 
-    In TF32 a factor x of a product is multiplied by ``1 + f * xi``, with f = 2^-11, in every first sample of two, and by
-    ``1 - f * (1 + xi)`` in every second: a kernel may round its factors, or leave it to tensor cores, which read the upper 19 bits
-    of a float32 number and so cut it off. That errs by up to 2 f, and always towards zero: in a sum of equal signs it does not
-    average out. Sigma is a mean square error about the truth, so that samples with a bias tell how large it may be.
+    In TF32 a factor x of a product is multiplied by ``1 + f * xi``, with f = 2^-11, in every first sample of
+    two, and by
+    ``1 - f * (1 + xi)`` in every second: a kernel may round its factors, or leave it to tensor cores, which
+    read the upper 19 bits of a float32 number and so cut it off. That errs by up to 2 f, and always towards
+    zero: in a sum of equal signs it does not average out. Sigma is a mean square error about the truth, so
+    that samples with a bias tell how large it may be.
 
-    Samples are computed in the type that holds the numbers of the precision: of float64 and float32 each is a correct run itself, in
-    which what is rounded goes up or down at random. They are far smaller and faster so than in a wider type.
+    Samples are computed in the type that holds the numbers of the precision: of float64 and float32 each is a
+    correct run itself, in which what is rounded goes up or down at random. They are far smaller and faster so
+    than in a wider type.
 
     Args:
         dtype: the precision or mode whose rounding is imitated.
@@ -93,8 +103,8 @@ class MonteCarlo(Arithmetic):
     def override(self, a: Node, values: NDArray[np.floating], unrounded: bool = False) -> Node:
         """Return given values in place of computed ones.
 
-        Half precisions may hold on to wider values than those that they deliver, and so does what says so: there the given ones
-        are perturbed, but for constants that absorb what they came from.
+        Half precisions may hold on to wider values than those that they deliver, and so does what says so:
+        there the given ones are perturbed, but for constants that absorb what they came from.
         """
         given = self.leaf(values).value
         if self._half or unrounded:
@@ -108,14 +118,16 @@ class MonteCarlo(Arithmetic):
         return Node(values, a.shape, taped=False)
 
     def given_gradient(self, values: NDArray[np.floating]) -> Values:
-        """Return a gradient that stands in place of a computed one, perturbed as it may have been rounded when it was delivered."""
+        """Return a gradient that stands in place of a computed one, perturbed as it may have been rounded
+        when it was delivered.
+        """
         return self.settle(self.leaf(values).value)
 
     def affine(self, subscripts: str, a: Node, b: Node, bias: Node) -> Node:
         """Contract two tensors and add a third.
 
-        A framework may add the bias after the products or begin the sum with it: where nothing is rounded between the
-        two, it is one more term in an unknown order.
+        A framework may add the bias after the products or begin the sum with it: where nothing is rounded
+        between the two, it is one more term in an unknown order.
         """
         if self._half:
             return super().affine(subscripts, a, b, bias)
@@ -131,7 +143,10 @@ class MonteCarlo(Arithmetic):
         return self._record(summed, *self._pulls(subscripts, a, b), (bias, self._bias_pullback(bias)))
 
     def settle(self, values: Values, units: float = 1.0, absolute: float = 0.0) -> Values:
-        """Perturb the result of an operation (:meth:`Arithmetic.settle`): one that is exact where numbers are so small that they may be lost."""
+        """Perturb the result of an operation (:meth:`Arithmetic.settle`).
+
+        One that is exact where numbers are so small that they may be lost.
+        """
         share, least = units * self._roundoff, absolute * self._roundoff + self._least
         if not (units or absolute) and not ((abs(values) < least / self._roundoff) & (values != 0)).any():
             return values
@@ -149,7 +164,9 @@ class MonteCarlo(Arithmetic):
     def settle_sum(
         self, values: Values, squares: Callable[[], Values], terms: float | Values, wide: bool = True
     ) -> Values:
-        """Perturb a sum (:meth:`Arithmetic.settle_sum`), and round it to the precision if sums are wider than that."""
+        """Perturb a sum (:meth:`Arithmetic.settle_sum`), and round it to the precision if sums are wider
+        than that.
+        """
         # Each sample's own sum would say the same but for rounding: one estimate serves all.
         one, powers = self._one(values), squares()
         count = (
@@ -164,7 +181,8 @@ class MonteCarlo(Arithmetic):
             terms = count if isinstance(count, (int, float)) else count[:, part]
             share = (terms + 1) / 6
             square: Values = np.square(flat[:, part], dtype=np.float64)
-            # v as it says above, multiplied out: where squares sum to less than that of the mean, the first term alone is left.
+            # v as it says above, multiplied out: where squares sum to less than that of the mean, the first
+            # term alone is left.
             power: Values = flat_powers[:, part] * share
             power += (terms / 3 - share / terms) * square
             np.maximum(power, square * (terms / 3), out=power)
@@ -181,9 +199,12 @@ class MonteCarlo(Arithmetic):
         return self.settle(summed) if self._half else summed
 
     def _add_up(self, power: Values, square: Values, squares: Values) -> None:
-        """Raise the variance of sums of equal terms, whose partial sums may all be rounded the same way: n terms err up to n/2 of their sum.
+        """Raise the variance of sums of equal terms, whose partial sums may all be rounded the same way.
 
-        The square of a sum over the sum of the squares is a whole number where all terms that are not zero are equal.
+        N terms err up to n/2 of their sum.
+
+        The square of a sum over the sum of the squares is a whole number where all terms that are not zero
+        are equal.
         """
         count = np.divide(square, squares, out=np.zeros_like(square), where=squares > 0)
         equal = abs(count - np.rint(count)) <= EQUAL * count
@@ -192,13 +213,19 @@ class MonteCarlo(Arithmetic):
     def vary_softmax(
         self, value: Values, x: Values, floor: float | Values | None, logarithms: Callable[[], Values]
     ) -> Values:
-        """Perturb a row's weights together, by what the logarithm of its sum may err (:meth:`Arithmetic.vary_softmax`)."""
+        """Perturb a row's weights together, by what the logarithm of its sum may err.
+
+        (:meth:`Arithmetic.vary_softmax`).
+        """
         return value * self._row_noise(1.0, logarithms())
 
     def vary_log_softmax(
         self, value: Values, x: Values, logarithms: Callable[[], Values], floor: float | None
     ) -> Values:
-        """Perturb a row together, by what the logarithm of its sum may err (:meth:`Arithmetic.vary_log_softmax`)."""
+        """Perturb a row together, by what the logarithm of its sum may err.
+
+        (:meth:`Arithmetic.vary_log_softmax`).
+        """
         return value + self._row_noise(0.0, logarithms())
 
     def vary_row_sums(self, sums: Values, products: Values) -> Values:
@@ -211,10 +238,13 @@ class MonteCarlo(Arithmetic):
         )
 
     def vary_largest(self, gradient: Values, x: Values, terms: Values, shares: Values) -> Values:
-        """Perturb the gradient of a row's largest entry by what the row may sum to (:meth:`Arithmetic.vary_largest`).
+        """Perturb the gradient of a row's largest entry by what the row may sum to.
 
-        That flows back to the entry that is taken off: to the largest, and of a running maximum, from either end, to each that was the
-        largest so far. There it is the rounding of the sums of terms, and of shares of the whole, up to the next larger entry.
+        (:meth:`Arithmetic.vary_largest`).
+
+        That flows back to the entry that is taken off: to the largest, and of a running maximum, from either
+        end, to each that was the largest so far. There it is the rounding of the sums of terms, and of shares
+        of the whole, up to the next larger entry.
         """
         x, terms, shares = (self._one(values) for values in (x, terms, shares))
         total = terms.sum(-1, keepdims=True, dtype=np.float64)
@@ -231,14 +261,20 @@ class MonteCarlo(Arithmetic):
         return perturbed.reshape(self.samples, *gradient.shape[1:])
 
     def _row_noise(self, about: float, logarithms: Values) -> Values:
-        """Return numbers about one, as far from it as the logarithm of a row's sum may err; where it says nothing, that one."""
+        """Return numbers about one, as far from it as the logarithm of a row's sum may err.
+
+        Where it says nothing, that one.
+        """
         size = self._accumulation * np.where(np.isfinite(logarithms), abs(logarithms), 0.0)
         return self._perturbed(np.full_like(size, about), self._of(size))
 
     def round_sum(self, values: Values, value: float, rounded: str) -> Values:
-        """Add a constant and round (:meth:`Arithmetic.round_sum`), to either side where a sum lies near the middle between two numbers.
+        """Add a constant and round.
 
-        Too few samples would meet that by their own noise, and a correct run does once in many. Scores that a run delivered are its own.
+        (:meth:`Arithmetic.round_sum`), to either side where a sum lies near the middle between two numbers.
+
+        Too few samples would meet that by their own noise, and a correct run does once in many. Scores that a
+        run delivered are its own.
         """
         if len(values) > 1 or self.samples == 1:
             near = NEAR * self._roundoff * abs(values).max(-1, keepdims=True)
@@ -246,7 +282,9 @@ class MonteCarlo(Arithmetic):
         return super().round_sum(values, value, rounded)
 
     def center(self, x: Node, mean: Node) -> Node:
-        """Perturb by how much rows differ from their mean: multiplied out, both are rounded before their difference is taken (ALG-5).
+        """Perturb by how much rows differ from their mean.
+
+        Multiplied out, both are rounded before their difference is taken (ALG-5).
 
         So are the gradients on their two ways back, which cancel where a row has one element.
         """
@@ -258,7 +296,10 @@ class MonteCarlo(Arithmetic):
         )
 
     def vary_total(self, total: Node, parts: Sequence[Node]) -> Node:
-        """Perturb a sum of squares by what one sum over all tensors may err, in any order (:meth:`Arithmetic.vary_total`)."""
+        """Perturb a sum of squares by what one sum over all tensors may err, in any order.
+
+        (:meth:`Arithmetic.vary_total`).
+        """
         if len(parts) == 1:
             return total
 
@@ -280,8 +321,9 @@ class MonteCarlo(Arithmetic):
     def vary_variance(self, variance: Node, mean: Node, centered: Node) -> Node:
         """Perturb the variance of rows as ways to compute it in one pass may err (ALG-5).
 
-        By updates, or of blocks that are merged, it errs by the rounding of a mean times the deviation. As a mean square less the square
-        of the mean, after one of the row's entries was taken off, it errs by the rounding of both.
+        By updates, or of blocks that are merged, it errs by the rounding of a mean times the deviation. As a
+        mean square less the square of the mean, after one of the row's entries was taken off, it errs by the
+        rounding of both.
         """
         squares = np.square(centered.value, dtype=np.float64)
         shift = np.sqrt(
@@ -298,8 +340,8 @@ class MonteCarlo(Arithmetic):
     def _bias_pullback(self, bias: Node) -> Pullback:
         """Return how a gradient sums to that of a bias.
 
-        Terms that are nearly equal are all rounded the same way when they are added one by one in few bits: the errors
-        of the partial sums do not cancel, and are taken together.
+        Terms that are nearly equal are all rounded the same way when they are added one by one in few bits:
+        the errors of the partial sums do not cancel, and are taken together.
         """
         if not (self.narrow_bias_gradients and self.target.name == "bfloat16"):
             return self._unbroadcast(bias)
@@ -323,7 +365,10 @@ class MonteCarlo(Arithmetic):
         return contracted if sampled else contracted[None]
 
     def _squares(self, subscripts: str, a: Values, b: Values) -> Values:
-        """Return the sums of the squares of the products of a contraction; to say how large noise is, a few digits are enough."""
+        """Return the sums of the squares of the products of a contraction.
+
+        To say how large noise is, a few digits are enough.
+        """
         largest = [float(abs(self._one(x)).max(initial=0.0)) or 1.0 for x in (a, b)]
         left, right = (
             np.square(self._flushed(self._one(x) / size, 1e-15), dtype=np.float32)
@@ -334,7 +379,9 @@ class MonteCarlo(Arithmetic):
         return squares
 
     def _flushed(self, values: Values, least: float) -> Values:
-        """Return values with those that are all but zero set to zero, with which processors multiply very slowly."""
+        """Return values with those that are all but zero set to zero, with which processors multiply very
+        slowly.
+        """
         small = abs(values) < least
         return np.where(small, values.dtype.type(0), values) if small.any() else values
 
@@ -346,7 +393,9 @@ class MonteCarlo(Arithmetic):
         return self._perturbed(values, self._of(self.target.factors * values), towards_zero)
 
     def _of(self, size: Values) -> Size:
-        """Return what gives the sizes of noise for some columns of an array that is laid out sample by sample."""
+        """Return what gives the sizes of noise for some columns of an array that is laid out sample by
+        sample.
+        """
         flat = size.reshape(len(size), -1)
         return lambda part: flat[:, part]
 
@@ -379,7 +428,8 @@ class MonteCarlo(Arithmetic):
 
 
 def _rounding_up_to_larger(x: Values, reach: Values, *summed: Values) -> Values:
-    """Return how many unit roundoffs sums of each row may err, from its start as far as an entry stays the largest; 0 where one never is.
+    """Return how many unit roundoffs sums of each row may err, from its start as far as an entry stays the
+    largest; 0 where one never is.
 
     Args:
         reach: by how much an entry may be less than another and still be as large.

@@ -49,7 +49,9 @@ def parameters(config: EncoderConfig, part: str = "model") -> dict[str, Paramete
 
 
 def trainable(config: EncoderConfig, part: str = "model") -> list[str]:
-    """Return the names of everything that gets a gradient (SPEC GRD-1, GRD-3, GRD-5): parameters, then given inputs as ``inputs.<name>``.
+    """Return the names of everything that gets a gradient (SPEC GRD-1, GRD-3, GRD-5).
+
+    Parameters, then given inputs as ``inputs.<name>``.
 
     Raises:
         UnknownNameError: for an unknown part, with the nearest names.
@@ -77,7 +79,8 @@ def validate_weights(config: EncoderConfig, weights: Weights, part: str = "model
     context = f"{where}, " if where else ""
     if config.num_layers > max(len(weights), MANY_LAYERS) and part not in ("attention", "dot_product"):
         raise WeightsError(
-            f"'num_layers' is {config.num_layers} but there are {len(weights)} weights; each layer must have its own [{context}clause=WGT-1]"
+            f"'num_layers' is {config.num_layers} but there are {len(weights)} weights; each layer must "
+            f"have its own [{context}clause=WGT-1]"
         )
     table = parameters(config, part)
     problems = [
@@ -111,9 +114,19 @@ def validate_weights(config: EncoderConfig, weights: Weights, part: str = "model
 
 PROFILES: dict[str, str] = {
     "generic": "random gains and biases, softmax of moderate spread",
-    "peaked": "query and key kernels 8 times as large in the first half of their columns, so that some softmax rows are all but one-hot; 200 times in the second, so that some scores lie beyond 10000",
-    "offset": "token vectors far from zero in the mean: a variance that is the difference of two squares loses its digits",
-    "extreme": "the activation sees numbers far into both tails, and logits of up to some hundreds saturate softmax and sigmoid",
+    "peaked": (
+        "query and key kernels 8 times as large in the first half of their columns, so that some "
+        "softmax rows are all but one-hot; 200 times in the second, so that some scores lie beyond "
+        "10000"
+    ),
+    "offset": (
+        "token vectors far from zero in the mean: a variance that is the difference of two squares "
+        "loses its digits"
+    ),
+    "extreme": (
+        "the activation sees numbers far into both tails, and logits of up to some hundreds saturate "
+        "softmax and sigmoid"
+    ),
     "tiny": "every norm sees a deviation near its epsilon, so that epsilon and where it stands are visible",
 }
 """How :func:`initialize` may draw weights (SPEC WGT-5)."""
@@ -128,8 +141,8 @@ def initialize(
 ) -> dict[str, NDArray[np.float64]]:
     """Draw weights for conformance runs, none of them at a value that hides an error (SPEC WGT-5).
 
-    Each parameter has a stream of its own, so that a change of one leaves the others alone. The values are float32
-    numbers, so that float64 and float32 runs see the same model.
+    Each parameter has a stream of its own, so that a change of one leaves the others alone. The values are
+    float32 numbers, so that float64 and float32 runs see the same model.
 
     Args:
         seed: of the random streams.

@@ -7,13 +7,18 @@ from concord.spec.precision import PRECISIONS, precision
 
 
 def least_squares(config: EncoderConfig, dtype: str) -> float:
-    """Return the square of ``length_epsilon``, or the smallest normal number of a precision that cannot hold it."""
+    """Return the square of ``length_epsilon``, or the smallest normal number of a precision that cannot
+    hold it.
+    """
     assert config.length_epsilon is not None, "vectors keep their length"
     return max(config.length_epsilon**2, precision(dtype).smallest_normal)
 
 
 def least_squares_by_dtype(config: EncoderConfig) -> dict[str, float]:
-    """Return the least sum of squares in every precision, by its name; nothing where vectors keep their length."""
+    """Return the least sum of squares in every precision, by its name.
+
+    Nothing where vectors keep their length.
+    """
     return (
         {} if config.length_epsilon is None else {dtype: least_squares(config, dtype) for dtype in PRECISIONS}
     )

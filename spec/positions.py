@@ -44,9 +44,11 @@ def angles(config: EncoderConfig) -> NDArray[np.float64]:
 
 
 def float32_noise(config: EncoderConfig) -> NDArray[np.float64]:
-    """Return by how much each entry of the fixed table may err where it was computed in float32, step by step.
+    """Return by how much each entry of the fixed table may err where it was computed in float32, step by
+    step.
 
-    The frequency and the angle are rounded, which moves the sine by as much as the angle; then it is rounded itself.
+    The frequency and the angle are rounded, which moves the sine by as much as the angle; then it is rounded
+    itself.
 
     Returns:
         (max_positions, d_model), float64.
@@ -62,7 +64,8 @@ def position_ids(config: EncoderConfig, real: NDArray[np.bool_]) -> NDArray[np.i
 
     Returns:
         (B, T): ``position_start`` + t; 0 for padding where ``position_of_padding`` is ``zero_row``. A padded
-        position inside the text still uses up its number; not so with ``pad_row``, where padding takes row ``pad_id``.
+        position inside the text still uses up its number; not so with ``pad_row``, where padding takes row
+        ``pad_id``.
     """
     if config.position_of_padding == "pad_row":
         return np.where(real, np.cumsum(real, axis=1) - 1 + config.position_start, config.pad_id)

@@ -24,7 +24,8 @@ class Precision:
         smallest_normal: its smallest positive normal number.
         largest: its largest finite number.
         accumulation: the unit roundoff of sums: half precisions accumulate in float32.
-        factors: the unit roundoff to which the factors of a product are shortened first; 0 where they are not.
+        factors: the unit roundoff to which the factors of a product are shortened first; 0 where they are
+            not.
     """
 
     name: str
@@ -36,7 +37,10 @@ class Precision:
     factors: float = 0.0
 
     def round(self, values: ArrayLike) -> Array:
-        """Round to nearest, ties to even, into an array of ``storage``; beyond ``largest`` becomes infinite."""
+        """Round to nearest, ties to even, into an array of ``storage``.
+
+        Beyond ``largest`` becomes infinite.
+        """
         given: NDArray[np.floating] = np.asarray(values)
         if self.name == "bfloat16":
             return _round_to_bfloat16(given)
@@ -68,7 +72,9 @@ class Precision:
 
 
 def round_to_bits(values: Array, bits: int) -> Array:
-    """Round numbers of float64, or of a wider type, to so many significant bits, to nearest, whatever their exponent (Veltkamp's splitting)."""
+    """Round numbers of float64, or of a wider type, to so many significant bits, to nearest, whatever
+    their exponent (Veltkamp's splitting).
+    """
     own = np.finfo(values.dtype).nmant + 1
     with np.errstate(over="ignore", invalid="ignore"):
         widened = values * (2.0 ** (own - bits) + 1)
@@ -95,7 +101,9 @@ def _round_to_bfloat16(values: NDArray[np.floating]) -> NDArray[np.float32]:
 
 
 def _sticky(single: NDArray[np.float32], values: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Return float32 numbers whose last bit remembers that something was cut off, so that rounding again errs nowhere."""
+    """Return float32 numbers whose last bit remembers that something was cut off, so that rounding again
+    errs nowhere.
+    """
     inexact = np.isfinite(single) & (single != values)
     cut = np.where(abs(single) > abs(values), np.nextafter(single, np.float32(0)), single)
     return np.where(inexact, (cut.view(np.uint32) | np.uint32(1)).view(np.float32), single)
@@ -104,7 +112,10 @@ def _sticky(single: NDArray[np.float32], values: NDArray[np.floating]) -> NDArra
 EXTENDED: type[np.floating] = (
     np.longdouble if np.finfo(np.longdouble).nmant > np.finfo(np.float64).nmant else np.float64
 )
-"""The widest type of this platform, in which float64 is judged; float64 itself where there is no wider one."""
+"""The widest type of this platform, in which float64 is judged.
+
+Float64 itself where there is no wider one.
+"""
 
 
 def _precision(name: str, storage: type, mantissa: int, exponent: int, factors: float = 0.0) -> Precision:
@@ -129,13 +140,17 @@ PRECISIONS: dict[str, Precision] = {
 MODES: dict[str, Precision] = {
     p.name: p
     for p in (
-        # The factors of matrix products keep 11 significant bits, rounded or cut off; everything else is float32.
+        # The factors of matrix products keep 11 significant bits, rounded or cut off; everything else is
+        # float32.
         _precision("tf32", np.float32, 24, 128, factors=2.0**-11),
         # In which the truth for float64 is computed. What float64 cannot hold is out of range here too.
         _precision("extended", EXTENDED, np.finfo(EXTENDED).nmant + 1, 1024),
     )
 }
-"""Further arithmetics that a run may be judged by: how a framework multiplies float32, and what float64 is judged by."""
+"""Further arithmetics that a run may be judged by.
+
+How a framework multiplies float32, and what float64 is judged by.
+"""
 
 
 def precision(name: str) -> Precision:

@@ -22,14 +22,19 @@ from concord.spec.tensors import OF_IDS, output_name
 
 @dataclass
 class Truth:
-    """What the reference computed. All arrays have the dtype of the arithmetic, float64 unless another was asked for.
+    """What the reference computed.
+
+    All arrays have the dtype of the arithmetic, float64 unless another was asked for.
 
     Attributes:
-        output: the result of the part: logits (B, C), or the pooled vector (B, D), or (B, T, D), or (B, Q, D).
+        output: the result of the part: logits (B, C), or the pooled vector (B, D), or (B, T, D), or (B, Q,
+            D).
         loss: scalar (SPEC LOS-1 to LOS-5).
-        taps: every intermediate tensor by name, in the order of computation and the shapes of :func:`concord.spec.tensors.taps`.
-        gradients: of the loss, for each trainable parameter, and ``inputs.<name>`` for given tensors, in the order in which the
-            backward pass completes them, each in the shape of what it is the gradient of (SPEC GRD-1).
+        taps: every intermediate tensor by name, in the order of computation and the shapes of
+            :func:`concord.spec.tensors.taps`.
+        gradients: of the loss, for each trainable parameter, and ``inputs.<name>`` for given tensors, in the
+            order in which the backward pass completes them, each in the shape of what it is the gradient of
+            (SPEC GRD-1).
         tap_gradients: of the loss, for each tap that it depends on, in the same order (SPEC GRD-6).
         backward: names of all gradients in that order, ``taps.<tap>`` for those of taps.
     """
@@ -65,18 +70,22 @@ def reference(
 
     Args:
         config: the member of the family.
-        weights: canonical name to array of any floating dtype; exactly the parameters of the part (SPEC WGT-1, WGT-2).
+        weights: canonical name to array of any floating dtype; exactly the parameters of the part (SPEC
+            WGT-1, WGT-2).
         batch: the inputs of the part (SPEC INP-1 to INP-5).
         gradients: whether to differentiate the loss too.
         part: one of :data:`concord.spec.tensors.PARTS`.
-        dtype: the precision whose *model* is computed: weights, inputs and mask constants are rounded to it once, and
-            the sum with an additive mask constant is rounded as it rounds (SPEC PRC-2, MSK-5, MSK-6).
-        arithmetic: the precision in which it is computed. ``float64`` gives the truth for ``dtype``; ``dtype``
-            itself gives an example of what correct arithmetic of that precision makes of it.
+        dtype: the precision whose *model* is computed: weights, inputs and mask constants are rounded to it
+            once, and the sum with an additive mask constant is rounded as it rounds (SPEC PRC-2, MSK-5,
+            MSK-6).
+        arithmetic: the precision in which it is computed. ``float64`` gives the truth for ``dtype``;
+            ``dtype`` itself gives an example of what correct arithmetic of that precision makes of it.
         corner, shuffle, fused: see :class:`concord.spec.arithmetic.Arithmetic`.
-        forced: tap name to array. Each tap is computed from the forced taps before it, where there are any, and what
-            follows goes on from the forced one (SPEC PRT-2). Gradients flow through, by the forced values.
-        deviations: in what a backend says that it deviates from the specification (:mod:`concord.spec.deviations`).
+        forced: tap name to array. Each tap is computed from the forced taps before it, where there are any,
+            and what follows goes on from the forced one (SPEC PRT-2). Gradients flow through, by the forced
+            values.
+        deviations: in what a backend says that it deviates from the specification
+            (:mod:`concord.spec.deviations`).
 
     Raises:
         WeightsError, BatchError: for input that does not fit, listing everything that is wrong.
@@ -107,12 +116,14 @@ def compute(
     deviations: Deviations = NONE,
     model: Callable[..., Model] | None = None,
 ) -> Truth:
-    """Compute a part of the model in any kind of arithmetic; the other arguments are those of :func:`reference`.
+    """Compute a part of the model in any kind of arithmetic.
+
+    The other arguments are those of :func:`reference`.
 
     ``model`` stands in for the model that is specified, as something that goes wrong in one of its steps.
 
-    The arrays of a :class:`concord.spec.montecarlo.MonteCarlo` arithmetic have a leading axis of samples, of size 1 where no
-    sample can differ from another.
+    The arrays of a :class:`concord.spec.montecarlo.MonteCarlo` arithmetic have a leading axis of samples, of
+    size 1 where no sample can differ from another.
     """
     validate_weights(config, weights, part)
     validate_batch(config, batch, part)
@@ -161,13 +172,16 @@ def observe(
     Args:
         weights, batch: valid, and rounded to ``dtype`` already.
         observer: takes the tensors.
-        forced_gradients: tap name to the gradient of the loss by it. What flows back further goes on from the forced one.
+        forced_gradients: tap name to the gradient of the loss by it. What flows back further goes on from the
+            forced one.
         unrounded: says of which forced taps what follows may have seen the values before they were rounded.
-        slices: whether to hand on the gradients by looked-up rows before they are summed, (B, T, D), as ``gradients.slices.<table>``.
+        slices: whether to hand on the gradients by looked-up rows before they are summed, (B, T, D), as
+            ``gradients.slices.<table>``.
         dropout: what is dropped at each site.
 
     Returns:
-        How many elements were computed on the way forward: what a sample takes up in memory, but for a factor.
+        How many elements were computed on the way forward: what a sample takes up in memory, but for a
+        factor.
     """
     run = Model(config, weights, batch, dtype, arithmetic, forced or {}, deviations)
     run.forced_gradients, run.unrounded, run.slices = forced_gradients or {}, unrounded, slices
@@ -176,7 +190,10 @@ def observe(
 
 
 def used_rows(config: EncoderConfig, batch: Batch, part: str = "model") -> dict[str, NDArray[np.int64]]:
-    """Return which rows of each table a batch looks up, in ascending order: those of the others have no gradient."""
+    """Return which rows of each table a batch looks up, in ascending order.
+
+    Those of the others have no gradient.
+    """
     if part not in OF_IDS:
         return {}
     tokens = batch.required("input_ids")
@@ -190,5 +207,8 @@ def used_rows(config: EncoderConfig, batch: Batch, part: str = "model") -> dict[
 
 
 def predict(config: EncoderConfig, logits: Array) -> NDArray[np.int64]:
-    """Return the predicted label of each sample (SPEC HED-4): logits (B, C) to int64 (B,), 0 or 1 where C is 1."""
+    """Return the predicted label of each sample (SPEC HED-4).
+
+    Logits (B, C) to int64 (B,), 0 or 1 where C is 1.
+    """
     return (logits[:, 0] >= 0).astype(np.int64) if config.num_classes == 1 else np.argmax(logits, axis=-1)

@@ -1,4 +1,6 @@
-"""Runs of training: folders of checkpoints, ``step-<number>``, of which the last one says which was the best."""
+"""Runs of training: folders of checkpoints, ``step-<number>``, of which the last one says which was the
+best.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ def place(folder: Path, which: Literal["best", "last"] = "best") -> Path:
     whole = steps(folder)
     if not whole:
         raise SpecError(
-            f"{folder}: {'is neither a checkpoint nor a run that has one' if folder.is_dir() else 'no such folder'}"
+            f"{folder}: "
+            f"{'is neither a checkpoint nor a run that has one' if folder.is_dir() else 'no such folder'}"
         )
     last = step_folder(folder, whole[-1])
     best = _best(last / PROGRESS) if which == "best" else None

@@ -1,4 +1,7 @@
-"""Softmax, its logarithm, and the weighted sum that it is for, in every admissible way (SPEC ALG-1 to ALG-4)."""
+"""Softmax, its logarithm, and the weighted sum that it is for, in every admissible way.
+
+(SPEC ALG-1 to ALG-4).
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,23 @@ from concord.spec.precision import Precision
 from concord.spec.tape import FUNCTION, Node, Pullback, RowSums, Values
 
 WAYS = ("weights", "logarithm", "output")
-"""Admissible ways to compute attention weights and their derivative (SPEC ALG-1 to ALG-3). ``weights``: exponentials divided by their
-sum, the derivative from the weights. ``logarithm``: the exponential of the scores less the logarithm of the sum, and once more
-for the derivative. ``output``: by a running maximum over blocks of keys, the derivative by the row sums of output times gradient."""
+"""Admissible ways to compute attention weights and their derivative (SPEC ALG-1 to ALG-3).
+
+``weights``: exponentials divided by their
+sum, the derivative from the weights. ``logarithm``: the exponential of the scores less the logarithm of the
+sum, and once more for the derivative. ``output``: by a running maximum over blocks of keys, the derivative by
+the row sums of output times gradient.
+"""
 
 BLOCKS = 4
 """Blocks of keys that the running maximum goes through."""
 
 
 class Softmax(ABC):
-    """What an arithmetic computes attention weights and cross-entropy by; the base of :class:`concord.spec.arithmetic.Arithmetic`."""
+    """What an arithmetic computes attention weights and cross-entropy by.
+
+    The base of :class:`concord.spec.arithmetic.Arithmetic`.
+    """
 
     precision: Precision
     way: str
@@ -62,7 +72,8 @@ class Softmax(ABC):
 
         Args:
             floor: below which what remains is clipped; one number, or what can be broadcast with ``a``.
-            visible: where an entry is no mask constant, if any is one: beside a constant the logarithm of a row's sum is lost.
+            visible: where an entry is no mask constant, if any is one: beside a constant the logarithm of a
+                row's sum is lost.
             sums: where :meth:`attend` leaves the row sums that the derivative may be computed from.
         """
         exponentials = self.step(np.exp(self._shifted(a, floor)), FUNCTION)
@@ -150,7 +161,10 @@ class Softmax(ABC):
     def vary_log_softmax(
         self, value: Values, x: Values, logarithms: Callable[[], Values], floor: float | None
     ) -> Values:
-        """Return the logarithm of the softmax in the way of this arithmetic; arguments as of :meth:`vary_softmax`."""
+        """Return the logarithm of the softmax in the way of this arithmetic.
+
+        Arguments as of :meth:`vary_softmax`.
+        """
         return self.settle(x - logarithms()) if self.way == "logarithm" and floor is None else value
 
     def vary_row_sums(self, sums: Values, products: Values) -> Values:
@@ -162,16 +176,22 @@ class Softmax(ABC):
         return self._sum(products, (-1,), True, internal=True) if self.way == "output" else sums
 
     def vary_largest(self, gradient: Values, x: Values, terms: Values, shares: Values) -> Values:  # noqa: ARG002 - what perturbs it needs them
-        """Return the gradient of a softmax, or of its logarithm, as another admissible way would yield it: here, as it is.
+        """Return the gradient of a softmax, or of its logarithm, as another admissible way would yield it.
+
+        Here, as it is.
 
         Args:
-            gradient: terms less shares times the row sum of the terms, so that each row sums to zero but for rounding.
+            gradient: terms less shares times the row sum of the terms, so that each row sums to zero but for
+                rounding.
             x: what the softmax is of.
         """
         return gradient
 
     def _softmax_by_blocks(self, x: Values) -> Values:
-        """Return the softmax by a running maximum: what came before is rescaled when a larger entry appears."""
+        """Return the softmax by a running maximum.
+
+        What came before is rescaled when a larger entry appears.
+        """
         width = max(1, -(-x.shape[-1] // BLOCKS))
         top, total = x[..., :1], np.zeros_like(x[..., :1])
         parts: list[Values] = []

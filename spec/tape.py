@@ -11,9 +11,13 @@ Values = NDArray[np.floating]
 Pullback = Callable[[Values], Values]
 
 WAYS = ("weights", "logarithm", "output")
-"""Admissible ways to compute attention weights and their derivative (SPEC ALG-1 to ALG-3). ``weights``: exponentials divided by their
-sum, the derivative from the weights. ``logarithm``: the exponential of the scores less the logarithm of the sum, and once more
-for the derivative. ``output``: by a running maximum over blocks of keys, the derivative by the row sums of output times gradient."""
+"""Admissible ways to compute attention weights and their derivative (SPEC ALG-1 to ALG-3).
+
+``weights``: exponentials divided by their
+sum, the derivative from the weights. ``logarithm``: the exponential of the scores less the logarithm of the
+sum, and once more for the derivative. ``output``: by a running maximum over blocks of keys, the derivative by
+the row sums of output times gradient.
+"""
 
 BLOCKS = 4
 """Blocks of keys that the running maximum goes through."""
@@ -26,8 +30,10 @@ class Node:
     """A value on the tape, with the operands that it came from and how a gradient flows back to each.
 
     Attributes:
-        completed: called once the gradient is the sum of everything that flows back; it may put another in its place.
-        constant: where it is a constant that absorbs whatever it came from, to its last digit (SPEC MSK-5); None: nowhere.
+        completed: called once the gradient is the sum of everything that flows back; it may put another in
+            its place.
+        constant: where it is a constant that absorbs whatever it came from, to its last digit (SPEC MSK-5);
+            None: nowhere.
     """
 
     __slots__ = ("completed", "constant", "gradient", "operands", "shape", "taped", "value")
@@ -49,9 +55,12 @@ class Node:
 
 
 class RowSums:
-    """What ties a softmax to the weighted sum that it is used in: the row sums of output times gradient (SPEC ALG-1 to ALG-3).
+    """What ties a softmax to the weighted sum that it is used in.
 
-    They are, but for rounding, the row sums of weights times their gradient that the derivative of the softmax needs.
+    The row sums of output times gradient (SPEC ALG-1 to ALG-3).
+
+    They are, but for rounding, the row sums of weights times their gradient that the derivative of the
+    softmax needs.
     """
 
     def __init__(self) -> None:

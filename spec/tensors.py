@@ -110,12 +110,14 @@ def differentiable_inputs(part: str) -> tuple[str, ...]:
 def taps(
     config: EncoderConfig, part: str = "model", given: Collection[str] | None = None
 ) -> dict[str, Tensor]:
-    """Return every intermediate tensor of a part by name, in the order of computation, with axes and clause (SPEC PRT-1).
+    """Return every intermediate tensor of a part by name, in the order of computation, with axes and clause.
+
+    (SPEC PRT-1).
 
     Args:
         part: one of :data:`PARTS`.
-        given: names of the inputs that are given; by default all. Without a mask the masked tensors do not exist;
-            only ``attention`` and ``dot_product`` may go without.
+        given: names of the inputs that are given; by default all. Without a mask the masked tensors do not
+            exist; only ``attention`` and ``dot_product`` may go without.
 
     Raises:
         UnknownNameError: for an unknown part, with the nearest names.
@@ -140,7 +142,9 @@ def output_name(config: EncoderConfig, part: str = "model") -> str:
 
 
 def from_output_on(config: EncoderConfig, part: str = "model") -> list[str]:
-    """Return the names of a part's result and of the taps that follow it, the loss last: what a run may hand out in a wider type.
+    """Return the names of a part's result and of the taps that follow it, the loss last.
+
+    What a run may hand out in a wider type.
 
     Raises:
         UnknownNameError: for an unknown part, with the nearest names.
@@ -181,9 +185,12 @@ def resolve(shape: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def clause_of(config: EncoderConfig, name: str, part: str = "model") -> str:
-    """Return the clause that defines a tap, or a gradient: ``gradients.<parameter>``, ``gradients.inputs.<input>``, ``gradients.taps.<tap>``.
+    """Return the clause that defines a tap, or a gradient.
 
-    The gradient of a tap is defined by the step that the tap goes into: what is wrong with it is wrong with that step's derivative.
+    ``gradients.<parameter>``, ``gradients.inputs.<input>``, ``gradients.taps.<tap>``.
+
+    The gradient of a tap is defined by the step that the tap goes into: what is wrong with it is wrong with
+    that step's derivative.
     """
     if name.startswith("gradients.taps."):
         return _clause_of_use(config, name.removeprefix("gradients.taps."), part)
@@ -263,11 +270,30 @@ def _entering(config: EncoderConfig, layer: str, part: str) -> str:
 
 
 _USES = {
-    "query": "ATT-4", "key": "ATT-4", "value": "ATT-6", "scores": "MSK-3", "masked_scores": "ATT-5", "weights": "ATT-6", "masked_weights": "ATT-6",
-    "context": "ATT-6", "output": "RES-1", "inner": "FFN-2", "activation": "FFN-1", "outer": "RES-1", "dense": "HED-2", "token": "EMB-6",
-    "position": "EMB-6", "segment": "EMB-6", "logits": "LOS-1", "log_probabilities": "LOS-1", "losses": "LOS-2", "loss": "LOS-2",
-}  # fmt: skip
-"""The clause of the step that a tap goes into, by the last part of its name, where that does not depend on the configuration."""
+    "query": "ATT-4",
+    "key": "ATT-4",
+    "value": "ATT-6",
+    "scores": "MSK-3",
+    "masked_scores": "ATT-5",
+    "weights": "ATT-6",
+    "masked_weights": "ATT-6",
+    "context": "ATT-6",
+    "output": "RES-1",
+    "inner": "FFN-2",
+    "activation": "FFN-1",
+    "outer": "RES-1",
+    "dense": "HED-2",
+    "token": "EMB-6",
+    "position": "EMB-6",
+    "segment": "EMB-6",
+    "logits": "LOS-1",
+    "log_probabilities": "LOS-1",
+    "losses": "LOS-2",
+    "loss": "LOS-2",
+}
+"""The clause of the step that a tap goes into, by the last part of its name, where that does not depend on
+the configuration.
+"""
 
 
 def _clause_of_use(config: EncoderConfig, tap: str, part: str) -> str:

@@ -1,4 +1,7 @@
-"""Text from outside, such as names in a file, as it may be shown: characters that can be seen, and no more of them than one reads."""
+"""Text from outside, such as names in a file, as it may be shown.
+
+Characters that can be seen, and no more of them than one reads.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ LONGEST, LONGEST_WORD = 8000, 500
 
 
 def legible(text: str) -> str:
-    """Return a text with what cannot be seen, such as control characters, marks of direction and lone surrogates, written out as Python would."""
+    """Return a text with what cannot be seen, such as control characters, marks of direction and lone
+    surrogates, written out as Python would.
+    """
     return re.sub(r"[^\n\t -~]", lambda found: _seen(found[0]), text)
 
 
@@ -37,7 +42,9 @@ def _cut(text: str, most: int) -> str:
 
 
 def shown(text: str, most: int = LONGEST) -> str:
-    """Return a text from outside as one line of a terminal: shortened, legible, with its line breaks written out.
+    """Return a text from outside as one line of a terminal.
+
+    Shortened, legible, with its line breaks written out.
 
     Args:
         most: characters of it that are shown.

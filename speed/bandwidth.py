@@ -12,7 +12,10 @@ SIZE = 2**25
 
 
 def copy_gbytes(threads: int, times: int = 5) -> float:
-    """Return the bytes read and written, in 1e9 a second, when every thread copies an array; the best of a few times."""
+    """Return the bytes read and written, in 1e9 a second, when every thread copies an array.
+
+    The best of a few times.
+    """
     arrays = [
         (np.ones(SIZE // threads, np.float32), np.empty(SIZE // threads, np.float32)) for _ in range(threads)
     ]

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 MARGIN = 0.02
-"""The least change that is called one, however quiet both measurements were: clocks and placement do as much."""
+"""The least change that is called one, however quiet both measurements were.
+
+Clocks and placement do as much.
+"""
 
 
 @dataclass(frozen=True)
@@ -15,8 +18,8 @@ class Change:
     """One measurement, old and new.
 
     Attributes:
-        verdict: ``"faster"``, ``"slower"``, ``"same"``, ``"new"``, ``"gone"`` or ``"cannot say"`` (not the same work, or
-            not measured on one side).
+        verdict: ``"faster"``, ``"slower"``, ``"same"``, ``"new"``, ``"gone"`` or ``"cannot say"`` (not the
+            same work, or not measured on one side).
         ratio: new time over old time.
         noise: the least departure of that ratio from 1 that would have been called a change.
         detail: why nothing can be said.
@@ -34,7 +37,10 @@ class Change:
 
 
 def drift(old: Mapping[str, Any], new: Mapping[str, Any]) -> float | None:
-    """Return how much faster bare matrix products are on the new side than on the old: what the machine itself did."""
+    """Return how much faster bare matrix products are on the new side than on the old.
+
+    What the machine itself did.
+    """
     before, after = old["best_product_gflops"], new["best_product_gflops"]
     ratios = [after[dtype] / rate for dtype, rate in before.items() if rate and after.get(dtype)]
     return ratios[0] if ratios else None
@@ -66,7 +72,8 @@ def _change(
     if not a or not b:
         return Change(*key, "cannot say", detail=f"was {old['status']}, is {new['status']}")
     ratio = b["median_seconds"] / a["median_seconds"]
-    # The noise of each side is the range of the middle half of its turns, doubled: all but few turns lie within it.
+    # The noise of each side is the range of the middle half of its turns, doubled: all but few turns lie
+    # within it.
     noise = MARGIN + sum(2 * (s["high_seconds"] - s["low_seconds"]) / s["median_seconds"] for s in (a, b))
     verdict = "slower" if ratio > 1 + noise else "faster" if 1 / ratio > 1 + noise else "same"
     return Change(*key, verdict, a["median_seconds"], b["median_seconds"], ratio, noise)

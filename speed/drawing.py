@@ -16,10 +16,12 @@ COLOURS = 8
 
 
 def bars(rows: Sequence[tuple[str, float, float, float, str, int]], label: str) -> Markup:
-    """Draw bars with the range of the middle half of the turns, as a list whose text keeps its size on a narrow page.
+    """Draw bars with the range of the middle half of the turns, as a list whose text keeps its size on a
+    narrow page.
 
     Args:
-        rows: label, value, lower and upper end of the range, the figure in words, and the number of the colour.
+        rows: label, value, lower and upper end of the range, the figure in words, and the number of the
+            colour.
     """
     longest = max((max(row[1], row[3]) for row in rows), default=0.0) or 1.0
     parts = []
@@ -28,7 +30,8 @@ def bars(rows: Sequence[tuple[str, float, float, float, str, int]], label: str) 
         line = f'<b style="left:{start:.2f}%;width:{end - start:.2f}%"></b>' if high > low else ""
         bar = f'<i class="f{colour % COLOURS}" style="width:{width:.2f}%"></i>{line}'
         parts.append(
-            f'<li><span>{escape(shortened(name))}</span><span class="bar">{bar}</span><span class="figure">{escape(shortened(words))}</span></li>'
+            f'<li><span>{escape(shortened(name))}</span><span class="bar">{bar}</span><span '
+            f'class="figure">{escape(shortened(words))}</span></li>'
         )
     return Markup(f'<ul class="bars" aria-label="{escape(shortened(label))}">{"".join(parts)}</ul>')
 
@@ -65,12 +68,14 @@ def loglog(
     for exponent in range(math.ceil(left), math.floor(right) + 1):
         x, y = place(10**exponent, 10**bottom)
         parts.append(
-            f'<path d="M{x:.1f} 12V{y:.1f}" class="grid"/><text x="{x:.1f}" y="{y + 16:.1f}" text-anchor="middle">{_power(exponent)}</text>'
+            f'<path d="M{x:.1f} 12V{y:.1f}" class="grid"/><text x="{x:.1f}" y="{y + 16:.1f}" '
+            f'text-anchor="middle">{_power(exponent)}</text>'
         )
     for exponent in range(math.ceil(bottom), math.floor(top) + 1):
         x, y = place(10**left, 10**exponent)
         parts.append(
-            f'<path d="M{x:.1f} {y:.1f}H{WIDTH - 16}" class="grid"/><text x="{x - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{_power(exponent)}</text>'
+            f'<path d="M{x:.1f} {y:.1f}H{WIDTH - 16}" class="grid"/><text x="{x - 6:.1f}" y="{y + 4:.1f}" '
+            f'text-anchor="end">{_power(exponent)}</text>'
         )
     for a, b, c, d in ceilings:
         (x1, y1), (x2, y2) = place(a, b), place(c, d)
@@ -79,17 +84,21 @@ def loglog(
         places = [place(x, y) for x, y in line]
         if joined:
             parts.append(
-                f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}" class="c{colour % COLOURS}"/>'
+                f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}" '
+                f'class="c{colour % COLOURS}"/>'
             )
         for (x, y), (size, value) in zip(places, line, strict=True):
             parts.append(
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" class="f{colour % COLOURS}"><title>{escape(shortened(name))}: {size:g}, {value:.3g}</title></circle>'
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" '
+                f'class="f{colour % COLOURS}"><title>{escape(shortened(name))}: {size:g}, '
+                f"{value:.3g}</title></circle>"
             )
     parts.append(
         f'<text x="{(margin + WIDTH) / 2}" y="{height - 6}" text-anchor="middle">{escape(across)}</text>'
     )
     parts.append(
-        f'<text x="14" y="{height / 2}" text-anchor="middle" transform="rotate(-90 14 {height / 2})">{escape(up)}</text>'
+        f'<text x="14" y="{height / 2}" text-anchor="middle" transform="rotate(-90 14 '
+        f'{height / 2})">{escape(up)}</text>'
     )
     return _svg(WIDTH, height, label, parts)
 
@@ -109,5 +118,6 @@ def _power(exponent: int) -> str:
 
 def _svg(width: int, height: int, label: str, parts: Sequence[str]) -> Markup:
     return Markup(
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(shortened(label))}">{"".join(parts)}</svg>'
+        f'<svg viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{escape(shortened(label))}">{"".join(parts)}</svg>'
     )

@@ -12,7 +12,9 @@ POINT = re.compile(r"(?P<preset>\S+) (?P<axis>\w+)=(?P<size>[1-9]\d{0,15})")
 
 
 def curves(data: Mapping[str, Any]) -> dict[tuple[str, str, str, str], list[tuple[int, float]]]:
-    """Return the points (size, seconds) of each sweep in a record, by preset with kind and lengths, axis, backend and mode."""
+    """Return the points (size, seconds) of each sweep in a record, by preset with kind and lengths, axis,
+    backend and mode.
+    """
     found: dict[tuple[str, str, str, str], list[tuple[int, float]]] = {}
     for entry in data["entries"]:
         work = data["workloads"][entry["workload"]]

@@ -18,11 +18,15 @@ def markdown(data: Mapping[str, Any]) -> str:
         )
         if rows:
             parts.append(
-                f"**{name}**: {work['source']}; {work['real_tokens']:,} real tokens of {work['batch'] * work['tokens']:,}, {work['flops'] / 1e9:.3g} GFLOP{updated_by(work)}\n\n"
+                f"**{name}**: {work['source']}; {work['real_tokens']:,} real tokens of "
+                f"{work['batch'] * work['tokens']:,}, {work['flops'] / 1e9:.3g} GFLOP{updated_by(work)}\n\n"
                 + "\n".join(_lines(rows))
             )
     machine, versions = data["machine"], _versions(data)
-    measured = f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; best bare matrix product {limits(data)}; {data['written'][:10]}; {versions}."
+    measured = (
+        f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; best bare matrix "
+        f"product {limits(data)}; {data['written'][:10]}; {versions}."
+    )
     return "\n\n".join([*parts, measured]) + "\n"
 
 

@@ -27,7 +27,10 @@ from concord.speed.table import (
 )
 
 UPDATED = 7
-"""Numbers that AdamW moves for each weight: reads it, its gradient and two moments, and writes it and them."""
+"""Numbers that AdamW moves for each weight.
+
+Reads it, its gradient and two moments, and writes it and them.
+"""
 
 
 def page(made: Record) -> str:
@@ -95,7 +98,10 @@ def _compared(data: Mapping[str, Any], backends: Sequence[str]) -> str:
         for name in backends
     ]
     settings = data["settings"]
-    return f"Compared: the time of {', '.join(versions)} for {', '.join(data['workloads'])}, in turns, on {settings['device']} with {settings['threads']} threads, {settings['precision']} precision."
+    return (
+        f"Compared: the time of {', '.join(versions)} for {', '.join(data['workloads'])}, in turns, on "
+        f"{settings['device']} with {settings['threads']} threads, {settings['precision']} precision."
+    )
 
 
 def _headline(data: Mapping[str, Any]) -> str:
@@ -201,7 +207,9 @@ def _roofline(data: Mapping[str, Any], backends: Sequence[str]) -> Markup | None
 
 
 def intensity(work: Mapping[str, Any]) -> float:
-    """Return how many operations there are for each byte of weights and layer results, each moved once, and in training of what an update moves."""
+    """Return how many operations there are for each byte of weights and layer results, each moved once,
+    and in training of what an update moves.
+    """
     config, itemsize = work["config"], {"float64": 8, "float32": 4}.get(work["dtype"], 2)
     width, inner, layers = config["d_model"], config["d_ff"], config["num_layers"]
     rows = work["batch"] * work["tokens"]

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from concord.speed.presets import Workload
 
 PROFILES = ("tuned", "as shipped")
-"""``tuned``: the same threads for all, and documented switches. ``as shipped``: what a framework does if nothing is said."""
+"""``tuned``: the same threads for all, and documented switches.
+
+``as shipped``: what a framework does if nothing is said.
+"""
 
 SLICE = 0.3
 """Seconds that a turn lasts, or one step if that is longer."""
@@ -55,11 +58,11 @@ class Plan:
         precision: one of :data:`concord.backends.interface.PRECISION_MODES`.
         turns: how many turns there are at least.
         patience: how many times as many there may be, while a measurement is unsteady.
-        budget: seconds within which to stay: turns are added for the sake of steadiness while they last, and what would
-            not end within them is not begun. None: no limit.
+        budget: seconds within which to stay: turns are added for the sake of steadiness while they last, and
+            what would not end within them is not begun. None: no limit.
         left_out: modes and workloads that are not measured together.
-        thorough: whether a large square product is measured, beside one of the model's size, and the time of imports: then the
-            first workers start one after the other.
+        thorough: whether a large square product is measured, beside one of the model's size, and the time of
+            imports: then the first workers start one after the other.
         slice: seconds that a turn lasts, or one step if that is longer.
         threads: for every framework alike, in the tuned profile.
         python, ssh: as in :class:`concord.backends.worker.Worker`, for each backend that needs them.

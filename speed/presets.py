@@ -24,16 +24,31 @@ LENGTHS = ("full", "ragged")
 """``full``: no padding. ``ragged``: the lengths of real texts, which are close to log-normal."""
 
 MEDIAN, SIGMA = 0.4, 0.6
-"""Of ragged lengths: the median as a share of T, and the standard deviation of their logarithm. A sixteenth is cut off at T."""
+"""Of ragged lengths: the median as a share of T, and the standard deviation of their logarithm.
+
+A sixteenth is cut off at T.
+"""
 
 SEED = 0
 """Of weights and inputs; each step of training that is checked has inputs of another."""
 
 RECIPE = Recipe(
-    algorithm="adam", learning_rate=4e-4, beta1=0.9, beta2=0.98, epsilon=1e-6, epsilon_placement="corrected", weight_decay=0.01, decay_form="times_rate", undecayed=("bias", "gain", "offset"),
-)  # fmt: skip
-"""How a model is trained that is timed: AdamW with the numbers of RoBERTa (large; Liu et al. 2019, table 9), at the height of its schedule and
-without dropout. Its epsilon is large enough, beside gradients, for its place to show, and its second beta far enough from 1 for bfloat16."""
+    algorithm="adam",
+    learning_rate=4e-4,
+    beta1=0.9,
+    beta2=0.98,
+    epsilon=1e-6,
+    epsilon_placement="corrected",
+    weight_decay=0.01,
+    decay_form="times_rate",
+    undecayed=("bias", "gain", "offset"),
+)
+"""How a model is trained that is timed: AdamW with the numbers of RoBERTa (large.
+
+Liu et al. 2019, table 9), at the height of its schedule and
+without dropout. Its epsilon is large enough, beside gradients, for its place to show, and its second beta far
+enough from 1 for bfloat16.
+"""
 
 
 @dataclass(frozen=True)
@@ -119,7 +134,10 @@ class Workload:
 
 
 def ragged(batch: int, tokens: int) -> list[int]:
-    """Return realistic lengths, none of them drawn at random: evenly spaced quantiles of a log-normal distribution, cut off at T."""
+    """Return realistic lengths, none of them drawn at random.
+
+    Evenly spaced quantiles of a log-normal distribution, cut off at T.
+    """
     normal = statistics.NormalDist()
     quantiles = [normal.inv_cdf((i + 0.5) / batch) for i in range(batch)]
     return [max(1, min(tokens, round(MEDIAN * tokens * math.exp(SIGMA * z)))) for z in quantiles]
@@ -195,7 +213,8 @@ def own_config(path: Path) -> Preset:
     numbers = weights_of(config)
     if numbers > MOST_WEIGHTS:
         raise SpecError(
-            f"{path}: describes a model of {numbers} weights but must have at most {MOST_WEIGHTS} to be measured"
+            f"{path}: describes a model of {numbers} weights but must have at most {MOST_WEIGHTS} to be "
+            f"measured"
         )
     return own(path.stem, str(path), config)
 

@@ -1,4 +1,7 @@
-"""The measurement as data: what ``--json`` writes, what a page is made from, and what ``--resume`` goes on from."""
+"""The measurement as data.
+
+What ``--json`` writes, what a page is made from, and what ``--resume`` goes on from.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,8 @@ class Record:
         if others:
             raise SpecError(
                 [
-                    f"the record to go on with has measured another {name!r} than this version measures: it must be measured anew"
+                    f"the record to go on with has measured another {name!r} than this version measures: "
+                    f"it must be measured anew"
                     for name in others
                 ]
             )
@@ -121,7 +125,9 @@ def described(work: Workload) -> dict[str, Any]:
 def best_rates(
     entries: Sequence[Mapping[str, Any]], workloads: Mapping[str, Any]
 ) -> dict[tuple[str, str], float]:
-    """Return the best rate of a bare product for each backend and precision, and over all backends under ``""``."""
+    """Return the best rate of a bare product for each backend and precision, and over all backends under
+    ``""``.
+    """
     best: dict[tuple[str, str], float] = {}
     for entry in entries:
         for key in ((name, workloads[entry["workload"]]["dtype"]) for name in (entry["backend"], "")):
@@ -187,7 +193,10 @@ def check(data: Mapping[str, Any]) -> None:
 
 
 def exit_code(entries: Sequence[Mapping[str, Any]]) -> int:
-    """0: all was measured that can be; 1: something was withheld because it is wrong; 3: a backend failed, or something was not judged, or nothing measured."""
+    """0: all was measured that can be; 1: something was withheld because it is wrong.
+
+    3: a backend failed, or something was not judged, or nothing measured.
+    """
     found = {entry["status"] for entry in entries}
     if found & {*FAILED_WORKER, "undetermined"} or "measured" not in found | (
         {"measured"} if "withheld" in found else set()

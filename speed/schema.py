@@ -1,4 +1,7 @@
-"""What a record of measurements has to have: the types and ranges that reading one checks (docs/guides/speed.md says what it means)."""
+"""What a record of measurements has to have.
+
+The types and ranges that reading one checks (docs/guides/speed.md says what it means).
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,10 @@ STEADY = 0.10
 """The largest spread, as a share of the median, of a measurement that is called steady."""
 
 LEAST = 5
-"""Steps that have to count before a spread says anything: two that lie close together may both have been disturbed."""
+"""Steps that have to count before a spread says anything.
+
+Two that lie close together may both have been disturbed.
+"""
 
 WARM = 3
 """A turn with at least so many steps begins with one that is not counted: another process had the caches."""
@@ -28,7 +31,10 @@ def median(turns: Sequence[Sequence[float]]) -> float:
 
 
 def least(turns: Sequence[Sequence[float]]) -> float:
-    """Return the shortest step that counts, in seconds: what the machine can do while nothing disturbs it; NaN of nothing."""
+    """Return the shortest step that counts, in seconds: what the machine can do while nothing disturbs it.
+
+    NaN of nothing.
+    """
     return min((step for turn in counted(turns) for step in turn), default=math.nan)
 
 
@@ -44,7 +50,10 @@ def interval(turns: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def spread(turns: Sequence[Sequence[float]]) -> float:
-    """Return the width of that range as a share of the median; infinite if but one turn counts, or fewer than :data:`LEAST` steps."""
+    """Return the width of that range as a share of the median.
+
+    Infinite if but one turn counts, or fewer than :data:`LEAST` steps.
+    """
     low, high = interval(turns)
     middle = median(turns)
     enough = len(turns) > 1 and sum(map(len, counted(turns))) >= LEAST

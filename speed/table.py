@@ -65,7 +65,10 @@ def spread(summary: Mapping[str, Any]) -> str:
 
 
 def updated_by(work: Mapping[str, Any]) -> str:
-    """Return by what a step of a workload updates weights, to be added to what is said of it; nothing, if it updates none."""
+    """Return by what a step of a workload updates weights, to be added to what is said of it.
+
+    Nothing, if it updates none.
+    """
     if work["kind"] == "inference":
         return ""
     recipe = work.get("recipe")
@@ -106,7 +109,10 @@ def _fits(data: Mapping[str, Any], console: Console) -> None:
 
 
 def _table(name: str, work: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], wide: bool) -> Table:
-    size = f"{work['batch']} x {work['tokens']} tokens, {work['real_tokens']:,} real, {work['flops'] / 1e9:.3g} GFLOP a step{updated_by(work)}"
+    size = (
+        f"{work['batch']} x {work['tokens']} tokens, {work['real_tokens']:,} real, "
+        f"{work['flops'] / 1e9:.3g} GFLOP a step{updated_by(work)}"
+    )
     table = Table(title=f"{name}: {size}", title_justify="left", title_style="bold")
     table.add_column("backend", overflow="fold")
     table.add_column("mode", overflow="fold", min_width=14 if wide else None)
@@ -153,7 +159,10 @@ def _notes(data: Mapping[str, Any], console: Console) -> None:
     for name, who in unsteady(data).items():
         console.print(Text(f"unsteady, {name}: {', '.join(who)}", style="yellow"))
     for entry in greedy(data):
-        text = f"{entry['backend']} kept {entry['summary']['busy_cores']:.1f} cores busy with {data['settings']['threads']} threads: {entry['mode']}, {entry['workload']}"
+        text = (
+            f"{entry['backend']} kept {entry['summary']['busy_cores']:.1f} cores busy with "
+            f"{data['settings']['threads']} threads: {entry['mode']}, {entry['workload']}"
+        )
         console.print(Text(text, style="bold yellow"))
     if not data["complete"]:
         console.print(
@@ -171,7 +180,10 @@ def unmeasured(data: Mapping[str, Any]) -> dict[tuple[str, str, str], list[Mappi
 
 
 def unsteady(data: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return what was measured with a spread over a tenth: workload and mode to backends, each with its spread."""
+    """Return what was measured with a spread over a tenth.
+
+    Workload and mode to backends, each with its spread.
+    """
     found: dict[str, list[str]] = {}
     for entry in data["entries"]:
         if entry["summary"] and entry["summary"]["steady"] is False:
@@ -227,13 +239,15 @@ def show_changes(
     machine = drift(old, new)
     if machine is not None:
         console.print(
-            f"The best bare matrix product is {100 * (machine - 1):+.1f} % as fast as it was: what the machine itself did.",
+            f"The best bare matrix product is {100 * (machine - 1):+.1f} % as fast as it was: what the "
+            f"machine itself did.",
             highlight=False,
         )
     if old["machine"].get("processor") != new["machine"].get("processor"):
         console.print(
             Text(
-                f"Not the same processor: {old['machine'].get('processor')}, {new['machine'].get('processor')}",
+                f"Not the same processor: {old['machine'].get('processor')}, "
+                f"{new['machine'].get('processor')}",
                 style="bold yellow",
             )
         )

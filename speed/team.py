@@ -1,4 +1,6 @@
-"""The backends in one mode, each in a process of its own, in turns, so that a machine that drifts favours none."""
+"""The backends in one mode, each in a process of its own, in turns, so that a machine that drifts favours
+none.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def alike(tuned: Mapping[str, Any], shipped: Mapping[str, Any]) -> bool:
 
 
 def rules_of(work: Workload, plan: Plan, about: Mapping[str, Any]) -> str | None:
-    """Return the mode by which results are judged where it is not that of their precision: that of float32 products on a GPU.
+    """Return the mode by which results are judged where it is not that of their precision.
+
+    That of float32 products on a GPU.
 
     Args:
         about: what the backend says of itself (:meth:`concord.backends.interface.Backend.describe`).
@@ -64,7 +68,8 @@ class Known:
 
     Attributes:
         ahead: how many workloads, each in one mode, are still to be measured.
-        took: seconds that a workload took for each backend when it was measured last, but for what is done only once.
+        took: seconds that a workload took for each backend when it was measured last, but for what is done
+            only once.
         offered: the implementations that each backend said it has.
         imports: seconds that each backend's import took in each profile.
         tuned: what each backend said of itself in the tuned profile.
@@ -85,7 +90,10 @@ class Known:
         return time.perf_counter() + len(members) * self.took.get(work, 0.0) <= self.end
 
     def share(self) -> float:
-        """Return until when the next of the workloads may take: all that are ahead get as much of the time that is left."""
+        """Return until when the next of the workloads may take.
+
+        All that are ahead get as much of the time that is left.
+        """
         now = time.perf_counter()
         self.ahead -= 1
         return now + (self.end - now) / (self.ahead + 1)
@@ -143,7 +151,10 @@ class Member:
         return None
 
     def repeat(self, seconds: float) -> dict[str, Any] | None:
-        """Have the worker run steps, and let it come to rest: threads that look out for more work disturb whoever is next."""
+        """Have the worker run steps, and let it come to rest.
+
+        Threads that look out for more work disturb whoever is next.
+        """
         before, started = _processor_seconds(self.worker), time.perf_counter()
         answer = self.ask("repeat", count=1000, seconds=seconds)
         busy = busy_cores(before, _processor_seconds(self.worker), time.perf_counter() - started)
@@ -193,7 +204,9 @@ class Team:
         return self
 
     def _start(self) -> None:
-        """Start all workers: one after the other if how long their imports take is still to be measured, else together."""
+        """Start all workers: one after the other if how long their imports take is still to be measured,
+        else together.
+        """
         imports, profile = self.known.imports, self.mode.profile
         for member in self.members:
             if self.plan.thorough and (member.name, profile) not in imports:
@@ -261,7 +274,10 @@ class Team:
 
     def _nothing_new(self, member: Member, work: Workload) -> dict[str, Any]:
         """Return the entry of a backend to which a profile makes no difference."""
-        detail = f"as shipped it computes with {member.about['threads']} threads too, and none of the switches is for it"
+        detail = (
+            f"as shipped it computes with {member.about['threads']} threads too, and none of the "
+            f"switches is for it"
+        )
         return {
             **self._entry(member, work),
             "status": "as tuned",
@@ -308,7 +324,9 @@ class Team:
     def _compare(
         self, member: Member, work: Workload, results: Mapping[str, NDArray[Any]], entry: dict[str, Any]
     ) -> dict[str, str]:
-        """Note how far results are from the oracle's, and return status and detail of what must not be timed, if that is so."""
+        """Note how far results are from the oracle's, and return status and detail of what must not be
+        timed, if that is so.
+        """
         worst, tensor = truth.expected(work, rules_of(work, self.plan, member.about)).worst(
             results, self.plan.limit
         )
@@ -328,7 +346,10 @@ class Team:
         )
 
     def _weights(self, work: Workload) -> str:
-        """Return the file that holds a model's weights, for all modes: drawing them takes longer than reading them."""
+        """Return the file that holds a model's weights, for all modes.
+
+        Drawing them takes longer than reading them.
+        """
         config = work.preset.config
         path = self.folder / f"{hashlib.sha256(config.to_toml().encode()).hexdigest()}.safetensors"
         if not path.exists():
@@ -361,7 +382,10 @@ class Team:
     def _turns(
         self, members: Sequence[Member], work: Workload, until: float
     ) -> Iterator[tuple[Member, dict[str, Any]]]:
-        """Let backends run in turns: all of them the same number of times, until every one is steady, or patience or time end."""
+        """Let backends run in turns.
+
+        All of them the same number of times, until every one is steady, or patience or time end.
+        """
         steps: dict[str, list[list[float]]] = {member.name: [] for member in members}
         self._warm_up(members, work)
         began = time.perf_counter()
@@ -379,7 +403,9 @@ class Team:
                     yield member, answer
 
     def _warm_up(self, members: Sequence[Member], work: Workload) -> None:
-        """Let each backend have a turn that does not count, unless its first step, which compiled nothing, took as long as one."""
+        """Let each backend have a turn that does not count, unless its first step, which compiled nothing,
+        took as long as one.
+        """
         self.tell(f"{work.name}, {self.mode.name}: warming up")
         for member in members:
             if member.first_seconds < self.plan.slice or self.mode.execution.endswith("compiled"):

@@ -9,7 +9,9 @@ BACKWARD = 2
 
 
 def flops(workload: Workload, real_only: bool = False) -> float:
-    """Return the floating-point operations of one step: a multiplication and an addition for each term of each product.
+    """Return the floating-point operations of one step.
+
+    A multiplication and an addition for each term of each product.
 
     Args:
         real_only: whether padding is left out, as unpadded execution does in all but attention's core.

@@ -1,4 +1,6 @@
-"""What the tests share: small models with an axis size of their own for each axis, and a worker for each backend."""
+"""What the tests share: small models with an axis size of their own for each axis, and a worker for each
+backend.
+"""
 
 import os
 import shutil
@@ -41,16 +43,25 @@ COMPILED = {
 """Also what is small, and compiled in no time, is kept."""
 
 SHARED = "CONCORD_TESTS_SHARED"
-"""The variable of the environment that names the folder in which the processes of a session keep what all of them need."""
+"""The variable of the environment that names the folder in which the processes of a session keep what all
+of them need.
+"""
 
 STOPPING = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
-"""What Python does with signals that tests send. A shell starts what runs in the background, and ``nohup`` whatever it runs, so that they are ignored, by children too."""
+"""What Python does with signals that tests send.
+
+A shell starts what runs in the background, and ``nohup`` whatever it runs, so that they are ignored, by
+children too.
+"""
 
 kept = pytest.StashKey[str]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let all processes of a session share what they derive, and JAX what it compiles: most of what they do otherwise is to do the same again. Let signals arrive."""
+    """Let all processes of a session share what they derive, and JAX what it compiles.
+
+    Most of what they do otherwise is to do the same again. Let signals arrive.
+    """
     if not hasattr(config, "workerinput"):
         config.stash[kept] = folder = tempfile.mkdtemp(prefix="concord-tests-")
         os.environ[SHARED] = folder
@@ -64,11 +75,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at marks
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Let backends take turns in tests that are made for each of them and for each entry of a long list, or of several lists.
+    """Let backends take turns in tests that are made for each of them and for each entry of a long list,
+    or of several lists.
 
-    A test that is marked ``in_turn``, and each of the conformance suite, runs for every entry, or set of entries, on as many backends as
-    the mark says, on one by default; on the others it is slow. Which backends, :func:`turns` says. A case that no other variant has is for all;
-    of a golden file, which holds the same in two precisions, those take turns too.
+    A test that is marked ``in_turn``, and each of the conformance suite, runs for every entry, or set of
+    entries, on as many backends as the mark says, on one by default; on the others it is slow. Which
+    backends, :func:`turns` says. A case that no other variant has is for all; of a golden file, which holds
+    the same in two precisions, those take turns too.
     """
     functions: dict[str, dict[Any, dict[str, list[pytest.Function]]]] = {}
     counts: dict[str, int] = {}
@@ -96,7 +109,9 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
 
 
 def is_the_only_one(job: Job | None) -> bool:
-    """Return whether a standard case has a scenario that one variant alone has, or is of a variant that has few."""
+    """Return whether a standard case has a scenario that one variant alone has, or is of a variant that
+    has few.
+    """
     return job is not None and (
         job.group in OWN
         or bool(SCENARIOS[job.case.removeprefix(f"{job.group}-").removesuffix(f"-{job.part}")].only)
@@ -106,8 +121,8 @@ def is_the_only_one(job: Job | None) -> bool:
 def turns(names: Sequence[str], place: int, count: int = 1) -> set[str]:
     """Return whose turn an entry is, by its place in the list.
 
-    It is the sum of the place's digits, to the base of as many as take turns: where several lists are gone through, one within the
-    other, each backend meets the entries of each.
+    It is the sum of the place's digits, to the base of as many as take turns: where several lists are gone
+    through, one within the other, each backend meets the entries of each.
     """
     first = 0
     while place:
@@ -139,7 +154,9 @@ def variant_config(request: pytest.FixtureRequest) -> spec.EncoderConfig:
 
 @pytest.fixture(scope="session")
 def open_worker(concord_workers: Workers) -> Callable[[str], Worker]:
-    """Return a function that gives the one worker of a backend, and skips visibly where it is not installed."""
+    """Return a function that gives the one worker of a backend, and skips visibly where it is not
+    installed.
+    """
     return concord_workers.get
 
 

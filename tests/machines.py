@@ -1,8 +1,9 @@
 """Other machines on this one: tests and verdicts under the kernels that libraries take on other processors.
 
-``python -m tests.machines kernels`` runs the tests of :data:`FILES` under each kernel of NumPy's BLAS that this
-processor has. ``python -m tests.machines verdicts`` judges the four backends under each of :data:`PROCESSORS` and
-writes the table of ``docs/guides/machines.md``; what has been written to ``build/machines`` is not made again.
+``python -m tests.machines kernels`` runs the tests of :data:`FILES` under each kernel of NumPy's BLAS that
+this processor has. ``python -m tests.machines verdicts`` judges the four backends under each of
+:data:`PROCESSORS` and writes the table of ``docs/guides/machines.md``; what has been written to
+``build/machines`` is not made again.
 """
 
 from __future__ import annotations
@@ -26,13 +27,25 @@ AVX2, SSE4 = {"avx2", "fma"}, {"sse4_2"}
 AVX512 = {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"}
 
 KERNELS = {"Haswell": AVX2, "SkylakeX": AVX512, "Nehalem": SSE4}
-"""Kernels of OpenBLAS, and what a processor needs for each: one that lacks it would end in an illegal instruction."""
+"""Kernels of OpenBLAS, and what a processor needs for each.
+
+One that lacks it would end in an illegal instruction.
+"""
 
 FILES = (
-    "test_breakdown", "test_judgement", "test_predicting", "test_spec_gradients", "test_spec_inputs",
-    "test_spec_reference", "test_spec_training", "test_tolerance",
-)  # fmt: skip
-"""Tests of numbers that NumPy alone computes: the reference, tolerances, verdicts and what is predicted by them."""
+    "test_breakdown",
+    "test_judgement",
+    "test_predicting",
+    "test_spec_gradients",
+    "test_spec_inputs",
+    "test_spec_reference",
+    "test_spec_training",
+    "test_tolerance",
+)
+"""Tests of numbers that NumPy alone computes.
+
+The reference, tolerances, verdicts and what is predicted by them.
+"""
 
 
 def libraries(openblas: str, onednn: str, aten: str, mkl: str, xla: str) -> dict[str, str]:
@@ -72,7 +85,10 @@ def features() -> set[str]:
 
 def kernel(chosen: str) -> str:
     """Return the kernel that NumPy's BLAS takes where one is asked for."""
-    program = "import numpy, threadpoolctl; print(*{str(one.get('architecture')) for one in threadpoolctl.threadpool_info()})"
+    program = (
+        "import numpy, threadpoolctl; print(*{str(one.get('architecture')) for one in "
+        "threadpoolctl.threadpool_info()})"
+    )
     environment = {**os.environ, **({"OPENBLAS_CORETYPE": chosen} if chosen else {})}
     return subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
@@ -123,7 +139,10 @@ def commands(backends: Sequence[str], kinds: Sequence[str]) -> dict[str, list[st
 
 
 def outcomes_of(record: dict[str, Any]) -> dict[tuple[str, ...], str]:
-    """Return what came of each run of a record, by what it is: a status, and of a mutant the tensor that is named."""
+    """Return what came of each run of a record, by what it is.
+
+    A status, and of a mutant the tensor that is named.
+    """
     if "findings" in record:
         return {
             (one["backend"], one["mutant"]): f"{one['status']} {one.get('tensor', '')}".strip()

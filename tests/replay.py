@@ -1,8 +1,9 @@
 """What the code says, recorded, so that a change of its form can be proven to be no more than that.
 
 ``python -m tests.replay record FOLDER`` writes one file for each part; what is there is not made again.
-``python -m tests.replay compare BEFORE AFTER`` prints each difference, and ends with 1 if there is one. Both recordings
-must come from one machine: another processor rounds otherwise. Ratios are compared by all their digits.
+``python -m tests.replay compare BEFORE AFTER`` prints each difference, and ends with 1 if there is one. Both
+recordings must come from one machine: another processor rounds otherwise. Ratios are compared by all their
+digits.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ Said = Iterator[tuple[str, Any]]
 
 
 def of_verdict(verdict: conformance.Verdict) -> dict[str, Any]:
-    """Return what a verdict says: status, first tensor, cause, and how near each tensor came to its tolerance."""
+    """Return what a verdict says.
+
+    Status, first tensor, cause, and how near each tensor came to its tolerance.
+    """
     first = verdict.first_divergence
     found = verdict.explained().diagnosis if first else None
     return {

@@ -1,4 +1,7 @@
-"""Cases that run again on the same inputs: what a backend carries into a later run is found, and said to be that."""
+"""Cases that run again on the same inputs.
+
+What a backend carries into a later run is found, and said to be that.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The four backends beyond the standard cases: parts, masks, the whole option space, half precision, compilation."""
+"""The four backends beyond the standard cases.
+
+Parts, masks, the whole option space, half precision, compilation.
+"""
 
 import subprocess
 import sys
@@ -61,10 +64,14 @@ def random_config(seed: int) -> spec.EncoderConfig:
     while True:
         drawn = {name: str(generator.choice(choices)) for name, choices in VARIED.items()}
         learned = bool(generator.integers(2))
-        table = {"position_layout": None, "position_exponent": None, "position_base": None} if learned else {
-            "position_layout": str(generator.choice(CHOICES["position_layout"])),
-            "position_exponent": str(generator.choice(CHOICES["position_exponent"])),
-        }  # fmt: skip
+        table = (
+            {"position_layout": None, "position_exponent": None, "position_base": None}
+            if learned
+            else {
+                "position_layout": str(generator.choice(CHOICES["position_layout"])),
+                "position_exponent": str(generator.choice(CHOICES["position_exponent"])),
+            }
+        )
         flags = {
             name: bool(generator.integers(2))
             for name in ("embedding_norm", "qkv_bias", "output_projection", "final_norm")
@@ -147,8 +154,13 @@ def test_run_without_taps_or_gradients_delivers_output_and_loss(worker):
 
 
 def test_worker_process_needs_neither_execnet_nor_psutil():
-    """Another environment's interpreter brings its framework, NumPy and safetensors, and nothing else of ours."""
-    program = "import sys, concord.backends.remote; print(sorted({'execnet', 'psutil', 'rich', 'typer', 'pytest'} & set(sys.modules)))"
+    """Another environment's interpreter brings its framework, NumPy and safetensors, and nothing else of
+    ours.
+    """
+    program = (
+        "import sys, concord.backends.remote; print(sorted({'execnet', 'psutil', 'rich', 'typer', "
+        "'pytest'} & set(sys.modules)))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )

@@ -1,4 +1,7 @@
-"""Where in a tensor its error lies: over its axes, over its sizes, at its worst elements; and in few bytes."""
+"""Where in a tensor its error lies: over its axes, over its sizes, at its worst elements.
+
+And in few bytes.
+"""
 
 from __future__ import annotations
 

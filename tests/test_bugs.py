@@ -1,4 +1,6 @@
-"""The table of faults: what each is, that its edit changes what it says, and that the tape computes as the operations say."""
+"""The table of faults: what each is, that its edit changes what it says, and that the tape computes as the
+operations say.
+"""
 
 from __future__ import annotations
 

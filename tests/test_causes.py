@@ -138,10 +138,20 @@ UNKNOWN: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
     ),
 }
 TENSORS = (
-    "embeddings.token", "embeddings.norm", "layers.0.attention.query", SCORES, WEIGHTS, "layers.1.attention.context", "layers.1.residual2",
-    "layers.1.norm2", "pooler.dense", "logits", "log_probabilities", "gradients.layers.1.feed_forward.inner.weight",
+    "embeddings.token",
+    "embeddings.norm",
+    "layers.0.attention.query",
+    SCORES,
+    WEIGHTS,
+    "layers.1.attention.context",
+    "layers.1.residual2",
+    "layers.1.norm2",
+    "pooler.dense",
+    "logits",
+    "log_probabilities",
+    "gradients.layers.1.feed_forward.inner.weight",
     "gradients.embeddings.token.weight",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("tensor", TENSORS)

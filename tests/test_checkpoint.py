@@ -158,7 +158,8 @@ from concord.training import checkpoint
 run = Path(sys.argv[1])
 given = checkpoint.read(run, "last")
 for step in range(given.progress.step + 1, 10_000):
-    checkpoint.write(runs.step_folder(run, step), dataclasses.replace(given, progress=dataclasses.replace(given.progress, step=step)))
+    progress = dataclasses.replace(given.progress, step=step)
+    checkpoint.write(runs.step_folder(run, step), dataclasses.replace(given, progress=progress))
     checkpoint.tidy(run, {step})
     print(step, flush=True)
 """

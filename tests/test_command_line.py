@@ -158,7 +158,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "check --memory-limit 1e308": ("--memory-limit is 1e+308 MiB but must be above 0 and at most",),
     "check --backend tensorflow": ("unknown backend 'tensorflow': did you mean 'tf'?",),
     "check --backend tests.toys.numpy_backend": (
-        "unknown backend 'tests.toys.numpy_backend': must be a name, or a class as package.module:Class; its module is looked for in the current folder, in PYTHONPATH",
+        "unknown backend 'tests.toys.numpy_backend': must be a name, or a class as package.module:Class; "
+        "its module is looked for in the current folder, in PYTHONPATH",
     ),
     "fuzz --shapes 99999999": ("--shapes is 99999999 but must be at most 10000",),
     "speed --dtype int8": ("unknown dtype 'int8': must be one of float64",),
@@ -339,7 +340,8 @@ def test_a_markdown_file_without_markers_is_refused_before_anything_runs(
     )
     assert (code, output) == (2, "")
     assert errors == [
-        f"concord: error: {tmp_path / 'README.md'}: lacks the lines '<!-- begin check -->' and '<!-- end check -->'"
+        f"concord: error: {tmp_path / 'README.md'}: lacks the lines '<!-- begin check -->' and '<!-- end "
+        f"check -->'"
     ]
     assert (tmp_path / "README.md").read_text() == "text\n"
     assert not (tmp_path / "out.json").exists()

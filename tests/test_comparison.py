@@ -211,7 +211,10 @@ def test_what_lies_beside_the_weights_is_compared_by_what_it_says() -> None:
     )
     assert found.files == {
         "labels": '1 is "b" in A and "c" in B; 2 is "c" in A and "b" in B',
-        "tokenizer.json": "normalizer.lowercase is true in A and false in B; normalizer.strip is null in A and absent in B; marks[2] is absent in A and 3 in B",
+        "tokenizer.json": (
+            "normalizer.lowercase is true in A and false in B; normalizer.strip is null in A and "
+            "absent in B; marks[2] is absent in A and 3 in B"
+        ),
         "vocab.txt": 'line 2 is "b" in A and "c" in B; line 3 is "c" in A and "b" in B',
     }
     assert (found.exit_code, found.alone) == (1, (("merges.txt",), ("text.json",)))
@@ -374,8 +377,8 @@ def test_heads_that_the_family_does_not_have_are_compared_by_bits(tmp_path: Path
     said = outcome.output.replace("\n", " ")
     assert (outcome.exit_code, f"{BIAS}, which is no parameter: all numbers of B are 1" in said) == (1, True)
     assert (
-        "37 of 37 parameters have the same bits; of the tensors that are no parameters 6 have the same bits; of the tensors that are no parameters 1 has other bits"
-        in said
+        "37 of 37 parameters have the same bits; of the tensors that are no parameters 6 have the same "
+        "bits; of the tensors that are no parameters 1 has other bits" in said
     )
     assert CliRunner().invoke(app, ["diff", str(one), str(headed(tmp_path / "again"))]).exit_code == 0
 

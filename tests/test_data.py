@@ -28,9 +28,16 @@ from tests.toys.surroundings import PATIENCE, ROOT
 
 Config = Callable[..., spec.EncoderConfig]
 
-PAIRS = '谁有狂三这张高清的\t这张高清图，谁有\t0\n英雄联盟什么英雄最好\t英雄联盟最好英雄是什么\t1\n我想要一个"好"的\t我要\t1\n'
+PAIRS = (
+    "谁有狂三这张高清的\t这张高清图，谁有\t0\n"
+    "英雄联盟什么英雄最好\t英雄联盟最好英雄是什么\t1\n"
+    '我想要一个"好"的\t我要\t1\n'
+)
 WORDS = "a film of rare beauty<SEP>good\nso dull so very dull<SEP>bad\n"
-LINES = '{"text": "so dull", "label": "bad"}\n{"sentence1": "a film", "sentence2": "a movie", "label": "good", "id": 7}\n{"text": "rare", "label": null}\n'
+LINES = (
+    '{"text": "so dull", "label": "bad"}\n{"sentence1": "a film", "sentence2": "a movie", "label": '
+    '"good", "id": 7}\n{"text": "rare", "label": null}\n'
+)
 
 
 def written(folder: Path, name: str, content: str | bytes) -> Path:
@@ -90,16 +97,21 @@ def test_words_with_a_label_are_read_as_the_tf1_source_has_them(tmp_path: Path) 
 def test_json_lines_are_read_under_the_usual_names(tmp_path: Path) -> None:
     path = written(tmp_path, "train.jsonl", LINES)
     assert fields(path) == [("so dull", None, "bad"), ("a film", "a movie", "good"), ("rare", None, None)]
-    bad = '{"text": 3}\n[]\n{"label": 1}\n{"text": "a", "text_a": "b"}\n{"text": "x", "label": true}\n{"text": "\\ud800"}\n{"text": "a\\u0000"}\n{\n'
+    bad = (
+        '{"text": 3}\n[]\n{"label": 1}\n{"text": "a", "text_a": "b"}\n{"text": "x", "label": '
+        'true}\n{"text": "\\ud800"}\n{"text": "a\\u0000"}\n{\n'
+    )
     assert refusal(data.read, written(tmp_path, "bad.jsonl", bad)) == [
         f"{tmp_path}/bad.jsonl:1: 'text' is of type int but must be a string",
         f"{tmp_path}/bad.jsonl:2: holds a list but must hold a JSON object",
         f"{tmp_path}/bad.jsonl:3: lacks 'text_a' (or 'text', 'sentence', 'sentence1')",
         f"{tmp_path}/bad.jsonl:4: has 'text_a' beside another name of 'text_a'",
         f"{tmp_path}/bad.jsonl:5: 'label' is of type bool but must be a string or a whole number",
-        f"{tmp_path}/bad.jsonl:6: not valid JSON: 'utf-8' codec can't encode character '\\ud800' in position 10: surrogates not allowed",
+        f"{tmp_path}/bad.jsonl:6: not valid JSON: 'utf-8' codec can't encode character '\\ud800' in "
+        f"position 10: surrogates not allowed",
         f"{tmp_path}/bad.jsonl:7: 'text_a' holds a NUL character, which no text has",
-        f"{tmp_path}/bad.jsonl:8: not valid JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+        f"{tmp_path}/bad.jsonl:8: not valid JSON: Expecting property name enclosed in double quotes: line "
+        f"1 column 2 (char 1)",
     ]
 
 
@@ -118,9 +130,13 @@ def test_datasets_of_hugging_face_are_read_from_their_folder(tmp_path: Path) -> 
     )
     (folder,) = data.splits(tmp_path / "saved").values()
     found = data.read(folder, on_error="skip")
-    assert [(sample.text_a, sample.text_b, sample.label, found.where(sample.number)) for sample in found.samples] == [
-        ("a", "x", "alike", f"{folder}:1"), ("b", "y", "unlike", f"{folder}:2"), ("c", "z", None, f"{folder}:3"),
-    ]  # fmt: skip
+    assert [
+        (sample.text_a, sample.text_b, sample.label, found.where(sample.number)) for sample in found.samples
+    ] == [
+        ("a", "x", "alike", f"{folder}:1"),
+        ("b", "y", "unlike", f"{folder}:2"),
+        ("c", "z", None, f"{folder}:3"),
+    ]
     assert found.complaints.listed() == [f"{folder}:4: 'text_a' is empty"]
     (arrow,) = folder.glob("*.arrow")
     arrow.write_bytes(arrow.read_bytes()[:100])
@@ -352,7 +368,9 @@ def test_a_vocabulary_is_learnt_the_same_each_time(small: Config, tokenization: 
     texts = [line.split("\t")[0] for line in PAIRS.splitlines()] + WORDS.splitlines()
     program = (
         "import sys, hashlib; from concord import spec; from concord.training import data\n"
-        f"texts = {texts!r}\nencoder = data.TextEncoder.learn(texts, spec.variant('bert'), {tokenization!r}, size=31)\nprint(hashlib.sha256(str(encoder.files()).encode()).hexdigest(), encoder.vocab_size)"
+        f"texts = {texts!r}\nencoder = data.TextEncoder.learn(texts, spec.variant('bert'), "
+        f"{tokenization!r}, size=31)\nprint(hashlib.sha256(str(encoder.files()).encode()).hexdigest(), "
+        f"encoder.vocab_size)"
     )
     found = {
         subprocess.run(
@@ -412,7 +430,8 @@ def test_spoilt_encoders_are_read_or_refused(tmp_path: Path, small: Config) -> N
 def small_corpus(folder: Path, config: spec.EncoderConfig, count: int = 23) -> data.Corpus:
     random = Random(7)
     lines = [
-        f"{''.join(random.choices('abcdefgh你好吗', k=random.randint(1, 6)))}\t{''.join(random.choices('abcdefgh', k=random.randint(1, 6)))}\t{number % 3}"
+        f"{''.join(random.choices('abcdefgh你好吗', k=random.randint(1, 6)))}\t"
+        f"{''.join(random.choices('abcdefgh', k=random.randint(1, 6)))}\t{number % 3}"
         for number in range(count)
     ]
     found = data.read(written(folder, "train.tsv", "\n".join(lines) + "\n"))

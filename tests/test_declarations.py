@@ -1,4 +1,7 @@
-"""What a run declares that it does not compute, or computes otherwise: judged accordingly, recognised where it is not declared, and said."""
+"""What a run declares that it does not compute, or computes otherwise.
+
+Judged accordingly, recognised where it is not declared, and said.
+"""
 
 import dataclasses
 
@@ -178,15 +181,33 @@ def changed(**fields):
 
 
 MISFITS = {
-    "a name that nobody knows": (changed(taps=lambda taps: {**taps, "encoder.layer.0": taps["layers.0.norm2"]}), "'encoder.layer.0' is named like nothing"),
-    "a gradient that nobody knows": (changed(gradients=lambda found: {**found, "layers.0.norm2.gamma": found["layers.0.norm2.weight"]}), "did you mean 'gradients.layers.0.norm2"),
-    "a gradient by a tap that nobody knows": (changed(tap_gradients=lambda found: {"encoder.0": np.zeros(3, np.float32)}), "'gradients.taps.encoder.0' is named like nothing"),
-    "another shape": (changed(taps=lambda taps: {**taps, "layers.0.norm2": taps["layers.0.norm2"][:, 1:]}), "'layers.0.norm2' is of shape (5, 10, 14) but must be (5, 11, 14)"),
+    "a name that nobody knows": (
+        changed(taps=lambda taps: {**taps, "encoder.layer.0": taps["layers.0.norm2"]}),
+        "'encoder.layer.0' is named like nothing",
+    ),
+    "a gradient that nobody knows": (
+        changed(gradients=lambda found: {**found, "layers.0.norm2.gamma": found["layers.0.norm2.weight"]}),
+        "did you mean 'gradients.layers.0.norm2",
+    ),
+    "a gradient by a tap that nobody knows": (
+        changed(tap_gradients=lambda found: {"encoder.0": np.zeros(3, np.float32)}),
+        "'gradients.taps.encoder.0' is named like nothing",
+    ),
+    "another shape": (
+        changed(taps=lambda taps: {**taps, "layers.0.norm2": taps["layers.0.norm2"][:, 1:]}),
+        "'layers.0.norm2' is of shape (5, 10, 14) but must be (5, 11, 14)",
+    ),
     "another shape of the output": (changed(output=lambda output: output[None]), "'logits' is of shape"),
-    "another dtype": (changed(taps=lambda taps: {**taps, "layers.0.norm2": taps["layers.0.norm2"].astype(np.float64)}), "'layers.0.norm2' is of dtype float64 but must be float32 in a float32 run"),
-    "a narrower output": (changed(output=lambda output: output.astype(np.float16)), "'logits' is of dtype float16"),
+    "another dtype": (
+        changed(taps=lambda taps: {**taps, "layers.0.norm2": taps["layers.0.norm2"].astype(np.float64)}),
+        "'layers.0.norm2' is of dtype float64 but must be float32 in a float32 run",
+    ),
+    "a narrower output": (
+        changed(output=lambda output: output.astype(np.float16)),
+        "'logits' is of dtype float16",
+    ),
     "whole numbers": (changed(loss=lambda loss: loss.astype(np.int64)), "'loss' is of dtype int64"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.clause("PRC-2")

@@ -1,4 +1,7 @@
-"""What is said of mistakes that nobody foresaw: the tensor, the clause, and what is seen, but no cause that is not theirs."""
+"""What is said of mistakes that nobody foresaw.
+
+The tensor, the clause, and what is seen, but no cause that is not theirs.
+"""
 
 from __future__ import annotations
 
@@ -299,9 +302,9 @@ def test_the_next_tap_to_deliver_is_named():
     for name in ("layers.1.attention.output", "layers.1.residual1", "layers.0.norm1"):
         del run.taps[name]
     last = lines_of(case, run)[-1]
-    assert (
-        last
-        == "  next: deliver layers.1.attention.output, the first of 2 missing between layers.1.attention.context (right) and layers.1.norm1 (wrong)"
+    assert last == (
+        "  next: deliver layers.1.attention.output, the first of 2 missing between "
+        "layers.1.attention.context (right) and layers.1.norm1 (wrong)"
     )
 
 

@@ -1,4 +1,7 @@
-"""Two hundred disturbances, of workers and of their parent: nothing is lost, nothing hangs, nothing is left, and nobody sees a traceback."""
+"""Two hundred disturbances, of workers and of their parent.
+
+Nothing is lost, nothing hangs, nothing is left, and nobody sees a traceback.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,9 @@ HUNT = ("fuzz", "--cases", "100000", "--shapes", "2", "--part", "dot_product", "
 
 SEED = 2026
 WITHIN, SIGNALLED, PARENTS = 110, 36, 54
-"""How many disturbances come from within workers, how many are signals to workers, and how many to their parent."""
+"""How many disturbances come from within workers, how many are signals to workers, and how many to their
+parent.
+"""
 
 TOGETHER = 11
 """Disturbances from within that meet one command, each in a backend of its own."""

@@ -47,7 +47,9 @@ Invoke = Callable[..., tuple[int, str, list[str]]]
 def invoke(
     invoke: Callable[..., tuple[int, str, list[str]]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Callable[..., tuple[int, str, list[str]]]:
-    """Return a function that hunts from the command line in a folder of the test's own, and gives exit code, output and lines of errors."""
+    """Return a function that hunts from the command line in a folder of the test's own, and gives exit
+    code, output and lines of errors.
+    """
     monkeypatch.chdir(tmp_path)
     return lambda *arguments, columns=200: invoke("fuzz", *arguments, columns=columns)
 
@@ -157,9 +159,9 @@ def test_a_wrong_backend_is_found_made_small_and_replayed(invoke: Invoke, tmp_pa
 
     code, output, (error,) = invoke("--replay", folder)  # a file does not say what code is imported
     assert (code, output) == (2, "")
-    assert (
-        error
-        == f"concord: error: found.json names backend {WRONG!r}, which is not known here; to have it imported, say --backend {WRONG}"
+    assert error == (
+        f"concord: error: found.json names backend {WRONG!r}, which is not known here; to have it "
+        f"imported, say --backend {WRONG}"
     )
     code, output, errors = invoke("--backend", WRONG, "--replay", folder)
     assert (code, errors) == (1, [])
@@ -208,7 +210,8 @@ def test_a_hang_is_found_once_and_ends_the_chunk_of_its_backend() -> None:
     assert (failure.status, failure.attempts, failure.times, found.exit_code) == ("timed out", 0, 1, 3)
     assert {name: tally.cases for name, _, tally in found.each()} == {toy("Hangs"): 1, RIGHT: 4}
     assert found.notes == [
-        f"{toy('Hangs')}: timed out: no answer within 7 s; it was stopped; it was not started again for the rest of chunk 0"
+        f"{toy('Hangs')}: timed out: no answer within 7 s; it was stopped; it was not started again for "
+        f"the rest of chunk 0"
     ]
 
 
@@ -248,7 +251,8 @@ def test_a_backend_that_is_not_there_is_owed_and_the_others_go_on() -> None:
     assert (found.exit_code, found.cases, list(found.tallies)) == (3, 3, [RIGHT])
     (note,) = found.notes
     assert note.startswith(
-        "no_such_package.backend:Ghost is missing: No module named 'no_such_package'; its module is looked for in"
+        "no_such_package.backend:Ghost is missing: No module named 'no_such_package'; its module is looked "
+        "for in"
     )
     alone = hunted("no_such_package.backend:Ghost", cases=3)
     assert (alone.exit_code, alone.cases) == (3, 0)
@@ -261,7 +265,8 @@ def test_an_error_of_the_judge_names_its_case_and_ends_nothing(monkeypatch: pyte
     monkeypatch.setattr("concord.conformance.campaign.judge", judge)
     found = hunted(RIGHT, cases=2)
     assert found.notes == [
-        f"fuzz-0-0 could not be judged: {RIGHT}: a fault of Concord while judging: ZeroDivisionError: of the judge"
+        f"fuzz-0-0 could not be judged: {RIGHT}: a fault of Concord while judging: ZeroDivisionError: of "
+        f"the judge"
     ]
     assert (found.cases, found.failures, found.exit_code) == (2, [], 3)
     assert found.tallies[RIGHT]["float32"].statuses == {"not judged": 2}
@@ -286,9 +291,9 @@ def test_without_dask_the_extra_is_named(invoke: Invoke, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "distributed", None)
     code, output, (error,) = invoke("--backend", RIGHT, "--scheduler", "tcp://localhost:1")
     assert (code, output) == (2, "")
-    assert (
-        error
-        == "concord: error: --scheduler needs distributed, which is not installed: pip install -e '.[dask]' -c constraints/py311.txt"
+    assert error == (
+        "concord: error: --scheduler needs distributed, which is not installed: pip install -e "
+        "'.[dask]' -c constraints/py311.txt"
     )
 
 

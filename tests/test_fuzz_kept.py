@@ -1,4 +1,7 @@
-"""What a hunt has seen is kept, whatever ends it or the search for a smaller case; and nothing seen is no pass."""
+"""What a hunt has seen is kept, whatever ends it or the search for a smaller case.
+
+And nothing seen is no pass.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +131,10 @@ def test_a_hunt_that_judged_nothing_does_not_pass(invoke: Invoke, tmp_path: Path
         tmp_path / "out.html",
     )
     assert code == 3
-    line = f"{LIARS['KnowsOneArchitecture']}: nothing was judged: of 3 cases 3 unsupported; a backend of a fixed architecture is judged on its own weights: --checkpoint PATH"
+    line = (
+        f"{LIARS['KnowsOneArchitecture']}: nothing was judged: of 3 cases 3 unsupported; a backend of a "
+        f"fixed architecture is judged on its own weights: --checkpoint PATH"
+    )
     assert line in output
     assert "3 random cases" in output
     assert "0 failures" not in output

@@ -1,4 +1,7 @@
-"""The golden files that come with the repository: what they hold, and that the reference reproduces every golden file."""
+"""The golden files that come with the repository.
+
+What they hold, and that the reference reproduces every golden file.
+"""
 
 from dataclasses import replace
 from functools import partial

@@ -22,13 +22,21 @@ SIZES = {
     "concord": (26_500, 18_000),
     "tests": (245_000, 130_000),
 }
-"""Tokens of Python that a folder may have, and the aim. A ceiling goes down as its folder does; to raise one is a
-decision, with its reason in ``docs/decisions``."""
+"""Tokens of Python that a folder may have, and the aim.
+
+A ceiling goes down as its folder does; to raise one is a
+decision, with its reason in ``docs/decisions``.
+"""
 
 UNCOUNTED = {
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
-    tokenize.ENCODING, tokenize.ENDMARKER,
-}  # fmt: skip
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
 
 SOURCES = [name for name in SIZES if name != "tests"]
 

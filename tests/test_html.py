@@ -33,7 +33,10 @@ MOST = 3 * 2**20
 
 
 class Outline(HTMLParser):
-    """The structure of a page: what is not balanced, every tag with its attributes, and the text of each kind of element."""
+    """The structure of a page.
+
+    What is not balanced, every tag with its attributes, and the text of each kind of element.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -174,12 +177,12 @@ def test_a_page_tells_first_divergences_in_words(mixed: str) -> None:
         in words
     )
     assert (
-        "first at layers.1.attention.scores (SPEC ATT-2), element (0, 1) : 1e+09, oracle 0.5, tolerance ±1. 1e9 tolerances; 1 of 11 tensors lie beyond theirs. Told above."
-        in words
+        "first at layers.1.attention.scores (SPEC ATT-2), element (0, 1) : 1e+09, oracle 0.5, tolerance "
+        "±1. 1e9 tolerances; 1 of 11 tensors lie beyond theirs. Told above." in words
     )
     assert (
-        "End to end it is 250 tolerances. At the logits, end to end, it is 250 tolerances; 1 of 11 tensors lie beyond"
-        in words
+        "End to end it is 250 tolerances. At the logits, end to end, it is 250 tolerances; 1 of 11 tensors "
+        "lie beyond" in words
     )
     assert "Likely cause: The scores are too large by a factor of 1.001. [scale]" in words
     assert words.count("The scores are too large") == 1
@@ -191,8 +194,8 @@ def test_a_page_tells_first_divergences_in_words(mixed: str) -> None:
 def test_a_page_tells_what_failed(mixed: str) -> None:
     words = said(mixed)
     assert (
-        "tf: crashed killed by SIGSEGV bert-ragged, float32, and 1 more run The last lines of its process first words last words"
-        in words
+        "tf: crashed killed by SIGSEGV bert-ragged, float32, and 1 more run The last lines of its process "
+        "first words last words" in words
     )
     assert "paddle absent, and not asked for: No module named 'paddle'" in words
     assert "jax unsupported: no such precision" in words
@@ -269,8 +272,8 @@ def test_the_page_of_four_precisions_says_less_of_each_tensor() -> None:
 def test_every_tensor_can_be_read_off_its_column(mixed: str) -> None:
     titles = [text for tag, text in Outline(mixed).texts if tag == "title"]
     assert any(
-        "layers.1.attention.scores (ATT-2)\ntorch 0.10: local z 1.6 rms 0.2, end to end z 1.6 rms 0.2\nBackend 500 diverges: local z 8e+03 rms 1e+03,"
-        in title
+        "layers.1.attention.scores (ATT-2)\ntorch 0.10: local z 1.6 rms 0.2, end to end z 1.6 rms "
+        "0.2\nBackend 500 diverges: local z 8e+03 rms 1e+03," in title
         for title in titles
     )
     assert any("jax undelivered: not compared" in title for title in titles)
@@ -279,8 +282,8 @@ def test_every_tensor_can_be_read_off_its_column(mixed: str) -> None:
 def test_a_diverging_tensor_can_be_opened(mixed: str) -> None:
     words = said(mixed)
     assert (
-        "1 tensor beyond its tolerance, each to be opened ✗ layers.1.attention.scores : 1e9 tolerances, local error, 1 of 6 elements beyond"
-        in words
+        "1 tensor beyond its tolerance, each to be opened ✗ layers.1.attention.scores : 1e9 tolerances, "
+        "local error, 1 of 6 elements beyond" in words
     )
     assert "batch ↓ 2 × classes → 3 0 1 beyond at batch 0; classes 1" in words
     assert "batch classes Backend oracle tolerance error in tolerances 0 1 500.5 0.5 1 500" in words

@@ -1,4 +1,7 @@
-"""The models of the four frameworks outside the harness: called, saved and loaded as anyone's own would be."""
+"""The models of the four frameworks outside the harness.
+
+Called, saved and loaded as anyone's own would be.
+"""
 
 import importlib.util
 import json
@@ -18,7 +21,8 @@ import json, sys
 import numpy as np
 from concord import spec
 
-config = spec.variant("bert", vocab_size=23, max_positions=13, d_model=10, num_heads=2, d_ff=17, num_layers=1, num_classes=3)
+sizes = {"vocab_size": 23, "max_positions": 13, "d_model": 10, "num_heads": 2, "d_ff": 17, "num_layers": 1}
+config = spec.variant("bert", **sizes, num_classes=3)
 weights, batch = spec.initialize(config, seed=3), spec.example_batch(config, 7, 11, seed=5)
 ids, segments = batch.input_ids, batch.segment_ids
 found = {}
@@ -66,18 +70,23 @@ for made in (TextClassifier, library.TextClassifier):
     other.set_weights(model.get_weights())
     found[f"serialized {made.__module__}"] = type(other) is made and compare(other(given), logits)
     model.save(sys.argv[1] + ".keras")
-    found[f"loaded {made.__module__}"] = compare(keras.saving.load_model(sys.argv[1] + ".keras")(given), logits)
+    loaded = keras.saving.load_model(sys.argv[1] + ".keras")
+    found[f"loaded {made.__module__}"] = compare(loaded(given), logits)
 unbuilt = TextClassifier(config)
 unbuilt(given)
-found["built by a call"] = [name.partition("/")[2] for name in (variable.path for variable in unbuilt.weights)] == [variable.path.partition("/")[2] for variable in model.weights]
+names = [[variable.path.partition("/")[2] for variable in one.weights] for one in (unbuilt, model)]
+found["built by a call"] = names[0] == names[1]
 half = TextClassifier(config, dtype="bfloat16")
 half.build()
 found["dtype reaches each weight"] = {str(variable.dtype) for variable in half.weights} == {"bfloat16"}
 before = model.get_weights()
-model.compile(optimizer=keras.optimizers.SGD(0.5), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(optimizer=keras.optimizers.SGD(0.5), loss=loss)
 model.fit(given, batch.labels, batch_size=3, epochs=2, verbose=0)
-moved = {variable.path: not compare(old, new) for variable, old, new in zip(model.weights, before, model.get_weights(), strict=True)}
-found["fitted"] = all(has for path, has in moved.items() if not path.endswith("key/bias"))  # whose gradient is rounding alone (GRD-4)
+pairs = zip(model.weights, before, model.get_weights(), strict=True)
+moved = {variable.path: not compare(old, new) for variable, old, new in pairs}
+# The gradient of a key's bias is rounding alone (GRD-4).
+found["fitted"] = all(has for path, has in moved.items() if not path.endswith("key/bias"))
 found["predicts"] = model.predict(given, batch_size=3, verbose=0).shape == (7, 3)
 """,
     "paddle": """
@@ -108,7 +117,8 @@ from concord.backends.jax.backend import Adapter
 model = TextClassifier(config, rngs=nnx.Rngs(0))
 again, another = (TextClassifier(config, rngs=nnx.Rngs(seed)) for seed in (0, 1))
 given = jnp.asarray(ids), jnp.asarray(segments)
-found["drawn from rngs"] = compare(model(*given), again(*given)) and not compare(model(*given), another(*given))
+same, other = compare(model(*given), again(*given)), compare(model(*given), another(*given))
+found["drawn from rngs"] = same and not other
 Adapter().load(model, config, weights, "model")
 logits = model(*given)
 graph, state = nnx.split(model)
@@ -118,7 +128,8 @@ found["merged with other weights"] = not compare(nnx.merge(graph, doubled)(*give
 nnx.update(another, state)
 found["updated"] = compare(another(*given), logits)
 half = TextClassifier(config, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
-found["param_dtype reaches each weight"] = {leaf.dtype.name for leaf in jax.tree.leaves(nnx.state(half))} == {"bfloat16"}
+dtypes = {leaf.dtype.name for leaf in jax.tree.leaves(nnx.state(half))}
+found["param_dtype reaches each weight"] = dtypes == {"bfloat16"}
 """,
 }
 

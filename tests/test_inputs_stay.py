@@ -150,7 +150,10 @@ def test_a_folder_beside_is_written(
 # Files that commands write.
 
 LINES: dict[str, str] = {
-    "run": "case run --checkpoint {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} -o {out}",
+    "run": (
+        "case run --checkpoint {source} --backend tests.toys.numpy_backend:NumpyBackend --texts "
+        "{texts} -o {out}"
+    ),
     "predict": "predict {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} -o {out}",
     "evaluate": "predict {source} --backend tests.toys.numpy_backend:NumpyBackend --evaluate {texts} --json "
     "{out}",

@@ -1,4 +1,6 @@
-"""The wheel, installed where somebody else has folders and packages of the same names as the parts of Concord."""
+"""The wheel, installed where somebody else has folders and packages of the same names as the parts of
+Concord.
+"""
 
 from __future__ import annotations
 
@@ -159,7 +161,9 @@ def test_commands_run_where_others_have_folders_of_these_names(
 
 @pytest.fixture
 def hidden(tmp_path: Path) -> Callable[..., str]:
-    """Return a function that makes packages look as if they were not installed, and returns what PYTHONPATH has to hold."""
+    """Return a function that makes packages look as if they were not installed, and returns what
+    PYTHONPATH has to hold.
+    """
 
     def hide(*names: str) -> str:
         for name in names:

@@ -508,7 +508,8 @@ def test_export_to_where_no_folder_can_be_is_refused(invoke: Invoke, tmp_path: P
     assert (code, errors) == (
         2,
         [
-            f"concord: error: {tmp_path / 'file' / 'cases' / 'bert-single-float64'}: cannot be written: Not a directory"
+            f"concord: error: {tmp_path / 'file' / 'cases' / 'bert-single-float64'}: cannot be written: "
+            f"Not a directory"
         ],
     )
     assert contents(tmp_path) == {"file": b"kept"}

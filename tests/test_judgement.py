@@ -21,9 +21,15 @@ from tests.toys.surroundings import quick_case, sample_of
 def run_of(case, dtype="float32", config=None, weights=None, arithmetic=None, shuffle=97):
     """Return what a backend would: the reference in rounded arithmetic, perhaps of another model."""
     truth = reference(
-        config or case.config, weights or case.weights, case.batch, gradients=True, part=case.part,
-        dtype=dtype, arithmetic=arithmetic or dtype, shuffle=shuffle,
-    )  # fmt: skip
+        config or case.config,
+        weights or case.weights,
+        case.batch,
+        gradients=True,
+        part=case.part,
+        dtype=dtype,
+        arithmetic=arithmetic or dtype,
+        shuffle=shuffle,
+    )
     return as_run(truth, dtype)
 
 
@@ -83,7 +89,8 @@ def test_tolerance_is_a_small_share_of_every_tensor(case, dtype):
                 abs(value), axis=((-2, -1) if heads else -1) if value.ndim > 2 else None, keepdims=True
             )
             share = np.max(Z * expectation.sigmas[name] / np.where(largest > 0, largest, np.inf))
-            # A softmax by its logarithm errs by as much as the score that is taken off was rounded (SPEC ALG-1).
+            # A softmax by its logarithm errs by as much as the score that is taken off was rounded (SPEC
+            # ALG-1).
             scores = (
                 abs(truth[name.replace("weights", "scores")]).max()
                 if name.endswith("attention.weights")
@@ -194,9 +201,9 @@ def test_what_nothing_was_said_of_is_not_checked(sound):
     verdict = verdict_of(case, run)
     assert (verdict.status, verdict.unjudged) == ("undetermined", ("gradients",))
     assert verdict.row("layers.0.attention.weights").status == "undelivered"
-    assert (
-        verdict.unchecked
-        == f"not checked, since not delivered: layers.0.attention.weights; all {len(spec.trainable(case.config))} gradients"
+    assert verdict.unchecked == (
+        f"not checked, since not delivered: layers.0.attention.weights; all "
+        f"{len(spec.trainable(case.config))} gradients"
     )
 
 
@@ -310,7 +317,10 @@ def test_gradient_that_is_mathematically_zero_is_judged_by_its_own_rounding():
 
 
 def wrong_scores(case, dtype="float32"):
-    """Return a run that errs in one step only: the scores of its last layer are off by one part in a thousand."""
+    """Return a run that errs in one step only.
+
+    The scores of its last layer are off by one part in a thousand.
+    """
     run = run_of(case, dtype)
     name = f"layers.{case.config.num_layers - 1}.attention.scores"
     wrong = run.taps[name] * run.output.dtype.type(1.001)

@@ -1,4 +1,6 @@
-"""Library layers: what they express conforms by the same judge, and what they cannot is refused with every reason."""
+"""Library layers: what they express conforms by the same judge, and what they cannot is refused with every
+reason.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Any

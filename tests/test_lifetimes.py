@@ -1,4 +1,7 @@
-"""No process outlives what it was started for: not a worker, not what it has started, however its parent ends."""
+"""No process outlives what it was started for.
+
+Not a worker, not what it has started, however its parent ends.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,9 @@ def noted(notes: Path) -> list[int]:
 def left_by(
     arguments: tuple[str, ...], how: signal.Signals, notes: Path, hanging: int, **environment: str
 ) -> list[int]:
-    """Have a parent's workers hang, end the parent, and return its descendants that live on for more than a few seconds."""
+    """Have a parent's workers hang, end the parent, and return its descendants that live on for more than
+    a few seconds.
+    """
     with subprocess.Popen(
         [sys.executable, "-m", "concord", *arguments],
         cwd=ROOT,

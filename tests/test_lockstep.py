@@ -57,11 +57,20 @@ DROPOUT = {
     for site in ("embeddings", "weights", "attention", "activation", "feed_forward", "output", "head")
 }
 ADAMW: dict[str, Any] = {
-    "algorithm": "adam", "learning_rate": 0.01, "weight_decay": 0.1, "decay_form": "times_rate",
-    "undecayed": ("bias", "gain", "offset"), "clipping": "global_norm",
-    "clip_at": 1.0, "schedule": "linear", "warmup_steps": 2, "total_steps": 7, "accumulation": 2,
-    "accumulation_mean": "samples", **DROPOUT,
-}  # fmt: skip
+    "algorithm": "adam",
+    "learning_rate": 0.01,
+    "weight_decay": 0.1,
+    "decay_form": "times_rate",
+    "undecayed": ("bias", "gain", "offset"),
+    "clipping": "global_norm",
+    "clip_at": 1.0,
+    "schedule": "linear",
+    "warmup_steps": 2,
+    "total_steps": 7,
+    "accumulation": 2,
+    "accumulation_mean": "samples",
+    **DROPOUT,
+}
 
 
 def case(dtype: str = "float32", steps: int = 5, **fields: Any) -> JudgedTraining:
@@ -367,7 +376,7 @@ def test_fault_of_the_judge_is_a_row_and_is_not_the_backends(monkeypatch: pytest
     assert [(track.status, track.detail) for track in tracks] == [
         ("agrees", ""),
         ("diverges", "a fault of Concord while explaining step 1: ZeroDivisionError: division by zero"),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.clause("OPT-10", "DRP-3", "OPT-9", "OPT-6", "OPT-1")
@@ -552,10 +561,14 @@ def test_standard_case_shows_means_of_means_and_positions_that_are_not_trained(
 ) -> None:
     monkeypatch.setattr("concord.conformance.lockstep.outcome.cause_of", lambda first, others: None)
     first = {
-        "mean_of_means": "gradients", "mean_by_samples": "gradients", "weights_by_first_batch":
-        "gradients", "positions_detached": "gradients", "positions_frozen": "first_moment",
-        "decay_not_of_positions": "parameters", "dense_as_lazy": "parameters",
-    }  # fmt: skip
+        "mean_of_means": "gradients",
+        "mean_by_samples": "gradients",
+        "weights_by_first_batch": "gradients",
+        "positions_detached": "gradients",
+        "positions_frozen": "first_moment",
+        "decay_not_of_positions": "parameters",
+        "dense_as_lazy": "parameters",
+    }
     asked = standard(steps=2)
     tracks = resynchronised(
         asked, [Candidate(name, Bugged(asked, TRAINING[name].change)) for name in first], steps=1

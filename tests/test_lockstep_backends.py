@@ -25,10 +25,19 @@ CONFIG = spec.variant(
     "nndl-paddle", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=17, max_positions=7, num_classes=3
 )
 ADAMW = Recipe(
-    algorithm="adam", learning_rate=0.01, weight_decay=0.1, decay_form="times_rate",
-    undecayed=("bias", "gain", "offset"), clipping="global_norm", clip_at=1.0, schedule="linear",
-    warmup_steps=3, total_steps=7, accumulation=2, accumulation_mean="samples",
-).replace(**dict.fromkeys(RATES, 0.1))  # fmt: skip
+    algorithm="adam",
+    learning_rate=0.01,
+    weight_decay=0.1,
+    decay_form="times_rate",
+    undecayed=("bias", "gain", "offset"),
+    clipping="global_norm",
+    clip_at=1.0,
+    schedule="linear",
+    warmup_steps=3,
+    total_steps=7,
+    accumulation=2,
+    accumulation_mean="samples",
+).replace(**dict.fromkeys(RATES, 0.1))
 
 
 class OneWorker(Settings):

@@ -1,4 +1,7 @@
-"""Messages: what goes to a worker and comes back is the same bit for bit; what is wrong is refused before it is computed."""
+"""Messages: what goes to a worker and comes back is the same bit for bit.
+
+What is wrong is refused before it is computed.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,10 @@ SHAPES: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
 
 
 def arbitrary(dtype: str) -> NDArray[Any]:
-    """Return every kind of bit pattern: for floating-point types also NaN with payloads, infinities and subnormals."""
+    """Return every kind of bit pattern.
+
+    For floating-point types also NaN with payloads, infinities and subnormals.
+    """
     target = np.dtype(dtype)
     generator = np.random.default_rng(0)
     array = (
@@ -115,7 +121,10 @@ def test_requests_pass_through_messages_bit_for_bit(variant_config: spec.Encoder
 
 
 def awkward(config: spec.EncoderConfig, dtype: str, part: str = "model") -> dict[str, NDArray[np.floating]]:
-    """Return weights with the numbers of a precision that are lost most easily: -0, subnormals, the largest."""
+    """Return weights with the numbers of a precision that are lost most easily.
+
+    -0, subnormals, the largest.
+    """
     target = spec.precision(dtype)
     least = target.smallest_normal * (2 * target.unit_roundoff)
     numbers = [-0.0, least, -3 * least, target.largest, -target.largest, 1 + 2 * target.unit_roundoff]

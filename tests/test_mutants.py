@@ -1,4 +1,7 @@
-"""Porting bugs on purpose: the catalogue is sound, edits leave no trace, and every bug is found at the right tensor."""
+"""Porting bugs on purpose.
+
+The catalogue is sound, edits leave no trace, and every bug is found at the right tensor.
+"""
 
 from __future__ import annotations
 

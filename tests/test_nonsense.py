@@ -78,9 +78,9 @@ def test_none_in_place_of_what_a_run_has_by_name_is_none(field: str) -> None:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "no output": (Run(None, None), "output is a NoneType but must be an array of numbers"),  # type: ignore[arg-type]
-    "text for an array": (Run(ARRAY, "low"), "loss is a str but must be an array of numbers"),  # type: ignore[arg-type]
-    "a list of taps": (Run(ARRAY, None, [ARRAY]), "'taps' is a list but must be a dict"),  # type: ignore[arg-type]
+    "no output": (Run(None, None), ("output is a NoneType but must be an array of numbers")),  # type: ignore[arg-type]
+    "text for an array": (Run(ARRAY, "low"), ("loss is a str but must be an array of numbers")),  # type: ignore[arg-type]
+    "a list of taps": (Run(ARRAY, None, [ARRAY]), ("'taps' is a list but must be a dict")),  # type: ignore[arg-type]
     "no tap of a name": (
         Run(ARRAY, None, {"logits": None}),
         "taps['logits'] is a NoneType but must be an array of numbers",
@@ -89,7 +89,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         Run(ARRAY, None, {}, {"x": [[1], [1, 2]]}),
         "gradients['x'] is a list but must be an array of numbers",
     ),  # type: ignore[dict-item]
-    "no precision": (Run(ARRAY, None, dtype=None), "'dtype' is a NoneType but must be text"),  # type: ignore[arg-type]
+    "no precision": (Run(ARRAY, None, dtype=None), ("'dtype' is a NoneType but must be text")),  # type: ignore[arg-type]
     "no run": (None, "run() returned a NoneType but must return a Run"),
 }
 

@@ -27,9 +27,18 @@ from tests.conftest import small_config
 from tests.toys.trainable import Trainable
 
 RECIPE = Recipe(
-    algorithm="adam", learning_rate=0.02, clipping="global_norm", clip_at=1.0, schedule="linear", warmup_steps=2, total_steps=13,
-    accumulation=2, accumulation_mean="samples", dropout_attention=0.1, dropout_head=0.2,
-)  # fmt: skip
+    algorithm="adam",
+    learning_rate=0.02,
+    clipping="global_norm",
+    clip_at=1.0,
+    schedule="linear",
+    warmup_steps=2,
+    total_steps=13,
+    accumulation=2,
+    accumulation_mean="samples",
+    dropout_attention=0.1,
+    dropout_head=0.2,
+)
 CONFIG = small_config(d_model=6, d_ff=7, num_layers=1)
 
 
@@ -143,7 +152,8 @@ def test_loss_that_is_not_finite_ends_a_run_and_leaves_its_checkpoint(tmp_path: 
         fit(Trainable(infinite=5), beginning(), SOURCE, tmp_path)
     last = runs.step_folder(tmp_path, 4)
     assert refused.value.problems == [
-        f"the loss of step 6 is inf: training has diverged at a learning rate of 0.0127; the last checkpoint is {last}"
+        f"the loss of step 6 is inf: training has diverged at a learning rate of 0.0127; the last "
+        f"checkpoint is {last}"
     ]
     assert checkpoint.read(tmp_path, "last").progress.step == 4
 

@@ -1,4 +1,7 @@
-"""What a command writes: looked at before it works, written whole or not at all; and a terminal that may be gone."""
+"""What a command writes: looked at before it works, written whole or not at all.
+
+And a terminal that may be gone.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,10 @@ def test_a_name_that_is_no_text_is_written_and_read(invoke: Invoke, answered: Pa
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[Path]]:
-    """Return a function that fills the disk in the middle of a write; it returns the list of what was to be written."""
+    """Return a function that fills the disk in the middle of a write.
+
+    It returns the list of what was to be written.
+    """
     put = files.put
 
     def fill(at: int) -> list[Path]:
@@ -293,7 +299,8 @@ def test_what_becomes_of_standard_output_loses_no_file(
 
 def test_a_worker_runs_without_standard_error(tmp_path: Path) -> None:
     done = shell(
-        f"check --backend {toy('NumpyBackend')} --case bert-single --dtype float32 --json {tmp_path / 'out.json'} <&- 2>&-"
+        f"check --backend {toy('NumpyBackend')} --case bert-single --dtype float32 --json "
+        f"{tmp_path / 'out.json'} <&- 2>&-"
     )
     assert done.returncode == 0
     assert "1 agrees" in done.stdout

@@ -81,8 +81,10 @@ def test_what_is_cut_off_is_said(tmp_path: Path) -> None:
         batch.input_ids[0] == [ID[word] for word in ["[CLS]", "the", "cat", "sat", "on", "the", "[SEP]"]]
     ).all()
     assert [line.partition(": ")[2] for line in found.remarks if "cut off" in line] == [
-        "2 tokens were cut off: 7 are as many as it may have", "6 tokens were cut off: 7 are as many as it may have", "5 tokens were cut off: 7 are as many as it may have",
-    ]  # fmt: skip
+        "2 tokens were cut off: 7 are as many as it may have",
+        "6 tokens were cut off: 7 are as many as it may have",
+        "5 tokens were cut off: 7 are as many as it may have",
+    ]
     assert "at most 19" in refusal(
         lambda: Model(tmp_path / "bert", texts=tmp_path / "t.txt", max_tokens=20).load()
     )
@@ -132,7 +134,9 @@ def test_a_prompt_and_small_letters_are_those_of_sentence_transformers(tmp_path:
 def test_a_prompt_stands_before_the_first_text(tmp_path: Path) -> None:
     files = {
         "vocab.txt": "\n".join(WORDS).encode(),
-        "config_sentence_transformers.json": b'{"prompts": {"query": "dog, "}, "default_prompt_name": "query"}',
+        "config_sentence_transformers.json": (
+            b'{"prompts": {"query": "dog, "}, "default_prompt_name": "query"}'
+        ),
     }
     encoder = encoder_of(tmp_path, files, CONFIG)
     assert encoder is not None
@@ -312,7 +316,10 @@ def answered(
     folder: Path,
     spoil: Callable[[spec.EncoderConfig, dict], tuple] = lambda config, weights: (config, weights),
 ) -> Path:
-    """Hand back the output alone of each case, computed by the reference; a mistake is a change of configuration or weights."""
+    """Hand back the output alone of each case, computed by the reference.
+
+    A mistake is a change of configuration or weights.
+    """
     for path in folder.rglob("case.json"):
         case, arrays = json.loads(path.read_text()), load_file(path.with_name("case.safetensors"))
         config, weights = spoil(

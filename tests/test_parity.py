@@ -115,7 +115,9 @@ PARITY_EXCEPTIONS = (
 """The only differences of outline between a backend and torch's."""
 
 FRAMEWORK_CALLS = ("__init__.py", "backend.py", "optimizers.py")
-"""Files of which little is left but calls of the framework, for what is the same in all four stands above them."""
+"""Files of which little is left but calls of the framework, for what is the same in all four stands above
+them.
+"""
 
 
 def public(name: str) -> bool:
@@ -148,7 +150,10 @@ def attributes(function: ast.FunctionDef) -> Iterator[str]:
 
 
 def outline(path: Path) -> list[str]:
-    """Return the public definitions of a file in order: functions with parameters, classes with constants, methods and attributes, constants."""
+    """Return the public definitions of a file in order.
+
+    Functions with parameters, classes with constants, methods and attributes, constants.
+    """
     lines = []
     for node in tree(path).body:
         if isinstance(node, ast.FunctionDef) and public(node.name):
@@ -264,7 +269,10 @@ def test_backends_contract_with_the_same_einsum_strings(backend: str, file: str)
 
 
 def tokens(path: Path, twin: Path) -> list[str]:
-    """Return the words and signs of a file, without what its twin does not define; tensors and modules have one name for all."""
+    """Return the words and signs of a file, without what its twin does not define.
+
+    Tensors and modules have one name for all.
+    """
     shared, source = set(outline(twin)), path.read_text()
     nodes = [
         node

@@ -1,4 +1,7 @@
-"""The supervisor of workers: one worker to a supervisor, started again or given up, and all of them ended at once."""
+"""The supervisor of workers.
+
+One worker to a supervisor, started again or given up, and all of them ended at once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Precision and determinism as axes: what is asked for is set, read back and recorded, and what it makes of a run is told."""
+"""Precision and determinism as axes.
+
+What is asked for is set, read back and recorded, and what it makes of a run is told.
+"""
 
 from __future__ import annotations
 
@@ -233,7 +236,10 @@ def test_a_kernel_that_is_not_deterministic_is_unsupported_only_where_that_was_a
 
     with pytest.raises(
         Unsupported,
-        match=r"^torch has no deterministic kernel for it: scatter_add does not have a deterministic implementation$",
+        match=(
+            r"^torch has no deterministic kernel for it: scatter_add does not have a deterministic "
+            r"implementation$"
+        ),
     ):
         fail(request)
     with pytest.raises(RuntimeError, match="scatter_add"):
@@ -301,7 +307,10 @@ def test_factors_are_cut_off_towards_zero_in_11_bits() -> None:
 
 
 def test_a_long_product_of_equal_signs_may_be_cut_off_as_well_as_rounded() -> None:
-    """What is cut off errs in one direction: in a long sum of equal signs by far more than what is rounded."""
+    """What is cut off errs in one direction.
+
+    In a long sum of equal signs by far more than what is rounded.
+    """
     generator = np.random.default_rng(0)
     a, b = (
         generator.uniform(0.5, 2, shape).astype(np.float32).astype(np.float64)
@@ -338,7 +347,10 @@ def test_a_model_of_products_that_are_cut_off_agrees_by_the_rules_of_tf32_alone(
 
 def test_what_agrees_under_strict_is_attributed_to_the_precision() -> None:
     report = checked(precise("MultipliesInTf32"), precision="default")
-    line = "diverges only under the default precision (factors=tf32): agrees under strict; the precision is the cause, not the port"
+    line = (
+        "diverges only under the default precision (factors=tf32): agrees under strict; the precision "
+        "is the cause, not the port"
+    )
     assert [result.attribution for result in report.results] == [line]
     assert f"  {line}" in printed(report).splitlines()
     made = record.made(report, "check")
@@ -387,7 +399,10 @@ def test_repeated_runs_that_differ_are_named_in_the_order_of_computation() -> No
         "bert-ragged": order,
     }
     first = report.results[0]
-    line = f"{name}: 3 runs each of 2 jobs: differ in 3 tensors of 2 jobs, first {differing[first.case][0]} of {first.case}, float32"
+    line = (
+        f"{name}: 3 runs each of 2 jobs: differ in 3 tensors of 2 jobs, first "
+        f"{differing[first.case][0]} of {first.case}, float32"
+    )
     assert repetitions(report) == [line]
     assert line in printed(report)
     assert (statuses(report), report.exit_code) == (["nondeterministic"] * 2, 1)

@@ -278,7 +278,8 @@ def test_an_evaluation_is_what_the_predictions_come_to(invoke: Invoke, tmp_path:
     )
     code, output, errors = invoke(
         *(
-            f"predict {folder} --evaluate {path} --backend {NUMPY} --dtype float64 --on-error skip --json {out}"
+            f"predict {folder} --evaluate {path} --backend {NUMPY} --dtype float64 --on-error skip --json "
+            f"{out}"
         ).split()
     )
     assert (code, errors) == (0, [])

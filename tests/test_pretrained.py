@@ -141,7 +141,8 @@ def test_a_run_goes_on_from_a_checkpoint_and_another_from_the_run(invoke: Invoke
     ) == (0, True)
     code, said, _ = invoke(
         *(
-            f"predict {second} --evaluate {data / 'train.tsv'} --backend torch --json {tmp_path / 'found.json'}"
+            f"predict {second} --evaluate {data / 'train.tsv'} --backend torch --json "
+            f"{tmp_path / 'found.json'}"
         ).split(),
     )
     assert (code, json.loads((tmp_path / "found.json").read_text())["samples"]) == (0, 31), said
@@ -187,12 +188,15 @@ def test_lockstep_judges_a_checkpoint_of_ones_own(invoke: Invoke, tmp_path: Path
         samples(tmp_path / "data"),
         tmp_path / "found.json",
     )
-    given = f"--lockstep --checkpoint {path} --data {data} --steps 2 --batch 5 --threads 1 --backend torch --json {page}".split()
+    given = (
+        f"--lockstep --checkpoint {path} --data {data} --steps 2 --batch 5 --threads 1 --backend torch "
+        f"--json {page}"
+    ).split()
     code, said, errors = invoke("train", *given)
     assert (code, json.loads(page.read_text())["tracks"][0]["steps"]) == (0, 2), said
     assert (
-        "37 of 41 parameters taken; drawn anew: pooler.weight, pooler.bias, classifier.weight, classifier.bias"
-        in errors[0]
+        "37 of 41 parameters taken; drawn anew: pooler.weight, pooler.bias, classifier.weight, "
+        "classifier.bias" in errors[0]
     )
 
 

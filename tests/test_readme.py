@@ -156,7 +156,10 @@ def test_guide_to_speed_measures_a_model_of_ones_own(tmp_path, open_worker):
         if not name.startswith("_")
     } - {"timed"}
     shell = f"{sys.executable} -c 'from verdict import config; print(config.to_toml())' > mine.toml && "
-    options = "--config mine.toml --quick --implementation explicit --execution eager --kind training --threads 1 --json speed.json"
+    options = (
+        "--config mine.toml --quick --implementation explicit --execution eager --kind training "
+        "--threads 1 --json speed.json"
+    )
     done = subprocess.run(
         f"{shell} {sys.executable} -m concord speed --backend timed:Backend {options}",
         shell=True,

@@ -76,7 +76,8 @@ def test_smaller_case_is_a_case(variant: str, size: str) -> None:
     smaller = cut(whole, size, length)
     if (
         smaller is None
-    ):  # one layer less than one, positions that tokens need, tokens that occur, odd widths of sinusoids, labels
+        # one layer less than one, positions that tokens need, tokens that occur, odd widths, labels
+    ):
         assert size in ("max_positions", "vocab_size", "num_classes", "head_dim", "num_heads")
     else:
         assert sizes_of(smaller)[size] == length
@@ -132,7 +133,8 @@ def test_command_says_what_is_no_case(
     assert (code, errors) == (
         2,
         [
-            f"concord: error: {tmp_path / 'cases'}: holds no case.json; it holds cases: name one, for example {folder}"
+            f"concord: error: {tmp_path / 'cases'}: holds no case.json; it holds cases: name one, for "
+            f"example {folder}"
         ],
     )
     assert not (tmp_path / "small").exists()

@@ -1,4 +1,7 @@
-"""The search for a cause: in which order, how much of the processor it takes, and what it says when that is spent."""
+"""The search for a cause.
+
+In which order, how much of the processor it takes, and what it says when that is spent.
+"""
 
 from __future__ import annotations
 
@@ -78,12 +81,36 @@ def test_a_busy_machine_changes_nothing(monkeypatch):
 
 
 def test_what_people_do_most_often_is_tried_first():
-    names = [one.name for one in search.likeliest_first(Hypothesis(name=name, text=name, clause="", rare=name == "rare") for name in (
-        "rare", "elu", "score_scale_twice", "transposed_weight", "missing_bias", "segments_ignored", "mask_inverted", "norm_epsilon", "relu6", "activation",
-    ))]  # fmt: skip
+    names = [
+        one.name
+        for one in search.likeliest_first(
+            Hypothesis(name=name, text=name, clause="", rare=name == "rare")
+            for name in (
+                "rare",
+                "elu",
+                "score_scale_twice",
+                "transposed_weight",
+                "missing_bias",
+                "segments_ignored",
+                "mask_inverted",
+                "norm_epsilon",
+                "relu6",
+                "activation",
+            )
+        )
+    ]
     assert names == [
-        "activation", "norm_epsilon", "mask_inverted", "segments_ignored", "missing_bias", "transposed_weight", "score_scale_twice", "elu", "relu6", "rare",
-    ]  # fmt: skip
+        "activation",
+        "norm_epsilon",
+        "mask_inverted",
+        "segments_ignored",
+        "missing_bias",
+        "transposed_weight",
+        "score_scale_twice",
+        "elu",
+        "relu6",
+        "rare",
+    ]
 
 
 def test_a_search_multiplies_in_one_thread():

@@ -81,9 +81,17 @@ def test_variant_unknown_gives_nearest_names():
 
 def test_variants_cover_the_published_sources():
     assert spec.variants() == [
-        "tf1-text-classifier", "bert-pytorch", "vanilla-encoder", "nndl-paddle", "nndl-paddle-api", "keras-attention", "bert",
-        "roberta", "distilbert", "sentence-bert",
-    ]  # fmt: skip
+        "tf1-text-classifier",
+        "bert-pytorch",
+        "vanilla-encoder",
+        "nndl-paddle",
+        "nndl-paddle-api",
+        "keras-attention",
+        "bert",
+        "roberta",
+        "distilbert",
+        "sentence-bert",
+    ]
 
 
 def test_unknown_names_are_refused_with_those_that_exist(small):
@@ -206,14 +214,17 @@ def test_reference_rounds_weights_and_inputs_once(small):
 
 
 @pytest.mark.clause("MSK-2", "MSK-6")
-@pytest.mark.parametrize(("name", "dtype", "constant"), [
-    ("nndl-paddle", "float32", -1e9),
-    ("tf1-text-classifier", "float64", -4294967295.0),
-    ("tf1-text-classifier", "float32", -4294967296.0),
-    ("vanilla-encoder", "float16", -10000.0),
-    ("nndl-paddle", "float16", -65504.0),
-    ("bert", "bfloat16", -(2 - 2**-7) * 2.0**127),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "dtype", "constant"),
+    [
+        ("nndl-paddle", "float32", -1e9),
+        ("tf1-text-classifier", "float64", -4294967295.0),
+        ("tf1-text-classifier", "float32", -4294967296.0),
+        ("vanilla-encoder", "float16", -10000.0),
+        ("nndl-paddle", "float16", -65504.0),
+        ("bert", "bfloat16", -(2 - 2**-7) * 2.0**127),
+    ],
+)
 def test_mask_constant_is_what_the_precision_holds(small, name, dtype, constant):
     assert mask_constant(small(name), dtype) == constant
 

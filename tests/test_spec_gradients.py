@@ -13,7 +13,10 @@ STEP = 1e-6  # small enough that hardly any ReLU changes sides, large enough tha
 
 
 def differentiable(name, small):
-    """Return a configuration whose loss is smooth where it is differentiated: no constant that swallows the values."""
+    """Return a configuration whose loss is smooth where it is differentiated.
+
+    No constant that swallows the values.
+    """
     return small(name, query_mask="none", mask_value=-20.0)
 
 

@@ -20,11 +20,14 @@ def refused(config, part="model", **arrays):
 
 
 @pytest.mark.clause("INP-1", "INP-3", "EMB-5")
-@pytest.mark.parametrize(("name", "value", "message"), [
-    ("input_ids", -1, "'input_ids' is -1 at (2, 3) but must lie in [0, 23) [clause=INP-1]"),
-    ("input_ids", 23, "'input_ids' is 23 at (2, 3) but must lie in [0, 23) [clause=INP-1]"),
-    ("segment_ids", 2, "'segment_ids' is 2 at (2, 3) but must lie in [0, 2) [clause=EMB-5]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("input_ids", -1, "'input_ids' is -1 at (2, 3) but must lie in [0, 23) [clause=INP-1]"),
+        ("input_ids", 23, "'input_ids' is 23 at (2, 3) but must lie in [0, 23) [clause=INP-1]"),
+        ("segment_ids", 2, "'segment_ids' is 2 at (2, 3) but must lie in [0, 2) [clause=EMB-5]"),
+    ],
+)
 def test_ids_out_of_range_are_refused(small, name, value, message):
     ids = np.ones((7, 11), np.int64)
     ids[2, 3] = value
@@ -42,11 +45,17 @@ def test_labels_out_of_range_are_refused(small):
 
 
 @pytest.mark.clause("INP-1")
-@pytest.mark.parametrize(("array", "message"), [
-    (np.ones((7, 11)), "'input_ids' has dtype float64 but must be an integer type"),
-    (np.ones((7, 11, 1), int), "'input_ids' has rank 3, shape (7, 11, 1), but must have axes (batch, tokens)"),
-    (np.ones((7, 0), int), "no axis may be empty"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.ones((7, 11)), "'input_ids' has dtype float64 but must be an integer type"),
+        (
+            np.ones((7, 11, 1), int),
+            "'input_ids' has rank 3, shape (7, 11, 1), but must have axes (batch, tokens)",
+        ),
+        (np.ones((7, 0), int), "no axis may be empty"),
+    ],
+)
 def test_ids_of_wrong_kind_are_refused(small, array, message):
     assert message in refused(small(), input_ids=array)
 

@@ -1,7 +1,9 @@
-"""Inputs on which real kernels take another path: for each kind of mistake there is a standard case that shows it.
+"""Inputs on which real kernels take another path.
 
-On the oracle alone, no framework takes part: a mistake is what it makes of one tensor of the reference, and its effect is
-measured in standard deviations of what rounding does to that tensor.
+For each kind of mistake there is a standard case that shows it.
+
+On the oracle alone, no framework takes part: a mistake is what it makes of one tensor of the reference, and
+its effect is measured in standard deviations of what rounding does to that tensor.
 """
 
 from __future__ import annotations
@@ -107,7 +109,10 @@ def positions_from_first_real_token(case: Case, right: Tensors) -> Tensors:
 
 
 def last_use_alone(case: Case, right: Tensors) -> Tensors:
-    """Write the gradient of a row where it has to be added: the model with a row for each use says what that gives."""
+    """Write the gradient of a row where it has to be added.
+
+    The model with a row for each use says what that gives.
+    """
     ids, config = case.batch.required("input_ids"), case.config
     uses = np.where(ids == config.pad_id, config.pad_id, 2 + np.arange(ids.size).reshape(ids.shape))
     table = case.weights["embeddings.token.weight"]
@@ -181,7 +186,10 @@ def attended(case: Case, right: Tensors, weights: Array) -> Tensors:
 
 
 def in_blocks(size: int, wrong: Callable[[Array, Array, int], Array]) -> Callable[[Case, Tensors], Tensors]:
-    """Return a mistake in an attention that takes ``size`` keys at a time; where the text fits one block, it is right."""
+    """Return a mistake in an attention that takes ``size`` keys at a time.
+
+    Where the text fits one block, it is right.
+    """
 
     def mistake(case: Case, right: Tensors) -> Tensors:
         scores, weights = right[f"{FIRST}attention.masked_scores"], right[f"{FIRST}attention.weights"]

@@ -114,8 +114,8 @@ def test_all_problems_are_reported_at_once_in_the_source_s_names() -> None:
     assert len(raised.value.problems) == 5
     assert "'output_w' holds NaN or infinity but must be finite" in text
     assert (
-        "'conv1d_1/kernel' has shape (17, 14) but must be (1, 17, 14) [parameter=layers.0.feed_forward.outer.weight"
-        in text
+        "'conv1d_1/kernel' has shape (17, 14) but must be (1, 17, 14) "
+        "[parameter=layers.0.feed_forward.outer.weight" in text
     )
     assert "'dense_4/kernel' is missing but is required [parameter=layers.1.attention.key.weight" in text
     assert "'dense_6/kernel' is unexpected" in text
@@ -178,7 +178,8 @@ def test_a_wrong_table_is_refused_with_everything_that_is_wrong(tmp_path: Path) 
 
 def test_a_table_that_is_like_another_has_its_other_parts_too(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
-        'source = "mine"\nvariant = "bert"\nlike = "bert-hugging-face"\n[parts.model.checkpoint]\nprefixes = []\n'
+        'source = "mine"\nvariant = "bert"\nlike = "bert-hugging-face"\n[parts.model.checkpoint]\nprefixes '
+        "= []\n"
     )
     mine, bert = table.read(tmp_path / "mine.toml"), table.load("bert-hugging-face")
     assert (mine.parts["model"].checkpoint.prefixes, mine.parts["encoder"].checkpoint) == (
@@ -239,7 +240,8 @@ def test_a_model_that_the_source_does_not_have_is_refused_with_every_reason() ->
         table.stated(table.load("bert-hugging-face"), config)
     assert raised.value.problems == [
         "norm_placement is 'pre' but must be 'post' [source=bert-hugging-face]",
-        "'embeddings.segment.weight' is required but the configuration has no such parameter [source=bert-hugging-face]",
+        "'embeddings.segment.weight' is required but the configuration has no such parameter "
+        "[source=bert-hugging-face]",
     ]
     with pytest.raises(
         SpecError, match=r"^activation is 'relu' but must be 'gelu_tanh' \[source=bert-pytorch\]$"

@@ -1,4 +1,6 @@
-"""Speed: backends have their turns, what is wrong is withheld, and only what exceeds the noise is called a change."""
+"""Speed: backends have their turns, what is wrong is withheld, and only what exceeds the noise is called a
+change.
+"""
 
 from __future__ import annotations
 
@@ -305,7 +307,8 @@ def test_a_process_at_rest_is_told_from_one_that_computes() -> None:
         [
             sys.executable,
             "-c",
-            "import time; print(flush=True); end = time.time() + 1; any(time.time() > end for _ in iter(int, 1)); time.sleep(60)",
+            "import time; print(flush=True); end = time.time() + 1; any(time.time() > end for _ in "
+            "iter(int, 1)); time.sleep(60)",
         ],
         stdout=subprocess.PIPE,
     ) as process:
@@ -456,8 +459,10 @@ def test_a_record_is_read_as_it_was_written(record: dict[str, Any], tmp_path: Pa
         ("[]", "has schema None"),
         ('{"schema": "concord.speed/2"}', "has schema 'concord.speed/2' but must have"),
         (
-            '{"schema": "concord.report/5", "kind": "speed", "title": "", "written": "", "exit_code": 0, "machine": {}}',
-            "lacks 'seconds', 'complete', 'settings', 'workloads', 'backends', 'best_product_gflops', 'entries'",
+            '{"schema": "concord.report/5", "kind": "speed", "title": "", "written": "", "exit_code": 0, '
+            '"machine": {}}',
+            "lacks 'seconds', 'complete', 'settings', 'workloads', 'backends', 'best_product_gflops', "
+            "'entries'",
         ),
     ],
 )

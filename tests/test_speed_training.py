@@ -40,16 +40,28 @@ def prepared(made: measurable.Measurable, work: Workload) -> dict[str, Any]:
     ("made", "least"),
     [
         (measurable.Measurable(), 0.0),
-        *((measurable.Otherwise(**fields), 3.0) for fields in (
-            {"learning_rate": 1.01 * RECIPE.learning_rate}, {"epsilon_placement": "uncorrected"}, {"epsilon": 1e-8}, {"bias_correction": False},
-            {"decay_form": "coupled"}, {"decay_form": "alone"}, {"undecayed": ()}, {"undecayed": ("bias",)}, {"decay_form": "none", "weight_decay": 0.0}, {"beta1": 0.95}, {"beta2": 0.999},
-            {"algorithm": "sgd", "decay_form": "none", "weight_decay": 0.0},
-        )),
+        *(
+            (measurable.Otherwise(**fields), 3.0)
+            for fields in (
+                {"learning_rate": 1.01 * RECIPE.learning_rate},
+                {"epsilon_placement": "uncorrected"},
+                {"epsilon": 1e-8},
+                {"bias_correction": False},
+                {"decay_form": "coupled"},
+                {"decay_form": "alone"},
+                {"undecayed": ()},
+                {"undecayed": ("bias",)},
+                {"decay_form": "none", "weight_decay": 0.0},
+                {"beta1": 0.95},
+                {"beta2": 0.999},
+                {"algorithm": "sgd", "decay_form": "none", "weight_decay": 0.0},
+            )
+        ),
         (measurable.Forgetting(), 3.0),
         (measurable.TwiceTheGradient(), 3.0),
     ],
-    ids=lambda given: (given.name if isinstance(given, measurable.Measurable) else ""),
-)  # fmt: skip
+    ids=lambda given: given.name if isinstance(given, measurable.Measurable) else "",
+)
 def test_a_wrong_optimizer_is_refused(made: measurable.Measurable, least: float) -> None:
     work = small("training")
     worst, tensor = truth.expected(work).worst(prepared(made, work), Z)

@@ -99,7 +99,10 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def part_of(name: str) -> str:
-    """Return which part of this package a module belongs to, of others the package; what stands in ``concord/__init__.py`` is everybody's."""
+    """Return which part of this package a module belongs to, of others the package.
+
+    What stands in ``concord/__init__.py`` is everybody's.
+    """
     first, inner = (*name.split("."), "")[:2]
     return (
         first
@@ -295,7 +298,8 @@ def test_every_clause_is_proven_by_a_test() -> None:
     required, found = clauses(), proven()
     missing = [clause for clause in required if clause not in found]
     assert not missing, (
-        f"{len(required) - len(missing)} of {len(required)} clauses are named by a test; missing: {', '.join(missing)}"
+        f"{len(required) - len(missing)} of {len(required)} clauses are named by a test; missing: "
+        f"{', '.join(missing)}"
     )
 
 
@@ -321,9 +325,20 @@ def test_every_tap_and_input_bears_a_clause_that_exists(variant_config: spec.Enc
 
 ELSEWHERE = (
     # Written so that no pattern finds itself.
-    r"/work[/]", r"/tmp/bash[_]", r"/opt/[w]heels", r"/home/[a-z]", r"/root[/]", r"[A-Z]:\\Users",
-    r"pypi[.]org", r"python[h]osted", r"download[.]pytorch", r"anaconda[.]org", r"index-[u]rl", r"find-[l]inks", r"trusted-[h]ost",
-)  # fmt: skip
+    r"/work[/]",
+    r"/tmp/bash[_]",
+    r"/opt/[w]heels",
+    r"/home/[a-z]",
+    r"/root[/]",
+    r"[A-Z]:\\Users",
+    r"pypi[.]org",
+    r"python[h]osted",
+    r"download[.]pytorch",
+    r"anaconda[.]org",
+    r"index-[u]rl",
+    r"find-[l]inks",
+    r"trusted-[h]ost",
+)
 MOST_BYTES = 2 * 2**20
 
 
@@ -379,10 +394,17 @@ def test_the_example_of_the_joining_guide_runs(tmp_path: Path) -> None:
 
 # Tolerances are derived: nobody sets one by hand.
 
-TOLERANCES = r"\b(rtol|atol|rel_tol|abs_tol|reltol|abstol|allclose|isclose|assert_allclose|approx|assert_almost_equal|assert_array_almost_equal)\b|\btolerances?\s*=\s*[\d.]"
+TOLERANCES = (
+    r"\b(rtol|atol|rel_tol|abs_tol|reltol|abstol|allclose|isclose|assert_allclose|approx|assert_almost_equal"
+    r"|assert_array_almost_equal)\b|\btolerances?\s*=\s*[\d.]"
+)
 BY_HAND = {
-    "conformance/criteria.py": "the field's usual criteria, whose misses and false alarms are counted; no verdict rests on them",
-    "porting/comparison/words.py": "a factor is recognised, to say in words where it may come from; no verdict rests on it",
+    "conformance/criteria.py": (
+        "the field's usual criteria, whose misses and false alarms are counted; no verdict rests on them"
+    ),
+    "porting/comparison/words.py": (
+        "a factor is recognised, to say in words where it may come from; no verdict rests on it"
+    ),
     "tests/test_criteria.py": "the same",
     "tests/test_bugs.py": "operations on the tape against NumPy's and differences of them",
     "tests/test_spec_config.py": "the largest number of a precision, as a textbook prints it",

@@ -34,7 +34,8 @@ MASKED = 1e4
 def case_of(name: str, part: str = "model", **options: Any) -> Case:
     """Return a case of a variant with padding, one layer deep: every axis has a size of its own.
 
-    Every sample has a real token: a mask constant that absorbs all scores of a row leaves no difference to take.
+    Every sample has a real token: a mask constant that absorbs all scores of a row leaves no difference to
+    take.
     """
     return build_case(name, "equal", part, options={"num_layers": 1, **options})
 
@@ -51,7 +52,10 @@ def truth_of(case: Case, forced: Mapping[str, Array] | None = None) -> Truth:
 
 
 def assert_goes_on(worker: Worker, case: Case, tap: str, plain: Run, expected: Truth) -> None:
-    """Change a tap in the backend and in the oracle: the same tensors become others, and those keep their bits that the oracle's keep."""
+    """Change a tap in the backend and in the oracle.
+
+    The same tensors become others, and those keep their bits that the oracle's keep.
+    """
     forced = truth_of(case, {tap: changed(tap, expected.taps[tap])})
     run = run_of(worker, case, implementation=f"edit:{tap}:explicit", gradients=False)
     kept = {

@@ -1,4 +1,7 @@
-"""The estimate of how far a run may lie: reduced as it comes, in float64 by wider numbers, and of what a run delivers."""
+"""The estimate of how far a run may lie.
+
+Reduced as it comes, in float64 by wider numbers, and of what a run delivers.
+"""
 
 import dataclasses
 

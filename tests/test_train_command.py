@@ -134,14 +134,16 @@ def test_what_cannot_be_trained_is_refused_in_lines(invoke: Invoke, tmp_path: Pa
     assert refused("--dtype", "tf32")[0].startswith("unknown dtype 'tf32'")
     assert refused("--resume", str(tmp_path / "none"))[0] == f"{tmp_path / 'none'}: no such folder"
     assert refused("--steps", "5", "--warmup", "5") == [
-        "the run has 5 steps but must have more than the 5 in which its learning rate rises: --warmup takes fewer [clause=OPT-9]"
+        "the run has 5 steps but must have more than the 5 in which its learning rate rises: --warmup "
+        "takes fewer [clause=OPT-9]"
     ]
     assert refused("--dropout-by", "me", "--pad-to", "0") == [
         "--pad-to is 0 but must be at least 1",
         "--dropout-by is 'me' but must be spec or native",
     ]
     assert refused("--lockstep", "--dropout-by", "native")[-2:] == [
-        "--dropout-by is given but --lockstep is too: what a framework's own dropout drops cannot be known to the oracle",
+        "--dropout-by is given but --lockstep is too: what a framework's own dropout drops cannot be known "
+        "to the oracle",
         "--out is given but --lockstep is too: it leaves no run that is evaluated, kept or gone on with",
     ]
     assert not (tmp_path / "run").exists()
@@ -192,7 +194,8 @@ def test_lockstep_takes_the_batches_that_ordinary_training_takes(invoke: Invoke,
     assert (code, errors) == (
         2,
         [
-            "concord: error: --case standard has batches and a recipe of its own: --data, --batch, --tokens and --set are for --variant and --config"
+            "concord: error: --case standard has batches and a recipe of its own: --data, --batch, "
+            "--tokens and --set are for --variant and --config"
         ],
     )
 
@@ -208,7 +211,8 @@ def test_what_a_precision_does_to_the_recipe_is_said_before_the_first_step(
         (
             "bfloat16",
             [
-                "warning: beta2 is 0.999 but 1 in bfloat16: what is kept is never forgotten, and only grows [clause=OPT-11]"
+                "warning: beta2 is 0.999 but 1 in bfloat16: what is kept is never forgotten, and only "
+                "grows [clause=OPT-11]"
             ],
         ),
         ("float32", []),

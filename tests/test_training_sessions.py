@@ -253,7 +253,10 @@ def test_own_dropout_goes_on_with_the_bits_that_it_had(worker: Worker, execution
 
 
 def test_own_dropout_drops_the_share_that_the_recipe_says(worker: Worker) -> None:
-    """A classifier of zeros has the same slope whatever is dropped: its gradient is then dropped as its input is."""
+    """A classifier of zeros has the same slope whatever is dropped.
+
+    Its gradient is then dropped as its input is.
+    """
     config = CONFIG.replace(d_model=62)
     weights = spec.initialize(config, seed=3)
     weights["classifier.weight"] = np.zeros_like(weights["classifier.weight"])

@@ -1,4 +1,7 @@
-"""The ordinary suite leaves much of what backends take turns in to the slow one: between them they still meet everything."""
+"""The ordinary suite leaves much of what backends take turns in to the slow one.
+
+Between them they still meet everything.
+"""
 
 from collections import defaultdict
 

@@ -1,4 +1,7 @@
-"""What was judged nowhere never reads as a pass: through every command that judges, with runs of which nothing, or not every section, can be judged."""
+"""What was judged nowhere never reads as a pass.
+
+Through every command that judges, with runs of which nothing, or not every section, can be judged.
+"""
 
 from __future__ import annotations
 
@@ -242,9 +245,9 @@ def test_a_page_names_what_was_not_judged_beside_what_agrees() -> None:
         reports.result("jax"),
         reports.result("jax", "undetermined", unjudged()),
     ]
-    assert (
-        headline(results)
-        == "torch and jax agree with the oracle to within rounding, in every tensor of every run that was judged; 1 of 2 runs of jax were not judged, or not in every section."
+    assert headline(results) == (
+        "torch and jax agree with the oracle to within rounding, in every tensor of every run that "
+        "was judged; 1 of 2 runs of jax were not judged, or not in every section."
     )
 
 

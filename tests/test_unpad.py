@@ -202,7 +202,9 @@ def test_a_mask_constant_is_judged_as_the_precision_holds_it() -> None:
 
 @pytest.mark.clause("PRC-4", "ATT-5")
 def test_floor_of_a_softmax_reaches_no_key_that_was_left_out() -> None:
-    """Of a batch in which padding alone reaches a row of the position table, its gradient says whether it does."""
+    """Of a batch in which padding alone reaches a row of the position table, its gradient says whether it
+    does.
+    """
     case = build_case("bert", "equal")
     floor = {"softmax_floor": -64.0}
     gradients = [

@@ -1,4 +1,6 @@
-"""Activations that a model does not go on with, whose gradient says nothing, and branches that are cut off, which are found."""
+"""Activations that a model does not go on with, whose gradient says nothing, and branches that are cut
+off, which are found.
+"""
 
 from typing import ClassVar
 
@@ -31,7 +33,10 @@ class Cut(Model):
 
 
 def run_with(case, cut, aside, nothing, dtype):
-    """Return a run without any gradient beyond some taps, and in which others are of no use: their gradient is nothing."""
+    """Return a run without any gradient beyond some taps, and in which others are of no use.
+
+    Their gradient is nothing.
+    """
     model = type("WithACut", (Cut,), {"cut": cut})
     truth = compute(
         case.config,

@@ -158,11 +158,16 @@ def test_variation_in_a_framework_computes_otherwise_and_is_not_flagged(varied: 
 
 
 BY_HAND = (("torch", "amax"), ("torch", "max"), ("torch", "each"), ("jax", "max"))
-"""Softmax and its logarithm written by hand in a framework, and the function that gives the largest entry, whose gradient is not stopped."""
+"""Softmax and its logarithm written by hand in a framework, and the function that gives the largest entry,
+whose gradient is not stopped.
+"""
 
 
 def quick_by_hand(_: int, run: tuple[str, str]) -> bool:
-    """Whether a scenario in a precision shows what others show too: many keys, and rows without any visible one."""
+    """Whether a scenario in a precision shows what others show too.
+
+    Many keys, and rows without any visible one.
+    """
     return run in (("long", "float32"), ("long", "bfloat16"), ("ragged", "float64"))
 
 

@@ -24,9 +24,20 @@ if TYPE_CHECKING:
 COLOURS = {"proven": "green", "failed": "red", "unverified": "magenta", "not applicable": "dim"}
 
 OF_MAKING = (
-    "certificate", "html", "source_backend", "form", "to", "table", "texts", "dtype", "seed", "device",
-    "precision", "implementation", "execution",
-)  # fmt: skip
+    "certificate",
+    "html",
+    "source_backend",
+    "form",
+    "to",
+    "table",
+    "texts",
+    "dtype",
+    "seed",
+    "device",
+    "precision",
+    "implementation",
+    "execution",
+)
 """Options of a certificate that is made: one that is made again states all of them itself."""
 
 

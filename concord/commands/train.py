@@ -50,13 +50,28 @@ OF_DATA = "without --data it trains on batches of its own, which need no samples
 OF_RECIPE = "without --data, --set NAME=VALUE changes the recipe there"
 OF_RUNS = "it leaves no run that is evaluated, kept or gone on with"
 OF_SAMPLES = (
-    "layout", "columns", "on_error", "tokenization", "vocabulary", "vocab_file", "bucketed", "pad_to",
-)  # fmt: skip
+    "layout",
+    "columns",
+    "on_error",
+    "tokenization",
+    "vocabulary",
+    "vocab_file",
+    "bucketed",
+    "pad_to",
+)
 OF_CHANGES = ("learning_rate", "schedule", "warmup", "dropout", "accumulation")
 OF_ORDINARY = (
-    "dev", "test", "patience", "log_every", "evaluate_every", "save_every", "best_by", "out", "resume",
+    "dev",
+    "test",
+    "patience",
+    "log_every",
+    "evaluate_every",
+    "save_every",
+    "best_by",
+    "out",
+    "resume",
     "curves",
-)  # fmt: skip
+)
 
 ORDINARY = {
     **dict.fromkeys(OF_ORDINARY, OF_RUNS),

@@ -73,7 +73,9 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Bug:
-    """A realistic porting bug: injected into a backend it is a mutant, tried on a run's own tensors it is an explanation.
+    """A realistic porting bug.
+
+    Injected into a backend it is a mutant, tried on a run's own tensors it is an explanation.
 
     Attributes:
         name: unique among mutants, in words joined by underscores.
@@ -81,16 +83,16 @@ class Bug:
         what: the bug, in one sentence; of an explanation alone, in words that follow "is explained by".
         variant: its home, the variant that it is run on; empty: it is an explanation alone.
         scenario: of the standard case (:data:`concord.spec.cases.SCENARIOS`) that makes it visible.
-        first: patterns of tensor names; each tensor that fits one is rightly named first. :data:`REFUSED` where the
-            framework may refuse to run.
+        first: patterns of tensor names; each tensor that fits one is rightly named first. :data:`REFUSED`
+            where the framework may refuse to run.
         change: what turns the clean model into it.
         input: what an input must have to make it visible.
         options: configuration fields to set in the case.
         equivalent: the precisions in which no input can show it, each with the reason.
-        alone: whether, in float32, no other scenario of its variant that runs in every precision shows it: it is why
-            the scenario is there.
-        cause: what explanations call it; several names are joined by "or". None where nothing that is known can
-            explain it.
+        alone: whether, in float32, no other scenario of its variant that runs in every precision shows it: it
+            is why the scenario is there.
+        cause: what explanations call it; several names are joined by "or". None where nothing that is known
+            can explain it.
         clause: the clause of SPEC.md that it breaks.
         after: the scenario that runs first, in the same process.
         source: where it was seen.
@@ -143,7 +145,9 @@ class Bug:
         return any(fnmatch.fnmatchcase(tensor, pattern) for pattern in self.first)
 
     def diagnosed(self, said: str) -> str:
-        """Return whether a diagnosis names this bug: ``"right"``, ``"none"`` or ``"wrong"``; empty if nothing can.
+        """Return whether a diagnosis names this bug: ``"right"``, ``"none"`` or ``"wrong"``.
+
+        Empty if nothing can.
 
         Args:
             said: the explanations that it names, joined by "or"; empty if none.
@@ -168,7 +172,9 @@ class Group:
     common: Mapping[str, Any] = field(default_factory=dict)
 
     def bug(self, name: str, what: str, change: Edit | Change, *taps: str, **fields: Any) -> Bug:
-        """Return a mutant; it shows first at the first of the taps that its edit changes, in the first layer."""
+        """Return a mutant; it shows first at the first of the taps that its edit changes, in the first
+        layer.
+        """
         taps = taps or self.taps
         first = (_in_first_layer(taps[0]),) if taps else ()
         known = {"variant": "bert", "cause": name, "first": first, **self.common, **fields}

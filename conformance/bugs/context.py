@@ -85,14 +85,20 @@ class Context:
         return self.parameters(name)
 
     def beside(self, name: str) -> Array:
-        """Return another tap of the same submodule; what would be one may have been given, or stay inside a fused kernel."""
+        """Return another tap of the same submodule.
+
+        What would be one may have been given, or stay inside a fused kernel.
+        """
         full = f"{self.scope}.{name}"
         if full not in self.now and name in ("scores", "weights"):
             return self.scores() if name == "scores" else self.o.softmax(self.unnormalised, 3)
         return self.now[full] if full in self.now else self.now[f"inputs.{name}"]
 
     def source(self, which: str = "", of: str = "") -> Array:
-        """Return what went into the step of the tap, or of another: for a residual what stands beside the sublayer, or its ``"result"``."""
+        """Return what went into the step of the tap, or of another.
+
+        For a residual what stands beside the sublayer, or its ``"result"``.
+        """
         return self.now[source_of(self.config, of or self.tap, self.part, which)]
 
     # What the batch says, as NumPy arrays.
@@ -145,7 +151,10 @@ class Context:
     # Steps of the specification, to be taken in some other way.
 
     def rows_of(self, table: str, ids: Ids) -> Array:
-        """Look up rows of an embedding, (B, T, D); ids beyond its ends take the last one there (SPEC EMB-1, POS-5)."""
+        """Look up rows of an embedding, (B, T, D).
+
+        Ids beyond its ends take the last one there (SPEC EMB-1, POS-5).
+        """
         count = {
             "token": self.config.vocab_size,
             "position": self.config.max_positions,
@@ -160,7 +169,8 @@ class Context:
         return self.biased(name, self.contract(operator.matmul, x, self.weight(f"{name}.weight")))
 
     def projected(self, y: Array, x: Array = None) -> Array:
-        """Return what the linear layer of the tap makes of its input, or of something else, in the tap's shape.
+        """Return what the linear layer of the tap makes of its input, or of something else, in the tap's
+        shape.
 
         It is what comes before any activation (SPEC ATT-1, FFN-1, HED-2).
         """
@@ -268,7 +278,10 @@ class Context:
         return self.o.reshape(summed, (*tuple(summed.shape)[:2], self.config.d_model))
 
     def by_heads(self, x: Array) -> Array:
-        """Return features with the heads apart: (B, T, D), or (B, T, H, K) as it is, to (B, T, H, K) (SPEC ATT-2)."""
+        """Return features with the heads apart.
+
+        (B, T, D), or (B, T, H, K) as it is, to (B, T, H, K) (SPEC ATT-2).
+        """
         return self.o.reshape(x, (*tuple(x.shape)[:2], self.config.num_heads, self.config.head_dim))
 
     def activation(self, x: Array, kind: str | None = None) -> Array:

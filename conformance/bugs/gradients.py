@@ -1,7 +1,8 @@
 """Bugs that leave every value as it is and show in gradients alone (SPEC GRD-1 to GRD-5, EMB-4, EMB-5).
 
-Such a bug of a step is written at the tap that the step gives: its values stay, and its gradient is that of something
-else. It shows in what is differentiated next: the parameters of the step, and whatever came before it.
+Such a bug of a step is written at the tap that the step gives: its values stay, and its gradient is that of
+something else. It shows in what is differentiated next: the parameters of the step, and whatever came before
+it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ Function = Callable[[Context, Array], Array]
 
 
 def shows_in(*names: str) -> tuple[str, ...]:
-    """Return the tensors that may rightly be named first: gradients of taps, and of parameters by patterns."""
+    """Return the tensors that may rightly be named first.
+
+    Gradients of taps, and of parameters by patterns.
+    """
     return tuple(f"gradients.{name}" if "*" in name else f"gradients.taps.{name}" for name in names)
 
 

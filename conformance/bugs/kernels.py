@@ -1,4 +1,7 @@
-"""Bugs of fused kernels: blocks, tails of a vector, heads, statistics of a row (SPEC ATT-2 to ATT-6, NRM-2)."""
+"""Bugs of fused kernels.
+
+Blocks, tails of a vector, heads, statistics of a row (SPEC ATT-2 to ATT-6, NRM-2).
+"""
 
 from __future__ import annotations
 

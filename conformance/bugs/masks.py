@@ -35,7 +35,10 @@ def lost_where_lengths_are_equal(real: Flags) -> Flags:
 
 
 def rolled(by: int, free: bool | None = None, axis: int = -1) -> Callable[[Flags], Flags]:
-    """Return what moves a mask; the place that is left free is visible, hidden, or has what falls off the end."""
+    """Return what moves a mask.
+
+    The place that is left free is visible, hidden, or has what falls off the end.
+    """
 
     def moved(real: Flags) -> Flags:
         found = np.roll(real, by, axis=axis)

@@ -1,7 +1,9 @@
-"""Array operations under the same names in all four frameworks and on the tape: what edits of taps are written in.
+"""Array operations under the same names in all four frameworks and on the tape.
 
-Arithmetic operators, comparisons, ``~`` and ``&`` of masks, indexing with slices and ``None`` and ``.shape`` mean the
-same in all of them and are used as they are. Everything else is here.
+What edits of taps are written in.
+
+Arithmetic operators, comparisons, ``~`` and ``&`` of masks, indexing with slices and ``None`` and ``.shape``
+mean the same in all of them and are used as they are. Everything else is here.
 """
 
 from __future__ import annotations
@@ -143,23 +145,32 @@ class Operations(ABC):
         return self.stop_gradient(value) + (surrogate - self.stop_gradient(surrogate))
 
     def instead(self, wrong: Array, right: Array) -> Array:
-        """Return one tensor, to which the other adds the gradient zero: some frameworks refuse to differentiate by what is not used at all."""
+        """Return one tensor, to which the other adds the gradient zero.
+
+        Some frameworks refuse to differentiate by what is not used at all.
+        """
         shape = tuple(right.shape)
         return self.where(np.zeros(shape, bool), right, wrong) if shape == tuple(wrong.shape) else wrong
 
     def round_to(self, x: Array, number_format: str) -> Array:
-        """Return the nearest numbers of a shorter format, ignoring its range; the gradient flows through unchanged."""
+        """Return the nearest numbers of a shorter format, ignoring its range.
+
+        The gradient flows through unchanged.
+        """
         return x + self.stop_gradient(self.rounded(x, number_format) - x)
 
     def cut_to(self, x: Array, number_format: str) -> Array:
-        """Return the numbers of a shorter format next towards zero, ignoring its range; the gradient flows through unchanged."""
+        """Return the numbers of a shorter format next towards zero, ignoring its range.
+
+        The gradient flows through unchanged.
+        """
         return x + self.stop_gradient(self.cut_off(x, number_format) - x)
 
     def cut_off(self, x: Array, number_format: str) -> Array:
         """Return the numbers of a shorter format next towards zero, ignoring its range.
 
-        Where rounding went away from zero, the one before is wanted: 1.25 units of 2^-bits of the number lie nearer to it
-        than to any other, wherever in its binade it is.
+        Where rounding went away from zero, the one before is wanted: 1.25 units of 2^-bits of the number lie
+        nearer to it than to any other, wherever in its binade it is.
         """
         nearest = self.rounded(x, number_format)
         before = self.rounded(nearest * (1.0 - 1.25 * 2.0 ** -SIGNIFICANT_BITS[number_format]), number_format)
@@ -168,7 +179,10 @@ class Operations(ABC):
         )
 
     def rounded(self, x: Array, number_format: str) -> Array:
-        """Return the nearest numbers of a shorter format, ignoring its range (Dekker and Veltkamp's splitting)."""
+        """Return the nearest numbers of a shorter format, ignoring its range.
+
+        (Dekker and Veltkamp's splitting).
+        """
         cut = {"float64": 53, "float32": 24}[self.dtype(x)] - SIGNIFICANT_BITS[number_format]
         if cut <= 0:
             return x
@@ -208,7 +222,8 @@ class FrameworkOperations(Operations):
         return getattr(owner, name)
 
     def parameters(self, model: Any, kinds: Mapping[str, str]) -> dict[str, Array]:
-        """Return the parameters of a model, by canonical name, without those that a layer of the framework keeps in a form of its own.
+        """Return the parameters of a model, by canonical name, without those that a layer of the framework
+        keeps in a form of its own.
 
         Args:
             kinds: of the parameters, by canonical name.

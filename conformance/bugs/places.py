@@ -1,4 +1,6 @@
-"""Bugs that show at some positions, heads, layers, ids or samples alone, in small batches, or in a second call."""
+"""Bugs that show at some positions, heads, layers, ids or samples alone, in small batches, or in a second
+call.
+"""
 
 from __future__ import annotations
 

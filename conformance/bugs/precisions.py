@@ -1,4 +1,7 @@
-"""Bugs of precision: something is computed, or stored, with fewer bits than asked for (SPEC PRC-1 to PRC-3, ATT-5)."""
+"""Bugs of precision: something is computed, or stored, with fewer bits than asked for.
+
+(SPEC PRC-1 to PRC-3, ATT-5).
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,9 @@ def again(m: Context, y: Array) -> Array:
 
 
 def product(multiplication: Multiplication) -> Edit:
-    """Return the edit that takes the product of a tap in another way, and those before it that stay inside a fused kernel."""
+    """Return the edit that takes the product of a tap in another way, and those before it that stay inside
+    a fused kernel.
+    """
 
     def edit(m: Context, y: Array) -> Array:
         m.contract = multiplication(m)
@@ -73,4 +75,7 @@ EMULATIONS: dict[str, Change] = {
     "tf32": every_product(forward_and_backward("tf32")),
     "tf32_cut_off": every_product(forward_and_backward("tf32", cut=True)),
 }
-"""What hardware does and is right to do: not bugs, but another precision. What stands before ``_`` is whose rules apply."""
+"""What hardware does and is right to do: not bugs, but another precision.
+
+What stands before ``_`` is whose rules apply.
+"""

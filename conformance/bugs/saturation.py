@@ -1,4 +1,7 @@
-"""Bugs that show in the tails of a function, or where something saturates (SPEC FFN-2, ATT-5, HED-2, LOS-1)."""
+"""Bugs that show in the tails of a function, or where something saturates.
+
+(SPEC FFN-2, ATT-5, HED-2, LOS-1).
+"""
 
 from __future__ import annotations
 

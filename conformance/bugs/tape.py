@@ -43,7 +43,10 @@ class Value:
         )
 
     def aligned(self, other: Value) -> tuple[Node, Node]:
-        """Return both tensors with as many axes: NumPy would broadcast the samples of the one with fewer along another axis."""
+        """Return both tensors with as many axes.
+
+        NumPy would broadcast the samples of the one with fewer along another axis.
+        """
         rank = max(len(self.shape), len(other.shape))
         one, two = (
             value.a.reshape(value.tensor, (*[1] * (rank - len(value.shape)), *value.shape))

@@ -42,7 +42,9 @@ def heads_rolled(config: EncoderConfig, given: Weights) -> dict[str, Array]:
 
 
 def cut_from_fused(config: EncoderConfig, given: Weights, prefix: str, role: str, leaf: str) -> Array:
-    """Return the third of a fused weight, which holds query, key and value for each head, that a role would get."""
+    """Return the third of a fused weight, which holds query, key and value for each head, that a role
+    would get.
+    """
     roles = ("query", "key", "value")
     parts = [given[f"{prefix}.{one}.{leaf}"] for one in roles]
     split = [part.reshape(*part.shape[:-1], config.num_heads, config.head_dim) for part in parts]

@@ -1,4 +1,7 @@
-"""How much of the processor a search may take, and how far it came: what else a machine does must not change what is found."""
+"""How much of the processor a search may take, and how far it came.
+
+What else a machine does must not change what is found.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ class Effort:
         """What is to be said of a search that was cut short; empty of one that was not."""
         if not self.untried:
             return ""
-        return f"the search for a cause was cut short: {self.tried} of {self.tried + self.untried} known explanations were tried"
+        return (
+            f"the search for a cause was cut short: {self.tried} of {self.tried + self.untried} known "
+            f"explanations were tried"
+        )
 
 
 _guard = threading.Lock()
@@ -56,7 +62,9 @@ _searches: list[contextlib.ExitStack] = []
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Have NumPy multiply in the thread that asks for it: threads that wait for a busy core take twenty times as long as one.
+    """Have NumPy multiply in the thread that asks for it.
+
+    Threads that wait for a busy core take twenty times as long as one.
 
     The limit holds for the whole process, and is lifted when the last of several searches is done.
     """

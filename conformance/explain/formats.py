@@ -38,7 +38,9 @@ def of_factors(question: Question) -> Iterator[Hypothesis]:
 
 
 def held_in(question: Question) -> str | None:
-    """Return the shortest format that holds every number of the tensor, if few of the right ones are numbers of it too."""
+    """Return the shortest format that holds every number of the tensor, if few of the right ones are
+    numbers of it too.
+    """
     finite = np.isfinite(question.actual) & np.isfinite(question.right.value)
     actual, right = question.actual[finite], question.right.value[finite]
     for name in reversed(STORED.get(question.case.dtype, ())):

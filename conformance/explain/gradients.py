@@ -1,4 +1,7 @@
-"""Mistakes in gradients of parameters: what became of them afterwards, and which rows of a table count (SPEC GRD-1, GRD-2)."""
+"""Mistakes in gradients of parameters.
+
+What became of them afterwards, and which rows of a table count (SPEC GRD-1, GRD-2).
+"""
 
 from __future__ import annotations
 

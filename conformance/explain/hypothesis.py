@@ -22,7 +22,10 @@ Gradients = Callable[[str], Array]
 """Gives the gradient of a parameter."""
 
 INAPPLICABLE = (SpecError, ArithmeticError, LookupError, ValueError)
-"""What a hypothesis fails with that does not apply: to this model, as a width of 1 less 1 to divide by, or to this batch."""
+"""What a hypothesis fails with that does not apply.
+
+To this model, as a width of 1 less 1 to divide by, or to this batch.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,8 @@ class Hypothesis:
         text: what would explain the tensor, in words that follow "is explained by".
         clause: of SPEC.md that it breaks.
         fields: of the configuration, that are others.
-        weights: that are others, each made when it is wanted: of a large model there is no room for all that may be tried.
+        weights: that are others, each made when it is wanted: of a large model there is no room for all that
+            may be tried.
         deviations: of :mod:`concord.spec.deviations` that nobody declared.
         change: what is made of a tap.
         on: patterns of the taps that ``change`` changes; by default the one in question.

@@ -173,7 +173,8 @@ def of_other_constants(question: Question, tap: str) -> Iterator[Hypothesis]:
     for fill, shown in (("replace", question.actual), ("add", question.actual - scores)):
         # No mean of two: of the lowest numbers it is infinite.
         constant, width = float(np.sort(shown[hidden])[hidden.sum() // 2]), float(np.ptp(shown[hidden]))
-        # The shortest number that all may be made of; near the end of the range a shorter one may be infinite.
+        # The shortest number that all may be made of; near the end of the range a shorter one may be
+        # infinite.
         shorter = (float(f"{constant:.{digits}g}") for digits in range(1, 18))
         value = next(
             (short for short in shorter if abs(short - constant) <= width and math.isfinite(short)), constant

@@ -60,12 +60,17 @@ class Question:
         return self.tensor.removeprefix("gradients.") if is_gradient(self.tensor) else None
 
     def is_tap(self, patterns: Iterable[str]) -> bool:
-        """Return whether the tensor in question is a tap, and no gradient by one, whose name fits one of several patterns."""
+        """Return whether the tensor in question is a tap, and no gradient by one, whose name fits one of
+        several patterns.
+        """
         return self.parameter is None and matches(self.tensor, patterns)
 
     @functools.cached_property
     def span(self) -> tuple[str, ...]:
-        """The taps in which the mistake may lie: the one in question, and those before it that the run does not deliver."""
+        """The taps in which the mistake may lie.
+
+        The one in question, and those before it that the run does not deliver.
+        """
         names = list(taps(self.config, self.case.part, list(self.case.batch.arrays())))
         if self.tensor not in names:
             return ()
@@ -116,7 +121,8 @@ class Question:
         return step
 
     def predict(self, hypothesis: Hypothesis, dtype: str | None = None) -> Prediction:
-        """Return the tensor under a hypothesis with its sigma, derived by :mod:`concord.conformance.estimate`.
+        """Return the tensor under a hypothesis with its sigma, derived by
+        :mod:`concord.conformance.estimate`.
 
         Args:
             dtype: the precision of the rounding, if it is not the run's.

@@ -15,7 +15,10 @@ Array = NDArray[np.floating]
 
 
 CLEAR = 5.0
-"""How many times smaller an error must be under an explanation than without: chance makes smaller differences."""
+"""How many times smaller an error must be under an explanation than without.
+
+Chance makes smaller differences.
+"""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,10 @@ def reading(name: str, text: str, clause: str, sure: bool = True) -> Reading:
 
 
 def within(error: Array, sigma: Array) -> bool:
-    """Return whether errors are rounding; where sigma is not finite nothing is known, and what is nowhere known is not said to be."""
+    """Return whether errors are rounding.
+
+    Where sigma is not finite nothing is known, and what is nowhere known is not said to be.
+    """
     known = np.isfinite(sigma) & np.ones_like(error, bool)
     if known.size and not known.any():
         return False

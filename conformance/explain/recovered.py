@@ -68,7 +68,8 @@ class _Recovery:
         column = int(self.wrong[0])
         error, sigma = self.error[:, column], self.sigma[:, column]
         found = []
-        # After the inputs come what stands for the bias, and what would be a column that is multiplied by something.
+        # After the inputs come what stands for the bias, and what would be a column that is multiplied by
+        # something.
         for row, factor in enumerate((*self.inputs.T, np.ones(len(self.inputs)), self.right[:, column])):
             power = float((np.square(factor / sigma)).sum())
             change = float((factor / sigma * (error / sigma)).sum()) / power if power > 0 else 0.0
@@ -121,7 +122,10 @@ class _Recovery:
         return None
 
     def rows(self) -> Reading | None:
-        """Look for one row that is another, or two that have changed places: either way the error has rank 1."""
+        """Look for one row that is another, or two that have changed places.
+
+        Either way the error has rank 1.
+        """
         if len(self.wrong) < 2:
             return None
         left, sizes, right = np.linalg.svd(self.error, full_matrices=False)
@@ -142,7 +146,10 @@ class _Recovery:
         return self.permuted(source, words, {f"{self.name}.weight": self.weight[source]})
 
     def pairs(self, direction: Array) -> list[tuple[int, int]]:
-        """Return which two rows may have changed places: the error is then along the difference of what goes into them."""
+        """Return which two rows may have changed places.
+
+        The error is then along the difference of what goes into them.
+        """
         found = []
         for i, factor in enumerate(self.inputs.T):
             differences = factor[:, None] - self.inputs

@@ -49,13 +49,18 @@ LIKELY = (
     ("transposed_weight", "weight_in_wrong_order", "swapped_weights", "heads_*", "fused_weight"),
     ("*scale*",),
 )
-"""Kinds of mistakes (patterns of names) that people make most often, the most frequent first: they are tried first, and the rest after them."""
+"""Kinds of mistakes (patterns of names) that people make most often, the most frequent first.
+
+They are tried first, and the rest after them.
+"""
 
 READINGS = (of_format, of_limit, of_dropout, of_dropped_weights, of_recovered, of_cancellation)
 """In the order in which they are tried; the first that says something is believed."""
 
 MUCH_BETTER = 8.0
-"""How many times smaller the error under one hypothesis must be for another, at the edge of its tolerance, to be dropped."""
+"""How many times smaller the error under one hypothesis must be for another, at the edge of its tolerance,
+to be dropped.
+"""
 
 MOST_NAMED = 4
 """How many explanations a sentence names."""
@@ -115,7 +120,10 @@ def of_kind(question: Question, name: str) -> Iterator[Hypothesis]:
 
 
 def likeliest_first(hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:
-    """Return hypotheses in the order in which they are tried: by :data:`LIKELY`, then as they come, and last what hardly anyone does."""
+    """Return hypotheses in the order in which they are tried.
+
+    By :data:`LIKELY`, then as they come, and last what hardly anyone does.
+    """
 
     def place(one: Hypothesis) -> int:
         found = (
@@ -130,7 +138,8 @@ def of(question: Question, judge: Callable[..., Any], effort: Effort | None = No
     """Return the hypothesis that explains the tensor in question to within its tolerance.
 
     Args:
-        effort: what it may take: when that is spent, what was found by then is the answer, and not a sure one.
+        effort: what it may take: when that is spent, what was found by then is the answer, and not a sure
+            one.
     """
     with np.errstate(all="ignore"):  # what is not finite is compared as such
         return Search(question, judge, effort or Effort()).cause()
@@ -193,7 +202,9 @@ class Search:
                 yield from of_other_constants(self.question, tap)
 
     def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[Explanation]:
-        """Return the hypotheses under which the tensor is right, and which do not leave it as it should be."""
+        """Return the hypotheses under which the tensor is right, and which do not leave it as it should
+        be.
+        """
         found: list[tuple[Explanation, Prediction]] = []
         for hypothesis in self.effort.among(hypotheses):
             try:
@@ -209,14 +220,20 @@ class Search:
     def known(
         self, found: Sequence[tuple[Explanation, Prediction]], one: Hypothesis, prediction: Prediction
     ) -> bool:
-        """Return whether an explanation of the same name gave the same numbers: it is one mistake in other words."""
+        """Return whether an explanation of the same name gave the same numbers.
+
+        It is one mistake in other words.
+        """
         return any(
             one.name == explanation.hypothesis.name and self.judged(prediction.value, other).ratio <= SAME
             for explanation, other in found
         )
 
     def near(self, hypothesis: Hypothesis, value: Array) -> bool:
-        """Return whether a value halves the error where there is one, in most places: only then its own sigma is worth deriving."""
+        """Return whether a value halves the error where there is one, in most places.
+
+        Only then its own sigma is worth deriving.
+        """
         actual, right = self.question.actual, self.question.right
         if value.shape != actual.shape or not _same_infinities(actual, value):
             return False
@@ -234,7 +251,8 @@ class Search:
             return False
         if not _same_infinities(prediction.value, question.right.value):
             return True
-        # Neither may pass for the other: a hypothesis without effect explains nothing, nor does a sigma that allows anything.
+        # Neither may pass for the other: a hypothesis without effect explains nothing, nor does a sigma that
+        # allows anything.
         return all(
             judgement.status == "diverges"
             for judgement in (

@@ -1,4 +1,6 @@
-"""One step of the model, recomputed from what a run had when it came to it, as the model would be with some mistake."""
+"""One step of the model, recomputed from what a run had when it came to it, as the model would be with
+some mistake.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ class Step(Edited):
         self.observe(keep, is_gradient(self.wanted), part)
 
     def gradient(self, name: str) -> Array:
-        """Return the gradient of a parameter, ``inputs.<name>`` or ``taps.<name>``, of every row of a table."""
+        """Return the gradient of a parameter, ``inputs.<name>`` or ``taps.<name>``, of every row of a
+        table.
+        """
         if name.startswith("taps.") and name not in self.gradients:  # the loss does not depend on it
             return np.zeros_like(self.values[name.removeprefix("taps.")])
         return self.full(name, self.gradients[name])

@@ -21,7 +21,10 @@ from concord.spec.tensors import clause_of
 Array = NDArray[np.floating]
 
 LEAST = 0.1
-"""How large an error must at least be, in sigma of the arithmetic that is to explain it: a wide sigma would explain any smaller one."""
+"""How large an error must at least be, in sigma of the arithmetic that is to explain it.
+
+A wide sigma would explain any smaller one.
+"""
 
 
 # Fewer bits.
@@ -124,11 +127,16 @@ SHARES = (0.1, 0.2, 0.5, 0.3, 0.4, 0.25, 0.15, 0.05)
 """What dropout may drop."""
 
 MOST_KEYS = 12
-"""How many keys the attention weights may be tried out for, kept and dropped: there are 2 to that power ways."""
+"""How many keys the attention weights may be tried out for, kept and dropped.
+
+There are 2 to that power ways.
+"""
 
 
 def of_dropped_weights(question: Question) -> Iterator[Reading]:
-    """Read off that each query's context is that of some keys alone, their weights all enlarged by the same factor."""
+    """Read off that each query's context is that of some keys alone, their weights all enlarged by the
+    same factor.
+    """
     if not question.is_tap(("*attention.context",)):
         return
     tap, config, exact = question.tensor, question.config, question.exact
@@ -164,7 +172,9 @@ def of_dropped_weights(question: Question) -> Iterator[Reading]:
 
 
 def of_cancellation(question: Question) -> Iterator[Reading]:
-    """Read off that each row is stretched by a factor of its own, as large as rounding makes it in E[x²] - E[x]²."""
+    """Read off that each row is stretched by a factor of its own, as large as rounding makes it in E[x²] -
+    E[x]².
+    """
     if not question.is_tap(NORMS):
         return
 

@@ -1,4 +1,6 @@
-"""Bugs as explanations: what a tap, or a gradient, would be with one of them, from what a run had before it."""
+"""Bugs as explanations: what a tap, or a gradient, would be with one of them, from what a run had before
+it.
+"""
 
 from __future__ import annotations
 
@@ -110,6 +112,9 @@ def hypothesis(bug: Bug, edit: Edit, *on: str) -> Hypothesis:
 
 
 def _name(bug: Bug) -> str:
-    """Return what a bug is called as an explanation: its own name where that is one, else the first of those it may have."""
+    """Return what a bug is called as an explanation.
+
+    Its own name where that is one, else the first of those it may have.
+    """
     causes = (bug.cause or bug.name).split(" or ")
     return bug.name if bug.name in causes else causes[0]

@@ -1,4 +1,7 @@
-"""Which other weights would explain a tensor: of linear layers, norms and tables (SPEC WGT-1 to WGT-4, NRM-2, EMB-1, POS-1)."""
+"""Which other weights would explain a tensor.
+
+Of linear layers, norms and tables (SPEC WGT-1 to WGT-4, NRM-2, EMB-1, POS-1).
+"""
 
 from __future__ import annotations
 

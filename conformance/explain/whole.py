@@ -1,7 +1,10 @@
-"""What explains an output that comes without the taps before it: each mistake in all layers at once, the whole table, and each in one layer.
+"""What explains an output that comes without the taps before it.
 
-Of a model that hands back its output alone nothing says where a mistake lies, and each has to be run through the whole model. So it is looked
-for in one sample, first in the arithmetic of the run and then, where that comes near, with its own tolerance.
+Each mistake in all layers at once, the whole table, and each in one layer.
+
+Of a model that hands back its output alone nothing says where a mistake lies, and each has to be run through
+the whole model. So it is looked for in one sample, first in the arithmetic of the run and then, where that
+comes near, with its own tolerance.
 """
 
 from __future__ import annotations
@@ -50,7 +53,10 @@ MOST_NEAR = 5
 """How many hypotheses of a kind are held against the tensor with a tolerance of their own."""
 
 TRIAL = 0.6
-"""Share of the time for trying; what comes nearest is then held against the tensor with a tolerance of its own, which takes the rest."""
+"""Share of the time for trying.
+
+What comes nearest is then held against the tensor with a tolerance of its own, which takes the rest.
+"""
 
 MOSTLY = 0.75
 """Share of elements whose error a hypothesis at least halves that is worth that."""
@@ -114,7 +120,10 @@ class _Whole(Question):
         return Arithmetic(self.case.dtype if self.case.dtype in PRECISIONS else "float32")
 
     def values(self, hypothesis: Hypothesis) -> Array:
-        """Return the tensor under a hypothesis, rounded as the run is: what comes before the mistake is computed once for all."""
+        """Return the tensor under a hypothesis, rounded as the run is.
+
+        What comes before the mistake is computed once for all.
+        """
         with contextlib.suppress(KeyError):  # it takes something of what is not computed again
             return self._rounded(
                 hypothesis,
@@ -149,7 +158,10 @@ class _Whole(Question):
         return min((place_of(group_of(name)) for name in touched), default=-1)
 
     def side_by_side(self, elements: int) -> int:
-        """Return how large samples are to count: weights are squared for each group of them, and one sample has few numbers beside these."""
+        """Return how large samples are to count.
+
+        Weights are squared for each group of them, and one sample has few numbers beside these.
+        """
         return elements // SAMPLES
 
     def of_one_sample(self) -> _Whole:
@@ -191,7 +203,10 @@ class _Search(Search):
     question: _Whole
 
     def cause(self) -> Cause | None:
-        """Return the first kind of mistake that explains it: an option or one mistake in all layers, a weight of one layer, the table, one layer."""
+        """Return the first kind of mistake that explains it.
+
+        An option or one mistake in all layers, a weight of one layer, the table, one layer.
+        """
         stages = (
             likeliest_first(self.everywhere()),
             self.somewhere(usual=True),
@@ -205,7 +220,10 @@ class _Search(Search):
         return None
 
     def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[Explanation]:
-        """Return those that explain the tensor, among the few that come nearest to it: each tolerance takes many runs."""
+        """Return those that explain the tensor, among the few that come nearest to it.
+
+        Each tolerance takes many runs.
+        """
         tried = []
         for hypothesis in self.effort.among(hypotheses, TRIAL):
             try:
@@ -219,7 +237,10 @@ class _Search(Search):
         return self.different([one[1] for one in tried if one in nearest and one[0] <= MUCH_BETTER * least])
 
     def different(self, hypotheses: Sequence[Hypothesis]) -> list[Explanation]:
-        """Return those under which the tensor is right; of several that come to the same numbers, the first: they are one mistake in other words."""
+        """Return those under which the tensor is right.
+
+        Of several that come to the same numbers, the first: they are one mistake in other words.
+        """
         found: list[tuple[Explanation, Prediction]] = []
         for hypothesis in hypotheses:
             if found and self.effort.spent():

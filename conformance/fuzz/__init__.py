@@ -1,4 +1,6 @@
-"""Random cases: any configuration of the family on every backend, and each failure made as small as can be."""
+"""Random cases: any configuration of the family on every backend, and each failure made as small as can
+be.
+"""
 
 from concord.conformance.fuzz import summary
 from concord.conformance.fuzz.cases import FuzzCase

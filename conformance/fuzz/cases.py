@@ -51,7 +51,8 @@ class FuzzCase:
         weights_seed, inputs_seed: what weights and inputs are drawn from.
         profile: of the weights (:data:`spec.PROFILES`).
         scale: what every kernel is multiplied by.
-        offset: what is added to the token table and to given floating-point inputs, so that their mean is far from 0.
+        offset: what is added to the token table and to given floating-point inputs, so that their mean is far
+            from 0.
         padding: one of :data:`PADDINGS`.
         key_mask: one of :data:`KEY_MASKS`, for the attention parts.
         query_mask: whether the attention parts are given a query mask.
@@ -140,7 +141,8 @@ class FuzzCase:
         config, real = self.config, _real(generator, shape, self.padding)
         words = generator.integers(0, config.vocab_size, shape)
         if config.vocab_size > 2**8:
-            # Of a large table half of the tokens use few rows again and again: those at which ids need a bit more, and the last.
+            # Of a large table half of the tokens use few rows again and again: those at which ids need a bit
+            # more, and the last.
             few = np.minimum(LANDMARKS, config.vocab_size - 1)
             words = np.where(generator.random(shape) < 0.5, generator.choice(few, shape), words)
         words = np.where(words == config.pad_id, (words + 1) % config.vocab_size, words)

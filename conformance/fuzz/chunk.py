@@ -29,7 +29,10 @@ ATTEMPTS = {"diverges": 200, "error": 100, "refused": 100, "crashed": 25, "out o
 """How many smaller cases are tried for a failure. After a crash each costs the start of a worker."""
 
 SHRUNK = 5
-"""How many failures of a backend are made smaller in one chunk: one that fails in more ways needs no smaller cases."""
+"""How many failures of a backend are made smaller in one chunk.
+
+One that fails in more ways needs no smaller cases.
+"""
 
 
 class Over(BaseException):  # hypothesis lets through what is no Exception
@@ -47,7 +50,9 @@ def hunt_chunk(
     halted: Callable[[], bool] = lambda: False,
     progress: Callable[[], None] = lambda: None,
 ) -> Findings:
-    """Run one chunk. Workers are kept for the next one in this process; see :func:`concord.conformance.fuzz.station.close_idle`.
+    """Run one chunk. Workers are kept for the next one in this process.
+
+    See :func:`concord.conformance.fuzz.station.close_idle`.
 
     Args:
         chunk: its number, from 0.
@@ -99,7 +104,8 @@ class _Chunk:
         for runner in self.station.runners.values():
             if runner.supervisor.failure:
                 findings.note(
-                    f"{runner.name}: {runner.supervisor.failure}; it was not started again for the rest of chunk {self.chunk}"
+                    f"{runner.name}: {runner.supervisor.failure}; it was not started again for the rest of "
+                    f"chunk {self.chunk}"
                 )
 
     @property
@@ -153,7 +159,10 @@ class _Chunk:
         self.findings.note(f"{result.backend} is {result.status}: {result.detail}")
 
     def pursue(self, result: Result, case: FuzzCase, origin: Origin) -> None:
-        """Record a failure, with the smallest case that fails in the same way. Whatever becomes of the search, what was seen is recorded."""
+        """Record a failure, with the smallest case that fails in the same way.
+
+        Whatever becomes of the search, what was seen is recorded.
+        """
         enough = sum(backend == result.backend for backend, *_ in self.known) >= SHRUNK
         pursuit = _Pursuit(result, case, origin, self.station, lambda: enough or self.over)
         smallest: list[FuzzCase] = []
@@ -185,7 +194,10 @@ class _Pursuit:
             _fail()
 
     def attempt(self, case: FuzzCase) -> bool:
-        """Return whether a case fails in the same way; once there were attempts enough, no further one does."""
+        """Return whether a case fails in the same way.
+
+        Once there were attempts enough, no further one does.
+        """
         if case not in self.tried and (self.attempts >= ATTEMPTS[self.result.status] or self.over()):
             return False
         if case not in self.tried:

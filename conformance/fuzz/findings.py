@@ -74,7 +74,8 @@ class Statistics:
         undetermined: how many could not be.
         z: the largest error of an element, in sigma.
         rms: the largest root mean square error of a tensor, in root mean square sigma.
-        histogram: how many elements have an error in each bin of :data:`concord.conformance.verdict.Z_BINS`, and beyond the last.
+        histogram: how many elements have an error in each bin of :data:`concord.conformance.verdict.Z_BINS`,
+            and beyond the last.
     """
 
     tensors: Count = 0
@@ -166,7 +167,10 @@ class Tally:
 
 
 Signature = tuple[str, str, str]
-"""Backend, status, and the tensor that diverges first, or what the backend said: failures that share it are one finding."""
+"""Backend, status, and the tensor that diverges first, or what the backend said.
+
+Failures that share it are one finding.
+"""
 
 
 def signature_of(result: Result) -> Signature:
@@ -182,7 +186,8 @@ class Failure:
     """A case that fails, shrunk to the smallest that fails in the same way.
 
     Attributes:
-        signature: what it is known by: backend, status, and the tensor that diverges first or what the backend said.
+        signature: what it is known by: backend, status, and the tensor that diverges first or what the
+            backend said.
         dtype: the precision.
         tensor: the first that diverges; empty where there is no verdict.
         detail: one line of explanation where there is no verdict.
@@ -337,7 +342,10 @@ class Findings:
 
     @property
     def exit_code(self) -> int:
-        """0: nothing found; 1: something diverges; 3: a backend crashed or is missing, or no case of it was judged."""
+        """0: nothing found; 1: something diverges.
+
+        3: a backend crashed or is missing, or no case of it was judged.
+        """
         found = {status for _, _, tally in self.each() for status in tally.statuses}
         if self.owed or found & set(FAILED_WORKER) or self.unjudged or not self.judged:
             return 3

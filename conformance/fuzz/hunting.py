@@ -1,4 +1,6 @@
-"""A hunt: the chunks of a plan, one after the other here or as tasks of a Dask cluster, and what they find, merged."""
+"""A hunt: the chunks of a plan, one after the other here or as tasks of a Dask cluster, and what they
+find, merged.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,8 @@ def hunt(
     """Run the chunks of a plan, and merge what they find, in their order. All workers are ended.
 
     Args:
-        scheduler: the address of a Dask scheduler whose workers run the chunks, for example ``"tcp://host:8786"``;
-            by default they run here.
+        scheduler: the address of a Dask scheduler whose workers run the chunks, for example
+            ``"tcp://host:8786"``; by default they run here.
         stopped: asked now and then; once it says True, the hunt ends with what it has found.
 
     Raises:

@@ -90,9 +90,9 @@ def draw(
 ) -> None:
     """Have hypothesis draw one case, the same each time, and shrink it if ``look`` raises Failed.
 
-    Hypothesis draws the smallest case first, and then most cases from earlier ones, with a value or two exchanged. So
-    each case has a run of its own, in which it is the second: cases are independent of each other, and each follows
-    from the seed and its number alone.
+    Hypothesis draws the smallest case first, and then most cases from earlier ones, with a value or two
+    exchanged. So each case has a run of its own, in which it is the second: cases are independent of each
+    other, and each follows from the seed and its number alone.
 
     Args:
         smallest: what is called with the first.

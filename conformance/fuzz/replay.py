@@ -1,4 +1,6 @@
-"""Failures as folders: the case as ``concord case export`` writes it, and ``found.json`` that says what it found."""
+"""Failures as folders: the case as ``concord case export`` writes it, and ``found.json`` that says what it
+found.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,8 @@ class About:
 def write_failures(folder: Path, findings: Findings, settings: Settings) -> tuple[dict[str, Path], list[str]]:
     """Write each failure as a folder that ``concord fuzz --replay`` runs again.
 
-    A hunt that finds a case again finds it written already. Whatever else has its name, of another hunt or no finding at all, stays: the
-    new one gets a number.
+    A hunt that finds a case again finds it written already. Whatever else has its name, of another hunt or no
+    finding at all, stays: the new one gets a number.
 
     Returns:
         Failure's name to folder, and what kept others from being written.

@@ -56,7 +56,10 @@ _guard = threading.Lock()
 
 
 def borrow(names: Sequence[str], settings: Settings) -> Station:
-    """Return a set of workers that nobody uses, or a new one: starting four frameworks takes longer than a chunk."""
+    """Return a set of workers that nobody uses, or a new one.
+
+    Starting four frameworks takes longer than a chunk.
+    """
     with _guard:
         for station in _idle:
             if station.key == _key(names, settings):

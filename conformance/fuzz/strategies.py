@@ -1,7 +1,7 @@
 """What hypothesis draws: random configurations over the whole option space, and the sizes that they share.
 
-No draw has 100 values or more. Hypothesis mixes numbers that it finds in the source code of loaded modules into wider
-ranges; what a seed gives would depend on what else has been imported.
+No draw has 100 values or more. Hypothesis mixes numbers that it finds in the source code of loaded modules
+into wider ranges; what a seed gives would depend on what else has been imported.
 
 Every strategy has its simplest value first: that is where hypothesis shrinks to.
 """
@@ -133,8 +133,11 @@ FIXED = (
         num_segments=0,
     ),
 )
-"""Sizes that every pool of five or more has: usual ones, one token and one head, one head of width 1, width 64, a
-longer text of one sample."""
+"""Sizes that every pool of five or more has.
+
+Usual ones, one token and one head, one head of width 1, width 64, a
+longer text of one sample.
+"""
 
 LARGE = {
     "heads": {
@@ -164,8 +167,8 @@ LARGE = {
 def pool(seed: int, count: int) -> tuple[Sizes, ...]:
     """Return the sizes that the cases of a run share, the smallest first.
 
-    JAX compiles each primitive for each new shape, which takes seconds for each new tuple of sizes: cases that all had
-    sizes of their own would spend their time compiling.
+    JAX compiles each primitive for each new shape, which takes seconds for each new tuple of sizes: cases
+    that all had sizes of their own would spend their time compiling.
 
     Args:
         seed: of the run; the same for all of its chunks.
@@ -231,7 +234,8 @@ def fuzz_cases(
         dtypes, parts: what to choose from.
         shared: sizes to choose from; none: any sizes.
     """
-    # Hypothesis draws the smallest case first, and departs from it at the first draw: here that costs nothing.
+    # Hypothesis draws the smallest case first, and departs from it at the first draw: here that costs
+    # nothing.
     weights_seed = draw(_seeds())
     # The small ones stand first, and more than once.
     weighed = [sizes for sizes in shared for _ in range(1 if sizes.large else SMALL)]
@@ -266,9 +270,13 @@ def _seeds() -> SearchStrategy[int]:
 
 @st.composite
 def configurations(draw: DrawFn, sizes: Sizes, part: str) -> EncoderConfig:
-    """Draw a configuration of given sizes; what its fields exclude is honoured by construction, nothing is rejected."""
+    """Draw a configuration of given sizes.
+
+    What its fields exclude is honoured by construction, nothing is rejected.
+    """
     width, flat = sizes.num_heads * sizes.head_dim, draw(_choice("pooling"))
-    # The flattening head takes exactly max_positions tokens (INP-5), which leaves no room for positions from 1 (INP-2).
+    # The flattening head takes exactly max_positions tokens (INP-5), which leaves no room for positions from
+    # 1 (INP-2).
     filled = flat == "flatten" and part in POOLED
     heads = draw(_choice("head_computation"))
     padding = "counted" if filled else draw(_choice("position_of_padding"))

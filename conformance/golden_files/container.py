@@ -54,8 +54,8 @@ def read_container(path: Path) -> Container:
     """Read a file.
 
     Raises:
-        SpecError: if it is missing, truncated or corrupt, or its metadata do not say what it is: one line with the
-            file, what is wrong, and what is required.
+        SpecError: if it is missing, truncated or corrupt, or its metadata do not say what it is: one line
+            with the file, what is wrong, and what is required.
     """
     metadata, tensors = read_described(path)
     missing = [key for key in ("source", "case", "dtype", "config") if key not in metadata]
@@ -65,7 +65,8 @@ def read_container(path: Path) -> Container:
         )
     if metadata["dtype"] not in DTYPES:
         raise SpecError(
-            f"{path}: the metadata's 'dtype' is {metadata['dtype']!r} but must be {' or '.join(map(repr, DTYPES))}"
+            f"{path}: the metadata's 'dtype' is {metadata['dtype']!r} but must be "
+            f"{' or '.join(map(repr, DTYPES))}"
         )
     config = parse_json(metadata["config"], f"{path}: the metadata's 'config'")
     if not isinstance(config, dict):

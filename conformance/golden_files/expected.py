@@ -1,4 +1,7 @@
-"""What a golden file expects of a run: the source's outputs and gradients under canonical names, in canonical layout."""
+"""What a golden file expects of a run.
+
+The source's outputs and gradients under canonical names, in canonical layout.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +133,10 @@ class Expectations:
             self._problems.append(f"{name!r} has shape {array.shape} but {wanted}")
 
     def _put(self, key: str, name: str, array: NDArray[Any]) -> None:
-        """Note an expected tensor. Two of the source's tensors may be one tap: the same numbers are expected once."""
+        """Note an expected tensor.
+
+        Two of the source's tensors may be one tap: the same numbers are expected once.
+        """
         if key in self.arrays and np.array_equal(self.arrays[key], array, equal_nan=array.dtype.kind == "f"):
             self.notes.append(f"{name!r} holds the same numbers as {self.native[key]!r}")
             return

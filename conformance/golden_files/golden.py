@@ -1,6 +1,7 @@
 """Golden files, tensors that a published source computed, as runs of the model family.
 
-Which name of the source is what is in its table (:mod:`concord.spec.sources.schema`); nothing here knows a source.
+Which name of the source is what is in its table (:mod:`concord.spec.sources.schema`); nothing here knows a
+source.
 """
 
 from __future__ import annotations
@@ -41,9 +42,11 @@ class GoldenRun:
         config: the member of the family that the source's configuration describes.
         weights: canonical name to array, in the file's dtype.
         batch: the inputs of the part.
-        expected: what the source computed, in canonical layout, by the name of the tap or ``gradients.<name>``, which
-            :func:`computed` looks up in what a backend computed. Beside single tensors there are
-            ``gradients.inputs.query + gradients.inputs.key``, the sum of two; ``predictions``, classes (B), int64; and
+        expected: what the source computed, in canonical layout, by the name of the tap or
+            ``gradients.<name>``, which :func:`computed` looks up in what a backend computed. Beside single
+            tensors there are
+            ``gradients.inputs.query + gradients.inputs.key``, the sum of two; ``predictions``, classes (B),
+            int64; and
             ``<tap> as <name>`` where two of the source's tensors are one tap and hold different numbers.
         expected_native: the same names to the source's own.
         notes: what a reader of a report should know.
@@ -85,9 +88,9 @@ def read(path: Path | str) -> GoldenFile:
     """Read a golden file.
 
     Raises:
-        SpecError: if it is missing, truncated or corrupt, if its source is unknown, if its configuration describes no
-            model of the family, or if a tensor is missing or misshapen; each line says file, what, and what is
-            required, tensors in the source's own names.
+        SpecError: if it is missing, truncated or corrupt, if its source is unknown, if its configuration
+            describes no model of the family, or if a tensor is missing or misshapen; each line says file,
+            what, and what is required, tensors in the source's own names.
     """
     file = read_container(Path(path))
     try:
@@ -152,10 +155,12 @@ def _part(file: Container, table: Table) -> PartTable:
 def _weights(
     file: Container, table: Table, part: PartTable, config: EncoderConfig, stored: bool = True
 ) -> tuple[EncoderConfig, dict[str, NDArray[Any]]]:
-    """Return the weights; the position table as the source stored it, and the configuration with as many rows.
+    """Return the weights; the position table as the source stored it, and the configuration with as many
+    rows.
 
     Args:
-        stored: whether a table that is no parameter of the source has to be in the file; those of training lack it.
+        stored: whether a table that is no parameter of the source has to be in the file; those of training
+            lack it.
     """
     positions = None
     if part.positions.output is not None and (stored or f"outputs/{part.positions.output}" in file.tensors):
@@ -208,7 +213,8 @@ def _key_mask(file: Container, source: MaskSource, pad_id: int) -> tuple[NDArray
     ids = file.take(f"inputs/{source.ids}")
     if ids is None:
         raise SpecError(
-            f"'inputs/{source.ids}' is missing, but it or 'inputs/{source.stored}' is required: the key mask follows from it"
+            f"'inputs/{source.ids}' is missing, but it or 'inputs/{source.stored}' is required: the key "
+            f"mask follows from it"
         )
     return ids != pad_id, f"the key mask hides id {pad_id} of 'inputs/{source.ids}'"
 

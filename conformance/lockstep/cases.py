@@ -86,11 +86,19 @@ def standard(steps: int = STEPS, seed: int = 0, dtype: str = "float32") -> Judge
         **learnt,
     )
     recipe = Recipe(
-        algorithm="adam", learning_rate=1e-3, weight_decay=0.01, decay_form="times_rate",
-        undecayed=("bias", "gain", "offset"), clipping="global_norm", clip_at=CLIP_AT, schedule="linear",
-        warmup_steps=max(1, steps // 10), total_steps=max(steps, 2), accumulation=2,
+        algorithm="adam",
+        learning_rate=1e-3,
+        weight_decay=0.01,
+        decay_form="times_rate",
+        undecayed=("bias", "gain", "offset"),
+        clipping="global_norm",
+        clip_at=CLIP_AT,
+        schedule="linear",
+        warmup_steps=max(1, steps // 10),
+        total_steps=max(steps, 2),
+        accumulation=2,
         accumulation_mean="labels",
-    )  # fmt: skip
+    )
     recipe = recipe.replace(**dict.fromkeys(RATES, 0.1))
     return example(config, recipe, steps, batch=5, tokens=11, seed=seed, dtype=dtype, words=199)
 

@@ -338,6 +338,11 @@ class Lockstep:
         for i, track in enumerate(self.tracks):
             for curve in track.curves:
                 if not len(curve.ratio) == len(curve.difference) == len(curve.envelope):
-                    yield f"tracks[{i}]: {curve.section} must have as many ratios as differences and envelopes"
+                    yield (
+                        f"tracks[{i}]: {curve.section} must have as many ratios as differences and envelopes"
+                    )
             if track.first and track.first.row.tensor.count(".") < 2:
-                yield f"tracks[{i}].first.row.tensor is {track.first.row.tensor!r} but must be steps.NUMBER.NAME"
+                yield (
+                    f"tracks[{i}].first.row.tensor is {track.first.row.tensor!r} but must be "
+                    f"steps.NUMBER.NAME"
+                )

@@ -1,4 +1,6 @@
-"""Lockstep as a page: the errors of each section over the steps, and their size against what rounding explains."""
+"""Lockstep as a page: the errors of each section over the steps, and their size against what rounding
+explains.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,10 @@ def headline(found: Lockstep) -> str:
             + "."
         )
     if found.differences:
-        return f"{joined(list(dict.fromkeys(one.backend for one in found.differences)))} would train otherwise than the recipe says."
+        return (
+            f"{joined(list(dict.fromkeys(one.backend for one in found.differences)))} would train "
+            f"otherwise than the recipe says."
+        )
     unjudged = [track for track in found.tracks if track.unjudged]
     if unjudged:
         return (
@@ -63,7 +68,8 @@ def headline(found: Lockstep) -> str:
     right = [track for track in found.tracks if track.status == "agrees"]
     steps = max((track.steps for track in right), default=0)
     return (
-        f"{joined([track.backend for track in right])} agree{'s' if len(right) == 1 else ''} with the oracle at each of {steps} steps."
+        f"{joined([track.backend for track in right])} agree{'s' if len(right) == 1 else ''} with the "
+        f"oracle at each of {steps} steps."
         if right
         else "Nothing was judged."
     )
@@ -79,7 +85,11 @@ def compared(found: Lockstep) -> str:
         ],
     )
     size = f"{config['num_layers']} layers of {config['d_model']}"
-    return f"Compared: every loss, gradient, norm, moment and weight of {found.about['steps']} steps of {', '.join(names)}, {size}, {found.dtype}, {found.mode}, with the oracle's, seed {found.about['seed']}."
+    return (
+        f"Compared: every loss, gradient, norm, moment and weight of {found.about['steps']} steps of "
+        f"{', '.join(names)}, {size}, {found.dtype}, {found.mode}, with the oracle's, seed "
+        f"{found.about['seed']}."
+    )
 
 
 def figure(found: Lockstep, section: str) -> dict[str, Any]:

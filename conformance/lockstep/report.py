@@ -1,4 +1,7 @@
-"""Lockstep as a person reads it: a table of the largest errors of each backend by section, and each first divergence in a sentence."""
+"""Lockstep as a person reads it.
+
+A table of the largest errors of each backend by section, and each first divergence in a sentence.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,8 @@ def table(found: Lockstep, width: int) -> Table:
     """Return the largest errors in tolerances, by section.
 
     Args:
-        width: columns of the terminal: below :data:`WIDE` backends stand side by side, and what is said of each below each other.
+        width: columns of the terminal: below :data:`WIDE` backends stand side by side, and what is said of
+            each below each other.
     """
     sections = [
         section
@@ -107,7 +111,10 @@ def explanation(found: Lockstep) -> str:
 
 
 def unjudged(track: Track, found: Lockstep) -> str:
-    """Return at which steps sections of a backend were not judged, why, and what to do about it; no text if each was judged at each step."""
+    """Return at which steps sections of a backend were not judged, why, and what to do about it.
+
+    No text if each was judged at each step.
+    """
     sections = [
         f"{curve.section} at {curve.unjudged} of {track.steps} steps"
         for curve in track.curves
@@ -121,18 +128,25 @@ def unjudged(track: Track, found: Lockstep) -> str:
         if names
         else f"what they are computed from is out of the range of {found.dtype}"
     )
-    return f"not judged: {', '.join(sections)}: {why}; train with numbers that {found.dtype} holds, or in another precision (--dtype float32)"
+    return (
+        f"not judged: {', '.join(sections)}: {why}; train with numbers that {found.dtype} holds, or in "
+        f"another precision (--dtype float32)"
+    )
 
 
 def lines(track: Track, found: Lockstep) -> list[tuple[str, str]]:
-    """Return what is to be said of a backend: where it first diverged, what was not judged, or what kept it from going on."""
+    """Return what is to be said of a backend.
+
+    Where it first diverged, what was not judged, or what kept it from going on.
+    """
     said = [(f"{track.backend} diverges first at {track.first.text}", "bold red")] if track.first else []
     if why := unjudged(track, found):
         said.append((f"{track.backend}: {why}", "yellow"))
     if track.detail:
         said.append(
             (
-                f"{track.backend}: {track.status}{f' after {track.steps} steps' if track.steps else ''}: {track.detail}",
+                f"{track.backend}: {track.status}{f' after {track.steps} steps' if track.steps else ''}: "
+                f"{track.detail}",
                 "bold magenta",
             )
         )

@@ -19,8 +19,9 @@ Tap = Callable[[str, Array], Array]
 class Injection:
     """The edits of a change, in one run.
 
-    Compilers that read Python's code would read NumPy's in an edit for their own, and lose what it keeps. So they are shown
-    :meth:`step` and :meth:`keep` alone (:meth:`FrameworkOperations.opaque`), which are given all tensors that they need.
+    Compilers that read Python's code would read NumPy's in an edit for their own, and lose what it keeps. So
+    they are shown :meth:`step` and :meth:`keep` alone (:meth:`FrameworkOperations.opaque`), which are given
+    all tensors that they need.
 
     Args:
         operations: of the framework.
@@ -56,7 +57,10 @@ class Injection:
         self.step, self.keep = operations.opaque(self._step), operations.opaque(self._keep)
 
     def trace(self, model: Any, inputs: Mapping[str, Array], record: Tap) -> Tap:
-        """Return the tap that edits what it is given before it is recorded (:data:`concord.backends.interface.Trace`)."""
+        """Return the tap that edits what it is given before it is recorded.
+
+        (:data:`concord.backends.interface.Trace`).
+        """
 
         def given() -> dict[str, Array]:
             return {f"inputs.{name}": tensor for name, tensor in inputs.items()} | self.operations.parameters(

@@ -32,18 +32,20 @@ class Finding:
 
     Attributes:
         mutant, backend: which it is of.
-        status: ``"found"``; ``"misplaced"``: found, but another tensor named first; ``"missed"``; ``"equivalent"``: not
-            found, and no input can show it; ``"alarm"``: found in a precision in which no input can show it;
+        status: ``"found"``; ``"misplaced"``: found, but another tensor named first; ``"missed"``;
+            ``"equivalent"``: not found, and no input can show it; ``"alarm"``: found in a precision in which
+            no input can show it;
             ``"failed"``: no result; ``"absent"``: the framework is not installed.
         tensor: the first that is wrong, or :data:`concord.conformance.bugs.bug.REFUSED`.
         margin: its error in tolerances.
         case, dtype: where it was found.
         designated: whether in the case and precision that the catalogue names first.
         detail: one line of explanation.
-        cause: whether the diagnosis names what was injected: ``"right"``, ``"none"`` or ``"wrong"``; empty where the table
-            does not say which hypothesis should, or nothing was found.
+        cause: whether the diagnosis names what was injected: ``"right"``, ``"none"`` or ``"wrong"``; empty
+            where the table does not say which hypothesis should, or nothing was found.
         said: the hypotheses that it names.
-        clause: whether the clause that it names is the one that was broken: ``"right"`` or ``"wrong"``; empty where nothing was diagnosed.
+        clause: whether the clause that it names is the one that was broken: ``"right"`` or ``"wrong"``; empty
+            where nothing was diagnosed.
         row: the judgement of that tensor.
     """
 
@@ -196,7 +198,8 @@ class Hunt:
         """Look for a mutant, first in its own case.
 
         Args:
-            everywhere: whether to look in the other standard cases of its variant too, if it is not found there.
+            everywhere: whether to look in the other standard cases of its variant too, if it is not found
+                there.
         """
         try:
             if isinstance(mutant, TrainingBug):
@@ -250,9 +253,20 @@ class Hunt:
                 else f"shows first in step {expected.step + 1}, in its {expected.section}"
             )
             return Finding(
-                fault.name, self.backend, status, found.row.tensor, found.row.ratio, f"{fault.variant}-{fault.run}", dtype, True, detail,
-                fault.diagnosed(said), said, "right" if fault.clause in clauses else "wrong", found.row,
-            )  # fmt: skip
+                fault.name,
+                self.backend,
+                status,
+                found.row.tensor,
+                found.row.ratio,
+                f"{fault.variant}-{fault.run}",
+                dtype,
+                True,
+                detail,
+                fault.diagnosed(said),
+                said,
+                "right" if fault.clause in clauses else "wrong",
+                found.row,
+            )
         return Finding(fault.name, self.backend, "missed")
 
     def look(self, mutant: Bug, scenario: str, dtype: str, certain: bool = False) -> Finding | None:

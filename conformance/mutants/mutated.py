@@ -29,7 +29,8 @@ CHANGES: dict[str, dict[str, Change]] = {
 class Mutating:
     """Stands before a backend's adapter among the bases of a class, and changes what it runs.
 
-    ``mutant:NAME`` has that bug in the explicit implementation, ``mutant:NAME@library`` in another; ``emulate:tf32`` and ``emulate:tf32_cut_off`` compute their products as tensor cores do,
+    ``mutant:NAME`` has that bug in the explicit implementation, ``mutant:NAME@library`` in another;
+    ``emulate:tf32`` and ``emulate:tf32_cut_off`` compute their products as tensor cores do,
     ``variation:NAME`` computes a step in another way that is right; any other implementation runs untouched.
     """
 
@@ -43,7 +44,8 @@ class Mutating:
 
         Raises:
             UnknownNameError: for a change that does not exist.
-            Unsupported: where the implementation does not compute a tap that the change edits, or one that it needs.
+            Unsupported: where the implementation does not compute a tap that the change edits, or one that it
+                needs.
         """
         kind, colon, name = request.implementation.partition(":")
         name, _, implementation = name.partition("@")

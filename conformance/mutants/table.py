@@ -82,7 +82,10 @@ def summaries(matrix: Matrix) -> list[str]:
 
 
 def catalogue(faults: Iterable[Bug | TrainingBug], width: int) -> Table:
-    """Return what each fault is: its sentence, the clause that it breaks, the case that shows it, and where it was seen."""
+    """Return what each fault is.
+
+    Its sentence, the clause that it breaks, the case that shows it, and where it was seen.
+    """
     table = Table(title="Faults", title_justify="left", title_style="bold", padding=(0, 1))
     table.add_column("fault", overflow="fold")
     table.add_column("what it is", overflow="fold", ratio=1)

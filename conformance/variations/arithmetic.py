@@ -1,7 +1,9 @@
-"""Elementary steps, each computed otherwise than the reference computes it, and just as rightly (SPEC ALG-1 to ALG-8).
+"""Elementary steps, each computed otherwise than the reference computes it, and just as rightly.
 
-Forward and backward, in NumPy numbers of the precision itself: what stands here shares with the estimate of sigma neither
-its ways nor its noise. Half precisions keep float32 inside a step and round its result.
+(SPEC ALG-1 to ALG-8).
+
+Forward and backward, in NumPy numbers of the precision itself: what stands here shares with the estimate of
+sigma neither its ways nor its noise. Half precisions keep float32 inside a step and round its result.
 """
 
 from __future__ import annotations
@@ -75,7 +77,10 @@ def from_normalizer(x: Values) -> Values:
 
 
 def where_any(visible: Any, again: Values, weights: Values) -> Values:
-    """Return weights that were computed again, and the kept ones of rows without any visible key (SPEC ALG-3)."""
+    """Return weights that were computed again, and the kept ones of rows without any visible key.
+
+    (SPEC ALG-3).
+    """
     return (
         again
         if visible is None
@@ -95,7 +100,10 @@ def multiplied_out(weights: Values, gradient: Values, x: Values) -> Values:
 
 
 def of_the_first(x: Values) -> Values:
-    """Return which entry of a row gets the gradient of its largest one: the first of equal ones (`torch.max(dim)`)."""
+    """Return which entry of a row gets the gradient of its largest one.
+
+    The first of equal ones (`torch.max(dim)`).
+    """
     return np.asarray(np.arange(x.shape[-1]) == x.argmax(-1)[..., None], x.dtype)
 
 
@@ -127,7 +135,9 @@ def through_largest(share: Callable[[Values], Values]) -> Callable[[Values, Valu
 
 
 def through_running(weights: Values, gradient: Values, x: Values) -> Values:
-    """The derivative of a running softmax step by step, which flows through each entry that was the largest so far too."""
+    """The derivative of a running softmax step by step, which flows through each entry that was the
+    largest so far too.
+    """
     steps: list[
         tuple[Any, ...]
     ] = []  # block, its exponentials, what was before it, and by what that was rescaled
@@ -189,7 +199,10 @@ CONTEXT = "bhqs,bshk->bqhk"
 
 
 def attend_in_blocks(scores: Values, v: Values) -> Values:
-    """Weighted sum of values in one pass over blocks of keys, divided at its end: (B, H, Q, S), (B, S, H, K) to (B, Q, H, K)."""
+    """Weighted sum of values in one pass over blocks of keys, divided at its end.
+
+    (B, H, Q, S), (B, S, H, K) to (B, Q, H, K).
+    """
     largest, total = np.full_like(scores[..., :1], -np.inf), np.zeros_like(scores[..., :1])
     context = np.zeros((*scores.shape[:3], v.shape[-1]), scores.dtype)  # (B, H, Q, K)
     for block in blocks(scores.shape[-1]):
@@ -287,7 +300,9 @@ def total_compensated(terms: Values) -> Values:
 
 
 def total_in_blocks(terms: Values) -> Values:
-    """Sum over the first axis in as many running sums as a vector register has places, which are added at the end."""
+    """Sum over the first axis in as many running sums as a vector register has places, which are added at
+    the end.
+    """
     return (
         total_sequential(
             np.stack([total_sequential(terms[lane::BLOCK]) for lane in range(min(BLOCK, len(terms)))])
@@ -324,7 +339,10 @@ def sums(total: Callable[[Values], Values], order: int = 1) -> type[Arithmetic]:
 
 
 def single_products(subscripts: str, a: Values, b: Values) -> list[Values]:
-    """Return what a contraction adds up: one array for each value of the first index that the result lacks."""
+    """Return what a contraction adds up.
+
+    One array for each value of the first index that the result lacks.
+    """
     left, result = subscripts.split("->")
     index_a, index_b = left.split(",")
     index = next(index for index in index_a if index in index_b and index not in result)
@@ -410,7 +428,10 @@ class Reciprocals(Arithmetic):
 
 
 class OneHot(Arithmetic):
-    """Rows of a table are looked up by a product with one-hot rows; their gradient is the sum of a product for each half of them."""
+    """Rows of a table are looked up by a product with one-hot rows.
+
+    Their gradient is the sum of a product for each half of them.
+    """
 
     def take(self, table: Node, rows: Any) -> Node:
         chosen = np.eye(table.shape[0], dtype=table.value.dtype)[rows.reshape(-1)]  # (N, rows)
@@ -473,7 +494,8 @@ def log_softmax(normalizer: bool, share: Callable[[Values], Values] | None = Non
 
     Args:
         normalizer: whether the largest entry is added to the logarithm of the sum first.
-        share: of the gradient of a row's largest entry, for each entry, where the gradient flows through that too.
+        share: of the gradient of a row's largest entry, for each entry, where the gradient flows through that
+            too.
     """
 
     class LogSoftmax(Arithmetic):

@@ -1,4 +1,7 @@
-"""Every right variation: a way to compute a step that the specification admits, and that must not be flagged."""
+"""Every right variation.
+
+A way to compute a step that the specification admits, and that must not be flagged.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Right variations as edits of taps: the same text in four frameworks, whose own differentiation makes the backward pass.
+"""Right variations as edits of taps.
+
+The same text in four frameworks, whose own differentiation makes the backward pass.
 
 Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim.
 """
@@ -67,7 +69,9 @@ def by_reciprocal(m: Context, y: Array, taken_off: Edit = detached) -> Array:
 
 
 def recomputed(m: Context, y: Array) -> Array:
-    """The weights as they are, and the derivative from those that the log-sum-exp gives, where a query sees a key."""
+    """The weights as they are, and the derivative from those that the log-sum-exp gives, where a query
+    sees a key.
+    """
     scores = m.unnormalised
     largest = m.o.stop_gradient(m.o.max(scores, 3))
     normalizer = largest + m.o.log(m.o.sum(m.o.exp(scores - largest), 3))
@@ -76,7 +80,9 @@ def recomputed(m: Context, y: Array) -> Array:
 
 
 def attention_in_blocks(m: Context, y: Array) -> Array:
-    """The context is divided at the end, so that the derivative of the sum is the row sum of context times gradient."""
+    """The context is divided at the end, so that the derivative of the sum is the row sum of context times
+    gradient.
+    """
     if m.config.query_mask == "overwrite":
         return y
     context = m.o.transpose(running(m, m.unnormalised, m.beside("value")), (0, 2, 1, 3))
@@ -133,7 +139,9 @@ def two_passes(m: Context, x: Array) -> tuple[Array, Array]:
 
 
 def one_pass(m: Context, x: Array) -> tuple[Array, Array]:
-    """Return the same from the mean square less the square of the mean, after the first entry was taken off."""
+    """Return the same from the mean square less the square of the mean, after the first entry was taken
+    off.
+    """
     left = x - x[..., :1]
     mean = m.o.mean(left, -1)
     return x[..., :1] + mean, (m.o.mean(left * left, -1) - mean * mean) * float(size(x, -1))

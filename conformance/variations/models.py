@@ -1,4 +1,7 @@
-"""Steps of the model that are made of several operations, each computed otherwise than the reference does (SPEC ALG-3, ALG-5, ALG-6)."""
+"""Steps of the model that are made of several operations, each computed otherwise than the reference does.
+
+(SPEC ALG-3, ALG-5, ALG-6).
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,9 @@ def merged(x: Values) -> tuple[Values, Values]:
 
 
 def one_pass(shift: Callable[[Values], Values]) -> Statistics:
-    """Return statistics in one pass: the sum of squares less the square of the sum, after a number was taken off.
+    """Return statistics in one pass.
+
+    The sum of squares less the square of the sum, after a number was taken off.
 
     Args:
         shift: gives that number for each row, (…, 1).
@@ -120,7 +125,10 @@ def multiplied_out(x: Values, mean: Values, deviation: Values, gain: Values, off
 
 
 Slope = Callable[[Values, Values, Values, Values], Values]
-"""Takes rows, their mean, a gradient and a factor; returns differences times the factor times the sum of gradient times differences."""
+"""Takes rows, their mean, a gradient and a factor.
+
+Returns differences times the factor times the sum of gradient times differences.
+"""
 
 
 def of_differences(x: Values, mean: Values, gradient: Values, factor: Values) -> Values:
@@ -248,7 +256,9 @@ def scale(of_query: float, of_key: float, of_scores: float) -> type[Model]:
 
 
 class PositionFirst(Model):
-    """Position and segment vectors are added first, as a table of their sums would have it, then the token's."""
+    """Position and segment vectors are added first, as a table of their sums would have it, then the
+    token's.
+    """
 
     def tap(self, name: str, tensor: Node) -> Node:
         if name == "embeddings.token":

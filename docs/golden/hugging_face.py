@@ -1,4 +1,6 @@
-"""Write the golden files of Hugging Face's models: what transformers and sentence-transformers themselves compute.
+"""Write the golden files of Hugging Face's models.
+
+What transformers and sentence-transformers themselves compute.
 
 Run it in an environment of its own, and judge what it wrote by ``concord golden``::
 
@@ -28,7 +30,8 @@ SIZES = {
 LABELS = 3
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 
-# Which tokens are real: of the shared cases; and a row of padding only, and padding before and inside the text, which is masked by id.
+# Which tokens are real: of the shared cases; and a row of padding only, and padding before and inside the
+# text, which is masked by id.
 ROWS = {
     "b_ragged": ["1111111", "1111100", "1110000", "1000000"],
     "c_fullpad_row": ["1111111", "0000000", "0011111", "1101011"],
@@ -83,9 +86,23 @@ MODELS = {
     "sentence-bert-hugging-face": SentenceEmbedder,
 }
 STATED = (
-    "vocab_size", "max_position_embeddings", "type_vocab_size", "hidden_size", "dim", "num_attention_heads", "n_heads", "intermediate_size", "hidden_dim",
-    "num_hidden_layers", "n_layers", "num_labels", "pad_token_id", "layer_norm_eps", "hidden_act", "activation",
-)  # fmt: skip
+    "vocab_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+    "hidden_size",
+    "dim",
+    "num_attention_heads",
+    "n_heads",
+    "intermediate_size",
+    "hidden_dim",
+    "num_hidden_layers",
+    "n_layers",
+    "num_labels",
+    "pad_token_id",
+    "layer_norm_eps",
+    "hidden_act",
+    "activation",
+)
 
 
 def drawn(model: nn.Module, seed: int) -> dict[str, np.ndarray]:

@@ -1,6 +1,7 @@
 """The standard cases: what every backend is checked on, and the language-neutral files beside this module.
 
-``python -m concord.spec.cases`` writes the files; ``python -m concord.spec.cases --check`` fails if they have drifted.
+``python -m concord.spec.cases`` writes the files; ``python -m concord.spec.cases --check`` fails if they have
+drifted.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ SIZES: dict[str, int] = {
 BATCH, TOKENS, ROOM = 5, 11, 13
 TABLE = "embeddings.token.weight"
 
-# Texts of one sample that are longer than the blocks of 64, 128 and 256 keys that kernels work in, and no multiple of them.
+# Texts of one sample that are longer than the blocks of 64, 128 and 256 keys that kernels work in, and no
+# multiple of them.
 LONG = 263
-# Rows of a table whose numbers need more than 16 bits, and the ids that a text of it uses: at the borders of 7, 8, 15 and 16 bits,
-# of what half precisions count to, and the first and last row. Row 1 is padding in one variant.
+# Rows of a table whose numbers need more than 16 bits, and the ids that a text of it uses: at the borders of
+# 7, 8, 15 and 16 bits, of what half precisions count to, and the first and last row. Row 1 is padding in one
+# variant.
 VOCABULARY = 70_001
 LANDMARKS = (
     0,
@@ -68,7 +71,8 @@ class Scenario:
         padding: of the batch (:data:`spec.PADDINGS`).
         batch, tokens: sizes of the batch.
         seed: of weights and inputs.
-        ids: those that its texts use, where they are few of many; every other row of the token table is then zero.
+        ids: those that its texts use, where they are few of many; every other row of the token table is then
+            zero.
         once: whether one precision shows it: a check in several runs it in the last of them alone.
         options: configuration fields that it sets.
         only: the variants that it is for; by default all, but for those of :data:`OWN`.
@@ -86,11 +90,12 @@ class Scenario:
     only: tuple[str, ...] = ()
 
 
-# They run one after the other in one process: neighbours differ in masks and lengths, or in every size, and the first sizes come
-# back at the end, so that what a backend keeps from an earlier call shows.
+# They run one after the other in one process: neighbours differ in masks and lengths, or in every size, and
+# the first sizes come back at the end, so that what a backend keeps from an earlier call shows.
 SCENARIOS: dict[str, Scenario] = {
     "ragged": Scenario(
-        "rows that are full, of one token, half full, fully padded, and padded inside the text; two layers; gains and biases far from 1 and 0",
+        "rows that are full, of one token, half full, fully padded, and padded inside the text; two "
+        "layers; gains and biases far from 1 and 0",
         options={"num_layers": 2},
     ),
     "peaked": Scenario("softmax rows that are all but one-hot, and scores beyond 10000", profile="peaked"),
@@ -108,7 +113,8 @@ SCENARIOS: dict[str, Scenario] = {
         once=True,
     ),
     "extreme": Scenario(
-        "activations in both tails, saturated logits, a first token that is padding in one sample, seven heads",
+        "activations in both tails, saturated logits, a first token that is padding in one sample, seven "
+        "heads",
         profile="extreme",
         padding="left",
         seed=1,
@@ -116,7 +122,8 @@ SCENARIOS: dict[str, Scenario] = {
         options={"num_heads": 7},
     ),
     "long": Scenario(
-        "one sample of 263 tokens, as many as there are positions: longer than the blocks of kernels; ids beyond 8 and 16 bits, each used "
+        "one sample of 263 tokens, as many as there are positions: longer than the blocks of kernels; ids "
+        "beyond 8 and 16 bits, each used "
         "many times; the first token is padding; two layers of one head",
         padding="left",
         batch=1,
@@ -185,8 +192,11 @@ SCENARIOS: dict[str, Scenario] = {
 OWN: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("roberta", "distilbert", "sentence-bert"), ("ragged", "single", "extreme")
 )
-"""The scenarios of variants whose layers are another's: what shows that which they have of their own, embeddings and head. The rest
-shows in the other."""
+"""The scenarios of variants whose layers are another's.
+
+What shows that which they have of their own, embeddings and head. The rest
+shows in the other.
+"""
 
 
 def scenarios_of(name: str) -> list[str]:
@@ -257,10 +267,11 @@ def build_case(name: str, scenario: str, part: str = "model", options: dict[str,
 
 
 def _with_ids(config: EncoderConfig, weights: Weights, batch: Batch, ids: list[int]) -> tuple[Weights, Batch]:
-    """Return weights and inputs of a text that uses these ids alone, and a token table that is zero in every other row.
+    """Return weights and inputs of a text that uses these ids alone, and a token table that is zero in
+    every other row.
 
-    The ids follow each other again and again, but for the last few: they stand at the end alone, so that the last block of a
-    kernel has keys like no other.
+    The ids follow each other again and again, but for the last few: they stand at the end alone, so that the
+    last block of a kernel has keys like no other.
     """
     given = batch.required("input_ids")
     words = np.asarray(ids)[np.arange(given.size) % (len(ids) - LATE)].reshape(given.shape)

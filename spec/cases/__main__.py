@@ -8,7 +8,10 @@ from concord.spec.cases.files import FOLDER, drift, write_case
 
 
 def main() -> int:
-    """Write the files of the standard cases, or say which are not what would be written; return the exit code."""
+    """Write the files of the standard cases, or say which are not what would be written.
+
+    Return the exit code.
+    """
     parser = argparse.ArgumentParser(prog="python -m concord.spec.cases", description=__doc__)
     parser.add_argument(
         "--check", action="store_true", help="write nothing; fail if a file is not what would be written"

@@ -22,18 +22,23 @@ from concord.spec.files import read_arrays, read_as, read_bytes, section, write_
 from concord.spec.reference import Truth, reference
 
 FORMAT = 2
-"""The format of a file in which arrays are stored in part. One that needs nothing of it has format 1, so that a reader of
-format 1 goes on reading it."""
+"""The format of a file in which arrays are stored in part.
+
+One that needs nothing of it has format 1, so that a reader of
+format 1 goes on reading it.
+"""
 
 FOLDER = Path(__file__).parent
 
-# Larger arrays are stored in part: a table by the rows that are not zero, anything else by every 61st of its numbers.
+# Larger arrays are stored in part: a table by the rows that are not zero, anything else by every 61st of its
+# numbers.
 LARGE, EVERY = 2**14, 61
 
 LARGEST_WHOLE = 2**26
 """Numbers of the largest array that is made whole: a few rows may stand for any number of them."""
 
-# Mathematical functions may differ in the last bit between processors: this much of a tensor's scale is no drift.
+# Mathematical functions may differ in the last bit between processors: this much of a tensor's scale is no
+# drift.
 LAST_BITS = 2.0**-40
 
 
@@ -64,10 +69,11 @@ class Header:
 def write_case(case: Case, folder: Path = FOLDER) -> None:
     """Write ``NAME.json`` and ``NAME.safetensors``.
 
-    The arrays are ``weights/…``, ``inputs/…``, ``float64/…`` (every tap, and every gradient as ``gradients.…``) and
-    ``float32/…``: output and loss of the model in float32, computed exactly (SPEC PRC-2, MSK-5). Large ones are stored in
-    part, as ``stored`` says: by the rows named in ``rows``, where the others are zero, or by the first of each ``every``
-    numbers in row-major order.
+    The arrays are ``weights/…``, ``inputs/…``, ``float64/…`` (every tap, and every gradient as
+    ``gradients.…``) and
+    ``float32/…``: output and loss of the model in float32, computed exactly (SPEC PRC-2, MSK-5). Large ones
+    are stored in part, as ``stored`` says: by the rows named in ``rows``, where the others are zero, or by
+    the first of each ``every`` numbers in row-major order.
     """
     arrays, stored = _in_part(_arrays(case))
     data = save(arrays)
@@ -93,7 +99,9 @@ def _said(part: Stored) -> dict[str, Any]:
 
 
 def read_case(path: Path) -> tuple[Case, dict[str, NDArray[Any]]]:
-    """Read a case and its arrays. Those that are stored by their rows are whole; those by every so many numbers are flat.
+    """Read a case and its arrays.
+
+    Those that are stored by their rows are whole; those by every so many numbers are flat.
 
     Args:
         path: of the JSON file.
@@ -146,7 +154,9 @@ def _arrays(case: Case) -> dict[str, NDArray[Any]]:
 
 
 def _in_part(arrays: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], dict[str, Stored]]:
-    """Return what is stored of each array, and of those that are stored in part their shape and which part it is."""
+    """Return what is stored of each array, and of those that are stored in part their shape and which part
+    it is.
+    """
     part, stored = dict(arrays), {}
     for name, array in arrays.items():
         if array.size > LARGE:
@@ -179,7 +189,8 @@ def _whole(
         )
         if not fits or size > LARGEST_WHOLE:
             raise SpecError(
-                f"{where}: {name!r} has shape {part[name].shape} but is said to be {len(said.rows)} rows of shape {tuple(said.shape)}"
+                f"{where}: {name!r} has shape {part[name].shape} but is said to be {len(said.rows)} rows "
+                f"of shape {tuple(said.shape)}"
             )
         arrays[name] = np.zeros(said.shape, part[name].dtype)
         arrays[name][said.rows] = part[name]
@@ -194,8 +205,8 @@ def expected(truth: Truth) -> dict[str, NDArray[Any]]:
 def _differences(stored: dict[str, NDArray[Any]], current: dict[str, NDArray[Any]]) -> list[str]:
     problems = [f"{name!r} is missing" for name in current.keys() - stored.keys()]
     problems += [f"{name!r} is unexpected" for name in stored.keys() - current.keys()]
-    # A gradient may be the difference of far larger numbers, down to one that is mathematically zero: their common
-    # scale is that of the largest of them.
+    # A gradient may be the difference of far larger numbers, down to one that is mathematically zero: their
+    # common scale is that of the largest of them.
     steepest = max(
         (np.max(abs(array)) for name, array in current.items() if "/gradients." in name), default=0.0
     )

@@ -1,1 +1,4 @@
-"""Names and layouts of every published source and of the checkpoints of BERT: a table for each, and their reader."""
+"""Names and layouts of every published source and of the checkpoints of BERT.
+
+A table for each, and their reader.
+"""

@@ -1,4 +1,7 @@
-"""Whether the table of a source fits the family: every name on our side exists, and every parameter has a place."""
+"""Whether the table of a source fits the family.
+
+Every name on our side exists, and every parameter has a place.
+"""
 
 from __future__ import annotations
 
@@ -93,10 +96,16 @@ def _weight_problems(
             yield f"{key}' names {name!r}, which is no parameter of the part"
             continue
         if taken.setdefault(source_name, name) != name:
-            yield f"{key}' gives {source_name!r} to both {taken[source_name]!r} and {name!r}; it must belong to one"
+            yield (
+                f"{key}' gives {source_name!r} to both {taken[source_name]!r} and {name!r}; it must "
+                f"belong to one"
+            )
         rank, wanted = len(required[name].shape.split()), WEIGHT_LAYOUTS[native.layout].rank
         if rank != wanted:
-            yield f"{key}' gives {name!r} the layout {native.layout!r} for rank {wanted}; it must be one for rank {rank}"
+            yield (
+                f"{key}' gives {name!r} the layout {native.layout!r} for rank {wanted}; it must be one "
+                f"for rank {rank}"
+            )
     for name, parameter in required.items():
         if name not in filled and (parameter.kind != "positions" or part.positions.output is None):
             yield f"{key}' lacks {name!r}, which the part requires"

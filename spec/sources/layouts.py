@@ -70,7 +70,10 @@ WEIGHT_LAYOUTS: dict[str, WeightLayout] = {
 
 
 STRIP = 128
-"""Rows that are transposed at once: a whole matrix would go through the processor's cache again for each of its columns."""
+"""Rows that are transposed at once.
+
+A whole matrix would go through the processor's cache again for each of its columns.
+"""
 
 
 def contiguous(array: Array) -> Array:
@@ -108,6 +111,6 @@ TENSOR_LAYOUTS: dict[str, tuple[str, Callable[[Array, Sizes], Array]]] = {
 }
 """Every layout of an input or output by name: its meaning, and the way to the canonical layout.
 
-The functions take the sizes ``batch`` and ``heads``; they raise ``ValueError`` or ``IndexError`` for an array that does
-not have the layout.
+The functions take the sizes ``batch`` and ``heads``; they raise ``ValueError`` or ``IndexError`` for an array
+that does not have the layout.
 """

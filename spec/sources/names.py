@@ -1,7 +1,8 @@
 """Placeholders in a source's names.
 
-``{i}`` is the layer, ``{h}`` the head, ``{n}`` the number of layers, ``{run}`` the label of a run. A number may stand in
-front as a factor and be added or taken off behind: ``{3i+1}``, ``{n-1}``. A leading underscore, ``{_3i+1}``, writes
+``{i}`` is the layer, ``{h}`` the head, ``{n}`` the number of layers, ``{run}`` the label of a run. A number
+may stand in front as a factor and be added or taken off behind: ``{3i+1}``, ``{n-1}``. A leading underscore,
+``{_3i+1}``, writes
 ``_4``, and nothing at all for 0, which is how TensorFlow 1 numbers layers of one kind.
 """
 
@@ -43,5 +44,8 @@ def problem(pattern: str) -> str | None:
     """Return what is wrong with the placeholders of a name, if anything is."""
     rest = _PLACEHOLDER.sub("", pattern)
     if "{" in rest or "}" in rest:
-        return f"{pattern!r} holds a placeholder that cannot be read; it must look like {{i}}, {{_3i+1}}, {{h}}, {{n-1}} or {{run}}"
+        return (
+            f"{pattern!r} holds a placeholder that cannot be read; it must look like {{i}}, {{_3i+1}}, "
+            f"{{h}}, {{n-1}} or {{run}}"
+        )
     return None

@@ -1,4 +1,7 @@
-"""Reading the table of a source strictly: every key that is missing, unknown or of the wrong type is reported."""
+"""Reading the table of a source strictly.
+
+Every key that is missing, unknown or of the wrong type is reported.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ def parse(data: Mapping[str, Any], where: str) -> Table:
         where: its name, for messages.
 
     Raises:
-        SpecError: listing every key that is missing, unknown or of the wrong type, every unknown layout and every
-            placeholder that cannot be read, at once.
+        SpecError: listing every key that is missing, unknown or of the wrong type, every unknown layout and
+            every placeholder that cannot be read, at once.
     """
     with located(where):
         return typed(Table, _spread(data))
@@ -55,7 +58,10 @@ def _spread(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _both(one: Any, other: Any) -> Any:
-    """Return what files have of a part and of the one that it is like: what is ignored in either, and of everything else its own."""
+    """Return what files have of a part and of the one that it is like.
+
+    What is ignored in either, and of everything else its own.
+    """
     if not isinstance(one, Mapping) or not isinstance(other, Mapping):
         return other  # complained of later
     ignored = [part["ignored"] for part in (one, other) if "ignored" in part]

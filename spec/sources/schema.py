@@ -1,38 +1,46 @@
 """What the table of a source says: the tables of ``spec/sources`` as data classes.
 
-A table is one TOML file for a published source or the format of its checkpoints. At the top: ``source``, its name; ``variant``, the member of the family
-that gives every configuration field that the source does not state; ``like``, another table, for the same configuration
-in another kind of file: what a part does not state is as there; ``words``, another table, in whose words the configuration is though
-the parts are others; ``part_key``, the key of the source's configuration
-that tells which part was run, where there are several; ``deviations``, a list of
-``{ name, value, reason }``, where the source's framework could not do what it says (:mod:`concord.spec.deviations`); ``training``, how
-the source trains: ``constants``, field of a recipe (:class:`concord.spec.training.recipe.Recipe`) = value; ``fields``, field = the source's key, ``key.0`` for
-the first entry of a list, where the source has it; ``deviations``, those of the optimizer; ``float32_positions``, whether the
-position table is computed in float32 and files do not hold it. Below ``[parts.<part of the model>]``:
+A table is one TOML file for a published source or the format of its checkpoints. At the top: ``source``, its
+name; ``variant``, the member of the family that gives every configuration field that the source does not
+state; ``like``, another table, for the same configuration in another kind of file: what a part does not state
+is as there; ``words``, another table, in whose words the configuration is though the parts are others;
+``part_key``, the key of the source's configuration that tells which part was run, where there are several;
+``deviations``, a list of ``{ name, value, reason }``, where the source's framework could not do what it says
+(:mod:`concord.spec.deviations`); ``training``, how the source trains: ``constants``, field of a recipe
+(:class:`concord.spec.training.recipe.Recipe`) = value; ``fields``, field = the source's key, ``key.0`` for
+the first entry of a list, where the source has it; ``deviations``, those of the optimizer;
+``float32_positions``, whether the position table is computed in float32 and files do not hold it. Below
+``[parts.<part of the model>]``:
 
-==============  =====================================================================================================
+==============  ============================================================================================
 ``kind``        how the value of ``part_key`` begins for this part
 ``fields``      configuration field = the source's key; each must be there
-``options``     configuration field = ``{ key, values, absent }``: the source's word to ours, where the source has the key;
-                ``absent``, which may be left out: its word where our configuration does not have the field
+``options``     configuration field = ``{ key, values, absent }``: the source's word to ours, where the
+                source has the key; ``absent``, which may be left out: its word where our configuration does
+                not have the field
 ``constants``   configuration field = value
 ``weights``     canonical parameter = ``{ name, layout }``
 ``positions``   ``output``: where a file keeps the position table of a source that has no such parameter
 ``inputs``      canonical input = ``{ name, layout }``
-``mask``        ``stored``, a pattern of an input with the mask itself; ``ids``, one that it follows from; ``none = { key, value }``,
-                what the source's configuration says where there is no mask
+``mask``        ``stored``, a pattern of an input with the mask itself; ``ids``, one that it follows from;
+                ``none = { key, value }``, what the source's configuration says where there is no mask
 ``outputs``     the source's output = ``{ tap, layout, required }``
-``gradients``   ``under``: a prefix of all their names; ``inputs``: the source's input = ``{ sum_of, layout }``
+``gradients``   ``under``: a prefix of all their names; ``inputs``: the source's input = ``{ sum_of, layout
+                }``
 ``unchecked``   the source's output, or a prefix that ends in ``/`` = why it is not checked
-``checkpoint``  what files of weights have besides (:class:`CheckpointTable`); a published source's files of tensors have nothing of it
-``like``        another part above: what this one does not state is as there, but for the weights in the list ``without`` and for runs;
-                what it states in ``checkpoint.ignored`` is ignored besides what is there
-``runs``        a list of ``{ label, fields, outputs, gradients, only }``: what was run on the same weights and inputs;
-                ``gradients`` replaces the names of some weights' gradients; ``only``: the run checks its own
-                outputs and nothing else, and exists where the file has them; a format of checkpoints has none
-==============  =====================================================================================================
+``checkpoint``  what files of weights have besides (:class:`CheckpointTable`); a published source's files of
+                tensors have nothing of it
+``like``        another part above: what this one does not state is as there, but for the weights in the
+                list ``without`` and for runs; what it states in ``checkpoint.ignored`` is ignored besides
+                what is there
+``runs``        a list of ``{ label, fields, outputs, gradients, only }``: what was run on the same weights
+                and inputs; ``gradients`` replaces the names of some weights' gradients; ``only``: the run
+                checks its own outputs and nothing else, and exists where the file has them; a format of
+                checkpoints has none
+==============  ============================================================================================
 
-Names may hold the placeholders of :mod:`concord.spec.sources.names`; layouts are those of :mod:`concord.spec.sources.layouts`.
+Names may hold the placeholders of :mod:`concord.spec.sources.names`; layouts are those of
+:mod:`concord.spec.sources.layouts`.
 """
 
 from __future__ import annotations
@@ -174,7 +182,8 @@ class Ignored(_Section):
 
     Attributes:
         reason: in words.
-        holds: what it must hold for that to be true (:data:`concord.porting.holds.HOLDS`); empty: only its name says so.
+        holds: what it must hold for that to be true (:data:`concord.porting.holds.HOLDS`); empty: only its
+            name says so.
     """
 
     reason: str
@@ -193,18 +202,24 @@ class CheckpointTable(_Section):
     """What a table says about files of weights, beyond the names and layouts of parameters.
 
     Attributes:
-        prefixes: how names may begin: those of the table begin with the first one, files may have another in its place.
+        prefixes: how names may begin: those of the table begin with the first one, files may have another in
+            its place.
         older: the end of a name = another end that it may have instead, as older versions wrote it.
-        ignored: a tensor that is no parameter, or a pattern with ``*`` = why it can be left out, or ``{ reason, holds }``.
+        ignored: a tensor that is no parameter, or a pattern with ``*`` = why it can be left out, or ``{
+            reason, holds }``.
         tied: a tensor that is a copy of another one, where it is in the file = the other's name there.
-        positions: where the file keeps the table of fixed positions, if it does; the specification computes it otherwise.
-        carried: a parameter of the whole model that this part does not have, or a tensor of a head that the family does not have, by a name
-            that begins with ``heads.`` = where a file may keep it nevertheless: other kinds of file may have it too.
+        positions: where the file keeps the table of fixed positions, if it does; the specification computes
+            it otherwise.
+        carried: a parameter of the whole model that this part does not have, or a tensor of a head that the
+            family does not have, by a name that begins with ``heads.`` = where a file may keep it
+            nevertheless: other kinds of file may have it too.
         requires: a key of the configuration = the values that it may have; it may be missing.
         equal: a key of the configuration = another one, which must have the same value.
         defaults: a key of the configuration = its value where it is missing.
-        counts: a key of the configuration = another one, whose entries are counted where the first is missing.
-        sizes: a key of the configuration = a tensor and the number of its axis, ``name:0``, whose length it is where it is missing.
+        counts: a key of the configuration = another one, whose entries are counted where the first is
+            missing.
+        sizes: a key of the configuration = a tensor and the number of its axis, ``name:0``, whose length it
+            is where it is missing.
         writes: a key of a configuration that is written = its value.
     """
 

@@ -79,7 +79,10 @@ def _whole(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def words(table: Table) -> str:
-    """Return whose words the configuration of a source is in: its own, or those of another table that it says or is like."""
+    """Return whose words the configuration of a source is in.
+
+    Its own, or those of another table that it says or is like.
+    """
     return table.words or table.like or table.source
 
 
@@ -126,12 +129,15 @@ def configure(
         if stated.get(key) is not None and stated[key] not in allowed:
             words = " or ".join(map(json.dumps, allowed))
             problems.append(
-                f"{where}: key {key!r} is {json.dumps(stated[key])[:60]} but must be {words}: the family has no such model [source={table.source}]"
+                f"{where}: key {key!r} is {json.dumps(stated[key])[:60]} but must be {words}: the family "
+                f"has no such model [source={table.source}]"
             )
     for key, other in rules.equal.items():
         if stated.get(key) != stated.get(other):
             problems.append(
-                f"{where}: key {key!r} is {json.dumps(stated.get(key))[:60]} but must be {json.dumps(stated.get(other))[:60]}, as {other!r}: the family has no such model [source={table.source}]"
+                f"{where}: key {key!r} is {json.dumps(stated.get(key))[:60]} but must be "
+                f"{json.dumps(stated.get(other))[:60]}, as {other!r}: the family has no such model "
+                f"[source={table.source}]"
             )
     fields = {**variant(table.variant).as_dict(), **entry.constants}
     for field, key in entry.fields.items():
@@ -200,7 +206,8 @@ class Binding:
 def bindings(
     entry: PartTable, config: EncoderConfig, instead: Mapping[str, Native] | None = None
 ) -> dict[str, Binding]:
-    """Return where a source keeps each parameter of a configuration, by canonical name in the order of computation.
+    """Return where a source keeps each parameter of a configuration, by canonical name in the order of
+    computation.
 
     Args:
         entry: what the table says about the part.
@@ -270,12 +277,12 @@ def canonical(
         config: of the model.
         native: every weight of the source under its own name.
         part: by default the table's first.
-        positions: (max_positions, d_model), the position table where the source has no parameter for it; by default
-            the sinusoid of the configuration in float64.
+        positions: (max_positions, d_model), the position table where the source has no parameter for it; by
+            default the sinusoid of the configuration in float64.
 
     Raises:
-        WeightsError: listing every missing, unexpected, misshapen, non-float or non-finite weight in the source's
-            names, at once.
+        WeightsError: listing every missing, unexpected, misshapen, non-float or non-finite weight in the
+            source's names, at once.
     """
     entry, context = part_of(table, part), f"source={table.source}"
     # Whatever sizes a file states, nothing is built that its weights have not.
@@ -305,7 +312,8 @@ def canonical(
     computed = POSITIONS in required and POSITIONS not in places and _is_computed(POSITIONS, config)
     if computed and positions is None and config.max_positions * config.d_model > LARGEST_TABLE:
         problems.append(
-            f"the position table has {config.max_positions} rows of {config.d_model} numbers but at most {LARGEST_TABLE} numbers are computed [{context}]"
+            f"the position table has {config.max_positions} rows of {config.d_model} numbers but at most "
+            f"{LARGEST_TABLE} numbers are computed [{context}]"
         )
     if computed and not problems:
         found[POSITIONS] = contiguous(sinusoid(config) if positions is None else positions)
@@ -352,4 +360,7 @@ def _is_computed(name: str, config: EncoderConfig) -> bool:
 
 
 def _homeless(name: str, table: Table) -> str:
-    return f"{name!r} is required by this configuration but the source has no weight for it [source={table.source}]"
+    return (
+        f"{name!r} is required by this configuration but the source has no weight for it "
+        f"[source={table.source}]"
+    )

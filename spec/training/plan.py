@@ -115,11 +115,15 @@ def constants(recipe: Recipe) -> dict[str, float]:
     """Return the numbers that an optimizer of this recipe holds."""
     adam, sgd = recipe.algorithm == "adam", recipe.algorithm == "sgd"
     used = {
-        "momentum": not adam and recipe.momentum > 0, "dampening": sgd and recipe.dampening > 0,
-        "beta1": adam, "beta2": not sgd, "epsilon": not sgd,
-        "weight_decay": recipe.weight_decay > 0, "clip_at": recipe.clip_at is not None,
+        "momentum": not adam and recipe.momentum > 0,
+        "dampening": sgd and recipe.dampening > 0,
+        "beta1": adam,
+        "beta2": not sgd,
+        "epsilon": not sgd,
+        "weight_decay": recipe.weight_decay > 0,
+        "clip_at": recipe.clip_at is not None,
         "clip_epsilon": recipe.clip_at is not None and recipe.clipping != "value",
-    }  # fmt: skip
+    }
     return {name: float(getattr(recipe, name)) for name in CONSTANTS if used[name]}
 
 

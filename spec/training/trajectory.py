@@ -273,9 +273,18 @@ class Trajectory:
 
         leaves = Leaves(self.a, {name: node.value for name, node in self.parameters.items()}, carried=True)
         observe(
-            self.config, leaves, batch, self.a, take, True, self.part, self.dtype,
-            deviations=self.deviations, slices=sliced, dropout=functools.partial(self.dropped, micro_batch),
-        )  # fmt: skip
+            self.config,
+            leaves,
+            batch,
+            self.a,
+            take,
+            True,
+            self.part,
+            self.dtype,
+            deviations=self.deviations,
+            slices=sliced,
+            dropout=functools.partial(self.dropped, micro_batch),
+        )
         self.a.recording = False
         return found
 

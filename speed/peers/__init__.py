@@ -1,4 +1,7 @@
-"""What a reader would use instead, in the same table: the ``bert`` family by Hugging Face, and by ONNX Runtime."""
+"""What a reader would use instead, in the same table.
+
+The ``bert`` family by Hugging Face, and by ONNX Runtime.
+"""
 
 PEERS = {"hf": "concord.speed.peers.hf:Peer", "ort": "concord.speed.peers.ort:Peer"}
 """Name to class; each takes its place beside the backends, in a process of its own."""

@@ -1,4 +1,6 @@
-"""Hugging Face's ``BertForSequenceClassification`` on PyTorch, with attention by ``scaled_dot_product_attention``."""
+"""Hugging Face's ``BertForSequenceClassification`` on PyTorch, with attention by
+``scaled_dot_product_attention``.
+"""
 
 from __future__ import annotations
 

@@ -125,7 +125,8 @@ class Peer:
             or request.device != "cpu"
         ):
             raise Unsupported(
-                "ort runs optimised graphs on cpu: --implementation library, --execution compiled, --kind inference"
+                "ort runs optimised graphs on cpu: --implementation library, --execution compiled, --kind "
+                "inference"
             )
         if request.dtype != "float32":
             raise Unsupported(f"ort is measured in float32, not in {request.dtype}")

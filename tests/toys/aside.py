@@ -1,4 +1,7 @@
-"""The built-in backends with attention weights that are an output alone: ``tests.toys.aside:NAME``, a class for each of them."""
+"""The built-in backends with attention weights that are an output alone.
+
+``tests.toys.aside:NAME``, a class for each of them.
+"""
 
 import importlib
 from typing import Any
@@ -13,7 +16,9 @@ def __getattr__(name: str) -> type:
     adapter: Any = importlib.import_module(f"concord.backends.{name}.backend").Adapter
 
     class Aside(adapter):  # type: ignore[misc]
-        """Delivers weights with which the model does not go on, as beside a fused kernel that keeps its own."""
+        """Delivers weights with which the model does not go on, as beside a fused kernel that keeps its
+        own.
+        """
 
         def trace(self, request: Request) -> Any:
             def beside(record: Any, tap: str, tensor: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Softmax and its logarithm as people write them by hand in PyTorch and JAX: ``tests.toys.by_hand:torch`` and ``:jax``, backends that take them by name."""
+"""Softmax and its logarithm as people write them by hand in PyTorch and JAX.
+
+``tests.toys.by_hand:torch`` and ``:jax``, backends that take them by name.
+"""
 
 import dataclasses
 import importlib
@@ -8,7 +11,9 @@ from concord.backends.interface import Request, Run
 
 
 def each_largest(x: Any) -> Any:
-    """Return the largest entry, whose gradient goes to every one of equal ones as a whole, as that of ``paddle.max`` does."""
+    """Return the largest entry, whose gradient goes to every one of equal ones as a whole, as that of
+    ``paddle.max`` does.
+    """
     found = x.detach().amax(-1, keepdim=True)
     return found + ((x - x.detach()) * (x.detach() == found)).sum(-1, keepdim=True)
 
@@ -40,7 +45,9 @@ def __getattr__(framework: str) -> type:
     adapter: Any = importlib.import_module(f"concord.backends.{framework}.backend").Adapter
 
     class ByHand(adapter):  # type: ignore[misc]
-        """Runs the explicit implementation, with softmax and its logarithm written out by the maximum that ``by_hand:NAME`` says."""
+        """Runs the explicit implementation, with softmax and its logarithm written out by the maximum that
+        ``by_hand:NAME`` says.
+        """
 
         def run(self, request: Request) -> Run:
             self.largest = MAXIMA[framework]()[request.implementation.removeprefix("by_hand:")]

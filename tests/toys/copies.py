@@ -7,7 +7,10 @@ from collections.abc import Callable
 
 
 def in_a_copy(act: Callable[[], bytes]) -> tuple[bytes, int]:
-    """Do something in a copy of this process; return what it gives, nothing if it raises or is killed, and the status with which it ended."""
+    """Do something in a copy of this process.
+
+    Return what it gives, nothing if it raises or is killed, and the status with which it ended.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if not child:

@@ -1,4 +1,7 @@
-"""What stands for a GPU where there is none: a device whose clock and memory are made up, and the frameworks' own events."""
+"""What stands for a GPU where there is none.
+
+A device whose clock and memory are made up, and the frameworks' own events.
+"""
 
 from __future__ import annotations
 

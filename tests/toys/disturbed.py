@@ -1,6 +1,7 @@
 """Backends to which something happens: ``tests.toys.disturbed:WHAT_WHEN``, for example ``aborts_run``.
 
-*What* is a function of this module, *when* one of :data:`WHEN`. What they start has the environment of the test.
+*What* is a function of this module, *when* one of :data:`WHEN`. What they start has the environment of the
+test.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Backends that hold training open without a framework: ones that are right, and ones whose session returns or raises what none may."""
+"""Backends that hold training open without a framework.
+
+Ones that are right, and ones whose session returns or raises what none may.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""PyTorch's backend with a fault in its training: one that shows at its third step alone, and one that is there before the first."""
+"""PyTorch's backend with a fault in its training.
+
+One that shows at its third step alone, and one that is there before the first.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Backends that are wrong always, wrong now and then, or wrong in another way each time; and one that knows one architecture alone."""
+"""Backends that are wrong always, wrong now and then, or wrong in another way each time.
+
+And one that knows one architecture alone.
+"""
 
 from __future__ import annotations
 

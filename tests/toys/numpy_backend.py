@@ -1,7 +1,7 @@
 """A backend that computes through the reference, and others that go wrong where it is known where.
 
-Nothing here is imported by a test: a test names a class as ``tests.toys.numpy_backend:NAME``, and a worker process
-imports it. A class that counts or waits says so in files of the folder that ``TOY_NOTES`` names.
+Nothing here is imported by a test: a test names a class as ``tests.toys.numpy_backend:NAME``, and a worker
+process imports it. A class that counts or waits says so in files of the folder that ``TOY_NOTES`` names.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ class WrongAfterTheFirstLayer(NumpyBackend):
 
 
 class WrongSecondHead(NumpyBackend):
-    """One head of the second layer gives each query the weights of the one before, and nothing follows from it."""
+    """One head of the second layer gives each query the weights of the one before, and nothing follows
+    from it.
+    """
 
     def run(self, request: Request) -> Run:
         run = super().run(request)

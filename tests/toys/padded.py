@@ -1,4 +1,7 @@
-"""Models that treat padding in ways of their own, and right where there is a token: what other projects do, on the reference's arithmetic."""
+"""Models that treat padding in ways of their own, and right where there is a token.
+
+What other projects do, on the reference's arithmetic.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,10 @@ ARITHMETIC = {"strict": "float32", "tf32": "tf32", "default": "tf32"}
 
 
 class MultipliesInTf32(NumpyBackend):
-    """Right in every precision; unless told otherwise it rounds the factors of float32 products, as frameworks do on a GPU."""
+    """Right in every precision.
+
+    Unless told otherwise it rounds the factors of float32 products, as frameworks do on a GPU.
+    """
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "precision_defaults": {"products": {"cpu": "tf32", "cuda": "tf32"}}}
@@ -93,7 +96,10 @@ class WrongAgain(NumpyBackend):
 
 
 def __getattr__(name: str) -> Any:
-    """Return a built-in backend whose switches something sets anew while it builds attention alone: a library, say."""
+    """Return a built-in backend whose switches something sets anew while it builds attention alone.
+
+    A library, say.
+    """
     if name not in ("torch", "tf", "paddle", "jax"):
         raise AttributeError(name)
     adapter = importlib.import_module(f"concord.backends.{name}.backend")

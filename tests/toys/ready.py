@@ -1,4 +1,7 @@
-"""A small checkpoint as somebody else's library writes it: a BERT of Hugging Face with random weights and a vocabulary."""
+"""A small checkpoint as somebody else's library writes it.
+
+A BERT of Hugging Face with random weights and a vocabulary.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A small record of every kind, as its command writes it: those that are kept here, cut down, and others of runs that never were."""
+"""A small record of every kind, as its command writes it.
+
+Those that are kept here, cut down, and others of runs that never were.
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,10 @@ AXES = ("batch", "classes")
 
 
 def judgement(ratio: float, size: int = 6, **fields: Any) -> Judgement:
-    """Return a judgement of so many tolerances: one element has the largest error, the others a tenth of it."""
+    """Return a judgement of so many tolerances.
+
+    One element has the largest error, the others a tenth of it.
+    """
     counts = [0] * (len(Z_BINS) + 1)
     for z in [ratio * Z, *[ratio * Z / 10] * (size - 1)]:
         counts[sum(edge <= z for edge in Z_BINS)] += 1

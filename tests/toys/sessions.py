@@ -1,4 +1,7 @@
-"""The built-in backends as sessions that are loaded, fed and stepped before they are read: ``tests.toys.sessions:NAME_Stepped``, ``NAME_Trained``."""
+"""The built-in backends as sessions that are loaded, fed and stepped before they are read.
+
+``tests.toys.sessions:NAME_Stepped``, ``NAME_Trained``.
+"""
 
 import dataclasses
 import importlib

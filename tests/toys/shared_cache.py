@@ -1,4 +1,7 @@
-"""Expectations that one process of a test session has derived, and the others read: to derive takes a hundred times as long as to read."""
+"""Expectations that one process of a test session has derived, and the others read.
+
+To derive takes a hundred times as long as to read.
+"""
 
 import hashlib
 import os

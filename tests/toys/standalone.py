@@ -1,4 +1,6 @@
-"""A tool that knows nothing of workers: it computes exported cases from their files, and leaves its results beside them.
+"""A tool that knows nothing of workers.
+
+It computes exported cases from their files, and leaves its results beside them.
 
 Usage: ``python standalone.py FOLDER [TENSOR]``. A tensor that is named comes out wrong.
 """

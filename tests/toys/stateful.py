@@ -71,7 +71,9 @@ class CutsItsPositions(NumpyBackend):
 
 
 class ShiftsAfterALongerText(NumpyBackend):
-    """Has a buffer of positions for each configuration that grows with its texts, and reads it from its end."""
+    """Has a buffer of positions for each configuration that grows with its texts, and reads it from its
+    end.
+    """
 
     def run(self, request: Request) -> Run:
         longest = self.__dict__.setdefault("longest", {})

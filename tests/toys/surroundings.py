@@ -20,11 +20,17 @@ from concord.spec.cases import Case
 T = TypeVar("T")
 
 EACH_BACKEND = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in sorted(backends.BUILT_IN)]
-"""The four, as parameters of a test: all that one of them computes is computed in the same process, whose workers start once."""
+"""The four, as parameters of a test.
+
+All that one of them computes is computed in the same process, whose workers start once.
+"""
 
 
 def sample_of(entries: Sequence[T], sampled: Callable[[int, T], bool]) -> list[Any]:
-    """Return the entries of a table, as parameters of a test, of which a sample is quick; the others are slow."""
+    """Return the entries of a table, as parameters of a test, of which a sample is quick.
+
+    The others are slow.
+    """
     return [
         pytest.param(entry, marks=[] if sampled(place, entry) else [pytest.mark.slow])
         for place, entry in enumerate(entries)
@@ -32,7 +38,10 @@ def sample_of(entries: Sequence[T], sampled: Callable[[int, T], bool]) -> list[A
 
 
 def quick_case(_: int, case: Case) -> bool:
-    """Whether a standard case is of a usual size: the long ones take as much as all others together, and one of them will do."""
+    """Whether a standard case is of a usual size.
+
+    The long ones take as much as all others together, and one of them will do.
+    """
     return case.scenario != "long" or case.variant == "bert"
 
 
@@ -127,7 +136,8 @@ def fake_ssh(folder: Path, home: Path) -> Path:
         "for command; do :; done",
         'case "$*" in *unreachable*) exit 255;; esac',
         f"cd {shlex.quote(str(home))}",
-        f"export HOME={shlex.quote(str(home))} TOY_MARKER=far PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH",
+        f"export HOME={shlex.quote(str(home))} TOY_MARKER=far "
+        f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH",
         'exec sh -c "$command"',
     ]
     script(folder / "ssh", "\n".join(lines))

@@ -1,4 +1,6 @@
-"""Ports with mistakes that no family of hypotheses was written for, and what an engineer would want to be told of them."""
+"""Ports with mistakes that no family of hypotheses was written for, and what an engineer would want to be
+told of them.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +133,9 @@ def softmax_slope(inner: Callable[[Array, Array], Array]) -> Wrong:
 
 
 def norm_slope(pull: Callable[[Array, Array, Array], Array]) -> Wrong:
-    """Return the step of a norm whose gradient of the input is made of the normed gradient, the normed input and the deviation."""
+    """Return the step of a norm whose gradient of the input is made of the normed gradient, the normed
+    input and the deviation.
+    """
 
     def change(run: Spoiled, name: str, y: Node) -> Node:
         x, gain, offset = (
@@ -198,98 +202,410 @@ def ones(rows: Array, where: Any, value: Any) -> Array:
 
 INNER, ACTIVATION = r"layers.0.feed_forward.inner", r"layers.0.feed_forward.activation"
 OF_INNER = r"gradients.(taps.)?layers.1.feed_forward.inner(.weight|.bias)?"
-OF_NORM2 = r"gradients.(layers.1.norm1.(weight|bias)|taps.layers.1.residual2|layers.1.feed_forward.outer.(weight|bias))"
+OF_NORM2 = (
+    r"gradients.(layers.1.norm1.(weight|bias)|taps.layers.1.residual2"
+    r"|layers.1.feed_forward.outer.(weight|bias))"
+)
 OF_KEY = r"gradients.(taps.)?layers.1.attention.(key|query)(.weight|.bias)?"
 H0 = "layers.0.attention"
 
 UNSEEN: dict[str, Unseen] = {
     # Embeddings and positions.
-    "ids wrap at 16": Unseen("embeddings.token", "EMB-1 INP-1", ("ids", "16"), {"embeddings.token": edited(
-        lambda run, name, y: run.weights["embeddings.token.weight"].value[run.batch.required("input_ids") % 16])}),
-    "one id wrong": Unseen("embeddings.token", "EMB-1", ("id",), {"embeddings.token": edited(
-        lambda run, name, y: np.where((run.batch.required("input_ids") == run.batch.required("input_ids")[0, 1])[..., None], 0.5 * y, y))}),
-    "no position for the first token": Unseen("embeddings.position", "POS-5 POS-1", ("token 0|first token|position 0", "zero"), {"embeddings.position": put((slice(None), 0), 0.0)}),
-    "positions count real tokens": Unseen("embeddings.position", "POS-6 POS-5", ("padding|real tokens",), {"embeddings.position": positions(
-        lambda real: np.maximum(real.cumsum(1) - 1, 0))}),
-    "positions scaled": Unseen("embeddings.position", "EMB-2", (r"3\.74|sqrt\(D\)",), {"embeddings.position": edited(lambda run, name, y: y * 14**0.5)}, "nndl-paddle"),
-    "sine and cosine swapped": Unseen("embeddings.position", "POS-2", ("sine and cosine|swapped",), {"embeddings.position": edited(
-        lambda run, name, y: y[..., [1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12]])}, "vanilla-encoder"),
-    "sequence positions from the end": Unseen("embeddings.position", "POS-5", ("reverse|from the end",), {"embeddings.position": positions(
-        lambda real: np.broadcast_to(np.arange(real.shape[1])[::-1], real.shape))}),
-    "padding has no segment": Unseen("embeddings.segment", "EMB-5", ("padd", "zero"), {"embeddings.segment": edited(
-        lambda run, name, y: np.where(padding(run)[..., None], 0, y))}),
-    "segments missing in the second sample": Unseen("embeddings.sum", "EMB-6 EMB-5", ("sample 1", "segment"), {"embeddings.sum": edited(
-        lambda run, name, y: y - run.taken["embeddings.segment"].value * (np.arange(5) == 1)[:, None, None])}),
+    "ids wrap at 16": Unseen(
+        "embeddings.token",
+        "EMB-1 INP-1",
+        ("ids", "16"),
+        {
+            "embeddings.token": edited(
+                lambda run, name, y: run.weights["embeddings.token.weight"].value[
+                    run.batch.required("input_ids") % 16
+                ]
+            )
+        },
+    ),
+    "one id wrong": Unseen(
+        "embeddings.token",
+        "EMB-1",
+        ("id",),
+        {
+            "embeddings.token": edited(
+                lambda run, name, y: np.where(
+                    (run.batch.required("input_ids") == run.batch.required("input_ids")[0, 1])[..., None],
+                    0.5 * y,
+                    y,
+                )
+            )
+        },
+    ),
+    "no position for the first token": Unseen(
+        "embeddings.position",
+        "POS-5 POS-1",
+        ("token 0|first token|position 0", "zero"),
+        {"embeddings.position": put((slice(None), 0), 0.0)},
+    ),
+    "positions count real tokens": Unseen(
+        "embeddings.position",
+        "POS-6 POS-5",
+        ("padding|real tokens",),
+        {"embeddings.position": positions(lambda real: np.maximum(real.cumsum(1) - 1, 0))},
+    ),
+    "positions scaled": Unseen(
+        "embeddings.position",
+        "EMB-2",
+        (r"3\.74|sqrt\(D\)",),
+        {"embeddings.position": edited(lambda run, name, y: y * 14**0.5)},
+        "nndl-paddle",
+    ),
+    "sine and cosine swapped": Unseen(
+        "embeddings.position",
+        "POS-2",
+        ("sine and cosine|swapped",),
+        {
+            "embeddings.position": edited(
+                lambda run, name, y: y[..., [1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12]]
+            )
+        },
+        "vanilla-encoder",
+    ),
+    "sequence positions from the end": Unseen(
+        "embeddings.position",
+        "POS-5",
+        ("reverse|from the end",),
+        {
+            "embeddings.position": positions(
+                lambda real: np.broadcast_to(np.arange(real.shape[1])[::-1], real.shape)
+            )
+        },
+    ),
+    "padding has no segment": Unseen(
+        "embeddings.segment",
+        "EMB-5",
+        ("padd", "zero"),
+        {"embeddings.segment": edited(lambda run, name, y: np.where(padding(run)[..., None], 0, y))},
+    ),
+    "segments missing in the second sample": Unseen(
+        "embeddings.sum",
+        "EMB-6 EMB-5",
+        ("sample 1", "segment"),
+        {
+            "embeddings.sum": edited(
+                lambda run, name, y: (
+                    y - run.taken["embeddings.segment"].value * (np.arange(5) == 1)[:, None, None]
+                )
+            )
+        },
+    ),
     # Attention.
-    "bias in the first head alone": Unseen(f"{H0}.query", "ATT-1 WGT-2", ("head 1", "bias"), {"*.query": edited(
-        lambda run, name, y: y - run.weights[f"{name}.bias"].value.reshape(2, 7) * (np.arange(2) == 1)[:, None])}),
-    "value one token late": Unseen(f"{H0}.value", "ATT-1 ATT-6", ("shifted|one token|token before",), {"*.value": edited(lambda run, name, y: np.roll(y, 1, 1))}),
-    "temperature": Unseen(f"{H0}.scores", "ATT-4", (r"1\.1\b",), {"*.scores": edited(lambda run, name, y: y * 1.1)}),
-    "one head without scale": Unseen(f"{H0}.scores", "ATT-4", ("head 1", r"2\.64|scale"), {"*.scores": put((slice(None), 1), lambda s: s * 7**0.5)}),
-    "soft cap": Unseen(f"{H0}.scores", "ATT-3 ATT-4", ("function|saturat|tanh",), {"*.scores": edited(lambda run, name, y: 5 * np.tanh(y / 5))}),
-    "last key hidden": Unseen(f"{H0}.masked_scores", "MSK-1 MSK-4", ("key 10|last key",), {"*.masked_scores": masked_by(
-        lambda run: run.real() & (np.arange(run.real().shape[1]) < 10))}),
-    "first key always visible": Unseen(f"{H0}.masked_scores", "MSK-1 MSK-4", ("key 0|first key",), {"*.masked_scores": masked_by(
-        lambda run: run.real() | (np.arange(run.real().shape[1]) == 0))}),
-    "mask of one other sample": Unseen(f"{H0}.masked_scores", "MSK-7 MSK-1", ("sample 2",), {"*.masked_scores": masked_by(
-        lambda run: run.real()[[0, 1, 1, 3, 4]])}),
-    "empty rows are no numbers": Unseen(f"{H0}.weights", "MSK-5", ("masked|padded", "no number|NaN|not finite"), {"*.weights": edited(
-        lambda run, name, y: np.where(run.real().any(1)[:, None, None, None], y, np.nan))}),
-    "keys beyond a block dropped": Unseen(f"{H0}.weights", "ATT-5", ("key", "8"), {"*.weights": edited(without_late_keys)}, scenario="full"),
-    "softmax of float16 scores": Unseen(f"{H0}.weights", "PRC-2", ("float16",), {"*.weights": edited(short_softmax)}, scenario="full"),
-    "padded queries zeroed": Unseen(f"{H0}.context", "MSK-4", ("padd", "zero"), {"*.context": edited(
-        lambda run, name, y: np.where(padding(run)[..., None], 0, y))}),
-    "second head by the weights of the first": Unseen(f"{H0}.context", "ATT-6 ATT-7", ("head 1",), {"*.context": context_of(lambda w: w[:, [0, 0]])}),
-    "context misses the last key": Unseen(f"{H0}.context", "ATT-6", ("key",), {"*.context": context_of(lambda w: w * (np.arange(w.shape[-1]) < w.shape[-1] - 1))}, scenario="full"),
+    "bias in the first head alone": Unseen(
+        f"{H0}.query",
+        "ATT-1 WGT-2",
+        ("head 1", "bias"),
+        {
+            "*.query": edited(
+                lambda run, name, y: (
+                    y - run.weights[f"{name}.bias"].value.reshape(2, 7) * (np.arange(2) == 1)[:, None]
+                )
+            )
+        },
+    ),
+    "value one token late": Unseen(
+        f"{H0}.value",
+        "ATT-1 ATT-6",
+        ("shifted|one token|token before",),
+        {"*.value": edited(lambda run, name, y: np.roll(y, 1, 1))},
+    ),
+    "temperature": Unseen(
+        f"{H0}.scores", "ATT-4", (r"1\.1\b",), {"*.scores": edited(lambda run, name, y: y * 1.1)}
+    ),
+    "one head without scale": Unseen(
+        f"{H0}.scores",
+        "ATT-4",
+        ("head 1", r"2\.64|scale"),
+        {"*.scores": put((slice(None), 1), lambda s: s * 7**0.5)},
+    ),
+    "soft cap": Unseen(
+        f"{H0}.scores",
+        "ATT-3 ATT-4",
+        ("function|saturat|tanh",),
+        {"*.scores": edited(lambda run, name, y: 5 * np.tanh(y / 5))},
+    ),
+    "last key hidden": Unseen(
+        f"{H0}.masked_scores",
+        "MSK-1 MSK-4",
+        ("key 10|last key",),
+        {"*.masked_scores": masked_by(lambda run: run.real() & (np.arange(run.real().shape[1]) < 10))},
+    ),
+    "first key always visible": Unseen(
+        f"{H0}.masked_scores",
+        "MSK-1 MSK-4",
+        ("key 0|first key",),
+        {"*.masked_scores": masked_by(lambda run: run.real() | (np.arange(run.real().shape[1]) == 0))},
+    ),
+    "mask of one other sample": Unseen(
+        f"{H0}.masked_scores",
+        "MSK-7 MSK-1",
+        ("sample 2",),
+        {"*.masked_scores": masked_by(lambda run: run.real()[[0, 1, 1, 3, 4]])},
+    ),
+    "empty rows are no numbers": Unseen(
+        f"{H0}.weights",
+        "MSK-5",
+        ("masked|padded", "no number|NaN|not finite"),
+        {
+            "*.weights": edited(
+                lambda run, name, y: np.where(run.real().any(1)[:, None, None, None], y, np.nan)
+            )
+        },
+    ),
+    "keys beyond a block dropped": Unseen(
+        f"{H0}.weights", "ATT-5", ("key", "8"), {"*.weights": edited(without_late_keys)}, scenario="full"
+    ),
+    "softmax of float16 scores": Unseen(
+        f"{H0}.weights", "PRC-2", ("float16",), {"*.weights": edited(short_softmax)}, scenario="full"
+    ),
+    "padded queries zeroed": Unseen(
+        f"{H0}.context",
+        "MSK-4",
+        ("padd", "zero"),
+        {"*.context": edited(lambda run, name, y: np.where(padding(run)[..., None], 0, y))},
+    ),
+    "second head by the weights of the first": Unseen(
+        f"{H0}.context", "ATT-6 ATT-7", ("head 1",), {"*.context": context_of(lambda w: w[:, [0, 0]])}
+    ),
+    "context misses the last key": Unseen(
+        f"{H0}.context",
+        "ATT-6",
+        ("key",),
+        {"*.context": context_of(lambda w: w * (np.arange(w.shape[-1]) < w.shape[-1] - 1))},
+        scenario="full",
+    ),
     # Norms, residuals, feed-forward.
-    "mean absolute deviation": Unseen("layers.0.norm1", "NRM-2", ("row.*factor|deviation",), {"layers.*.norm1": of_norm(
-        lambda run, x, gain, offset: gain * centered(x) / abs(centered(x)).mean(-1, keepdims=True) + offset)}),
-    "offset before gain": Unseen("layers.0.norm1", "NRM-2", ("offset|column|bias",), {"layers.*.norm1": of_norm(
-        lambda run, x, gain, offset: gain * (centered(x) / np.sqrt(np.square(centered(x)).mean(-1, keepdims=True) + 1e-12) + offset))}),
-    "epsilon in one norm": Unseen("layers.0.norm1", "NRM-2 NRM-3", ("epsilon|deviation|row.*factor",), {"layers.0.norm1": of_norm(
-        lambda run, x, gain, offset: gain * centered(x) / np.sqrt(np.square(centered(x)).mean(-1, keepdims=True) + 0.37) + offset)}),
-    "norm of some features": Unseen("layers.0.norm1", "NRM-2", ("row.*factor|deviation",), {"layers.*.norm1": of_norm(
-        lambda run, x, gain, offset: gain * centered(x) / np.sqrt(np.square(centered(x)[..., :10]).mean(-1, keepdims=True) + 1e-12) + offset)}),
-    "residual doubled in the second layer": Unseen("layers.1.residual1", "RES-1", ("twice|doubled|2 ",), {"layers.1.residual1": edited(
-        lambda run, name, y: y + run.taken["layers.0.norm2"].value)}),
-    "padded rows miss the residual": Unseen("layers.0.residual2", "RES-1", ("padd", "residual|norm1"), {"layers.*.residual2": edited(
-        lambda run, name, y: np.where(padding(run)[..., None], run.beside(name, "feed_forward.outer").value, y))}),
-    "activation saturates": Unseen(ACTIVATION, "FFN-2", (r"at most|satur|clamp|clipped",), {"*.activation": edited(lambda run, name, y: np.minimum(y, 0.8))}),
-    "tails of the activation": Unseen(ACTIVATION, "FFN-2", (r"inner", r"1\.[45]"), {"*.activation": edited(tail_relu)}),
-    "feed-forward of late tokens dropped": Unseen("layers.0.feed_forward.outer", "FFN-1", ("token.*8", "zero"), {"*.outer": put((slice(None), slice(8, None)), 0.0)}),
-    "outer scaled": Unseen("layers.0.feed_forward.outer", "FFN-1 DRP-1", (r"0\.93",), {"*.outer": edited(lambda run, name, y: y * 0.93)}),
+    "mean absolute deviation": Unseen(
+        "layers.0.norm1",
+        "NRM-2",
+        ("row.*factor|deviation",),
+        {
+            "layers.*.norm1": of_norm(
+                lambda run, x, gain, offset: (
+                    gain * centered(x) / abs(centered(x)).mean(-1, keepdims=True) + offset
+                )
+            )
+        },
+    ),
+    "offset before gain": Unseen(
+        "layers.0.norm1",
+        "NRM-2",
+        ("offset|column|bias",),
+        {
+            "layers.*.norm1": of_norm(
+                lambda run, x, gain, offset: (
+                    gain
+                    * (centered(x) / np.sqrt(np.square(centered(x)).mean(-1, keepdims=True) + 1e-12) + offset)
+                )
+            )
+        },
+    ),
+    "epsilon in one norm": Unseen(
+        "layers.0.norm1",
+        "NRM-2 NRM-3",
+        ("epsilon|deviation|row.*factor",),
+        {
+            "layers.0.norm1": of_norm(
+                lambda run, x, gain, offset: (
+                    gain * centered(x) / np.sqrt(np.square(centered(x)).mean(-1, keepdims=True) + 0.37)
+                    + offset
+                )
+            )
+        },
+    ),
+    "norm of some features": Unseen(
+        "layers.0.norm1",
+        "NRM-2",
+        ("row.*factor|deviation",),
+        {
+            "layers.*.norm1": of_norm(
+                lambda run, x, gain, offset: (
+                    gain
+                    * centered(x)
+                    / np.sqrt(np.square(centered(x)[..., :10]).mean(-1, keepdims=True) + 1e-12)
+                    + offset
+                )
+            )
+        },
+    ),
+    "residual doubled in the second layer": Unseen(
+        "layers.1.residual1",
+        "RES-1",
+        ("twice|doubled|2 ",),
+        {"layers.1.residual1": edited(lambda run, name, y: y + run.taken["layers.0.norm2"].value)},
+    ),
+    "padded rows miss the residual": Unseen(
+        "layers.0.residual2",
+        "RES-1",
+        ("padd", "residual|norm1"),
+        {
+            "layers.*.residual2": edited(
+                lambda run, name, y: np.where(
+                    padding(run)[..., None], run.beside(name, "feed_forward.outer").value, y
+                )
+            )
+        },
+    ),
+    "activation saturates": Unseen(
+        ACTIVATION,
+        "FFN-2",
+        (r"at most|satur|clamp|clipped",),
+        {"*.activation": edited(lambda run, name, y: np.minimum(y, 0.8))},
+    ),
+    "tails of the activation": Unseen(
+        ACTIVATION, "FFN-2", (r"inner", r"1\.[45]"), {"*.activation": edited(tail_relu)}
+    ),
+    "feed-forward of late tokens dropped": Unseen(
+        "layers.0.feed_forward.outer",
+        "FFN-1",
+        ("token.*8", "zero"),
+        {"*.outer": put((slice(None), slice(8, None)), 0.0)},
+    ),
+    "outer scaled": Unseen(
+        "layers.0.feed_forward.outer",
+        "FFN-1 DRP-1",
+        (r"0\.93",),
+        {"*.outer": edited(lambda run, name, y: y * 0.93)},
+    ),
     # Head and loss.
-    "pooled from the neighbour": Unseen("pooling", "HED-1", ("sample before|shifted",), {"pooling": edited(lambda run, name, y: np.roll(y, 1, 0))}),
-    "hard tanh": Unseen("pooler.output", "HED-2", ("clip|clamp|function|satur|dense",), {"pooler.output": edited(
-        lambda run, name, y: np.clip(run.taken["pooler.dense"].value, -1, 1))}),
-    "logits scaled": Unseen("logits", "HED-3", (r"0\.37|0\.5",), {"logits": edited(lambda run, name, y: y * 0.37)}),
-    "last class suppressed": Unseen("logits", "HED-3", ("class 2|last class",), {"logits": put((slice(None), 2), lambda x: x - 7)}),
-    "classes are weighted": Unseen("losses", "LOS-1", ("label",), {"losses": edited(
-        lambda run, name, y: np.where(run.batch.required("labels") == 1, 0.5 * y, y))}),
-    "mean over one sample less": Unseen("loss", "LOS-2", (r"1\.25",), {"loss": edited(lambda run, name, y: y * 1.25)}),
+    "pooled from the neighbour": Unseen(
+        "pooling",
+        "HED-1",
+        ("sample before|shifted",),
+        {"pooling": edited(lambda run, name, y: np.roll(y, 1, 0))},
+    ),
+    "hard tanh": Unseen(
+        "pooler.output",
+        "HED-2",
+        ("clip|clamp|function|satur|dense",),
+        {"pooler.output": edited(lambda run, name, y: np.clip(run.taken["pooler.dense"].value, -1, 1))},
+    ),
+    "logits scaled": Unseen(
+        "logits", "HED-3", (r"0\.37|0\.5",), {"logits": edited(lambda run, name, y: y * 0.37)}
+    ),
+    "last class suppressed": Unseen(
+        "logits", "HED-3", ("class 2|last class",), {"logits": put((slice(None), 2), lambda x: x - 7)}
+    ),
+    "classes are weighted": Unseen(
+        "losses",
+        "LOS-1",
+        ("label",),
+        {"losses": edited(lambda run, name, y: np.where(run.batch.required("labels") == 1, 0.5 * y, y))},
+    ),
+    "mean over one sample less": Unseen(
+        "loss", "LOS-2", (r"1\.25",), {"loss": edited(lambda run, name, y: y * 1.25)}
+    ),
     # The backward pass alone.
-    "slope of quick gelu": Unseen(OF_INNER, "FFN-2", ("FFN-2",), {"*.activation": of_activation(quick_slope)}),
-    "slope taken at the result": Unseen(OF_INNER, "FFN-2", ("FFN-2",), {"*.activation": of_activation(lambda x, y: 0.5 * (1 + np.tanh(y)))}),
-    "slope without its second term": Unseen(OF_INNER, "FFN-2", ("FFN-2",), {"*.activation": of_activation(lambda x, y: y / x)}),
-    "softmax summed over queries": Unseen(OF_KEY, "ATT-5", ("ATT-5",), {"*.weights": softmax_slope(lambda g, w: (g * w).sum(-2, keepdims=True))}),
-    "softmax with half the row sum": Unseen(OF_KEY, "ATT-5", ("ATT-5",), {"*.weights": softmax_slope(lambda g, w: 0.5 * (g * w).sum(-1, keepdims=True))}),
-    "softmax with the mean of the row": Unseen(OF_KEY, "ATT-5", ("ATT-5",), {"*.weights": softmax_slope(lambda g, w: (g * w).mean(-1, keepdims=True))}),
-    "norm with sums for means": Unseen(OF_NORM2, "NRM-2", ("NRM-2",), {"layers.*.norm2": norm_slope(
-        lambda g, normed, d: (g - g.sum(-1, keepdims=True) - normed * (g * normed).sum(-1, keepdims=True)) / d)}),
-    "norm without the term of the variance": Unseen(OF_NORM2, "NRM-2", ("variance",), {"layers.*.norm2": norm_slope(
-        lambda g, normed, d: (g - g.mean(-1, keepdims=True)) / d)}),
-    "norm by the variance": Unseen(OF_NORM2, "NRM-2", ("NRM-2",), {"layers.*.norm2": norm_slope(
-        lambda g, normed, d: (g - g.mean(-1, keepdims=True) - normed * (g * normed).mean(-1, keepdims=True)) / d**2)}),
-    "residual halved": Unseen(r"gradients.(taps.)?(layers.0.norm2|layers.1.norm1|layers.1.attention).*", "RES-1", ("residual1",), {"layers.*.residual1": lambda run, name, y: run.a._record(
-        y.value, (run.taken["layers.0.norm2" if "1.res" in name else "embeddings.norm"], lambda g: g / 2), (run.beside(name, "attention.output"), lambda g: g))}),
-    "tanh without its square": Unseen(r"gradients.(taps.)?pooler.(dense|weight|bias)", "HED-2", ("HED-2",), {"pooler.output": lambda run, name, y: backward(
-        run, y, run.taken["pooler.dense"], lambda g: g * (1 - abs(y.value)))}),
-    "last sample has no gradient": Unseen(r"gradients.(classifier.*|taps.logits)", "GRD-1 LOS-2 LOS-1", ("sample 4|last sample",), {"logits": flow(-1, 0.0)}),
-    "smoothed in the backward pass": Unseen(r"gradients.(classifier.*|taps.logits)", "LOS-1", ("LOS-1|smooth",), {"logits": pulled(
-        lambda run, name, g: g + 0.1 * (np.eye(3)[run.batch.required("labels")] - 1 / 3) / 5)}),
-    "late tokens have no gradient": Unseen(r"gradients.(embeddings.*|taps.embeddings.sum)", "EMB-6 EMB-1 POS-5 POS-1 GRD-1 NRM-2", ("position|token.*8",), {"embeddings.sum": flow((slice(None), slice(8, None)), 0.0)}),
-    "one head has no gradient": Unseen(r"gradients.(taps.)?layers.1.attention.value.*", "ATT-1 ATT-6 ATT-2", ("head 1",), {"*.value": flow((slice(None), slice(None), 1), 0.0)}),
-}  # fmt: skip
+    "slope of quick gelu": Unseen(
+        OF_INNER, "FFN-2", ("FFN-2",), {"*.activation": of_activation(quick_slope)}
+    ),
+    "slope taken at the result": Unseen(
+        OF_INNER, "FFN-2", ("FFN-2",), {"*.activation": of_activation(lambda x, y: 0.5 * (1 + np.tanh(y)))}
+    ),
+    "slope without its second term": Unseen(
+        OF_INNER, "FFN-2", ("FFN-2",), {"*.activation": of_activation(lambda x, y: y / x)}
+    ),
+    "softmax summed over queries": Unseen(
+        OF_KEY, "ATT-5", ("ATT-5",), {"*.weights": softmax_slope(lambda g, w: (g * w).sum(-2, keepdims=True))}
+    ),
+    "softmax with half the row sum": Unseen(
+        OF_KEY,
+        "ATT-5",
+        ("ATT-5",),
+        {"*.weights": softmax_slope(lambda g, w: 0.5 * (g * w).sum(-1, keepdims=True))},
+    ),
+    "softmax with the mean of the row": Unseen(
+        OF_KEY,
+        "ATT-5",
+        ("ATT-5",),
+        {"*.weights": softmax_slope(lambda g, w: (g * w).mean(-1, keepdims=True))},
+    ),
+    "norm with sums for means": Unseen(
+        OF_NORM2,
+        "NRM-2",
+        ("NRM-2",),
+        {
+            "layers.*.norm2": norm_slope(
+                lambda g, normed, d: (
+                    (g - g.sum(-1, keepdims=True) - normed * (g * normed).sum(-1, keepdims=True)) / d
+                )
+            )
+        },
+    ),
+    "norm without the term of the variance": Unseen(
+        OF_NORM2,
+        "NRM-2",
+        ("variance",),
+        {"layers.*.norm2": norm_slope(lambda g, normed, d: (g - g.mean(-1, keepdims=True)) / d)},
+    ),
+    "norm by the variance": Unseen(
+        OF_NORM2,
+        "NRM-2",
+        ("NRM-2",),
+        {
+            "layers.*.norm2": norm_slope(
+                lambda g, normed, d: (
+                    (g - g.mean(-1, keepdims=True) - normed * (g * normed).mean(-1, keepdims=True)) / d**2
+                )
+            )
+        },
+    ),
+    "residual halved": Unseen(
+        r"gradients.(taps.)?(layers.0.norm2|layers.1.norm1|layers.1.attention).*",
+        "RES-1",
+        ("residual1",),
+        {
+            "layers.*.residual1": lambda run, name, y: run.a._record(
+                y.value,
+                (run.taken["layers.0.norm2" if "1.res" in name else "embeddings.norm"], lambda g: g / 2),
+                (run.beside(name, "attention.output"), lambda g: g),
+            )
+        },
+    ),
+    "tanh without its square": Unseen(
+        r"gradients.(taps.)?pooler.(dense|weight|bias)",
+        "HED-2",
+        ("HED-2",),
+        {
+            "pooler.output": lambda run, name, y: backward(
+                run, y, run.taken["pooler.dense"], lambda g: g * (1 - abs(y.value))
+            )
+        },
+    ),
+    "last sample has no gradient": Unseen(
+        r"gradients.(classifier.*|taps.logits)",
+        "GRD-1 LOS-2 LOS-1",
+        ("sample 4|last sample",),
+        {"logits": flow(-1, 0.0)},
+    ),
+    "smoothed in the backward pass": Unseen(
+        r"gradients.(classifier.*|taps.logits)",
+        "LOS-1",
+        ("LOS-1|smooth",),
+        {
+            "logits": pulled(
+                lambda run, name, g: g + 0.1 * (np.eye(3)[run.batch.required("labels")] - 1 / 3) / 5
+            )
+        },
+    ),
+    "late tokens have no gradient": Unseen(
+        r"gradients.(embeddings.*|taps.embeddings.sum)",
+        "EMB-6 EMB-1 POS-5 POS-1 GRD-1 NRM-2",
+        ("position|token.*8",),
+        {"embeddings.sum": flow((slice(None), slice(8, None)), 0.0)},
+    ),
+    "one head has no gradient": Unseen(
+        r"gradients.(taps.)?layers.1.attention.value.*",
+        "ATT-1 ATT-6 ATT-2",
+        ("head 1",),
+        {"*.value": flow((slice(None), slice(None), 1), 0.0)},
+    ),
+}
 """By what is done wrongly."""
 
 

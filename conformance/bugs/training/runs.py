@@ -38,9 +38,16 @@ IN_ORDER = ((0, 1), (2, 3), (4, 5), (6,))
 TWO_EPOCHS = ((0, 1), (2, 3), (3, 0), (1, 2))
 
 COMMON: Mapping[str, Any] = {
-    "learning_rate": 0.02, "accumulation": 2, "accumulation_mean": "labels", "clipping": "global_norm",
-    "clip_at": 0.9, "schedule": "linear", "warmup_steps": 3, "total_steps": 7, "final_share": 0.1,
-}  # fmt: skip
+    "learning_rate": 0.02,
+    "accumulation": 2,
+    "accumulation_mean": "labels",
+    "clipping": "global_norm",
+    "clip_at": 0.9,
+    "schedule": "linear",
+    "warmup_steps": 3,
+    "total_steps": 7,
+    "final_share": 0.1,
+}
 DECAY: Mapping[str, Any] = {
     "weight_decay": 0.3,
     "decay_form": "times_rate",

@@ -1,1 +1,3 @@
-"""A backend class for each framework, to be opened as ``concord.conformance.mutants.plugins.NAME:Mutated``."""
+"""A backend class for each framework, to be opened as
+``concord.conformance.mutants.plugins.NAME:Mutated``.
+"""
