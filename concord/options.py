@@ -387,6 +387,9 @@ def typed(context: typer.Context, among: Mapping[str, str]) -> list[tuple[str, s
     return found
 
 
+Html = Annotated[Path | None, writes("Write the results as a page: one file that needs nothing else.")]
+
+
 @dataclass(frozen=True)
 class Record(Group):
     """The files of what came of a command."""
@@ -394,9 +397,7 @@ class Record(Group):
     panel = "Output"
 
     json: Annotated[Path | None, writes("Write the results as JSON.")] = None
-    html: Annotated[Path | None, writes("Write the results as a page: one file that needs nothing else.")] = (
-        None
-    )
+    html: Html = None
 
     def check(self, *more: Path | None, **how: Any) -> None:
         """Refuse files that cannot be written, before anything runs; see :func:`concord.writing.check`."""

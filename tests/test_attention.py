@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import re
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +20,10 @@ from concord.spec.batch import batch_of_lengths
 from concord.training import checkpoint
 from concord.training.attention import Maps, Reading, look
 from concord.training.attention.figure import figure
+from concord.training.attention.page import LOWEST, NONE, ZERO, codes_of_errors, codes_of_weights, page
 from concord.training.data import TextEncoder
 from tests.conftest import small_config
-from tests.test_html import Outline
+from tests.test_html import Outline, said
 from tests.toys.ready import hugging_face
 from tests.toys.surroundings import toy
 
@@ -72,6 +77,54 @@ def test_a_difference_in_tolerances_points_to_the_head_that_is_wrong(two: Maps) 
     beyond = [(layer, head) for layer, head, *_, difference in rows if float(difference) > 1]
     assert beyond == [("1", "1")]
     assert (two.report.exit_code, {row[3] for row in rows}) == (1, {"0"})
+
+
+def test_the_page_is_one_file_that_opens_at_the_head_that_is_wrong(two: Maps) -> None:
+    text = page(two)
+    outline = Outline(text)
+    assert outline.wrong == []
+    assert len([tag for tag, attributes in outline.tags if tag == "script" and not attributes]) == 1
+    assert not re.search(r"https?://|@import|javascript:", text)
+    about = json.loads("".join(re.findall(r'<script type="application/json" id="maps">(.*?)</script>', text)))
+    assert (about["tokens"], about["start"]) == ([f"word{i}" for i in range(11)], [1, 1])
+    assert "WrongSecondHead diverges" in said(text)
+
+
+def test_the_page_holds_weights_and_errors_as_halves(two: Maps) -> None:
+    text, first = page(two), []
+
+    def unpacked(name: str) -> np.ndarray:
+        (packed,) = re.findall(rf'id="{name}">(.*?)</script>', text)
+        return np.frombuffer(zlib.decompress(base64.b64decode(packed)), "<u2").reshape(3, 11, 11)
+
+    for place, side in enumerate(two.sides):
+        for layer in range(2):
+            codes = unpacked(f"w{place}-{layer}")
+            first += [codes] if place == 0 else []
+            halves = (codes ^ first[layer] if place else codes).view("<f2")
+            np.testing.assert_array_equal(halves, side.weights[layer].astype("<f2"))
+            errors = codes_of_errors(side.errors[layer], coarse=False)
+            np.testing.assert_array_equal(unpacked(f"e{place}-{layer}"), errors)
+
+
+def test_names_of_tokens_cannot_leave_the_page(two: Maps) -> None:
+    names = ("</script><img src=x>", "\x1b[31m", "<!--", *(f"word{i}" for i in range(8)))
+    outline = Outline(page(replace(two, reading=replace(two.reading, tokens=names))))
+    assert outline.wrong == []
+    assert not [tag for tag, _ in outline.tags if tag == "img"]
+
+
+def test_bytes_of_large_maps_keep_sign_order_and_size() -> None:
+    weights = np.array([0.0, 1e-4, 0.01, 0.5, 1.0, np.nan, -3.0])
+    codes = codes_of_weights(weights, coarse=True)
+    assert codes[-2:].tolist() == [NONE, NONE]
+    back = (codes[:5] / 254.0) ** 2
+    assert (abs(back - weights[:5]) <= np.sqrt(weights[:5]) / 254 + (0.5 / 254) ** 2 + 1e-15).all()
+    errors = np.array([-np.inf, -300.0, -0.5, 0.0, 0.5, 300.0, np.inf, np.nan])
+    found = codes_of_errors(errors, coarse=True).tolist()
+    assert found == [0, 2 * ZERO - found[5], 2 * ZERO - found[4], ZERO, found[4], found[5], 2 * ZERO, NONE]
+    assert abs((found[5] - ZERO - 1) / 2 + LOWEST - np.log2(300.0)) <= 0.25
+    assert abs((found[4] - ZERO - 1) / 2 + LOWEST - np.log2(0.5)) <= 0.25
 
 
 def test_what_is_not_determined_has_no_error(two: Maps) -> None:

@@ -35,7 +35,7 @@ def judged(path: Path) -> tuple[dict, list[str]]:
     """Return the one result of a record, and the tensors that were judged."""
     data = json.loads(path.read_text())
     (result,) = data["results"]
-    return result, data["tables"][result["verdict"]["table"]]["tensors"]
+    return {"part": "model", **result}, [row["tensor"] for row in result["verdict"]["table"]]
 
 
 def refusal(call: Callable[[], object]) -> str:

@@ -97,14 +97,16 @@ def attention(
     head: Annotated[int | None, option("Of the figure, from 0. Default: all.")] = None,
     dtype: options.Dtype = "float32",
     svg: options.Svg = None,
+    html: options.Html = None,
 ) -> None:
     """Show what each head attends to, and where two backends differ."""
     from concord.conformance import report
     from concord.training import figures as drawing
     from concord.training.attention import look
     from concord.training.attention.figure import chosen, figure
+    from concord.training.attention.page import page
 
-    writing.check(svg)
+    writing.check(svg, html)
     if svg is not None:
         drawing.check_matplotlib()
     reading, names, settings, _ = collect(
@@ -123,6 +125,7 @@ def attention(
     if found.sides:
         figures(console, *found.table(), less=("bits", "masked"), texts=())
         drawing.write(console, svg, lambda: figure(found, layer, head))
+    writing.write(console, (html, lambda: page(found)))
     raise typer.Exit(found.report.exit_code)
 
 
