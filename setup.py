@@ -7,6 +7,7 @@ PARTS = ("spec", "backends", "conformance", "training", "porting", "speed")
 setup(
     packages=[
         "concord",
+        "concord.commands",
         *(f"concord.{name}" for name in find_namespace_packages(include=[f"{part}*" for part in PARTS])),
     ],
     package_dir={"concord": "concord", **{f"concord.{part}": part for part in PARTS}},
