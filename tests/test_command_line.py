@@ -74,7 +74,7 @@ def test_a_check_takes_precision_devices_and_repetition(invoke: Invoke, tmp_path
 
 def test_a_check_needs_only_what_a_check_needs(tmp_path: Path) -> None:
     """Pages, speed and random cases need more; a plain checkout may lack it."""
-    for name in ("jinja2", "markupsafe", "psutil", "hypothesis", "distributed", "matplotlib", "keras"):
+    for name in ("jinja2", "markupsafe", "hypothesis", "distributed", "matplotlib", "keras"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('this test hides it')\n")
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     for arguments in (

@@ -143,13 +143,7 @@ def test_a_wrong_backend_is_found_made_small_and_replayed(invoke: Invoke, tmp_pa
     assert f"concord fuzz --backend {WRONG} --replay {folder}" in output
     assert "8 random cases" in output
     data = json.loads((tmp_path / "out.json").read_text(), parse_constant=pytest.fail)
-    assert (data["schema"], data["exit_code"], data["plan"]["seed"], data["cases"]) == (
-        "concord.report/5",
-        1,
-        0,
-        8,
-    )
-    assert [data["tallies"][name]["float32"]["cases"] for name in (RIGHT, WRONG)] == [8, 8]
+    assert (data["schema"], data["exit_code"], data["cases"]) == ("concord.report/5", 1, 8)
     assert data["failures"][0]["times"] == data["tallies"][WRONG]["float32"]["statuses"]["diverges"]
     read = record.read(tmp_path / "out.json").outcome
     assert (read.failures[0].case, read.plan.seed, read.exit_code) == (case, 0, 1)

@@ -176,17 +176,6 @@ def test_precision_and_determinism_travel_with_a_request(
     assert (again.precision, again.deterministic) == (mode, True)
 
 
-def test_a_request_from_before_there_were_precisions_is_strict(
-    small: Callable[..., spec.EncoderConfig],
-) -> None:
-    header, arrays = encode_request(request_for(small("bert"), precision="default", deterministic=True))
-    old = {
-        key: value for key, value in json.loads(header).items() if key not in ("precision", "deterministic")
-    }
-    again = decode_request((json.dumps(old), arrays))
-    assert (again.precision, again.deterministic) == ("strict", False)
-
-
 def test_a_deterministic_worker_has_what_libraries_read_from_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

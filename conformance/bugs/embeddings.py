@@ -9,6 +9,7 @@ import numpy as np
 from concord.conformance.bugs.bug import edited, group, option, weight, where
 from concord.conformance.bugs.context import Context, Edit, Ids
 from concord.conformance.bugs.operations import Array
+from concord.conformance.bugs.places import lookup
 
 TOKEN, SEGMENT, SUM = "embeddings.token", "embeddings.segment", "embeddings.sum"
 ORDER = "sums in another order round differently, and differ in nothing else"
@@ -188,7 +189,7 @@ BUGS = (
     bug(
         "embedding_ids_of_16_bits",
         "Ids are kept in 16 bits.",
-        lambda m, y: m.rows_of("token", m.ids & 0xFFFF),
+        lookup(lambda config, ids: ids & 0xFFFF),
         scenario="long",
         input="a table of more than 65,536 rows",
         alone=True,

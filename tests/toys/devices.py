@@ -86,7 +86,7 @@ class Clock:
     package, owner = "", ""
 
     def describe(self) -> dict[str, Any]:
-        timed = importlib.import_module(f"backends.{self.package}.session").timed
+        timed = importlib.import_module(f"backends.{self.package}.backend").timed
         if self.owner:
             module, _, rest = self.owner.partition(".")
             owner = importlib.import_module(module)
