@@ -146,10 +146,11 @@ def fuzz(
         finish(report, record, "check", "checkpoint", title)
     if found is None:
         _hunt(plan, settings, scheduler, out, record)
-    failed = list(dict.fromkeys(about.backend for _, about in found))
-    backends.check_offered(failed, "found.json")
-    asked = options.once(workers.backend) or failed
-    names = asked if workers.backend else list(dict.fromkeys([*asked, *names]))
+    asked = options.once(workers.backend)
+    if not asked:
+        asked = list(dict.fromkeys(about.backend for _, about in found))
+        backends.check_offered(asked, "found.json")  # a file does not say what code is imported
+        names = list(dict.fromkeys([*asked, *names]))
     report = conduct([job for job, _ in found], names, dataclasses.replace(settings, asked=tuple(asked)))
     _compare(found, report)
     finish(report, record, "check", "case", f"Failures of {replay}, run again")

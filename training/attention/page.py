@@ -91,8 +91,8 @@ def _largest(maps: Maps) -> Array:
 
 def _start(largest: Array) -> tuple[int, int]:
     """Return layer and head to begin with: the worst of the first layer beyond a tolerance, else 0, 0."""
-    beyond = np.flatnonzero((largest > 1).any(-1)) if largest.size else []
-    return (int(beyond[0]), int(np.nanargmax(largest[beyond[0]]))) if len(beyond) else (0, 0)
+    beyond: list[int] = np.flatnonzero((largest > 1).any(-1)).tolist() if largest.size else []
+    return (beyond[0], int(np.nanargmax(largest[beyond[0]]))) if len(beyond) else (0, 0)
 
 
 def _headline(maps: Maps, largest: Array) -> str:
