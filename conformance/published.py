@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from concord import CHECKOUT
 from concord.conformance.campaign import Job
 from concord.conformance.expectation import Expectation, JudgedTraining
-from concord.conformance.golden_files.golden import GoldenFile, GoldenRun, computed, read
+from concord.conformance.golden_files.golden import GoldenFile, GoldenRun, read
 from concord.conformance.golden_files.training import GoldenTraining
 from concord.conformance.lockstep.envelope import of_training
 from concord.conformance.tolerance import expect
@@ -23,6 +23,7 @@ from concord.spec.deviations import Deviations
 from concord.spec.errors import SpecError
 from concord.spec.files import find
 from concord.spec.precision import precision
+from concord.spec.reference import predict
 
 INCLUDED = Path(__file__).parent / "golden"
 """The selection that comes with this package."""
@@ -80,7 +81,7 @@ def collect(directory: Path) -> Collection:
 def job_of(file: GoldenFile, run: GoldenRun) -> Job:
     """Return the job that reproduces one run of a golden file."""
     name = f"{file.case}:{run.label}" if len(file.runs) > 1 else file.case
-    derive = partial(_derive, run, str(precision(file.dtype).storage))
+    derive = partial(computed, run, str(precision(file.dtype).storage))
     return Job(
         file.source,
         f"{file.source}/{name}",
@@ -129,15 +130,29 @@ def expectation_of_training(dtype: str, golden: GoldenTraining, deviations: Devi
     return replace(base, values=values, sigmas=sigmas)
 
 
-def _derive(run: GoldenRun, storage: str, tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return a backend's tensors under the names that the golden file has.
+def _names(key: str) -> list[str]:
+    """Return the tensors that one of :attr:`GoldenRun.expected` is, or is the sum of."""
+    return key.partition(" as ")[0].split(" + ")
 
-    Classes as numbers of the run's precision.
+
+def computed(run: GoldenRun, storage: str, tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return what a backend or the reference computed, under the names of ``run.expected``.
+
+    Args:
+        storage: the type that classes have, as those of the run's precision.
+        tensors: taps by name, and gradients as ``gradients.<name>``.
+
+    What cannot be had from ``tensors`` is left out.
     """
-    return {
-        key: array.astype(storage) if array.dtype.kind == "i" else array
-        for key, array in computed(run, tensors).items()
-    }
+    found: dict[str, NDArray[Any]] = {}
+    for key in run.expected:
+        names = _names(key)
+        if names == ["predictions"]:
+            if "logits" in tensors:
+                found[key] = predict(run.config, tensors["logits"]).astype(storage)
+        elif all(name in tensors for name in names):
+            found[key] = np.asarray(reduce(np.add, [tensors[name] for name in names]))
+    return found
 
 
 def expectation_of(file: GoldenFile, run: GoldenRun, deviations: Deviations) -> Expectation:
@@ -154,7 +169,7 @@ def expectation_of(file: GoldenFile, run: GoldenRun, deviations: Deviations) -> 
     )
     values, sigmas, clauses = {}, {}, {}
     for key, array in run.expected.items():
-        names = key.partition(" as ")[0].split(" + ")
+        names = _names(key)
         if names == ["predictions"]:
             values[key], sigmas[key], clauses[key] = (
                 array.astype(np.float64),
@@ -169,5 +184,5 @@ def expectation_of(file: GoldenFile, run: GoldenRun, deviations: Deviations) -> 
         sigmas[key] = reduce(np.hypot, [each.sigmas[name] for name in names for each in (base, source)])
         clauses[key] = base.clauses[names[0]]
     order = [*base.values, *run.expected]
-    in_order = sorted(values, key=lambda key: order.index(key.partition(" as ")[0].split(" + ")[0]))
+    in_order = sorted(values, key=lambda key: order.index(_names(key)[0]))
     return Expectation(file.dtype, {key: values[key] for key in in_order}, sigmas, clauses)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -109,22 +108,6 @@ def test_a_case_follows_from_seed_and_number_alone() -> None:
         np.testing.assert_array_equal(array, again[2].arrays()[name])
 
 
-def test_drawing_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    sample(Plan(names=()), range(40))
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_case_that_cannot_be_read_is_refused_by_name() -> None:
-    fields = sample(Plan(names=()), [0])[0].as_dict()
-    del fields["scale"]
-    with pytest.raises(
-        spec.SpecError,
-        match=r"^'batch' is 'two' but must be an integer\nlacks 'scale'$",
-    ):
-        typed(FuzzCase, json.dumps({**fields, "batch": "two"}))
-
-
 def test_shapes_are_shared_few_and_apart() -> None:
     shapes = pool(3, 12)
     assert shapes == pool(3, 12) != pool(4, 12)
@@ -150,7 +133,7 @@ def test_shapes_are_shared_few_and_apart() -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(3))
 def test_every_pool_has_one_of_each_large_kind(seed: int) -> None:
     large = [sizes for sizes in pool(seed, 12) if sizes.large]
     assert len(large) == len(LARGE)
@@ -158,29 +141,6 @@ def test_every_pool_has_one_of_each_large_kind(seed: int) -> None:
     assert [sizes.batch for sizes in large if sizes.tokens > 64] == [1]
     assert sum(sizes.vocab_size > 256 for sizes in large) == 1
     assert any(sizes.batch == 1 < sizes.tokens for sizes in pool(seed, 12))
-
-
-@pytest.mark.parametrize("shapes", [12, 0])
-def test_few_cases_are_large(shapes: int) -> None:
-    drawn = drawn_cases(shapes)
-    large = [
-        case
-        for case in drawn
-        if case.config.num_heads > 4 or case.tokens > 64 or case.config.vocab_size > 256
-    ]
-    assert 0.03 < len(large) / len(drawn) < 0.3
-
-
-def test_the_space_reaches_what_kernels_branch_on() -> None:
-    shapes = [sizes for seed in range(40) for sizes in pool(seed, 12)]
-    assert (max(sizes.tokens for sizes in shapes), max(sizes.num_heads for sizes in shapes)) == (300, 16)
-    assert max(sizes.vocab_size for sizes in shapes) == 70_001
-    drawn = drawn_cases(12) + drawn_cases(0)
-    assert any(case.config.d_model == 1 for case in drawn)
-    assert any(case.profile == "extreme" and case.scale > 2 for case in drawn)
-    assert {
-        case.config.pad_id == case.config.vocab_size - 1 for case in drawn if case.config.vocab_size > 256
-    } == {True, False}
 
 
 def test_a_large_table_is_used_to_its_end_and_often() -> None:

@@ -189,10 +189,7 @@ def _hunt(
     from concord.conformance.fuzz import hunt, summary, write_failures
 
     with halting() as stopped:
-        chunks = "cases"
-        if plan.chunks is not None:
-            chunks = f"cases, {plan.chunks} chunk{'' if plan.chunks == 1 else 's'} of {plan.chunk}"
-        with bars(["cases"], plan.cases, chunks) as reached:
+        with bars(["cases"], plan.cases, "cases") as reached:
             findings = hunt(plan, settings, scheduler, lambda done: reached("cases", done, ""), stopped)
         folders, problems = write_failures(out, findings, settings)
         findings.plan, findings.folders = plan, {name: str(path) for name, path in folders.items()}

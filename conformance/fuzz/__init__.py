@@ -6,11 +6,10 @@ from concord.conformance.fuzz import summary
 from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.findings import Failure, Findings
 from concord.conformance.fuzz.hunting import hunt
-from concord.conformance.fuzz.plan import CHUNK, Plan, sample
+from concord.conformance.fuzz.plan import Plan, sample
 from concord.conformance.fuzz.replay import read_found, write_failures
 
 __all__ = [
-    "CHUNK",
     "Failure",
     "Findings",
     "FuzzCase",

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -388,14 +387,6 @@ class Findings:
                 else []
             )
         return lines
-
-
-def merged(chunks: Iterable[Findings]) -> Findings:
-    """Return the findings of several chunks as one."""
-    whole = Findings()
-    for chunk in chunks:
-        whole.merge(chunk)
-    return whole
 
 
 def _size(case: FuzzCase) -> tuple[int, int]:

@@ -1,134 +1,255 @@
-"""A hunt: the chunks of a plan, one after the other here or as tasks of a Dask cluster, and what they
-find, merged.
+"""A hunt: random cases on every backend, here or as tasks of a Dask cluster, and each failure made as small
+as can be.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from concord.conformance.campaign import Settings
-from concord.conformance.fuzz.chunk import hunt_chunk
-from concord.conformance.fuzz.findings import Findings, merged
-from concord.conformance.fuzz.plan import Plan
-from concord.conformance.fuzz.station import close_idle
+from hypothesis.errors import Flaky
+
+from concord.backends.pool import Pool
+from concord.conformance.campaign import Runner, Settings
+from concord.conformance.fuzz.cases import FuzzCase
+from concord.conformance.fuzz.findings import (
+    FAILED,
+    NOT_THERE,
+    Findings,
+    Origin,
+    Signature,
+    failure_of,
+    signature_of,
+)
+from concord.conformance.fuzz.plan import Failed, Plan, draw, drawn, files_elsewhere
+from concord.conformance.verdict import NOT_JUDGED, Result
 from concord.spec.errors import SpecError, optional
 
-Progress = Callable[[int], None]
-"""Called with how many cases are done."""
+ATTEMPTS = {"diverges": 200, "error": 100, "refused": 100, "crashed": 25, "out of memory": 10, "timed out": 0}
+"""How many smaller cases are tried for a failure. After a crash each costs the start of a worker."""
 
-Found = Iterator[tuple[int, Findings]]
-"""Numbers of chunks that have ended, and what each has found."""
+SHRUNK = 5
+"""How many failures of a backend are made smaller: one that fails in more ways needs no smaller cases."""
+
+RESTARTS = 5
+"""How often a worker is started again in one chunk, after crashes of a kind that is known already."""
 
 PATIENCE = 8.0
 """Seconds that a scheduler has to answer."""
+
+
+class Over(BaseException):  # hypothesis lets through what is no Exception
+    """The hunt ends here."""
 
 
 def hunt(
     plan: Plan,
     settings: Settings,
     scheduler: str | None = None,
-    progress: Progress = lambda done: None,
+    progress: Callable[[int], None] = lambda done: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Findings:
-    """Run the chunks of a plan, and merge what they find, in their order. All workers are ended.
+    """Run the cases of a plan. All workers are ended.
 
     Args:
-        scheduler: the address of a Dask scheduler whose workers run the chunks, for example
-            ``"tcp://host:8786"``; by default they run here.
+        scheduler: the address of a Dask scheduler whose workers run the chunks of the plan, for example
+            ``"tcp://host:8786"``; by default the cases run here.
+        progress: called with how many cases are done.
         stopped: asked now and then; once it says True, the hunt ends with what it has found.
 
     Raises:
         SpecError: if Dask is not installed, or no scheduler answers.
     """
-    started, found, fault = time.time(), list[tuple[int, Findings]](), ""
-    chunks = _here(plan, settings, progress, stopped)
-    if scheduler is not None:
-        chunks = _on_dask(plan, settings, connected(scheduler), progress, stopped)
-    try:
-        for each in chunks:
-            found.append(each)
-    except SpecError:
-        raise
-    except Exception as error:  # what was found until then is kept
-        said = next(iter(str(error).splitlines()), "")
-        fault = f"the hunt ended early: a fault of Concord: {type(error).__name__}: {said}"
-    findings = merged(each for _, each in sorted(found, key=lambda pair: pair[0]))
-    for note in filter(None, (fault, *findings.said_of_unjudged)):
+    started = time.time()
+    if scheduler is None:
+        findings = _Hunt(plan, settings, stopped, progress).run(plan.indices)
+    else:
+        findings = _on_dask(plan, settings, connected(scheduler), progress, stopped)
+    for note in findings.said_of_unjudged:
         findings.note(note)
-    findings.owed |= bool(fault)
     findings.interrupted = stopped()
     findings.seconds = time.time() - started
     return findings
 
 
-def _numbers(plan: Plan) -> Iterator[int]:
-    return itertools.count() if plan.chunks is None else iter(range(plan.chunks))
+class _Hunt:
+    """Random cases on one worker for each backend."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        settings: Settings,
+        halted: Callable[[], bool],
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> None:
+        self.plan, self.progress, self.findings = plan, progress, Findings()
+        self.pool = Pool(len(plan.names), halted)
+        about = self.findings.environments
+        self.runners = {name: Runner(name, name, settings, self.pool, about) for name in plan.names}
+        self.times: Counter[Signature] = Counter()
+        self.known: set[Signature] = set()
+
+    def run(self, indices: Iterable[int]) -> Findings:
+        with self.pool, files_elsewhere(), contextlib.suppress(Over):
+            for count, index in enumerate(indices):
+                if count % self.plan.chunk == 0:
+                    self.renew()
+                try:
+                    self.case(index)
+                except Exception as error:
+                    self.fault(_name(Origin(self.plan.seed, index)), type(error).__name__, str(error))
+        self.renew()
+        failures = self.findings.failures
+        failures[:] = [replace(failure, times=self.times[failure.signature]) for failure in failures]
+        return self.findings
+
+    def renew(self) -> None:
+        """Let every backend have its restarts again, and note which had none left."""
+        for name, runner in self.runners.items():
+            if runner.supervisor.failure:
+                self.findings.note(
+                    f"{name}: {runner.supervisor.failure}; it was left out for the rest of {self.plan.chunk} "
+                    "cases"
+                )
+            runner.supervisor.refresh(RESTARTS)
+
+    @property
+    def over(self) -> bool:
+        return self.pool.stopped or self.plan.late
+
+    def case(self, index: int) -> None:
+        """Run the case of a number, and make each new failure that it shows as small as can be."""
+        origin, case = Origin(self.plan.seed, index), drawn(self.plan, index)
+        for result in self.examine(case, origin):
+            if result.status in FAILED and signature_of(result) not in self.known:
+                self.pursue(result, case, origin)
+                if self.plan.stop_first:
+                    raise Over
+
+    def fault(self, case: str, *what: str) -> None:
+        """Note what Concord itself failed at, once in each way: that is no finding, and the hunt goes on."""
+        self.findings.owed = True
+        told = ": ".join(next(iter(words.splitlines()), "") for words in what)
+        if not any(note.endswith(f" could not be judged: {told}") for note in self.findings.notes):
+            self.findings.note(f"{case} could not be judged: {told}")
+
+    def attempt(self, case: FuzzCase, origin: Origin, *names: str) -> list[Result]:
+        """Run a case on backends at the same time, by default on all that are left, and judge the runs."""
+        job = case.job(_name(origin), self.plan.end_to_end and not names)
+        left = [name for name, runner in self.runners.items() if not runner.supervisor.failure]
+        results = self.pool.map(lambda name: self.runners[name].attempt(job), names or left)
+        if self.pool.stopped:  # the workers were ended in the middle of it
+            raise Over
+        return results
+
+    def examine(self, case: FuzzCase, origin: Origin) -> list[Result]:
+        """Run a case on every backend, count what comes of it, and return it."""
+        if self.over:
+            raise Over
+        results, findings = self.attempt(case, origin), self.findings
+        there = [result for result in results if result.status not in NOT_THERE]
+        for result in results:
+            if result.status in NOT_THERE:
+                self.runners.pop(result.backend).supervisor.end()
+                findings.owed |= result.status != "absent"
+                findings.note(f"{result.backend} is {result.status}: {result.detail}")
+                continue
+            if result.status == NOT_JUDGED:
+                self.fault(result.case, result.backend, result.detail)
+            findings.tally(result.backend, result.dtype).add(result.status, result.verdict, origin, case)
+            if result.status in FAILED:
+                self.times[signature_of(result)] += 1
+        if not there:
+            findings.idle = not self.runners
+            raise Over
+        findings.cases += 1
+        self.progress(findings.cases)
+        return there
+
+    def pursue(self, result: Result, case: FuzzCase, origin: Origin) -> None:
+        """Record a failure, with the smallest case that fails in the same way.
+
+        Whatever becomes of the search, what was seen is recorded.
+        """
+        signature, status = signature_of(result), result.status
+        enough = sum(backend == result.backend for backend, *_ in self.known) >= SHRUNK
+        tried, smallest, failing = {case: True}, list[FuzzCase](), (result, case)
+
+        def fails(other: FuzzCase) -> bool:
+            """Return whether a case fails in the same way; none does once there were attempts enough."""
+            nonlocal failing
+            if other not in tried:
+                if enough or len(tried) > ATTEMPTS[status] or self.over:
+                    return False
+                self.runners[result.backend].supervisor.refresh(RESTARTS)
+                (found,) = self.attempt(other, origin, result.backend)
+                tried[other] = signature_of(found) == signature
+                failing = (found, other) if tried[other] else failing
+            return tried[other]
+
+        def look(other: FuzzCase) -> None:
+            if fails(other):
+                raise Failed  # in one place: hypothesis takes failures of different lines for different ones
+
+        try:
+            with contextlib.suppress(Failed, Flaky):  # the latter: a backend that does not fail each time
+                draw(self.plan, origin.index, look, smallest.append)
+            for passed in smallest:
+                fails(passed)  # hypothesis believes that it passes
+        finally:
+            self.known.add(signature)
+            self.findings.failures.append(failure_of(*failing, case, origin, len(tried) - 1))
 
 
-def _is_last(plan: Plan, findings: Findings) -> bool:
-    """Return whether no chunk is to follow one that has found this."""
-    return findings.idle or (plan.stop_first and bool(findings.failures))
-
-
-def _here(plan: Plan, settings: Settings, progress: Progress, stopped: Callable[[], bool]) -> Found:
-    counted = itertools.count(1)
-    try:
-        for chunk in _numbers(plan):
-            if plan.late or stopped():
-                return
-            findings = hunt_chunk(plan, settings, chunk, stopped, lambda: progress(next(counted)))
-            yield chunk, findings
-            if _is_last(plan, findings):
-                return
-    finally:
-        close_idle()
+def _name(origin: Origin) -> str:
+    return f"fuzz-{origin.seed}-{origin.index}"
 
 
 def _on_dask(
-    plan: Plan, settings: Settings, client: Any, progress: Progress, stopped: Callable[[], bool]
-) -> Found:
-    """Keep twice as many chunks at Dask as it has threads, so that none of them waits."""
+    plan: Plan, settings: Settings, client: Any, progress: Callable[[int], None], stopped: Callable[[], bool]
+) -> Findings:
+    """Keep twice as many chunks at Dask as it has threads, so that none waits."""
     event = dask().Event(f"concord-{uuid.uuid4().hex}", client=client)
-    executor, numbers, done, ending = client.get_executor(pure=False), _numbers(plan), 0, False
+    executor, numbers, ending, fault = client.get_executor(pure=False), plan.chunks, False, ""
     pending: dict[Future[Findings], int] = {}
-    with _closing(client, executor, event):
+    found: dict[int, Findings] = {}
+    try:
         while True:
-            width = 2 * max(1, sum(client.nthreads().values()))
-            while not (ending or plan.late) and len(pending) < width:
-                chunk = next(numbers, None)
-                if chunk is None:
-                    break
-                pending[executor.submit(_hunt_on_dask, plan, settings, chunk, event.name)] = chunk
+            room = 0 if ending or plan.late else 2 * max(1, sum(client.nthreads().values())) - len(pending)
+            for number, indices in itertools.islice(numbers, max(room, 0)):
+                pending[executor.submit(_hunt_on_dask, plan, settings, indices, event.name)] = number
             if not pending:
-                return
+                break
             for future in wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)[0]:
-                chunk, findings = pending.pop(future), future.result()
-                done += findings.cases
-                progress(done)
-                yield chunk, findings
-                ending |= _is_last(plan, findings)
+                one = found[pending.pop(future)] = future.result()
+                progress(sum(each.cases for each in found.values()))
+                ending |= one.idle or (plan.stop_first and bool(one.failures))
             ending |= stopped()
             if ending:
                 event.set()
-
-
-@contextmanager
-def _closing(client: Any, executor: Any, event: Any) -> Iterator[None]:
-    """Let every chunk that runs end, and end the workers that Dask's workers have started."""
-    try:
-        yield
+    except Exception as error:  # what was found until then is kept
+        said = next(iter(str(error).splitlines()), "")
+        fault = f"the hunt ended early: a fault of Concord: {type(error).__name__}: {said}"
     finally:
         event.set()
-        client.run(close_idle)
         executor.shutdown()
         client.close()
+    whole = Findings(owed=bool(fault), notes=[fault] if fault else [])
+    for number in sorted(found):
+        whole.merge(found[number])
+    return whole
+
+
+def _hunt_on_dask(plan: Plan, settings: Settings, indices: Iterable[int], event: str) -> Findings:
+    return _Hunt(plan, settings, dask().Event(event).is_set).run(indices)
 
 
 def connected(address: str) -> Any:
@@ -155,7 +276,3 @@ def dask() -> Any:
     """
     with optional("--scheduler", "dask"):
         return importlib.import_module("distributed")
-
-
-def _hunt_on_dask(plan: Plan, settings: Settings, chunk: int, event: str) -> Findings:
-    return hunt_chunk(plan, settings, chunk, dask().Event(event).is_set)

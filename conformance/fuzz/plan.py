@@ -20,7 +20,7 @@ from concord.conformance.fuzz.strategies import SHAPES, fuzz_cases, pool
 from concord.spec.tensors import PARTS
 
 CHUNK = 50
-"""How many cases sets of workers are given at a time."""
+"""How many cases a task of Dask runs; and after how many a backend that died too often is started again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Plan:
         cases: how many; None: until ``until``.
         dtypes, parts: what cases choose from.
         shapes: how many tuples of sizes the cases share; 0: any sizes.
-        chunk: how many cases are given out at a time.
+        chunk: how many cases are given out at a time (:data:`CHUNK`).
         end_to_end: whether to judge end to end too.
         gradients: whether they are asked for and judged too.
         stop_first: whether the first failure ends the hunt.
@@ -53,14 +53,15 @@ class Plan:
     until: Number | None = None
 
     @property
-    def chunks(self) -> int | None:
-        """How many chunks there are; None: no end."""
-        return None if self.cases is None else -(-self.cases // self.chunk)
+    def indices(self) -> Iterable[int]:
+        """The numbers of the cases."""
+        return itertools.count() if self.cases is None else range(self.cases)
 
-    def indices(self, chunk: int) -> range:
-        """Return the numbers of the cases of a chunk."""
-        first = chunk * self.chunk
-        return range(first, first + self.chunk if self.cases is None else min(first + self.chunk, self.cases))
+    @property
+    def chunks(self) -> Iterator[tuple[int, Iterable[int]]]:
+        """Numbers of chunks, and the numbers of the cases of each."""
+        indices = iter(self.indices)
+        return enumerate(iter(lambda: list(itertools.islice(indices, self.chunk)), []))
 
     @property
     def late(self) -> bool:

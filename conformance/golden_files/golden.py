@@ -1,32 +1,33 @@
 """Golden files, tensors that a published source computed, as runs of the model family.
 
 Which name of the source is what is in its table (:mod:`concord.spec.sources.schema`); nothing here knows a
-source.
+source. On disk they are safetensors, with what they are in the metadata.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.golden_files.container import Container, read_container
-from concord.conformance.golden_files.expected import Expectations, input_array
+from concord.conformance.golden_files.file import File, input_array, read_file
 from concord.conformance.golden_files.training import GoldenTraining, read_clipping, read_training
 from concord.spec.batch import Batch, from_arrays, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import NONE, Deviations
-from concord.spec.errors import SpecError
+from concord.spec.errors import SpecError, located, refuse
 from concord.spec.parameters import parameters
-from concord.spec.reference import predict
+from concord.spec.sources.layouts import TENSOR_LAYOUTS, contiguous
+from concord.spec.sources.names import fill, variables
 from concord.spec.sources.schema import MaskSource, PartTable, RunEntry, Table
 from concord.spec.sources.table import bindings, canonical, configure, load, sources
+from concord.spec.tensors import resolve, sizes_of, taps
 
 TRAINING = "outputs/losses"
 """Only files of a training run have this tensor: the loss before each step."""
@@ -43,13 +44,9 @@ class GoldenRun:
         weights: canonical name to array, in the file's dtype.
         batch: the inputs of the part.
         expected: what the source computed, in canonical layout, by the name of the tap or
-            ``gradients.<name>``, which :func:`computed` looks up in what a backend computed. Beside single
-            tensors there are
-            ``gradients.inputs.query + gradients.inputs.key``, the sum of two; ``predictions``, classes (B),
-            int64; and
+            ``gradients.<name>``. Beside single tensors there are ``gradients.inputs.query +
+            gradients.inputs.key``, the sum of two; ``predictions``, classes (B), int64; and
             ``<tap> as <name>`` where two of the source's tensors are one tap and hold different numbers.
-        expected_native: the same names to the source's own.
-        notes: what a reader of a report should know.
     """
 
     label: str
@@ -58,8 +55,6 @@ class GoldenRun:
     weights: dict[str, NDArray[Any]]
     batch: Batch
     expected: dict[str, NDArray[Any]]
-    expected_native: dict[str, str]
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,9 +65,9 @@ class GoldenFile:
         source, case: as the file says.
         dtype: ``"float64"`` or ``"float32"``, in which the source ran.
         runs: what the source ran on the same weights and inputs; empty for a training file.
+        unchecked: full name of each tensor that no run expects, and why.
         training: what a training file holds; or, of one batch, what clipping made of its gradients.
         deviations: in what the source's framework deviates from the specification.
-        unchecked: full name of each tensor that no run expects, and why.
     """
 
     source: str
@@ -92,55 +87,37 @@ def read(path: Path | str) -> GoldenFile:
             describes no model of the family, or if a tensor is missing or misshapen; each line says file,
             what, and what is required, tensors in the source's own names.
     """
-    file = read_container(Path(path))
-    try:
+    file = read_file(Path(path))
+    with located(str(path)):
         return _golden(file)
-    except SpecError as error:
-        raise type(error)([f"{file.path}: {problem}" for problem in error.problems]) from None
 
 
-def computed(run: GoldenRun, tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return what a backend or the reference computed, under the names of ``run.expected``.
-
-    Args:
-        tensors: taps by name, and gradients as ``gradients.<name>``.
-
-    What cannot be had from ``tensors`` is left out.
-    """
-    found: dict[str, NDArray[Any]] = {}
-    for key in run.expected:
-        names = key.partition(" as ")[0].split(" + ")
-        if names == ["predictions"]:
-            if "logits" in tensors:
-                found[key] = predict(run.config, tensors["logits"])
-        elif all(name in tensors for name in names):
-            found[key] = np.asarray(reduce(np.add, [tensors[name] for name in names]))
-    return found
-
-
-def _golden(file: Container) -> GoldenFile:
+def _golden(file: File) -> GoldenFile:
     known = [source for source in sources() if any(part.runs for part in load(source).parts.values())]
     if file.source not in known:
         raise SpecError(f"the metadata's 'source' is {file.source!r} but must be one of {', '.join(known)}")
     table = load(file.source)
     part = _part(file, table)
     config = configure(table, file.config, part.name, where="the metadata's 'config'")
-    if TRAINING in file.tensors:
-        config, weights = _weights(file, table, part, config, stored=False)
-        training = read_training(file, table, part, config, weights)
-        return GoldenFile(file.source, file.case, file.dtype, [], _unchecked(file, part), training=training)
-    config, weights = _weights(file, table, part, config)
-    batch, note = _batch(file, part, config)
-    runs = [
-        _run(file, part, entry, config, weights, batch, note) for entry in part.runs if _exists(file, entry)
-    ]
-    clipping = read_clipping(file, table, part, config, weights, batch)
+    training = TRAINING in file.tensors
+    config, weights = _weights(file, table, part, config, stored=not training)
+    if training:
+        runs: list[GoldenRun] = []
+        trained: GoldenTraining | None = read_training(file, table, part, config, weights)
+    else:
+        batch = _batch(file, part, config)
+        runs = [
+            _run(file, part, entry, config, weights, batch)
+            for entry in part.runs
+            if not entry.only or any(f"outputs/{name}" in file.tensors for name in entry.outputs)
+        ]
+        trained = read_clipping(file, table, part, config, weights, batch)
     return GoldenFile(
-        file.source, file.case, file.dtype, runs, _unchecked(file, part), clipping, table.deviations
+        file.source, file.case, file.dtype, runs, _unchecked(file, part), trained, table.deviations
     )
 
 
-def _part(file: Container, table: Table) -> PartTable:
+def _part(file: File, table: Table) -> PartTable:
     """Return the part of the model that a file is about."""
     kind = str(file.config.get(table.part_key, "")) if table.part_key else ""
     for part in table.parts.values():
@@ -153,7 +130,7 @@ def _part(file: Container, table: Table) -> PartTable:
 
 
 def _weights(
-    file: Container, table: Table, part: PartTable, config: EncoderConfig, stored: bool = True
+    file: File, table: Table, part: PartTable, config: EncoderConfig, stored: bool = True
 ) -> tuple[EncoderConfig, dict[str, NDArray[Any]]]:
     """Return the weights; the position table as the source stored it, and the configuration with as many
     rows.
@@ -177,49 +154,50 @@ def _weights(
     return config, canonical(table, config, found, part.name, positions)
 
 
-def _batch(file: Container, part: PartTable, config: EncoderConfig) -> tuple[Batch, str]:
-    """Return the inputs of the part, and where the key mask came from."""
-    arrays, problems = {}, []
-    for name, native in part.inputs.items():
-        array = file.take(f"inputs/{native.name}")
-        if array is None:
-            problems.append(f"'inputs/{native.name}' is missing but is required")
-        else:
-            arrays[name] = input_array(f"inputs/{native.name}", array, native.layout)
-    if problems:
-        raise SpecError(problems)
+def _batch(file: File, part: PartTable, config: EncoderConfig) -> Batch:
+    """Return the inputs of the part."""
+    refuse(
+        [
+            f"'inputs/{native.name}' is missing but is required"
+            for native in part.inputs.values()
+            if f"inputs/{native.name}" not in file.tensors
+        ]
+    )
+    arrays = {
+        name: input_array(f"inputs/{native.name}", file.tensors[f"inputs/{native.name}"], native.layout)
+        for name, native in part.inputs.items()
+    }
+    file.used.update(f"inputs/{native.name}" for native in part.inputs.values())
     if part.mask is None:
         _require_mask_of_ids(file, arrays["input_ids"] != config.pad_id)
-        note = ""
-    else:
-        mask, note = _key_mask(file, part.mask, config.pad_id)
-        arrays = arrays if mask is None else {**arrays, "key_mask": mask}
+    elif (mask := _key_mask(file, part.mask, config.pad_id)) is not None:
+        arrays["key_mask"] = mask
     batch = from_arrays(arrays)
     validate_batch(config, batch, part.name)
-    return batch, note
+    return batch
 
 
-def _key_mask(file: Container, source: MaskSource, pad_id: int) -> tuple[NDArray[np.bool_] | None, str]:
-    """Return the key mask, (B, S) or (B, Q, S), True where a key is visible; and where it came from."""
+def _key_mask(file: File, source: MaskSource, pad_id: int) -> NDArray[np.bool_] | None:
+    """Return the key mask, (B, S) or (B, Q, S), True where a key is visible; None: without a mask."""
     masks = fnmatch.filter(file.tensors, f"inputs/{source.stored}")
     if len(masks) > 1:
         raise SpecError(f"{', '.join(map(repr, masks))} are there, but one mask at most may be stored")
     if masks:
         stored = file.take(masks[0])
         assert stored is not None
-        return stored != 0, f"the key mask is {masks[0]!r}"
+        return np.asarray(stored != 0)
     if file.config.get(source.none.key) == source.none.value:
-        return None, "without a key mask"
+        return None
     ids = file.take(f"inputs/{source.ids}")
     if ids is None:
         raise SpecError(
             f"'inputs/{source.ids}' is missing, but it or 'inputs/{source.stored}' is required: the key "
             f"mask follows from it"
         )
-    return ids != pad_id, f"the key mask hides id {pad_id} of 'inputs/{source.ids}'"
+    return np.asarray(ids != pad_id)
 
 
-def _require_mask_of_ids(file: Container, real: NDArray[np.bool_]) -> None:
+def _require_mask_of_ids(file: File, real: NDArray[np.bool_]) -> None:
     """Refuse a stored mask that a part which makes its own of the ids (SPEC MSK-1) could not follow."""
     stored = file.take("inputs/mask")
     if stored is None:
@@ -229,39 +207,88 @@ def _require_mask_of_ids(file: Container, real: NDArray[np.bool_]) -> None:
         raise SpecError("'inputs/mask' is not the mask of the ids, but must be: this part takes no other")
 
 
-def _exists(file: Container, entry: RunEntry) -> bool:
-    """Return whether a file holds a run: one that checks only some outputs may be left out."""
-    return not entry.only or any(f"outputs/{name}" in file.tensors for name in entry.outputs)
-
-
 def _run(
-    file: Container,
+    file: File,
     part: PartTable,
     entry: RunEntry,
     config: EncoderConfig,
     weights: dict[str, NDArray[Any]],
     batch: Batch,
-    note: str,
 ) -> GoldenRun:
-    config = config.replace(**entry.fields)
-    expectations = Expectations(file, part, config, batch, entry.label)
-    expectations.add_outputs(entry.outputs if entry.only else {**part.outputs, **entry.outputs})
-    if not entry.only:
-        trainable = {name for name, parameter in parameters(config, part.name).items() if parameter.trainable}
-        places = {
-            name: place
-            for name, place in bindings(part, config, entry.gradients).items()
-            if name in trainable
-        }
-        expectations.add_gradients(places)
-    expectations.finish()
-    notes = tuple(filter(None, (note, *expectations.notes)))
-    return GoldenRun(
-        entry.label, part.name, config, weights, batch, expectations.arrays, expectations.native, notes
-    )
+    """Return a run with every output and gradient that the file has.
+
+    Outputs that the table requires must be there, and gradients of all trainable weights, or none.
+    """
+    config, given = config.replace(**entry.fields), batch.arrays()
+    known, sizes = taps(config, part.name, given), sizes_of(config, given)
+    expected: dict[str, NDArray[Any]] = {}
+    problems: list[str] = []
+
+    def put(key: str, name: str, array: NDArray[Any]) -> None:
+        """Expect a tensor; of two that are one tap and hold the same numbers the first."""
+        if key not in expected:
+            expected[key] = array
+        elif not np.array_equal(expected[key], array, equal_nan=array.dtype.kind == "f"):
+            expected[f"{key} as {name}"] = array
+
+    def add(name: str, key: str, layout: str, shape: tuple[int, ...], required: bool) -> None:
+        """Expect a tensor of the file, if it is there, in a canonical shape."""
+        array = file.take(name)
+        if array is None:
+            problems.extend([f"{name!r} is missing but is required: it is {key!r}"] if required else [])
+            return
+        laid_out, problem = _laid_out(name, key, array, layout, sizes, shape)
+        if problem:
+            problems.append(problem)
+        else:
+            put(key, name, laid_out)
+
+    outputs = entry.outputs if entry.only else {**part.outputs, **entry.outputs}
+    for pattern, output in outputs.items():
+        for i in range(config.num_layers if "i" in variables(pattern) else 1):
+            values: dict[str, int | str] = {"i": i, "n": config.num_layers, "run": entry.label}
+            tap = fill(output.tap, values)
+            if tap == "predictions" or tap in known:
+                shape = (sizes["batch"],) if tap == "predictions" else resolve(known[tap].shape, sizes)
+                add(f"outputs/{fill(pattern, values)}", tap, output.layout, shape, output.required)
+    prefix = f"grads/{fill(part.gradients.under, {'run': entry.label})}"
+    if not entry.only and file.section(prefix):
+        table = parameters(config, part.name)
+        places = bindings(part, config, entry.gradients)
+        found, wrong = file.gather(
+            prefix, {name: one for name, one in places.items() if table[name].trainable}
+        )
+        problems += wrong
+        expected |= {f"gradients.{name}": array for name, array in found.items()}
+        for name, gradient in part.gradients.inputs.items():
+            key = " + ".join(f"gradients.inputs.{one}" for one in gradient.sum_of)
+            add(f"{prefix}{name}", key, gradient.layout, given[gradient.sum_of[0]].shape, False)
+    refuse(problems)
+    return GoldenRun(entry.label, part.name, config, weights, batch, expected)
 
 
-def _unchecked(file: Container, part: PartTable) -> dict[str, str]:
+def _laid_out(
+    name: str,
+    key: str,
+    array: NDArray[Any],
+    layout: str,
+    sizes: Mapping[str, int],
+    shape: tuple[int, ...],
+) -> tuple[NDArray[Any], str]:
+    """Return an output in a canonical shape, and what is wrong with it."""
+    kind, wanted = ("i", "an integer") if key == "predictions" else ("f", "a floating-point")
+    if array.dtype.kind != kind:
+        return array, f"{name!r} has dtype {array.dtype} but must be {wanted} type: it is {key!r}"
+    meaning, function = TENSOR_LAYOUTS[layout]
+    with contextlib.suppress(ValueError, IndexError):
+        found = contiguous(function(array, sizes))
+        if found.shape == shape:
+            return found, ""
+    required = f"must be {meaning}, which makes {shape} of it for {key!r}"
+    return array, f"{name!r} has shape {array.shape} but {required}"
+
+
+def _unchecked(file: File, part: PartTable) -> dict[str, str]:
     """Return every tensor that no run came to use, and why."""
     reasons = {f"outputs/{name}": reason for name, reason in part.unchecked.items()}
     if part.positions.output is not None:

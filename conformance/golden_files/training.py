@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.golden_files.container import Container
-from concord.conformance.golden_files.expected import input_array
+from concord.conformance.golden_files.file import File, input_array
 from concord.spec.batch import Batch, from_arrays, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import Deviations
-from concord.spec.errors import SpecError
+from concord.spec.errors import SpecError, refuse
 from concord.spec.parameters import parameters
 from concord.spec.positions import float32_noise
 from concord.spec.sources.schema import PartTable, Table
-from concord.spec.sources.table import bindings, gather
+from concord.spec.sources.table import bindings
 from concord.spec.training.recipe import Recipe, recipe_from_mapping
 from concord.spec.training.trajectory import Training
 
@@ -34,7 +33,6 @@ class GoldenTraining:
         training: how.
         expected: what the source reported, by the names that
             :class:`concord.spec.training.trajectory.Trajectory` reports it under.
-        expected_native: the same names to the source's own.
         deviations: of the source's framework.
         uncertain: by how much the weights may differ from those that the source had.
     """
@@ -44,13 +42,12 @@ class GoldenTraining:
     weights: dict[str, NDArray[Any]]
     training: Training
     expected: dict[str, NDArray[Any]]
-    expected_native: dict[str, str]
     deviations: Deviations
     uncertain: dict[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
 def read_training(
-    file: Container, table: Table, part: PartTable, config: EncoderConfig, weights: dict[str, NDArray[Any]]
+    file: File, table: Table, part: PartTable, config: EncoderConfig, weights: dict[str, NDArray[Any]]
 ) -> GoldenTraining:
     """Read the training run of a file.
 
@@ -65,27 +62,16 @@ def read_training(
     windows = [[from_arrays({name: array[step] for name, array in inputs.items()})] for step in range(steps)]
     for window in windows:
         validate_batch(config, window[0], part.name)
-    expected, native = _results(file, part, config, weights, steps)
+    expected = _results(file, part, config, weights, steps)
     training = Training(recipe_of(file.config, table), windows, reported=(0, steps - 1))
-    uncertain = (
-        {POSITIONS: float32_noise(config)}
-        if table.training.float32_positions and POSITIONS in weights
-        else {}
-    )
-    return GoldenTraining(
-        part.name,
-        config,
-        weights,
-        training,
-        expected,
-        native,
-        {**table.deviations, **table.training.deviations},
-        uncertain,
-    )
+    deviations = {**table.deviations, **table.training.deviations}
+    rounded = table.training.float32_positions and POSITIONS in weights
+    uncertain = {POSITIONS: float32_noise(config)} if rounded else {}
+    return GoldenTraining(part.name, config, weights, training, expected, deviations, uncertain)
 
 
 def read_clipping(
-    file: Container,
+    file: File,
     table: Table,
     part: PartTable,
     config: EncoderConfig,
@@ -98,38 +84,19 @@ def read_clipping(
         SpecError: listing what is missing or misshapen.
     """
     prefix = "outputs/clipped_grads/"
-    arrays = file.section(prefix)
-    if not arrays or table.training is None:
+    if not file.section(prefix) or table.training is None:
         return None
-    found, native = _trained(file, part, config, arrays, prefix)
+    known = parameters(config, part.name)
+    places = {name: place for name, place in bindings(part, config).items() if known[name].trainable}
+    found, problems = file.gather(prefix, places)
+    refuse(problems)
     expected = {f"steps.0.clipped.{name}": array for name, array in found.items()}
-    names = {f"steps.0.clipped.{name}": native[name] for name in found}
     norm = file.take("outputs/global_norm_source")
     if norm is not None:
-        expected["steps.0.norm"], names["steps.0.norm"] = np.asarray(norm), "outputs/global_norm_source"
+        expected["steps.0.norm"] = np.asarray(norm)
     training = Training(recipe_of(file.config, table), [[batch]], reported=(0,))
-    return GoldenTraining(
-        part.name,
-        config,
-        weights,
-        training,
-        expected,
-        names,
-        {**table.deviations, **table.training.deviations},
-    )
-
-
-def _trained(
-    file: Container, part: PartTable, config: EncoderConfig, arrays: Mapping[str, NDArray[Any]], prefix: str
-) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Return tensors of the trained parameters, by canonical name, and the source's own names of each."""
-    table = parameters(config, part.name)
-    places = {name: place for name, place in bindings(part, config).items() if table[name].trainable}
-    found, problems = gather(places, arrays, f"source={file.source}")
-    if problems:
-        raise SpecError(problems)
-    file.used.update(f"{prefix}{own}" for place in places.values() for own in place.names)
-    return found, {name: ", ".join(f"{prefix}{own}" for own in places[name].names) for name in found}
+    deviations = {**table.deviations, **table.training.deviations}
+    return GoldenTraining(part.name, config, weights, training, expected, deviations)
 
 
 def recipe_of(stated: Mapping[str, Any], table: Table) -> Recipe:
@@ -154,7 +121,7 @@ def recipe_of(stated: Mapping[str, Any], table: Table) -> Recipe:
     return recipe_from_mapping(fields, where="the metadata's 'config'")
 
 
-def _inputs(file: Container, part: PartTable) -> tuple[dict[str, NDArray[Any]], int]:
+def _inputs(file: File, part: PartTable) -> tuple[dict[str, NDArray[Any]], int]:
     """Return the inputs, each with a leading axis of steps, and how many steps there are."""
     losses = file.tensors["outputs/losses"]
     if losses.ndim != 1 or not losses.size:
@@ -184,38 +151,29 @@ def _inputs(file: Container, part: PartTable) -> tuple[dict[str, NDArray[Any]], 
 
 
 def _results(
-    file: Container, part: PartTable, config: EncoderConfig, weights: Mapping[str, NDArray[Any]], steps: int
-) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Return what the source reported, and its own name of each."""
+    file: File, part: PartTable, config: EncoderConfig, weights: Mapping[str, NDArray[Any]], steps: int
+) -> dict[str, NDArray[Any]]:
+    """Return what the source reported."""
     expected: dict[str, NDArray[Any]] = {}
-    native: dict[str, str] = {}
     for name, ours in (("losses", "losses.0"), ("global_norm_source", "norm")):
         for step, value in enumerate(_of_steps(file, f"outputs/{name}", steps)):
             expected[f"steps.{step}.{ours}"] = np.asarray(value)
-            native[f"steps.{step}.{ours}"] = f"outputs/{name}[{step}]"
+    places, table = bindings(part, config), parameters(config, part.name)
     for prefix, step in (("outputs/step1_weights/", 0), ("outputs/final_weights/", steps - 1)):
-        places, table = bindings(part, config), parameters(config, part.name)
-        found, problems = gather(places, file.section(prefix), f"source={file.source}")
-        fixed = [name for name in found if not table[name].trainable]
+        found, problems = file.gather(prefix, places)
         problems += [
             f"{prefix}{places[name].names[0]} is not what it was, but must be: {name!r} is not trained"
-            for name in fixed
-            if not np.array_equal(found[name], weights[name])
+            for name in found
+            if not table[name].trainable and not np.array_equal(found[name], weights[name])
         ]
-        if problems:
-            raise SpecError(problems)
-        for name, array in found.items():
-            if name in fixed:
-                continue
-            expected[f"steps.{step}.parameters.{name}"] = array
-            native[f"steps.{step}.parameters.{name}"] = ", ".join(
-                f"{prefix}{own}" for own in places[name].names
-            )
-        file.used.update(f"{prefix}{own}" for place in places.values() for own in place.names)
-    return expected, native
+        refuse(problems)
+        expected |= {
+            f"steps.{step}.parameters.{name}": array for name, array in found.items() if table[name].trainable
+        }
+    return expected
 
 
-def _of_steps(file: Container, name: str, steps: int) -> NDArray[Any]:
+def _of_steps(file: File, name: str, steps: int) -> NDArray[Any]:
     """Return a tensor that has one number for each step; nothing if it is not there."""
     array = file.take(name)
     if array is None:

@@ -1,4 +1,4 @@
-"""Files of golden tensors as they lie on disk: safetensors, with what they are in the metadata."""
+"""A file of golden tensors as it lies on disk."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from numpy.typing import NDArray
 
 from concord.spec.errors import SpecError
 from concord.spec.files import parse_json, read_described
+from concord.spec.sources.layouts import TENSOR_LAYOUTS, contiguous
+from concord.spec.sources.table import Binding, gather
 
 DTYPES = ("float64", "float32")
 
 
 @dataclass
-class Container:
+class File:
     """The content of a file.
 
     Attributes:
-        path: of the file.
         source, case, dtype: as the metadata says.
         config: the source's own configuration.
         tensors: every tensor by its full name, ``weights/…``, ``inputs/…``, ``outputs/…``, ``grads/…``.
         used: full names of the tensors that something was made of.
     """
 
-    path: Path
     source: str
     case: str
     dtype: str
@@ -49,8 +49,19 @@ class Container:
             self.used.add(name)
         return self.tensors.get(name)
 
+    def gather(self, prefix: str, places: Mapping[str, Binding]) -> tuple[dict[str, NDArray[Any]], list[str]]:
+        """Return the tensors of parameters below a prefix, by canonical name, and what is wrong with them."""
+        full = {
+            name: Binding(tuple(f"{prefix}{own}" for own in place.names), place.layout, place.shape)
+            for name, place in places.items()
+        }
+        there = {name: array for name, array in self.tensors.items() if name.startswith(prefix)}
+        found, problems = gather(full, there, f"source={self.source}")
+        self.used.update(own for name in found for own in full[name].names)
+        return found, problems
 
-def read_container(path: Path) -> Container:
+
+def read_file(path: Path) -> File:
     """Read a file.
 
     Raises:
@@ -73,4 +84,17 @@ def read_container(path: Path) -> Container:
         raise SpecError(
             f"{path}: the metadata's 'config' is a JSON {type(config).__name__} but must be an object"
         )
-    return Container(path, metadata["source"], metadata["case"], metadata["dtype"], config, tensors)
+    return File(metadata["source"], metadata["case"], metadata["dtype"], config, tensors)
+
+
+def input_array(name: str, array: NDArray[Any], layout: str) -> NDArray[Any]:
+    """Return an input in the canonical layout.
+
+    Raises:
+        SpecError: if it does not have the layout.
+    """
+    meaning, function = TENSOR_LAYOUTS[layout]
+    try:
+        return contiguous(function(array, {}))
+    except (ValueError, IndexError):
+        raise SpecError(f"{name!r} has shape {array.shape} but must be {meaning}") from None
