@@ -6,12 +6,10 @@ And whatever bytes there are, they are read or refused in a line; no pickle runs
 from __future__ import annotations
 
 import collections
-import io
 import json
 import os
 import pickle
 import tempfile
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,7 @@ from concord.porting.containers import (
     TORCH,
     Container,
     aside,
-    pickles,
+    paddle,
 )
 from concord.porting.stored import FLOATS, NUMPY, in_memory
 from concord.spec.errors import SpecError
@@ -122,7 +120,7 @@ CONTENTS = {
         lambda text, data: len(text).to_bytes(8, "little") + text + data, HEADERS, st.binary(max_size=40)
     ),
     MSGPACK: CODES.map(lambda codes: b"\x81\xa1a" + codes),
-    TORCH: OPCODES.map(lambda codes: pickle.PROTO + b"\x02" + codes + pickle.STOP),
+    PADDLE: OPCODES.map(lambda codes: pickle.PROTO + b"\x02" + codes + pickle.STOP),
 }
 
 
@@ -156,28 +154,23 @@ def test_arrays_are_found_in_every_protocol(protocol: int, tmp_path: Path) -> No
     }
 
 
-def archived(content: bytes, numbers: bytes = b"") -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("archive/data.pkl", content)
-        archive.writestr("archive/data/0", numbers)
-    return buffer.getvalue()
-
-
-@pytest.mark.parametrize("place", ["entry", "key of a list", "instead of a tensor", "archive"])
-def test_a_pickle_that_would_run_something_is_refused_by_name(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("container", [PADDLE, TORCH], ids=named)
+@pytest.mark.parametrize("place", ["entry", "key of a list", "instead of a tensor"])
+def test_a_pickle_that_would_run_something_is_refused_by_name(
+    tmp_path: Path, place: str, container: Container
+) -> None:
     trap = Runs(tmp_path / "made")
     given: dict[str, Any] = {"entry": {"a": np.zeros(3), "b": trap}, "key of a list": [[trap]]}
-    content = pickle.dumps(given.get(place, trap), 2)
-    (tmp_path / "model.pt").write_bytes(archived(content) if place == "archive" else content)
+    path = tmp_path / WRITTEN[container]
+    path.write_bytes(pickle.dumps(given.get(place, trap), 2))
     with pytest.raises(
         SpecError, match=r"'posix\.mkdir', which no file of weights needs; nothing of it was run"
     ):
-        TORCH.read(tmp_path / "model.pt")
+        container.read(path)
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize("name", sorted(pickles.ALLOWED))
+@pytest.mark.parametrize("name", sorted(paddle.ALLOWED))
 def test_what_a_pickle_may_name_it_cannot_change(tmp_path: Path, name: str) -> None:
     module, _, function = name.rpartition(".")
     named = f"c{module}\n{function}\n".encode()
@@ -185,85 +178,42 @@ def test_what_a_pickle_may_name_it_cannot_change(tmp_path: Path, name: str) -> N
     (tmp_path / "model.pdparams").write_bytes(
         pickle.PROTO + b"\x02" + named + state + pickle.BUILD + pickle.STOP
     )
-    said = repr(pickles.ALLOWED[name])
+    said = repr(paddle.ALLOWED[name])
     with pytest.raises(SpecError):
         PADDLE.read(tmp_path / "model.pdparams")
-    assert repr(pickles.ALLOWED[name]) == said
+    assert repr(paddle.ALLOWED[name]) == said
     (tmp_path / "right.pdparams").write_bytes(pickle.dumps(ARRAYS, 2))
     assert PADDLE.read(tmp_path / "right.pdparams")["a"].bits().tolist() == ARRAYS["a"].tolist()
-
-
-def rebuilt(shape: Any, stride: Any, begin: int = 0, count: int = 6, kind: str = "FloatStorage") -> bytes:
-    """Return an archive with one tensor, of six numbers, that is said to be otherwise."""
-
-    def plain(value: Any) -> bytes:
-        return pickle.dumps(value, 2)[2:-1]
-
-    storage = plain("storage") + f"ctorch\n{kind}\n".encode() + plain("0") + plain("cpu") + plain(count)
-    return archived(
-        pickle.PROTO
-        + b"\x02"
-        + pickle.EMPTY_DICT
-        + plain("a")
-        + b"ctorch._utils\n_rebuild_tensor_v2\n"
-        + pickle.MARK * 2
-        + storage
-        + pickle.TUPLE
-        + pickle.BINPERSID
-        + plain(begin)
-        + plain(shape)
-        + plain(stride)
-        + pickle.NEWFALSE
-        + pickle.EMPTY_DICT
-        + pickle.TUPLE
-        + pickle.REDUCE
-        + pickle.SETITEM
-        + pickle.STOP,
-        np.arange(6, dtype=np.float32).tobytes(),
-    )
-
-
-def test_strides_and_offsets_are_those_of_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "model.pt"
-    path.write_bytes(rebuilt((2, 2), (1, 3), begin=1))
-    assert TORCH.read(path)["a"].bits().tolist() == [[1.0, 4.0], [2.0, 5.0]]
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (rebuilt((2, 3), (3, 1), begin=1), "reaches beyond its storage"),
-        (rebuilt((7,), (1,)), "reaches beyond its storage"),
-        (rebuilt((2,), (-1,)), "reaches beyond its storage"),
-        (rebuilt((1 << 41,), (0,)), "is no shape"),
-        (rebuilt((1 << 39,), (0,)), "take 2199023255552 bytes"),
-        (rebuilt((2, 3), (3, 1), count=1 << 30, begin=1 << 20), "too small|buffer"),
-        (rebuilt((2,), (1, 1)), "another number of axes"),
-        (rebuilt((2,), (1,), kind="QInt8Storage"), r"asks for 'torch\.QInt8Storage'"),
+        (b"PK\x03\x04" + bytes(50), "central directory"),
         (b"", "empty"),
-        (b"PK\x03\x04" + bytes(50), "BadZipFile"),
-        (pickle.PROTO + b"\x02" + pickle.BINUNICODE + b"\xff\xff\xff\xff", "truncated|memory"),
-        (pickle.PROTO + b"\x02" + pickle.MARK, "EOFError"),
-        (pickle.PROTO + b"\x02" + pickle.EXT1 + b"\x01.", "extension"),
-        (b"\x80\x02]" + b"(" + b"2" * 10 + b".", "stack|MARK"),
+        (pickle.PROTO + b"\x02" + pickle.BINUNICODE + b"\xff\xff\xff\xff", "EOFError"),
+        (pickle.PROTO + b"\x02" + pickle.EXT1 + b"\x01.", "Unsupported operand 130"),
+        (pickle.dumps(7, 2), "magic number"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "file",
+    ids=["archive", "nothing", "text", "extension", "number"],
 )
-def test_a_spoilt_pickle_is_refused_in_a_line(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_spoilt_file_of_torch_is_refused_in_a_line(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "model.pt").write_bytes(content)
     with pytest.raises(SpecError, match=said) as caught:
         TORCH.read(tmp_path / "model.pt")
     assert len(caught.value.problems) == 1
+    assert "\n" not in caught.value.problems[0]
 
 
 def test_a_pickle_that_holds_itself_is_refused(tmp_path: Path) -> None:
     loop: list[Any] = []
     loop.append(loop)
-    (tmp_path / "model.pt").write_bytes(pickle.dumps(loop))
+    path = tmp_path / WRITTEN[PADDLE]
+    path.write_bytes(pickle.dumps(loop))
     with pytest.raises(SpecError, match="deep"):
-        PADDLE.read(tmp_path / "model.pt")
-    (tmp_path / "model.pt").write_bytes(pickle.dumps(collections.OrderedDict(a=3)))
-    assert PADDLE.read(tmp_path / "model.pt") == {}
+        PADDLE.read(path)
+    path.write_bytes(pickle.dumps(collections.OrderedDict(a=3)))
+    assert PADDLE.read(path) == {}
 
 
 def test_what_a_training_loop_keeps_beside_the_weights_is_told_from_them(tmp_path: Path) -> None:
@@ -285,12 +235,12 @@ def test_no_file_of_others_is_opened_by_whoever_asks(tmp_path: Path, monkeypatch
 
 
 def test_a_process_that_ends_is_followed_by_another(tmp_path: Path) -> None:
-    path = tmp_path / WRITTEN[TORCH]
-    TORCH.write(path, {"a": in_memory(np.arange(3.0))})
-    TORCH.read(path)
+    path = tmp_path / WRITTEN[MSGPACK]
+    MSGPACK.write(path, {"a": in_memory(np.arange(3.0))})
+    MSGPACK.read(path)
     process = aside._processes[os.getpid(), ""]
     process._process.kill()
     process._process.wait()
     with pytest.raises(SpecError, match="cannot be read as a file of tensors: killed by SIGKILL"):
-        TORCH.read(path)
-    assert TORCH.read(path)["a"].bits().tolist() == [0.0, 1.0, 2.0]
+        MSGPACK.read(path)
+    assert MSGPACK.read(path)["a"].bits().tolist() == [0.0, 1.0, 2.0]

@@ -13,7 +13,7 @@ from shutil import copytree
 
 import pytest
 
-from tests.toys.checkpoints import OLD_TORCH, SENTENCES, SHARDS, read, read_as_it_is, written
+from tests.toys.checkpoints import SENTENCES, SHARDS, read, read_as_it_is, written
 from tests.toys.spoiling import Tally, campaign
 
 INDEX = "model.safetensors.index.json"
@@ -27,7 +27,6 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "torch": ("torch", ("model.pt",)),
     "torch, by names of Hugging Face": ("hugging-face-bin", ("pytorch_model.bin",)),
-    "torch before 1.6": (OLD_TORCH, ("model.pt",)),
     "paddle": ("paddle", ("model.pdparams",)),
     "h5": ("keras-h5", ("model.weights.h5",)),
     "h5 of Keras 2": ("hugging-face-tf", ("tf_model.h5",)),

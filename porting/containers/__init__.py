@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from concord.porting.containers import flax, hdf5, orbax, pickles, safetensors, tensorflow
+from concord.porting.containers import flax, hdf5, orbax, paddle, safetensors, tensorflow, torch
 from concord.porting.containers.container import Container
 from concord.porting.stored import Stored
 from concord.spec.errors import SpecError
@@ -17,11 +17,12 @@ TORCH = Container(
     "torch",
     (".pt", ".pth", ".bin", ".ckpt"),
     (b"PK", b"\x80\x02"),
-    pickles.load_torch,
-    pickles.write_torch,
+    torch.load,
+    torch.write,
+    "torch",
 )
 
-PADDLE = Container("paddle", "paddle", (".pdparams",), (b"\x80",), pickles.load_paddle, pickles.write_paddle)
+PADDLE = Container("paddle", "paddle", (".pdparams",), (b"\x80",), paddle.load, paddle.write)
 
 HDF5 = Container("hdf5", "tf", (".h5", ".hdf5"), (b"\x89HDF\r\n\x1a\n",), hdf5.load, hdf5.write)
 

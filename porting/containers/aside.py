@@ -8,6 +8,7 @@ goes there by another.
 
 from __future__ import annotations
 
+import glob
 import importlib
 import json
 import os
@@ -95,7 +96,7 @@ many."""
 def _ask(act: Load | Save, path: Path, between: Path, framework: str) -> list[str]:
     """Have a function called there; return the names of what it has read."""
     given = between if between.exists() else path
-    data = given.parent.glob(f"{glob_escaped(given.stem)}.data-*") if framework else ()  # of TensorFlow
+    data = given.parent.glob(f"{glob.escape(given.stem)}.data-*") if framework else ()  # of TensorFlow
     files = [file for file in given.rglob("*") if file.is_file()] if given.is_dir() else [given, *data]
     length = sum(file.stat().st_size for file in files)
     target = json.dumps([act.__module__, act.__name__, str(path.absolute()), str(between), length, framework])
@@ -121,11 +122,6 @@ def _ask(act: Load | Save, path: Path, between: Path, framework: str) -> list[st
     if "refused" in said:
         raise SpecError(f"{path}: {said['refused']}")
     return list(said["names"])
-
-
-def glob_escaped(name: str) -> str:
-    """Return a name as a pattern that it alone has."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
 
 
 # In the process.
@@ -199,8 +195,11 @@ def tree(tensors: Mapping[str, Stored]) -> dict[str, Any]:
     return found
 
 
-def flat(value: Any) -> dict[str, Stored]:
+def flat(value: Any, stored: Callable[[Any, str], Stored] = stored_of) -> dict[str, Stored]:
     """Return the arrays in dictionaries and lists, by names joined by dots; what is no array is passed over.
+
+    Args:
+        stored: makes a tensor of a file from an array and its name.
 
     Raises:
         Refused: if there are too many, too deep, or two of one name.
@@ -212,7 +211,7 @@ def flat(value: Any) -> dict[str, Stored]:
         if isinstance(one, Stored) or hasattr(one, "dtype"):
             if name in found:
                 raise Refused(f"has two tensors that are called {name[:200]!r}")
-            found[name] = one if isinstance(one, Stored) else stored_of(one, name)
+            found[name] = one if isinstance(one, Stored) else stored(one, name)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -9,20 +10,17 @@ from pathlib import Path
 import numpy as np
 
 from concord.porting.containers import aside
-from concord.porting.containers.aside import Refused, array_of, glob_escaped, stored_of
+from concord.porting.containers.aside import Refused, array_of, stored_of
 from concord.porting.stored import NUMPY, Bits, Stored
 from concord.spec.errors import SpecError, optional
 
 SUFFIX, OURS = ".index", "/.ATTRIBUTES/VARIABLE_VALUE"
 """How the name of an index ends, and the keys of checkpoints of TensorFlow 2."""
 
-GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-"""The graph of objects by which TensorFlow 2 finds variables: a text."""
-
 
 def is_index(path: Path) -> bool:
     """Say whether a file is the index of one, by its name and that of its data beside it."""
-    data = f"{glob_escaped(path.name.removesuffix(SUFFIX))}.data-*-of-*"
+    data = f"{glob.escape(path.name.removesuffix(SUFFIX))}.data-*-of-*"
     return path.name.endswith(SUFFIX) and path.is_file() and any(path.parent.glob(data))
 
 

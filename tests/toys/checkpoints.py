@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pickle
-import struct
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +11,6 @@ import numpy as np
 from concord import porting, spec
 from concord.porting import registry
 from concord.porting.bugs.files import sharded
-from concord.porting.containers.pickles import MAGIC, PROTOCOL
 from concord.spec import checkpoints
 from concord.spec.errors import SpecError
 from concord.spec.files import sha256_of
@@ -31,7 +27,7 @@ SIZES = {
 CONFIG = spec.variant("bert", **SIZES)
 WEIGHTS = {name: array.astype(np.float32) for name, array in spec.initialize(CONFIG, seed=3).items()}
 
-SHARDS, OLD_TORCH = "hugging-face in two files", "torch before 1.6"
+SHARDS = "hugging-face in two files"
 
 CARRIED = {
     "labels.json": b'{"format": "concord.labels/1", "names": ["a", "b", "c"]}',
@@ -45,18 +41,13 @@ POOLED = {name: array for name, array in WEIGHTS.items() if not name.startswith(
 SENTENCES = "sentence-transformers"
 
 
-def form_of(format: str) -> registry.Format:
-    """Return a format; some are written in more than one way."""
-    return registry.known({SHARDS: "hugging-face", OLD_TORCH: "torch"}.get(format, format))
-
-
 def written(format: str, folder: Path, carried: bool = False) -> None:
     """Write a right checkpoint.
 
     Args:
         carried: whether with what is carried over beside the weights.
     """
-    form = form_of(format)
+    form = registry.known("hugging-face" if format == SHARDS else format)
     model = (
         (dataclasses.replace(CONFIG, pooler="none"), POOLED, "pooled")
         if form.modules
@@ -65,33 +56,9 @@ def written(format: str, folder: Path, carried: bool = False) -> None:
     porting.write(porting.from_weights(*model, CARRIED if carried else {}), folder / "in", form.name)
     if format == SHARDS:
         sharded(lambda _, shards: shards)(folder / "in", form)
-    if format == OLD_TORCH:
-        (folder / "in" / form.weights[0]).write_bytes(before_archives(folder / "in" / form.weights[0]))
     for path in (folder / "in").iterdir():
         path.rename(folder / path.name)
     (folder / "in").rmdir()
-
-
-def before_archives(path: Path) -> bytes:
-    """Return a file of PyTorch as it was before 1.6: five pickles, then the storages."""
-    with zipfile.ZipFile(path) as archive:
-        keys = sorted(name.rpartition("/")[2] for name in archive.namelist() if "/data/" in name)
-        storages = [archive.read(f"archive/data/{key}") for key in keys]
-        content = archive.read("archive/data.pkl")
-    about = {
-        "protocol_version": PROTOCOL,
-        "little_endian": True,
-        "type_sizes": {"short": 2, "int": 4, "long": 4},
-    }
-    head = [pickle.dumps(value, 2) for value in (MAGIC, PROTOCOL, about)]
-    return b"".join(
-        (
-            *head,
-            content,
-            pickle.dumps(keys, 2),
-            *(struct.pack("<q", len(storage) // 4) + storage for storage in storages),
-        )
-    )
 
 
 def read(folder: Path) -> None:

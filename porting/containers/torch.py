@@ -1,0 +1,119 @@
+"""PyTorch's own files, read and written by PyTorch itself, in a process of its own.
+
+Nothing that a file names is run but what makes tensors and arrays (``weights_only=True``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from concord.porting.containers import aside
+from concord.porting.containers.aside import Refused, flat
+from concord.porting.stored import NUMPY, Bits, Stored, size
+from concord.spec.errors import optional
+from concord.spec.files import refusing
+
+WRAPPERS = ("state_dict", "model_state_dict", "model")
+"""What checkpoints of training loops keep the weights under, beside what else they keep."""
+
+BESIDE = ("optimizer", "scheduler", "ema", "epoch")
+"""How the names of that begin."""
+
+HARMLESS: tuple[Any, ...] = (
+    argparse.Namespace,
+    np.ndarray,
+    np.dtype,
+    np.zeros(1).__reduce__()[0],
+    np.float64(1).__reduce__()[0],
+    *(type(np.dtype(code)) for code in "bBhHiIqQefd?"),
+)
+"""What training loops keep beside weights and PyTorch does not list: settings, and arrays of NumPy."""
+
+GLOBAL = re.compile(r"GLOBAL (\S+)")
+"""How PyTorch calls a class or function that it does not load."""
+
+
+def load(path: Path) -> Mapping[str, Stored]:
+    """Return the tensors of a file, without the name that a training loop keeps all weights under."""
+    with optional("a file of PyTorch", "torch"):
+        import torch
+
+    if not path.stat().st_size:
+        raise Refused("it is empty")
+    try:
+        with torch.serialization.safe_globals(list(HARMLESS)):
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        said = " ".join(str(error).partition("WeightsUnpickler error: ")[2].split())
+        said = said.partition(" Check the documentation")[0]
+        if named := GLOBAL.search(str(error)):
+            said = f"it asks for {named[1][:100]!r}, which no file of weights needs; nothing of it was run"
+        raise Refused(said[:300] or "it is no pickle of tensors; nothing of it was run") from None
+    except RuntimeError as error:
+        if "TorchScript" in str(error):
+            raise Refused(
+                "it is a compiled model of TorchScript, which is code; save its state_dict()"
+            ) from None
+        raise
+    return _unwrapped(flat(found, _stored))
+
+
+def _stored(tensor: Any, name: str) -> Stored:
+    """Return a tensor of PyTorch as one of a file; an array of NumPy too."""
+    if isinstance(tensor, (np.ndarray, np.generic)):
+        return aside.stored_of(tensor, name)
+    dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+    if dtype not in NUMPY or str(tensor.layout) != "torch.strided":
+        raise Refused(f"{name[:200]!r} has dtype {dtype}, {tensor.layout}, which is not known")
+    storage = tensor.untyped_storage().nbytes()
+    if size(dtype, shape) > max(storage, aside.GROWTH << 20):
+        raise Refused(f"{name[:200]!r} has shape {shape}, but its storage has {storage} bytes")
+    return Stored(dtype, shape, partial(_bits, tensor, dtype, shape))
+
+
+def _bits(tensor: Any, dtype: str, shape: tuple[int, ...]) -> Bits:
+    import torch
+
+    flat_bytes = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return np.asarray(flat_bytes.numpy().view(NUMPY[dtype]).reshape(shape))
+
+
+def _unwrapped(tensors: dict[str, Stored]) -> dict[str, Stored]:
+    for wrapper in WRAPPERS:
+        inner = {name for name in tensors if name.startswith(f"{wrapper}.")}
+        if inner and all(name in inner or name.startswith(BESIDE) for name in tensors):
+            return {
+                name.removeprefix(f"{wrapper}.") if name in inner else name: tensor
+                for name, tensor in tensors.items()
+            }
+    return tensors
+
+
+def write(path: Path, tensors: Mapping[str, Stored]) -> None:
+    """Write tensors as a ``state_dict``.
+
+    Raises:
+        SpecError: if PyTorch is not installed, or they cannot be written.
+    """
+    aside.write(save, path, tensors, "torch")
+
+
+def save(path: Path, tensors: Mapping[str, Stored]) -> None:
+    """Write tensors, in the process that has PyTorch."""
+    with optional("to write a file of PyTorch", "torch"):
+        import torch
+
+    state = {}
+    for name, tensor in tensors.items():
+        state[name] = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
+        state[name].reshape(-1).view(torch.uint8).numpy()[:] = np.frombuffer(tensor.data(), np.uint8)
+    with refusing(path):
+        torch.save(state, path)
