@@ -59,7 +59,7 @@ $(VENV)/installed: pyproject.toml setup.py $(CONSTRAINTS)
 	touch $@
 
 readme-criteria: $(VENV)/installed ## write the README's comparison with usual criteria anew
-	$(RUN)/python -m concord.conformance.criteria conformance/results/criteria.json README.md
+	$(RUN)/python examples/criteria.py README.md
 
 speed-measured: $(VENV)/installed ## write docs/guides/speed-measured.md and speed-training.md anew
 	$(RUN)/concord speed --json conformance/results/speed.json --markdown docs/guides/speed-measured.md

@@ -1,4 +1,4 @@
-"""What random cases, mutants, usual criteria and lockstep came to, as pages."""
+"""What random cases, mutants and lockstep came to, as pages."""
 
 from __future__ import annotations
 

@@ -93,16 +93,16 @@ def fuzz() -> Said:
 
 def alternatives() -> Said:
     """Judge each admissible algorithm, in NumPy."""
-    from concord.conformance.variations.catalogue import VARIATIONS
+    from concord.conformance.bugs.alternatives import ALTERNATIVES
 
-    with backends.open("concord.conformance.variations.backend:Varied") as worker:
+    with backends.open("concord.conformance.bugs.numpy_backend:Alternatives") as worker:
         for variant, scenario in (("nndl-paddle", "ragged"), ("bert-pytorch", "full"), ("bert", "tiny")):
             case = build_case(variant, scenario)
-            for name in VARIATIONS:
+            for name in ALTERNATIVES:
                 for dtype in ("float64", "float32"):
                     yield (
                         f"{name} {case.name} {dtype}",
-                        judged(worker, case, dtype, implementation=f"variation:{name}"),
+                        judged(worker, case, dtype, implementation=f"alternative:{name}"),
                     )
 
 

@@ -400,7 +400,7 @@ TOLERANCES = (
     r"|assert_array_almost_equal)\b|\btolerances?\s*=\s*[\d.]"
 )
 BY_HAND = {
-    "conformance/criteria.py": (
+    "examples/criteria.py": (
         "the field's usual criteria, whose misses and false alarms are counted; no verdict rests on them"
     ),
     "porting/comparison/words.py": (

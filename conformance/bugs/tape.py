@@ -267,12 +267,12 @@ class TapeOperations(Operations):
 class Seen(Mapping[str, Any]):
     """What an edit sees of a run on a tape: the taps so far, and given tensors as ``inputs.<name>``."""
 
-    def __init__(self, model: Edited) -> None:
-        self.model = model
+    def __init__(self, model: Edited, value: Callable[[Node], Value]) -> None:
+        self.model, self.value = model, value
 
     def __getitem__(self, name: str) -> Value:
         given = name.removeprefix("inputs.")
-        return Value(self.model.a, self.model.now[name] if given == name else self.model.given[given])
+        return self.value(self.model.now[name] if given == name else self.model.given[given])
 
     def __iter__(self) -> Iterator[str]:
         return iter([*self.model.now, *(f"inputs.{name}" for name in self.model.given)])
@@ -306,20 +306,31 @@ class Edited(Model):
 
     @functools.cached_property
     def context(self) -> Context:
-        operations = TapeOperations(self.a, self.dtype)
+        return self.seen_by(self.a, functools.partial(Value, self.a))
 
-        def parameter(name: str) -> Value:
-            return operations.value(self.weights[name])
-
+    def seen_by(self, arithmetic: Arithmetic, value: Callable[[Node], Value]) -> Context:
+        """Return what an edit sees that computes in an arithmetic, of each node by what it is there."""
         return Context(
-            operations, self.config, self.batch, self.part, self.dtype, parameter, Seen(self), self.memory
+            TapeOperations(arithmetic, self.dtype),
+            self.config,
+            self.batch,
+            self.part,
+            self.dtype,
+            lambda name: value(self.weights[name]),
+            Seen(self, value),
+            self.memory,
         )
+
+    def made(self, edit: Edit, name: str, tensor: Node) -> Node:
+        """Return what an edit makes of a tap."""
+        self.context.tap = name
+        made: Value = edit(self.context, Value(self.a, tensor))
+        return made.tensor
 
     def tap(self, name: str, tensor: Node) -> Node:
         edit = self.edits(name)
         if edit:
-            self.context.tap = name
-            tensor = edit(self.context, Value(self.a, tensor)).tensor
+            tensor = self.made(edit, name, tensor)
         self.taps[name] = tensor
         self.now[name] = super().tap(name, tensor)
         return self.now[name]
@@ -328,3 +339,36 @@ class Edited(Model):
 def with_edits(edits: Callable[[str], Edit | None]) -> type[Edited]:
     """Return the model that has them, for :func:`concord.spec.reference.compute`."""
     return type("Port", (Edited,), {"edits": staticmethod(edits)})
+
+
+class OneStep(Edited):
+    """The same with each edit as one operation: a half precision rounds its result alone, forward and
+    backward.
+    """
+
+    def made(self, edit: Edit, name: str, tensor: Node) -> Node:
+        inner = Arithmetic("float64" if self.dtype == "float64" else "float32")
+        leaves: dict[int, tuple[Node, Node]] = {}
+
+        def inside(node: Node) -> Value:
+            return Value(inner, leaves.setdefault(id(node), (node, inner.leaf(node.value)))[1])
+
+        context = self.seen_by(inner, inside)
+        context.tap = name
+        result = edit(context, inside(tensor)).tensor
+        gradients: dict[int, Any] = {}
+
+        def pulled(key: int, gradient: Any) -> Any:
+            if not gradients:
+                inner.backward(inner.sum(inner.multiply(result, inner.leaf(gradient))))
+                for one, (node, leaf) in leaves.items():
+                    gradients[one] = np.zeros_like(node.value) if leaf.gradient is None else leaf.gradient
+            return self.a.settle(gradients[key])
+
+        operands = [(node, functools.partial(pulled, key)) for key, (node, _) in leaves.items()]
+        return self.a._record(self.a.settle(result.value), *operands)
+
+
+def as_one_step(edits: Callable[[str], Edit | None], part: str) -> type[Edited]:
+    """Return the model whose edits are operations of their own."""
+    return type("Port", (OneStep,), {"edits": staticmethod(edits), "part": part})

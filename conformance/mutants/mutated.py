@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from concord.backends.interface import IMPLEMENTATIONS, Request, Run, Trace, TrainingSession
+from concord.conformance.bugs.alternatives import ALTERNATIVES
 from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.bugs.operations import FrameworkOperations
@@ -15,12 +16,11 @@ from concord.conformance.bugs.products import EMULATIONS
 from concord.conformance.bugs.training.catalogue import TRAINING
 from concord.conformance.mutants.injection import Injection
 from concord.conformance.mutants.training import MutatedTrainer
-from concord.conformance.variations.edits import EDITS
 from concord.spec.errors import unknown
 
 CHANGES: dict[str, dict[str, Change]] = {
     "mutant": {name: mutant.change for name, mutant in BUGS.items()},
-    "variation": EDITS,
+    "alternative": {name: one.change for name, one in ALTERNATIVES.items() if one.change.edits},
     "emulate": EMULATIONS,
 }
 """What may stand before and after the colon of an implementation's name."""
@@ -31,7 +31,8 @@ class Mutating:
 
     ``mutant:NAME`` has that bug in the explicit implementation, ``mutant:NAME@library`` in another;
     ``emulate:tf32`` and ``emulate:tf32_cut_off`` compute their products as tensor cores do,
-    ``variation:NAME`` computes a step in another way that is right; any other implementation runs untouched.
+    ``alternative:NAME`` computes a step in another way that is right; any other implementation runs
+    untouched.
     """
 
     operations: FrameworkOperations

@@ -16,6 +16,7 @@ import numpy as np
 
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.elementary import contract
+from concord.spec.model import Model
 from concord.spec.tape import Node, Values
 
 BLOCK = 4
@@ -28,31 +29,6 @@ BLOCK = 4
 def blocks(size: int) -> list[slice]:
     """Return an axis in blocks."""
     return [slice(first, first + BLOCK) for first in range(0, size, BLOCK)]
-
-
-def running(x: Values) -> Values:
-    """Softmax in one pass over blocks: what came before is rescaled whenever a larger entry comes up."""
-    largest, total = np.full_like(x[..., :1], -np.inf), np.zeros_like(x[..., :1])
-    parts: list[Values] = []
-    for block in blocks(x.shape[-1]):
-        now = np.maximum(largest, x[..., block].max(-1, keepdims=True))
-        rescaled = np.exp(largest - now)
-        parts = [part * rescaled for part in parts] + [np.exp(x[..., block] - now)]
-        total, largest = total * rescaled + parts[-1].sum(-1, keepdims=True), now
-    value: Values = np.concatenate(parts, -1) / total
-    return value
-
-
-def running_backwards(x: Values) -> Values:
-    """The same from the last entry to the first."""
-    return running(x[..., ::-1])[..., ::-1]
-
-
-def by_logarithm(x: Values) -> Values:
-    """Softmax as the exponential of log-softmax."""
-    shifted = x - x.max(-1, keepdims=True)
-    value: Values = np.exp(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
-    return value
 
 
 def by_reciprocal(x: Values) -> Values:
@@ -132,35 +108,6 @@ def through_largest(share: Callable[[Values], Values]) -> Callable[[Values, Valu
         return np.asarray(of_shifted - share(x) * of_shifted.sum(-1, keepdims=True))
 
     return backward
-
-
-def through_running(weights: Values, gradient: Values, x: Values) -> Values:
-    """The derivative of a running softmax step by step, which flows through each entry that was the
-    largest so far too.
-    """
-    steps: list[
-        tuple[Any, ...]
-    ] = []  # block, its exponentials, what was before it, and by what that was rescaled
-    largest, total, parts = np.full_like(x[..., :1], -np.inf), np.zeros_like(x[..., :1]), x[..., :0]
-    for block in blocks(x.shape[-1]):
-        now = np.maximum(largest, x[..., block].max(-1, keepdims=True))
-        rescaled, exponentials = np.exp(largest - now), np.exp(x[..., block] - now)
-        steps.append((block, exponentials, largest, total, parts, rescaled))
-        parts = np.concatenate([parts * rescaled, exponentials], -1)
-        total, largest = total * rescaled + exponentials.sum(-1, keepdims=True), now
-    of_scores, of_parts = np.zeros_like(x), gradient / total
-    of_total, of_largest = -(gradient * weights / total).sum(-1, keepdims=True), np.zeros_like(total)
-    for block, exponentials, before, total, parts, rescaled in reversed(steps):
-        of_block = (of_parts[..., block] + of_total) * exponentials
-        of_rescaled = (
-            (of_parts[..., : block.start] * parts).sum(-1, keepdims=True) + of_total * total
-        ) * rescaled
-        of_largest = of_largest - of_block.sum(-1, keepdims=True) - of_rescaled
-        new = x[..., block].max(-1, keepdims=True) > before
-        of_scores[..., block] = of_block + in_equal_shares(x[..., block]) * np.where(new, of_largest, 0)
-        of_largest = of_rescaled + np.where(new, 0, of_largest)
-        of_parts, of_total = of_parts * rescaled, of_total * rescaled
-    return of_scores
 
 
 def softmax(
@@ -371,18 +318,6 @@ class Wide(Arithmetic):
         return self.settle(contract(subscripts, wider(a), wider(b)).astype(a.dtype))
 
 
-class BiasFirst(Arithmetic):
-    """The sum of products begins with the bias."""
-
-    def affine(self, subscripts: str, a: Node, b: Node, bias: Node) -> Node:
-        total = np.broadcast_to(bias.value, contract(subscripts, a.value, b.value).shape)
-        for product in single_products(subscripts, a.value, b.value):
-            total = total + product
-        return self._record(
-            self.settle(total), *self._pulls(subscripts, a, b), (bias, self._unbroadcast(bias))
-        )
-
-
 class BiasAsARow(Arithmetic):
     """The bias is one more row of the weight, its input 1."""
 
@@ -489,36 +424,18 @@ class TanhByExponential(Arithmetic):
         return self._record(value, (a, lambda g: self.settle(g * (1 - value) * (1 + value))))
 
 
-def log_softmax(normalizer: bool, share: Callable[[Values], Values] | None = None) -> type[Arithmetic]:
-    """Return an arithmetic whose cross-entropy is one step: its gradient is softmax less what flows back.
+class CrossEntropy(Arithmetic):
+    """Cross-entropy as one step: its gradient is softmax less what flows back."""
 
-    Args:
-        normalizer: whether the largest entry is added to the logarithm of the sum first.
-        share: of the gradient of a row's largest entry, for each entry, where the gradient flows through that
-            too.
-    """
+    def log_softmax(self, a: Node, floor: Any = None) -> Node:
+        shifted = a.value - a.value.max(-1, keepdims=True)
+        total = np.exp(shifted).sum(-1, keepdims=True)
+        chance = np.exp(shifted) / total
 
-    class LogSoftmax(Arithmetic):
-        def log_softmax(self, a: Node, floor: Any = None) -> Node:
-            largest = a.value.max(-1, keepdims=True)
-            exponentials = np.exp(a.value - largest)
-            logarithm = np.log(exponentials.sum(-1, keepdims=True))
-            value = self.settle(
-                a.value - (largest + logarithm) if normalizer else (a.value - largest) - logarithm
-            )
-            chance = exponentials / exponentials.sum(-1, keepdims=True)
+        def pullback(gradient: Values) -> Values:
+            return self.settle(gradient - chance * gradient.sum(-1, keepdims=True))
 
-            def pullback(gradient: Values) -> Values:
-                of_shifted = gradient - chance * gradient.sum(-1, keepdims=True)
-                return self.settle(
-                    of_shifted
-                    if share is None
-                    else of_shifted - share(a.value) * of_shifted.sum(-1, keepdims=True)
-                )
-
-            return self._record(value, (a, pullback))
-
-    return LogSoftmax
+        return self._record(self.settle(shifted - np.log(total)), (a, pullback))
 
 
 class Softplus(Arithmetic):
@@ -533,3 +450,161 @@ class Softplus(Arithmetic):
             return self.settle(gradient * np.where(targets > 0, -chance, chance))
 
         return self._record(value, (logits, pullback))
+
+
+# Steps of several operations.
+
+Statistics = Callable[[Values], tuple[Values, Values]]
+"""Takes rows (…, D); returns their mean and the sum of squared differences from it, (…, 1)."""
+
+
+# Layer norm.
+
+
+def two_passes(x: Values) -> tuple[Values, Values]:
+    """The mean first, as a product with 1 / D, then the squares."""
+    mean = (x * x.dtype.type(1 / x.shape[-1])).sum(-1, keepdims=True)
+    return mean, np.square(x - mean).sum(-1, keepdims=True)
+
+
+def one_pass(shift: Callable[[Values], Values]) -> Statistics:
+    """Return statistics in one pass: the sum of squares less the square of the sum, after a number was taken
+    off.
+
+    Args:
+        shift: gives that number for each row, (…, 1).
+    """
+
+    def statistics(x: Values) -> tuple[Values, Values]:
+        taken_off, count = shift(x), x.dtype.type(x.shape[-1])
+        left = x - taken_off
+        total = left.sum(-1, keepdims=True)
+        return taken_off + total / count, np.square(left).sum(-1, keepdims=True) - total * total / count
+
+    return statistics
+
+
+def unshifted(x: Values) -> Values:
+    return np.zeros_like(x[..., :1])
+
+
+def zero_or_first(x: Values) -> Values:
+    """Zero where it lies between a row's entries; else the first of them."""
+    around = (x.min(-1, keepdims=True) <= 0) & (x.max(-1, keepdims=True) >= 0)
+    return np.where(around, unshifted(x), x[..., :1])
+
+
+def farthest(x: Values) -> Values:
+    """The entry of a row that is farthest from its mean."""
+    place = abs(x - x.mean(-1, keepdims=True)).argmax(-1)[..., None]
+    entry: Values = np.take_along_axis(x, place, -1)
+    return entry
+
+
+Normalized = Callable[[Values, Values, Values, Values, Values], Values]
+"""Takes rows, their mean and deviation, gain and offset."""
+
+
+def divided(x: Values, mean: Values, deviation: Values, gain: Values, offset: Values) -> Values:
+    return (x - mean) / deviation * gain + offset
+
+
+def times_reciprocal(x: Values, mean: Values, deviation: Values, gain: Values, offset: Values) -> Values:
+    return (x - mean) * (1 / deviation) * gain + offset
+
+
+def fused_multiply_add(x: Values, mean: Values, deviation: Values, gain: Values, offset: Values) -> Values:
+    value: Values = (wider((x - mean) * (1 / deviation)) * wider(gain) + wider(offset)).astype(x.dtype)
+    return value
+
+
+def multiplied_out_rows(x: Values, mean: Values, deviation: Values, gain: Values, offset: Values) -> Values:
+    return (x * (1 / deviation) - mean * (1 / deviation)) * gain + offset
+
+
+Slope = Callable[[Values, Values, Values, Values], Values]
+"""Takes rows, their mean, a gradient and a factor; returns differences times the factor times the sum of
+gradient times differences.
+"""
+
+
+def of_differences(x: Values, mean: Values, gradient: Values, factor: Values) -> Values:
+    centered: Values = x - mean
+    slope: Values = centered * ((gradient * centered).sum(-1, keepdims=True) * factor)
+    return slope
+
+
+def of_products(x: Values, mean: Values, gradient: Values, factor: Values) -> Values:
+    share: Values = ((gradient * x).sum(-1, keepdims=True) - mean * gradient.sum(-1, keepdims=True)) * factor
+    slope: Values = x * share - mean * share
+    return slope
+
+
+def norm(
+    statistics: Statistics, normalized: Normalized = divided, slope: Slope = of_differences
+) -> type[Model]:
+    """Return a model whose layer norm is one step, forward and backward."""
+
+    class Normed(Model):
+        def norm(self, name: str, x: Node) -> Node:
+            gain, offset = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
+            count = x.value.dtype.type(self.config.d_model - (self.config.norm_variance == "unbiased"))
+            epsilon = x.value.dtype.type(self.config.norm_epsilon)
+            inside = self.config.norm_epsilon_placement == "inside"
+            mean, squares = statistics(x.value)
+            root = np.sqrt(np.maximum(squares, 0) / count + (epsilon if inside else 0))
+            deviation = root if inside else root + epsilon
+            one, zero = np.ones_like(gain.value), np.zeros_like(offset.value)
+
+            def to_x(gradient: Values) -> Values:
+                inner = gradient * gain.value
+                by_variance = slope(x.value, mean, inner, 1 / (deviation * deviation * root * count))
+                return self.a.settle((inner - inner.mean(-1, keepdims=True)) / deviation - by_variance)
+
+            def to_gain(gradient: Values) -> Values:
+                return self.a.settle(
+                    (gradient * normalized(x.value, mean, deviation, one, zero))
+                    .reshape(-1, x.shape[-1])
+                    .sum(0)
+                )
+
+            value = self.a.settle(normalized(x.value, mean, deviation, gain.value, offset.value))
+            return self.a._record(
+                value,
+                (x, to_x),
+                (gain, to_gain),
+                (offset, lambda g: self.a.settle(g.reshape(-1, x.shape[-1]).sum(0))),
+            )
+
+    return Normed
+
+
+# Activations.
+
+_erfc = np.frompyfunc(math.erfc, 1, 1)
+
+
+def erfc(x: Values) -> Values:
+    complement: Values = np.asarray(_erfc(x.astype(np.float64)), np.float64).astype(x.dtype)
+    return complement
+
+
+def gelu_erfc(x: Values) -> tuple[Values, Values]:
+    """GELU and its derivative from the complementary error function."""
+    share = erfc(x * x.dtype.type(-math.sqrt(0.5))) * x.dtype.type(0.5)
+    return x * share, share + x * np.exp(x * x * x.dtype.type(-0.5)) * x.dtype.type(
+        1 / math.sqrt(2 * math.pi)
+    )
+
+
+def activation(**functions: Callable[[Values], tuple[Values, Values]]) -> type[Model]:
+    """Return a model with activations, by the name of the option, that yield their derivative too."""
+
+    class Activated(Model):
+        def activation(self, x: Node, active: Any) -> Node:
+            if self.config.activation not in functions:
+                return super().activation(x, active)
+            value, slope = functions[self.config.activation](x.value)
+            return self.a._record(self.a.settle(value), (x, lambda g: self.a.settle(g * slope)))
+
+    return Activated

@@ -1,4 +1,4 @@
-"""Right variations are not flagged, and ways that are not admissible are (SPEC ALG-1 to ALG-9)."""
+"""Right alternatives are not flagged, and ways that are not admissible are (SPEC ALG-1 to ALG-9)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import pytest
 
 from concord.backends.interface import Request
 from concord.backends.worker import Worker
+from concord.conformance.bugs import ways
+from concord.conformance.bugs.alternatives import ALL, ALTERNATIVES, Alternative
+from concord.conformance.bugs.numpy_backend import Alternatives, run
 from concord.conformance.check import job_of
 from concord.conformance.fuzz.plan import Plan, sample
 from concord.conformance.mutants.matrix import plugin
-from concord.conformance.variations import arithmetic, models
-from concord.conformance.variations.backend import Varied, run
-from concord.conformance.variations.catalogue import ALL, VARIATIONS, Variation
-from concord.conformance.variations.edits import EDITS
 from concord.conformance.verdict import Verdict
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case, scenarios_of, standard_cases
@@ -25,16 +24,16 @@ from concord.spec.errors import UnknownNameError
 from concord.spec.tape import Node, Values
 from tests.toys.surroundings import EACH_BACKEND, sample_of, toy
 
-each_variation = pytest.mark.parametrize("variation", ALL, ids=lambda variation: variation.name)
+each_alternative = pytest.mark.parametrize("alternative", ALL, ids=lambda alternative: alternative.name)
 
 
 def request_of(job: object) -> Request:
     return Request(job.config, job.weights, job.batch, job.part, job.dtype)  # type: ignore[attr-defined]
 
 
-def verdict_of(variation: Variation, variant: str, scenario: str, dtype: str = "float32") -> Verdict:
+def verdict_of(alternative: Alternative, variant: str, scenario: str, dtype: str = "float32") -> Verdict:
     job = job_of(build_case(variant, scenario), dtype)
-    return job.judge(run(variation, request_of(job)))
+    return job.judge(run(alternative, request_of(job)))
 
 
 def flagged(verdict: Verdict) -> dict[str, float]:
@@ -58,76 +57,79 @@ CASES = (
 
 
 def test_catalogue_is_large_and_every_way_has_its_clause() -> None:
-    assert len(VARIATIONS) == len(ALL) >= 25
-    assert {variation.clause for variation in ALL} == {f"ALG-{n}" for n in range(1, 10)}
-    assert all(variation.what.endswith(".") for variation in ALL)
+    assert len(ALTERNATIVES) == len(ALL) >= 25
+    assert {alternative.clause for alternative in ALL} == {f"ALG-{n}" for n in range(1, 10)}
+    assert all(alternative.what.endswith(".") for alternative in ALL)
 
 
 @pytest.mark.clause("ALG-1", "ALG-2", "ALG-3", "ALG-4", "ALG-5", "ALG-6", "ALG-7", "ALG-8", "ALG-9")
-@each_variation
-def test_variation_is_not_flagged(variation: Variation) -> None:
+@each_alternative
+def test_alternative_is_not_flagged(alternative: Alternative) -> None:
     for variant, scenario, dtype in CASES:
-        assert not flagged(verdict_of(variation, variant, scenario, dtype)), (variant, scenario, dtype)
+        assert not flagged(verdict_of(alternative, variant, scenario, dtype)), (variant, scenario, dtype)
 
 
 @pytest.mark.clause("ALG-3")
 @pytest.mark.parametrize(
-    "variation",
-    [variation for variation in ALL if variation.clause == "ALG-3"],
-    ids=lambda variation: variation.name,
+    "alternative",
+    [alternative for alternative in ALL if alternative.clause == "ALG-3"],
+    ids=lambda alternative: alternative.name,
 )
-def test_variation_of_the_derivative_of_softmax_is_not_flagged_among_many_keys(variation: Variation) -> None:
-    assert not flagged(verdict_of(variation, "bert", "long"))
+def test_alternative_of_the_derivative_of_softmax_is_not_flagged_among_many_keys(
+    alternative: Alternative,
+) -> None:
+    assert not flagged(verdict_of(alternative, "bert", "long"))
 
 
-@each_variation
-def test_variation_computes_otherwise(variation: Variation) -> None:
+@each_alternative
+def test_alternative_computes_otherwise(alternative: Alternative) -> None:
     """What yields the same bits everywhere proves nothing."""
-    plain = Variation("plain", "ALG-7", "The reference's own way.")
+    plain = Alternative("plain", "ALG-7", "The reference's own way.")
 
     def differs(variant: str, scenario: str, dtype: str) -> bool:
         request = request_of(job_of(build_case(variant, scenario), dtype))
-        one, other = (run(way, request) for way in (plain, variation))
+        one, other = (run(way, request) for way in (plain, alternative))
         pairs = [(one.taps[name], other.taps[name]) for name in one.taps if name in other.taps] + [
             (one.gradients[name], other.gradients[name]) for name in one.gradients
         ]
         return any(not np.array_equal(a, b, equal_nan=True) for a, b in pairs)
 
-    if variation.arithmetic is arithmetic.Softplus:
+    if alternative.arithmetic is ways.Softplus:
         logits = np.linspace(-9, 9, 91).astype(np.float32)
         losses = [
             a.sigmoid_cross_entropy(a.leaf(logits), np.ones(91, np.float32)).value
-            for a in (Arithmetic("float32"), arithmetic.Softplus("float32"))
+            for a in (Arithmetic("float32"), ways.Softplus("float32"))
         ]
         assert not np.array_equal(*losses)
     else:
-        assert any(differs(*case) for case in CASES)
+        cases = CASES if alternative.name != "gelu_exponential" else (("bert-pytorch", "full", "float32"),)
+        assert any(differs(*case) for case in cases)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-def test_no_variation_is_flagged_in_any_standard_or_random_case(dtype: str) -> None:
+def test_no_alternative_is_flagged_in_any_standard_or_random_case(dtype: str) -> None:
     drawn = sample(Plan(names=(), dtypes=(dtype,), seed=2027), range(60))
     jobs = [job_of(case, dtype) for case in standard_cases()] + [
         case.job(f"random {i}") for i, case in enumerate(drawn)
     ]
     found = []
     for job in jobs:
-        for variation in ALL:
-            wrong = flagged(job.judge(run(variation, request_of(job))))
-            found += [(variation.name, job.name, tensor, ratio) for tensor, ratio in wrong.items()]
+        for alternative in ALL:
+            wrong = flagged(job.judge(run(alternative, request_of(job))))
+            found += [(alternative.name, job.name, tensor, ratio) for tensor, ratio in wrong.items()]
     assert not found
 
 
-def test_backend_runs_a_variation_by_name() -> None:
+def test_backend_runs_a_alternative_by_name() -> None:
     case = build_case("nndl-paddle", "ragged")
     with pytest.raises(UnknownNameError, match="softmax_running"):
-        Varied().run(
-            Request(case.config, case.weights, case.batch, implementation="variation:softmax_runing")
+        Alternatives().run(
+            Request(case.config, case.weights, case.batch, implementation="alternative:softmax_runing")
         )
     assert (
-        Varied()
-        .run(Request(case.config, case.weights, case.batch, implementation="variation:softmax_running"))
+        Alternatives()
+        .run(Request(case.config, case.weights, case.batch, implementation="alternative:softmax_running"))
         .taps
     )
 
@@ -136,22 +138,21 @@ def test_backend_runs_a_variation_by_name() -> None:
 
 
 @pytest.fixture(params=EACH_BACKEND)
-def varied(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]) -> Worker:
+def mutated(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]) -> Worker:
     """Each of the four backends in turn, in a process of its own."""
     return open_worker(plugin(request.param))
 
 
-def test_edits_are_of_ways_in_the_catalogue() -> None:
-    assert set(EDITS) <= set(VARIATIONS)
+EDITS = [alternative.name for alternative in ALL if alternative.change.edits]
 
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("name", EDITS)
-def test_variation_in_a_framework_computes_otherwise_and_is_not_flagged(varied: Worker, name: str) -> None:
+def test_alternative_in_a_framework_computes_otherwise_and_is_not_flagged(mutated: Worker, name: str) -> None:
     job = job_of(build_case("bert-pytorch", "full"), "float32")
     plain, run = (
-        varied.run(job.config, job.weights, job.batch, job.part, job.dtype, way)
-        for way in ("explicit", f"variation:{name}")
+        mutated.run(job.config, job.weights, job.batch, job.part, job.dtype, way)
+        for way in ("explicit", f"alternative:{name}")
     )
     assert not flagged(job.judge(run))
     assert any(not np.array_equal(plain.gradients[key], run.gradients[key]) for key in run.gradients)
@@ -195,11 +196,11 @@ def test_softmax_written_by_hand_is_not_flagged(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_no_variation_in_a_framework_is_flagged_in_any_standard_case(varied: Worker, dtype: str) -> None:
+def test_no_alternative_in_a_framework_is_flagged_in_any_standard_case(mutated: Worker, dtype: str) -> None:
     found = []
     for job in (job_of(case, dtype) for case in standard_cases()):
         for name in EDITS:
-            run = varied.run(job.config, job.weights, job.batch, job.part, dtype, f"variation:{name}")
+            run = mutated.run(job.config, job.weights, job.batch, job.part, dtype, f"alternative:{name}")
             found += [(name, job.name, tensor, ratio) for tensor, ratio in flagged(job.judge(run)).items()]
     assert not found
 
@@ -220,13 +221,13 @@ class LogOfSoftmax(Arithmetic):
     """The logarithm of the softmax."""
 
     def log_softmax(self, a: Node, floor: object = None) -> Node:
-        share = arithmetic.by_reciprocal(a.value)
+        share = ways.by_reciprocal(a.value)
         with np.errstate(all="ignore"):
             value = np.log(share)
         return self._record(value, (a, lambda g: g - share * g.sum(-1, keepdims=True)))
 
 
-class ForwardFromNormalizer(arithmetic.softmax(arithmetic.from_normalizer)):  # type: ignore[misc]
+class ForwardFromNormalizer(ways.softmax(ways.from_normalizer)):  # type: ignore[misc]
     """Weights as exp(score - log-sum-exp), also where a mask constant absorbs the logarithm."""
 
 
@@ -235,29 +236,35 @@ class NarrowSums(Arithmetic):
 
     def _contract(self, subscripts: str, a: Values, b: Values) -> Values:
         total = np.zeros_like(contract(subscripts, a, b))
-        for product in arithmetic.single_products(subscripts, a, b):
+        for product in ways.single_products(subscripts, a, b):
             total = self.precision.round(total + product)
         return total
 
 
 WRONG = (
-    (Variation("unshifted", "ALG-1", "", Unshifted), "vanilla-encoder", "peaked", "float32", "weights"),
     (
-        Variation("from_normalizer", "ALG-3", "", ForwardFromNormalizer),
+        Alternative("unshifted", "ALG-1", "", arithmetic=Unshifted),
+        "vanilla-encoder",
+        "peaked",
+        "float32",
+        "weights",
+    ),
+    (
+        Alternative("from_normalizer", "ALG-3", "", arithmetic=ForwardFromNormalizer),
         "nndl-paddle",
         "ragged",
         "float32",
         "weights",
     ),
     (
-        Variation("one_pass", "ALG-5", "", model=models.norm(models.one_pass(models.unshifted))),
+        Alternative("one_pass", "ALG-5", "", model=ways.norm(ways.one_pass(ways.unshifted))),
         "bert",
         "offset",
         "float32",
         "norm",
     ),
     (
-        Variation("one_pass_64", "ALG-5", "", model=models.norm(models.one_pass(models.unshifted))),
+        Alternative("one_pass_64", "ALG-5", "", model=ways.norm(ways.one_pass(ways.unshifted))),
         "nndl-paddle",
         "offset",
         "float64",
@@ -270,7 +277,7 @@ WRONG = (
     ("way", "variant", "scenario", "dtype", "tensor"), WRONG, ids=lambda value: getattr(value, "name", None)
 )
 def test_way_that_is_not_admissible_is_flagged(
-    way: Variation, variant: str, scenario: str, dtype: str, tensor: str
+    way: Alternative, variant: str, scenario: str, dtype: str, tensor: str
 ) -> None:
     first = verdict_of(way, variant, scenario, dtype).first_divergence
     assert first is not None
@@ -281,8 +288,10 @@ def test_partial_sums_in_bfloat16_are_flagged_where_there_are_many_terms() -> No
     job = job_of(
         build_case("bert", "full", options={"d_model": 256, "d_ff": 512, "num_layers": 1}), "bfloat16"
     )
-    assert not flagged(job.judge(run(VARIATIONS["sums_sequential"], request_of(job))))
-    assert flagged(job.judge(run(Variation("narrow_sums", "ALG-7", "", NarrowSums), request_of(job))))
+    assert not flagged(job.judge(run(ALTERNATIVES["sums_sequential"], request_of(job))))
+    assert flagged(
+        job.judge(run(Alternative("narrow_sums", "ALG-7", "", arithmetic=NarrowSums), request_of(job)))
+    )
 
 
 def test_logarithm_of_the_softmax_is_flagged_where_a_share_vanishes() -> None:
@@ -291,7 +300,7 @@ def test_logarithm_of_the_softmax_is_flagged_where_a_share_vanishes() -> None:
     request = Request(case.config, weights, case.batch)
     job = job_of(case, "float32")
     job = type(job)(job.group, job.case, job.dtype, job.part, job.config, weights, job.batch)
-    assert not flagged(job.judge(run(VARIATIONS["log_softmax_from_normalizer"], request)))
+    assert not flagged(job.judge(run(ALTERNATIVES["log_softmax_from_normalizer"], request)))
     assert "log_probabilities" in flagged(
-        job.judge(run(Variation("log_of_softmax", "ALG-4", "", LogOfSoftmax), request))
+        job.judge(run(Alternative("log_of_softmax", "ALG-4", "", arithmetic=LogOfSoftmax), request))
     )

@@ -1,0 +1,517 @@
+"""Every allowed alternative: a way to compute a step that the specification admits, and that must not be
+flagged.
+
+Most are edits of taps: one text for the four frameworks, whose own differentiation makes the backward pass,
+and for NumPy. Those whose backward pass is their point are arithmetics of
+:mod:`concord.conformance.bugs.ways`.
+
+Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from concord.conformance.bugs import ways
+from concord.conformance.bugs.attention import CONTEXT, SCORES, WEIGHTS
+from concord.conformance.bugs.bug import Change, edited
+from concord.conformance.bugs.context import Context, Edit
+from concord.conformance.bugs.norms import NORMS
+from concord.conformance.bugs.operations import Array
+from concord.conformance.bugs.ways import BLOCK, blocks
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.model import Model
+
+LINEAR = ("*.feed_forward.inner", "*.feed_forward.outer")
+
+
+# Attention.
+
+
+def size(x: Array, axis: int) -> int:
+    return int(tuple(x.shape)[axis])
+
+
+def kept(m: Context, x: Array) -> Array:
+    return x
+
+
+def detached(m: Context, x: Array) -> Array:
+    return m.o.stop_gradient(x)
+
+
+def running(
+    m: Context, scores: Array, values: Array | None, taken_off: Edit = detached, order: int = 1
+) -> Array:
+    """Softmax of scores in blocks of keys (B, H, Q, S), or the sum of values that it weights (B, H, Q, K).
+
+    Args:
+        order: -1: from the last block to the first.
+    """
+    largest: Array = None
+    total: Array = None
+    found: Array = None
+    for block in blocks(size(scores, 3))[::order]:
+        part = scores[:, :, :, block]
+        top = taken_off(m, m.o.max(part, 3))
+        now = top if largest is None else m.o.where(top > largest, top, largest)
+        exponentials = m.o.exp(part - now)
+        summed = m.o.sum(exponentials, 3)
+        new = exponentials
+        if values is not None:
+            new = m.o.einsum("bhqs,bshk->bhqk", exponentials, values[:, block])
+        if largest is None:
+            total, found = summed, new
+        else:
+            shrunk = m.o.exp(largest - now)
+            total, found = total * shrunk + summed, found * shrunk
+            found = m.o.concat([found, new][::order], 3) if values is None else found + new
+        largest = now
+    return found / total
+
+
+def by_logarithm(m: Context, y: Array) -> Array:
+    return m.o.exp(m.o.log_softmax(m.unnormalised, 3))
+
+
+def by_reciprocal(m: Context, y: Array, taken_off: Edit = detached) -> Array:
+    exponentials = m.o.exp(m.unnormalised - taken_off(m, m.o.max(m.unnormalised, 3)))
+    return exponentials * (1.0 / m.o.sum(exponentials, 3))
+
+
+def recomputed(m: Context, y: Array) -> Array:
+    """The weights as they are, and the derivative from those that the log-sum-exp gives, where a query sees a
+    key.
+    """
+    scores = m.unnormalised
+    largest = m.o.stop_gradient(m.o.max(scores, 3))
+    normalizer = largest + m.o.log(m.o.sum(m.o.exp(scores - largest), 3))
+    again = m.o.value_of(y, m.o.exp(scores - normalizer))
+    return m.o.where(m.visible.any(-1, keepdims=True), again, y)
+
+
+def attention_in_blocks(m: Context, y: Array) -> Array:
+    """The context is divided at the end, so that the derivative of the sum is the row sum of context times
+    gradient.
+    """
+    if m.config.query_mask == "overwrite":
+        return y
+    context = m.o.transpose(running(m, m.unnormalised, m.beside("value")), (0, 2, 1, 3))
+    return m.o.reshape(context, tuple(y.shape))
+
+
+def scaled(of_query: float, of_key: float) -> Edit:
+    """Return scores of which query and key carry these powers of the width of a head."""
+
+    def edit(m: Context, y: Array) -> Array:
+        q, k = (
+            m.beside(name) * m.config.head_dim**power
+            for name, power in (("query", of_query), ("key", of_key))
+        )
+        return m.scores(q, k, divisor=m.config.head_dim ** (of_query + of_key + 0.5))
+
+    return edit
+
+
+# Layer norm.
+
+
+def welford(m: Context, x: Array) -> tuple[Array, Array]:
+    """Return the mean and the squared differences from it, updated with each entry."""
+    mean, squares = x[..., :1], x[..., :1] * 0.0
+    for i in range(1, size(x, -1)):
+        entry = x[..., i : i + 1]
+        difference = entry - mean
+        mean = mean + difference / float(i + 1)
+        squares = squares + difference * (entry - mean)
+    return mean, squares
+
+
+def merged(m: Context, x: Array) -> tuple[Array, Array]:
+    """Return the same of blocks that are merged."""
+    mean = squares = None
+    for first in range(0, size(x, -1), BLOCK):
+        block = x[..., first : first + BLOCK]
+        count = size(block, -1)
+        own = m.o.mean(block, -1)
+        within = m.o.sum((block - own) * (block - own), -1)
+        if mean is None:
+            mean, squares = own, within
+        else:
+            difference = own - mean
+            squares = squares + within + difference * difference * (first * count / (first + count))
+            mean = mean + difference * (count / (first + count))
+    return mean, squares
+
+
+def two_passes(m: Context, x: Array) -> tuple[Array, Array]:
+    mean = m.o.sum(x * (1.0 / size(x, -1)), -1)
+    return mean, m.o.sum((x - mean) * (x - mean), -1)
+
+
+def corrected(m: Context, x: Array) -> tuple[Array, Array]:
+    """Return the same, less what the mean's own rounding left in the squares."""
+    mean, squares = two_passes(m, x)
+    left = m.o.sum(x - mean, -1)
+    return mean, squares - left * left / float(size(x, -1))
+
+
+def one_pass(m: Context, x: Array) -> tuple[Array, Array]:
+    """Return the same from the mean square less the square of the mean, the first entry taken off."""
+    left = x - x[..., :1]
+    mean = m.o.mean(left, -1)
+    return x[..., :1] + mean, (m.o.mean(left * left, -1) - mean * mean) * float(size(x, -1))
+
+
+def times_reciprocal(x: Array, mean: Array, inverse: Array, gain: Array) -> Array:
+    return (x - mean) * inverse * gain
+
+
+def gain_first(x: Array, mean: Array, inverse: Array, gain: Array) -> Array:
+    return (x - mean) * (inverse * gain)
+
+
+def multiplied_out(x: Array, mean: Array, inverse: Array, gain: Array) -> Array:
+    return x * (inverse * gain) - mean * (inverse * gain)
+
+
+def norm(
+    statistics: Callable[[Context, Array], tuple[Array, Array]],
+    normed: Callable[[Array, Array, Array, Array], Array] = times_reciprocal,
+) -> Edit:
+    """Return a layer norm from these statistics.
+
+    Args:
+        normed: takes rows, their mean, the reciprocal of their deviation and the gain.
+    """
+
+    def edit(m: Context, y: Array) -> Array:
+        x = m.source()
+        mean, squares = statistics(m, x)
+        inverse = 1.0 / m.deviation(
+            squares / float(m.config.d_model - (m.config.norm_variance == "unbiased"))
+        )
+        return normed(x, mean, inverse, m.weight(f"{m.owner}.weight")) + m.weight(f"{m.owner}.bias")
+
+    return edit
+
+
+# The rest.
+
+
+def gelu_sigmoid(m: Context, y: Array) -> Array:
+    if m.config.activation != "gelu_tanh":
+        return y
+    x = m.source()
+    return x * m.o.sigmoid(x * (x * x * 0.044715 + 1.0) * (2.0 * math.sqrt(2.0 / math.pi)))
+
+
+def gelu_exponential(m: Context, y: Array) -> Array:
+    """The tanh of GELU from one exponential: 1 - 2 / (exp(2 z) + 1)."""
+    if m.config.activation != "gelu_tanh":
+        return y
+    x = m.source()
+    twice = m.o.within(x * (x * x * 0.044715 + 1.0) * (2.0 * math.sqrt(2.0 / math.pi)), -80.0, 80.0)
+    return x * 0.5 * (2.0 - 2.0 / (m.o.exp(twice) + 1.0))
+
+
+def in_halves(m: Context, y: Array) -> Array:
+    """A linear layer whose sum begins with the bias, and goes on with both halves of the products."""
+    x, weight = m.source(), m.weight(f"{m.tap}.weight")
+    half = size(x, -1) // 2
+    return (m.weight(f"{m.tap}.bias") + x[..., :half] @ weight[:half]) + x[..., half:] @ weight[half:]
+
+
+def position_first(m: Context, y: Array) -> Array:
+    names = [f"embeddings.{name}" for name in ("segment", "position", "token")]
+    terms = [m.now[name] for name in names if name in m.now]
+    return sum(terms[1:], start=terms[0])
+
+
+def log_softmax_from_normalizer(m: Context, y: Array, taken_off: Edit = detached) -> Array:
+    logits = m.now["logits"]
+    largest = taken_off(m, m.o.max(logits, 1))
+    return logits - (largest + m.o.log(m.o.sum(m.o.exp(logits - largest), 1)))
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A right way to compute a step, other than the reference's.
+
+    Attributes:
+        name: unique, in words joined by underscores.
+        clause: of SPEC.md that admits it.
+        what: what it does, in one sentence.
+        change: the edit that computes it so, in the frameworks and in NumPy.
+        arithmetic, model: instead of an edit in NumPy, the operations and the steps that are made of several.
+        fused: whether weights stay inside attention, and are not delivered (ALG-2, ALG-3).
+    """
+
+    name: str
+    clause: str
+    what: str
+    change: Change = field(default_factory=Change)
+    arithmetic: type[Arithmetic] = Arithmetic
+    model: type[Model] = Model
+    fused: bool = False
+
+
+def edit(name: str, clause: str, what: str, made: Edit, *taps: str, **fields: bool) -> Alternative:
+    """Return an alternative that is an edit of taps."""
+    return Alternative(name, clause, what, edited(made, *taps), **fields)  # type: ignore[arg-type]
+
+
+def way(
+    name: str, clause: str, what: str, made: type[Arithmetic] | type[Model], fused: bool = False
+) -> Alternative:
+    """Return an alternative that is an arithmetic, or a model, in NumPy."""
+    if issubclass(made, Model):
+        return Alternative(name, clause, what, model=made)
+    return Alternative(name, clause, what, arithmetic=made, fused=fused)
+
+
+def softmax(taken_off: Edit = detached, order: int = 1) -> Edit:
+    """Return a running softmax."""
+    return lambda m, y: running(m, m.unnormalised, None, taken_off, order)
+
+
+SLOPE = "The derivative of softmax flows through the largest entry too"
+ACTIVATION = "*.feed_forward.activation"
+
+ALL: tuple[Alternative, ...] = (
+    edit("softmax_running", "ALG-1", "Softmax in blocks of keys with a running maximum.", softmax(), WEIGHTS),
+    edit(
+        "softmax_running_backwards",
+        "ALG-1",
+        "The same from the last block to the first.",
+        softmax(order=-1),
+        WEIGHTS,
+    ),
+    edit(
+        "softmax_by_logarithm", "ALG-1", "Softmax as the exponential of log-softmax.", by_logarithm, WEIGHTS
+    ),
+    edit(
+        "softmax_by_reciprocal", "ALG-1", "Softmax with one reciprocal for each row.", by_reciprocal, WEIGHTS
+    ),
+    way(
+        "softmax_by_powers_of_two",
+        "ALG-1",
+        "Softmax from powers of two of scores times log2(e).",
+        ways.softmax(ways.by_powers_of_two),
+    ),
+    way(
+        "softmax_backward_multiplied_out",
+        "ALG-3",
+        "The derivative of softmax as g w - w sum(g w).",
+        ways.softmax(backward=ways.multiplied_out),
+    ),
+    edit(
+        "softmax_recomputed",
+        "ALG-3",
+        "The backward pass computes weights again from the log-sum-exp.",
+        recomputed,
+        WEIGHTS,
+    ),
+    Alternative(
+        "softmax_through_largest",
+        "ALG-3",
+        f"{SLOPE}, equal ones share it.",
+        edited(lambda m, y: by_reciprocal(m, y, kept), WEIGHTS),
+        ways.softmax(backward=ways.through_largest(ways.in_equal_shares)),
+    ),
+    way(
+        "softmax_through_first_largest",
+        "ALG-3",
+        f"{SLOPE}, and the first of equal ones gets it.",
+        ways.softmax(backward=ways.through_largest(ways.of_the_first)),
+    ),
+    way(
+        "softmax_through_each_largest",
+        "ALG-3",
+        f"{SLOPE}, and every one of equal ones gets it whole.",
+        ways.softmax(backward=ways.through_largest(ways.of_each)),
+    ),
+    edit(
+        "softmax_running_through_largest",
+        "ALG-3",
+        "The derivative flows through a running maximum too.",
+        softmax(kept),
+        WEIGHTS,
+    ),
+    edit(
+        "attention_in_blocks",
+        "ALG-2",
+        "The context accumulates over blocks of keys, and is divided at the end.",
+        attention_in_blocks,
+        CONTEXT,
+        fused=True,
+    ),
+    way(
+        "attention_row_sums_of_context",
+        "ALG-3",
+        "Row sums of the backward pass are of the context times its gradient.",
+        ways.attention(False, False, True),
+        True,
+    ),
+    way(
+        "attention_recomputed",
+        "ALG-3",
+        "The backward pass of attention computes weights again from the log-sum-exp.",
+        ways.attention(False, True, False),
+        True,
+    ),
+    way(
+        "attention_fused",
+        "ALG-3",
+        "All three: blocks, log-sum-exp, row sums of the context.",
+        ways.attention(True, True, True),
+        True,
+    ),
+    way(
+        "log_softmax_fused",
+        "ALG-4",
+        "Cross-entropy as one step: its gradient is softmax less one-hot.",
+        ways.CrossEntropy,
+    ),
+    edit(
+        "log_softmax_from_normalizer",
+        "ALG-4",
+        "The logit less its log-sum-exp.",
+        log_softmax_from_normalizer,
+        "log_probabilities",
+    ),
+    edit(
+        "log_softmax_through_largest",
+        "ALG-4",
+        "The derivative flows through the largest logit too.",
+        lambda m, y: log_softmax_from_normalizer(m, y, kept),
+        "log_probabilities",
+    ),
+    way("cross_entropy_softplus", "ALG-4", "Binary cross-entropy as softplus.", ways.Softplus),
+    way(
+        "norm_closed_form",
+        "ALG-5",
+        "Layer norm as one step, forward and backward.",
+        ways.norm(ways.two_passes),
+    ),
+    edit(
+        "norm_two_passes",
+        "ALG-5",
+        "The mean as a product with 1 / D, then the squares.",
+        norm(two_passes),
+        *NORMS,
+    ),
+    edit(
+        "norm_corrected",
+        "ALG-5",
+        "The variance in two passes, corrected for the mean's own rounding.",
+        norm(corrected),
+        *NORMS,
+    ),
+    edit("norm_welford", "ALG-5", "Mean and variance by Welford's updates.", norm(welford), *NORMS),
+    edit("norm_merged", "ALG-5", "The variance in blocks that are merged.", norm(merged), *NORMS),
+    Alternative(
+        "norm_one_pass",
+        "ALG-5",
+        "The sum of squares less the square of the sum; rows on one side of zero less their first entry.",
+        edited(norm(one_pass), *NORMS),
+        model=ways.norm(ways.one_pass(ways.zero_or_first)),
+    ),
+    way(
+        "norm_one_pass_from_farthest",
+        "ALG-5",
+        "The same of rows less the entry that is farthest from their mean.",
+        ways.norm(ways.one_pass(ways.farthest)),
+    ),
+    way(
+        "norm_times_reciprocal",
+        "ALG-5",
+        "The reciprocal of the deviation is multiplied with.",
+        ways.norm(ways.two_passes, ways.times_reciprocal),
+    ),
+    edit(
+        "norm_gain_first",
+        "ALG-5",
+        "The gain is divided by the deviation first.",
+        norm(welford, gain_first),
+        *NORMS,
+    ),
+    Alternative(
+        "norm_multiplied_out",
+        "ALG-5",
+        "Row and mean are divided by the deviation one by one, forward and backward.",
+        edited(norm(two_passes, multiplied_out), *NORMS),
+        model=ways.norm(ways.two_passes, ways.multiplied_out_rows, ways.of_products),
+    ),
+    way(
+        "norm_fused_multiply_add",
+        "ALG-5",
+        "Gain and offset in one rounding.",
+        ways.norm(ways.two_passes, ways.fused_multiply_add),
+    ),
+    way("reciprocals", "ALG-5", "Every division and root by a reciprocal.", ways.Reciprocals),
+    way(
+        "gelu_erfc",
+        "ALG-6",
+        "GELU from erfc, its derivative in closed form.",
+        ways.activation(gelu_erf=ways.gelu_erfc),
+    ),
+    edit("gelu_sigmoid", "ALG-6", "The tanh of GELU from the logistic function.", gelu_sigmoid, ACTIVATION),
+    edit("gelu_exponential", "ALG-6", "The tanh of GELU from one exponential.", gelu_exponential, ACTIVATION),
+    way(
+        "tanh_exponential",
+        "ALG-6",
+        "tanh from exp(2x) - 1, its derivative as (1 - y)(1 + y).",
+        ways.TanhByExponential,
+    ),
+    way("sums_sequential", "ALG-7", "Every sum term by term.", ways.sums(ways.total_sequential)),
+    way(
+        "sums_backwards",
+        "ALG-7",
+        "Every sum term by term from its end.",
+        ways.sums(ways.total_sequential, -1),
+    ),
+    way("sums_in_blocks", "ALG-7", "Every sum in several running sums.", ways.sums(ways.total_in_blocks)),
+    way("sums_pairwise", "ALG-7", "Every sum by halves.", ways.sums(ways.total_pairwise)),
+    way(
+        "sums_compensated",
+        "ALG-7",
+        "Every sum with its losses carried along.",
+        ways.sums(ways.total_compensated),
+    ),
+    way("products_fused", "ALG-7", "Products by fused multiply-add.", ways.FusedMultiplyAdd),
+    way("products_wide", "ALG-7", "Products summed in a wider precision.", ways.Wide),
+    edit("bias_first", "ALG-7", "A linear layer's sum begins with the bias.", in_halves, *LINEAR),
+    way("bias_as_a_row", "ALG-7", "The bias is one more row of the weight.", ways.BiasAsARow),
+    edit(
+        "embeddings_position_first",
+        "ALG-7",
+        "Position and segment vectors are added first.",
+        position_first,
+        "embeddings.sum",
+    ),
+    edit("scale_of_query", "ALG-8", "The scale is folded into the query.", scaled(-0.5, 0.0), SCORES),
+    edit(
+        "scale_of_both",
+        "ALG-8",
+        "Query and key are each multiplied by the root of the scale.",
+        scaled(-0.25, -0.25),
+        SCORES,
+    ),
+    edit(
+        "scale_of_scores",
+        "ALG-8",
+        "Scores are multiplied by the scale.",
+        lambda m, y: m.scores(divisor=1.0) * m.config.head_dim**-0.5,
+        SCORES,
+    ),
+    way("tables_one_hot", "ALG-9", "Rows of tables by products with one-hot rows.", ways.OneHot),
+    way("tables_sorted", "ALG-9", "Gradients of tables by sorted sums.", ways.SortedRows),
+    way("tables_scattered", "ALG-9", "Gradients of tables scattered in another order.", ways.ScatteredRows),
+)
+"""Every allowed alternative."""
+
+ALTERNATIVES: dict[str, Alternative] = {alternative.name: alternative for alternative in ALL}
+"""Every allowed alternative by name."""

@@ -1,0 +1,226 @@
+"""Why not a fixed tolerance? ``python examples/criteria.py README.md`` measures the README's table anew.
+
+It holds the usual criteria, and the derived tolerances, against the same runs. A criterion compares with the
+float64 oracle, as its users would. The faults are the mutants, each in the standard case that was made to
+show it; the right runs are the allowed alternatives, and random cases on unchanged backends. Faults and
+random cases are spread over the four backends, so that each is run once.
+"""
+
+import itertools
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from concord import backends
+from concord.backends.interface import Request, Unsupported
+from concord.backends.worker import WorkerFailure
+from concord.conformance.bugs import numpy_backend
+from concord.conformance.bugs.alternatives import ALL as ALTERNATIVES
+from concord.conformance.bugs.catalogue import ALL as BUGS
+from concord.conformance.check import job_of
+from concord.conformance.fuzz.plan import Plan, sample
+from concord.conformance.mutants.matrix import plugin
+from concord.conformance.report import within
+from concord.spec.cases import build_case, standard_cases
+from concord.spec.files import write_text
+from concord.spec.reference import reference
+from concord.spec.tensors import output_name
+
+SEED = 2026
+CASES, SINGLE_CASES, HALF_CASES = 4, 200, 100
+"""Standard and random cases for each alternative; random cases in float32 and in bfloat16."""
+
+GROUPS = FAULTS, RIGHT, SINGLE, HALF = (
+    "faults",
+    "allowed alternatives",
+    "correct float32",
+    "correct bfloat16",
+)
+OURS = "this project"
+
+
+def cosine(actual, value):
+    norms = np.linalg.norm(actual) * np.linalg.norm(value)
+    return 1.0 if norms == 0 else np.vdot(actual, value) / norms
+
+
+def correlation(actual, value):
+    return cosine(actual - actual.mean(), value - value.mean()) if value.size else 1.0
+
+
+def log_probabilities(logits):
+    """Return those of each row; a single logit is one of two classes."""
+    pairs = np.concatenate([logits, np.zeros_like(logits)], -1) if logits.shape[-1] == 1 else logits
+    shifted = pairs - pairs.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def divergence(actual, value):
+    p, q = log_probabilities(value), log_probabilities(actual)
+    return (np.exp(p) * (p - q)).sum(-1).max()
+
+
+def allclose(limit, actual, value):
+    return np.allclose(actual, value, rtol=limit, atol=limit)
+
+
+CRITERIA = {
+    "allclose 1e-5": partial(allclose, 1e-5),
+    "allclose 1e-4": partial(allclose, 1e-4),
+    "allclose 1e-3": partial(allclose, 1e-3),
+    "max-abs 1e-3": lambda actual, value: (abs(actual - value) <= 1e-3).all(),
+    "cosine 0.999": lambda actual, value: cosine(actual, value) >= 0.999,
+    "PCC 0.99": lambda actual, value: correlation(actual, value) >= 0.99,
+    "NMSE 1e-2": lambda actual, value: np.square(actual - value).sum() <= 1e-2 * np.square(value).sum(),
+    "KL 1e-3": lambda actual, value: divergence(actual, value) <= 1e-3,
+}
+OF_LOGITS = "KL 1e-3"
+
+
+def passes(criterion, actual, value):
+    """Return whether a tensor passes.
+
+    One that is missing, misshapen, or not finite where the oracle is, does not.
+    """
+    if actual is None or actual.shape != value.shape:
+        return False
+    wide, finite = np.asarray(actual, np.float64), np.isfinite(value)
+    if not np.isfinite(wide[finite]).all():
+        return False
+    with np.errstate(all="ignore"):
+        return bool(criterion(wide, value) if finite.all() else criterion(wide[finite], value[finite]))
+
+
+def flags_of(job, run):
+    """Return for each criterion whether it flags the output of a run, and whether any of its tensors."""
+    truth = reference(job.config, job.weights, job.batch, True, job.part, job.dtype)
+    wanted = {**truth.taps, **{f"gradients.{name}": array for name, array in truth.gradients.items()}}
+    actual = {**run.taps, **{f"gradients.{name}": array for name, array in run.gradients.items()}}
+    found = {}
+    for name, criterion in CRITERIA.items():
+        if name == OF_LOGITS:
+            found[name] = job.part == "model" and not passes(criterion, run.output, truth.output), None
+            continue
+        found[name] = (
+            not passes(criterion, run.output, truth.output),
+            any(not passes(criterion, actual.get(tensor), wanted[tensor]) for tensor in wanted),
+        )
+    verdict = job.judge(run)
+    row = verdict.row(output_name(job.config, job.part))
+    from_inputs = row and (row.end_to_end or row).status == "diverges"
+    found[OURS] = bool(from_inputs), verdict.status == "diverges"
+    return found
+
+
+def random_jobs(dtype, count, seed):
+    """Return random cases, judged end to end too: usual criteria look at outputs."""
+    drawn = sample(Plan(names=(), dtypes=(dtype,), seed=seed), range(count))
+    return [case.job(f"random {i}", end_to_end=True) for i, case in enumerate(drawn)]
+
+
+def run_of(worker, job, implementation="explicit"):
+    return worker.run(job.config, job.weights, job.batch, job.part, job.dtype, implementation)
+
+
+def of_fault(worker, bug):
+    """Return what is flagged of a mutant; all flag one that the framework itself refuses to run."""
+    scenarios = [bug.after, bug.scenario] if bug.after else [bug.scenario]
+    jobs = [job_of(build_case(bug.variant, one, options=dict(bug.options)), "float32") for one in scenarios]
+    try:
+        runs = [run_of(worker, job, f"mutant:{bug.name}") for job in jobs]
+        return flags_of(jobs[-1], runs[-1])
+    except WorkerFailure as failure:
+        if failure.status != "error":
+            raise
+        return {name: (True, None if name == OF_LOGITS else True) for name in (*CRITERIA, OURS)}
+
+
+def of_backend(place, names):
+    """Yield the group and name of each run of a backend, which makes its share of them, and its flags."""
+    visible = [bug for bug in BUGS if "float32" in bug.precisions]
+    drawn = {
+        SINGLE: random_jobs("float32", SINGLE_CASES, SEED),
+        HALF: random_jobs("bfloat16", HALF_CASES, SEED),
+    }
+    with backends.open(plugin(names[place])) as worker:
+        asked = [(FAULTS, bug.name, partial(of_fault, worker, bug)) for bug in visible[place :: len(names)]]
+        for group, jobs in drawn.items():
+            asked += [
+                (group, job.name, lambda job=job: flags_of(job, run_of(worker, job)))
+                for job in jobs[place :: len(names)]
+            ]
+        for group, name, flagged in asked:
+            try:
+                yield group, f"{name} {names[place]}", flagged()
+            except Unsupported:  # there are no kernels for it
+                continue
+
+
+def of_alternatives(cases=CASES, seed=SEED):
+    """Yield the same of the allowed alternatives, each on cases of its own, in turn."""
+    standard = [job_of(case, "float32") for case in standard_cases()]
+    np.random.default_rng(seed).shuffle(standard)
+    turns = itertools.cycle(standard), itertools.cycle(random_jobs("float32", 2 * cases, seed + 1))
+    for alternative in ALTERNATIVES:
+        for job in itertools.chain.from_iterable(itertools.islice(turn, cases) for turn in turns):
+            request = Request(job.config, job.weights, job.batch, job.part, job.dtype)
+            try:
+                run = numpy_backend.run(alternative, request)
+            except Unsupported:
+                continue
+            yield RIGHT, f"{alternative.name} {job.name}", flags_of(job, run)
+
+
+def percent(some, of):
+    """Return a share in percent; a few of many are never 0 %, and all but a few never 100 %."""
+    if some in (0, of):
+        return "0 %" if some == 0 else "100 %"
+    share = 100 * some / of
+    if not 0.1 <= share <= 99.9:
+        return "< 0.1 %" if share < 50 else "> 99.9 %"
+    return f"{share:.1f} %" if share < 10 or share > 99 else f"{share:.0f} %"
+
+
+def table(flagged):
+    """Return a line for each criterion: of each group the share that it flags, by outputs and by any tensor.
+
+    Args:
+        flagged: for each group, the name of each run, and what is flagged of it.
+    """
+
+    def cell(group, name):
+        counts = [[flags[name][side] for flags in flagged[group].values()] for side in (0, 1)]
+        return " / ".join("–" if None in said else percent(sum(said), len(said)) for said in counts)
+
+    lines = [["criterion", *GROUPS], ["---", *["---:"] * len(GROUPS)]]
+    lines += [[name, *(cell(group, name) for group in GROUPS)] for name in (*CRITERIA, OURS)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main(readme):
+    names = list(backends.BUILT_IN)
+    tasks = [of_alternatives, *(partial(of_backend, place, names) for place in range(len(names)))]
+    flagged = {group: {} for group in GROUPS}
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        for found in pool.map(lambda task: list(task()), tasks):
+            for group, name, flags in found:
+                flagged[group][name] = flags
+    faults, right, single, half = (len(flagged[group]) for group in GROUPS)
+    text = (
+        f"{table(flagged)}\n\nShare of runs that are flagged, by their outputs alone / by any tensor. "
+        f"{faults} faults, {right} runs of allowed alternatives, {single} correct runs in float32, {half} in "
+        f"bfloat16; seed {SEED}.\n"
+    )
+    write_text(Path(readme), within(Path(readme), "criteria", text))
+    print(text)
+    alarms = [name for group in GROUPS[1:] for name, flags in flagged[group].items() if flags[OURS][1]]
+    missed = [name for name, flags in flagged[FAULTS].items() if not flags[OURS][1]]
+    print(f"missed by {OURS}: {', '.join(missed) or 'none'}\nfalse alarms: {', '.join(alarms) or 'none'}")
+    return 1 if alarms else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
