@@ -123,7 +123,7 @@ class Bench:
             )
         assert request.training is not None
         losses = [results.get("loss", np.asarray(np.nan))]
-        for (batch,) in request.training.windows[1:]:
+        for (batch,) in request.training.steps[1:]:
             session.feed(batch)
             session.step()
             session.synchronize()

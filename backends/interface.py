@@ -154,8 +154,8 @@ class Request(Settings, Problem):
             raise unknown("device", self.device, ["cpu", "cuda"])
         validate_weights(self.config, self.weights, self.part, where)
         validate_batch(self.config, self.batch, self.part, where)
-        for window in self.training.windows if self.training else ():
-            for batch in window:
+        for batches in self.training.steps if self.training else ():
+            for batch in batches:
                 validate_batch(self.config, batch, self.part, where)
 
 
@@ -176,7 +176,7 @@ class Run:
         backend: the name of the backend.
         dtype: the precision it ran in.
         info: what it ran on: versions, device, threads, and ``precision``, ``deterministic`` and
-            ``precision_switches`` as they were when it was done. ``undelivered_taps`` may list patterns of
+            ``precision_switches`` as they were when it was done. ``not_exposed`` may list patterns of
             tap names that a fused implementation does not expose.
         requested: what was asked for besides output and loss; set by whoever asked, so that nothing can be
             left out unnoticed.
@@ -262,7 +262,7 @@ class Session(Steps, Protocol):
     def train_step(self) -> None:
         """Start the next training step on the inputs that it has (SPEC, section 10).
 
-        What training sets as its windows is of no account here: :meth:`feed` gives a step its inputs.
+        What training sets as its steps is of no account here: :meth:`feed` gives a step its inputs.
         """
 
     def read(self) -> Run:
@@ -294,7 +294,7 @@ class Implementation:
         parts: what builds each part (:data:`spec.PARTS`) from a configuration.
         unsupported_reasons: says what keeps a request from being computed so, one line for each option;
             nothing: it can be.
-        undelivered: patterns of the names of taps that it does not expose.
+        not_exposed: patterns of the names of taps that it does not expose.
         known_deviations: what it declares besides the backend's own (SPEC PRC-4), for each kind of device.
         context: what a request is computed within, for example the choice of a kernel.
         finish: turns a model that has its weights into what runs, for example with weights in a layout of a
@@ -303,7 +303,7 @@ class Implementation:
 
     parts: Mapping[str, Callable[..., Any]]
     unsupported_reasons: Callable[[Request], list[str]] = lambda request: []
-    undelivered: tuple[str, ...] = ()
+    not_exposed: tuple[str, ...] = ()
     known_deviations: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
     context: Callable[[Request], AbstractContextManager[Any]] = nullcontext
     finish: Callable[[Any], Any] | None = None
@@ -429,7 +429,7 @@ class Stepping(Protocol):
                 missing are as at the start. It may come in the dtype that is stored or in a wider one.
         """
 
-    def step(self, window: Sequence[Batch], report: bool) -> Mapping[str, NDArray[np.floating]]:
+    def step(self, batches: Sequence[Batch], report: bool) -> Mapping[str, NDArray[np.floating]]:
         """Make the next step from batches, of any shapes.
 
         Nothing is built or compiled anew for shapes that were there before.
@@ -457,7 +457,7 @@ class Trainable(Backend, Protocol):
     """A backend that holds training open."""
 
     def train(self, request: Request) -> TrainingSession:
-        """Begin what ``request.training`` says, at the request's weights; its windows are of no account.
+        """Begin what ``request.training`` says, at the request's weights; its steps are of no account.
 
         Raises:
             Unsupported: as :meth:`Backend.run` does.

@@ -204,7 +204,7 @@ def unpadded(
             entry,
             parts={"model": model},
             unsupported_reasons=partial(reasons, entry),
-            undelivered=NOT_EXPOSED_UNPADDED,
+            not_exposed=NOT_EXPOSED_UNPADDED,
             **others,
         )
         for name, entry in implementations.items()

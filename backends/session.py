@@ -48,7 +48,7 @@ class FrameworkSession:
         model: the framework's model.
         losses: what computes the loss of the whole model, and of the other parts.
         inputs: by name, on the device.
-        window: what a training step is given of them, once one has been made.
+        step_inputs: what a training step is given of them, once one has been made.
         computed: what the last step computed, by name.
         captured: whether kernels of a step are captured as a graph.
     """
@@ -56,7 +56,7 @@ class FrameworkSession:
     model: Any
     captured = False
     losses: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]]
-    window: Prepared | None
+    step_inputs: Prepared | None
 
     def __init__(self, adapter: FrameworkAdapter, request: Request) -> None:
         self.adapter, self.request = adapter, request
@@ -72,7 +72,7 @@ class FrameworkSession:
             name
             for name in taps(request.config, request.part)
             if request.execution.startswith(UNPADDED)
-            and any(fnmatchcase(name, pattern) for pattern in self.implementation.undelivered)
+            and any(fnmatchcase(name, pattern) for pattern in self.implementation.not_exposed)
         }
         self.computed: dict[str, Tensor] = {}
         with adapter.within(request):
@@ -86,7 +86,7 @@ class FrameworkSession:
     def feed(self, batch: Batch) -> None:
         """Take other inputs, of the same shapes."""
         self.request = replace(self.request, batch=batch)
-        self.inputs, self.window = self.fed(batch), None
+        self.inputs, self.step_inputs = self.fed(batch), None
 
     def fed(self, batch: Batch) -> dict[str, Tensor]:
         """Return what the model and its loss are given of a batch, on the device."""
@@ -155,9 +155,9 @@ class FrameworkSession:
 
         Made when they are new, and where each step drops other elements.
         """
-        if self.window is None or self.trainer.sites:
-            self.window = self.trainer.prepared([self.request.batch])
-        return self.window
+        if self.step_inputs is None or self.trainer.sites:
+            self.step_inputs = self.trainer.prepared([self.request.batch])
+        return self.step_inputs
 
     @cached_property
     def inferring(self) -> Callable[..., Any]:
@@ -293,7 +293,7 @@ class FrameworkSession:
             *self.adapter.known_deviations[kind],
             *self.implementation.known_deviations.get(kind, []),
         ]
-        return said | {"undelivered_taps": list(self.implementation.undelivered)}
+        return said | {"not_exposed": list(self.implementation.not_exposed)}
 
     @contextmanager
     def context(self) -> Iterator[None]:

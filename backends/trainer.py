@@ -24,7 +24,7 @@ from concord.spec.parameters import parameters
 from concord.spec.precision import precision
 from concord.spec.tensors import resolve, sizes_of, taps
 from concord.spec.training.dropout import kept, rate_of, seed_of, sites
-from concord.spec.training.optimizers import shares, slots
+from concord.spec.training.optimizers import batch_weights, slots
 from concord.spec.training.plan import StepPlan, digest
 from concord.spec.training.schedules import learning_rate
 from concord.spec.training.trajectory import counts, rows_of
@@ -65,12 +65,12 @@ class Prepared(NamedTuple):
 
     Attributes:
         given: of each.
-        shares: by how much the gradient of each counts, as ``share.<number>``, where that is not all.
+        weights: by how much the gradient of each counts, as ``batch_weight.<number>``, where that is not all.
         rows: :meth:`Trainer.rows`.
     """
 
     given: list[Given]
-    shares: dict[str, float]
+    weights: dict[str, float]
     rows: dict[str, Tensor]
 
 
@@ -141,7 +141,7 @@ class Trainer:
         hidden = [
             site
             for tap, site in self.sites.items()
-            if any(fnmatchcase(tap, pattern) for pattern in self.session.implementation.undelivered)
+            if any(fnmatchcase(tap, pattern) for pattern in self.session.implementation.not_exposed)
         ]
         if hidden:
             raise Unsupported(
@@ -179,9 +179,9 @@ class Trainer:
         """Give the optimizer what was kept, by slot and native name."""
         self.optimizer.resume(kept, step)
 
-    def step(self, window: Sequence[Batch], report: bool = False) -> dict[str, NDArray[Any]]:
+    def step(self, batches: Sequence[Batch], report: bool = False) -> dict[str, NDArray[Any]]:
         """Make the next step, and return losses and norm, or all that is reported of it."""
-        found = self.advance(window, report)
+        found = self.advance(batches, report)
         return {name: array for name, array in found.items() if name != "output"}
 
     def predict(self, batch: Batch) -> NDArray[np.floating]:
@@ -221,9 +221,9 @@ class Trainer:
         The output and loss that are returned are those of the last batch, before its update.
         """
         reported: dict[str, NDArray[Any]] = {}
-        for step, window in enumerate(self.training.windows):
-            found = self.advance(window, step in self.training.reported)
-            output, loss = found.pop("output"), found[f"losses.{len(window) - 1}"]
+        for step, batches in enumerate(self.training.steps):
+            found = self.advance(batches, step in self.training.reported)
+            output, loss = found.pop("output"), found[f"losses.{len(batches) - 1}"]
             reported |= {f"steps.{step}.{name}": array for name, array in found.items()}
         return Run(
             output,
@@ -234,7 +234,7 @@ class Trainer:
             steps=reported,
         )
 
-    def plan(self, windows: Sequence[Sequence[Batch]], masked: int = 1) -> StepPlan:
+    def plan(self, steps: Sequence[Sequence[Batch]], masked: int = 1) -> StepPlan:
         """Return what is going to be done with batches, as the optimizer and the device have it.
 
         Nothing is trained.
@@ -246,27 +246,27 @@ class Trainer:
             raise Unsupported(
                 f"{self.adapter.name} cannot say what its own dropout is going to drop [clause=DRP-3]"
             )
-        kept, steps, to_numpy = self.state(), self.steps, self.adapter.to_numpy
-        batches, drawn, rates = [], dict[str, str](), []
+        kept, before, to_numpy = self.state(), self.steps, self.adapter.to_numpy
+        digests, drawn, rates = list[list[str]](), dict[str, str](), list[float]()
         with self.session.context():
-            for step, window in enumerate(windows):
-                fed = [self.session.fed(batch) for batch in window]
-                batches.append(
+            for step, batches in enumerate(steps):
+                fed = [self.session.fed(batch) for batch in batches]
+                digests.append(
                     [
                         digest(to_numpy(one[name]) for name in batch.arrays())
-                        for one, batch in zip(fed, window, strict=True)
+                        for one, batch in zip(fed, batches, strict=True)
                     ]
                 )
                 self.steps = step
                 rates.append(float(self.array(self.session.number(self.numbers()["rate"]))))
-                for number, batch in enumerate(window if step < masked else ()):
+                for number, batch in enumerate(batches if step < masked else ()):
                     drawn |= {
                         f"{step}.{number}.{name.removeprefix(DROPOUT)}": digest([to_numpy(mask) != 0])
                         for name, mask in self.masks(batch, number).items()
                     }
         decayed = self.decayed()
-        self.load(kept, steps)
-        return StepPlan(batches, drawn, rates, decayed, self.optimizer.constants())
+        self.load(kept, before)
+        return StepPlan(digests, drawn, rates, decayed, self.optimizer.constants())
 
     def decayed(self) -> list[str]:
         """Return which parameters decay.
@@ -331,11 +331,11 @@ class Trainer:
 
     # One step.
 
-    def advance(self, window: Sequence[Batch], report: bool) -> dict[str, NDArray[Any]]:
+    def advance(self, batches: Sequence[Batch], report: bool) -> dict[str, NDArray[Any]]:
         """Make the next step, and return what is reported of it, with the ``output`` of the last batch."""
         session = self.session
         with refusing_nondeterminism(session.adapter.name, self.request), session.context():
-            found = self.start(self.prepared(window), report)
+            found = self.start(self.prepared(batches), report)
         confirm_switches(
             session.adapter.name,
             session.adapter.wanted(self.request),
@@ -343,17 +343,20 @@ class Trainer:
         )
         return self.reported(found)
 
-    def prepared(self, window: Sequence[Batch]) -> Prepared:
+    def prepared(self, batches: Sequence[Batch]) -> Prepared:
         """Return what the next step is given of its batches; without dropout, every step that has them."""
-        given, parts = [self.given(batch, number) for number, batch in enumerate(window)], self.shares(window)
+        given, parts = (
+            [self.given(batch, number) for number, batch in enumerate(batches)],
+            self.batch_weights(batches),
+        )
         return Prepared(
             given,
             {
-                f"share.{number}": share
-                for number, share in enumerate(parts)
-                if len(parts) > 1 or share != 1.0
+                f"batch_weight.{number}": weight
+                for number, weight in enumerate(parts)
+                if len(parts) > 1 or weight != 1.0
             },
-            self.rows(window),
+            self.rows(batches),
         )
 
     def start(self, prepared: Prepared, report: bool = False) -> dict[str, Any]:
@@ -381,9 +384,9 @@ class Trainer:
         optimizer.variables, optimizer.state = variables, state  # a compiler has put others in their place
         return program, operands
 
-    def shares(self, window: Sequence[Batch]) -> list[float]:
+    def batch_weights(self, batches: Sequence[Batch]) -> list[float]:
         """Return by how much the gradient of each batch counts."""
-        return shares(self.recipe, [counts(self.request.config, batch) for batch in window])
+        return batch_weights(self.recipe, [counts(self.request.config, batch) for batch in batches])
 
     def numbers(self) -> dict[str, float]:
         """Return what of the update depends on the number of the step."""
@@ -422,7 +425,7 @@ class Trainer:
         held: Any,
         fixed: Any,
         state: Any,
-        window: Sequence[Given],
+        batches: Sequence[Given],
         numbers: Mapping[str, Tensor],
         rows: Mapping[str, Tensor],
     ) -> tuple[dict[str, Any], Any, Any]:
@@ -435,7 +438,7 @@ class Trainer:
         session, optimizer = self.session, self.optimizer
         model = session.model_of(held, fixed)
         optimizer.variables, optimizer.state = self.variables(model), state
-        total, seen, found = self.accumulated(model, window, numbers)
+        total, seen, found = self.accumulated(model, batches, numbers)
         limited, norm = self.limited(
             total,
             lambda name: seen[name] if name in seen else self.operations.total(total[name] * total[name]),
@@ -460,34 +463,34 @@ class Trainer:
         return found, session.held_by(model), optimizer.state
 
     def accumulated(
-        self, model: Any, window: Sequence[Given], numbers: Mapping[str, Tensor]
+        self, model: Any, batches: Sequence[Given], numbers: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
         """Return the gradient of a step, squares that its norm sees otherwise, and output and losses."""
         total: dict[str, Tensor] = {}
         seen: dict[str, Tensor] = {}
         found: dict[str, Tensor] = {}
-        for number, given in enumerate(window):
+        for number, given in enumerate(batches):
             observed = self.session.differentiated(model, given.inputs, given.zeros)
             found |= {"output": observed.output, f"losses.{number}": observed.loss}
-            share = numbers.get(f"share.{number}")
+            weight = numbers.get(f"batch_weight.{number}")
             total = self.added(
                 total,
                 {
                     native: observed.gradients[native]
-                    if share is None
-                    else share * observed.gradients[native]
+                    if weight is None
+                    else weight * observed.gradients[native]
                     for native in self.native.values()
                 },
-                share,
+                weight,
             )
-            for name, squares in self.slices(given.real, observed.gradients, share).items():
+            for name, squares in self.slices(given.real, observed.gradients, weight).items():
                 seen[name] = seen[name] + squares if name in seen else squares
         return total, seen, found
 
     def added(
-        self, total: Mapping[str, Tensor], piece: Mapping[str, Tensor], share: Tensor | None
+        self, total: Mapping[str, Tensor], piece: Mapping[str, Tensor], weight: Tensor | None
     ) -> dict[str, Tensor]:
-        """Return the sum of gradients so far with those of one more batch, which counts by a share."""
+        """Return the sum of gradients so far with those of one more batch, which has a weight."""
         return {
             name: total[name] + gradient if name in total else gradient for name, gradient in piece.items()
         }
@@ -508,7 +511,7 @@ class Trainer:
         """Return what a step is given of its batch of that number."""
         adapter, dtype, device = self.session.adapter, self.request.dtype, self.session.device
         inputs = self.session.fed(batch) | self.masks(batch, number)
-        if self.recipe.table_gradients != "slices" or self.recipe.clipping == "none":
+        if self.recipe.embedding_gradients != "slices" or self.recipe.clipping == "none":
             return Given(inputs, {}, {})
         arrays = replace(self.request, batch=batch, gradients=True, tap_gradients=True).zeros()
         zeros = {tap: adapter.tensor(arrays[tap], dtype, device) for tap in LOOKUPS.values() if tap in arrays}
@@ -525,7 +528,7 @@ class Trainer:
         return Given(inputs, zeros, real)
 
     def slices(
-        self, real: Mapping[str, Tensor], gradients: Mapping[str, Tensor], share: Tensor | None
+        self, real: Mapping[str, Tensor], gradients: Mapping[str, Tensor], weight: Tensor | None
     ) -> dict[str, Tensor]:
         """Return the sum of the squares of the gradients by rows looked up in each table.
 
@@ -535,22 +538,22 @@ class Trainer:
         for table, tap in LOOKUPS.items():
             if f"taps.{tap}" not in gradients or table not in self.native:
                 continue
-            gradient = gradients[f"taps.{tap}"] if share is None else share * gradients[f"taps.{tap}"]
+            gradient = gradients[f"taps.{tap}"] if weight is None else weight * gradients[f"taps.{tap}"]
             if table == "embeddings.token.weight" and config.embedding_scale == "sqrt_d_model":
                 gradient = math.sqrt(config.d_model) * gradient
             gradient = gradient * real[tap] if tap in real else gradient
             found[self.native[table]] = self.operations.total(gradient * gradient)
         return found
 
-    def rows(self, window: Sequence[Batch]) -> dict[str, Tensor]:
+    def rows(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
         """Return which rows of each table a step looks up, by native name, where others are left alone.
 
         SPEC OPT-8.
         """
         found = {}
         for name, rows in (
-            rows_of(self.request.config, window, self.request.part).items()
-            if self.recipe.table_updates == "lazy"
+            rows_of(self.request.config, batches, self.request.part).items()
+            if self.recipe.embedding_updates == "lazy"
             else ()
         ):
             if name in self.native:

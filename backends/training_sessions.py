@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load
 
 from concord.backends.interface import Backend, Request, TrainingSession, Unsupported
-from concord.backends.wire import Message, decode_request, encode_window, pack, received, window_of
+from concord.backends.wire import Message, batches_of_step, decode_request, encode_batches, pack, received
 from concord.spec.batch import Batch, round_inputs, validate_batch
 from concord.spec.errors import SpecError
 from concord.spec.parameters import parameters, shape_of
@@ -146,11 +146,11 @@ class RemoteSession:
             step=step,
         )
 
-    def step(self, window: Sequence[Batch], report: bool = False) -> dict[str, NDArray[Any]]:
+    def step(self, batches: Sequence[Batch], report: bool = False) -> dict[str, NDArray[Any]]:
         """Make the next step.
 
         Args:
-            window: the batches whose gradients it accumulates.
+            batches: the batches whose gradients it accumulates.
             report: whether to return all that :data:`concord.spec.training.trajectory.Observer` gets of a
                 step, not losses and norm alone.
 
@@ -160,12 +160,12 @@ class RemoteSession:
         """
         assert self.request.training is not None
         most = self.request.training.recipe.accumulation
-        if not 1 <= len(window) <= most:
+        if not 1 <= len(batches) <= most:
             raise SpecError(
-                f"a step has {len(window)} batches but must have from 1 to {most} [clause=OPT-10]"
+                f"a step has {len(batches)} batches but must have from 1 to {most} [clause=OPT-10]"
             )
         return self._ask(
-            "step", encode_window([self._fit(batch) for batch in window]), report=report, size=len(window)
+            "step", encode_batches([self._fit(batch) for batch in batches]), report=report, size=len(batches)
         )
 
     def predict(self, batch: Batch) -> Array:
@@ -176,21 +176,21 @@ class RemoteSession:
         """
         if batch.labels is None and batch.input_ids is not None:
             batch = replace(batch, labels=np.zeros(len(batch.input_ids), np.int64))
-        return self._ask("predict", encode_window([self._fit(batch)]), size=1)["output"]
+        return self._ask("predict", encode_batches([self._fit(batch)]), size=1)["output"]
 
     def state(self) -> dict[str, Array]:
         """Return where training stands: ``parameters.<name>`` of all parameters, and ``<slot>.<name>``."""
         return self._ask("state")
 
-    def plan(self, windows: Sequence[Sequence[Batch]]) -> StepPlan:
+    def plan(self, steps: Sequence[Sequence[Batch]]) -> StepPlan:
         """Return the backend's plan for these batches from the first step on; nothing is trained."""
-        fitting = [self._fit(batch) for window in windows for batch in window]
+        fitting = [self._fit(batch) for batches in steps for batch in batches]
         return StepPlan(
             **received(
                 self._exchange(
                     f"{TRAINING}plan",
-                    json.dumps({"session": self._number, "sizes": [len(window) for window in windows]}),
-                    pack(encode_window(fitting)),
+                    json.dumps({"session": self._number, "sizes": [len(batches) for batches in steps]}),
+                    pack(encode_batches(fitting)),
                 )[0]
             )
         )
@@ -230,9 +230,9 @@ class TrainingSessions:
             case "load":
                 session.load(arrays, said["step"])
             case "step":
-                found = arrays_of("step", session.step(window_of(arrays, said["size"]), said["report"]))
+                found = arrays_of("step", session.step(batches_of_step(arrays, said["size"]), said["report"]))
             case "predict":
-                found = arrays_of("predict", {"output": session.predict(window_of(arrays, 1)[0])})
+                found = arrays_of("predict", {"output": session.predict(batches_of_step(arrays, 1)[0])})
             case "state":
                 found = arrays_of("state", session.state())
             case "plan":
@@ -247,7 +247,7 @@ class TrainingSessions:
             raise Unsupported(
                 f"{self.backend.name} does not say what it is going to do: its session has no method 'plan'"
             )
-        batches = iter(window_of(arrays, sum(sizes)))
+        batches = iter(batches_of_step(arrays, sum(sizes)))
         found = session.plan([[next(batches) for _ in range(size)] for size in sizes])
         if not isinstance(found, StepPlan):
             raise TypeError(f"plan() returned a {type(found).__name__} but must return a StepPlan")

@@ -34,43 +34,43 @@ class Naming:
 NAMINGS = {
     "torch": Naming(
         {
-            "table": "weight",
+            "embedding": "weight",
             "positions": "weight",
             "kernel": "weight",
             "bias": "bias",
-            "gain": "weight",
-            "offset": "bias",
+            "gamma": "weight",
+            "beta": "bias",
         },
         transposed=True,
     ),
     "tf": Naming(
         {
-            "table": "embeddings",
+            "embedding": "embeddings",
             "positions": "embeddings",
             "kernel": "kernel",
             "bias": "bias",
-            "gain": "gamma",
-            "offset": "beta",
+            "gamma": "gamma",
+            "beta": "beta",
         }
     ),
     "paddle": Naming(
         {
-            "table": "weight",
+            "embedding": "weight",
             "positions": "weight",
             "kernel": "weight",
             "bias": "bias",
-            "gain": "weight",
-            "offset": "bias",
+            "gamma": "weight",
+            "beta": "bias",
         }
     ),
     "jax": Naming(
         {
-            "table": "embedding",
+            "embedding": "embedding",
             "positions": "embedding",
             "kernel": "kernel",
             "bias": "bias",
-            "gain": "scale",
-            "offset": "bias",
+            "gamma": "scale",
+            "beta": "bias",
         }
     ),
 }

@@ -196,15 +196,15 @@ def encode_training(training: Training | None) -> tuple[dict[str, Any], dict[str
         return {}, {}
     said = {
         "recipe": training.recipe.as_dict(),
-        "windows": [len(window) for window in training.windows],
+        "steps": [len(batches) for batches in training.steps],
         "seed": training.seed,
         "reported": training.reported,
         "dropout_by": training.dropout_by,
     }
     batches = {
         f"steps/{step}/{name}": array
-        for step, window in enumerate(training.windows)
-        for name, array in encode_window(window).items()
+        for step, batches in enumerate(training.steps)
+        for name, array in encode_batches(batches).items()
     }
     return {"training": said}, batches
 
@@ -214,28 +214,28 @@ def decode_training(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]
     said = header.get("training")
     if said is None:
         return None
-    windows = [
-        window_of(section(arrays, f"steps/{step}/"), size) for step, size in enumerate(said["windows"])
+    steps = [
+        batches_of_step(section(arrays, f"steps/{step}/"), size) for step, size in enumerate(said["steps"])
     ]
     return Training(
         recipe_from_mapping(said["recipe"]),
-        windows,
+        steps,
         said["seed"],
         tuple(said["reported"]),
         said["dropout_by"],
     )
 
 
-def encode_window(window: Sequence[Batch]) -> dict[str, NDArray[Any]]:
+def encode_batches(batches: Sequence[Batch]) -> dict[str, NDArray[Any]]:
     """Return the batches of a step as arrays by name."""
     return {
         f"{number}/{name}": array
-        for number, batch in enumerate(window)
+        for number, batch in enumerate(batches)
         for name, array in batch.arrays().items()
     }
 
 
-def window_of(arrays: Mapping[str, NDArray[Any]], size: int) -> list[Batch]:
+def batches_of_step(arrays: Mapping[str, NDArray[Any]], size: int) -> list[Batch]:
     """Return the batches of a step from arrays by name."""
     return [from_arrays(section(arrays, f"{number}/")) for number in range(size)]
 
@@ -389,9 +389,9 @@ def check_info(info: Any) -> None:
     """
     if not isinstance(info, dict):
         raise SpecError(f"'info' is {repr(info)[:40]} but must be an object")
-    patterns = info.get("undelivered_taps", [])
+    patterns = info.get("not_exposed", [])
     if not _is_list_of(str, patterns):
-        raise SpecError(f"'undelivered_taps' is {patterns!r} but must be a list of strings")
+        raise SpecError(f"'not_exposed' is {patterns!r} but must be a list of strings")
     switches = info.get("precision_switches", {})
     if not isinstance(switches, dict):
         raise SpecError(f"'precision_switches' is {switches!r} but must be an object")

@@ -292,7 +292,7 @@ class Worker(Process):
         :class:`concord.backends.interface.TrainingSession`.
 
         Args:
-            request: with ``training``, whose windows may be empty. Device and determinism are those of the
+            request: with ``training``, whose steps may be empty. Device and determinism are those of the
                 worker.
 
         Raises:

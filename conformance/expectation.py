@@ -147,8 +147,8 @@ class JudgedTraining:
         ]
         batches = {
             f"{step}.{number}.{name}": array
-            for step, window in enumerate(self.training.windows)
-            for number, batch in enumerate(window)
+            for step, batches in enumerate(self.training.steps)
+            for number, batch in enumerate(batches)
             for name, array in batch.arrays().items()
         }
         return digest(

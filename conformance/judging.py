@@ -27,7 +27,7 @@ from concord.conformance.expectation import (
 )
 from concord.conformance.padding import blind_samples, uncomputed
 from concord.conformance.scoring import OUT_OF_RANGE, judge_tensor, scores_of
-from concord.conformance.verdict import DECLARED, NOT_DELIVERED, UNUSED, Judgement, Row, Verdict
+from concord.conformance.verdict import DECLARED, NOT_EXPOSED, UNUSED, Judgement, Row, Verdict
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import (
@@ -89,7 +89,7 @@ def judge(
         part: one of :data:`concord.spec.tensors.PARTS`.
         run: what a backend returned, or a :class:`concord.backends.interface.Run` made of tensors from
             anywhere. A tap that it lacks is not judged, and :attr:`Verdict.unchecked` says so; if
-            ``run.info`` declares ``undelivered_taps``, any other that it lacks diverges. Gradients come all
+            ``run.info`` declares ``not_exposed``, any other that it lacks diverges. Gradients come all
             or none. ``run.info`` may declare ``deviations`` too (:mod:`concord.spec.deviations`, SPEC PRC-4).
         expectation: gives tensors to compare with in place of the reference's, end to end.
         derive: how the tensors of the run become those that are expected, where they are not the same.
@@ -203,7 +203,7 @@ class _Judging:
                 self.delivered[name] = np.where(excused & ~np.isfinite(array), array.dtype.type(0), array)
         if derive:
             self.delivered = derive(self.delivered)
-        self.declared = run.info.get("undelivered_taps")
+        self.declared = run.info.get("not_exposed")
         self.stepping = "steps" in run.requested
         self.unused: frozenset[str] = frozenset()  # taps that the model turned out not to go on with
 
@@ -228,7 +228,7 @@ class _Judging:
         del expected  # the other way takes as much memory
         steps = self.local(sound, shapes) if local else {}
         self.case.forget()
-        broken |= {f"gradients.taps.{name}": ("undelivered", UNUSED) for name in self.unused}
+        broken |= {f"gradients.taps.{name}": ("not exposed", UNUSED) for name in self.unused}
         table = []
         for name, row in wanted.items():
             step, end = (None, None) if name in broken else (steps.get(name), whole.get(name))
@@ -238,7 +238,7 @@ class _Judging:
             table.append(replace(row, status=status, note=note, size=size, local=step, end_to_end=end))
         if "gradients" in self.run.requested and not self.case.gradients:  # the run delivers none at all
             names = (f"gradients.{name}" for name in trainable(self.case.config, self.case.part))
-            table += [Row(name, self.case.clause(name), "undelivered", note=NOT_DELIVERED) for name in names]
+            table += [Row(name, self.case.clause(name), "not exposed", note=NOT_EXPOSED) for name in names]
         verdict = Verdict(table, case=self.case if local else None)
         first = verdict.first_divergence
         if first is None or expectation is not None or first.deciding is None or (local and not first.local):
@@ -287,7 +287,7 @@ class _Judging:
         actual = self.delivered.get(name)
         if actual is None:
             if self.may_lack(name):
-                return "undelivered", NOT_DELIVERED if self.declared is None else DECLARED
+                return "not exposed", NOT_EXPOSED if self.declared is None else DECLARED
             return "diverges", "missing: the backend returned no such tensor"
         if actual.shape != shape:
             return "diverges", f"has shape {actual.shape} but must be {shape}"

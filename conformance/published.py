@@ -104,7 +104,7 @@ def training_job(file: GoldenFile, golden: GoldenTraining) -> Job:
         golden.part,
         golden.config,
         golden.weights,
-        golden.training.windows[0][0],
+        golden.training.steps[0][0],
         partial(expectation_of_training, file.dtype, golden),
         training=golden.training,
     )

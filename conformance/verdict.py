@@ -24,7 +24,7 @@ from concord.spec.deviations import KNOWN_DEVIATIONS
 
 Array = NDArray[np.floating]
 
-NOT_DELIVERED = "not delivered"
+NOT_EXPOSED = "not delivered"
 """Note of a tensor that a backend neither delivers nor says that it has not."""
 
 DECLARED = "declared by the backend"
@@ -157,7 +157,7 @@ class Row:
     Attributes:
         tensor: its name.
         clause: the clause of SPEC.md that defines it.
-        status: ``"agrees"``, ``"diverges"``, ``"undetermined"`` or ``"undelivered"`` (the backend has no such
+        status: ``"agrees"``, ``"diverges"``, ``"undetermined"`` or ``"not exposed"`` (the backend has no such
             tensor, or says nothing of it, or it is the gradient by a tap that the model does not go on with:
             it was not checked).
         local: the error of this step alone: against the reference from the run's own preceding taps. It
@@ -173,7 +173,7 @@ class Row:
 
     tensor: str
     clause: str
-    status: Annotated[str, among("agrees", "diverges", "undetermined", "undelivered")]
+    status: Annotated[str, among("agrees", "diverges", "undetermined", "not exposed")]
     local: Judgement | None = None
     end_to_end: Judgement | None = None
     note: str = ""
@@ -332,9 +332,7 @@ class Verdict:
             ].append(row)
         said = []
         for kind, rows in kinds.items():
-            missing = [
-                row.tensor for row in rows if row.status == "undelivered" and row.note == NOT_DELIVERED
-            ]
+            missing = [row.tensor for row in rows if row.status == "not exposed" and row.note == NOT_EXPOSED]
             if missing:
                 few = len(missing) <= 3 and len(missing) < len(rows)
                 said.append(
@@ -470,7 +468,7 @@ def unjudged_lines(verdict: Verdict) -> list[str]:
     for section in verdict.unjudged:
         rows = [row for row in verdict.table if section_of(row.tensor) == section]
         why = next((note for row in rows if (note := row.deciding.note if row.deciding else row.note)), "")
-        if all(row.status == "undelivered" for row in rows):
+        if all(row.status == "not exposed" for row in rows):
             advice = (
                 "deliver them, or leave them out with --forward-only"
                 if section == "gradients"
@@ -526,7 +524,7 @@ def _next_step(verdict: Verdict, reduce: str = "") -> list[str]:
         ]
     earlier = verdict.table[: verdict.table.index(row)]
     right = max((place for place, one in enumerate(earlier) if one.status == "agrees"), default=-1)
-    between = [one.tensor for one in earlier[right + 1 :] if one.note == NOT_DELIVERED]
+    between = [one.tensor for one in earlier[right + 1 :] if one.note == NOT_EXPOSED]
     if between:
         after = f"{earlier[right].tensor} (right)" if right >= 0 else "the inputs"
         return [

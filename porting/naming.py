@@ -18,12 +18,12 @@ from concord.spec.sources.schema import CheckpointTable, Ignored, PartTable, Tab
 from concord.spec.sources.table import Binding, bindings, part_of
 
 LAYOUTS = {
-    "table": "table",
+    "embedding": "table",
     "positions": "table",
     "kernel": "in_out",
     "bias": "vector",
-    "gain": "vector",
-    "offset": "vector",
+    "gamma": "vector",
+    "beta": "vector",
 }
 """The canonical layout of each kind of parameter."""
 

@@ -23,7 +23,7 @@ class Parameter:
 
     Attributes:
         shape: axis names; a linear weight is (in, out).
-        kind: ``"table"``, ``"positions"``, ``"kernel"``, ``"bias"``, ``"gain"`` or ``"offset"``.
+        kind: ``"embedding"``, ``"positions"``, ``"kernel"``, ``"bias"``, ``"gamma"`` or ``"beta"``.
         trainable: False for a fixed position table, which is stored with the weights but gets no gradient.
     """
 
@@ -175,10 +175,13 @@ def _draw(config: EncoderConfig, parameter: Parameter, normal: NDArray[np.float6
     scale, center = {
         "kernel": (1 / np.sqrt(normal.shape[0]), 0.0),
         "positions": (0.5, 0.0),
-        "table": (0.7 / (np.sqrt(config.d_model) if config.embedding_scale == "sqrt_d_model" else 1.0), 0.0),
-        "gain": (0.3, 1.0),
+        "embedding": (
+            0.7 / (np.sqrt(config.d_model) if config.embedding_scale == "sqrt_d_model" else 1.0),
+            0.0,
+        ),
+        "gamma": (0.3, 1.0),
         "bias": (0.4, 0.0),
-        "offset": (0.4, 0.0),
+        "beta": (0.4, 0.0),
     }[parameter.kind]
     drawn: NDArray[np.float64] = center + scale * normal
     return drawn
@@ -230,8 +233,8 @@ def _linear(name: str, inward: str, outward: str, bias: bool = True) -> Iterator
 
 
 def _norm(name: str) -> Iterator[tuple[str, Parameter]]:
-    yield f"{name}.weight", Parameter("d_model", "gain")
-    yield f"{name}.bias", Parameter("d_model", "offset")
+    yield f"{name}.weight", Parameter("d_model", "gamma")
+    yield f"{name}.bias", Parameter("d_model", "beta")
 
 
 def _attention(config: EncoderConfig, name: str) -> Iterator[tuple[str, Parameter]]:
@@ -256,13 +259,13 @@ def _parameters(config: EncoderConfig, part: str) -> Iterator[tuple[str, Paramet
         yield from _attention(config, "attention")
         return
     if part != "stack":
-        yield "embeddings.token.weight", Parameter("vocab d_model", "table")
+        yield "embeddings.token.weight", Parameter("vocab d_model", "embedding")
         yield (
             "embeddings.position.weight",
             Parameter("positions d_model", "positions", trainable=config.positions == "learned"),
         )
         if config.num_segments:
-            yield "embeddings.segment.weight", Parameter("segments d_model", "table")
+            yield "embeddings.segment.weight", Parameter("segments d_model", "embedding")
         if config.embedding_norm:
             yield from _norm("embeddings.norm")
     for i in range(config.num_layers):

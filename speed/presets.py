@@ -41,7 +41,7 @@ RECIPE = Recipe(
     epsilon_placement="corrected",
     weight_decay=0.01,
     decay_form="times_rate",
-    undecayed=("bias", "gain", "offset"),
+    undecayed=("bias", "gamma", "beta"),
 )
 """How a model is trained that is timed: AdamW with the numbers of RoBERTa (large.
 

@@ -105,16 +105,16 @@ def derive(work: Workload, shadows: int = SHADOWS, rules: str | None = None) -> 
     config, target = work.preset.config, precision(work.dtype)
     batches = batches_of(config, work.lengths, work.preset.tokens, SEED, work.recipe)
     weights = round_inputs(initialize(config, SEED), batches[0], work.dtype)[0]
-    windows = [samples(config, batch, _most(work) if work.recipe else 1) for batch in batches]
+    steps = [samples(config, batch, _most(work) if work.recipe else 1) for batch in batches]
 
     def outcome(arithmetic: Callable[[], Arithmetic]) -> dict[str, Array]:
         if work.recipe:
-            return _trained(config, weights, _training(work.recipe, windows), arithmetic(), work.dtype)
+            return _trained(config, weights, _training(work.recipe, steps), arithmetic(), work.dtype)
         return {
             "logits": np.concatenate(
                 [
                     compute(config, weights, part, arithmetic(), False, "model", work.dtype).output
-                    for part in windows[0]
+                    for part in steps[0]
                 ]
             )
         }
@@ -153,16 +153,16 @@ def samples(config: EncoderConfig, batch: Batch, most: int = 1) -> list[Batch]:
     ]
 
 
-def _training(recipe: Recipe, windows: Sequence[Sequence[Batch]]) -> Training:
+def _training(recipe: Recipe, steps: Sequence[Sequence[Batch]]) -> Training:
     """Return steps whose gradients are the means over samples, which are computed a few at a time."""
-    return Training(recipe.replace(accumulation=len(windows[0]), accumulation_mean="samples"), windows)
+    return Training(recipe.replace(accumulation=len(steps[0]), accumulation_mean="samples"), steps)
 
 
 def _trained(
     config: EncoderConfig, weights: Weights, training: Training, arithmetic: Arithmetic, dtype: str
 ) -> dict[str, Array]:
     """Return what steps of training are reported by."""
-    losses: list[list[float]] = [[] for _ in training.windows]
+    losses: list[list[float]] = [[] for _ in training.steps]
     trajectory = Averaging(config, weights, training, arithmetic, dtype=dtype)
 
     def take(step: int) -> Observer:
@@ -170,16 +170,16 @@ def _trained(
             losses[step].append(float(np.squeeze(values))) if name.startswith("losses.") else None
         )
 
-    for step, window in enumerate(training.windows):
-        trajectory.step(window, take(step))
+    for step, batches in enumerate(training.steps):
+        trajectory.step(batches, take(step))
     changes = (
         (name, np.subtract(trajectory.parameters[name].value, weights[name], dtype=np.float64))
         for name in trainable(config)
     )
     kept = ((name, node.value) for name, node in trajectory.optimizer.state.items())
     means = [
-        np.dot(found, trajectory.shares(window))
-        for found, window in zip(losses, training.windows, strict=True)
+        np.dot(found, trajectory.batch_weights(batches))
+        for found, batches in zip(losses, training.steps, strict=True)
     ]
     return {"loss": np.array(means), **moved(changes, kept)}
 
@@ -192,10 +192,10 @@ class Averaging(Trajectory):
         self.looked_up: dict[str, NDArray[np.int64]] = {}
 
     def accumulated(
-        self, window: Sequence[Batch], observer: Observer
+        self, batches: Sequence[Batch], observer: Observer
     ) -> tuple[dict[str, Values], dict[str, list[Values]]]:
         """Return the gradient of a step (:meth:`concord.spec.training.trajectory.Trajectory.accumulated`)."""
-        total, slices = super().accumulated(window, observer)
+        total, slices = super().accumulated(batches, observer)
         return {name: self.a.settle(values) for name, values in total.items()}, slices
 
     def whole(self, name: str, values: Values, rows: NDArray[np.int64]) -> Values:
@@ -207,7 +207,7 @@ class Averaging(Trajectory):
         self,
         total: Mapping[str, Values],
         piece: Mapping[str, Values],
-        share: float,  # noqa: ARG002 - each has been scaled
+        weight: float,  # noqa: ARG002 - each has been scaled
     ) -> dict[str, Values]:
         """Return the sum of gradients so far with those of one more sample, in place of what it was."""
         found = dict(total) or {name: np.zeros(self.parameters[name].shape) for name in piece}

@@ -228,7 +228,7 @@ def test_what_cannot_be_looked_at_is_refused(invoke: Invoke, options: str, words
 def test_a_library_that_keeps_its_weights_to_itself_is_said(invoke: Invoke) -> None:
     code, output, _ = invoke(
         *(
-            f"show attention --variant nndl-paddle-api --tokens 7 --backend {toy('DeclaresUndelivered')}"
+            f"show attention --variant nndl-paddle-api --tokens 7 --backend {toy('DeclaresNotExposed')}"
         ).split(),
     )
     assert "does not expose attention weights" in output

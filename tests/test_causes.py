@@ -284,7 +284,7 @@ def test_a_cause_within_a_fused_step_is_named_where_the_step_ends(name):
     run = run_with(BUGS[name], case)
     for tap in [tap for tap in run.taps if ".attention." in tap and not tap.endswith("output")]:
         del run.taps[tap]
-    run.info["undelivered_taps"] = ["layers.*.attention.*"]
+    run.info["not_exposed"] = ["layers.*.attention.*"]
     verdict = verdict_of(case, run)
     assert verdict.first_divergence.tensor == "layers.0.attention.output"
     assert BUGS[name].diagnosed(verdict.cause.hypothesis) == "right", verdict.cause

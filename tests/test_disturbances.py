@@ -195,7 +195,7 @@ def test_a_signal_to_a_worker_loses_no_other_s_results(number: int, tmp_path: Pa
     drawn, path = random.Random(SEED + number), tmp_path / "out.json"
     names = [
         RIGHT,
-        *(toy(name) for name in ("SaysUnsupported", "Revealing", "RaisesOnOneSample", "DeclaresUndelivered")),
+        *(toy(name) for name in ("SaysUnsupported", "Revealing", "RaisesOnOneSample", "DeclaresNotExposed")),
     ]
     command = Command(
         tmp_path,

@@ -74,7 +74,7 @@ def test_reference_reproduces_the_source(job):
 def test_reference_trains_as_the_source_did(path):
     file = read(path)
     steps = 3  # a share of the twenty, which take long
-    training = replace(file.training.training, windows=file.training.training.windows[:steps])
+    training = replace(file.training.training, steps=file.training.training.steps[:steps])
     expected = {
         name: array for name, array in file.training.expected.items() if int(name.split(".")[1]) < steps
     }
@@ -84,7 +84,7 @@ def test_reference_trains_as_the_source_did(path):
         golden.config, golden.weights, training, Arithmetic(), golden.part, file.dtype, golden.deviations
     ).run(reported.__setitem__)
     held = {name: precision(file.dtype).round(array) for name, array in reported.items()}
-    batch = training.windows[0][0]
+    batch = training.steps[0][0]
     run = Run(
         np.zeros(1), np.zeros(1), backend="reference", dtype=file.dtype, requested=("steps",), steps=held
     )

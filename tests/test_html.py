@@ -276,7 +276,7 @@ def test_every_tensor_can_be_read_off_its_column(mixed: str) -> None:
         "0.2\nBackend 500 diverges: local z 8e+03 rms 1e+03," in title
         for title in titles
     )
-    assert any("jax undelivered: not compared" in title for title in titles)
+    assert any("jax not exposed: not compared" in title for title in titles)
 
 
 def test_a_diverging_tensor_can_be_opened(mixed: str) -> None:
@@ -299,7 +299,7 @@ def test_the_tensors_of_a_case_are_a_table_that_can_be_searched_and_sorted(mixed
     assert [attributes["data-find"] for attributes in tables] == ["a tensor"] * 2
     words = said(mixed)
     assert "tensor clause torch f32 torch f64 Backend f32 Backend f64 jax f32 half f16" in words
-    assert "layers.1.attention.scores ATT-2 0.10 0.10 500 ✗ 1e9 ✗ undelivered undetermined" in words
+    assert "layers.1.attention.scores ATT-2 0.10 0.10 500 ✗ 1e9 ✗ not exposed undetermined" in words
 
 
 def test_the_same_finding_is_told_once() -> None:

@@ -68,7 +68,7 @@ def verdicts() -> Report:
         "ComputesInFloat32",
         "ReturnsFloat32",
     ]
-    names += ["LeavesOutATap", "LeavesOutGradients", "DeclaresUndelivered", "SaysUnsupported", "NumpyBackend"]
+    names += ["LeavesOutATap", "LeavesOutGradients", "DeclaresNotExposed", "SaysUnsupported", "NumpyBackend"]
     jobs = check_jobs(["bert"], ["float64", "bfloat16"], cases=["bert-ragged", "bert-single"])
     return conduct(jobs, [toy(name) for name in names], Settings(threads=1))
 
@@ -137,13 +137,13 @@ def test_what_is_wrong_or_missing_diverges_where_it_is(
 def test_what_is_right_agrees_beside_what_is_wrong(verdicts: Report) -> None:
     found = {(r.backend.partition(":")[2], r.case, r.dtype): r for r in verdicts.results}
     assert {
-        r.status for (name, *_), r in found.items() if name in ("NumpyBackend", "DeclaresUndelivered")
+        r.status for (name, *_), r in found.items() if name in ("NumpyBackend", "DeclaresNotExposed")
     } == {"agrees"}
     # Wrong in its second layer only, it has nothing wrong with a model of one.
     assert found["WrongAfterTheFirstLayer", "bert-single", "float64"].status == "agrees"
-    undelivered = found["DeclaresUndelivered", "bert-single", "float64"].verdict
-    assert undelivered is not None
-    rows = [row.tensor for row in undelivered.table if row.status == "undelivered"]
+    not_exposed = found["DeclaresNotExposed", "bert-single", "float64"].verdict
+    assert not_exposed is not None
+    rows = [row.tensor for row in not_exposed.table if row.status == "not exposed"]
     assert rows == [f"layers.0.attention.{name}" for name in ("scores", "masked_scores", "weights")]
 
 
@@ -409,8 +409,8 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
     ),
     "a run that declares nonsense": (
         "run.json",
-        lambda path: edit(path, info={"undelivered_taps": "*"}),
-        "'undelivered_taps' is '*' but must be a list of strings",
+        lambda path: edit(path, info={"not_exposed": "*"}),
+        "'not_exposed' is '*' but must be a list of strings",
     ),
     "a truncated description of a run": ("run.json", cut, "not valid JSON"),
     "truncated arrays": ("case.safetensors", cut, "not a whole safetensors file"),

@@ -36,7 +36,7 @@ def run_of(case, dtype="float32", config=None, weights=None, arithmetic=None, sh
 def as_run(truth, dtype="float32"):
     """Return a run that holds what the reference computed."""
     taps, gradients = dict(truth.taps), dict(truth.gradients)
-    return Run(truth.output, truth.loss, taps, gradients, "numpy", dtype, {"undelivered_taps": []})
+    return Run(truth.output, truth.loss, taps, gradients, "numpy", dtype, {"not_exposed": []})
 
 
 def rounded(case, dtype="float32", **fields):
@@ -196,11 +196,11 @@ def test_what_is_missing_diverges(sound):
 
 def test_what_nothing_was_said_of_is_not_checked(sound):
     case, run = sound
-    del run.taps["layers.0.attention.weights"], run.info["undelivered_taps"]
+    del run.taps["layers.0.attention.weights"], run.info["not_exposed"]
     run.gradients.clear()
     verdict = verdict_of(case, run)
     assert (verdict.status, verdict.unjudged) == ("undetermined", ("gradients",))
-    assert verdict.row("layers.0.attention.weights").status == "undelivered"
+    assert verdict.row("layers.0.attention.weights").status == "not exposed"
     assert verdict.unchecked == (
         f"not checked, since not delivered: layers.0.attention.weights; all "
         f"{len(spec.trainable(case.config))} gradients"
@@ -215,17 +215,17 @@ def test_what_was_not_requested_is_not_judged(sound):
     assert [row.tensor for row in verdict.table] == ["logits", "loss"]
 
 
-def test_tap_that_a_backend_declares_it_has_not_is_undelivered(sound):
+def test_tap_that_a_backend_declares_it_has_not_is_not_exposed(sound):
     case, run = sound
     for name in list(run.taps):
         if ".attention." in name and not name.endswith("output"):
             del run.taps[name]
-    run.info["undelivered_taps"] = ["layers.*.attention.*"]
+    run.info["not_exposed"] = ["layers.*.attention.*"]
     verdict = verdict_of(case, run)
     assert verdict.passed
-    assert verdict.row("layers.1.attention.scores").status == "undelivered"
+    assert verdict.row("layers.1.attention.scores").status == "not exposed"
     run.gradients.pop("pooler.bias")
-    run.info["undelivered_taps"] = ["*"]
+    run.info["not_exposed"] = ["*"]
     assert verdict_of(case, run).first_divergence.tensor == "gradients.pooler.bias", (
         "a gradient cannot be declared away"
     )
@@ -236,7 +236,7 @@ def test_result_that_is_not_its_tap_diverges(sound):
     run.output = 2 * run.output
     row = verdict_of(case, run).first_divergence
     assert (row.tensor, row.note) == ("logits", "the run's output is not its tap of this name")
-    run.info["undelivered_taps"] = ["*"]
+    run.info["not_exposed"] = ["*"]
     run.taps.pop("loss")
     run.loss = 2 * run.loss
     assert {row.tensor for row in verdict_of(case, run).table if row.status == "diverges"} == {
@@ -327,7 +327,7 @@ def wrong_scores(case, dtype="float32"):
     truth = rounded(case, dtype, forced={**before(run, name), name: wrong})
     taps = {**truth.taps, **before(run, name), name: wrong}
     return name, Run(
-        taps["logits"], taps["loss"], taps, dict(truth.gradients), "numpy", dtype, {"undelivered_taps": []}
+        taps["logits"], taps["loss"], taps, dict(truth.gradients), "numpy", dtype, {"not_exposed": []}
     )
 
 

@@ -166,13 +166,13 @@ def test_half_precision_conforms_or_is_unsupported(worker: Worker, dtype: str) -
 # What is not delivered, and what is declared.
 
 
-def test_taps_inside_the_kernel_are_undelivered_and_no_others(worker: Worker) -> None:
+def test_taps_inside_the_kernel_are_not_exposed_and_no_others(worker: Worker) -> None:
     case = build_case("bert", "ragged")
     run = run_of(worker, case, "float32")
     verdict = judge(case.config, case.weights, case.batch, run)
-    undelivered = [row.tensor for row in verdict.table if row.status == "undelivered"]
-    assert undelivered == [f"layers.{i}.attention.{step}" for i in range(2) for step in INNER]
-    assert run_of(worker, case, "float32", "explicit").info["undelivered_taps"] == []
+    not_exposed = [row.tensor for row in verdict.table if row.status == "not exposed"]
+    assert not_exposed == [f"layers.{i}.attention.{step}" for i in range(2) for step in INNER]
+    assert run_of(worker, case, "float32", "explicit").info["not_exposed"] == []
 
 
 def test_whole_layer_delivers_its_result(layered: Worker) -> None:

@@ -40,8 +40,7 @@ from concord.conformance.scoring import judge_tensor
 from concord.conformance.verdict import Row, Verdict
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.errors import SpecError
-from concord.spec.training.optimizers import Optimizer, clipped
-from concord.spec.training.optimizers import shares as spec_shares
+from concord.spec.training.optimizers import Optimizer, batch_weights, clipped
 from concord.spec.training.recipe import Recipe, rounded_hyperparameters
 from concord.spec.training.trajectory import Training, counts
 from tests.toys import holding
@@ -61,7 +60,7 @@ ADAMW: dict[str, Any] = {
     "learning_rate": 0.01,
     "weight_decay": 0.1,
     "decay_form": "times_rate",
-    "undecayed": ("bias", "gain", "offset"),
+    "undecayed": ("bias", "gamma", "beta"),
     "clipping": "global_norm",
     "clip_at": 1.0,
     "schedule": "linear",
@@ -79,11 +78,11 @@ def case(dtype: str = "float32", steps: int = 5, **fields: Any) -> JudgedTrainin
         spec.example_batch(CONFIG, batch=3 - number % 2, tokens=5, seed=number, padding="ragged")
         for number in range(2 * steps - 1)
     ]
-    windows = [batches[first : first + 2] for first in range(0, len(batches), 2)]
+    steps = [batches[first : first + 2] for first in range(0, len(batches), 2)]
     return JudgedTraining(
         CONFIG,
         spec.initialize(CONFIG, seed=3),
-        Training(Recipe(**{**ADAMW, **fields}), windows, seed=11),
+        Training(Recipe(**{**ADAMW, **fields}), steps, seed=11),
         dtype=dtype,
     )
 
@@ -91,9 +90,9 @@ def case(dtype: str = "float32", steps: int = 5, **fields: Any) -> JudgedTrainin
 class Sevens(Stepping):
     """Says after a step that every weight is seven; from its step ``late`` on, that everything is."""
 
-    def step(self, window: Any, report: bool = False) -> Any:
+    def step(self, batches: Any, report: bool = False) -> Any:
         wholly = 0 < self.late <= self.steps
-        found = super().step(window, report)
+        found = super().step(batches, report)
         return {
             name: np.full_like(array, 7)
             if wholly or (not self.late and name.startswith("parameters."))
@@ -393,17 +392,17 @@ def test_preflight_names_what_is_going_to_be_done_otherwise(
     fields: dict[str, Any], subject: str, clause: str, words: str
 ) -> None:
     asked, other = case(), Stepping(case(**fields))
-    (found,) = differences(asked, right_plan(asked), "toy", other.plan(asked.training.windows), {})
+    (found,) = differences(asked, right_plan(asked), "toy", other.plan(asked.training.steps), {})
     assert (found.subject, found.clause) == (subject, clause)
     assert words in found.text
 
 
 def test_preflight_finds_batches_in_another_order_and_right_ones_right() -> None:
     asked = case()
-    windows = [*asked.training.windows]
-    assert not differences(asked, right_plan(asked), "toy", Stepping(asked).plan(windows), {})
-    windows[1], windows[2] = windows[2], windows[1]
-    found = differences(asked, right_plan(asked), "toy", Stepping(asked).plan(windows), {})
+    steps = [*asked.training.steps]
+    assert not differences(asked, right_plan(asked), "toy", Stepping(asked).plan(steps), {})
+    steps[1], steps[2] = steps[2], steps[1]
+    found = differences(asked, right_plan(asked), "toy", Stepping(asked).plan(steps), {})
     assert [one.subject for one in found] == ["order of batches"]
     assert "first batch 1 of step 2" in found[0].text
     assert "which is batch 1 of step 3" in found[0].text
@@ -411,7 +410,7 @@ def test_preflight_finds_batches_in_another_order_and_right_ones_right() -> None
 
 def test_preflight_takes_constants_as_a_backend_declares_to_hold_them() -> None:
     asked = case("float64")
-    held = Stepping(asked).plan(asked.training.windows)
+    held = Stepping(asked).plan(asked.training.steps)
     held = replace(held, constants={name: float(np.float32(value)) for name, value in held.constants.items()})
     assert differences(asked, right_plan(asked), "toy", held, {})
     assert not differences(asked, right_plan(asked), "toy", held, {"optimizer_constant_bits": 24})
@@ -490,7 +489,7 @@ def test_training_of_which_a_section_is_judged_nowhere_is_not_said_to_be_right()
     session = Stepping(asked)
     with pytest.raises(SpecError, match="no step of this training was judged in its parameters"):
         running.first_divergence(
-            asked, [session.step(window, report=True) for window in asked.training.windows]
+            asked, [session.step(batches, report=True) for batches in asked.training.steps]
         )
 
 
@@ -527,16 +526,16 @@ def test_page_of_lockstep_says_what_the_precision_does_to_the_recipe() -> None:
 def test_standard_case_meets_what_training_branches_on() -> None:
     asked = standard(steps=40)
     trajectory, norms = asked.trajectory(Arithmetic()), list[float]()
-    for window in asked.training.windows:
-        trajectory.step(window, lambda name, values: norms.append(float(values)) if name == "norm" else None)
-    limit, shares = asked.training.recipe.clip_at or 0.0, [len(window) for window in asked.training.windows]
+    for batches in asked.training.steps:
+        trajectory.step(batches, lambda name, values: norms.append(float(values)) if name == "norm" else None)
+    limit, shares = asked.training.recipe.clip_at or 0.0, [len(batches) for batches in asked.training.steps]
     assert min(norms) < limit < max(norms)
     assert (shares[16], shares[-1], max(shares)) == (1, 1, 2)
-    first = [counts(asked.config, batch) for batch in asked.training.windows[0]]
+    first = [counts(asked.config, batch) for batch in asked.training.steps[0]]
     assert (
         len(
             {
-                tuple(spec_shares(asked.training.recipe.replace(accumulation_mean=mean), first))
+                tuple(batch_weights(asked.training.recipe.replace(accumulation_mean=mean), first))
                 for mean in ("batches", "samples", "labels")
             }
         )
@@ -602,7 +601,7 @@ def test_decay_that_is_rounded_alike_in_every_step_stays_in_the_envelope() -> No
 
     def trained(arithmetic: Arithmetic) -> Any:
         optimizer, still = (
-            Optimizer(arithmetic, recipe, {"w": "table"}),
+            Optimizer(arithmetic, recipe, {"w": "embedding"}),
             arithmetic.leaf(np.zeros(weights.shape)),
         )
         return reduce(

@@ -29,7 +29,7 @@ ADAMW = Recipe(
     learning_rate=0.01,
     weight_decay=0.1,
     decay_form="times_rate",
-    undecayed=("bias", "gain", "offset"),
+    undecayed=("bias", "gamma", "beta"),
     clipping="global_norm",
     clip_at=1.0,
     schedule="linear",
@@ -93,14 +93,14 @@ def test_backend_agrees_in_lockstep(worker: Worker, mode: str, dtype: str) -> No
         {"algorithm": "sgd", "momentum": 0.9, "decay_form": "coupled"},
         {"algorithm": "rmsprop", "epsilon_placement": "inside", "decay_form": "alone", "beta2": 0.9},
         {"epsilon_placement": "uncorrected", "clipping": "value", "undecayed": ("bias",)},
-        {"table_updates": "lazy", "amsgrad": True},
+        {"embedding_updates": "lazy", "amsgrad": True},
     ],
 )
 def test_backend_says_what_it_is_going_to_do(worker: Worker, fields: dict[str, Any]) -> None:
     case = example(CONFIG, ADAMW.replace(**fields), 3, batch=3, tokens=5, seed=2)
     with worker.train(request_of(case, Settings())) as session:
         found, held = (
-            session.plan(case.training.windows),
+            session.plan(case.training.steps),
             in_precision(declared(session.info["deviations"]), case.dtype),
         )
         assert not differences(case, right_plan(case), worker.name, found, held)
@@ -116,12 +116,12 @@ def test_backend_says_what_decays_where_epsilon_or_beta_is_lost(worker: Worker, 
         {},
         {"decay_form": "coupled"},
         {"decay_form": "alone", "weight_decay": 1e-3},
-        {"undecayed": ("table", "bias")},
+        {"undecayed": ("embedding", "bias")},
     ):
         case = example(CONFIG, ADAMW.replace(**fields), 1, batch=3, tokens=5, seed=2, dtype=dtype)
         try:
             with worker.train(request_of(case, Settings())) as session:
-                assert set(session.plan(case.training.windows).decayed) == set(right_plan(case).decayed)
+                assert set(session.plan(case.training.steps).decayed) == set(right_plan(case).decayed)
         except Unsupported as reason:
             pytest.skip(str(reason))
 
@@ -187,7 +187,7 @@ def test_command_names_a_difference_before_the_first_step() -> None:
         "--set=algorithm=adam",
         "--set=weight_decay=0.1",
         "--set=decay_form=times_rate",
-        '--set=undecayed=["bias", "gain", "offset"]',
+        '--set=undecayed=["bias", "gamma", "beta"]',
     ]
     ran = concord(
         "train",

@@ -63,7 +63,7 @@ def exported(folder: Path) -> None:
     about = {
         "backend": "mine",
         "info": {
-            "undelivered_taps": ["*.x"],
+            "not_exposed": ["*.x"],
             "deviations": [{"name": "softmax_floor", "value": -64.0, "reason": "so it is"}],
         },
     }

@@ -50,8 +50,8 @@ NONSENSE: dict[str, tuple[str, Callable[[Any], None]]] = {
         "'precision_switches' is 'all off' but must be an object",
         check_info,
     ),
-    '{"undelivered_taps": [["*"]]}': (
-        "'undelivered_taps' is [['*']] but must be a list of strings",
+    '{"not_exposed": [["*"]]}': (
+        "'not_exposed' is [['*']] but must be a list of strings",
         check_info,
     ),
 }

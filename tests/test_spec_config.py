@@ -137,7 +137,7 @@ def test_initialize_hides_nothing(variant_config, profile):
     for name, array in spec.initialize(variant_config, seed=3, profile=profile).items():
         assert array.dtype == np.float64
         assert (array == array.astype(np.float32)).all()
-        if spec.parameters(variant_config)[name].kind in ("gain", "bias", "offset"):
+        if spec.parameters(variant_config)[name].kind in ("gamma", "bias", "beta"):
             assert not np.isin(array, (0.0, 1.0)).any()
 
 

@@ -17,7 +17,7 @@ from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch
 from concord.spec.montecarlo import MonteCarlo
 from concord.spec.training.dropout import kept, philox
-from concord.spec.training.optimizers import Optimizer, clipped, shares, slots
+from concord.spec.training.optimizers import Optimizer, batch_weights, clipped, slots
 from concord.spec.training.recipe import Recipe, recipe, recipe_from_mapping, recipes, rounded_hyperparameters
 from concord.spec.training.schedules import learning_rate
 from concord.spec.training.trajectory import Training, Trajectory
@@ -346,7 +346,7 @@ def updated(
 
 @pytest.mark.clause("OPT-8")
 def test_lazy_updates_leave_rows_alone_that_nothing_looked_up() -> None:
-    first, second = updated({"table_updates": "lazy"}, rows=[1, 3])
+    first, second = updated({"embedding_updates": "lazy"}, rows=[1, 3])
     assert np.array_equal(first[[0, 2, 4]], second[[0, 2, 4]])
     dense = updated({}, rows=[1, 3])[1]
     assert np.array_equal(second[[1, 3]], dense[[1, 3]])
@@ -355,8 +355,8 @@ def test_lazy_updates_leave_rows_alone_that_nothing_looked_up() -> None:
 
 @pytest.mark.clause("OPT-6")
 def test_decay_leaves_out_kinds_of_parameters() -> None:
-    fields = {"weight_decay": 0.1, "decay_form": "times_rate", "undecayed": ("gain",)}
-    assert np.array_equal(updated(fields, "gain")[1], updated({}, "gain")[1])
+    fields = {"weight_decay": 0.1, "decay_form": "times_rate", "undecayed": ("gamma",)}
+    assert np.array_equal(updated(fields, "gamma")[1], updated({}, "gamma")[1])
     assert not np.array_equal(updated(fields, "kernel")[1], updated({}, "kernel")[1])
 
 
@@ -408,7 +408,7 @@ def test_clipping_bounds_what_it_says(
     ],
 )
 def test_short_window_is_weighted_as_the_recipe_says(mean: str, expected: list[float]) -> None:
-    assert shares(ADAM.replace(accumulation=3, accumulation_mean=mean), [(7, 3), (5, 1)]) == expected
+    assert batch_weights(ADAM.replace(accumulation=3, accumulation_mean=mean), [(7, 3), (5, 1)]) == expected
 
 
 # Trajectories.
@@ -444,7 +444,7 @@ def test_accumulation_by_samples_is_one_large_batch() -> None:
     described = ADAM.replace(accumulation=2, accumulation_mean="samples", clipping="global_norm", clip_at=0.5)
     whole = training(described.replace(accumulation=1))
     parted = dataclasses.replace(
-        whole, recipe=described, windows=[halves(window[0]) for window in whole.windows]
+        whole, recipe=described, steps=[halves(batches[0]) for batches in whole.steps]
     )
     first, second = observed(whole, Arithmetic(), "float64"), observed(parted, Arithmetic(), "float64")
     apart = {

@@ -196,7 +196,7 @@ def test_some_taps_are_judged_without_the_others(case):
     )
     assert verdict.passed
     assert "taps" in verdict.unchecked
-    declared = dataclasses.replace(run, taps=few, tap_gradients={}, info={"undelivered_taps": []})
+    declared = dataclasses.replace(run, taps=few, tap_gradients={}, info={"not_exposed": []})
     assert judge(case.config, case.weights, case.batch, declared).status == "diverges", (
         "it says that it delivers all"
     )

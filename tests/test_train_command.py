@@ -184,10 +184,10 @@ def test_lockstep_takes_the_batches_that_ordinary_training_takes(invoke: Invoke,
         beginning.Texts(vocabulary=11),
         seed=3,
     )
-    windows = on_samples(start, corpora).training.windows
-    assert [len(window) for window in windows] == [2, 2]
+    steps = on_samples(start, corpora).training.steps
+    assert [len(batches) for batches in steps] == [2, 2]
     first = [batch for _, batch in itertools.islice(beginning.source(start, corpora).epoch(0), 4)]
-    assert [batch.required("input_ids").tolist() for window in windows for batch in window] == [
+    assert [batch.required("input_ids").tolist() for batches in steps for batch in batches] == [
         batch.required("input_ids").tolist() for batch in first
     ]
     code, _, errors = invoke(*f"train --lockstep --case standard --data {data}".split())

@@ -34,7 +34,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "algorithm": "adam",
         "weight_decay": 0.1,
         "decay_form": "times_rate",
-        "undecayed": ("bias", "gain", "offset"),
+        "undecayed": ("bias", "gamma", "beta"),
         "clipping": "global_norm",
         "clip_at": 0.5,
     },
@@ -43,7 +43,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "epsilon_placement": "uncorrected",
         "clipping": "global_norm",
         "clip_at": 0.7,
-        "table_gradients": "slices",
+        "embedding_gradients": "slices",
     },
     "coupled": {
         "algorithm": "adam",
@@ -56,7 +56,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "lazy": {
         "algorithm": "adam",
         "bias_correction": False,
-        "table_updates": "lazy",
+        "embedding_updates": "lazy",
         "clipping": "tensor_norm",
         "clip_at": 0.3,
     },
@@ -117,12 +117,12 @@ def verdict_of(run: Run, asked: Training, dtype: str) -> Any:
     def expected(deviations: Any) -> Any:
         return of_training(JudgedTraining(CONFIG, WEIGHTS, asked, dtype=dtype, deviations=deviations))
 
-    return judge(CONFIG, WEIGHTS, asked.windows[0][0], run, expectation=expected)
+    return judge(CONFIG, WEIGHTS, asked.steps[0][0], run, expectation=expected)
 
 
 def trained(open_worker: Any, backend: str, asked: Training, dtype: str = "float32", **settings: Any) -> Run:
     run: Run = open_worker(backend).run(
-        CONFIG, WEIGHTS, asked.windows[0][0], dtype=dtype, taps=False, training=asked, **settings
+        CONFIG, WEIGHTS, asked.steps[0][0], dtype=dtype, taps=False, training=asked, **settings
     )
     return run
 
@@ -141,7 +141,7 @@ def test_training_follows_the_recipe_step_by_step(open_worker: Any, backend: str
 
 @pytest.mark.parametrize("backend", EACH_BACKEND)
 def test_compiled_gradients_train_alike(open_worker: Any, backend: str) -> None:
-    asked = dataclasses.replace(training("adamw"), windows=training("adamw").windows[:2], reported=(1,))
+    asked = dataclasses.replace(training("adamw"), steps=training("adamw").steps[:2], reported=(1,))
     assert verdict_of(trained(open_worker, backend, asked, execution="compiled"), asked, "float32").passed
 
 
@@ -151,13 +151,13 @@ def test_compiled_gradients_train_alike(open_worker: Any, backend: str) -> None:
     [
         ("adamw", {"clip_at": 0.501}, "steps.0.clipped.", "OPT-7"),
         ("adamw", {"epsilon": 1e-7}, "steps.0.parameters.", "OPT-3"),
-        ("adamw", {"undecayed": ("bias", "gain")}, "steps.0.parameters.", "OPT-3"),
+        ("adamw", {"undecayed": ("bias", "gamma")}, "steps.0.parameters.", "OPT-3"),
         ("adamw", {"beta2": 0.9991}, "steps.0.second_moment.", "OPT-3"),
         ("adamw", {"accumulation_mean": "batches"}, "steps.0.gradients.", "GRD-1"),
         ("momentum", {"first_step": 0}, "steps.0.rate", "OPT-9"),
         ("displacement", {"momentum_form": "velocity"}, "steps.0.momentum.", "OPT-2"),
-        ("tf1", {"table_gradients": "dense"}, "steps.0.norm", "OPT-7"),
-        ("lazy", {"table_updates": "dense"}, "steps.1.", "OPT-3"),
+        ("tf1", {"embedding_gradients": "dense"}, "steps.0.norm", "OPT-7"),
+        ("lazy", {"embedding_updates": "dense"}, "steps.1.", "OPT-3"),
     ],
 )
 def test_wrong_training_is_found_where_it_shows_first(
@@ -191,12 +191,12 @@ def library_training(**fields: Any) -> Training:
 def test_library_layers_train_and_drop_what_they_show(open_worker: Any, backend: str) -> None:
     asked, weights = library_training(dropout_embeddings=0.2, dropout_head=0.3), spec.initialize(LIBRARY)
     run = open_worker(backend).run(
-        LIBRARY, weights, asked.windows[0][0], implementation="library", taps=False, training=asked
+        LIBRARY, weights, asked.steps[0][0], implementation="library", taps=False, training=asked
     )
     verdict = judge(
         LIBRARY,
         weights,
-        asked.windows[0][0],
+        asked.steps[0][0],
         run,
         expectation=lambda deviations: of_training(
             JudgedTraining(LIBRARY, weights, asked, dtype="float32", deviations=deviations)
@@ -235,7 +235,7 @@ def test_what_library_layers_keep_to_themselves_is_not_trained_silently(
         open_worker("torch").run(
             LIBRARY,
             spec.initialize(LIBRARY),
-            asked.windows[0][0],
+            asked.steps[0][0],
             implementation=implementation,
             taps=False,
             training=asked,
@@ -254,7 +254,7 @@ RATES = {
 @pytest.mark.parametrize("backend", EACH_BACKEND)
 def test_every_framework_drops_the_same_elements(open_worker: Any, backend: str, execution: str) -> None:
     asked = training("adamw", **RATES)
-    asked = dataclasses.replace(asked, seed=2**40 + 11, windows=asked.windows[:2], reported=(0, 1))
+    asked = dataclasses.replace(asked, seed=2**40 + 11, steps=asked.steps[:2], reported=(0, 1))
     verdict = verdict_of(trained(open_worker, backend, asked, execution=execution), asked, "float32")
     assert verdict.passed, verdict.first_divergence
 

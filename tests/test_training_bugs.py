@@ -117,7 +117,7 @@ def unequal(m: TrainingStep, right: list[float], counts: Any) -> list[float]:
 
 
 def counted_again(m: TrainingStep, total: Any) -> Any:
-    batches = training_of("adamw").windows[m.number]
+    batches = training_of("adamw").steps[m.number]
     ids = np.concatenate([batch.required("input_ids").reshape(-1) for batch in batches])
     often, name = np.maximum(np.bincount(ids, minlength=17), 1)[:, None], "embeddings.token.weight"
     return {**total, name: total[name] * total[name].of(total[name].a.leaf(often.astype(float)))}

@@ -30,7 +30,7 @@ ADAMW = {
     "algorithm": "adam",
     "weight_decay": 0.1,
     "decay_form": "times_rate",
-    "undecayed": ("bias", "gain", "offset"),
+    "undecayed": ("bias", "gamma", "beta"),
     "clipping": "global_norm",
     "clip_at": 0.5,
 }
@@ -45,7 +45,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "dropout_head": 0.3,
     },
     "keras": {**ADAMW, "epsilon_placement": "uncorrected", "dropout_activation": 0.2},
-    "written out": {**ADAMW, "decay_form": "alone", "amsgrad": True, "table_updates": "lazy"},
+    "written out": {**ADAMW, "decay_form": "alone", "amsgrad": True, "embedding_updates": "lazy"},
     "momentum": {"algorithm": "sgd", "momentum": 0.9, "nesterov": True},
     "rmsprop": {
         "algorithm": "rmsprop",
@@ -61,18 +61,18 @@ BATCHES = [
     spec.example_batch(CONFIG, batch=size, tokens=tokens, seed=number, padding="ragged")
     for number, (size, tokens) in enumerate(SIZES)
 ]
-WINDOWS = [BATCHES[:2], BATCHES[2:4], BATCHES[4:6], BATCHES[6:]]
+STEPS = [BATCHES[:2], BATCHES[2:4], BATCHES[4:6], BATCHES[6:]]
 
 
 def request_of(
     recipe: str = "adamw",
-    windows: Sequence[Sequence[spec.Batch]] = (),
+    steps: Sequence[Sequence[spec.Batch]] = (),
     reported: tuple[int, ...] = (),
     **settings: Any,
 ) -> Request:
     training = Training(
         Recipe(learning_rate=0.01, accumulation=2, accumulation_mean="samples", **RECIPES[recipe]),
-        windows,
+        steps,
         seed=2**40 + 3,
         reported=reported,
     )
@@ -94,17 +94,17 @@ def bits_of_a_run(worker: Worker, request: Request) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("execution", ["eager", "compiled"])
 def test_steps_of_a_session_have_the_bits_of_a_run(worker: Worker, execution: str) -> None:
-    windows = (
-        WINDOWS if execution == "eager" else [[BATCHES[0]], [BATCHES[6]]]
+    steps = (
+        STEPS if execution == "eager" else [[BATCHES[0]], [BATCHES[6]]]
     )  # of one shape: compilers take their time
-    last = len(windows) - 1
-    expected = bits_of_a_run(worker, request_of(windows=windows, reported=(last,), execution=execution))
+    last = len(steps) - 1
+    expected = bits_of_a_run(worker, request_of(steps=steps, reported=(last,), execution=execution))
     found: dict[str, np.ndarray] = {}
     with worker.train(request_of(execution=execution)) as session:
-        for step, window in enumerate(windows):
+        for step, batches in enumerate(steps):
             found |= {
                 f"steps.{step}.{name}": array
-                for name, array in session.step(window, report=step == last).items()
+                for name, array in session.step(batches, report=step == last).items()
             }
         state = session.state()
     assert the_same(found, expected)
@@ -116,24 +116,24 @@ def test_steps_of_a_session_have_the_bits_of_a_run(worker: Worker, execution: st
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_training_goes_on_from_a_state_with_the_bits_that_it_had(worker: Worker, recipe: str) -> None:
     with worker.train(request_of(recipe)) as session:
-        for window in WINDOWS[:2]:
-            session.step(window)
+        for batches in STEPS[:2]:
+            session.step(batches)
         halfway = session.state()
-        expected = [session.step(window, report=True) for window in WINDOWS[2:]]
+        expected = [session.step(batches, report=True) for batches in STEPS[2:]]
         end = session.state()
     assert any(not name.startswith("parameters.") for name in halfway)
     with worker.train(request_of(recipe)) as another:
         for _ in range(2):  # in a session that is new, and in one that went on meanwhile
             another.load(halfway, 2)
             assert the_same(another.state(), halfway)
-            found = [another.step(window, report=True) for window in WINDOWS[2:]]
+            found = [another.step(batches, report=True) for batches in STEPS[2:]]
             assert all(the_same(one, other) for one, other in zip(found, expected, strict=True))
             assert the_same(another.state(), end)
 
 
 def test_session_predicts_without_dropout_what_a_run_computes(worker: Worker) -> None:
     with worker.train(request_of()) as session:
-        session.step(WINDOWS[0])
+        session.step(STEPS[0])
         trained = {
             name.removeprefix("parameters."): array
             for name, array in session.state().items()
@@ -143,12 +143,12 @@ def test_session_predicts_without_dropout_what_a_run_computes(worker: Worker) ->
         assert np.array_equal(session.predict(BATCHES[1]), logits)
         unlabelled = spec.Batch(input_ids=BATCHES[1].input_ids, segment_ids=BATCHES[1].segment_ids)
         assert np.array_equal(session.predict(unlabelled), logits)
-        went_on = session.step(WINDOWS[1])
+        went_on = session.step(STEPS[1])
     assert the_same(
         went_on,
         {
             name.removeprefix("steps.1."): array
-            for name, array in bits_of_a_run(worker, request_of(windows=WINDOWS[:2])).items()
+            for name, array in bits_of_a_run(worker, request_of(steps=STEPS[:2])).items()
             if name.startswith("steps.1.")
         },
     )
@@ -199,9 +199,9 @@ def test_steps_that_do_not_fit_are_refused_before_anything_changes(open_worker: 
 def test_sessions_of_one_worker_do_not_touch_each_other(open_worker: Any) -> None:
     worker = open_worker("torch")
     with worker.train(request_of("momentum")) as one, worker.train(request_of("momentum")) as other:
-        one.step(WINDOWS[0])
+        one.step(STEPS[0])
         before = other.state()
-        one.step(WINDOWS[1])
+        one.step(STEPS[1])
         assert the_same(other.state(), before)
         assert not the_same(one.state(), before)
 
@@ -236,19 +236,19 @@ DROPPING = Recipe(learning_rate=0.01, accumulation=2, accumulation_mean="samples
 @pytest.mark.parametrize("execution", ["eager", pytest.param("compiled", marks=pytest.mark.in_turn)])
 def test_own_dropout_goes_on_with_the_bits_that_it_had(worker: Worker, execution: str) -> None:
     one, two, three = (BATCHES[place] for place in (0, 2, 6))  # of one shape: compilers take their time
-    windows = [[one, two], [three], [two, one]] if execution == "eager" else [[one], [two], [three]]
+    steps = [[one, two], [three], [two, one]] if execution == "eager" else [[one], [two], [three]]
     with natively(DROPPING, worker, execution) as session:
-        losses = [session.step(windows[0])["losses.0"]]
+        losses = [session.step(steps[0])["losses.0"]]
         after = session.state()
-        losses += [session.step(window)["losses.0"] for window in windows[1:]]
+        losses += [session.step(batches)["losses.0"] for batches in steps[1:]]
         end = session.state()
     with natively(DROPPING, worker, execution) as another:
-        another.step(windows[2])  # draws of its own
+        another.step(steps[2])  # draws of its own
         another.load(after, 1)
-        assert [another.step(window)["losses.0"] for window in windows[1:]] == losses[1:]
+        assert [another.step(batches)["losses.0"] for batches in steps[1:]] == losses[1:]
         assert the_same(another.state(), end)
     with natively(DROPPING, worker, execution, seed=5) as other:
-        assert other.step(windows[0])["losses.0"] != losses[0]
+        assert other.step(steps[0])["losses.0"] != losses[0]
     assert len(set(map(float, losses))) == len(losses)
 
 

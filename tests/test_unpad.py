@@ -130,7 +130,7 @@ def test_only_what_follows_the_encoder_is_delivered(worker: Worker) -> None:
         row.status
         for row in verdict.table
         if row.tensor not in run.taps and not row.tensor.startswith("gradients.")
-    } == {"undelivered"}
+    } == {"not exposed"}
 
 
 @pytest.mark.clause("PRC-3")

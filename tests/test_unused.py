@@ -71,7 +71,7 @@ def test_activation_that_the_model_does_not_go_on_with_is_said_to_be_one(aside, 
     verdict = verdict_of(case, run_with(case, (), aside, np.zeros_like, dtype))
     assert verdict.status == "agrees", verdict.first_divergence
     assert {row.tensor: row.status for row in verdict.table if row.note == UNUSED} == {
-        f"gradients.taps.{name}": "undelivered" for name in aside
+        f"gradients.taps.{name}": "not exposed" for name in aside
     }
 
 
@@ -83,7 +83,7 @@ def test_every_activation_may_be_one_that_the_model_does_not_go_on_with():
     assert not [
         row.tensor
         for row in verdict.table
-        if row.tensor.startswith("gradients.taps.") and row.status != "undelivered"
+        if row.tensor.startswith("gradients.taps.") and row.status != "not exposed"
     ]
 
 

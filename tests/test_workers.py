@@ -582,7 +582,7 @@ def test_an_answer_that_cannot_be_read_is_an_error_of_that_backend(
     assert report.results[0].detail == "its answer cannot be read: KeyError: 'BF16'"
     assert (
         report.results[1].detail
-        == "its answer cannot be read: 'undelivered_taps' is 'layers.*' but must be a list of strings"
+        == "its answer cannot be read: 'not_exposed' is 'layers.*' but must be a list of strings"
     )
 
 

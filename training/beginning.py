@@ -194,7 +194,7 @@ def first_weights(
         without: parameters that somebody has already.
     """
     kinds = {name: entry.kind for name, entry in parameters(config).items() if name not in without}
-    neutral = {"bias": 0.0, "offset": 0.0, "gain": 1.0}
+    neutral = {"bias": 0.0, "beta": 0.0, "gamma": 1.0}
     drawn = {
         name: np.full_like(array, neutral[kinds[name]]) if kinds[name] in neutral else array
         for name, array in initialize(config, seed, names=kinds).items()
@@ -202,7 +202,7 @@ def first_weights(
     small = [
         name
         for name, kind in kinds.items()
-        if kind == "table" or (kind == "positions" and config.positions == "learned")
+        if kind == "embedding" or (kind == "positions" and config.positions == "learned")
     ]
     small = [
         *(small if config.embedding_norm else []),

@@ -25,7 +25,7 @@ from concord.spec.batch import Batch
 from concord.spec.errors import SpecError
 from concord.spec.files import section, write_text
 from concord.spec.parameters import parameters
-from concord.spec.training.optimizers import shares
+from concord.spec.training.optimizers import batch_weights
 from concord.spec.training.schedules import learning_rate
 from concord.spec.training.trajectory import Training, counts
 from concord.training import checkpoint
@@ -123,7 +123,7 @@ class Fitting:
         before = time.perf_counter()
         done, batches = self.progress, [batch for _, batch in accumulation]
         found = self.session.step(batches)
-        weights = shares(self.recipe, [counts(self.start.config, batch) for batch in batches])
+        weights = batch_weights(self.recipe, [counts(self.start.config, batch) for batch in batches])
         loss = math.fsum(weight * float(found[f"losses.{number}"]) for number, weight in enumerate(weights))
         if not math.isfinite(loss):
             raise SpecError(

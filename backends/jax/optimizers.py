@@ -80,7 +80,7 @@ def own(recipe: Recipe, decayed: Mapping[str, bool]) -> optax.GradientTransforma
         decayed: by native name of a parameter, whether it decays.
     """
     found = direction(recipe)
-    if found is None or recipe.table_updates == "lazy" or recipe.decay_form == "alone":
+    if found is None or recipe.embedding_updates == "lazy" or recipe.decay_form == "alone":
         return None
     decay = (
         optax.add_decayed_weights(recipe.weight_decay, mask=dict(decayed))

@@ -62,7 +62,7 @@ def own(recipe: Recipe, groups: Any, undecayed: set[str]) -> paddle.optimizer.Op
         groups: parameters, and by how much they decay.
         undecayed: names of parameters that do not decay.
     """
-    if recipe.table_updates == "lazy" or recipe.decay_form == "alone":
+    if recipe.embedding_updates == "lazy" or recipe.decay_form == "alone":
         return None
     rate, decoupled, double = (
         recipe.learning_rate,

@@ -50,7 +50,7 @@ class NativeOperations(Operations):
 def own(recipe: Recipe, dtype: str) -> keras.optimizers.Optimizer | None:
     """Return Keras's optimizer of a recipe, if it has one that computes it."""
     # Keras holds the learning rate as a float32 number.
-    if recipe.table_updates == "lazy" or recipe.decay_form in ("alone", "coupled") or dtype == "float64":
+    if recipe.embedding_updates == "lazy" or recipe.decay_form in ("alone", "coupled") or dtype == "float64":
         return None
     rate, decay = recipe.learning_rate, recipe.weight_decay or None
     if recipe.algorithm == "adam" and recipe.epsilon_placement == "uncorrected" and recipe.bias_correction:

@@ -56,7 +56,7 @@ def own(recipe: Recipe, groups: list[dict[str, Any]]) -> torch.optim.Optimizer |
     Args:
         groups: parameters, and by how much they decay.
     """
-    if recipe.table_updates == "lazy" or recipe.decay_form == "alone":
+    if recipe.embedding_updates == "lazy" or recipe.decay_form == "alone":
         return None
     decoupled = recipe.decay_form == "times_rate"
     if recipe.algorithm == "adam" and recipe.epsilon_placement == "corrected" and recipe.bias_correction:

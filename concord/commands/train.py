@@ -486,7 +486,7 @@ def _in_lockstep(
 
     record.check()
     settings, names, case = collect(workers.settings, workers.names, made)
-    mode, count, console = MODES[how.free_running], len(case.training.windows), Terminal()
+    mode, count, console = MODES[how.free_running], len(case.training.steps), Terminal()
     _warn(case.training.recipe, case.dtype)
     with bars(names, count, "steps") as reached:
         found = conduct(

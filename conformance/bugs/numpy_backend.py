@@ -58,7 +58,7 @@ def run(alternative: Alternative, request: Request) -> Run:
     hidden = "attention.weights" if alternative.fused else "nothing"
     taps = {name: tap for name, tap in truth.taps.items() if request.taps and not name.endswith(hidden)}
     gradients = {name: tap for name, tap in truth.tap_gradients.items() if not name.endswith(hidden)}
-    info = {"device": "cpu", "undelivered_taps": [f"*{hidden}"]}
+    info = {"device": "cpu", "not_exposed": [f"*{hidden}"]}
     return Run(
         truth.output, truth.loss, taps, truth.gradients, "alternatives", dtype, info, tap_gradients=gradients
     )

@@ -249,11 +249,11 @@ class FrameworkOperations(Operations):
         return getattr(
             self,
             {
-                "table": "table",
+                "embedding": "table",
                 "positions": "table",
                 "kernel": "weight",
                 "bias": "bias",
-                "gain": "gain",
-                "offset": "offset",
+                "gamma": "gain",
+                "beta": "offset",
             }[kind],
         )(owner)

@@ -193,7 +193,7 @@ def _of_norm(question: Question, own: str) -> Iterator[Hypothesis]:
     yield norm("norm_gain_and_offset_swapped", "gain and offset in each other's place", offset, gain)
     for name, parameter in parameters(config, question.case.part).items():
         other = name.removesuffix(".weight")
-        if parameter.kind != "gain" or other == own:
+        if parameter.kind != "gamma" or other == own:
             continue
         sibling = other[:-1] == own[:-1] and own.startswith("layers.")
         kind, clause = ("norm_sharing", "NRM-5") if sibling else ("weights_of_another_norm", "WGT-1")

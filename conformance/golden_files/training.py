@@ -59,11 +59,11 @@ def read_training(
             f"it holds a training run, but the table of {table.source} does not say how that source trains"
         )
     inputs, steps = _inputs(file, part)
-    windows = [[from_arrays({name: array[step] for name, array in inputs.items()})] for step in range(steps)]
-    for window in windows:
-        validate_batch(config, window[0], part.name)
+    given = [[from_arrays({name: array[step] for name, array in inputs.items()})] for step in range(steps)]
+    for batches in given:
+        validate_batch(config, batches[0], part.name)
     expected = _results(file, part, config, weights, steps)
-    training = Training(recipe_of(file.config, table), windows, reported=(0, steps - 1))
+    training = Training(recipe_of(file.config, table), given, reported=(0, steps - 1))
     deviations = {**table.deviations, **table.training.deviations}
     rounded = table.training.float32_positions and POSITIONS in weights
     uncertain = {POSITIONS: float32_noise(config)} if rounded else {}

@@ -38,7 +38,7 @@ def example(
         words: ids below this number alone are drawn; None: any.
     """
     drawn = config if words is None else config.replace(vocab_size=words)
-    windows: list[list[Batch]] = []
+    drawn_steps: list[list[Batch]] = []
     number = seed * 1_000_003
     for step in range(steps):
         last = (step + 1) % EPOCH == 0 or step == steps - 1
@@ -47,14 +47,14 @@ def example(
             if last
             else [(batch + 1) // 2 if place % 2 else batch for place in range(recipe.accumulation)]
         )
-        windows.append(
+        drawn_steps.append(
             [
                 example_batch(drawn, batch=size, tokens=tokens, seed=number + place, padding="ragged")
                 for place, size in enumerate(sizes)
             ]
         )
         number += len(sizes)
-    training = Training(recipe, windows, seed)
+    training = Training(recipe, drawn_steps, seed)
     return JudgedTraining(config, initialize(config, seed), training, dtype=dtype)
 
 
@@ -90,7 +90,7 @@ def standard(steps: int = STEPS, seed: int = 0, dtype: str = "float32") -> Judge
         learning_rate=1e-3,
         weight_decay=0.01,
         decay_form="times_rate",
-        undecayed=("bias", "gain", "offset"),
+        undecayed=("bias", "gamma", "beta"),
         clipping="global_norm",
         clip_at=CLIP_AT,
         schedule="linear",

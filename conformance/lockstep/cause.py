@@ -32,7 +32,7 @@ def cause_of(first: MadeStep, others: Sequence[MadeStep] = ()) -> Cause | None:
         if name in right
     ):
         return None  # numbers that cannot be compared
-    recipe, steps = first.case.training.recipe, len(first.case.training.windows)
+    recipe, steps = first.case.training.recipe, len(first.case.training.steps)
     diverging = [other for other in others if other.tensor]
     with np.errstate(all="ignore"):  # what is not finite is compared as such
         known = explaining(first, suspects(recipe, steps, first.start.step))
@@ -60,7 +60,7 @@ def holds(bug: TrainingBug, other: MadeStep) -> bool:
     if bug.name == "data_of_other_step":  # each step has batches of its own
         same = (
             one
-            for one in suspects(training.recipe, len(training.windows), other.start.step)
+            for one in suspects(training.recipe, len(training.steps), other.start.step)
             if "batches" in one.change.places
         )
         return not other.tensor or bool(next(iter(explaining(other, same)), None))

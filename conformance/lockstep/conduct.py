@@ -58,7 +58,7 @@ def opened(name: str, case: JudgedTraining, right: StepPlan, settings: Settings,
         session = worker.train(request_of(case, settings))
         stated = session.info.get("deviations", [])
         deviations = in_precision(declared(stated), case.dtype)
-        found = differences(case, right, name, session.plan(case.training.windows), deviations)
+        found = differences(case, right, name, session.plan(case.training.steps), deviations)
     except Exception as error:  # whatever keeps one backend from training keeps no other
         own = (NOT_JUDGED, own_fault("opening it", error), traceback.format_exc())
         status, detail, stderr = failure_of(error) or own
@@ -73,13 +73,13 @@ def request_of(case: JudgedTraining, settings: Settings) -> Request:
     return Request(
         case.config,
         case.weights,
-        case.training.windows[0][0],
+        case.training.steps[0][0],
         case.part,
         case.dtype,
         **{name: getattr(settings, name) for name in how},
         taps=False,
         gradients=False,
-        training=replace(case.training, windows=[]),
+        training=replace(case.training, steps=[]),
     )
 
 
@@ -138,17 +138,17 @@ def conduct(
 
 def rates(training: Training) -> list[float]:
     """Return the learning rate of each step."""
-    return [learning_rate(training.recipe, step) for step in range(len(training.windows))]
+    return [learning_rate(training.recipe, step) for step in range(len(training.steps))]
 
 
 def about(case: JudgedTraining, settings: Settings) -> dict[str, Any]:
     """Return what was trained and how."""
     training, how = case.training, ("implementation", "execution", "device", "precision")
     return {
-        "steps": len(training.windows),
+        "steps": len(training.steps),
         "seed": training.seed,
         "part": case.part,
-        "batches": sum(map(len, training.windows)),
+        "batches": sum(map(len, training.steps)),
         "config": _listed(case.config.as_dict()),
         "recipe": _listed(training.recipe.as_dict()),
         **{name: getattr(settings, name) for name in how},

@@ -256,8 +256,8 @@ def of_training(case: JudgedTraining) -> Expectation:
 
 def _of_training(case: JudgedTraining) -> Expectation:
     envelope, values, sigmas = Envelope(case), dict[str, Array](), dict[str, Array]()
-    for step, batches in enumerate(case.training.windows):
-        expected = envelope.step(batches, last=step == len(case.training.windows) - 1)
+    for step, batches in enumerate(case.training.steps):
+        expected = envelope.step(batches, last=step == len(case.training.steps) - 1)
         reported = [name for name in expected.values if case.training.reports(step, name.split(".", 2)[2])]
         values |= {name: expected.values[name] for name in reported}
         sigmas |= {name: expected.sigmas[name] for name in reported}

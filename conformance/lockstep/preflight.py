@@ -19,10 +19,8 @@ FEW = 3
 
 def right_plan(case: JudgedTraining) -> StepPlan:
     """Return what a backend is to do."""
-    windows = [
-        [round_inputs({}, batch, case.dtype)[1] for batch in batches] for batches in case.training.windows
-    ]
-    return plan(case.config, replace(case.training, windows=windows), case.part)
+    steps = [[round_inputs({}, batch, case.dtype)[1] for batch in batches] for batches in case.training.steps]
+    return plan(case.config, replace(case.training, steps=steps), case.part)
 
 
 def differences(

@@ -152,7 +152,7 @@ def _counted(made: MadeStep) -> Iterator[TrainingBug]:
     tables = [table for table in LOOKED_UP if table in actual.keys() & right.keys() and again(table)]
 
     def repeated(m: TrainingStep, total: Tensors) -> Tensors:
-        batches = made.case.training.windows[m.number]
+        batches = made.case.training.steps[m.number]
         return {
             name: gradient * gradient.of(gradient.a.leaf(times(batches, name)))
             if name in tables

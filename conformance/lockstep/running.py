@@ -108,7 +108,7 @@ def first_divergence(
     whole, start, statuses = of_training(case), None, set[tuple[str, str]]()
     target, sigmas, agreed = precision(case.dtype), dict[str, Array](), list[MadeStep]()
     state = {name: target.round(values) for name, values in case.start.items()}
-    for step, (batches, found) in enumerate(zip(case.training.windows, made, strict=True)):
+    for step, (batches, found) in enumerate(zip(case.training.steps, made, strict=True)):
         prefix = f"steps.{step}."
         names = [name for name in whole.values if name.startswith(prefix)]
         values, tolerated = ({name: table[name] for name in names} for table in (whole.values, whole.sigmas))
@@ -209,7 +209,7 @@ class _Lockstep:
         callback: Callback = lambda name, steps: None,
     ) -> None:
         self.case, self.candidates, self.stop_first = replace(case, deviations=NONE), candidates, stop_first
-        self.again, self.callback, self.steps = resynchronise, callback, case.training.windows[:steps]
+        self.again, self.callback, self.steps = resynchronise, callback, case.training.steps[:steps]
         self.recorders = {one.name: Recorder(one.name) for one in candidates}
         self.envelopes = Envelopes(self.case, [one.deviations for one in candidates], resynchronise)
         self.state: dict[str, Array] = self.rounded(self.case.start)

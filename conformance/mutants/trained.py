@@ -63,7 +63,7 @@ def shown(name: str, dtype: str) -> Shown:
     right, wrong, ratios, statuses = (
         of_training(judged_training(bug, dtype)),
         dict[str, Array](),
-        [0.0] * len(training.windows),
+        [0.0] * len(training.steps),
         set[tuple[str, str]](),
     )
     with np.errstate(all="ignore"):
@@ -99,31 +99,31 @@ def divergence_of(
     request = Request(
         config,
         weights,
-        training.windows[0][0],
+        training.steps[0][0],
         dtype=dtype,
         implementation="explicit" if right else f"mutant:{bug.name}",
         taps=False,
         training=training,
     )
-    steps, info = trained(worker, request, training.windows, resume)
+    steps, info = trained(worker, request, training.steps, resume)
     deviations = in_precision(declared(info.get("deviations", [])), dtype)
     return first_divergence(judged_training(bug, dtype, deviations), steps, resume, explaining)
 
 
 def trained(
-    worker: Worker, request: Request, windows: Sequence[Batches], resume: int
+    worker: Worker, request: Request, steps: Sequence[Batches], resume: int
 ) -> tuple[list[Mapping[str, Array]], dict[str, Any]]:
     """Return what a backend reports of each step, and of itself; before one it is closed, and resumed."""
     session = worker.train(request)
-    steps: list[Mapping[str, Array]] = []
+    found: list[Mapping[str, Array]] = []
     try:
-        for step, batches in enumerate(windows):
+        for step, batches in enumerate(steps):
             if resume and step == resume:
                 state = session.state()
                 session.close()
                 session = worker.train(request)
                 session.load(state, step)
-            steps.append(session.step(batches, report=True))
-        return steps, session.info
+            found.append(session.step(batches, report=True))
+        return found, session.info
     finally:
         session.close()

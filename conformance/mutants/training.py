@@ -71,13 +71,13 @@ class MutatedTrainer(Trainer):
 
     def advance(self, batches: Sequence[Batch], report: bool) -> dict[str, NDArray[Any]]:
         self.place.number = self.steps
-        batches = self.change.batches(self.place, batches, self.training.windows)
+        batches = self.change.batches(self.place, batches, self.training.steps)
         self.batches = len(batches)
         return super().advance(batches, report)
 
-    def shares(self, batches: Sequence[Batch]) -> list[float]:
+    def batch_weights(self, batches: Sequence[Batch]) -> list[float]:
         counted = [counts(self.request.config, batch) for batch in batches]
-        found: list[float] = self.change.weights(self.place, super().shares(batches), counted)
+        found: list[float] = self.change.weights(self.place, super().batch_weights(batches), counted)
         return found
 
     def numbers(self) -> dict[str, float]:
@@ -93,9 +93,9 @@ class MutatedTrainer(Trainer):
         found: tuple[NDArray[np.bool_], float] = self.change.masks(self.place, right, place)
         return found
 
-    def added(self, total: Tensors, piece: Tensors, share: Tensor | None) -> dict[str, Tensor]:
-        right, weight = super().added(total, piece, share), 1.0 if share is None else share
-        found: dict[str, Tensor] = self.change.added(self.place, right, total, piece, weight)
+    def added(self, total: Tensors, piece: Tensors, weight: Tensor | None) -> dict[str, Tensor]:
+        right, factor = super().added(total, piece, weight), 1.0 if weight is None else weight
+        found: dict[str, Tensor] = self.change.added(self.place, right, total, piece, factor)
         return found
 
     def accumulated(

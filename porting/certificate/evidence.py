@@ -441,7 +441,7 @@ class _Reading:
         within = "tensor within its tolerance" if len(judged) == 1 else "tensors within their tolerances"
         cases = list(dict.fromkeys(result.case for result, _ in judged))
         few, lost_digits = (
-            sum(row.status == status for _, row in rows) for status in ("undelivered", "undetermined")
+            sum(row.status == status for _, row in rows) for status in ("not exposed", "undetermined")
         )
         more = f"; {few} are not handed out" * bool(
             few

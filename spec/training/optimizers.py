@@ -126,7 +126,7 @@ class Optimizer:
         """Return a parameter after one step; rows of a table that are left alone as they were (OPT-8)."""
         before = {slot: self.slot(slot, name, parameter) for slot in slots(self.recipe)}
         after = self.stepped(name, parameter, gradient, rate)
-        if self.recipe.table_updates == "lazy" and rows is not None:  # OPT-8
+        if self.recipe.embedding_updates == "lazy" and rows is not None:  # OPT-8
             touched = np.zeros((parameter.shape[0], *(1,) * (len(parameter.shape) - 1)), bool)
             touched[rows] = True
             self.state |= {
@@ -282,7 +282,7 @@ def clipped_together(recipe: Recipe, names: Sequence[str], kinds: Mapping[str, s
     return list(alike.values())
 
 
-def shares(recipe: Recipe, counts: list[tuple[int, int]]) -> list[float]:
+def batch_weights(recipe: Recipe, counts: list[tuple[int, int]]) -> list[float]:
     """Return by how much the gradient of each batch of a step counts (SPEC OPT-10).
 
     Args:

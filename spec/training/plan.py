@@ -135,14 +135,14 @@ def plan(config: EncoderConfig, training: Training, part: str = "model", masked:
     """
     drawn = {
         f"{step}.{number}.{tap}": digest([keep])
-        for step, batches in enumerate(training.windows[:masked])
+        for step, batches in enumerate(training.steps[:masked])
         for number, batch in enumerate(batches)
         for tap, keep in masks(config, training, step, number, batch, part).items()
     }
     return StepPlan(
-        [[digest(batch.arrays().values()) for batch in batches] for batches in training.windows],
+        [[digest(batch.arrays().values()) for batch in batches] for batches in training.steps],
         drawn,
-        [learning_rate(training.recipe, step) for step in range(len(training.windows))],
+        [learning_rate(training.recipe, step) for step in range(len(training.steps))],
         [
             name
             for name, entry in parameters(config, part).items()

@@ -22,8 +22,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "epsilon_placement": ("corrected", "uncorrected", "inside"),
     "decay_form": ("none", "coupled", "times_rate", "alone"),
     "clipping": ("none", "global_norm", "group_norm", "tensor_norm", "value"),
-    "table_gradients": ("dense", "slices"),
-    "table_updates": ("dense", "lazy"),
+    "embedding_gradients": ("dense", "slices"),
+    "embedding_updates": ("dense", "lazy"),
     "schedule": ("constant", "linear", "inverse_square_root", "cosine"),
     "decay_start": ("warmup_end", "first_step"),
     "accumulation_mean": ("configured", "batches", "samples", "labels"),
@@ -41,7 +41,7 @@ RATES = (
 )
 """The share that is dropped at each kind of site."""
 
-KINDS_OF_PARAMETERS = ("table", "positions", "kernel", "bias", "gain", "offset")
+KINDS_OF_PARAMETERS = ("embedding", "positions", "kernel", "bias", "gamma", "beta")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +75,8 @@ class Recipe:
     clipping: str = "none"  # OPT-7
     clip_at: float | None = None  # OPT-7
     clip_epsilon: float = 0.0  # OPT-7: added to the norm
-    table_gradients: str = "dense"  # OPT-7: what the norm sees of a table's gradient
-    table_updates: str = "dense"  # OPT-8
+    embedding_gradients: str = "dense"  # OPT-7: what the norm sees of a table's gradient
+    embedding_updates: str = "dense"  # OPT-8
     # Schedule.
     schedule: str = "constant"  # OPT-9
     first_step: int = 1  # OPT-9

@@ -20,7 +20,7 @@ from concord.spec.parameters import Weights, parameters
 from concord.spec.reference import observe, used_rows
 from concord.spec.tape import Node, Values
 from concord.spec.training.dropout import GENERATORS, kept, rate_of
-from concord.spec.training.optimizers import Nodes, Optimizer, clipped, shares
+from concord.spec.training.optimizers import Nodes, Optimizer, batch_weights, clipped
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.schedules import learning_rate
 
@@ -37,7 +37,7 @@ class Training:
 
     Attributes:
         recipe: of the optimizer.
-        windows: of each step, the batches whose gradients it accumulates.
+        steps: of each step, the batches whose gradients it accumulates.
         seed: of dropout.
         reported: the steps of which everything is reported, counted from 0; of the others only losses and
             norms.
@@ -45,7 +45,7 @@ class Training:
     """
 
     recipe: Recipe
-    windows: Sequence[Sequence[Batch]]
+    steps: Sequence[Sequence[Batch]]
     seed: int = 0
     reported: tuple[int, ...] = ()
     dropout_by: str = "spec"
@@ -123,7 +123,7 @@ class Trajectory:
 
     def run(self, observer: Observer) -> None:
         """Make every step, and hand on what is reported, each tensor as ``steps.<step>.<name>``."""
-        for step, batches in enumerate(self.training.windows):
+        for step, batches in enumerate(self.training.steps):
             self.step(
                 batches,
                 lambda name, values, step=step: (  # type: ignore[misc]
@@ -189,9 +189,9 @@ class Trajectory:
             observer(f"parameters.{name}", self.parameters[name].value)
         self.steps += 1
 
-    def shares(self, batches: Sequence[Batch]) -> list[float]:
+    def batch_weights(self, batches: Sequence[Batch]) -> list[float]:
         """Return by how much the gradient of each batch counts."""
-        return shares(self.training.recipe, [counts(self.config, batch) for batch in batches])
+        return batch_weights(self.training.recipe, [counts(self.config, batch) for batch in batches])
 
     def limited(
         self, gradients: Nodes, squares: Callable[[str], Node]
@@ -220,21 +220,21 @@ class Trajectory:
         """Return the gradient of a step, and those by looked-up rows where its norm sees these."""
         total: dict[str, Values] = {}
         slices: dict[str, list[Values]] = {}
-        for number, share in enumerate(self.shares(batches)):
+        for number, weight in enumerate(self.batch_weights(batches)):
             found = self.differentiated(batches[number], number, observer)
             scaled = {
-                name: self.a.scale(self.node(values), share).value if share != 1.0 else values
+                name: self.a.scale(self.node(values), weight).value if weight != 1.0 else values
                 for name, values in found.items()
             }
             for name in [name for name in scaled if name.startswith("slices.")]:
                 slices.setdefault(name.removeprefix("slices."), []).append(scaled.pop(name))
-            total = self.added(total, scaled, share)
+            total = self.added(total, scaled, weight)
         return {name: total[name] for name in self.trained}, slices
 
     def added(
-        self, total: Mapping[str, Values], piece: Mapping[str, Values], share: float
+        self, total: Mapping[str, Values], piece: Mapping[str, Values], weight: float
     ) -> dict[str, Values]:
-        """Return the sum of gradients so far with those of one more batch, which counts by a share."""
+        """Return the sum of gradients so far with those of one more batch, which has a weight."""
         return {
             name: self.a.add(self.node(total[name]), self.node(values)).value if name in total else values
             for name, values in piece.items()
@@ -258,7 +258,7 @@ class Trajectory:
 
     def differentiated(self, batch: Batch, micro_batch: int, observer: Observer) -> dict[str, Values]:
         """Return the gradients of a batch's loss, and of looked-up rows where the norm sees those."""
-        sliced = self.training.recipe.table_gradients == "slices"
+        sliced = self.training.recipe.embedding_gradients == "slices"
         found: dict[str, Values] = {}
         rows = used_rows(self.config, batch, self.part)
 

@@ -69,7 +69,7 @@ def without(found: dict[str, Array], *prefixes: str) -> dict[str, Array]:
 
 def planned(**fields: Any) -> Any:
     """Return a method that plans otherwise."""
-    return lambda self, windows: StepPlan(**{**vars(Stepping.plan(self, windows)), **fields})
+    return lambda self, steps: StepPlan(**{**vars(Stepping.plan(self, steps)), **fields})
 
 
 def failing(self: Session, state: Mapping[str, Array], step: int) -> None:
@@ -81,7 +81,7 @@ def failing(self: Session, state: Mapping[str, Array], step: int) -> None:
 
 Silent = of(info=lambda self: None)
 DeclaringText = of(info=lambda self: {"deviations": "some"})
-Unplanned = of(plan=lambda self, windows: None)
+Unplanned = of(plan=lambda self, steps: None)
 PlanningText = of(plan=planned(rates="fast", decayed=[3]))
 Returning = of(told=lambda self, found: None)
 ReturningText = of(told=lambda self, found: {**found, "norm": "large"})

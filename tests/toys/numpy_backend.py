@@ -200,16 +200,14 @@ class LeavesOutGradients(NumpyBackend):
         return replace(super().run(request), gradients={})
 
 
-class DeclaresUndelivered(NumpyBackend):
+class DeclaresNotExposed(NumpyBackend):
     """Says that its attention is fused: scores and weights never exist."""
 
     def run(self, request: Request) -> Run:
         run = super().run(request)
         hidden = [name for name in run.taps if name.endswith((".scores", ".masked_scores", ".weights"))]
         taps = {name: array for name, array in run.taps.items() if name not in hidden}
-        return replace(
-            run, taps=taps, info={"undelivered_taps": ["*.attention.*scores", "*.attention.weights"]}
-        )
+        return replace(run, taps=taps, info={"not_exposed": ["*.attention.*scores", "*.attention.weights"]})
 
 
 class SaysUnsupported(NumpyBackend):
@@ -231,7 +229,7 @@ class DeclaresNonsense(NumpyBackend):
     """Declares what it has not in a form that none can read."""
 
     def run(self, request: Request) -> Run:
-        return replace(super().run(request), info={"undelivered_taps": "layers.*"})
+        return replace(super().run(request), info={"not_exposed": "layers.*"})
 
 
 # No result at all.

@@ -127,7 +127,7 @@ def mixed() -> Report:
         axes=AXES,
     )
     unlike.table[5] = Row(
-        "layers.1.attention.scores", "ATT-2", "undelivered", note="declared by the backend", size=6, axes=AXES
+        "layers.1.attention.scores", "ATT-2", "not exposed", note="declared by the backend", size=6, axes=AXES
     )
     results = [
         result("torch", case="bert-full"),

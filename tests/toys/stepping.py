@@ -48,6 +48,6 @@ class Stepping:
         """Return the training in low precision, before its first step."""
         return case.trajectory(Arithmetic(case.dtype))
 
-    def plan(self, windows: Sequence[Sequence[Batch]]) -> StepPlan:
+    def plan(self, steps: Sequence[Sequence[Batch]]) -> StepPlan:
         """Say what is going to be done."""
-        return plan(self.case.config, replace(self.case.training, windows=windows), self.case.part)
+        return plan(self.case.config, replace(self.case.training, steps=steps), self.case.part)

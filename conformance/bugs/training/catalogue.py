@@ -29,7 +29,7 @@ from concord.spec.training.recipe import RATES, Recipe
 from concord.spec.training.schedules import learning_rate
 
 HUB = "https://github.com/"
-TABLES = ("table", "positions")
+TABLES = ("embedding", "positions")
 PLACES, FIELDS, SAID = (
     {one.name for one in dataclasses.fields(each)} for each in (StepChange, Recipe, TrainingBug)
 )
@@ -332,14 +332,14 @@ bug(
     "keras-team/keras/issues/19992",
     clause="OPT-8",
     run="lazy-adam",
-    table_updates="dense",
+    embedding_updates="dense",
 )
 bug(
     "dense_as_lazy",
     "Rows that no batch looked up keep value and moments.",
     "tensorflow/tensorflow/issues/6460",
     clause="OPT-8",
-    table_updates="lazy",
+    embedding_updates="lazy",
 )
 bug(
     "momentum_with_rate_inside",
@@ -527,7 +527,7 @@ bug(
     "huggingface/transformers/issues/4360",
     undecayed=(),
 )
-bug("decay_of_biases", "Biases decay too; gains and offsets do not.", undecayed=("gain", "offset"))
+bug("decay_of_biases", "Biases decay too; gains and offsets do not.", undecayed=("gamma", "beta"))
 bug(
     "decay_of_norms",
     "Gains and offsets of norms decay too, since names of another model are left out.",
@@ -538,23 +538,23 @@ bug(
     "decay_of_offsets",
     "Offsets of norms decay too.",
     "huggingface/transformers/issues/4832",
-    undecayed=("bias", "gain"),
+    undecayed=("bias", "gamma"),
 )
 bug(
     "decay_not_of_tables",
     "Embedding tables do not decay.",
     "Lightning-AI/lit-llama/issues/254",
-    undecayed=("bias", "gain", "offset", "table", "positions"),
+    undecayed=("bias", "gamma", "beta", "embedding", "positions"),
 )
 bug(
     "decay_not_of_positions",
     "Learnt positions do not decay; other tables do.",
-    undecayed=("bias", "gain", "offset", "positions"),
+    undecayed=("bias", "gamma", "beta", "positions"),
 )
 bug(
     "decay_of_biases_alone",
     "What is to be left out decays, and the rest does not.",
-    undecayed=("table", "positions", "kernel"),
+    undecayed=("embedding", "positions", "kernel"),
 )
 bug(
     "decay_after_step",
@@ -738,7 +738,7 @@ bug(
     "clip_norm_of_summed_rows",
     "The norm sees a table's gradient after rows of one id are summed.",
     run="lazy-adam",
-    table_gradients="dense",
+    embedding_gradients="dense",
 )
 
 

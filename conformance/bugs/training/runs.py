@@ -51,7 +51,7 @@ COMMON: Mapping[str, Any] = {
 DECAY: Mapping[str, Any] = {
     "weight_decay": 0.3,
     "decay_form": "times_rate",
-    "undecayed": ("bias", "gain", "offset"),
+    "undecayed": ("bias", "gamma", "beta"),
 }
 DROPOUT = {
     f"dropout_{site}": 0.1 + 0.03 * place
@@ -86,7 +86,7 @@ RUNS: dict[str, TrainingRun] = {
     "adam-l2": TrainingRun(
         {**ADAMW, "decay_form": "coupled", "amsgrad": True, "epsilon": 1e-3, "beta2": 0.7}
     ),
-    "lazy-adam": TrainingRun({**ADAMW, "table_updates": "lazy", "table_gradients": "slices"}),
+    "lazy-adam": TrainingRun({**ADAMW, "embedding_updates": "lazy", "embedding_gradients": "slices"}),
     "sgd": TrainingRun(
         {
             **{**COMMON, **DECAY, "algorithm": "sgd", "momentum": 0.9, "dampening": 0.3},
@@ -127,8 +127,8 @@ def batches() -> tuple[Batch, ...]:
 def training_of(name: str, options: Mapping[str, Any] | None = None) -> Training:
     """Return the training of a run, all of which is reported."""
     run = RUNS[name]
-    windows: list[Batches] = [[batches()[number] for number in numbers] for numbers in run.order]
-    return Training(Recipe(**{**run.recipe, **(options or {})}), windows, SEED, tuple(range(len(windows))))
+    steps: list[Batches] = [[batches()[number] for number in numbers] for numbers in run.order]
+    return Training(Recipe(**{**run.recipe, **(options or {})}), steps, SEED, tuple(range(len(steps))))
 
 
 def shown_by(bug: TrainingBug) -> tuple[Training, int]:

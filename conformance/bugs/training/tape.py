@@ -103,7 +103,7 @@ class BuggedTrajectory(Trajectory):
         self.place.number = self.steps
         if self.resume and self.steps == self.resume:
             self.restart()
-        super().step(self.change.batches(self.place, batches, self.training.windows), observer)
+        super().step(self.change.batches(self.place, batches, self.training.steps), observer)
 
     def restart(self) -> None:
         """Go on from what was written down after the steps so far."""
@@ -122,9 +122,9 @@ class BuggedTrajectory(Trajectory):
                 for beta in (recipe.beta1, recipe.beta2)
             ]
 
-    def shares(self, batches: Sequence[Batch]) -> list[float]:
+    def batch_weights(self, batches: Sequence[Batch]) -> list[float]:
         found: list[float] = self.change.weights(
-            self.place, super().shares(batches), [counts(self.config, batch) for batch in batches]
+            self.place, super().batch_weights(batches), [counts(self.config, batch) for batch in batches]
         )
         return found
 
@@ -144,7 +144,7 @@ class BuggedTrajectory(Trajectory):
             return super().differentiated(batch, micro_batch, observer)
         recipe = self.training.recipe
         rates = (getattr(recipe, rate) for rate in RATES)
-        key = (self.steps, micro_batch, id(batch), recipe.table_gradients, *rates)
+        key = (self.steps, micro_batch, id(batch), recipe.embedding_gradients, *rates)
         if key not in self.known:
             seen: dict[str, Values] = {}
             self.known[key] = (super().differentiated(batch, micro_batch, seen.__setitem__), seen)
@@ -154,12 +154,12 @@ class BuggedTrajectory(Trajectory):
         return dict(found)
 
     def added(
-        self, total: Mapping[str, Values], piece: Mapping[str, Values], share: float
+        self, total: Mapping[str, Values], piece: Mapping[str, Values], weight: float
     ) -> dict[str, Values]:
-        right = super().added(total, piece, share)
+        right = super().added(total, piece, weight)
         if "added" not in self.change.places:
             return right
-        found = self.change.added(self.place, *map(self.tensors, (right, total, piece)), share)
+        found = self.change.added(self.place, *map(self.tensors, (right, total, piece)), weight)
         return {name: tensor.tensor.value for name, tensor in found.items()}
 
     def accumulated(
@@ -207,7 +207,7 @@ class BuggedTrajectory(Trajectory):
             for name in self.trained
         }
         optimizer.resume(kept, oracle.steps)
-        looked_up = rows_of(self.config, batches, self.part) if recipe.table_updates == "lazy" else {}
+        looked_up = rows_of(self.config, batches, self.part) if recipe.embedding_updates == "lazy" else {}
         rows = {
             name: np.isin(np.arange(self.parameters[name].shape[0]), used)[:, None]
             for name, used in looked_up.items()
