@@ -15,11 +15,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from concord import porting, spec
-from concord.porting.certificate import Asked, certify, recorded
+from concord.porting.certificate import recorded
 from concord.porting.certificate.page import page
 from concord.porting.comparison import compare
 from concord.spec.errors import SpecError
-from tests.test_certificate import asked
+from tests.test_certificate import made
 from tests.toys.ready import headed, hugging_face
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -257,8 +257,7 @@ def test_a_page_of_a_certificate_shows_them_so_too(tmp_path: Path) -> None:
         {**load_file(path), f"cls.{LONG}": np.ones(3, np.float32), f"cls.{HARM}": np.ones(3, np.float32)},
         path,
     )
-    made: Asked = asked(tmp_path / "one", tmp_path / f"b{HARM[:5]}")
-    text = page(recorded(certify(made)))
+    text = page(recorded(made(tmp_path / "one", tmp_path / f"b{HARM[:5]}")))
     assert "\\x1b]0;title" in text.replace("<wbr>", "")
     assert not [char for char in text if not char.isprintable() and char != "\n"]
     assert len(text) < 400_000

@@ -19,7 +19,7 @@ from concord.spec.text import shown
 from concord.terminal import Terminal
 
 if TYPE_CHECKING:
-    from concord.porting.certificate import Certificate
+    from concord.porting.certificate import Asked, Certificate
 
 COLOURS = {"proven": "green", "failed": "red", "unverified": "magenta", "not applicable": "dim"}
 
@@ -87,8 +87,7 @@ def certify(
     )
     assert source is not None
     assert target is not None
-    from concord.porting import certificate as certificates
-    from concord.porting.certificate.making import DTYPES
+    from concord.porting.certificate import Asked
 
     check_outputs([certificate, html], [source, target])
     named = [*(workers.backend or ()), *([source_backend] if source_backend else ())]
@@ -96,13 +95,18 @@ def certify(
     if named:
         options.names(named, workers.python, workers.ssh)
     refuse(unknowns("dtype", dtype or (), PRECISIONS))
-    rows, dtypes = rows_of(source, form, table, texts), tuple(options.once(dtype) or DTYPES)
-    chosen, home = tuple(options.once(workers.backend) or ()), source_backend or ""
-    issue(
-        certificates.Asked(source, target, form, to, table, chosen, home, rows, dtypes, seed, settings),
-        certificate,
-        html,
+    asked = Asked.of(
+        settings,
+        source_format=form,
+        target_format=to,
+        source_table=str(table) if table else None,
+        backends=options.once(workers.backend) or [],
+        home=source_backend or "",
+        texts=rows_of(source, form, table, texts),
+        seed=seed,
+        **({"dtypes": options.once(dtype)} if dtype else {}),
     )
+    issue(source, target, asked, settings, certificate, html)
 
 
 def rows_of(
@@ -126,12 +130,14 @@ def rows_of(
     return rows
 
 
-def issue(asked: Any, certificate: Path | None, html: Path | None) -> NoReturn:
+def issue(
+    source: Path, target: Path, asked: Asked, settings: Any, certificate: Path | None, html: Path | None
+) -> NoReturn:
     """Make a certificate, write it and show it; leave with its exit code."""
     from concord.porting import certificate as certificates
 
     with telling() as tell:
-        found = certificates.certify(asked, tell)
+        found = certificates.certify(source, target, asked, settings, tell)
     made, console, lost = certificates.recorded(found), Terminal(), list[str]()
     try:
         if certificate is not None:

@@ -63,7 +63,9 @@ def port(
         from concord.porting.certificate import Asked
 
         rows = certify.rows_of(source, form, table, texts)
-        certify.issue(Asked(source, output, form, to, table, texts=rows), certificate, html)
+        named = str(table) if table else None
+        asked = Asked.of(source_format=form, target_format=to, source_table=named, texts=rows)
+        certify.issue(source, output, asked, None, certificate, html)
 
 
 def _show(checkpoint: Checkpoint, console: Terminal) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
+from concord.conformance.campaign import Settings
 from concord.conformance.fields import Count, Number
 from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED
+from concord.porting.reading import AUTO
+from concord.spec.training.recipe import Recipe
 
 Status = Literal["proven", "failed", "not applicable", "unverified"]
 """What an item came to."""
@@ -166,7 +169,7 @@ class Ran:
     side: str = "target"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Tried:
     """What came of one kind of change to tensors.
 
@@ -192,6 +195,11 @@ class Tried:
     unseen: tuple[str, ...] = ()
     contradicted: tuple[str, ...] = ()
 
+    @property
+    def changing(self) -> int:
+        """How many change a bit."""
+        return self.made - self.same
+
 
 @dataclass(frozen=True)
 class Sensitivity:
@@ -210,6 +218,82 @@ class Sensitivity:
     case: str
 
 
+Rows = Sequence[tuple[Sequence[int], Sequence[int]]]
+"""The ids and segments of each text."""
+
+HOW = ("device", "implementation", "execution", "precision", "deterministic")
+"""What decides of :class:`concord.conformance.campaign.Settings` what a certificate says."""
+
+RECIPE = Recipe(
+    algorithm="adam",
+    learning_rate=2.0**-10,
+    epsilon=1e-8,
+    weight_decay=0.01,
+    decay_form="times_rate",
+    clipping="global_norm",
+    clip_at=1.0,
+)
+"""Of the optimizer step: AdamW, as models like these are mostly trained on."""
+
+OPTIMIZER = (
+    *("algorithm", "learning_rate", "beta1", "beta2", "epsilon"),
+    *("weight_decay", "decay_form", "clipping", "clip_at"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a certificate is made with: made again with the same, it must say the same.
+
+    Attributes:
+        source_format, target_format: of :func:`concord.porting.formats`, or ``"auto"``.
+        source_table: the file with names and layouts of the source in place of its format's.
+        backends: that compute the target; empty: that of the target's format.
+        home: the backend that computes the source; empty: that of its format.
+        texts: ids and segments of each sentence; none: drawn.
+        dtypes: the precisions.
+        seed: of what is drawn.
+        device, implementation, execution, precision, deterministic: how the backends run.
+        optimizer: what the optimizer step is made with.
+    """
+
+    source_format: str
+    target_format: str
+    source_table: str | None
+    backends: list[str]
+    home: str
+    texts: Rows | None
+    dtypes: list[str]
+    seed: int
+    device: str
+    implementation: str
+    execution: str
+    precision: str
+    deterministic: bool
+    optimizer: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, settings: Settings | None = None, **given: Any) -> Asked:
+        """Return what is asked for by some fields; all others are as usual, or as settings say."""
+        usual = {
+            "source_format": AUTO,
+            "target_format": AUTO,
+            "source_table": None,
+            "backends": [],
+            "home": "",
+            "texts": None,
+            "dtypes": ["float64", "float32"],
+            "seed": 0,
+            "optimizer": {key: getattr(RECIPE, key) for key in OPTIMIZER},
+        }
+        how = {key: getattr(settings or Settings(), key) for key in HOW}
+        return cls(**{**usual, **how, **given})
+
+    def settings(self, others: Settings) -> Settings:
+        """Return how the backends run: as was asked, and else as others say."""
+        return replace(others, **{key: getattr(self, key) for key in HOW})
+
+
 @dataclass(frozen=True)
 class Certificate:
     """A certificate of a port.
@@ -217,7 +301,7 @@ class Certificate:
     Attributes:
         verdict: in a sentence.
         source, target: the two checkpoints.
-        asked: what it was made with; made again with the same, it must say the same.
+        asked: what it was made with.
         items: every claim.
         parameters: the ledger, in the order of computation.
         others: the rest of the ledger.
@@ -232,7 +316,7 @@ class Certificate:
     verdict: str
     source: Side
     target: Side
-    asked: Mapping[str, Any]
+    asked: Asked
     items: tuple[Item, ...]
     parameters: tuple[Parameter, ...]
     others: tuple[Other, ...]
@@ -263,7 +347,7 @@ def verdict(items: tuple[Item, ...], sensitivity: Sensitivity) -> str:
     open_ = list(dict.fromkeys(item.name for item in items if item.status == UNVERIFIED))
     proven = sum(item.status == PROVEN for item in items)
     noticed = sum(tried.by_bits for tried in sensitivity.tried)
-    made = sum(tried.made - tried.same for tried in sensitivity.tried)
+    made = sum(tried.changing for tried in sensitivity.tried)
     rest = f"; not verified: {', '.join(open_)}" if open_ else ""
     whole = "The parameters of the target are the source's" if OTHERS in open_ else "The target is the source"
     begin = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,26 +17,25 @@ from concord.conformance.expectation import Expectation, JudgedTraining
 from concord.conformance.judging import judge
 from concord.conformance.lockstep.envelope import of_training
 from concord.conformance.verdict import Result, Row, Verdict, verdict_lines
-from concord.porting.certificate.certificate import FAILED, NOT_APPLICABLE, PROVEN, UNVERIFIED, Item, Ran
+from concord.porting.certificate.certificate import (
+    FAILED,
+    NOT_APPLICABLE,
+    PROVEN,
+    RECIPE,
+    UNVERIFIED,
+    Asked,
+    Item,
+    Ran,
+)
 from concord.porting.certificate.inputs import LONG, Inputs
+from concord.porting.checkpoint import Checkpoint
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import Deviations
+from concord.spec.errors import WeightsError
 from concord.spec.parameters import Weights
 from concord.spec.tensors import OF_IDS, output_name
-from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
-
-RECIPE = Recipe(
-    algorithm="adam",
-    learning_rate=2.0**-10,
-    epsilon=1e-8,
-    weight_decay=0.01,
-    decay_form="times_rate",
-    clipping="global_norm",
-    clip_at=1.0,
-)
-"""Of the optimizer step: AdamW, as models like these are mostly trained on."""
 
 SMALL = 2_000_000
 """Parameters up to which everything is judged on every input, and end to end too; of a larger model gradients
@@ -49,7 +48,9 @@ moves all of them, and gradients in all precisions."""
 
 STEP = "optimizer step"
 
-KINDS = ("outputs", "taps", "loss", "gradients", STEP)
+FORWARD = ("outputs", "taps")
+
+KINDS = (*FORWARD, "loss", "gradients", STEP)
 
 HOME = "source's framework: "
 """What claims begin with that are about the source, run in its own framework."""
@@ -91,6 +92,10 @@ class Ported(Job):
         )
 
 
+def _job(side: str, source: Model, run: Model, name: str, batch: Batch, dtype: str, **more: Any) -> Ported:
+    return Ported(side, name, dtype, run.part, run.config, run.weights, batch, source=source, **more)
+
+
 def jobs(source: Model, target: Model, given: Inputs, dtypes: Sequence[str], step: bool) -> list[Job]:
     """Return the runs of the target."""
     found: list[Job] = []
@@ -99,95 +104,45 @@ def jobs(source: Model, target: Model, given: Inputs, dtypes: Sequence[str], ste
     for name, batch in given.batches.items():
         for dtype in dtypes:
             if small or (name, dtype) != (LONG, "float64"):
-                gradients = small or (batch is first and dtype in _differentiated(source, dtypes))
-                found.append(
-                    Ported(
-                        "target",
-                        name,
-                        dtype,
-                        target.part,
-                        target.config,
-                        target.weights,
-                        batch,
-                        gradients=gradients,
-                        end_to_end=small or name != LONG,
-                        source=source,
-                    )
-                )
-    if step:
-        training = Training(RECIPE, [[first]], reported=(0,))
-        found += [_step(source, target, first, training, dtype) for dtype in _stepped(source, dtypes)]
+                gradients = small or (batch is first and dtype in _up_to(MEDIUM, source, dtypes))
+                whole = small or name != LONG
+                more = {"gradients": gradients, "end_to_end": whole}
+                found.append(_job("target", source, target, name, batch, dtype, **more))
+    training = Training(RECIPE, [[first]], reported=(0,))
+    for dtype in _up_to(SMALL, source, dtypes) if step else ():
+        expected = functools.partial(_expected, source, training, dtype)
+        found.append(
+            _job("target", source, target, STEP, first, dtype, expectation=expected, training=training)
+        )
     return found
 
 
-def _step(source: Model, target: Model, batch: Batch, training: Training, dtype: str) -> Ported:
-    def expected(deviations: Deviations) -> Expectation:
-        return of_training(
-            JudgedTraining(source.config, source.weights, training, source.part, dtype, deviations)
-        )
-
-    return Ported(
-        "target",
-        STEP,
-        dtype,
-        target.part,
-        target.config,
-        target.weights,
-        batch,
-        expected,
-        training=training,
-        source=source,
-    )
+def _expected(source: Model, training: Training, dtype: str, deviations: Deviations) -> Expectation:
+    judged = JudgedTraining(source.config, source.weights, training, source.part, dtype, deviations)
+    return of_training(judged)
 
 
-def _differentiated(source: Model, dtypes: Sequence[str]) -> Sequence[str]:
-    """Return the precisions in which gradients are judged."""
-    return dtypes if source.count <= MEDIUM else dtypes[-1:]
-
-
-def _stepped(source: Model, dtypes: Sequence[str]) -> Sequence[str]:
-    """Return the precisions in which an optimizer step is judged."""
-    return dtypes if source.count <= SMALL else dtypes[-1:]
+def _up_to(most: int, source: Model, dtypes: Sequence[str]) -> Sequence[str]:
+    """Return the precisions in which a model is judged: of one of more parameters the last."""
+    return dtypes if source.count <= most else dtypes[-1:]
 
 
 def spared(source: Model, given: Inputs, dtypes: Sequence[str]) -> Iterator[Item]:
     """Yield what is not judged of a model of real size, and why."""
     if source.count <= SMALL:
         return
-    names = list(given.batches)
-    if LONG in names and "float64" in dtypes:
-        yield Item(
-            f"input: {LONG}",
-            UNVERIFIED,
-            (
-                "in float64 it is not run: the judge computes in a wider type, and the model has "
-                f"{source.count:,} parameters; float32 is"
-            ),
-            dtype="float64",
-        )
-    if names[1:]:
-        yield Item(
-            "gradients on other inputs",
-            UNVERIFIED,
-            (
-                f"the model has {source.count:,} parameters; gradients are judged on {names[0]} alone, not "
-                f"on {', '.join(names[1:])}"
-            ),
-        )
-    for dtype in set(dtypes) - set(_differentiated(source, dtypes)):
-        yield Item(
-            "gradients",
-            UNVERIFIED,
-            f"the model has {source.count:,} parameters; gradients are judged in {dtypes[-1]} alone",
-            dtype=dtype,
-        )
-    for dtype in () if steps_problem(source) else set(dtypes) - set(_stepped(source, dtypes)):
-        yield Item(
-            STEP,
-            UNVERIFIED,
-            f"the model has {source.count:,} parameters; a step is judged in {dtypes[-1]} alone",
-            dtype=dtype,
-        )
+    first, *others = given.batches
+    size = f"the model has {source.count:,} parameters"
+    if LONG in given.batches and "float64" in dtypes:
+        why = f"in float64 it is not run: the judge computes in a wider type, and {size}; float32 is"
+        yield Item(f"input: {LONG}", UNVERIFIED, why, dtype="float64")
+    if others:
+        why = f"{size}; gradients are judged on {first} alone, not on {', '.join(others)}"
+        yield Item("gradients on other inputs", UNVERIFIED, why)
+    for kind, what, most in (("gradients", "gradients are", MEDIUM), (STEP, "a step is", SMALL)):
+        skipped = set() if kind == STEP and steps_problem(source) else {*dtypes}
+        for dtype in skipped - {*_up_to(most, source, dtypes)}:
+            yield Item(kind, UNVERIFIED, f"{size}; {what} judged in {dtypes[-1]} alone", dtype=dtype)
 
 
 def steps_problem(source: Model) -> str:
@@ -214,12 +169,11 @@ class Evidence:
 
 def gather(
     source: Model,
-    target: Model,
+    target: Checkpoint,
     given: Inputs,
-    backends: Sequence[str],
-    dtypes: Sequence[str],
+    asked: Asked,
     settings: Settings,
-    progress: Callable[[str, str], None],
+    tell: Callable[[str], None],
     explain: bool,
 ) -> Evidence:
     """Run the target on every backend and judge it.
@@ -227,47 +181,41 @@ def gather(
     Args:
         explain: whether it is to be found out why something diverges.
     """
-    if (
-        source.part != target.part
-        or set(source.weights) != set(target.weights)
-        or any(source.weights[name].shape != array.shape for name, array in target.weights.items())
-    ):
-        reason = "the target has not the parameters of the source: there is nothing to run in its place"
-        return Evidence(tuple(Item(kind, UNVERIFIED, reason) for kind in KINDS), (), {}, {})
-    problem = steps_problem(source)
-    report = conduct(jobs(source, target, given, dtypes, not problem), backends, settings, progress)
+    try:
+        ported = Model(target.config, target.weights(), target.part)
+    except WeightsError as error:
+        return _nothing(error.problems[0])
+    shapes = ({name: array.shape for name, array in one.weights.items()} for one in (source, ported))
+    if source.part != ported.part or next(shapes) != next(shapes):
+        return _nothing(
+            "the target has not the parameters of the source: there is nothing to run in its place"
+        )
+    problem, dtypes = steps_problem(source), asked.dtypes
+    report = conduct(
+        jobs(source, ported, given, dtypes, not problem),
+        asked.backends,
+        settings,
+        lambda backend, done: tell(f"{backend}: {done}"),
+    )
     reading = _Reading(output_name(source.config, source.part), explain, problem)
     left_out = tuple(spared(source, given, dtypes))
     already = {(item.name, item.dtype) for item in left_out}
-    items = tuple(
-        item
-        for backend in backends
-        for dtype in dtypes
-        for item in reading.items(report, backend, dtype)
-        if (item.name, dtype) not in already
-    )
-    runs = tuple(reading.ran(result) for result in report.results)
-    errors: dict[str, dict[str, dict[str, float]]] = {}
+    found = reading.evidence(report, asked.backends, dtypes)
+    items = (*(item for item in found.items if (item.name, item.dtype) not in already), *left_out)
     for result in report.results:
         for row in result.verdict.table if result.verdict else ():
-            if row.status in ("agrees", "diverges"):
-                worst = errors.setdefault(result.backend, {}).setdefault(result.dtype, {})
+            if row.status in JUDGED:
+                worst = found.errors.setdefault(result.backend, {}).setdefault(result.dtype, {})
                 worst[row.tensor] = max(worst.get(row.tensor, 0.0), digits(row.ratio))
-    return Evidence(
-        (*items, *left_out),
-        runs,
-        errors,
-        {name: _environment(said) for name, said in report.environments.items()},
-    )
+    return dataclasses.replace(found, items=items)
+
+
+def _nothing(why: str) -> Evidence:
+    return Evidence(tuple(Item(kind, UNVERIFIED, why) for kind in KINDS), (), {}, {})
 
 
 def at_home(
-    source: Model,
-    given: Inputs,
-    backend: str,
-    dtypes: Sequence[str],
-    settings: Settings,
-    progress: Callable[[str, str], None],
+    source: Model, given: Inputs, asked: Asked, settings: Settings, tell: Callable[[str], None]
 ) -> Evidence:
     """Run the source in its own framework, on the sentences, and judge it as the target is.
 
@@ -277,41 +225,19 @@ def at_home(
     """
     name, batch = next(iter(given.batches.items()))
     gradients = source.count <= SMALL
-    jobs = [
-        Ported(
-            "source",
-            name,
-            dtype,
-            source.part,
-            source.config,
-            source.weights,
-            batch,
-            gradients=gradients,
-            source=source,
-        )
-        for dtype in dtypes
-    ]
-    report = conduct(jobs, (backend,), settings, progress)
-    reading = _Reading(output_name(source.config, source.part), True, "")
-    kinds = ("outputs", "taps", "loss", "gradients") if gradients else ("outputs", "taps")
-    items = [
-        dataclasses.replace(item, name=HOME + item.name)
-        for dtype in dtypes
-        for item in reading.items(report, backend, dtype)
-        if item.name in kinds
-    ]
-    if not gradients:
-        items.append(
-            Item(
-                f"{HOME}gradients",
-                UNVERIFIED,
-                f"the model has {source.count:,} parameters; gradients are judged in the target alone",
-            )
-        )
-    runs = tuple(dataclasses.replace(reading.ran(result), side="source") for result in report.results)
-    return Evidence(
-        tuple(items), runs, {}, {name: _environment(said) for name, said in report.environments.items()}
+    jobs = [_job("source", source, source, name, batch, dtype, gradients=gradients) for dtype in asked.dtypes]
+    report = conduct(
+        jobs, (asked.home,), settings, lambda backend, done: tell(f"the source in {backend}: {done}")
     )
+    reading = _Reading(output_name(source.config, source.part), True, "")
+    found = reading.evidence(report, (asked.home,), asked.dtypes)
+    kinds = KINDS[:-1] if gradients else FORWARD
+    items = [dataclasses.replace(item, name=HOME + item.name) for item in found.items if item.name in kinds]
+    if not gradients:
+        why = f"the model has {source.count:,} parameters; gradients are judged in the target alone"
+        items.append(Item(f"{HOME}gradients", UNVERIFIED, why))
+    runs = tuple(dataclasses.replace(run, side="source") for run in found.runs)
+    return dataclasses.replace(found, items=tuple(items), runs=runs)
 
 
 def digits(value: float) -> float:
@@ -319,38 +245,19 @@ def digits(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _environment(said: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: said[key]
-        for key in (
-            "version",
-            "device",
-            "threads",
-            "precision_switches",
-            "deviations",
-            "import_seconds",
-            "peak_memory_bytes",
-        )
-        if key in said
-    }
+ENVIRONMENT = (
+    *("version", "device", "threads", "precision_switches", "deviations"),
+    *("import_seconds", "peak_memory_bytes"),
+)
+"""What is kept of what a backend says of itself."""
 
-
-def kind_of(row: Row, result: Result) -> str:
-    """Return of which kind a tensor of a run is."""
-    if result.case == STEP:
-        return STEP
-    if row.tensor.startswith("gradients."):
-        return "gradients"
-    return "loss" if row.tensor == "loss" else "taps"
+JUDGED = ("agrees", "diverges")
 
 
 def _from_the_inputs(row: Row) -> Row:
     """Return a row as it is judged from the inputs on, where it is."""
-    return (
-        dataclasses.replace(row, local=None, status=row.end_to_end.status, note=row.end_to_end.note)
-        if row.end_to_end
-        else row
-    )
+    found = row.end_to_end
+    return dataclasses.replace(row, local=None, status=found.status, note=found.note) if found else row
 
 
 class _Reading:
@@ -365,13 +272,32 @@ class _Reading:
     def __init__(self, output: str, explain: bool, problem: str) -> None:
         self.output, self.explain, self.problem = output, explain, problem
 
+    def evidence(self, report: Report, backends: Sequence[str], dtypes: Sequence[str]) -> Evidence:
+        """Return what runs prove, and what is kept of each."""
+        return Evidence(
+            tuple(
+                item
+                for backend in backends
+                for dtype in dtypes
+                for item in self.items(report, backend, dtype)
+            ),
+            tuple(self.ran(result) for result in report.results),
+            {},
+            {
+                name: {key: said[key] for key in ENVIRONMENT if key in said}
+                for name, said in report.environments.items()
+            },
+        )
+
     def rows(self, result: Result) -> Iterator[tuple[str, Row]]:
         """Yield the tensors of a run, each with its kind. The output is a tap too.
 
         As such each step counts by itself, as the output all of them together.
         """
         for row in result.verdict.table if result.verdict else ():
-            kind = kind_of(row, result)
+            gradient = row.tensor.startswith("gradients.")
+            kind = "gradients" if gradient else "loss" if row.tensor == "loss" else "taps"
+            kind = STEP if result.case == STEP else kind
             if row.tensor == self.output and kind == "taps":
                 yield "outputs", _from_the_inputs(row)
             yield kind, _from_the_inputs(row) if kind == "loss" else row
@@ -379,7 +305,7 @@ class _Reading:
     def ran(self, result: Result) -> Ran:
         """Return what is kept of a run."""
         worst: dict[str, float] = {}
-        rows = [(kind, row) for kind, row in self.rows(result) if row.status in ("agrees", "diverges")]
+        rows = [(kind, row) for kind, row in self.rows(result) if row.status in JUDGED]
         for kind, row in rows:
             worst[kind] = max(worst.get(kind, 0.0), digits(row.ratio))
         first = result.first_divergence
@@ -421,7 +347,7 @@ class _Reading:
                 f"{lost[0].case}: {lost[0].status}{f': {lost[0].detail}' if lost[0].detail else ''}",
             )
         rows = [(result, row) for result in results for of, row in self.rows(result) if of == kind]
-        judged = [(result, row) for result, row in rows if row.status in ("agrees", "diverges")]
+        judged = [(result, row) for result, row in rows if row.status in JUDGED]
         if not judged:
             missing = sorted({row.note for _, row in rows if row.note})
             return make(kind, UNVERIFIED, f"nothing was judged{': ' if missing else ''}{', '.join(missing)}")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.porting.certificate.certificate import Rows
 from concord.spec.batch import Batch, example_batch, from_arrays, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import BatchError
@@ -22,9 +23,6 @@ NARROW = 7
 
 LONGEST = 512
 """Tokens of the longest input that is tried; a model that has room for more is tried with as many."""
-
-Rows = Sequence[tuple[Sequence[int], Sequence[int]]]
-"""The ids and segments of each text."""
 
 SENTENCES, AWKWARD, SINGLE, LONG = "sentences", "awkward rows", "one token", "longest input"
 

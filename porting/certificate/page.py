@@ -57,5 +57,6 @@ def page(made: Record) -> str:
             for name in ("made", "same", "by_bits", "run", "by_outputs", "equivalent")
         },
         errors=errors,
+        asked=data(made)["asked"],
         tensors=tensors,
     )

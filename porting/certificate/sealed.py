@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +10,9 @@ from typing import Any
 
 from concord.conformance import record
 from concord.porting.certificate.certificate import Certificate
-from concord.porting.certificate.making import digest
-from concord.porting.certificate.verifying import stated
-from concord.spec.errors import SpecError, located
+from concord.spec.errors import SpecError, located, refuse, unknowns
 from concord.spec.files import LARGEST, parse_json, read_bytes
+from concord.spec.precision import PRECISIONS
 
 KIND = "certificate"
 CLASS = "concord.porting.certificate.certificate:Certificate"
@@ -29,9 +29,12 @@ def text(made: record.Record) -> str:
 
 
 def seal(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return data with the digest of all the rest of it."""
+    """Return data with the SHA-256 of all the rest of it, as JSON with sorted keys and nothing between."""
     rest = {key: value for key, value in data.items() if key != "digest"}
-    return {**rest, "digest": digest(json.loads(record.lines(rest)))}
+    canonical = json.dumps(
+        json.loads(record.lines(rest)), sort_keys=True, separators=(",", ":"), allow_nan=False
+    )
+    return {**rest, "digest": hashlib.sha256(canonical.encode()).hexdigest()}
 
 
 def read(path: Path) -> tuple[record.Record, Certificate]:
@@ -54,5 +57,5 @@ def read(path: Path) -> tuple[record.Record, Certificate]:
         if content != record.lines(data).encode():
             raise SpecError("was altered: it says the same, but is not laid out as it was written")
         made = record.parsed(content, {KIND: CLASS})
-        stated(made.outcome)
+        refuse(unknowns("dtype", made.outcome.asked.dtypes, PRECISIONS))
     return made, made.outcome

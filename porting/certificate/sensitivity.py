@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -51,18 +50,6 @@ ROWS = 2
 """Samples of the batch on which they are."""
 
 
-@dataclass
-class _Count:
-    made: int = 0
-    same: int = 0
-    by_bits: int = 0
-    run: int = 0
-    by_outputs: int = 0
-    equivalent: int = 0
-    unseen: list[str] = field(default_factory=list)
-    contradicted: list[str] = field(default_factory=list)
-
-
 def prove(
     checkpoint: Checkpoint,
     placements: Mapping[str, Placement],
@@ -70,7 +57,7 @@ def prove(
     batch: Batch,
     case: str,
     seed: int,
-    progress: Callable[[int, int], None],
+    tell: Callable[[str], None],
 ) -> Sensitivity:
     """Change each tensor in each way, and say which changes are noticed: by the comparison of bits.
 
@@ -82,42 +69,22 @@ def prove(
         model: the same, for the oracle.
         batch: whose first rows the outputs are computed on, the first of which has no padding but where the
             model needs it.
-        progress: takes how many changes were tried, and of how many.
+        tell: takes what is being done, in words.
     """
     batch = _few(model, batch)
     gradients = reference(model.config, model.weights, batch, True, model.part).gradients
     made = list(changes(model.config, model.part, checkpoint.tensors, batch, gradients))
     outputs = _Outputs(model, batch)
     chosen = set(random.Random(seed).sample(range(len(made)), min(len(made), outputs.affordable())))
-    counts = {kind: _Count() for kind in CHANGES}
+    tried = {kind: Tried(kind, *[0] * 6) for kind in CHANGES}
     reasons: Counter[str] = Counter()
     for number, change in enumerate(made):
-        _try(
-            change,
-            counts[change.kind],
-            checkpoint,
-            placements,
-            outputs if number in chosen else None,
-            reasons,
-        )
-        progress(number + 1, len(made))
-    tried = (
-        Tried(
-            kind,
-            one.made,
-            one.same,
-            one.by_bits,
-            one.run,
-            one.by_outputs,
-            one.equivalent,
-            tuple(one.unseen),
-            tuple(one.contradicted),
-        )
-        for kind, one in counts.items()
-        if one.made
-    )
+        shown = outputs if number in chosen else None
+        _try(change, tried[change.kind], checkpoint, placements, shown, reasons)
+        if (number + 1) * 10 // len(made) > number * 10 // len(made):
+            tell(f"{number + 1} of {len(made)} changes")
     return Sensitivity(
-        tuple(tried),
+        tuple(one for one in tried.values() if one.made),
         dict(reasons),
         seed,
         f"the first {len(next(iter(batch.arrays().values())))} rows of {case}, float64",
@@ -140,7 +107,7 @@ def _few(model: Model, batch: Batch) -> Batch:
 
 def _try(
     change: Change,
-    count: _Count,
+    count: Tried,
     checkpoint: Checkpoint,
     placements: Mapping[str, Placement],
     outputs: _Outputs | None,
@@ -162,9 +129,9 @@ def _try(
     if change.reason:
         count.equivalent += not seen
         reasons[change.reason] += not seen
-        count.contradicted += [change.tensors[0]] * seen
+        count.contradicted += change.tensors[:1] * seen
     else:
-        count.unseen += [change.tensors[0]] * (not seen)
+        count.unseen += change.tensors[:1] * (not seen)
     count.by_outputs += seen and not change.reason
 
 
@@ -224,7 +191,7 @@ class _Outputs:
 
 def items(found: Sensitivity) -> Iterator[Item]:
     """Yield what the changes prove."""
-    other = sum(tried.made - tried.same for tried in found.tried)
+    other = sum(tried.changing for tried in found.tried)
     by_bits, same = sum(tried.by_bits for tried in found.tried), sum(tried.same for tried in found.tried)
     said = f"of {other} changes that change a bit, the comparison of bits notices {by_bits}" + (
         f"; {same} more change none" if same else ""

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from concord import backends
 from concord.conformance.campaign import Settings
 from concord.porting.certificate.certificate import Certificate, File, Item, Side
 from concord.porting.certificate.ledger import files_of
-from concord.porting.certificate.making import Asked, certify
-from concord.spec.errors import located, refuse, unknowns
-from concord.spec.files import typed
-from concord.spec.precision import PRECISIONS
+from concord.porting.certificate.making import certify
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ def verify(
         SpecError: if a checkpoint is not there or cannot be read, or a backend is neither known nor named.
     """
     paths = source or Path(found.source.path), target or Path(found.target.path)
-    asked = _asked(found, *paths, settings or Settings())
+    asked = found.asked
     if not files_alone:
         backends.check_offered((*asked.backends, asked.home), "the certificate", named)
     tell("reading files")
@@ -72,7 +67,7 @@ def verify(
     count = len(found.source.files) + len(found.target.files)
     if problems or files_alone:
         return Verified(count, tuple(problems))
-    again = certify(asked, tell)
+    again = certify(*paths, asked, replace(settings or Settings(), asked=tuple(asked.backends)), tell)
     return Verified(count, tuple(_differing(found, again)), again)
 
 
@@ -87,64 +82,6 @@ def _files(now: Mapping[str, File], side: Side, path: Path) -> Iterator[str]:
         f"{path}: {name} was not there when the certificate was made"
         for name in now
         if name not in side.files
-    )
-
-
-@dataclass(frozen=True)
-class Stated:
-    """What a certificate says that it was made with (:class:`concord.porting.certificate.making.Asked`)."""
-
-    source_format: str
-    target_format: str
-    backends: tuple[str, ...]
-    home: str
-    dtypes: tuple[str, ...]
-    seed: int
-    device: str
-    implementation: str
-    execution: str
-    precision: str
-    deterministic: bool
-    source_table: str | None = None
-    texts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] | None = None
-
-
-def stated(found: Certificate) -> Stated:
-    """Return what a certificate was made with.
-
-    Raises:
-        SpecError: if it does not say that.
-    """
-    with located("asked"):
-        said = typed(Stated, json.dumps(found.asked))
-        refuse(unknowns("dtype", said.dtypes, PRECISIONS))
-    return said
-
-
-def _asked(found: Certificate, source: Path, target: Path, settings: Settings) -> Asked:
-    said = stated(found)
-    how = dataclasses.replace(
-        settings,
-        asked=said.backends,
-        **{
-            key: getattr(said, key)
-            for key in ("device", "implementation", "execution", "precision", "deterministic")
-        },
-    )
-    texts = [(list(ids), list(segments)) for ids, segments in said.texts] if said.texts else None
-    table = Path(said.source_table) if said.source_table else None
-    return Asked(
-        source,
-        target,
-        said.source_format,
-        said.target_format,
-        table,
-        said.backends,
-        said.home,
-        texts,
-        said.dtypes,
-        said.seed,
-        how,
     )
 
 
