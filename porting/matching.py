@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from concord.porting.checkpoint import UNKNOWN, Entry, LazyTensor
+from concord.porting.checkpoint import UNKNOWN, Checkpoint, Entry, LazyTensor
 from concord.porting.holds import HOLDS, WHOLE
 from concord.porting.stored import FLOATS, Bits, Stored, in_memory
 from concord.spec.config import EncoderConfig
@@ -57,27 +57,7 @@ def renamed(name: str, prefixes: Sequence[str], prefix: str) -> str:
     return prefix + name.removeprefix(prefixes[0]) if prefixes and name.startswith(prefixes[0]) else name
 
 
-@dataclass(frozen=True)
-class Match:
-    """What the tensors of a file are.
-
-    Attributes:
-        part: of the model that they are.
-        tensors: the parameters, by canonical name in the order of computation.
-        ledger: a line for each tensor of the file, then for what is in none.
-        others: the tensors that are no parameters of the part, as :attr:`concord.porting.Checkpoint.others`.
-        known: those of them that hold nothing but what the rest says, as
-            :attr:`concord.porting.Checkpoint.known`.
-    """
-
-    part: str
-    tensors: dict[str, LazyTensor]
-    ledger: tuple[Entry, ...]
-    others: dict[str, LazyTensor]
-    known: frozenset[str]
-
-
-def match(found: Mapping[str, Stored], configs: Mapping[str, EncoderConfig], names: Names) -> Match:
+def match(found: Mapping[str, Stored], configs: Mapping[str, EncoderConfig], names: Names) -> Checkpoint:
     """Say what the tensors of a file are; none of their numbers is read but those of copies.
 
     And those that a reason speaks of.
@@ -102,7 +82,14 @@ def match(found: Mapping[str, Stored], configs: Mapping[str, EncoderConfig], nam
     best = min(tried, key=lambda one: len(one.problems))  # of equals the most complete part
     if best.problems:
         raise WeightsError(best.problems[:MOST])
-    return Match(best.part, best.tensors, tuple(best.ledger()), best.others, frozenset(best.known))
+    return Checkpoint(
+        best.config,
+        best.part,
+        best.tensors,
+        tuple(best.ledger()),
+        others=best.others,
+        known=frozenset(best.known),
+    )
 
 
 class _Matching:
@@ -340,15 +327,8 @@ def piece(tensor: LazyTensor, place: Binding, number: int, heads: int) -> Stored
         number: of the piece.
         heads: of the model.
     """
-    return Stored(tensor.dtype, place.shape, _Piece(tensor, place.layout, heads, number))
-
-
-class _Piece:
-    """Reads a tensor in the layout of another kind of file, as bits."""
-
-    def __init__(self, tensor: LazyTensor, layout: str, heads: int, number: int) -> None:
-        self.tensor, self.layout, self.heads, self.number = tensor, layout, heads, number
-
-    def __call__(self) -> Bits:
-        """Return the piece."""
-        return WEIGHT_LAYOUTS[self.layout].native(self.tensor.bits(), self.heads)[self.number]
+    return Stored(
+        tensor.dtype,
+        place.shape,
+        lambda: WEIGHT_LAYOUTS[place.layout].native(tensor.bits(), heads)[number],
+    )

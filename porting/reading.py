@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,7 @@ def recognise(path: Path, table: Path | None = None) -> Recognition:
             form.name,
             (
                 f"{sentences.MODULES} lists modules of "
-                f"sentence-transformers{_beside(path, inner / form.weights[0])}"
+                f"sentence-transformers{_unread(path, inner / form.weights[0])}"
             ),
         )
     candidates = [form for form in FORMATS.values() if form.name != OWN and not form.modules]
@@ -91,7 +90,7 @@ def recognise(path: Path, table: Path | None = None) -> Recognition:
     found = _by_names(
         weights, [form for form in known_by_names if _may_be(form, folder)] or known_by_names, folder
     )
-    return Recognition(found.format, found.why + _beside(path, weights))
+    return Recognition(found.format, found.why + _unread(path, weights))
 
 
 def _of_sentences(path: Path, inner: Path) -> Format:
@@ -220,7 +219,7 @@ def _of_hub(there: list[Path]) -> list[Path]:
     return next(filter(None, kinds), there) if sum(map(len, kinds)) == len(there) else there
 
 
-def _beside(path: Path, weights: Path) -> str:
+def _unread(path: Path, weights: Path) -> str:
     """Say which of Hugging Face's files lie beside the one that is read, if nobody named it."""
     if folders.is_weights(path):
         return ""
@@ -271,7 +270,7 @@ def _of_modules(form: Format, path: Path, folder: Path) -> Checkpoint:
     said = sentences.words(folder, tables.part_of(form.table).options["pooling"].values)
     weights = path if folders.is_weights(path) else _weights([form], path, inner)
     read_in = _of_source(form.container.read(weights), form.table, inner, said)
-    return dataclasses.replace(read_in, files={**folders.carried(folder), **read_in.files})
+    return replace(read_in, files={**folders.carried(folder), **read_in.files})
 
 
 def _of_source(found: dict[str, Stored], table: Table, folder: Path, more: dict[str, Any]) -> Checkpoint:
@@ -300,18 +299,8 @@ def _of_source(found: dict[str, Stored], table: Table, folder: Path, more: dict[
         first, *rest = error.problems
         raise type(error)([f"{first}{f'; {said}' if said else ''}", *rest]) from None
     files = {**folders.carried(folder), folders.CONFIG: read_bytes(path, LARGEST)}
-    return Checkpoint(
-        configs[matched.part],
-        matched.part,
-        matched.tensors,
-        matched.ledger,
-        files,
-        folders.labels(files, stated),
-        table.source,
-        tables.words(table),
-        matched.others,
-        matched.known,
-    )
+    labels, words = folders.labels(files, stated), tables.words(table)
+    return replace(matched, files=files, labels=labels, source=table.source, words=words)
 
 
 def _sized(stated: dict[str, Any], found: dict[str, Stored], rules: CheckpointTable) -> dict[str, Any]:
@@ -335,18 +324,7 @@ def _native(found: dict[str, Stored], form: Format, folder: Path) -> Checkpoint:
         )
     config = from_toml(read_text(path), str(path))
     stated = checkpoints.part_of(folder)
-    matched = match(found, dict.fromkeys((stated,) if stated else PARTS, config), form.names)
-    files = folders.carried(folder)
-    return Checkpoint(
-        config,
-        matched.part,
-        matched.tensors,
-        matched.ledger,
-        files,
-        folders.labels(files, {}),
-        others=matched.others,
-        known=matched.known,
-    )
+    return _beside(match(found, dict.fromkeys((stated,) if stated else PARTS, config), form.names), folder)
 
 
 def _own(folder: Path, form: Format) -> Checkpoint:
@@ -362,18 +340,11 @@ def _own(folder: Path, form: Format) -> Checkpoint:
         raise SpecError(problems)
     config = from_toml(read_text(folder / checkpoints.CONFIG), str(folder / checkpoints.CONFIG))
     matched = match(form.container.read(folder / checkpoints.WEIGHTS), {contents.part: config}, form.names)
-    files, training = (
-        folders.carried(folder),
-        folders.lying(folder, (name for name in folders.TRAINING if name in contents.sha256)),
-    )
-    return Checkpoint(
-        config,
-        matched.part,
-        matched.tensors,
-        matched.ledger,
-        files,
-        folders.labels(files, {}),
-        others=matched.others,
-        known=matched.known,
-        training=training,
-    )
+    training = folders.lying(folder, (name for name in folders.TRAINING if name in contents.sha256))
+    return replace(_beside(matched, folder), training=training)
+
+
+def _beside(matched: Checkpoint, folder: Path) -> Checkpoint:
+    """Return a checkpoint with what lies beside its weights."""
+    files = folders.carried(folder)
+    return replace(matched, files=files, labels=folders.labels(files, {}))

@@ -110,33 +110,20 @@ class Stored:
         return hashlib.sha256(self.data()).hexdigest()
 
 
-class Slice:
-    """Reads a tensor out of a file that is mapped; one of no elements too.
+def sliced(mapped: mmap.mmap | bytes, begin: int, dtype: str, shape: tuple[int, ...]) -> Stored:
+    """Return a tensor of a file that is mapped, as a view of it; one of no elements too.
 
     Args:
         mapped: the file, or bytes.
-        begin: the byte at which the tensor begins; whoever makes this has seen that it ends in the file.
-        stride: elements from one to the next along each axis; by default C order.
+        begin: the byte at which the tensor begins; whoever calls this has seen that it ends in the file.
     """
 
-    def __init__(
-        self,
-        mapped: mmap.mmap | bytes,
-        begin: int,
-        dtype: str,
-        shape: tuple[int, ...],
-        stride: tuple[int, ...] | None = None,
-    ) -> None:
-        self.mapped, self.begin, self.dtype, self.shape, self.stride = mapped, begin, dtype, shape, stride
+    def bits() -> Bits:
+        if not elements(shape):
+            return np.zeros(shape, NUMPY[dtype])
+        return np.ndarray(shape, NUMPY[dtype], mapped, begin)
 
-    def __call__(self) -> Bits:
-        """Return the tensor, as a view of the file."""
-        kind = np.dtype(NUMPY[self.dtype])
-        if not elements(self.shape):
-            return np.zeros(self.shape, kind)
-        strides = None if self.stride is None else tuple(step * kind.itemsize for step in self.stride)
-        found: Bits = np.ndarray(self.shape, kind, self.mapped, self.begin, strides)
-        return found
+    return Stored(dtype, shape, bits)
 
 
 def in_memory(array: Bits, dtype: str | None = None) -> Stored:

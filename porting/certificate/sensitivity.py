@@ -76,7 +76,7 @@ def prove(
     made = list(changes(model.config, model.part, checkpoint.tensors, batch, gradients))
     outputs = _Outputs(model, batch)
     chosen = set(random.Random(seed).sample(range(len(made)), min(len(made), outputs.affordable())))
-    tried = {kind: Tried(kind, *[0] * 6) for kind in CHANGES}
+    tried = {kind: Tried(kind, 0, 0, 0, 0, 0, 0) for kind in CHANGES}
     reasons: Counter[str] = Counter()
     for number, change in enumerate(made):
         shown = outputs if number in chosen else None

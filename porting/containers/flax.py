@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from concord.porting.containers.aside import Refused, flat, tree
-from concord.porting.stored import NUMPY, Bits, Slice, Stored, shape_of, size
+from concord.porting.stored import NUMPY, Bits, Stored, shape_of, size, sliced
 from concord.spec.errors import optional
 from concord.spec.files import Write, writing
 
@@ -73,7 +73,7 @@ def _array(shape: Any, dtype: str, content: bytes) -> Stored:
     if dtype not in NUMPY or size(dtype, shape) != len(content):
         said = f"shape {shape} and dtype {str(dtype)[:20]!r}"
         raise Refused(f"an array has {said}, and not the bytes for them")
-    return Stored(dtype, shape, Slice(content, 0, dtype, shape))
+    return sliced(content, 0, dtype, shape)
 
 
 def _joined(entries: Mapping[str, Any]) -> Stored:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from concord.porting.stored import NUMPY, Slice, Stored, shape_of
+from concord.porting.stored import NUMPY, Stored, shape_of, sliced
 from concord.spec.errors import SpecError
 from concord.spec.files import opened, writing
 
@@ -71,7 +71,7 @@ def read(path: Path) -> dict[str, Stored]:
             raise SpecError(
                 f"{path}: {name[:200]!r} has dtype {entry['dtype']!r} but must have one of {known}"
             )
-        found[name] = Stored(dtype, shape, Slice(mapped, 8 + length + entry["data_offsets"][0], dtype, shape))
+        found[name] = sliced(mapped, 8 + length + entry["data_offsets"][0], dtype, shape)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,36 @@ CONSTANT = "constant_"
 """How the names of tensors begin that stand in the graph itself; no parameter is called so."""
 
 
+@dataclass(frozen=True)
+class Value:
+    """What a node of a graph gives, by name."""
+
+    graph: Builder
+    name: str
+
+    def __add__(self, other: Operand) -> Value:
+        return self.graph.node("Add", self, other)
+
+    def __sub__(self, other: Operand) -> Value:
+        return self.graph.node("Sub", self, other)
+
+    def __mul__(self, other: Operand) -> Value:
+        return self.graph.node("Mul", self, other)
+
+    def __truediv__(self, other: Operand) -> Value:
+        return self.graph.node("Div", self, other)
+
+    def __matmul__(self, other: Operand) -> Value:
+        return self.graph.node("MatMul", self, other)
+
+    def __invert__(self) -> Value:
+        return self.graph.node("Not", self)
+
+
+Operand = Value | float | int | tuple[int, ...]
+"""A value, a number in the dtype of the graph, a whole number without axes, or some along one."""
+
+
 class Builder:
     """A graph in the making.
 
@@ -49,43 +80,36 @@ class Builder:
         self.outputs: dict[str, list[int | str]] = {}
         self.count = 0
 
-    def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node; return the name of what it gives."""
+    def node(self, kind: str, *inputs: Operand, **attributes: Any) -> Value:
+        """Add a node; return what it gives."""
+        given = [self.value(one).name for one in inputs]
         self.count += 1
         name = f"{kind.lower()}_{self.count}"
-        self.nodes.append(self.onnx.helper.make_node(kind, list(inputs), [name], name=name, **attributes))
-        return name
+        self.nodes.append(self.onnx.helper.make_node(kind, given, [name], name=name, **attributes))
+        return Value(self, name)
 
-    def named(self, value: str, name: str) -> str:
+    def named(self, value: Value, name: str) -> Value:
         """Give a value a name of its own."""
-        self.nodes.append(self.onnx.helper.make_node("Identity", [value], [name], name=f"name_{name}"))
-        return name
+        node = self.onnx.helper.make_node("Identity", [value.name], [name], name=f"name_{name}")
+        self.nodes.append(node)
+        return Value(self, name)
 
-    def number(self, value: float) -> str:
-        """Return a constant in the dtype of the graph."""
-        return self.constant(np.asarray(value, NUMPY[self.dtype]))
+    def value(self, operand: Operand) -> Value:
+        """Return an operand as a value; numbers are constants."""
+        if isinstance(operand, Value):
+            return operand
+        array = np.asarray(operand)
+        return self.constant(array.astype(NUMPY[self.dtype] if array.dtype.kind == "f" else np.int64))
 
-    def whole(self, *values: int) -> str:
-        """Return a constant of whole numbers: (n)."""
-        return self.constant(np.asarray(values, np.int64))
-
-    def scalar(self, value: int) -> str:
-        """Return a whole number as a constant without axes."""
-        return self.constant(np.asarray(value, np.int64))
-
-    def constant_range(self, count: int) -> str:
-        """Return the numbers from 0 on: (count)."""
-        return self.constant(np.arange(count))
-
-    def constant(self, array: Any) -> str:
+    def constant(self, array: Any) -> Value:
         """Return a constant."""
         self.count += 1
-        return self.weight(f"{CONSTANT}{self.count}", in_memory(np.asarray(array)))
+        return self.weight(f"{CONSTANT}{self.count}", in_memory(array))
 
-    def weight(self, name: str, tensor: Stored) -> str:
+    def weight(self, name: str, tensor: Stored) -> Value:
         """Return a tensor that lies beside the graph."""
         self.tensors.setdefault(name, tensor)
-        return name
+        return Value(self, name)
 
     def write(self, path: Path, inputs: Mapping[str, Sequence[str]]) -> None:
         """Write the graph, and ``<name>.data`` beside it.
