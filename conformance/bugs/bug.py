@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,63 +13,106 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.backends.interface import Request
+from concord.backends.optimizers import Optimizer
 from concord.conformance.bugs.context import Context, Edit
 from concord.spec.batch import Batch
 from concord.spec.cases import scenarios_of
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import Weights
+from concord.spec.training.recipe import Recipe
 
 Array = NDArray[np.floating]
 Gradients = Mapping[str, Array]
 
 GROUPS = (
-    "embeddings",
-    "positions",
-    "masks",
-    "attention",
-    "norms",
-    "activations",
-    "pooling",
-    "loss",
-    "gradients",
-    "precision",
-    "weights",
-    "kernels",
-    "places",
-    "backward",
-    "saturation",
-    "rounding",
+    *(
+        "embeddings",
+        "positions",
+        "masks",
+        "attention",
+        "norms",
+        "activations",
+        "pooling",
+        "loss",
+        "gradients",
+    ),
+    *("precision", "weights", "kernels", "places", "backward", "saturation", "rounding"),
+    *("optimizer", "decay", "clipping", "schedule", "accumulation", "dropout", "data", "resume"),
 )
-"""Where a bug sits."""
+"""Where a bug sits; the last line is of training."""
+
+TRAINING = "training"
+"""Stands for a variant in bugs of training."""
 
 REFUSED = "refused"
 """Stands among the tensors of :attr:`Bug.first` for a run that the framework itself refuses."""
 
 
-@dataclass(frozen=True)
+StepEdit = Callable[..., Any]
+"""Takes the step of training, what is right, and what that is made of."""
+
+
+def untouched(m: Any, right: Any, *given: Any) -> Any:
+    """Return what is right."""
+    return right
+
+
+@dataclass(frozen=True, kw_only=True)
 class Change:
-    """What turns the clean model into the mutant.
+    """What turns the clean model, or training, into the mutant.
 
     Attributes:
         request: changes what the backend is asked: its configuration, weights or inputs. NumPy alone.
         edits: patterns of taps, and what is made of those that fit; the first that fits a tap is taken.
-        gradients: what is made of the gradients of parameters, by canonical name, before they are handed out.
+        handed_out: what is made of the gradients of parameters, by canonical name, before they are handed
+            out.
+        recipe: the recipe that is trained by, given the right one alone.
+        batches: of a step of training; given those of all steps.
+        weights: by how much each batch of a step counts; given how many samples and counted labels each has.
+        masks: which elements dropout keeps, and the rate that these are scaled up by; given the
+            :class:`concord.conformance.bugs.training.step.DropoutSite`.
+        added: the gradients so far with those of one more batch; given both, and the weight of the batch.
+        gradients: of a step, accumulated.
+        clip: the clipped gradients, and the norm; given gradients, and what gives the squares that a norm
+            sees.
+        rate: the learning rate of a step.
+        optimizer: what updates parameters.
+        keeps: the optimizer state after a step, as ``<slot>.<parameter>``.
+        skips: whether a step updates nothing; given how many batches it has.
+        load: what training goes on from: ``<section>.<name>``, and how many steps the optimizer has made.
     """
 
     request: Callable[[Request], Request] = lambda request: request
     edits: tuple[tuple[tuple[str, ...], Edit], ...] = ()
-    gradients: Callable[[Gradients], Gradients] | None = None
+    handed_out: Callable[[Gradients], Gradients] | None = None
+    recipe: Callable[[Recipe], Recipe] = lambda recipe: recipe
+    batches: StepEdit = untouched
+    weights: StepEdit = untouched
+    masks: StepEdit = untouched
+    added: StepEdit = untouched
+    gradients: StepEdit = untouched
+    clip: StepEdit = untouched
+    rate: StepEdit = untouched
+    optimizer: type[Optimizer] = Optimizer
+    keeps: StepEdit = untouched
+    skips: StepEdit = untouched
+    load: StepEdit = untouched
 
     def edit(self, tap: str) -> Edit | None:
         """Return what is made of a tap, if anything."""
-        return next(
-            (
-                edit
-                for patterns, edit in self.edits
-                if any(fnmatch.fnmatchcase(tap, pattern) for pattern in patterns)
-            ),
-            None,
+        return next((edit for patterns, edit in self.edits if fits(tap, patterns)), None)
+
+    @functools.cached_property
+    def places(self) -> frozenset[str]:
+        """What is changed, by the names of these attributes."""
+        return frozenset(
+            one.name for one in dataclasses.fields(self) if getattr(self, one.name) is not one.default
         )
+
+
+def fits(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a name fits one of several patterns."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +125,14 @@ class Bug:
         name: unique among mutants, in words joined by underscores.
         group: one of :data:`GROUPS`.
         what: the bug, in one sentence; of an explanation alone, in words that follow "is explained by".
-        variant: its home, the variant that it is run on; empty: it is an explanation alone.
-        scenario: of the standard case (:data:`concord.spec.cases.SCENARIOS`) that makes it visible.
+        variant: that it is run on; empty: it is an explanation alone; :data:`TRAINING`: it is of training.
+        scenario: of the standard case (:data:`concord.spec.cases.SCENARIOS`), or the run of training
+            (:data:`concord.conformance.bugs.training.runs.RUNS`), that makes it visible.
         first: patterns of tensor names; each tensor that fits one is rightly named first. :data:`REFUSED`
             where the framework may refuse to run.
         change: what turns the clean model into it.
         input: what an input must have to make it visible.
-        options: configuration fields to set in the case.
+        options: fields of the configuration, or of the recipe, to set in the case.
         equivalent: the precisions in which no input can show it, each with the reason.
         alone: whether, in float32, no other scenario of its variant that runs in every precision shows it: it
             is why the scenario is there.
@@ -96,6 +141,7 @@ class Bug:
         clause: the clause of SPEC.md that it breaks.
         after: the scenario that runs first, in the same process.
         source: where it was seen.
+        only: the algorithm that alone can have it; empty: any.
     """
 
     name: str
@@ -113,11 +159,18 @@ class Bug:
     clause: str = ""
     after: str = ""
     source: str = ""
+    only: str = ""
+
+    @property
+    def of_training(self) -> bool:
+        """Whether training shows it."""
+        return self.variant == TRAINING
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """The precisions that it is looked for in, in this order."""
-        return tuple(dtype for dtype in ("float64", "float32") if dtype not in self.equivalent)
+        """The precisions that it is looked for in, in this order: what trains is float32."""
+        order = ("float32", "float64") if self.of_training else ("float64", "float32")
+        return tuple(dtype for dtype in order if dtype not in self.equivalent)
 
     @property
     def scenarios(self) -> tuple[str, ...]:
@@ -142,7 +195,7 @@ class Bug:
 
     def rightly_first(self, tensor: str) -> bool:
         """Return whether a tensor may be the first that is wrong."""
-        return any(fnmatch.fnmatchcase(tensor, pattern) for pattern in self.first)
+        return fits(tensor, self.first)
 
     def diagnosed(self, said: str) -> str:
         """Return whether a diagnosis names this bug: ``"right"``, ``"none"`` or ``"wrong"``.
@@ -230,18 +283,20 @@ def edited(edit: Edit, *taps: str) -> Change:
 
 def handed_out(gradients: Callable[[Gradients], Gradients]) -> Change:
     """Return a change of the gradients of parameters when they are handed out."""
-    return Change(gradients=gradients)
+    return Change(handed_out=gradients)
 
 
 def option(**fields: Any) -> Change:
     """Return a change of configuration fields."""
-    return Change(lambda request: dataclasses.replace(request, config=request.config.replace(**fields)))
+    return Change(
+        request=lambda request: dataclasses.replace(request, config=request.config.replace(**fields))
+    )
 
 
 def inputs(change: Callable[[EncoderConfig, Batch], Mapping[str, NDArray[Any]]]) -> Change:
     """Return a change of inputs; ``change`` gives the new ones by name."""
     return Change(
-        lambda request: dataclasses.replace(
+        request=lambda request: dataclasses.replace(
             request, batch=dataclasses.replace(request.batch, **change(request.config, request.batch))
         )
     )
@@ -257,13 +312,13 @@ def weights(change: Callable[[EncoderConfig, Weights], Mapping[str, Array]]) -> 
         }
         return dataclasses.replace(request, weights={**request.weights, **new})
 
-    return Change(changed)
+    return Change(request=changed)
 
 
 def weight(pattern: str, change: Callable[[Array], Array]) -> Change:
     """Return a change of every weight whose name fits a pattern."""
     return weights(
         lambda config, given: {
-            name: change(array.copy()) for name, array in given.items() if fnmatch.fnmatchcase(name, pattern)
+            name: change(array.copy()) for name, array in given.items() if fits(name, (pattern,))
         }
     )

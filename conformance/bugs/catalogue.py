@@ -23,7 +23,6 @@ from concord.conformance.bugs import (
 )
 from concord.conformance.bugs.bug import GROUPS, Bug
 from concord.conformance.bugs.training.catalogue import TRAINING
-from concord.conformance.bugs.training.step import TrainingBug
 
 ENTRIES: tuple[Bug, ...] = tuple(
     bug
@@ -56,7 +55,7 @@ ALL: tuple[Bug, ...] = tuple(
 BUGS: dict[str, Bug] = {bug.name: bug for bug in ALL}
 """Every mutant by name."""
 
-KNOWN: dict[str, Bug | TrainingBug] = {**BUGS, **TRAINING}
+KNOWN: dict[str, Bug] = {**BUGS, **TRAINING}
 """Those of training too."""
 
 _SEARCHED = (
@@ -80,4 +79,4 @@ def _tried(bug: Bug) -> bool:
 TRIED: tuple[Bug, ...] = tuple(bug for bug in ENTRIES if _tried(bug))
 """Those whose edits are tried as explanations."""
 
-__all__ = ["ALL", "BUGS", "ENTRIES", "GROUPS", "KNOWN", "TRIED", "Bug", "TrainingBug"]
+__all__ = ["ALL", "BUGS", "ENTRIES", "GROUPS", "KNOWN", "TRIED", "Bug"]

@@ -181,7 +181,7 @@ BUGS = (
         "mask_repeated_for_heads_at_once",
         "Masks are repeated sample by sample where all heads are computed at once, "
         "though the model has that mistake no more.",
-        Change(batch_major_at_once),
+        Change(request=batch_major_at_once),
         variant="keras-attention",
         scenario="batched",
         input="masks that differ within a batch, all heads at once",

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from concord.conformance.bugs.training.step import TrainingBug
+from concord.conformance.bugs.bug import Bug
+from concord.conformance.bugs.training.step import text
 from concord.conformance.explain import Cause
 from concord.conformance.explain.hypothesis import INAPPLICABLE
 from concord.conformance.explain.search import EDGE, MOST_NAMED, MUCH_BETTER
@@ -47,14 +48,12 @@ def cause_of(first: MadeStep, others: Sequence[MadeStep] = ()) -> Cause | None:
     return None
 
 
-def holding(
-    found: Sequence[tuple[float, TrainingBug]], others: Sequence[MadeStep]
-) -> list[tuple[float, TrainingBug]]:
+def holding(found: Sequence[tuple[float, Bug]], others: Sequence[MadeStep]) -> list[tuple[float, Bug]]:
     """Return the bugs that hold in other steps."""
     return [(distance, bug) for distance, bug in found if all(holds(bug, other) for other in others)]
 
 
-def holds(bug: TrainingBug, other: MadeStep) -> bool:
+def holds(bug: Bug, other: MadeStep) -> bool:
     """Return whether a bug that explains one step is compatible with another."""
     training = other.case.training
     if bug.name == "data_of_other_step":  # each step has batches of its own
@@ -67,7 +66,7 @@ def holds(bug: TrainingBug, other: MadeStep) -> bool:
     return other.compatible(bug)
 
 
-def explaining(made: MadeStep, tried: Iterable[TrainingBug]) -> list[tuple[float, TrainingBug]]:
+def explaining(made: MadeStep, tried: Iterable[Bug]) -> list[tuple[float, Bug]]:
     """Return the bugs that explain a step, and by how many tolerances it lies off each."""
     found = []
     for bug in tried:
@@ -82,7 +81,7 @@ def explaining(made: MadeStep, tried: Iterable[TrainingBug]) -> list[tuple[float
     return found
 
 
-def conclude(found: Sequence[tuple[float, TrainingBug]], recipe: Recipe, since: str = "") -> Cause:
+def conclude(found: Sequence[tuple[float, Bug]], recipe: Recipe, since: str = "") -> Cause:
     """Return the cause: what explains a step best, and all that explains it as well.
 
     Args:
@@ -91,7 +90,7 @@ def conclude(found: Sequence[tuple[float, TrainingBug]], recipe: Recipe, since: 
     best = min(distance for distance, _ in found)
     kept = [bug for distance, bug in found if distance <= EDGE or distance < MUCH_BETTER * best]
     names, clauses = (tuple(dict.fromkeys(getattr(bug, of) for bug in kept)) for of in ("name", "clause"))
-    said = " or by ".join(f"{bug.text(recipe)} ({bug.clause})" for bug in kept[:MOST_NAMED])
+    said = " or by ".join(f"{text(bug, recipe)} ({bug.clause})" for bug in kept[:MOST_NAMED])
     more = f" or by {len(kept) - MOST_NAMED} others" if len(kept) > MOST_NAMED else ""
     how = "explained" if len(names) == 1 else "may be explained"
     return Cause(" or ".join(names), f"{how} by {said}{more}{since}", len(names) == 1, clauses)

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from concord.conformance.bugs.training.step import STAGES, StepChange, TrainingBug
+from concord.conformance.bugs.bug import Bug, Change
+from concord.conformance.bugs.training.step import STAGES, stages
 from concord.conformance.bugs.training.tape import BuggedTrajectory
 from concord.conformance.estimate import FEW, Cache, Observer, estimate, exact
 from concord.conformance.expectation import Array, Expectation, JudgedTraining, digest, root_mean_square
@@ -41,7 +42,7 @@ class MadeStep:
     tensor: str = ""
     known: dict[Any, Any] = field(default_factory=dict)
 
-    def trajectory(self, change: StepChange, arithmetic: Arithmetic, known: Any = None) -> BuggedTrajectory:
+    def trajectory(self, change: Change, arithmetic: Arithmetic, known: Any = None) -> BuggedTrajectory:
         """Return training with a bug, before the step."""
         start, resumed = self.start, self.start.resumed
         trajectory = BuggedTrajectory(self.case, arithmetic, change, resumed, known)
@@ -57,7 +58,7 @@ class MadeStep:
             nodes[key] = arithmetic.uncertain(nodes[key], size)
         return trajectory
 
-    def made(self, change: StepChange, arithmetic: Arithmetic, known: Any = None) -> dict[str, Array]:
+    def made(self, change: Change, arithmetic: Arithmetic, known: Any = None) -> dict[str, Array]:
         """Return what the step comes to in training with a bug."""
         found, prefix = dict[str, Array](), f"steps.{self.start.step}."
         self.trajectory(change, arithmetic, known).step(
@@ -65,9 +66,9 @@ class MadeStep:
         )
         return found
 
-    def right(self, change: StepChange | None = None) -> dict[str, Array]:
+    def right(self, change: Change | None = None) -> dict[str, Array]:
         """Return what the step comes to in exact arithmetic, in right training unless a change is given."""
-        return self.made(change or StepChange(), exact(self.case.dtype), self.known)
+        return self.made(change or Change(), exact(self.case.dtype), self.known)
 
     @cached_property
     def key(self) -> str:
@@ -80,7 +81,7 @@ class MadeStep:
         }
         return digest([self.case.key, self.start.step, self.start.resumed], given)
 
-    def tried(self, bug: TrainingBug) -> dict[str, Array]:
+    def tried(self, bug: Bug) -> dict[str, Array]:
         """Return what the step comes to with a bug, in exact arithmetic: the same for all backends."""
 
         def make() -> Expectation:
@@ -94,11 +95,11 @@ class MadeStep:
         """Where in the step it diverges first."""
         return stage_of(self.tensor)
 
-    def possible(self, bug: TrainingBug) -> bool:
+    def possible(self, bug: Bug) -> bool:
         """Return whether a bug may show first where the step diverges: what was reported before is right."""
         first, reported = STAGES.index(self.stage), {stage_of(name) for name in self.delivered}
-        stages = {STAGES.index(stage) for stage in bug.stages(self.case.training.recipe)}
-        return any(stage == first or (stage < first and STAGES[stage] not in reported) for stage in stages)
+        shown = {STAGES.index(stage) for stage in stages(bug.change, self.case.training.recipe)}
+        return any(stage == first or (stage < first and STAGES[stage] not in reported) for stage in shown)
 
     def nearer(self, values: Mapping[str, Array]) -> bool:
         """Return whether the first tensor that diverges is much nearer to values than to what is right."""
@@ -128,7 +129,7 @@ class MadeStep:
             if section_of(name) != "rate" or name in self.delivered
         }
 
-    def distance(self, bug: TrainingBug, values: Mapping[str, Array]) -> float:
+    def distance(self, bug: Bug, values: Mapping[str, Array]) -> float:
         """Return by how many tolerances what was reported lies off values with a bug, at most."""
         worst, sigmas = 0.0, self.tolerance(bug.change, values)
         for name in values.keys() & self.asked:
@@ -139,7 +140,7 @@ class MadeStep:
             worst = max(worst, judgement.ratio)
         return worst
 
-    def tolerance(self, change: StepChange, values: Mapping[str, Array]) -> dict[str, Array]:
+    def tolerance(self, change: Change, values: Mapping[str, Array]) -> dict[str, Array]:
         """Return how far rounding takes training with a bug from values."""
 
         def compute(arithmetic: Arithmetic, observer: Observer) -> None:
@@ -155,7 +156,7 @@ class MadeStep:
             for name, sigma in own.items()
         }
 
-    def compatible(self, bug: TrainingBug) -> bool:
+    def compatible(self, bug: Bug) -> bool:
         """Return whether what was reported may be that of training with a bug, as far as it can be known."""
         try:
             values = self.tried(bug)
@@ -169,7 +170,7 @@ class MadeStep:
 _tried = Cache()
 
 
-def remembers(made: MadeStep, bug: TrainingBug) -> bool:
+def remembers(made: MadeStep, bug: Bug) -> bool:
     """Return whether a bug keeps something from step to step."""
     trajectory = made.trajectory(bug.change, exact(made.case.dtype))
     return bool(trajectory.place.memory)

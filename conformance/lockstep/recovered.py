@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from concord.backends.optimizers import Optimizer, Tensor
-from concord.conformance.bugs.training.step import Edit, StepChange, Tensors, TrainingBug, TrainingStep, rule
+from concord.conformance.bugs.bug import Bug, Change, StepEdit
+from concord.conformance.bugs.training.step import Tensors, TrainingStep, rule
 from concord.conformance.bugs.training.step import recipe as by_recipe
 from concord.conformance.expectation import Array
 from concord.conformance.lockstep.made import MadeStep
@@ -38,9 +39,9 @@ REFINED, NUDGE = 4, 1e-4
 """Steps of Gauss and Newton after that, and how far apart two values are that a slope is taken from."""
 
 
-def recovered(made: MadeStep) -> Iterator[TrainingBug]:
+def recovered(made: MadeStep) -> Iterator[Bug]:
     """Yield what a step would have been computed with."""
-    searches: dict[str, tuple[Callable[[MadeStep], Iterator[TrainingBug]], ...]] = {
+    searches: dict[str, tuple[Callable[[MadeStep], Iterator[Bug]], ...]] = {
         "gradients": (_weights, _counted),
         "clipped": (_limit,),
         "moments": (_averages, _movement, _epsilon),
@@ -49,11 +50,11 @@ def recovered(made: MadeStep) -> Iterator[TrainingBug]:
         yield from search(made)
 
 
-def _bug(name: str, what: str, clause: str, **places: Any) -> TrainingBug:
-    return TrainingBug(name=name, what=what, clause=clause, change=StepChange(**places))
+def _bug(name: str, what: str, clause: str, **places: Any) -> Bug:
+    return Bug(name=name, group="", what=what, clause=clause, change=Change(**places))
 
 
-def _number(made: MadeStep, name: str, clause: str, value: float) -> TrainingBug:
+def _number(made: MadeStep, name: str, clause: str, value: float) -> Bug:
     """Return training by a recipe with another number."""
     what = f"{name} = {instead(value, getattr(made.case.training.recipe, name), digits=4)}"
     return _bug(name, what, clause, recipe=by_recipe(**{name: value}))
@@ -90,7 +91,7 @@ def _solved(columns: Sequence[Array], wanted: Array) -> list[float] | None:
     return [float(factor) for factor in np.linalg.lstsq(np.stack(columns, axis=1), wanted, rcond=None)[0]]
 
 
-def _weights(made: MadeStep) -> Iterator[TrainingBug]:
+def _weights(made: MadeStep) -> Iterator[Bug]:
     """By how much each batch counted."""
     pieces: list[dict[str, Array]] = []
     right: list[float] = []
@@ -104,7 +105,7 @@ def _weights(made: MadeStep) -> Iterator[TrainingBug]:
         right[:] = weights
         return [1.0] * len(counts)
 
-    made.right(StepChange(weights=alone, added=collect))
+    made.right(Change(weights=alone, added=collect))
     actual = _named(made, made.delivered, "gradients")
     names = [name for name in actual if all(name in piece for piece in pieces)]
     found = _solved([_flat(piece, names) for piece in pieces], _flat(actual, names))
@@ -135,7 +136,7 @@ LOOKED_UP = {"embeddings.token.weight": "input_ids", "embeddings.segment.weight"
 """The inputs that say which rows of a table are looked up."""
 
 
-def _counted(made: MadeStep) -> Iterator[TrainingBug]:
+def _counted(made: MadeStep) -> Iterator[Bug]:
     """Whether rows of tables that are looked up several times count as often once more."""
     actual, right = (_named(made, values, "gradients") for values in (made.delivered, made.expected.values))
 
@@ -165,7 +166,7 @@ def _counted(made: MadeStep) -> Iterator[TrainingBug]:
         yield _bug("rows_counted_again", what, "GRD-1", gradients=repeated)
 
 
-def _limit(made: MadeStep) -> Iterator[TrainingBug]:
+def _limit(made: MadeStep) -> Iterator[Bug]:
     """By how much gradients were clipped."""
     right, step = made.right(), made.start.step
     gradients = _named(made, made.delivered, "gradients") or _named(made, right, "gradients")
@@ -189,7 +190,7 @@ def _limit(made: MadeStep) -> Iterator[TrainingBug]:
     yield _bug("clip_at", what or f"gradients times {multiple(factor, digits=4)}", "OPT-7", clip=clip)
 
 
-def _averages(made: MadeStep) -> Iterator[TrainingBug]:
+def _averages(made: MadeStep) -> Iterator[Bug]:
     """By how much an average weighed what was there, and what is new."""
     right, recipe = made.right(), made.case.training.recipe
     gradients = _named(made, right, "clipped") or _named(made, right, "gradients")
@@ -220,10 +221,10 @@ def _weighing(section: str, old: float, fresh: float) -> type[Optimizer]:
         o.state[f"{section}.{name}"] = old * o.state[f"{section}.{name}"] + fresh * value
         return o.state[f"{section}.{name}"]
 
-    def average(o: Optimizer, right: Edit, key: str, name: str, value: Tensor, beta: float) -> Tensor:
+    def average(o: Optimizer, right: StepEdit, key: str, name: str, value: Tensor, beta: float) -> Tensor:
         return weighed(o, name, value) if key == section else right(key, name, value, beta)
 
-    def with_momentum(o: Optimizer, right: Edit, name: str, gradient: Tensor, numbers: Tensors) -> Tensor:
+    def with_momentum(o: Optimizer, right: StepEdit, name: str, gradient: Tensor, numbers: Tensors) -> Tensor:
         if section != "momentum":
             return right(name, gradient, numbers)
         velocity = weighed(o, name, gradient)
@@ -233,12 +234,12 @@ def _weighing(section: str, old: float, fresh: float) -> type[Optimizer]:
     return rule(average=average, with_momentum=with_momentum)
 
 
-def _movement(made: MadeStep) -> Iterator[TrainingBug]:
+def _movement(made: MadeStep) -> Iterator[Bug]:
     """By which rate parameters moved, and by how much they decayed."""
     recipe, step = made.case.training.recipe, made.start.step
     rate = learning_rate(recipe, step)
     decoupled = recipe.decay_form in ("times_rate", "alone") and recipe.weight_decay > 0
-    bare = made.right(StepChange(recipe=by_recipe(weight_decay=0.0)) if decoupled else None)
+    bare = made.right(Change(recipe=by_recipe(weight_decay=0.0)) if decoupled else None)
     actual, moved = (_named(made, values, "parameters") for values in (made.delivered, bare))
     before = _before(made, "parameters", moved)
     table = parameters(made.case.config, made.case.part)
@@ -263,7 +264,7 @@ def _movement(made: MadeStep) -> Iterator[TrainingBug]:
         yield _number(made, "weight_decay", "OPT-6", found[1] / share * recipe.weight_decay)
 
 
-def _epsilon(made: MadeStep) -> Iterator[TrainingBug]:
+def _epsilon(made: MadeStep) -> Iterator[Bug]:
     """With which epsilon parameters moved."""
     recipe = made.case.training.recipe
     if recipe.algorithm == "sgd":
@@ -273,7 +274,7 @@ def _epsilon(made: MadeStep) -> Iterator[TrainingBug]:
 
     def off(power: float) -> Array:
         """Return what is left between the parameters that were reported and those of an epsilon."""
-        tried = made.right(StepChange(recipe=by_recipe(epsilon=10.0**power)))
+        tried = made.right(Change(recipe=by_recipe(epsilon=10.0**power)))
         return _flat(actual, names) - _flat(_named(made, tried, "parameters"), names)
 
     try:

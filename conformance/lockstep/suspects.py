@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from concord.conformance.bugs.bug import Bug, Change, StepEdit
 from concord.conformance.bugs.training.catalogue import TRAINING, of_step
-from concord.conformance.bugs.training.step import CLAUSE_OF, Edit, StepChange, TrainingBug
+from concord.conformance.bugs.training.step import CLAUSE_OF
 from concord.conformance.bugs.training.step import recipe as by_recipe
 from concord.conformance.wording import instead
 from concord.spec.errors import ConfigError
@@ -31,7 +32,7 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
 """Other values that fields of a recipe are given by mistake; of a choice every other one is tried."""
 
 
-def suspects(recipe: Recipe, steps: int, step: int) -> Iterator[TrainingBug]:
+def suspects(recipe: Recipe, steps: int, step: int) -> Iterator[Bug]:
     """Yield what may be wrong with a step of training by a recipe.
 
     Args:
@@ -54,12 +55,12 @@ def suspects(recipe: Recipe, steps: int, step: int) -> Iterator[TrainingBug]:
     for name, value, made in alternatives(recipe):
         if made not in told:
             what = f"{name} = {instead(value, getattr(recipe, name))}"
-            yield TrainingBug(name=name, what=what, clause=CLAUSE_OF[name], change=_trained_by(made))
+            yield Bug(name=name, group="", what=what, clause=CLAUSE_OF[name], change=_trained_by(made))
     for other in range(steps):
         if other not in (step, step - 1, step + 1, 0):
             what = f"the batches of step {other + 1} in place of its own"
-            change = StepChange(batches=_batches_of(other))
-            yield TrainingBug(name="data_of_other_step", what=what, clause="OPT-10", change=change)
+            change = Change(batches=_batches_of(other))
+            yield Bug(name="data_of_other_step", group="", what=what, clause="OPT-10", change=change)
 
 
 def alternatives(recipe: Recipe) -> Iterator[tuple[str, Any, Recipe]]:
@@ -82,11 +83,11 @@ def alternatives(recipe: Recipe) -> Iterator[tuple[str, Any, Recipe]]:
                 continue
 
 
-def _trained_by(recipe: Recipe) -> StepChange:
-    return StepChange(recipe=lambda given: recipe)
+def _trained_by(recipe: Recipe) -> Change:
+    return Change(recipe=lambda given: recipe)
 
 
-def _batches_of(step: int) -> Edit:
+def _batches_of(step: int) -> StepEdit:
     return of_step(lambda m: step)
 
 

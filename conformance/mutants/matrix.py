@@ -12,7 +12,7 @@ from concord.backends.interface import Run, Unsupported
 from concord.backends.pool import Pool
 from concord.backends.worker import Worker, WorkerFailure
 from concord.conformance.bugs.bug import REFUSED, Bug
-from concord.conformance.bugs.catalogue import KNOWN, TrainingBug
+from concord.conformance.bugs.catalogue import KNOWN
 from concord.conformance.campaign import Settings
 from concord.conformance.check import job_of
 from concord.conformance.diagnosis import Diagnosis
@@ -22,8 +22,6 @@ from concord.conformance.mutants.trained import divergence_of, shown
 from concord.conformance.verdict import Row
 from concord.spec.cases import Case, build_case
 from concord.spec.errors import SpecError, unknowns
-
-AnyBug = Bug | TrainingBug
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ def mutable(names: Sequence[str] | None) -> list[str]:
     return list(names or backends.BUILT_IN)
 
 
-def chosen(names: Sequence[str] | None) -> list[AnyBug]:
+def chosen(names: Sequence[str] | None) -> list[Bug]:
     """Return mutants by name, or all of a group by its name; all by default.
 
     Raises:
@@ -139,7 +137,7 @@ Progress = Callable[[str, str], None]
 
 
 def conduct(
-    mutants: Sequence[AnyBug],
+    mutants: Sequence[Bug],
     names: Iterable[str],
     settings: Settings,
     progress: Progress = lambda backend, done: None,
@@ -178,7 +176,7 @@ class Hunt:
             partial((settings or Settings()).open, plugin(backend)), started=self.started, worker=worker
         )
 
-    def all(self, mutants: Sequence[AnyBug]) -> list[Finding]:
+    def all(self, mutants: Sequence[Bug]) -> list[Finding]:
         """Return a finding for each mutant."""
         findings = []
         for mutant in mutants:
@@ -194,7 +192,7 @@ class Hunt:
         self.version = str(worker.description.get("version", ""))
         self.progress(self.backend, "started")
 
-    def find(self, mutant: AnyBug, everywhere: bool = True) -> Finding:
+    def find(self, mutant: Bug, everywhere: bool = True) -> Finding:
         """Look for a mutant, first in its own case.
 
         Args:
@@ -202,7 +200,7 @@ class Hunt:
                 there.
         """
         try:
-            if isinstance(mutant, TrainingBug):
+            if mutant.of_training:
                 return self.find_in_training(mutant)
             for dtype in mutant.equivalent:
                 seen = self.look(mutant, mutant.scenario, dtype, certain=True)
@@ -233,7 +231,7 @@ class Hunt:
         except (SpecError, Unsupported) as error:
             return Finding(mutant.name, self.backend, "failed", detail=str(error))
 
-    def find_in_training(self, fault: TrainingBug) -> Finding:
+    def find_in_training(self, fault: Bug) -> Finding:
         """Look for a bug of training in the run that shows it."""
         for dtype in fault.precisions:
             expected = shown(fault.name, dtype)
@@ -258,7 +256,7 @@ class Hunt:
                 status,
                 found.row.tensor,
                 found.row.ratio,
-                f"{fault.variant}-{fault.run}",
+                f"{fault.variant}-{fault.scenario}",
                 dtype,
                 True,
                 detail,

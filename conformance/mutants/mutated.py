@@ -69,8 +69,8 @@ class Mutating:
         finally:
             self.injection = None
         return (
-            dataclasses.replace(run, gradients=dict(change.gradients(run.gradients)))
-            if change.gradients
+            dataclasses.replace(run, gradients=dict(change.handed_out(run.gradients)))
+            if change.handed_out
             else run
         )
 

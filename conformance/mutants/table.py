@@ -8,7 +8,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from concord.conformance.bugs.catalogue import KNOWN, Bug, TrainingBug
+from concord.conformance.bugs.catalogue import KNOWN, Bug
 from concord.conformance.mutants.matrix import Finding, Matrix
 from concord.conformance.report import NARROW
 from concord.conformance.verdict import number
@@ -81,7 +81,7 @@ def summaries(matrix: Matrix) -> list[str]:
     return lines
 
 
-def catalogue(faults: Iterable[Bug | TrainingBug], width: int) -> Table:
+def catalogue(faults: Iterable[Bug], width: int) -> Table:
     """Return what each fault is.
 
     Its sentence, the clause that it breaks, the case that shows it, and where it was seen.

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from concord.backends.interface import Request
 from concord.backends.worker import Worker
+from concord.conformance.bugs.bug import Bug
 from concord.conformance.bugs.training.catalogue import TRAINING
 from concord.conformance.bugs.training.runs import model, shown_by
-from concord.conformance.bugs.training.step import Batches, TrainingBug
+from concord.conformance.bugs.training.step import Batches
 from concord.conformance.bugs.training.tape import BuggedTraining
 from concord.conformance.estimate import exact
 from concord.conformance.expectation import JudgedTraining
@@ -45,7 +46,7 @@ class Shown:
     before: float = 0.0
 
 
-def judged_training(bug: TrainingBug, dtype: str, deviations: Deviations = NONE) -> JudgedTraining:
+def judged_training(bug: Bug, dtype: str, deviations: Deviations = NONE) -> JudgedTraining:
     """Return the right training that a bug's run is judged by."""
     training, _ = shown_by(bug)
     return JudgedTraining(*model(), training, dtype=dtype, deviations=deviations)
@@ -84,7 +85,7 @@ def shown(name: str, dtype: str) -> Shown:
 
 
 def divergence_of(
-    worker: Worker, bug: TrainingBug, dtype: str, right: bool = False, explaining: bool = True
+    worker: Worker, bug: Bug, dtype: str, right: bool = False, explaining: bool = True
 ) -> Divergence | None:
     """Let a backend make the run of a bug, and return where it first left its tolerance.
 

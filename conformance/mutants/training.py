@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from concord.backends.optimizers import Optimizer
 from concord.backends.trainer import Given, Tensor, Trainer
+from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.operations import SIGNIFICANT_BITS, FrameworkOperations
-from concord.conformance.bugs.training.step import DropoutSite, StepChange, TrainingStep
+from concord.conformance.bugs.training.step import DropoutSite, TrainingStep
 from concord.spec.batch import Batch
 from concord.spec.precision import round_to_bits
 from concord.spec.training.dropout import sites
@@ -34,7 +35,7 @@ class MutatedTrainer(Trainer):
         rounding: the operations of the framework.
     """
 
-    def __init__(self, session: FrameworkSession, change: StepChange, rounding: FrameworkOperations) -> None:
+    def __init__(self, session: FrameworkSession, change: Change, rounding: FrameworkOperations) -> None:
         self.change, self.rounding, self.behind, self.batches = change, rounding, 0, 0
         super().__init__(session)
 

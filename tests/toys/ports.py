@@ -53,8 +53,8 @@ def truth_with(
     asked = change.request(Request(case.config, case.weights, case.batch, case.part, dtype))
     truth = compute(asked.config, asked.weights, asked.batch, arithmetic, True, case.part, dtype, model=model)
     return (
-        dataclasses.replace(truth, gradients=dict(change.gradients(truth.gradients)))
-        if change.gradients
+        dataclasses.replace(truth, gradients=dict(change.handed_out(truth.gradients)))
+        if change.handed_out
         else truth
     )
 

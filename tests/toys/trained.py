@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.bugs.training.step import StepChange
+from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.training.tape import BuggedTrajectory
 from concord.conformance.expectation import JudgedTraining
 from concord.spec.arithmetic import Arithmetic
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 class Bugged:
     """A :class:`concord.backends.interface.Stepping` of the reference with a bug."""
 
-    def __init__(self, case: JudgedTraining, change: StepChange, resume: int = 0) -> None:
+    def __init__(self, case: JudgedTraining, change: Change, resume: int = 0) -> None:
         self.trajectory = BuggedTrajectory(case, Arithmetic(case.dtype, shuffle=5), change, resume)
 
     def load(self, state: Mapping[str, Array], step: int) -> None:

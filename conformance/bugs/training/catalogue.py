@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 
 from concord.backends.optimizers import Optimizer
+from concord.conformance.bugs.bug import TRAINING as OF_TRAINING
+from concord.conformance.bugs.bug import Bug, Change, StepEdit
 from concord.conformance.bugs.training.step import (
     Batches,
     DropoutSite,
-    Edit,
-    StepChange,
     Tensor,
     Tensors,
-    TrainingBug,
     TrainingStep,
     recipe,
     rule,
@@ -30,11 +29,10 @@ from concord.spec.training.schedules import learning_rate
 
 HUB = "https://github.com/"
 TABLES = ("embedding", "positions")
-PLACES, FIELDS, SAID = (
-    {one.name for one in dataclasses.fields(each)} for each in (StepChange, Recipe, TrainingBug)
-)
+FIRST = ("where the reference shows it",)
+PLACES, FIELDS, SAID = ({one.name for one in dataclasses.fields(each)} for each in (Change, Recipe, Bug))
 
-TRAINING: dict[str, TrainingBug] = {}
+TRAINING: dict[str, Bug] = {}
 """Every bug of training by name."""
 
 
@@ -43,17 +41,25 @@ def entries(group: str, usual_clause: str, usual_run: str = "adamw") -> Callable
 
     What a bug edits is named by places of a step, methods of the optimizer, or fields of the recipe.
     """
-    usual = {"clause": usual_clause, "run": usual_run}
 
     def bug(name: str, what: str, source: str = "", **given: Any) -> None:
-        places = {key: given.pop(key) for key in PLACES & given.keys()}
-        said = {key: given.pop(key) for key in SAID & given.keys()}
-        fields = {key: given.pop(key) for key in FIELDS & given.keys()}
+        places, said, fields = (
+            {key: given.pop(key) for key in of & given.keys()} for of in (PLACES, SAID, FIELDS)
+        )
         places |= {"recipe": recipe(**fields)} if fields else {}
         places |= {"optimizer": rule(**given)} if given else {}
-        link = source and HUB + source
-        TRAINING[name] = TrainingBug(
-            name=name, group=group, what=what, change=StepChange(**places), source=link, **{**usual, **said}
+        said = {"clause": usual_clause, "scenario": usual_run, **said}
+        TRAINING[name] = Bug(
+            name=name,
+            group=group,
+            what=what,
+            change=Change(**places),
+            variant=OF_TRAINING,
+            first=FIRST,
+            input=f"run {said['scenario']}",
+            cause=name,
+            source=source and HUB + source,
+            **said,
         )
 
     return bug
@@ -62,13 +68,13 @@ def entries(group: str, usual_clause: str, usual_run: str = "adamw") -> Callable
 # How moments are kept and parameters moved (SPEC OPT-2 to OPT-5, OPT-8).
 
 
-def without_root(o: Optimizer, right: Edit, *given: Any) -> Any:
+def without_root(o: Optimizer, right: StepEdit, *given: Any) -> Any:
     found, (one, two) = right(*given), o.corrections(given[0])
     uncorrected = o.recipe.epsilon_placement == "uncorrected"
     return found | {"root": two, "height": found["rate"] * (two if uncorrected else 1.0) / one}
 
 
-def corrections_apart(o: Optimizer, right: Edit, *given: Any) -> Any:
+def corrections_apart(o: Optimizer, right: StepEdit, *given: Any) -> Any:
     one, two = o.corrections(given[0])
     found = right(*given)
     return found | {"height": found["rate"], "root": 1.0, "one": one, "two": two}
@@ -78,29 +84,31 @@ def moved(o: Optimizer, n: Tensors, first: Tensor, second: Tensor) -> Tensor:
     return n["height"] * first / o.denominator(second, n)
 
 
-def corrected_in_place(o: Optimizer, right: Edit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
+def corrected_in_place(o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
     right(name, gradient, n)
     one, two = f"first_moment.{name}", f"second_moment.{name}"
     o.state[one], o.state[two] = o.state[one] / n["one"], o.state[two] / n["two"]
     return moved(o, n, o.state[one], o.state[two])
 
 
-def squares_of_first(o: Optimizer, right: Edit, key: str, name: str, value: Tensor, beta: float) -> Tensor:
+def squares_of_first(
+    o: Optimizer, right: StepEdit, key: str, name: str, value: Tensor, beta: float
+) -> Tensor:
     first = o.state.get(f"first_moment.{name}")
     return right(key, name, first * first if key == "second_moment" and first is not None else value, beta)
 
 
-def by_gradient(o: Optimizer, right: Edit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
+def by_gradient(o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
     right(name, gradient, n)
     return moved(o, n, gradient, o.state[f"{'largest_' if o.recipe.amsgrad else ''}second_moment.{name}"])
 
 
-def largest_unused(o: Optimizer, right: Edit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
+def largest_unused(o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
     right(name, gradient, n)
     return moved(o, n, o.state[f"first_moment.{name}"], o.state[f"second_moment.{name}"])
 
 
-def largest_of_corrected(o: Optimizer, right: Edit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
+def largest_of_corrected(o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
     key, two = f"largest_second_moment.{name}", n["root"] * n["root"]
     before, usual = o.state.get(key), right(name, gradient, n)
     if before is None:
@@ -109,21 +117,21 @@ def largest_of_corrected(o: Optimizer, right: Edit, name: str, gradient: Tensor,
     return moved(o, n, o.state[f"first_moment.{name}"], o.state[key] * two)
 
 
-def largest_in_place(o: Optimizer, right: Edit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
+def largest_in_place(o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
     usual, key = right(name, gradient, n), f"largest_second_moment.{name}"
     if key in o.state:
         o.state[f"second_moment.{name}"] = o.state[key]
     return usual
 
 
-def before_its_square(o: Optimizer, right: Edit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
+def before_its_square(o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
     before = o.state[f"second_moment.{name}"]
     o.average("second_moment", name, gradient * gradient, o.recipe.beta2)
     step = gradient / (o.operations.square_root(before) + o.recipe.epsilon)
     return o.with_momentum(name, step, n) if o.recipe.momentum else n["rate"] * step
 
 
-def nesterov_behind(o: Optimizer, right: Edit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
+def nesterov_behind(o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
     before, usual = o.recipe.momentum * o.state[f"momentum.{name}"], right(name, gradient, n)
     if not o.recipe.nesterov:
         return usual
@@ -131,7 +139,7 @@ def nesterov_behind(o: Optimizer, right: Edit, name: str, gradient: Tensor, n: T
     return before + n["rate"] * gradient if inside else n["rate"] * (gradient + before)
 
 
-def nesterov_alone(o: Optimizer, right: Edit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
+def nesterov_alone(o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
     usual = right(name, gradient, n)
     if not o.recipe.nesterov:
         return usual
@@ -139,11 +147,11 @@ def nesterov_alone(o: Optimizer, right: Edit, name: str, gradient: Tensor, n: Te
     return ahead if o.recipe.momentum_form == "displacement" else n["rate"] * ahead
 
 
-def of_first_step(o: Optimizer, right: Edit, step: int, rate: float | None = None) -> Any:
+def of_first_step(o: Optimizer, right: StepEdit, step: int, rate: float | None = None) -> Any:
     return right(0, learning_rate(o.recipe, step) if rate is None else rate)
 
 
-def forgetting(o: Optimizer, right: Edit, *given: Any) -> None:
+def forgetting(o: Optimizer, right: StepEdit, *given: Any) -> None:
     o.state = {name: o.operations.zeros_like(tensor) for name, tensor in o.state.items()}
     right(*given)
 
@@ -158,11 +166,11 @@ def in_bfloat16(m: TrainingStep, tensors: Tensors, *given: Any) -> dict[str, Ten
     return {name: m.shortened(tensor, "bfloat16") for name, tensor in tensors.items()}
 
 
-def positions_frozen(o: Optimizer, right: Edit, name: str, parameter: Tensor, *given: Any) -> Tensor:
+def positions_frozen(o: Optimizer, right: StepEdit, name: str, parameter: Tensor, *given: Any) -> Tensor:
     return parameter if o.kinds[name] == "positions" else right(name, parameter, *given)
 
 
-def undecayed_frozen(o: Optimizer, right: Edit, name: str, parameter: Tensor, *given: Any) -> Tensor:
+def undecayed_frozen(o: Optimizer, right: StepEdit, name: str, parameter: Tensor, *given: Any) -> Tensor:
     updated = right(name, parameter, *given)  # the moments go on
     return parameter if o.kinds[name] in o.recipe.undecayed else updated
 
@@ -181,7 +189,7 @@ bug(
     "adam_epsilon_after_correction",
     "Epsilon is added after the bias is corrected, where the recipe's is epsilon hat.",
     "keras-team/keras/pull/14035",
-    run="keras-adam",
+    scenario="keras-adam",
     only="adam",
     epsilon_placement="corrected",
 )
@@ -294,7 +302,7 @@ bug(
     "amsgrad_ignored",
     "The option amsgrad is ignored.",
     clause="OPT-4",
-    run="adam-l2",
+    scenario="adam-l2",
     only="adam",
     adam=largest_unused,
 )
@@ -303,7 +311,7 @@ bug(
     "The largest is taken of second moments that are corrected for their bias.",
     "google-deepmind/optax/pull/1423",
     clause="OPT-4",
-    run="adam-l2",
+    scenario="adam-l2",
     only="adam",
     adam=largest_of_corrected,
 )
@@ -311,7 +319,7 @@ bug(
     "amsgrad_in_place",
     "The largest second moment takes the place of the average too.",
     clause="OPT-4",
-    run="adam-l2",
+    scenario="adam-l2",
     only="adam",
     adam=largest_in_place,
 )
@@ -331,7 +339,7 @@ bug(
     "Rows that no batch looked up decay and move too.",
     "keras-team/keras/issues/19992",
     clause="OPT-8",
-    run="lazy-adam",
+    scenario="lazy-adam",
     embedding_updates="dense",
 )
 bug(
@@ -346,7 +354,7 @@ bug(
     "The rate is part of what momentum keeps.",
     "pytorch/pytorch/issues/1099",
     clause="OPT-2",
-    run="nesterov",
+    scenario="nesterov",
     recipe=lambda r: r.replace(momentum_form="displacement", dampening=0.0),
 )
 bug(
@@ -354,23 +362,23 @@ bug(
     "Momentum weighs each gradient by 1 - momentum.",
     "HIPS/autograd/issues/289",
     clause="OPT-2",
-    run="sgd",
+    scenario="sgd",
     recipe=lambda r: r.replace(dampening=r.momentum),
 )
-bug("momentum_undampened", "Gradients are not dampened.", clause="OPT-2", run="sgd", dampening=0.0)
+bug("momentum_undampened", "Gradients are not dampened.", clause="OPT-2", scenario="sgd", dampening=0.0)
 bug(
     "momentum_dampened_from_first",
     "The first gradient is dampened too.",
     "ml-explore/mlx/pull/87",
     clause="OPT-2",
-    run="sgd",
+    scenario="sgd",
     numbers=lambda o, right, *given: right(*given) | {"damping": 1 - o.recipe.dampening},
 )
 bug(
     "momentum_missing",
     "There is no momentum.",
     clause="OPT-2",
-    run="sgd",
+    scenario="sgd",
     recipe=lambda r: r.replace(momentum=0.0, dampening=0.0, nesterov=False),
 )
 bug(
@@ -380,13 +388,15 @@ bug(
     numbers=of_first_step,
     step=forgetting,
 )
-bug("nesterov_ignored", "The option nesterov is ignored.", clause="OPT-2", run="nesterov", nesterov=False)
+bug(
+    "nesterov_ignored", "The option nesterov is ignored.", clause="OPT-2", scenario="nesterov", nesterov=False
+)
 bug(
     "nesterov_behind",
     "Nesterov's step takes the momentum as it was before the gradient.",
     "pytorch/pytorch/issues/14465",
     clause="OPT-2",
-    run="nesterov",
+    scenario="nesterov",
     with_momentum=nesterov_behind,
 )
 bug(
@@ -394,7 +404,7 @@ bug(
     "Nesterov's step takes momentum times what is kept, without the gradient.",
     "pytorch/pytorch/pull/5920",
     clause="OPT-2",
-    run="nesterov",
+    scenario="nesterov",
     with_momentum=nesterov_alone,
 )
 bug(
@@ -402,7 +412,7 @@ bug(
     "Epsilon is added inside of the root.",
     "pytorch/pytorch/issues/23796",
     clause="OPT-5",
-    run="rmsprop",
+    scenario="rmsprop",
     only="rmsprop",
     epsilon_placement="inside",
 )
@@ -411,7 +421,7 @@ bug(
     "Epsilon is added outside of the root.",
     "chainer/chainer/issues/4754",
     clause="OPT-5",
-    run="rmsprop",
+    scenario="rmsprop",
     only="rmsprop",
     epsilon_placement="uncorrected",
     options={"epsilon_placement": "inside"},
@@ -420,7 +430,7 @@ bug(
     "rmsprop_share_of_keras",
     "The average keeps 0.9 of what was there, another framework's default, instead of 0.99.",
     clause="OPT-5",
-    run="rmsprop",
+    scenario="rmsprop",
     only="rmsprop",
     beta2=0.9,
 )
@@ -428,7 +438,7 @@ bug(
     "rmsprop_not_centered",
     "The option centered is ignored.",
     clause="OPT-5",
-    run="rmsprop",
+    scenario="rmsprop",
     only="rmsprop",
     centered=False,
 )
@@ -436,7 +446,7 @@ bug(
     "rmsprop_divides_by_average_before",
     "The gradient is divided by the average as it was before it.",
     clause="OPT-5",
-    run="rmsprop",
+    scenario="rmsprop",
     only="rmsprop",
     rmsprop=before_its_square,
     options={"centered": False, "epsilon": 0.1},
@@ -445,7 +455,7 @@ bug(
     "rmsprop_momentum_with_rate_inside",
     "The rate is part of what momentum keeps.",
     clause="OPT-2",
-    run="rmsprop",
+    scenario="rmsprop",
     only="rmsprop",
     momentum_form="displacement",
 )
@@ -458,11 +468,11 @@ def decays(o: Optimizer, name: str) -> bool:
     return o.recipe.weight_decay > 0 and o.kinds[name] not in o.recipe.undecayed
 
 
-def decoupled(decayed: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Edit:
+def decoupled(decayed: Callable[[Tensor, Tensor, Tensor], Tensor]) -> StepEdit:
     """Return the edit of decoupled decay, given a parameter before and after its step, and its decay."""
 
     def updated(
-        o: Optimizer, right: Edit, name: str, parameter: Tensor, gradient: Tensor, n: Tensors
+        o: Optimizer, right: StepEdit, name: str, parameter: Tensor, gradient: Tensor, n: Tensors
     ) -> Tensor:
         if not decays(o, name) or o.recipe.decay_form == "coupled":
             return right(name, parameter, gradient, n)
@@ -471,13 +481,13 @@ def decoupled(decayed: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Edit:
     return updated
 
 
-def by_full_rate(o: Optimizer, right: Edit, *given: Any) -> Any:
+def by_full_rate(o: Optimizer, right: StepEdit, *given: Any) -> Any:
     full = {"decay": o.recipe.weight_decay * o.recipe.learning_rate}
     return right(*given) | (full if o.recipe.decay_form == "times_rate" else {})
 
 
 def not_in_moments(
-    o: Optimizer, right: Edit, name: str, parameter: Tensor, gradient: Tensor, n: Tensors
+    o: Optimizer, right: StepEdit, name: str, parameter: Tensor, gradient: Tensor, n: Tensors
 ) -> Tensor:
     if not decays(o, name) or o.recipe.decay_form != "coupled":
         return right(name, parameter, gradient, n)
@@ -485,7 +495,7 @@ def not_in_moments(
 
 
 def where_looked_up(
-    o: Optimizer, right: Edit, name: str, parameter: Tensor, gradient: Tensor, n: Tensors
+    o: Optimizer, right: StepEdit, name: str, parameter: Tensor, gradient: Tensor, n: Tensors
 ) -> Tensor:
     if not decays(o, name) or o.recipe.decay_form == "coupled" or o.kinds[name] not in TABLES:
         return right(name, parameter, gradient, n)
@@ -505,7 +515,7 @@ bug(
     "decay_decoupled",
     "Decay is taken off besides the step, where the recipe adds it to the gradient.",
     "deeplearning4j/deeplearning4j/issues/5843",
-    run="adam-l2",
+    scenario="adam-l2",
     decay_form="times_rate",
 )
 bug(
@@ -583,13 +593,13 @@ bug(
 bug(
     "decay_twice",
     "Decay counts twice: in the loss, and in the optimizer.",
-    run="adam-l2",
+    scenario="adam-l2",
     recipe=lambda r: r.replace(weight_decay=2 * r.weight_decay),
 )
 bug(
     "decay_not_in_moments",
     "Decay does not go through the moments, which see the gradient alone: it is taken off besides the step.",
-    run="sgd",
+    scenario="sgd",
     updated=not_in_moments,
 )
 bug("decay_where_looked_up", "Rows of tables decay only in steps that look them up.", updated=where_looked_up)
@@ -623,7 +633,7 @@ def always(m: TrainingStep, right: Clipped, gradients: Tensors, squares: Squares
     return {name: gradient * factor for name, gradient in gradients.items()}, right[1]
 
 
-def by_norm(norm: Callable[[TrainingStep, Tensors, Squares], Tensor]) -> Edit:
+def by_norm(norm: Callable[[TrainingStep, Tensors, Squares], Tensor]) -> StepEdit:
     """Return the edit of clipping by another norm."""
 
     def clip(m: TrainingStep, right: Clipped, gradients: Tensors, squares: Squares) -> Clipped:
@@ -737,7 +747,7 @@ bug(
 bug(
     "clip_norm_of_summed_rows",
     "The norm sees a table's gradient after rows of one id are summed.",
-    run="lazy-adam",
+    scenario="lazy-adam",
     embedding_gradients="dense",
 )
 
@@ -837,15 +847,20 @@ bug(
     "cosine_full_wave",
     "The cosine runs through its whole period, and comes up again.",
     "lightly-ai/lightly/pull/1842",
-    run="nesterov",
+    scenario="nesterov",
     rate=full_wave,
 )
-bug("cosine_as_linear", "The rate goes down in a line, not as a cosine.", run="nesterov", schedule="linear")
+bug(
+    "cosine_as_linear",
+    "The rate goes down in a line, not as a cosine.",
+    scenario="nesterov",
+    schedule="linear",
+)
 bug("linear_as_cosine", "The rate goes down as a cosine, not in a line.", schedule="cosine")
 bug(
     "inverse_root_unscaled",
     "The inverse root is that of the step's number, not of its share of warm-up.",
-    run="noam",
+    scenario="noam",
     rate=inverse_root,
 )
 bug(
@@ -996,7 +1011,7 @@ def drawn(site: DropoutSite) -> Any:
     return kept(site.seed, site.step, site.number, site.name, site.shape, site.rate)
 
 
-def otherwise(**fields: Callable[[TrainingStep, DropoutSite], Any]) -> Edit:
+def otherwise(**fields: Callable[[TrainingStep, DropoutSite], Any]) -> StepEdit:
     """Return the edit to what another site, step, batch, shape or seed would keep."""
 
     def masks(m: TrainingStep, right: Any, site: DropoutSite) -> Any:
@@ -1006,7 +1021,7 @@ def otherwise(**fields: Callable[[TrainingStep, DropoutSite], Any]) -> Edit:
     return masks
 
 
-def rescaled(rate: Callable[[float], float]) -> Edit:
+def rescaled(rate: Callable[[float], float]) -> StepEdit:
     """Return the edit to the same elements, scaled as another rate asks for."""
     return lambda m, right, site: (right[0], rate(right[1]))
 
@@ -1147,12 +1162,12 @@ bug(
 # Which batches a step is given (SPEC OPT-10).
 
 
-def of_step(which: Callable[[TrainingStep], int]) -> Edit:
+def of_step(which: Callable[[TrainingStep], int]) -> StepEdit:
     """Return the edit to the batches of another step; there are none after the last."""
     return lambda m, right, steps: steps[min(which(m), len(steps) - 1)]
 
 
-def of_each(function: Callable[[Batch], Batch]) -> Edit:
+def of_each(function: Callable[[Batch], Batch]) -> StepEdit:
     return lambda m, right, steps: [function(batch) for batch in right]
 
 
@@ -1185,7 +1200,7 @@ bug(
     "epoch_order_repeated",
     "Every epoch has the order of the first: the sampler is not told which epoch it is.",
     "pytorch/pytorch/issues/31771",
-    run="epochs",
+    scenario="epochs",
     batches=of_step(lambda m: m.number % 2),
 )
 bug(
@@ -1210,7 +1225,7 @@ bug(
 bug(
     "batches_in_reverse",
     "The batches of a step come in reverse.",
-    run="dropout",
+    scenario="dropout",
     batches=lambda m, right, steps: right[::-1],
 )
 bug(
@@ -1238,7 +1253,7 @@ def without(state: Tensors, *sections: str) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in state.items() if name.partition(".")[0] not in sections}
 
 
-def shortened(*sections: str) -> Edit:
+def shortened(*sections: str) -> StepEdit:
     """Return the edit to some sections in bfloat16."""
 
     def load(m: TrainingStep, right: tuple[Tensors, int]) -> tuple[dict[str, Tensor], int]:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from concord.conformance.bugs.training.step import Batches, TrainingBug
+from concord.conformance.bugs.bug import Bug
+from concord.conformance.bugs.training.step import Batches
 from concord.spec.batch import Batch, example_batch
 from concord.spec.config import EncoderConfig, variant
 from concord.spec.parameters import Weights, initialize
@@ -131,6 +132,6 @@ def training_of(name: str, options: Mapping[str, Any] | None = None) -> Training
     return Training(Recipe(**{**run.recipe, **(options or {})}), steps, SEED, tuple(range(len(steps))))
 
 
-def shown_by(bug: TrainingBug) -> tuple[Training, int]:
+def shown_by(bug: Bug) -> tuple[Training, int]:
     """Return the training that makes a bug visible, and the step before which it is resumed."""
-    return training_of(bug.run, bug.options), RUNS[bug.run].resume
+    return training_of(bug.scenario, bug.options), RUNS[bug.scenario].resume

@@ -13,13 +13,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from concord.backends.optimizers import Operations, Optimizer
+from concord.conformance.bugs.bug import Bug, Change, StepEdit
 from concord.conformance.wording import instead
 from concord.spec.batch import Batch
 from concord.spec.training.recipe import RATES, Recipe
 from concord.spec.training.schedules import learning_rate
-
-GROUPS = ("optimizer", "decay", "clipping", "schedule", "accumulation", "dropout", "data", "resume")
-"""Where in training a bug sits."""
 
 STAGES = ("losses", "gradients", "clipped", "moments")
 """A step in the order of computation."""
@@ -120,60 +118,34 @@ class DropoutSite:
 Batches = Sequence[Batch]
 """Of a step."""
 
-Edit = Callable[..., Any]
-"""Takes the step, what is right, and what that is made of."""
+
+def differing(change: Change, recipe: Recipe) -> tuple[str, ...]:
+    """Return which fields of a recipe a change makes others."""
+    made = change.recipe(recipe)
+    return tuple(one.name for one in fields(recipe) if getattr(made, one.name) != getattr(recipe, one.name))
 
 
-def untouched(m: TrainingStep, right: Any, *given: Any) -> Any:
-    """Return what is right."""
-    return right
+def stages(change: Change, recipe: Recipe) -> set[str]:
+    """Return where in a step a change may show first.
 
-
-@dataclass(frozen=True, kw_only=True)
-class StepChange:
-    """What a bug makes of the places of a step. Each edit is given the step and what is right.
-
-    Attributes:
-        recipe: the recipe that is trained by, given the right one alone.
-        batches: of a step; given those of all steps.
-        weights: by how much each batch of a step counts; given how many samples and counted labels each has.
-        masks: which elements dropout keeps, and the rate that these are scaled up by; given the
-            :class:`DropoutSite`.
-        added: the gradients so far with those of one more batch; given both, and the weight of the batch.
-        gradients: of a step, accumulated.
-        clip: the clipped gradients, and the norm; given gradients, and what gives the squares that a norm
-            sees.
-        rate: the learning rate of a step.
-        optimizer: what updates parameters.
-        keeps: the optimizer state after a step, as ``<slot>.<parameter>``.
-        skips: whether a step updates nothing; given how many batches it has.
-        load: what training goes on from: ``<section>.<name>``, and how many steps the optimizer has made.
+    Raises:
+        ConfigError: for a recipe that it makes no recipe of.
     """
+    known = {"OPT-10": "gradients", "OPT-7": "clipped", "DRP-2": "losses"}
+    return {stage for stage, places in PLACES.items() if change.places & {*places}} | {
+        known.get(CLAUSE_OF[name], "moments") for name in differing(change, recipe)
+    }
 
-    recipe: Callable[[Recipe], Recipe] = lambda recipe: recipe
-    batches: Edit = untouched
-    weights: Edit = untouched
-    masks: Edit = untouched
-    added: Edit = untouched
-    gradients: Edit = untouched
-    clip: Edit = untouched
-    rate: Edit = untouched
-    optimizer: type[Optimizer] = Optimizer
-    keeps: Edit = untouched
-    skips: Edit = untouched
-    load: Edit = untouched
 
-    @functools.cached_property
-    def places(self) -> frozenset[str]:
-        """The places that are edited."""
-        return frozenset(one.name for one in fields(self) if getattr(self, one.name) is not one.default)
-
-    def differing(self, recipe: Recipe) -> tuple[str, ...]:
-        """Return which fields of a recipe it makes others."""
-        made = self.recipe(recipe)
-        return tuple(
-            one.name for one in fields(recipe) if getattr(made, one.name) != getattr(recipe, one.name)
-        )
+def text(bug: Bug, recipe: Recipe) -> str:
+    """Return what a bug is in training by a recipe, in words that follow "explained by"."""
+    made = bug.change.recipe(recipe)
+    said = [
+        f"{name} = {instead(getattr(made, name), getattr(recipe, name))}"
+        for name in differing(bug.change, recipe)
+        if name not in RATES
+    ]
+    return bug.text + (f" ({', '.join(said)})" if said and bug.group else "")
 
 
 def recipe(**changed: Any) -> Callable[[Recipe], Recipe]:
@@ -181,80 +153,11 @@ def recipe(**changed: Any) -> Callable[[Recipe], Recipe]:
     return lambda given: given.replace(**changed)
 
 
-def rule(**methods: Edit) -> type[Optimizer]:
+def rule(**methods: StepEdit) -> type[Optimizer]:
     """Return the optimizer with other methods; each is given it, the right method and its arguments."""
 
-    def edited(name: str, edit: Edit) -> Callable[..., Any]:
+    def edited(name: str, edit: StepEdit) -> Callable[..., Any]:
         right = getattr(Optimizer, name)
         return lambda self, *given: edit(self, functools.partial(right, self), *given)
 
     return type("EditedOptimizer", (Optimizer,), {name: edited(name, edit) for name, edit in methods.items()})
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingBug:
-    """A realistic bug of a training loop; or one that a search made up, which has no group.
-
-    Attributes:
-        name: unique, in words joined by underscores.
-        what: the bug, in one sentence; of one that a search made up, words that follow "explained by".
-        clause: the clause of SPEC.md that it breaks.
-        change: what it makes of a step.
-        group: one of :data:`GROUPS`.
-        run: the run that makes it visible (:data:`concord.conformance.bugs.training.runs.RUNS`).
-        options: fields of that run's recipe to set.
-        source: where it was seen.
-        only: the algorithm that alone can have it; empty: any.
-        equivalent: the precisions in which its run does not show it, each with the reason.
-    """
-
-    name: str
-    what: str
-    clause: str
-    change: StepChange
-    group: str = ""
-    run: str = "adamw"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    source: str = ""
-    only: str = ""
-    equivalent: Mapping[str, str] = field(default_factory=dict)
-
-    first = ("where the reference shows it",)
-    scenario, cause = property(lambda self: self.run), property(lambda self: self.name)
-    variant, input = property(lambda self: "training"), property(lambda self: f"run {self.run}")
-
-    def diagnosed(self, said: str) -> str:
-        """Return whether a diagnosis names this bug: ``"right"``, ``"none"`` or ``"wrong"``.
-
-        Args:
-            said: what it names, joined by "or"; empty if nothing.
-        """
-        return "none" if not said else "right" if self.name in said.split(" or ") else "wrong"
-
-    @property
-    def precisions(self) -> tuple[str, ...]:
-        """The precisions that it is looked for in: what trains is float32."""
-        return tuple(dtype for dtype in ("float32", "float64") if dtype not in self.equivalent)
-
-    def text(self, recipe: Recipe) -> str:
-        """Return what it is in training by a recipe, in words that follow "explained by"."""
-        if not self.group:
-            return self.what
-        made = self.change.recipe(recipe)
-        said = [
-            f"{name} = {instead(getattr(made, name), getattr(recipe, name))}"
-            for name in self.change.differing(recipe)
-            if name not in RATES
-        ]
-        return f"this: {self.what[0].lower()}{self.what[1:-1]}" + (f" ({', '.join(said)})" if said else "")
-
-    def stages(self, recipe: Recipe) -> set[str]:
-        """Return where in a step it may show first.
-
-        Raises:
-            ConfigError: for a recipe that it makes no recipe of.
-        """
-        fields = {"OPT-10": "gradients", "OPT-7": "clipped", "DRP-2": "losses"}
-        return {stage for stage, places in PLACES.items() if self.change.places & {*places}} | {
-            fields.get(CLAUSE_OF[name], "moments") for name in self.change.differing(recipe)
-        }

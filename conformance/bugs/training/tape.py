@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.backends.optimizers import Operations
+from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.tape import TapeOperations, Value
-from concord.conformance.bugs.training.step import DropoutSite, StepChange, TrainingStep
+from concord.conformance.bugs.training.step import DropoutSite, TrainingStep
 from concord.conformance.expectation import JudgedTraining
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch
@@ -77,7 +78,7 @@ class BuggedTrajectory(Trajectory):
         self,
         case: JudgedTraining,
         arithmetic: Arithmetic,
-        change: StepChange,
+        change: Change,
         resume: int = 0,
         known: dict[Any, Any] | None = None,
     ) -> None:
@@ -231,7 +232,7 @@ class BuggedTraining(JudgedTraining):
         resume: the step before which training stops and goes on from a checkpoint.
     """
 
-    change: StepChange = field(default_factory=StepChange)
+    change: Change = field(default_factory=Change)
     resume: int = 0
 
     def trajectory(self, arithmetic: Arithmetic) -> Trajectory:
