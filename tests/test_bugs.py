@@ -197,7 +197,7 @@ SAID = [
     and not fault.after
 ]
 
-BACKWARD = [fault for fault in EDITED if fault.group == "backward"]
+BACKWARD = [fault for fault in EDITED if fault.of_gradients]
 
 
 def verdict_of(fault: Bug) -> Verdict:

@@ -36,10 +36,12 @@ GROUPS = (
         "loss",
         "gradients",
     ),
-    *("precision", "weights", "kernels", "places", "backward", "saturation", "rounding"),
+    *("precision", "weights", "kernels", "places", "saturation", "rounding"),
     *("optimizer", "decay", "clipping", "schedule", "accumulation", "dropout", "data", "resume"),
 )
 """Where a bug sits; the last line is of training."""
+
+HUB = "https://github.com/"
 
 TRAINING = "training"
 """Stands for a variant in bugs of training."""
@@ -231,6 +233,7 @@ class Group:
         taps = taps or self.taps
         first = (_in_first_layer(taps[0]),) if taps else ()
         known = {"variant": "bert", "cause": name, "first": first, **self.common, **fields}
+        known["source"] = f"{HUB}{known['source']}" if "source" in known else ""
         return Bug(name=name, group=self.name, what=what, change=_change(change, taps), **known)
 
     def also(self, cause: str, what: str, change: Edit, *taps: str, **fields: Any) -> Bug:
@@ -242,6 +245,14 @@ class Group:
             what=what,
             change=_change(change, taps or self.taps),
             **{"cause": cause, **known, **fields},
+        )
+
+    def forms(
+        self, cause: str, what: str, edits: Mapping[str, Edit], *taps: str, **fields: Any
+    ) -> tuple[Bug, ...]:
+        """Return several forms of a bug, each by the words that go into what is said of all of them."""
+        return tuple(
+            self.also(cause, what.format(words), edit, *taps, **fields) for words, edit in edits.items()
         )
 
 

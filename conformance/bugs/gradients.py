@@ -16,28 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.bugs.attention import SCORES, WEIGHTS
-from concord.conformance.bugs.bug import REFUSED, Gradients, group, handed_out, option, where
-from concord.conformance.bugs.context import Context, Edit, Ids
+from concord.conformance.bugs.bug import REFUSED, Gradients, Group, group, handed_out, option, where
+from concord.conformance.bugs.context import Context, Edit, Flags, Ids
 from concord.conformance.bugs.norms import NORMS, RESIDUALS
 from concord.conformance.bugs.operations import Array
 from concord.conformance.bugs.pooling import rightly
 
-HUB = "https://github.com/"
 VECTOR = 4
 ROOT = math.sqrt(2 / math.pi)
-ACTIVATION, QUERY, KEY, VALUE = (
-    "*.feed_forward.activation",
-    "*attention.query",
-    "*attention.key",
-    "*attention.value",
-)
 TABLES = TOKEN, POSITION, SEGMENT = ("embeddings.token", "embeddings.position", "embeddings.segment")
 LAST, BEFORE_LAST = "gradients.classifier.bias", "gradients.layers.1.norm1.bias"
 SHIFT = "softmax ignores a shift for all keys alike: the gradient is zero in exact arithmetic"
-
-GROUP, BACKWARD = group("gradients", first=(LAST,)), group("backward")
-bug, backward = GROUP.bug, BACKWARD.bug
-ALONE = group("gradients", first=("gradients.*",))
 
 Function = Callable[[Context, Array], Array]
 
@@ -50,9 +39,14 @@ def shows_in(*names: str) -> tuple[str, ...]:
     return tuple(f"gradients.{name}" if "*" in name else f"gradients.taps.{name}" for name in names)
 
 
-def also(cause: str, what: str, clause: str, edit: Edit, *taps: str) -> object:
-    """Return an explanation of gradients alone."""
-    return ALONE.also(cause, what, edit, *taps, clause=clause)
+def of_step(clause: str, tap: str, *shows: str) -> Group:
+    """Return what makes the bugs of a step.
+
+    Args:
+        shows: as :func:`shows_in` takes them; by default the step in the last layer, and its parameters.
+    """
+    last = tap.replace("*attention", "layers.1.attention").replace("*.", "layers.1.")
+    return group("gradients", tap, clause=clause, first=shows_in(*(shows or (last, f"{last}.*"))))
 
 
 def passed(function: Function) -> Edit:
@@ -85,8 +79,17 @@ def instead(made: Function) -> Edit:
     return lambda m, y: m.o.value_of(y, made(m, y))
 
 
+as_it_is = instead(lambda m, y: m.source())
+"""Gradients pass the step as they are."""
+
+
 def detached(m: Context, y: Array) -> Array:
     return m.o.stop_gradient(y)
+
+
+def stopped(flags: Callable[[Context, Array], Flags]) -> Edit:
+    """Return the edit that lets no gradient flow where a flag is True."""
+    return lambda m, y: m.o.where(flags(m, y), m.o.stop_gradient(y), y)
 
 
 def root(m: Context) -> float:
@@ -100,11 +103,8 @@ def weighted(share: Callable[[Ids], NDArray[np.floating]]) -> Edit:
     """Return the edit that multiplies the gradient of each row's use by a share, (B, T), made of the rows."""
 
     def edit(m: Context, y: Array) -> Array:
-        rows = (
-            m.rows
-            if m.tap == POSITION
-            else m.batch.required("segment_ids" if m.tap == SEGMENT else "input_ids")
-        )
+        given = "segment_ids" if m.tap == SEGMENT else "input_ids"
+        rows = m.rows if m.tap == POSITION else m.batch.required(given)
         return m.o.value_of(y, y * m.o.constant(share(rows)[..., None], y))
 
     return edit
@@ -126,9 +126,14 @@ def first_alone(ids: Ids) -> NDArray[np.floating]:
     return last_alone(ids[::-1, ::-1])[::-1, ::-1]
 
 
-def unpadded(m: Context, y: Array) -> Array:
-    """Let no gradient flow for padding."""
-    return m.o.where(m.real[..., None], y, m.o.stop_gradient(y))
+def later_uses(m: Context, y: Array) -> Flags:
+    """Return where an id stands that its sample has before."""
+    used = [[value in row[:place] for place, value in enumerate(row)] for row in m.ids.tolist()]
+    return np.array(used)[..., None]
+
+
+def of_padding(m: Context, y: Array) -> Flags:
+    return ~m.real[..., None]
 
 
 def padding_detached(last_too: bool) -> Edit:
@@ -139,7 +144,7 @@ def padding_detached(last_too: bool) -> Edit:
         if m.scope != "embeddings" and not m.tap.endswith(end):
             return y
         last = m.tap == f"layers.{m.config.num_layers - 1}.{end}"
-        return unpadded(m, y) if last_too or not last else y
+        return stopped(of_padding)(m, y) if last_too or not last else y
 
     return edit
 
@@ -176,19 +181,23 @@ def share(m: Context, x: Array) -> Array:
     return (m.o.erf(x / math.sqrt(2.0)) + 1.0) * 0.5
 
 
-def one_sided(below: float) -> Function:
+def square_of_tanh(m: Context, x: Array) -> Array:
+    return m.o.tanh(x) * m.o.tanh(x)
+
+
+def one_sided(below: float) -> Edit:
     """Return the slope of a ReLU that lets some of what is negative through."""
-    return lambda m, x: m.o.where(x > 0.0, x * 0.0 + 1.0, x * 0.0 + below)
+    return slope(lambda m, x: m.o.where(x > 0.0, x * 0.0 + 1.0, x * 0.0 + below))
 
 
-def of_gate(steepness: float) -> Function:
+def of_gate(steepness: float) -> Edit:
     """Return the slope of x sigmoid(steepness x)."""
 
     def made(m: Context, x: Array) -> Array:
         gate = m.o.sigmoid(x * steepness)
         return gate + x * gate * (1.0 - gate) * steepness
 
-    return made
+    return slope(made)
 
 
 def of_tanh_form(m: Context, x: Array, inner: float = 1.0) -> Array:
@@ -196,11 +205,6 @@ def of_tanh_form(m: Context, x: Array, inner: float = 1.0) -> Array:
     tangent = m.o.tanh((x + x * x * x * 0.044715) * ROOT)
     steep = (x * x * (3 * 0.044715) + 1.0) * (inner * ROOT)
     return (tangent + 1.0) * 0.5 + x * 0.5 * (1.0 - tangent * tangent) * steep
-
-
-def guided(m: Context, y: Array) -> Array:
-    """Let positive gradients through alone."""
-    return m.o.with_gradient(y, m.o.relu)
 
 
 # Attention.
@@ -234,18 +238,14 @@ def maximum_differentiated(m: Context, y: Array) -> Array:
     return powers / m.o.stop_gradient(m.o.sum(powers, 3))
 
 
-def padded_left_out(m: Context, y: Array) -> Array:
-    """Let no gradient flow from padded queries."""
-    return m.o.where(m.real[:, None, :, None], y, m.o.stop_gradient(y))
+def tail(m: Context, y: Array) -> Flags:
+    """Return the features that a vector of four does not fill."""
+    width = tuple(y.shape)[-1]
+    return np.asarray(np.arange(width) >= width // VECTOR * VECTOR)
 
 
-def tail_dropped(m: Context, gradient: Array) -> Array:
-    width = tuple(gradient.shape)[-1]
-    return m.o.where(np.arange(width) < width // VECTOR * VECTOR, gradient, gradient * 0.0)
-
-
-def first_head_alone(m: Context, gradient: Array) -> Array:
-    return m.o.where(m.flags(gradient, 2, 0), gradient, gradient * 0.0)
+def without_bias(m: Context, y: Array) -> Array:
+    return m.o.reshape(m.source() @ m.weight(f"{m.tap}.weight"), tuple(y.shape))
 
 
 # Norms.
@@ -261,16 +261,17 @@ def normed(**how: Callable[..., Array]) -> Edit:
     return edit
 
 
-def stopped(m: Context, x: Array) -> Array:
-    return m.o.stop_gradient(x)
-
-
 def mean_stopped(m: Context, x: Array, mean: Array) -> Array:
     return x - m.o.stop_gradient(mean)
 
 
 def deviation_stopped(m: Context, variance: Array) -> Array:
     return m.o.stop_gradient(m.deviation(variance))
+
+
+def twice(m: Context, x: Array) -> Array:
+    """Return a number whose gradient counts twice."""
+    return x + (x - m.o.stop_gradient(x))
 
 
 def norm_slope(pull: Callable[[Context, Array, Array, Array], Array]) -> Edit:
@@ -310,18 +311,8 @@ def rows_dropped(m: Context, y: Array) -> Array:
     """Leave the last rows, which do not fill a block of four, out of the gradients of gain and offset."""
     batch, tokens, _ = tuple(y.shape)
     rows = np.arange(batch * tokens).reshape(batch, tokens, 1)
-    kept = rows < batch * tokens // VECTOR * VECTOR
     alone = m.norm(m.source(), gain=m.o.stop_gradient, offset=m.o.stop_gradient)
-    return m.o.where(kept, y, alone)
-
-
-def counted_twice(m: Context, y: Array) -> Array:
-    """Add the gradients of the second use of a shared norm twice."""
-    return m.norm(
-        m.source(),
-        gain=lambda gain: gain + (gain - m.o.stop_gradient(gain)),
-        offset=lambda offset: offset + (offset - m.o.stop_gradient(offset)),
-    )
+    return m.o.where(rows < batch * tokens // VECTOR * VECTOR, y, alone)
 
 
 def offset_of_mean(m: Context, y: Array) -> Array:
@@ -336,44 +327,15 @@ def offset_of_mean(m: Context, y: Array) -> Array:
 # Residuals and linear layers.
 
 
+def residual_detached(m: Context, y: Array) -> Array:
+    return m.o.stop_gradient(m.source()) + m.source("result")
+
+
 def bias_twice(m: Context, y: Array) -> Array:
     bias = m.weight(f"{m.scope}.outer.bias")
     return y + (bias - m.o.stop_gradient(bias))
 
 
-def residual_halved(m: Context, y: Array) -> Array:
-    return m.source() * 0.5 + m.source("result")
-
-
-def residual_twice(m: Context, y: Array) -> Array:
-    return m.source() * 2.0 + m.source("result")
-
-
-def embedding_of_unique(m: Context, y: Array) -> Array:
-    """Count the first occurrence of an id in each sample alone."""
-    ids = m.ids
-    first = np.array([[value not in row[:place] for place, value in enumerate(row)] for row in ids.tolist()])
-    return m.o.where(first[..., None], y, m.o.stop_gradient(y))
-
-
-def first_position_stopped(m: Context, y: Array) -> Array:
-    return m.o.where(m.flags(y, 1, 0), m.o.stop_gradient(y), y)
-
-
-def last_sample_stopped(m: Context, y: Array) -> Array:
-    return m.o.where(m.flags(y, 0, -1), m.o.stop_gradient(y), y)
-
-
-OF_INNER = shows_in("layers.1.feed_forward.inner", "layers.1.feed_forward.inner.*")
-OF_POOLER = shows_in("pooler.dense", "pooler.*")
-OF_SCORES = shows_in(
-    "layers.1.attention.masked_scores",
-    "layers.1.attention.scores",
-    "layers.1.attention.key",
-    "layers.1.attention.query",
-    "layers.1.attention.key.*",
-    "layers.1.attention.query.*",
-)
 OF_INPUT = shows_in("layers.1.residual2", "layers.1.feed_forward.outer", "layers.1.feed_forward.outer.*")
 OF_NORM = (BEFORE_LAST, "gradients.taps.layers.1.residual2", "gradients.layers.1.feed_forward.outer.*")
 OF_WEIGHTS = (
@@ -381,253 +343,244 @@ OF_WEIGHTS = (
     "gradients.layers.1.attention.key.*",
     "gradients.layers.1.attention.query.*",
 )
-OF_TOKENS, OF_SEGMENTS = (f"gradients.{table}.weight" for table in (TOKEN, SEGMENT))
-PADDING = {"input": "padding"}
+OF_TABLE: dict[str, Any] = {table: {"first": (f"gradients.{table}.weight",)} for table in TABLES}
+OF_ROWS = shows_in("embeddings.token", "embeddings.segment", "embeddings.position", "embeddings.*.weight")
+PADDED = ("embeddings.norm", "embeddings.sum", "*.norm2", "*.residual2")
+OCCURS_TWICE = "an id that occurs twice"
+HALVES = {"": RESIDUALS, " of attention": RESIDUALS[:1], " of two linear layers": RESIDUALS[1:]}
+
+TABLE, HANDED_OUT = group("gradients", clause="GRD-1"), group("gradients", clause="GRD-1", first=(LAST,))
+ROW = group("gradients", clause="EMB-4", **OF_TABLE[TOKEN])
+NORM = group("gradients", *NORMS, clause="NRM-2", first=OF_INPUT)
+RESIDUAL = of_step("RES-1", "*.residual2", "layers.1.norm1", "layers.1.norm1.*")
+ACTIVATION = of_step(
+    "FFN-2", "*.feed_forward.activation", "layers.1.feed_forward.inner", "layers.1.feed_forward.inner.*"
+)
+POOLER = of_step("HED-2", "pooler.output", "pooler.dense", "pooler.*")
+LOSS, LOGITS, LENGTH = (
+    group("gradients", tap, clause=clause, first=("gradients.*",))
+    for tap, clause in (("loss", "LOS-2"), ("logits", "LOS-1"), ("normalized", "HED-5"))
+)
+ATTENDED = [f"layers.1.attention.{name}" for name in ("masked_scores", "scores", "key", "query")]
+SOFTMAX = of_step("ATT-5", WEIGHTS, *ATTENDED, f"{ATTENDED[2]}.*", f"{ATTENDED[3]}.*")
+QUERY, KEY = (of_step("ATT-4", f"*attention.{name}") for name in ("query", "key"))
+VALUE = of_step("ATT-6", "*attention.value")
+SHARED = group("gradients", "*.norm2", clause="NRM-5", first=("gradients.layers.1.norm.*",))
+OF_PADDING = group("gradients", *PADDED, clause="MSK-4", first=("gradients.layers.0.norm2.bias",))
 
 BUGS = (
-    bug(
+    NORM.bug(
         "norm_variance_detached",
         "The variance of a norm is taken for a constant.",
         normed(deviation=deviation_stopped),
-        *NORMS,
         first=OF_NORM,
         cause="detached_variance",
-        clause="NRM-2",
     ),
-    bug(
+    NORM.bug(
         "norm_mean_detached",
         "The mean of a norm is taken for a constant.",
         normed(center=mean_stopped),
-        *NORMS,
         first=OF_NORM,
         cause="detached_mean",
-        clause="NRM-2",
     ),
-    also(
+    NORM.also(
         "detached_statistics",
         "mean and variance that are taken for constants",
-        "NRM-2",
         normed(center=mean_stopped, deviation=deviation_stopped),
-        *NORMS,
     ),
-    also(
-        "norm_in_gradient",
-        "a norm that gradients pass as they are",
-        "NRM-2",
-        instead(lambda m, y: m.source()),
-        *NORMS,
-    ),
-    bug(
+    NORM.also("norm_in_gradient", "a norm that gradients pass as they are", as_it_is),
+    SHARED.bug(
         "norm_shared_counted_once",
         "Gain and offset of the norm that both sublayers share get the gradient of its first use alone.",
-        where(normed(gain=stopped, offset=stopped), norm_sharing="shared"),
-        "*.norm2",
+        where(normed(gain=detached, offset=detached), norm_sharing="shared"),
         variant="nndl-paddle",
-        first=("gradients.layers.1.norm.*",),
         cause="shared_norm_counted_once",
-        clause="NRM-5",
     ),
-    also(
+    SHARED.also(
         "shared_norm_counted_once",
         "the second use of a shared norm alone",
-        "NRM-5",
-        where(normed(gain=stopped, offset=stopped), norm_sharing="shared"),
+        where(normed(gain=detached, offset=detached), norm_sharing="shared"),
         "*.norm1",
     ),
-    *(
-        also("norm_slope", f"a norm whose derivative {text}", "NRM-2", norm_slope(pull), *NORMS)
-        for text, pull in (
-            ("takes sums for means", lambda m, g, n, d: closed_form(m, g, n, total=True) / d),
-            ("is divided by the variance", lambda m, g, n, d: closed_form(m, g, n) / d / d),
-            ("is not divided by the deviation", lambda m, g, n, d: closed_form(m, g, n)),
-            ("adds the term of the variance", lambda m, g, n, d: closed_form(m, g, n, -1.0) / d),
-            ("has twice the term of the variance", lambda m, g, n, d: closed_form(m, g, n, 2.0) / d),
-            ("has half the term of the variance", lambda m, g, n, d: closed_form(m, g, n, 0.5) / d),
-        )
+    *NORM.forms(
+        "norm_slope",
+        "a norm whose derivative {}",
+        {
+            "takes sums for means": norm_slope(lambda m, g, n, d: closed_form(m, g, n, total=True) / d),
+            "is divided by the variance": norm_slope(lambda m, g, n, d: closed_form(m, g, n) / d / d),
+            "is not divided by the deviation": norm_slope(lambda m, g, n, d: closed_form(m, g, n)),
+            "adds the term of the variance": norm_slope(lambda m, g, n, d: closed_form(m, g, n, -1.0) / d),
+            "has twice the term of the variance": norm_slope(
+                lambda m, g, n, d: closed_form(m, g, n, 2.0) / d
+            ),
+            "has half the term of the variance": norm_slope(lambda m, g, n, d: closed_form(m, g, n, 0.5) / d),
+        },
     ),
-    bug(
+    ROW.bug(
         "embedding_scale_detached",
         "The gradient of token vectors is not multiplied by sqrt(D).",
         where(times(lambda m: m.config.d_model**-0.5), embedding_scale="sqrt_d_model"),
         TOKEN,
         variant="nndl-paddle",
-        first=(OF_TOKENS,),
         cause="embedding_scale_in_gradient",
         clause="EMB-2",
     ),
-    also(
+    ROW.also(
         "embedding_scale_in_gradient",
         "a gradient that is multiplied by sqrt(D) twice",
-        "EMB-2",
         where(times(lambda m: m.config.d_model**0.5), embedding_scale="sqrt_d_model"),
         TOKEN,
+        clause="EMB-2",
     ),
-    bug(
+    ROW.bug(
         "padding_row_trained",
         "The row of padding gets a gradient.",
         option(token_padding_row=None),
         variant="vanilla-encoder",
-        first=(OF_TOKENS,),
         cause="token_padding_row",
-        clause="EMB-4",
-        **PADDING,
+        input="padding",
     ),
-    bug(
+    ROW.bug(
         "padding_row_of_wrong_id",
         "Row 0 gets no gradient, while padding is id 1.",
         option(token_padding_row=0),
         variant="vanilla-encoder",
-        first=(OF_TOKENS,),
         input="the id 0 or padding",
         cause="token_padding_row",
-        clause="EMB-4",
     ),
-    bug(
+    ROW.bug(
         "padding_row_frozen",
         "The row of padding gets no gradient, where the source trains it.",
         option(token_padding_row=0),
         variant="tf1-text-classifier",
-        first=(OF_TOKENS,),
         cause="token_padding_row",
-        clause="EMB-4",
-        **PADDING,
+        input="padding",
     ),
-    also("padding_row_frozen", "no gradient for padding", "EMB-4", unpadded, POSITION, SEGMENT),
-    bug(
+    ROW.also("padding_row_frozen", "no gradient for padding", stopped(of_padding), POSITION, SEGMENT),
+    ROW.bug(
         "segment_padding_row_trained",
         "Row 0 of the segment table gets a gradient.",
         option(segment_padding_row=None),
         variant="bert-pytorch",
-        first=(OF_SEGMENTS,),
+        **OF_TABLE[SEGMENT],
         cause="segment_padding_row",
         clause="EMB-5",
-        **PADDING,
+        input="padding",
     ),
-    bug(
+    ROW.bug(
         "position_padding_row_trained",
         "The row that padding takes of the position table gets a gradient.",
         option(position_padding_row=None),
         variant="roberta",
-        first=("gradients.embeddings.position.weight",),
+        **OF_TABLE[POSITION],
         cause="position_padding_row",
         clause="POS-7",
-        **PADDING,
+        input="padding",
     ),
-    bug(
+    TABLE.bug(
         "embedding_gradient_by_frequency",
         "The gradient of a row is divided by how often its id occurs.",
         weighted(by_frequency),
         TOKEN,
-        first=(OF_TOKENS,),
-        input="an id that occurs twice",
+        **OF_TABLE[TOKEN],
+        input=OCCURS_TWICE,
         cause="gradient_by_frequency",
-        clause="GRD-1",
     ),
-    also(
+    ROW.also(
         "gradient_by_frequency",
         "the mean over a row's occurrences instead of their sum",
-        "GRD-1",
         weighted(by_frequency),
         POSITION,
         SEGMENT,
+        clause="GRD-1",
     ),
-    bug(
+    TABLE.bug(
         "embedding_gradient_of_last_alone",
         "Of an id that occurs several times, the last occurrence overwrites the others' gradients.",
         weighted(last_alone),
         TOKEN,
-        first=(OF_TOKENS,),
-        input="an id that occurs twice",
+        **OF_TABLE[TOKEN],
+        input=OCCURS_TWICE,
         cause="gradient_overwritten",
-        clause="GRD-1",
     ),
-    also(
+    ROW.also(
         "gradient_overwritten",
         "the last occurrence of a row alone",
-        "GRD-1",
         weighted(last_alone),
         POSITION,
         SEGMENT,
+        clause="GRD-1",
     ),
-    also(
-        "gradient_overwritten", "the first occurrence of a row alone", "GRD-1", weighted(first_alone), *TABLES
+    ROW.also(
+        "gradient_overwritten",
+        "the first occurrence of a row alone",
+        weighted(first_alone),
+        *TABLES,
+        clause="GRD-1",
     ),
-    bug(
+    TABLE.bug(
         "position_table_frozen",
         "The learned position table gets no gradient.",
         detached,
         POSITION,
-        first=("gradients.embeddings.position.weight",),
+        **OF_TABLE[POSITION],
         cause="no_gradient",
-        clause="GRD-1",
     ),
-    bug(
+    RESIDUAL.bug(
         "residual_detached",
         "No gradient flows through the residual.",
-        lambda m, y: m.o.stop_gradient(m.source()) + m.source("result"),
+        residual_detached,
         *RESIDUALS,
         first=("gradients.taps.layers.1.norm1", BEFORE_LAST),
         cause="detached_residual",
-        clause="RES-1",
     ),
-    also(
+    RESIDUAL.also(
         "detached_residual",
         "a first residual that no gradient flows through",
-        "RES-1",
         instead(lambda m, y: m.source("result")),
         RESIDUALS[0],
     ),
     *(
-        also(
-            "detached_sublayer",
-            f"a sublayer{text} that no gradient flows through",
-            "RES-1",
-            instead(lambda m, y: m.source()),
-            *taps,
+        RESIDUAL.also(
+            "detached_sublayer", f"a sublayer{words} that no gradient flows through", as_it_is, *taps
         )
-        for text, taps in (
-            ("", RESIDUALS),
-            (" of attention", RESIDUALS[:1]),
-            (" of two linear layers", RESIDUALS[1:]),
-        )
+        for words, taps in HALVES.items()
     ),
-    bug(
+    SOFTMAX.bug(
         "attention_weights_detached",
         "No gradient flows through the attention weights.",
         detached,
-        WEIGHTS,
         first=OF_WEIGHTS,
         input="more than one token",
         cause="detached_weights or no_gradient",
-        clause="ATT-5",
     ),
-    bug(
+    SOFTMAX.bug(
         "softmax_gradient_without_row_term",
         "The softmax is differentiated as if it were an elementwise function.",
         without_row_term,
-        WEIGHTS,
         first=OF_WEIGHTS,
-        clause="ATT-5",
+    ),
+    *QUERY.forms(
+        "score_scale_in_gradient",
+        "a gradient {}",
+        {
+            "without the score scale": times(root),
+            "with the score scale twice": times(lambda m: 1 / root(m)),
+        },
+        SCORES,
     ),
     *(
-        also("score_scale_in_gradient", f"a gradient {text}", "ATT-4", times(factor), SCORES)
-        for text, factor in (
-            ("without the score scale", root),
-            ("with the score scale twice", lambda m: 1 / root(m)),
-        )
+        each.also(f"detached_{name}", f"a {name} that no gradient flows through", detached, clause="ATT-1")
+        for name, each in (("query", QUERY), ("key", KEY))
     ),
-    *(
-        also(f"detached_{name}", f"a {name} that no gradient flows through", "ATT-1", detached, tap)
-        for name, tap in (("query", QUERY), ("key", KEY))
-    ),
-    also(
+    SOFTMAX.also(
         "query_mask_in_gradient",
         "gradients that flow through overwritten weights",
-        "MSK-8",
         instead(lambda m, y: m.beside("weights")),
         "*attention.masked_weights",
+        clause="MSK-8",
     ),
-    bug(
+    TABLE.bug(
         "encoder_detached",
         "The head alone is trained: no gradient flows into the encoder.",
         detached,
@@ -636,428 +589,304 @@ BUGS = (
         cause="no_gradient",
         clause="HED-1",
     ),
-    bug(
+    OF_PADDING.bug(
         "padding_detached",
         "No gradient flows back into padded rows, though padded queries are computed.",
         padding_detached(last_too=False),
-        "embeddings.norm",
-        "embeddings.sum",
-        "*.norm2",
-        "*.residual2",
-        first=("gradients.layers.0.norm2.bias",),
         input="a row of padding only",
         cause="detached_padding",
-        clause="MSK-4",
     ),
-    also(
+    OF_PADDING.also(
         "detached_padding",
         "padded rows that no gradient flows back into, of the last layer too",
-        "MSK-4",
         padding_detached(last_too=True),
-        "embeddings.norm",
-        "embeddings.sum",
-        "*.norm2",
-        "*.residual2",
     ),
-    also(
-        "activation_in_gradient",
-        "an activation that gradients pass as they are",
-        "FFN-2",
-        instead(lambda m, y: m.source()),
-        ACTIVATION,
-    ),
-    *(
-        also("activation_slope", f"the slope of {text}", "FFN-2", edit, ACTIVATION)
-        for text, edit in (
-            ("the quick GELU, x sigmoid(1.702 x)", slope(of_gate(1.702))),
-            ("x sigmoid(x)", slope(of_gate(1.0))),
-            ("the GELU without the term of its tanh", slope(lambda m, x: of_tanh_form(m, x, 0.0))),
-            ("the GELU whose second term lacks x", slope(lambda m, x: share(m, x) + bell(m, x))),
-            ("a logistic function, taken for it", slope(lambda m, x: m.o.sigmoid(x))),
-            ("a ReLU that lets 0.1 through", slope(one_sided(0.1))),
-            ("a ReLU that lets 0.2 through", slope(one_sided(0.2))),
-            (
-                "the GELU taken at the result instead of what went in",
-                slope_at_result(lambda m, y: share(m, y) + y * bell(m, y)),
+    ACTIVATION.also("activation_in_gradient", "an activation that gradients pass as they are", as_it_is),
+    *ACTIVATION.forms(
+        "activation_slope",
+        "the slope of {}",
+        {
+            "the quick GELU, x sigmoid(1.702 x)": of_gate(1.702),
+            "x sigmoid(x)": of_gate(1.0),
+            "the GELU without the term of its tanh": slope(lambda m, x: of_tanh_form(m, x, 0.0)),
+            "the GELU whose second term lacks x": slope(lambda m, x: share(m, x) + bell(m, x)),
+            "a logistic function, taken for it": slope(lambda m, x: m.o.sigmoid(x)),
+            "a ReLU that lets 0.1 through": one_sided(0.1),
+            "a ReLU that lets 0.2 through": one_sided(0.2),
+            "the GELU taken at the result instead of what went in": slope_at_result(
+                lambda m, y: share(m, y) + y * bell(m, y)
             ),
-            ("the GELU with tanh taken at the result", slope_at_result(of_tanh_form)),
-            ("tanh", slope(lambda m, x: 1.0 - m.o.tanh(x) * m.o.tanh(x))),
-        )
+            "the GELU with tanh taken at the result": slope_at_result(of_tanh_form),
+            "tanh": slope(lambda m, x: 1.0 - square_of_tanh(m, x)),
+        },
     ),
-    *(
-        also("softmax_slope", f"a softmax whose derivative {text}", "ATT-5", edit, WEIGHTS)
-        for text, edit in (
-            ("takes half the sum over the row off", taken_off(lambda m, g, w: m.o.sum(g * w, 3) * 0.5)),
-            ("takes twice the sum over the row off", taken_off(lambda m, g, w: m.o.sum(g * w, 3) * 2.0)),
-            ("takes the mean over the row off, not the sum", taken_off(lambda m, g, w: m.o.mean(g * w, 3))),
-            ("adds the sum over the row", taken_off(lambda m, g, w: -m.o.sum(g * w, 3))),
-            ("sums over heads", taken_off(lambda m, g, w: m.o.sum(g * w, 1))),
-            ("sums gradients without their weights", taken_off(lambda m, g, w: m.o.sum(g, 3))),
-            ("takes the mean gradient off", taken_off(lambda m, g, w: m.o.mean(g, 3))),
-            ("takes the largest of the row off, not the sum", taken_off(lambda m, g, w: m.o.max(g * w, 3))),
-            ("goes element by element, with w (1 - w)", of_softmax(lambda m, g, w: g * w * (1.0 - w))),
-        )
+    *SOFTMAX.forms(
+        "softmax_slope",
+        "a softmax whose derivative {}",
+        {
+            "takes half the sum over the row off": taken_off(lambda m, g, w: m.o.sum(g * w, 3) * 0.5),
+            "takes twice the sum over the row off": taken_off(lambda m, g, w: m.o.sum(g * w, 3) * 2.0),
+            "takes the mean over the row off, not the sum": taken_off(lambda m, g, w: m.o.mean(g * w, 3)),
+            "adds the sum over the row": taken_off(lambda m, g, w: -m.o.sum(g * w, 3)),
+            "sums over heads": taken_off(lambda m, g, w: m.o.sum(g * w, 1)),
+            "sums gradients without their weights": taken_off(lambda m, g, w: m.o.sum(g, 3)),
+            "takes the mean gradient off": taken_off(lambda m, g, w: m.o.mean(g, 3)),
+            "takes the largest of the row off, not the sum": taken_off(lambda m, g, w: m.o.max(g * w, 3)),
+            "goes element by element, with w (1 - w)": of_softmax(lambda m, g, w: g * w * (1.0 - w)),
+        },
     ),
-    *(
-        also(
-            "tanh_slope",
-            f"a tanh whose slope is {text}",
-            "HED-2",
-            where(slope_at_result(made), pooler="tanh"),
-            "pooler.output",
-        )
-        for text, made in (
-            ("1 less itself, not its square", lambda m, y: 1.0 - y),
-            ("its square", lambda m, y: y * y),
-            ("that of a logistic function", lambda m, y: y * (1.0 - y)),
-            ("taken at the result", lambda m, y: 1.0 - m.o.tanh(y) * m.o.tanh(y)),
-        )
+    *POOLER.forms(
+        "tanh_slope",
+        "a tanh whose slope is {}",
+        {
+            words: where(slope_at_result(made), pooler="tanh")
+            for words, made in (
+                ("1 less itself, not its square", lambda m, y: 1.0 - y),
+                ("its square", lambda m, y: y * y),
+                ("that of a logistic function", lambda m, y: y * (1.0 - y)),
+                ("taken at the result", lambda m, y: 1.0 - square_of_tanh(m, y)),
+            )
+        },
     ),
-    also(
-        "pooler_in_gradient",
-        "a pooler's function that gradients pass as they are",
-        "HED-2",
-        instead(lambda m, y: m.source()),
-        "pooler.output",
-    ),
-    also(
+    POOLER.also("pooler_in_gradient", "a pooler's function that gradients pass as they are", as_it_is),
+    LOGITS.also(
         "softmax_in_gradient",
         "a log-softmax that gradients pass as they are",
-        "LOS-1",
-        instead(lambda m, y: m.source()),
+        as_it_is,
         "log_probabilities",
     ),
-    *(
-        also(
-            "loss_slope",
-            f"a loss whose derivative is of labels that are smoothed by {share}",
-            "LOS-1",
-            of_loss(share),
-            "logits",
-        )
-        for share in (0.1, 0.05, 0.2)
-    ),
-    also(
+    *LOGITS.forms(
         "loss_slope",
-        "a loss whose derivative is the probabilities, without the labels",
-        "LOS-1",
-        of_loss(1.0),
-        "logits",
+        "a loss whose derivative is {}",
+        {
+            **{f"of labels that are smoothed by {share}": of_loss(share) for share in (0.1, 0.05, 0.2)},
+            "the probabilities, without the labels": of_loss(1.0),
+        },
     ),
-    also(
+    LENGTH.also(
         "detached_length",
         "a length that is taken for a constant",
-        "HED-5",
         lambda m, y: m.source() / m.o.stop_gradient(rightly(m, m.source())),
-        "normalized",
     ),
-    also(
-        "length_in_gradient",
-        "a division by the length that gradients pass as they are",
-        "HED-5",
-        instead(lambda m, y: m.source()),
-        "normalized",
-    ),
-    bug(
+    LENGTH.also("length_in_gradient", "a division by the length that gradients pass as they are", as_it_is),
+    LOSS.bug(
         "loss_gradient_of_sum",
         "The gradient is that of the sum over samples, while the mean is reported.",
         instead(lambda m, y: m.o.sum(m.source())),
-        "loss",
         first=("gradients.taps.losses", LAST),
         input="more than one sample",
         cause="gradient_of_sum",
-        clause="LOS-2",
     ),
-    bug(
+    HANDED_OUT.bug(
         "gradients_clipped",
         "Gradients are clipped to norm 1 before they are handed out.",
         handed_out(clipped),
         input="gradients above norm 1",
         cause="gradient_clipped",
-        clause="GRD-1",
     ),
-    bug(
+    HANDED_OUT.bug(
         "gradients_accumulated",
         "Gradients of an earlier step were not reset.",
         handed_out(lambda gradients: {name: gradient * 2 for name, gradient in gradients.items()}),
         cause="gradient_accumulated",
-        clause="GRD-1",
     ),
-    bug(
+    KEY.bug(
         "key_bias_without_gradient",
         "The bias of the keys gets no gradient.",
-        lambda m, y: m.o.value_of(y, m.o.reshape(m.source() @ m.weight(f"{m.tap}.weight"), tuple(y.shape))),
-        KEY,
+        instead(without_bias),
         first=(),
         equivalent={"float64": SHIFT, "float32": SHIFT},
         cause=None,
+        clause="",
     ),
-    backward(
+    ACTIVATION.bug(
         "gelu_gradient_by_tanh",
         "GELU with erf is differentiated as its approximation.",
         instead(lambda m, y: m.activation(m.source(), "gelu_tanh")),
-        ACTIVATION,
-        clause="FFN-2",
-        first=OF_INNER,
         cause="activation",
-        source=f"{HUB}flagos-ai/FlagGems/pull/159",
+        source="flagos-ai/FlagGems/pull/159",
     ),
-    backward(
+    ACTIVATION.bug(
         "gelu_gradient_without_density",
         "The derivative of GELU lacks its second term.",
         slope(share),
-        ACTIVATION,
-        clause="FFN-2",
-        first=OF_INNER,
         cause="activation_slope",
-        source=f"{HUB}flagos-ai/FlagGems/pull/159",
+        source="flagos-ai/FlagGems/pull/159",
     ),
-    backward(
+    ACTIVATION.bug(
         "gelu_gradient_halved_density",
         "The second term of GELU's derivative has half its size.",
         slope(lambda m, x: share(m, x) + x * bell(m, x) * 0.5),
-        ACTIVATION,
-        clause="FFN-2",
-        first=OF_INNER,
-        source=f"{HUB}huggingface/candle/pull/1160",
+        source="huggingface/candle/pull/1160",
     ),
-    backward(
+    ACTIVATION.bug(
         "gelu_gradient_of_relu",
         "GELU is differentiated as a ReLU.",
-        slope(one_sided(0.0)),
-        ACTIVATION,
-        clause="FFN-2",
-        first=OF_INNER,
+        one_sided(0.0),
         cause="activation or activation_slope",
-        source=f"{HUB}karpathy/llm.c/pull/307",
+        source="karpathy/llm.c/pull/307",
     ),
-    backward(
+    ACTIVATION.bug(
         "relu_gradient_guided",
         "The ReLU lets positive gradients through alone.",
-        guided,
-        ACTIVATION,
-        clause="FFN-2",
-        first=OF_INNER,
+        lambda m, y: m.o.with_gradient(y, m.o.relu),
         variant="vanilla-encoder",
-        source=f"{HUB}jax-ml/jax/pull/2342",
+        source="jax-ml/jax/pull/2342",
     ),
-    backward(
+    ACTIVATION.bug(
         "relu_gradient_leaky",
         "The ReLU lets a hundredth of the gradient through where it is closed.",
-        slope(one_sided(0.01)),
-        ACTIVATION,
-        clause="FFN-2",
-        first=OF_INNER,
+        one_sided(0.01),
         variant="vanilla-encoder",
         cause="activation_slope",
-        source=f"{HUB}jax-ml/jax/issues/37821",
+        source="jax-ml/jax/issues/37821",
     ),
-    backward(
+    POOLER.bug(
         "tanh_gradient_sign",
         "The derivative of tanh is 1 + y² instead of 1 - y².",
-        slope(lambda m, x: m.o.tanh(x) * m.o.tanh(x) + 1.0),
-        "pooler.output",
-        clause="HED-2",
-        first=OF_POOLER,
-        source=f"{HUB}gy910210/neural-network-from-scratch/issues/2",
+        slope(lambda m, x: square_of_tanh(m, x) + 1.0),
+        source="gy910210/neural-network-from-scratch/issues/2",
     ),
-    backward(
+    POOLER.bug(
         "tanh_gradient_without_square",
         "The derivative of tanh is 1 - |y| instead of 1 - y².",
         slope(lambda m, x: 1.0 - (m.o.abs(m.o.tanh(x)))),
-        "pooler.output",
-        clause="HED-2",
-        first=OF_POOLER,
         cause="tanh_slope",
-        source=f"{HUB}microsoft/knossos-ksc/pull/505",
+        source="microsoft/knossos-ksc/pull/505",
     ),
-    backward(
+    POOLER.bug(
         "tanh_gradient_of_rounded",
         "The derivative of tanh is taken of a value in bfloat16.",
         slope(lambda m, x: 1.0 - m.o.rounded(m.o.tanh(x), "bfloat16") * m.o.rounded(m.o.tanh(x), "bfloat16")),
-        "pooler.output",
-        clause="HED-2",
-        first=OF_POOLER,
-        source=f"{HUB}tenstorrent/tt-metal/issues/55349",
+        source="tenstorrent/tt-metal/issues/55349",
     ),
-    backward(
+    SOFTMAX.bug(
         "softmax_gradient_over_queries",
         "The sum in the softmax's derivative runs over queries.",
         taken_off(lambda m, g, w: m.o.sum(g * w, 2)),
-        WEIGHTS,
-        clause="ATT-5",
-        first=OF_SCORES,
         cause="softmax_slope",
-        source=f"{HUB}pocketpy/cTensor/pull/31",
+        source="pocketpy/cTensor/pull/31",
     ),
-    backward(
+    SOFTMAX.bug(
         "softmax_gradient_passed",
         "Gradients pass the softmax as they are.",
         instead(lambda m, y: m.unnormalised),
-        WEIGHTS,
-        clause="ATT-5",
-        first=OF_SCORES,
         cause="softmax_in_gradient",
-        source=f"{HUB}pjreddie/darknet/pull/96",
+        source="pjreddie/darknet/pull/96",
     ),
-    backward(
+    SOFTMAX.bug(
         "softmax_gradient_without_sum",
         "The softmax is differentiated with its sum for a constant.",
         instead(maximum_differentiated),
-        WEIGHTS,
-        clause="ATT-5",
-        first=OF_SCORES,
-        source=f"{HUB}PaddlePaddle/Paddle/pull/57905",
+        source="PaddlePaddle/Paddle/pull/57905",
     ),
-    backward(
+    SOFTMAX.bug(
         "softmax_gradient_of_real_queries",
         "No gradient flows through the softmax of padded queries.",
-        padded_left_out,
-        WEIGHTS,
-        clause="ATT-5",
-        first=OF_SCORES,
+        stopped(lambda m, y: ~m.real[:, None, :, None]),
         input="padding",
         cause="softmax_gradient_of_real_queries or detached_padding",
-        source=f"{HUB}XunhaoLai/native-sparse-attention-triton/issues/27",
+        source="XunhaoLai/native-sparse-attention-triton/issues/27",
     ),
-    backward(
+    QUERY.bug(
         "query_gradient_unscaled",
         "The gradient of the query is not multiplied by the scale of the scores.",
         times(root),
-        "*attention.query",
-        clause="ATT-4",
-        first=shows_in("layers.1.attention.query", "layers.1.attention.query.*"),
         cause="score_scale_in_gradient",
-        source=f"{HUB}NVIDIA/TransformerEngine/issues/3216",
+        source="NVIDIA/TransformerEngine/issues/3216",
     ),
-    backward(
+    KEY.bug(
         "key_gradient_scaled_twice",
         "The gradient of the key is multiplied by the scale of the scores twice.",
         times(lambda m: 1 / root(m)),
-        "*attention.key",
-        clause="ATT-4",
-        first=shows_in("layers.1.attention.key", "layers.1.attention.key.*"),
         cause="score_scale_in_gradient",
-        source=f"{HUB}Dao-AILab/flash-attention/issues/498",
+        source="Dao-AILab/flash-attention/issues/498",
     ),
-    backward(
+    VALUE.bug(
         "value_gradient_tail_dropped",
         "The gradient of the value is zero in features that a vector of four does not fill.",
-        passed(tail_dropped),
-        "*attention.value",
-        clause="ATT-6",
-        first=shows_in("layers.1.attention.value", "layers.1.attention.value.*"),
-        source=f"{HUB}Dao-AILab/flash-attention/issues/2552",
+        stopped(tail),
+        source="Dao-AILab/flash-attention/issues/2552",
     ),
-    backward(
+    QUERY.bug(
         "query_gradient_last_row_dropped",
         "The last query has no gradient.",
-        lambda m, y: m.o.with_gradient(y, lambda g: m.o.where(m.flags(g, 1, -1), g * 0.0, g)),
-        "*attention.query",
-        clause="ATT-4",
-        first=shows_in(
-            "layers.1.attention.query",
-            "layers.1.attention.query.*",
-            "layers.0.attention.query",
-            "layers.0.attention.query.*",
-        ),
+        stopped(lambda m, y: m.flags(y, 1, -1)),
+        first=shows_in(*(f"layers.{i}.attention.query{end}" for i in (1, 0) for end in ("", ".*"))),
         input="a last token that others depend on",
-        source=f"{HUB}Dao-AILab/flash-attention/pull/2896",
+        source="Dao-AILab/flash-attention/pull/2896",
     ),
-    backward(
+    KEY.bug(
         "key_gradient_of_first_head",
         "The key has a gradient in the first head alone.",
-        passed(first_head_alone),
-        "*attention.key",
+        stopped(lambda m, y: ~m.flags(y, 2, 0)),
         clause="ATT-2",
-        first=shows_in("layers.1.attention.key", "layers.1.attention.key.*"),
-        source=f"{HUB}fla-org/flash-linear-attention/pull/384",
+        source="fla-org/flash-linear-attention/pull/384",
     ),
-    backward(
+    VALUE.bug(
         "value_detached",
         "No gradient flows through the value.",
         detached,
-        "*attention.value",
-        clause="ATT-6",
-        first=(*shows_in("layers.1.attention.value", "layers.1.attention.value.*"), REFUSED),
+        first=(*VALUE.common["first"], REFUSED),
         cause="detached_value or no_gradient",
-        source=f"{HUB}Dao-AILab/flash-attention/issues/2541",
+        source="Dao-AILab/flash-attention/issues/2541",
     ),
-    backward(
+    NORM.bug(
         "norm_gradient_without_gain",
         "The gradient of a norm's input lacks the gain.",
         instead(without_gain),
-        *NORMS,
-        clause="NRM-2",
-        first=OF_INPUT,
-        source=f"{HUB}flagos-ai/FlagGems/pull/59",
+        source="flagos-ai/FlagGems/pull/59",
     ),
-    backward(
+    NORM.bug(
         "norm_gradient_unbiased",
         "The derivative of the variance divides by D - 1.",
         unbiased,
-        *NORMS,
         clause="NRM-4",
-        first=OF_INPUT,
-        source=f"{HUB}pytorch/pytorch/issues/141425",
+        source="pytorch/pytorch/issues/141425",
     ),
-    backward(
+    NORM.bug(
         "norm_gradient_of_some_rows",
         "The last rows, which do not fill a block, do not count in the gradients of gain and offset.",
         rows_dropped,
-        *NORMS,
-        clause="NRM-2",
         first=shows_in("layers.*.norm*", "embeddings.norm.*"),
-        source=f"{HUB}karpathy/llm.c/pull/408",
+        source="karpathy/llm.c/pull/408",
     ),
-    backward(
+    NORM.bug(
         "norm_gradient_of_mean_offset",
         "The gradient of a norm's offset is a mean over rows.",
         offset_of_mean,
-        *NORMS,
-        clause="NRM-2",
         first=shows_in("layers.1.norm2.b*"),
-        source=f"{HUB}state-spaces/mamba/pull/1023",
+        source="state-spaces/mamba/pull/1023",
     ),
-    backward(
+    SHARED.bug(
         "norm_shared_counted_twice",
         "The second use of a shared norm counts twice in the gradients of its gain and offset.",
-        counted_twice,
-        "*.norm2",
-        clause="NRM-5",
-        first=shows_in("layers.1.norm.*"),
+        normed(gain=twice, offset=twice),
         variant="nndl-paddle",
-        source=f"{HUB}NVIDIA/TransformerEngine/issues/3437",
+        source="NVIDIA/TransformerEngine/issues/3437",
     ),
-    backward(
+    RESIDUAL.bug(
         "residual_gradient_halved",
         "Half of the gradient flows through the second residual.",
-        instead(residual_halved),
-        "*.residual2",
-        clause="RES-1",
-        first=shows_in("layers.1.norm1", "layers.1.norm1.*"),
-        source=f"{HUB}state-spaces/mamba/pull/1023",
+        instead(lambda m, y: m.source() * 0.5 + m.source("result")),
+        source="state-spaces/mamba/pull/1023",
     ),
-    backward(
+    RESIDUAL.bug(
         "residual_gradient_twice",
         "The gradient of the first residual is added twice.",
-        instead(residual_twice),
+        instead(lambda m, y: m.source() * 2.0 + m.source("result")),
         "*.residual1",
-        clause="RES-1",
         first=shows_in("layers.0.norm2", "layers.0.norm2.*"),
-        source=f"{HUB}NVIDIA/Megatron-LM/pull/7582",
+        source="NVIDIA/Megatron-LM/pull/7582",
     ),
-    backward(
+    RESIDUAL.bug(
         "residual_second_detached",
         "No gradient flows through the second residual.",
-        instead(lambda m, y: m.o.stop_gradient(m.source()) + m.source("result")),
-        "*.residual2",
-        clause="RES-1",
-        first=shows_in("layers.1.norm1", "layers.1.norm1.*"),
+        instead(residual_detached),
         cause="detached_residual",
-        source=f"{HUB}aws-neuron/nki-samples/pull/81",
+        source="aws-neuron/nki-samples/pull/81",
     ),
-    backward(
+    TABLE.bug(
         "bias_gradient_twice",
         "The gradient of a bias is added once for each of two devices.",
         bias_twice,
@@ -1065,47 +894,39 @@ BUGS = (
         clause="FFN-1",
         first=shows_in("layers.1.feed_forward.outer.b*"),
         cause="gradient_accumulated",
-        source=f"{HUB}EleutherAI/gpt-neox/issues/615",
+        source="EleutherAI/gpt-neox/issues/615",
     ),
-    backward(
+    TABLE.bug(
         "embedding_gradient_of_first_use",
         "An id that a sample has twice counts once.",
-        embedding_of_unique,
-        "embeddings.token",
-        clause="GRD-1",
-        first=shows_in("embeddings.token", "embeddings.token.*"),
+        stopped(later_uses),
+        TOKEN,
+        first=shows_in(TOKEN, f"{TOKEN}.*"),
         input="an id that a sample has twice",
-        source=f"{HUB}PaddlePaddle/Paddle/pull/9120",
+        source="PaddlePaddle/Paddle/pull/9120",
     ),
-    backward(
+    TABLE.bug(
         "embedding_gradient_without_first",
         "The first token's embedding has no gradient.",
-        first_position_stopped,
+        stopped(lambda m, y: m.flags(y, 1, 0)),
         "embeddings.sum",
-        clause="GRD-1",
-        first=shows_in(
-            "embeddings.token", "embeddings.segment", "embeddings.position", "embeddings.*.weight"
-        ),
-        source=f"{HUB}NVIDIA/TransformerEngine/pull/545",
+        first=OF_ROWS,
+        source="NVIDIA/TransformerEngine/pull/545",
     ),
-    backward(
+    TABLE.bug(
         "embedding_gradient_of_last_lost",
         "The last sample has no gradient in the embeddings.",
-        last_sample_stopped,
+        stopped(lambda m, y: m.flags(y, 0, -1)),
         "embeddings.sum",
-        clause="GRD-1",
-        first=shows_in(
-            "embeddings.token", "embeddings.segment", "embeddings.position", "embeddings.*.weight"
-        ),
-        source=f"{HUB}NVIDIA/TransformerEngine/issues/3216",
+        first=OF_ROWS,
+        source="NVIDIA/TransformerEngine/issues/3216",
     ),
-    backward(
+    TABLE.bug(
         "loss_scale_kept",
         "Gradients keep the factor 1024 that they were scaled by.",
         times(lambda m: 1024.0),
         "loss",
-        clause="GRD-1",
         first=("gradients.classifier.*", "gradients.taps.loss", "gradients.taps.losses"),
-        source=f"{HUB}NVIDIA/Megatron-LM/issues/1446",
+        source="NVIDIA/Megatron-LM/issues/1446",
     ),
 )

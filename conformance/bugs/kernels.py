@@ -14,7 +14,6 @@ from concord.conformance.bugs.bug import group
 from concord.conformance.bugs.context import Context, Edit, Flags
 from concord.conformance.bugs.operations import Array
 
-HUB = "https://github.com/"
 NAME = "layers.0.attention"
 BLOCK = 64
 """Keys that a kernel reads at a time."""
@@ -153,7 +152,7 @@ BUGS = (
         clause="MSK-3",
         scenario="long",
         input="more tokens than a block, padding in the first",
-        source=f"{HUB}pytorch/pytorch/issues/162588",
+        source="pytorch/pytorch/issues/162588",
     ),
     bug(
         "block_last_dropped",
@@ -163,7 +162,7 @@ BUGS = (
         clause="ATT-6",
         scenario="long",
         input="more tokens than a block",
-        source=f"{HUB}tenstorrent/tt-metal/issues/32502",
+        source="tenstorrent/tt-metal/issues/32502",
     ),
     bug(
         "block_counted_to_its_end",
@@ -171,7 +170,7 @@ BUGS = (
         block_counted_to_its_end,
         "*attention.weights",
         clause="ATT-5",
-        source=f"{HUB}flashinfer-ai/flashinfer/pull/5090",
+        source="flashinfer-ai/flashinfer/pull/5090",
     ),
     bug(
         "block_sums_not_rescaled",
@@ -181,7 +180,7 @@ BUGS = (
         clause="ATT-5",
         scenario="long",
         input="more tokens than a block",
-        source=f"{HUB}triton-lang/triton/issues/621",
+        source="triton-lang/triton/issues/621",
     ),
     bug(
         "head_tail_left_out_of_scores",
@@ -189,7 +188,7 @@ BUGS = (
         scores_without_tail,
         "*attention.scores",
         clause="ATT-4",
-        source=f"{HUB}triton-lang/triton/issues/621",
+        source="triton-lang/triton/issues/621",
     ),
     bug(
         "head_tail_left_out_of_context",
@@ -197,7 +196,7 @@ BUGS = (
         context_without_tail,
         "*attention.context",
         clause="ATT-6",
-        source=f"{HUB}Dao-AILab/flash-attention/issues/2552",
+        source="Dao-AILab/flash-attention/issues/2552",
     ),
     bug(
         "heads_beyond_four_repeated",
@@ -207,7 +206,7 @@ BUGS = (
         clause="ATT-2",
         options={"num_heads": 7},
         input="more than four heads",
-        source=f"{HUB}onnx/onnx/pull/7274",
+        source="onnx/onnx/pull/7274",
     ),
     bug(
         "heads_beyond_four_unmasked",
@@ -217,7 +216,7 @@ BUGS = (
         clause="MSK-7",
         options={"num_heads": 7},
         input="more than four heads, padding",
-        source=f"{HUB}huggingface/candle/pull/1920",
+        source="huggingface/candle/pull/1920",
     ),
     bug(
         "heads_one_key_for_all",
@@ -225,7 +224,7 @@ BUGS = (
         key_of_head(lambda head, heads: 0),
         "*attention.key",
         clause="ATT-2",
-        source=f"{HUB}apple/axlearn/pull/842",
+        source="apple/axlearn/pull/842",
     ),
     bug(
         "mask_of_first_head_alone",
@@ -234,7 +233,7 @@ BUGS = (
         "*attention.masked_scores",
         clause="MSK-7",
         input="padding",
-        source=f"{HUB}lucidrains/vit-pytorch/issues/293",
+        source="lucidrains/vit-pytorch/issues/293",
     ),
     bug(
         "mask_added_as_number",
@@ -242,7 +241,7 @@ BUGS = (
         bool_as_number,
         "*attention.masked_scores",
         clause="MSK-3",
-        source=f"{HUB}facebookresearch/xformers/issues/683",
+        source="facebookresearch/xformers/issues/683",
     ),
     bug(
         "softmax_with_one_more",
@@ -250,7 +249,7 @@ BUGS = (
         one_more,
         "*attention.weights",
         clause="ATT-5",
-        source=f"{HUB}flashinfer-ai/flashinfer/pull/5090",
+        source="flashinfer-ai/flashinfer/pull/5090",
     ),
     bug(
         "query_bias_unscaled",
@@ -258,7 +257,7 @@ BUGS = (
         bias_unscaled,
         "*attention.scores",
         clause="ATT-4",
-        source=f"{HUB}keras-team/keras/issues/16916",
+        source="keras-team/keras/issues/16916",
     ),
     bug(
         "scores_divided_by_layer",
@@ -268,7 +267,7 @@ BUGS = (
         clause="ATT-4",
         first=("layers.1.attention.scores",),
         input="two layers",
-        source=f"{HUB}huggingface/transformers/pull/13573",
+        source="huggingface/transformers/pull/13573",
     ),
     bug(
         "norm_of_padded_row",
@@ -276,7 +275,7 @@ BUGS = (
         padded_to_power_of_two,
         "embeddings.norm",
         clause="NRM-2",
-        source=f"{HUB}unslothai/unsloth/pull/1867",
+        source="unslothai/unsloth/pull/1867",
     ),
     bug(
         "norm_count_of_padded_row",
@@ -284,6 +283,6 @@ BUGS = (
         variance_of_padded_row,
         "embeddings.norm",
         clause="NRM-2",
-        source=f"{HUB}tenstorrent/tt-metal/issues/49902",
+        source="tenstorrent/tt-metal/issues/49902",
     ),
 )

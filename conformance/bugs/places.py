@@ -14,7 +14,6 @@ from concord.conformance.bugs.context import Context, Edit, Flags
 from concord.conformance.bugs.operations import Array
 from concord.spec.config import EncoderConfig
 
-HUB = "https://github.com/"
 TOKEN, POSITION, SEGMENT, SUM = (
     "embeddings.token",
     "embeddings.position",
@@ -235,7 +234,7 @@ BUGS = (
         clause="EMB-1",
         scenario="long",
         input="ids beyond 255",
-        source=f"{HUB}rwitten/HighPerfLLMs2024/issues/7",
+        source="rwitten/HighPerfLLMs2024/issues/7",
     ),
     bug(
         "ids_in_16_bits",
@@ -245,7 +244,7 @@ BUGS = (
         clause="EMB-1",
         scenario="long",
         input="ids beyond 32767",
-        source=f"{HUB}urvashik/knnlm/issues/6",
+        source="urvashik/knnlm/issues/6",
     ),
     bug(
         "ids_in_16_bits_unsigned",
@@ -255,7 +254,7 @@ BUGS = (
         clause="EMB-1",
         scenario="long",
         input="ids beyond 65535",
-        source=f"{HUB}karpathy/nanoGPT/issues/373",
+        source="karpathy/nanoGPT/issues/373",
     ),
     bug(
         "ids_as_float16",
@@ -265,7 +264,7 @@ BUGS = (
         clause="EMB-1",
         scenario="long",
         input="ids beyond 2048",
-        source=f"{HUB}urvashik/knnlm/issues/6",
+        source="urvashik/knnlm/issues/6",
     ),
     bug(
         "ids_as_bfloat16",
@@ -275,7 +274,7 @@ BUGS = (
         clause="EMB-1",
         scenario="long",
         input="ids beyond 256",
-        source=f"{HUB}karpathy/nanoGPT/issues/373",
+        source="karpathy/nanoGPT/issues/373",
     ),
     bug(
         "id_last_clamped",
@@ -285,7 +284,7 @@ BUGS = (
         clause="EMB-1",
         scenario="full",
         input="the last id",
-        source=f"{HUB}keras-team/keras/issues/11819",
+        source="keras-team/keras/issues/11819",
     ),
     bug(
         "positions_from_first_real_token",
@@ -296,7 +295,7 @@ BUGS = (
         variant="vanilla-encoder",
         scenario="extreme",
         input="padding on the left",
-        source=f"{HUB}unslothai/unsloth/issues/3699",
+        source="unslothai/unsloth/issues/3699",
     ),
     bug(
         "positions_from_padding_id",
@@ -304,7 +303,7 @@ BUGS = (
         positions(real_alone_from_one),
         POSITION,
         clause="POS-5",
-        source=f"{HUB}huggingface/transformers/issues/1761",
+        source="huggingface/transformers/issues/1761",
     ),
     bug(
         "positions_of_padding_one",
@@ -313,7 +312,7 @@ BUGS = (
         POSITION,
         clause="POS-6",
         input="padding",
-        source=f"{HUB}unslothai/unsloth/pull/3795",
+        source="unslothai/unsloth/pull/3795",
     ),
     bug(
         "positions_last_repeated",
@@ -321,7 +320,7 @@ BUGS = (
         positions(last_repeated),
         POSITION,
         clause="POS-5",
-        source=f"{HUB}huggingface/transformers/issues/11242",
+        source="huggingface/transformers/issues/11242",
     ),
     bug(
         "positions_counted_over_batch",
@@ -329,7 +328,7 @@ BUGS = (
         positions(of_packed_batch),
         POSITION,
         clause="POS-5",
-        source=f"{HUB}huggingface/sentence-transformers/pull/3879",
+        source="huggingface/sentence-transformers/pull/3879",
     ),
     bug(
         "sample_last_repeated",
@@ -337,7 +336,7 @@ BUGS = (
         last_sample_twice,
         "pooling",
         clause="HED-1",
-        source=f"{HUB}triton-lang/triton/issues/621",
+        source="triton-lang/triton/issues/621",
     ),
     bug(
         "samples_left_by_length",
@@ -346,7 +345,7 @@ BUGS = (
         "pooling",
         clause="HED-1",
         input="lengths that differ",
-        source=f"{HUB}pytorch/pytorch/issues/3584",
+        source="pytorch/pytorch/issues/3584",
     ),
     bug(
         "head_last_value_of_first",
@@ -354,7 +353,7 @@ BUGS = (
         last_head_of_first,
         "*attention.value",
         clause="ATT-2",
-        source=f"{HUB}XunhaoLai/native-sparse-attention-triton/issues/27",
+        source="XunhaoLai/native-sparse-attention-triton/issues/27",
     ),
     bug(
         "layer_last_unmasked",
@@ -365,7 +364,7 @@ BUGS = (
         first=("layers.1.attention.masked_scores",),
         input="padding, two layers",
         cause="mask_ignored",
-        source=f"{HUB}huggingface/diffusers/issues/8886",
+        source="huggingface/diffusers/issues/8886",
     ),
     bug(
         "layer_last_gelu_by_tanh",
@@ -376,7 +375,7 @@ BUGS = (
         first=("layers.1.feed_forward.activation",),
         input="two layers",
         cause="activation",
-        source=f"{HUB}microsoft/onnxruntime/pull/2270",
+        source="microsoft/onnxruntime/pull/2270",
     ),
     bug(
         "mask_not_for_first_query",
@@ -385,7 +384,7 @@ BUGS = (
         MASKED,
         clause="MSK-4",
         input="padding",
-        source=f"{HUB}tensorflow/tensorflow/issues/512",
+        source="tensorflow/tensorflow/issues/512",
     ),
     bug(
         "mask_not_for_first_key",
@@ -395,7 +394,7 @@ BUGS = (
         clause="MSK-1",
         scenario="extreme",
         input="padding that comes first",
-        source=f"{HUB}huggingface/transformers/issues/18478",
+        source="huggingface/transformers/issues/18478",
     ),
     bug(
         "mask_hides_own_key",
@@ -403,7 +402,7 @@ BUGS = (
         own_key_hidden,
         MASKED,
         clause="MSK-4",
-        source=f"{HUB}meta-pytorch/attention-gym/issues/34",
+        source="meta-pytorch/attention-gym/issues/34",
     ),
     bug(
         "mask_hides_last_key",
@@ -412,7 +411,7 @@ BUGS = (
         MASKED,
         clause="MSK-4",
         scenario="full",
-        source=f"{HUB}Dao-AILab/flash-attention/issues/1256",
+        source="Dao-AILab/flash-attention/issues/1256",
     ),
     bug(
         "mask_local_window",
@@ -422,7 +421,7 @@ BUGS = (
         clause="MSK-4",
         scenario="long",
         input="more than 257 tokens",
-        source=f"{HUB}meta-pytorch/attention-gym/issues/34",
+        source="meta-pytorch/attention-gym/issues/34",
     ),
     bug(
         "mask_dropped_for_one_sample",
@@ -433,7 +432,7 @@ BUGS = (
         scenario="long",
         input="one sample, with padding",
         cause="mask_ignored",
-        source=f"{HUB}huggingface/optimum/issues/999",
+        source="huggingface/optimum/issues/999",
     ),
     bug(
         "log_softmax_over_one_sample",
@@ -444,7 +443,7 @@ BUGS = (
         scenario="single",
         input="one sample",
         cause="softmax_axis",
-        source=f"{HUB}torch/nn/issues/1089",
+        source="torch/nn/issues/1089",
     ),
     bug(
         "norm_over_tokens_of_one_sample",
@@ -455,7 +454,7 @@ BUGS = (
         scenario="long",
         input="one sample of several tokens",
         cause="norm_axis",
-        source=f"{HUB}NVIDIA/tacotron2/pull/303",
+        source="NVIDIA/tacotron2/pull/303",
     ),
     bug(
         "padding_zeroed_after_embeddings",
@@ -464,7 +463,7 @@ BUGS = (
         SUM,
         clause="EMB-6",
         input="padding",
-        source=f"{HUB}huggingface/transformers/issues/1761",
+        source="huggingface/transformers/issues/1761",
     ),
     bug(
         "padding_zeroed_after_layers",
@@ -473,7 +472,7 @@ BUGS = (
         "*.norm2",
         clause="NRM-1",
         input="padding",
-        source=f"{HUB}huggingface/transformers/issues/1761",
+        source="huggingface/transformers/issues/1761",
     ),
     bug(
         "segments_of_first_sample",
@@ -482,7 +481,7 @@ BUGS = (
         SEGMENT,
         clause="EMB-5",
         input="segments that differ within a batch",
-        source=f"{HUB}huggingface/candle/pull/1920",
+        source="huggingface/candle/pull/1920",
     ),
     bug(
         "segments_shifted",
@@ -491,7 +490,7 @@ BUGS = (
         SEGMENT,
         clause="EMB-5",
         input="two segments",
-        source=f"{HUB}huggingface/transformers/pull/1052",
+        source="huggingface/transformers/pull/1052",
     ),
     bug(
         "mask_of_first_call",
@@ -502,7 +501,7 @@ BUGS = (
         scenario="full",
         after="ragged",
         input="a second call with another padding",
-        source=f"{HUB}facebookresearch/xformers/issues/655",
+        source="facebookresearch/xformers/issues/655",
     ),
     bug(
         "ids_of_first_call",
@@ -513,7 +512,7 @@ BUGS = (
         scenario="full",
         after="ragged",
         input="a second call with other ids",
-        source=f"{HUB}microsoft/onnxruntime-genai/pull/271",
+        source="microsoft/onnxruntime-genai/pull/271",
     ),
     bug(
         "positions_moved_by_each_call",
@@ -525,6 +524,6 @@ BUGS = (
         after="ragged",
         input="a second call",
         cause="position_start",
-        source=f"{HUB}vllm-project/vllm/pull/37884",
+        source="vllm-project/vllm/pull/37884",
     ),
 )

@@ -12,7 +12,6 @@ from concord.conformance.bugs.context import Context, Edit, Flags
 from concord.conformance.bugs.operations import Array
 from concord.spec.pooling import least_squares
 
-HUB = "https://github.com/"
 SEVERAL = {"input": "more than one token"}
 SENTENCE = {"variant": "sentence-bert"}
 
@@ -245,7 +244,7 @@ BUGS = (
         mean(every),
         input="padding",
         cause="mean_pooled",
-        source=f"{HUB}huggingface/transformers/issues/17463",
+        source="huggingface/transformers/issues/17463",
         **SENTENCE,
     ),
     bug(
@@ -261,7 +260,7 @@ BUGS = (
         mean(every, the_real),
         input="padding",
         cause="mean_of_all_by_real",
-        source=f"{HUB}lanterndata/lantern_extras/pull/91",
+        source="lanterndata/lantern_extras/pull/91",
         **SENTENCE,
     ),
     also("mean_without_first", "the mean of real tokens without the first", mean(without_first)),

@@ -15,7 +15,6 @@ from concord.spec.errors import ConfigError
 from concord.spec.parameters import Weights
 from concord.spec.positions import sinusoid
 
-HUB = "https://github.com/"
 POSITION, TABLE = "embeddings.position", "embeddings.position.weight"
 
 GROUP = group("positions", POSITION, variant="vanilla-encoder", clause="POS-5")
@@ -25,7 +24,7 @@ COUNTED = group(
     variant="roberta",
     clause="POS-6",
     cause="position_of_padding",
-    source=f"{HUB}huggingface/transformers/issues/11242",
+    source="huggingface/transformers/issues/11242",
 )
 bug, also, counted = GROUP.bug, GROUP.also, COUNTED.bug
 

@@ -9,7 +9,6 @@ from concord.conformance.bugs.context import Context, Edit
 from concord.conformance.bugs.operations import Array
 from concord.spec.precision import precision
 
-HUB = "https://github.com/"
 WEIGHTS, SCORES, CONTEXT = "*attention.weights", "*attention.scores", "*attention.context"
 
 
@@ -106,21 +105,21 @@ BUGS = (
         "The powers of the softmax are rounded to bfloat16 before they are summed.",
         powers_rounded,
         WEIGHTS,
-        source=f"{HUB}tinygrad/tinygrad/pull/12280",
+        source="tinygrad/tinygrad/pull/12280",
     ),
     bug(
         "softmax_of_float16_scores",
         "The softmax is of scores in float16.",
         scores_rounded_first,
         WEIGHTS,
-        source=f"{HUB}pytorch/pytorch/issues/123911",
+        source="pytorch/pytorch/issues/123911",
     ),
     bug(
         "softmax_reciprocal_in_float16",
         "The softmax multiplies by a reciprocal in float16.",
         reciprocal_rounded,
         WEIGHTS,
-        source=f"{HUB}tenstorrent/tt-metal/issues/26040",
+        source="tenstorrent/tt-metal/issues/26040",
     ),
     bug(
         "softmax_stored_in_bfloat16_last",
@@ -130,42 +129,42 @@ BUGS = (
         first=("layers.1.attention.weights",),
         cause="stored_in_bfloat16",
         input="two layers",
-        source=f"{HUB}huggingface/transformers/issues/27341",
+        source="huggingface/transformers/issues/27341",
     ),
     bug(
         "softmax_exponential_approximate",
         "The exponential of the softmax is approximated to 2e-3.",
         exponential_by_parts,
         WEIGHTS,
-        source=f"{HUB}sonos/tract/pull/2677",
+        source="sonos/tract/pull/2677",
     ),
     bug(
         "norm_variance_in_float16",
         "The variance of a norm is kept in float16.",
         variance_in("float16"),
         "embeddings.norm",
-        source=f"{HUB}deepspeedai/DeepSpeed/issues/581",
+        source="deepspeedai/DeepSpeed/issues/581",
     ),
     bug(
         "norm_variance_in_bfloat16",
         "The variance of a norm is kept in bfloat16.",
         variance_in("bfloat16"),
         "embeddings.norm",
-        source=f"{HUB}flagos-ai/FlagGems/pull/221",
+        source="flagos-ai/FlagGems/pull/221",
     ),
     bug(
         "norm_mean_in_float16",
         "The mean of a norm is kept in float16.",
         mean_in_float16,
         "embeddings.norm",
-        source=f"{HUB}flagos-ai/FlagGems/pull/221",
+        source="flagos-ai/FlagGems/pull/221",
     ),
     bug(
         "norm_deviation_by_one_step",
         "The deviation is refined once from bfloat16.",
         deviation_by_one_step,
         "embeddings.norm",
-        source=f"{HUB}Xilinx/finn/pull/1667",
+        source="Xilinx/finn/pull/1667",
     ),
     bug(
         "query_in_tf32",
@@ -173,7 +172,7 @@ BUGS = (
         linear_in_tf32("query"),
         "*attention.query",
         cause="tf32_products",
-        source=f"{HUB}pytorch/pytorch/issues/53635",
+        source="pytorch/pytorch/issues/53635",
     ),
     bug(
         "outer_in_tf32_last",
@@ -182,7 +181,7 @@ BUGS = (
         "*.feed_forward.outer",
         first=("layers.1.feed_forward.outer",),
         cause="tf32_products",
-        source=f"{HUB}pytorch/pytorch/issues/79270",
+        source="pytorch/pytorch/issues/79270",
     ),
     bug(
         "context_in_tf32",
@@ -190,14 +189,14 @@ BUGS = (
         context_in_tf32,
         CONTEXT,
         cause="tf32_products",
-        source=f"{HUB}tensorflow/tensorflow/issues/127346",
+        source="tensorflow/tensorflow/issues/127346",
     ),
     bug(
         "weights_in_bfloat16_for_context",
         "Weights are rounded to bfloat16 for the sum of values alone.",
         weights_rounded_for_product,
         CONTEXT,
-        source=f"{HUB}pytorch/pytorch/pull/128922",
+        source="pytorch/pytorch/pull/128922",
     ),
     bug(
         "scores_stored_in_float16",
@@ -205,7 +204,7 @@ BUGS = (
         stored("float16"),
         SCORES,
         cause="stored_in_float16",
-        source=f"{HUB}pytorch/pytorch/pull/188247",
+        source="pytorch/pytorch/pull/188247",
     ),
     bug(
         "embeddings_stored_in_float16",
@@ -213,7 +212,7 @@ BUGS = (
         stored("float16"),
         "embeddings.sum",
         cause="stored_in_float16",
-        source=f"{HUB}pytorch/xla/issues/3658",
+        source="pytorch/xla/issues/3658",
     ),
     bug(
         "positions_through_bfloat16",
@@ -222,14 +221,14 @@ BUGS = (
         variant="vanilla-encoder",
         first=("embeddings.position",),
         cause="weight_in_bfloat16 or stored_in_bfloat16",
-        source=f"{HUB}huggingface/transformers/issues/15292",
+        source="huggingface/transformers/issues/15292",
     ),
     bug(
         "gelu_erf_in_bfloat16",
         "erf is rounded to bfloat16.",
         gelu_rounded_inside,
         "*.feed_forward.activation",
-        source=f"{HUB}pytorch/pytorch/pull/186286",
+        source="pytorch/pytorch/pull/186286",
     ),
     bug(
         "losses_stored_in_float16",
@@ -237,7 +236,7 @@ BUGS = (
         stored("float16"),
         "losses",
         cause="stored_in_float16",
-        source=f"{HUB}huggingface/transformers/issues/48459",
+        source="huggingface/transformers/issues/48459",
     ),
     bug(
         "gradient_of_layer_in_bfloat16",
@@ -245,6 +244,6 @@ BUGS = (
         gradient_rounded("bfloat16"),
         "layers.0.norm2",
         first=("gradients.taps.layers.0.norm2", "gradients.layers.0.norm2.*"),
-        source=f"{HUB}NVIDIA/TransformerEngine/pull/545",
+        source="NVIDIA/TransformerEngine/pull/545",
     ),
 )

@@ -11,7 +11,6 @@ from concord.conformance.bugs.bug import group
 from concord.conformance.bugs.context import Context, Edit
 from concord.conformance.bugs.operations import Array
 
-HUB = "https://github.com/"
 ACTIVATION, WEIGHTS, SCORES = "*.feed_forward.activation", "*attention.weights", "*attention.scores"
 
 
@@ -97,7 +96,7 @@ BUGS = (
         scenario="extreme",
         input="activations beyond 6",
         cause="relu6 or clamped",
-        source=f"{HUB}MPolaris/onnx2tflite/issues/14",
+        source="MPolaris/onnx2tflite/issues/14",
     ),
     bug(
         "gelu_negative_tail_cut",
@@ -107,7 +106,7 @@ BUGS = (
         clause="FFN-2",
         scenario="extreme",
         input="activations below -2.5",
-        source=f"{HUB}tenstorrent/tt-metal/issues/5578",
+        source="tenstorrent/tt-metal/issues/5578",
     ),
     bug(
         "gelu_positive_tail_straight",
@@ -117,7 +116,7 @@ BUGS = (
         clause="FFN-2",
         scenario="extreme",
         input="activations beyond 3",
-        source=f"{HUB}tenstorrent/tt-metal/issues/20562",
+        source="tenstorrent/tt-metal/issues/20562",
     ),
     bug(
         "gelu_erf_by_series",
@@ -127,7 +126,7 @@ BUGS = (
         clause="FFN-2",
         scenario="extreme",
         input="activations beyond 3",
-        source=f"{HUB}sonos/tract/pull/2633",
+        source="sonos/tract/pull/2633",
     ),
     bug(
         "gelu_tanh_argument_cut",
@@ -138,7 +137,7 @@ BUGS = (
         variant="bert-pytorch",
         scenario="extreme",
         input="activations beyond 2",
-        source=f"{HUB}pytorch/executorch/pull/22324",
+        source="pytorch/executorch/pull/22324",
     ),
     bug(
         "tanh_by_fraction",
@@ -146,7 +145,7 @@ BUGS = (
         tanh_by_fraction,
         "pooler.output",
         clause="HED-2",
-        source=f"{HUB}sonos/tract/pull/2633",
+        source="sonos/tract/pull/2633",
     ),
     bug(
         "softmax_powers_cut",
@@ -156,7 +155,7 @@ BUGS = (
         clause="ATT-5",
         scenario="peaked",
         input="scores that differ by more than 10",
-        source=f"{HUB}openvinotoolkit/openvino/pull/37857",
+        source="openvinotoolkit/openvino/pull/37857",
     ),
     bug(
         "softmax_least_weight",
@@ -165,7 +164,7 @@ BUGS = (
         WEIGHTS,
         clause="ATT-5",
         scenario="peaked",
-        source=f"{HUB}keras-team/keras/pull/1368",
+        source="keras-team/keras/pull/1368",
     ),
     bug(
         "scores_soft_capped",
@@ -173,7 +172,7 @@ BUGS = (
         soft_cap(50.0),
         SCORES,
         clause="ATT-4",
-        source=f"{HUB}vllm-project/vllm-metal/issues/665",
+        source="vllm-project/vllm-metal/issues/665",
     ),
     bug(
         "logits_soft_capped",
@@ -181,7 +180,7 @@ BUGS = (
         soft_cap(30.0),
         "logits",
         clause="HED-3",
-        source=f"{HUB}unslothai/unsloth-zoo/pull/593",
+        source="unslothai/unsloth-zoo/pull/593",
     ),
     bug(
         "probabilities_clipped",
@@ -191,7 +190,7 @@ BUGS = (
         clause="LOS-1",
         scenario="extreme",
         input="logits that differ by more than 16",
-        source=f"{HUB}keras-team/keras/issues/17634",
+        source="keras-team/keras/issues/17634",
     ),
     bug(
         "log_probabilities_cut",
@@ -202,7 +201,7 @@ BUGS = (
         scenario="extreme",
         input="logits that differ by more than 20",
         cause="clamped",
-        source=f"{HUB}keras-team/keras/issues/6338",
+        source="keras-team/keras/issues/6338",
     ),
     bug(
         "losses_capped",
@@ -213,6 +212,6 @@ BUGS = (
         scenario="extreme",
         input="losses beyond 10",
         cause="clamped",
-        source=f"{HUB}keras-team/keras/issues/6983",
+        source="keras-team/keras/issues/6983",
     ),
 )

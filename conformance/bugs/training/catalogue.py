@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from concord.backends.optimizers import Optimizer
+from concord.conformance.bugs.bug import HUB, Bug, Change, StepEdit
 from concord.conformance.bugs.bug import TRAINING as OF_TRAINING
-from concord.conformance.bugs.bug import Bug, Change, StepEdit
 from concord.conformance.bugs.training.step import (
     Batches,
     DropoutSite,
@@ -27,7 +27,6 @@ from concord.spec.training.dropout import kept
 from concord.spec.training.recipe import RATES, Recipe
 from concord.spec.training.schedules import learning_rate
 
-HUB = "https://github.com/"
 TABLES = ("embedding", "positions")
 FIRST = ("where the reference shows it",)
 PLACES, FIELDS, SAID = ({one.name for one in dataclasses.fields(each)} for each in (Change, Recipe, Bug))
