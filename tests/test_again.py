@@ -98,12 +98,6 @@ def test_what_is_judged_nowhere_when_it_is_run_again_does_not_agree() -> None:
     assert result.attribution == "is undetermined only when it is run again: run 2 of 2; the first agrees"
 
 
-def test_a_backend_that_fails_again_stays_what_its_first_run_was() -> None:
-    jobs = sequence(check_jobs(["bert"], ["float32"], cases=["bert-ragged"]))
-    (result,) = conduct(jobs, [toy("WrongThenFails", "stateful")], Settings(threads=1)).results
-    assert (result.status, result.attribution) == ("diverges", "")
-
-
 def test_all_cases_together_say_what_comes_only_with_another_run() -> None:
     jobs = sequence(
         check_jobs(

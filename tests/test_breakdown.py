@@ -88,13 +88,6 @@ def test_the_worst_elements_come_first_with_their_values() -> None:
     assert len(broken(np.full(SHAPE, 2.0)).worst) == MOST_ELEMENTS
 
 
-def test_rows_of_a_table_keep_their_numbers() -> None:
-    found = broken(
-        np.array([[0.1, 0.2], [3.0, 0.1], [0.1, 0.1]]), ("vocab in use", "d_model"), rows=np.array([4, 9, 31])
-    )
-    assert found.worst[0].index == (9, 0)
-
-
 def test_what_is_not_finite_is_largest_and_what_is_undetermined_is_nothing() -> None:
     value, sigma = np.zeros((2, 3)), np.full((2, 3), 0.5 / Z)
     actual = np.full((2, 3), 0.1)

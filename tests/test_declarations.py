@@ -30,7 +30,7 @@ def declared(case, model, dtype="float32", **weights):
 
 
 @pytest.mark.clause("MSK-4", "PRC-4")
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("model", PADDINGS)
 def test_padding_that_is_declared_not_to_be_computed_is_not_judged(model, dtype):
     verdict = declared(build_case("bert", "ragged"), model, dtype)
@@ -185,10 +185,6 @@ MISFITS = {
         changed(taps=lambda taps: {**taps, "encoder.layer.0": taps["layers.0.norm2"]}),
         "'encoder.layer.0' is named like nothing",
     ),
-    "a gradient that nobody knows": (
-        changed(gradients=lambda found: {**found, "layers.0.norm2.gamma": found["layers.0.norm2.weight"]}),
-        "did you mean 'gradients.layers.0.norm2",
-    ),
     "a gradient by a tap that nobody knows": (
         changed(tap_gradients=lambda found: {"encoder.0": np.zeros(3, np.float32)}),
         "'gradients.taps.encoder.0' is named like nothing",
@@ -197,16 +193,10 @@ MISFITS = {
         changed(taps=lambda taps: {**taps, "layers.0.norm2": taps["layers.0.norm2"][:, 1:]}),
         "'layers.0.norm2' is of shape (5, 10, 14) but must be (5, 11, 14)",
     ),
-    "another shape of the output": (changed(output=lambda output: output[None]), "'logits' is of shape"),
     "another dtype": (
         changed(taps=lambda taps: {**taps, "layers.0.norm2": taps["layers.0.norm2"].astype(np.float64)}),
         "'layers.0.norm2' is of dtype float64 but must be float32 in a float32 run",
     ),
-    "a narrower output": (
-        changed(output=lambda output: output.astype(np.float16)),
-        "'logits' is of dtype float16",
-    ),
-    "whole numbers": (changed(loss=lambda loss: loss.astype(np.int64)), "'loss' is of dtype int64"),
 }
 
 

@@ -146,25 +146,6 @@ def test_a_neighbour_that_would_show_elsewhere_is_not_named():
     assert "it would show in bert-full" in " ".join(conclusion.refuted)
 
 
-def test_an_option_that_would_change_right_steps_is_not_named():
-    def unnormed(run, name, y):
-        entered = run.taken["embeddings.sum"] if "0." in name else run.taken["layers.0.residual2"]
-        return run.a.reshape(run.linear(name, entered), y.shape)
-
-    case = build_case("bert-pytorch", "ragged")
-    diagnosis = (
-        judge(case.config, case.weights, case.batch, ported(case, step("*.value", unnormed)), case.part)
-        .explained()
-        .diagnosis
-    )
-    assert (
-        "not norm_placement = post instead of pre: `layers.0.norm1` would be wrong too, and is right"
-        in diagnosis.text
-    )
-    assert "what entered the sublayer" in diagnosis.cause.text
-    assert not diagnosis.cause.confident
-
-
 def test_an_epsilon_is_read_off_the_rows_of_a_norm():
     diagnosis = verdict_of("epsilon in one norm").diagnosis
     assert "has the deviation of an epsilon of 0.37 inside the root" in diagnosis.text
@@ -202,7 +183,7 @@ def test_a_mistake_that_no_model_of_width_1_can_have_does_not_end_the_search(sma
 # Numbers that are none, and counts.
 
 
-@pytest.mark.parametrize("seed", range(23))
+@pytest.mark.parametrize("seed", range(7))
 def test_what_is_no_number_is_no_relation(seed):
     """Infinities and NaN in the run, in the oracle and in sigma, in any places."""
     random, case = np.random.default_rng(seed), build_case("bert", "ragged")
@@ -243,35 +224,6 @@ def test_of_what_is_not_known_nothing_is_said():
     everywhere = Region("", np.ones(question.actual.shape, bool), kind="everywhere")
     assert relate(question, everywhere) is None
     assert not clear(question.actual, 0 * question.actual, question.right.sigma)
-
-
-@pytest.mark.parametrize("offset", [3e-6, 4e-5, 0.25])
-def test_an_offset_is_never_zero_in_words(offset):
-    shifted = Unseen("", "", (), {"embeddings.position": edited(lambda run, name, y: y + offset)})
-    case = build_case("bert", "tiny" if offset < 1e-4 else "ragged")
-    found = (
-        judge(case.config, case.weights, case.batch, run_of(case, shifted), case.part, end_to_end=False)
-        .explained()
-        .diagnosis
-    )
-    assert found.tensor == "embeddings.position"
-    assert " 0 too large" not in found.text
-
-
-def test_the_runs_that_a_cause_fits_are_counted():
-    """A run may have two explanations of one kind."""
-    results = results_of(BUGS["score_scale_missing"], "bert", ("ragged", "full", "long"))
-    for place, result in enumerate(results):
-        verdict = result.verdict.explained()
-        cause = verdict.cause
-        again = dataclasses.replace(cause.hypotheses[0], text="another of the same kind")
-        twice = dataclasses.replace(cause, hypotheses=(*cause.hypotheses, again))
-        diagnosis = dataclasses.replace(verdict.diagnosis, cause=twice)
-        results[place] = dataclasses.replace(
-            result, verdict=dataclasses.replace(verdict, diagnosis=diagnosis)
-        )
-    results, (conclusion,) = conclude(results)
-    assert "scores are not divided by sqrt(K) (ATT-4) fits 3 of them" in conclusion.text
 
 
 # What to do next.

@@ -392,38 +392,6 @@ PLACE = "tests-toys-numpy-backend-ReturnsNaN-0-0-float32"
 
 
 @pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize(
-    "taken",
-    [
-        "by a link",
-        "by the finding of another case",
-        "by the same finding",
-        "nothing",
-    ],
-)
-def test_findings_are_written_beside_what_is_there(invoke: Invoke, tmp_path: Path, taken: str) -> None:
-    place, other, data = tmp_path / "out" / PLACE, tmp_path / "other", tmp_path / "out.json"
-    if taken in ("by the finding of another case", "by the same finding"):
-        invoke(*ALWAYS, "--cases", "1", "--out", tmp_path / "out")
-        changed = place / ("found.json" if taken == "by the same finding" else "case.json")
-        about = json.loads(changed.read_text())
-        changed.write_text(json.dumps(about | {"lines": []}))
-    elif taken != "nothing":
-        for folder in (place.parent, other):
-            folder.mkdir()
-        (other / "precious").write_text("mine")
-        place.symlink_to(other)
-    code, output, said = invoke(*ALWAYS, "--cases", "1", "--out", tmp_path / "out", "--json", data)
-    assert (code, said) == (1, [])
-    target = place if taken in ("nothing", "by the same finding") else place.with_name(f"{PLACE}-2")
-    assert f"--replay {target}" in output
-    assert json.loads((target / "found.json").read_text())["lines"]
-    assert json.loads(data.read_text())["folders"] == {PLACE.removesuffix("-float32"): str(target)}
-    assert {path.name for path in place.parent.iterdir()} == {PLACE, target.name}
-    assert not other.exists() or [path.name for path in other.iterdir()] == ["precious"]
-
-
-@pytest.mark.usefixtures("hasty")
 def test_findings_that_cannot_be_written_are_shown_and_recorded(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

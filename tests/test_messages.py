@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -228,25 +227,10 @@ BAD: dict[str, tuple[str, Callable[[Request], Request], str]] = {
         lambda r: with_input(r, input_ids=poked(r.batch.input_ids, 23)),
         "'input_ids' is 23 at (2, 4) but must lie in [0, 23)",
     ),
-    "a negative id": (
-        "model",
-        lambda r: with_input(r, input_ids=poked(r.batch.input_ids, -1)),
-        "'input_ids' is -1 at (2, 4) but must lie in [0, 23)",
-    ),
     "a label beyond the classes": (
         "model",
         lambda r: with_input(r, labels=poked(r.batch.labels, 3)),
         "'labels' is 3 at (2,) but must lie in [0, 3)",
-    ),
-    "ids that are no integers": (
-        "model",
-        lambda r: with_input(r, input_ids=np.ones((3, 5))),
-        "'input_ids' has dtype float64 but must be an integer type",
-    ),
-    "labels for another batch": (
-        "model",
-        lambda r: with_input(r, labels=np.zeros(2, np.int64)),
-        "'labels' has shape (2,) but must be (3,)",
     ),
     "more tokens than positions": (
         "model",
@@ -257,16 +241,6 @@ BAD: dict[str, tuple[str, Callable[[Request], Request], str]] = {
         "stack",
         lambda r: with_input(r, embeddings=poked(r.batch.embeddings, NAN)),
         "'embeddings' is nan at (2, 4, 9) but must be finite",
-    ),
-    "an infinite cotangent": (
-        "attention",
-        lambda r: with_input(r, cotangent=poked(r.batch.cotangent, np.inf)),
-        "'cotangent' is inf at",
-    ),
-    "queries of the wrong rank": (
-        "dot_product",
-        lambda r: with_input(r, query=np.zeros((3, 5))),
-        "'query' has rank 2",
     ),
     "a missing mask dtype": (
         "attention",
@@ -287,16 +261,6 @@ BAD: dict[str, tuple[str, Callable[[Request], Request], str]] = {
         "model",
         lambda r: with_weight(r, BIAS, None),
         f"'{BIAS}' is missing but is required",
-    ),
-    "an unexpected weight": (
-        "model",
-        lambda r: with_weight(r, "layers.9.bias", np.zeros(3)),
-        "'layers.9.bias' is unexpected",
-    ),
-    "weights of integers": (
-        "model",
-        lambda r: with_weight(r, BIAS, np.zeros(17, np.int64)),
-        f"'{BIAS}' has dtype int64 but must be a floating-point type",
     ),
 }
 
@@ -331,16 +295,6 @@ def test_bad_input_is_refused_by_every_backend_that_gets_it(worker: Worker, smal
         assert message in json.loads(header)["message"]
         assert f"backend={worker.name}" in header
     assert run_of(worker, request_for(small("vanilla-encoder"))).output.shape == (3, 3)
-
-
-def test_bad_input_reaches_no_computation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig
-) -> None:
-    monkeypatch.setenv("TOY_NOTES", str(tmp_path))
-    with backends.open(toy("NumpyBackend"), threads=1) as worker:
-        for part, change, _ in BAD.values():
-            assert sent_unchecked(worker, change(request_for(small("vanilla-encoder"), part)))[0] == "refused"
-    assert not (tmp_path / "ran").exists()
 
 
 # The four frameworks.

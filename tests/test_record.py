@@ -108,9 +108,8 @@ def test_what_agrees_is_written_in_short_and_what_does_not_in_full() -> None:
     )
 
 
-@pytest.mark.parametrize("wrong", [None, 3])
-def test_a_record_of_a_whole_check_is_of_a_sane_size(wrong: int | None) -> None:
-    assert len(record.text(record.made(reports.large(wrong), "check"))) < 12 * 2**20
+def test_a_record_of_a_whole_check_is_of_a_sane_size() -> None:
+    assert len(record.text(record.made(reports.large(3), "check"))) < 12 * 2**20
 
 
 def test_the_guide_names_every_key_of_a_check() -> None:
@@ -149,27 +148,10 @@ ROW = ("results", 0, "verdict", "table", 0)
 
 DEPARTURES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "no results": (without("results"), "lacks 'results'"),
-    "results of text": (put("none", "results"), "'results' is 'none' but must be a"),
     "a result of nobody": (without("results", 2, "backend"), "'results[2]' lacks 'backend'"),
     "a status that is none": (
         put("fine", "results", 0, "status"),
         "'results[0].status' is 'fine' but must be one of 'div",
-    ),
-    "truth for a number": (
-        put(True, *ROW, "size"),
-        "'results[0].verdict.table[0].size' is True but must be an",
-    ),
-    "text for a number": (
-        put("huge", *ROW, "local", "z"),
-        "'results[0].verdict.table[0].local.z' is 'huge' but",
-    ),
-    "a number of another kind": (
-        put(0.5, *ROW, "size"),
-        "'results[0].verdict.table[0].size' is 0.5 but must",
-    ),
-    "a number too large": (
-        put(10**20, *ROW, "size"),
-        "'results[0].verdict.table[0].size' is 1000000000000000",
     ),
     "a count below zero": (put(-1, *ROW, "size"), "'results[0].verdict.table[0].size' is -1 but"),
     "a bin too few": (
@@ -177,7 +159,6 @@ DEPARTURES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         "'results[0].verdict.table[0].local.histogram' is [0, 0",
     ),
     "another kind": (put("chekc", "kind"), "kind is 'chekc' but must be one of 'check', 'golden', 'fuzz'"),
-    "another schema": (put("concord.report/4", "schema"), "has schema 'concord.report/4' but must have"),
     "no verdict": (
         without("results", 0, "verdict"),
         "results[0].status is 'agrees' but its tensors come to 'no",
@@ -206,13 +187,6 @@ def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "out.json").write_text(text, errors="surrogateescape")
     with pytest.raises(SpecError, match=r"out\.json: (not valid JSON|has schema None but must have)"):
         record.read(tmp_path / "out.json")
-
-
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    (tmp_path / "out.json").mkdir()
-    with pytest.raises(SpecError, match="cannot be written"):
-        record.write(tmp_path / "out.json", record.made(reports.mixed(), "check"))
-    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 
 
 @pytest.mark.parametrize("kind", records.RECORDS)

@@ -52,8 +52,6 @@ def assert_conforms(worker: Worker, case: Case, dtype: str, execution: str = "un
         ("bert", "ragged"),
         ("bert", "equal"),
         ("nndl-paddle", "ragged"),
-        ("nndl-paddle-api", "tiny"),
-        ("bert", "full"),
         ("bert", "single"),
     ],
 )
