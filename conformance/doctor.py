@@ -104,17 +104,6 @@ def _differing(ready: Sequence[Diagnosis], kind: str) -> str | None:
     )
 
 
-def plain(value: object) -> str:
-    """Return a fact as a person writes it."""
-    if isinstance(value, dict):
-        return "; ".join(f"{key}: {plain(entry)}" for key, entry in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(plain, value))
-    if value is None or isinstance(value, bool):
-        return {None: "not set", True: "on", False: "off"}[value]
-    return str(value)
-
-
 def _remedy(name: str, failure: WorkerFailure) -> str:
     if failure.status == "absent" and name in EXTRAS:
         return f"install it with: {installation(EXTRAS[name])}"

@@ -17,21 +17,20 @@ from concord.conformance.diagnosis.replacement import role_of
 from concord.conformance.estimate import R, Z
 from concord.conformance.layout import render
 from concord.conformance.record import Record
-from concord.conformance.report import repeated, speaker_of
+from concord.conformance.report import gravity, ordered, repeated, speaker_of, summary
 from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED, STATUSES, Z_BINS, Result, Row, number
 from concord.conformance.views import (
     CaseResults,
     cases_of,
     gather,
-    gravity,
     judged,
     largest,
     level,
-    ordered,
     rows_of,
     tail,
     word,
 )
+from concord.conformance.wording import counted, joined, plain
 from concord.spec.deviations import KNOWN_DEVIATIONS
 
 OPEN = 6
@@ -135,62 +134,45 @@ def headline(results: Sequence[Result], truth: str = "oracle") -> str:
     """Return the whole in one sentence."""
     names = ordered(result.backend for result in results)
     found = {name: Counter(result.status for result in results if result.backend == name) for name in names}
-    diverging = [name for name in names if found[name]["diverges"] + found[name]["refused"]]
-    failing = [name for name in names if any(found[name][status] for status in FAILED_WORKER)]
-    changing = [name for name in names if found[name]["nondeterministic"] and name not in diverging]
-    unjudged = [name for name in names if found[name][NOT_JUDGED]]
-    agreeing = [
-        name
-        for name in names
-        if found[name]["agrees"] and name not in (*diverging, *failing, *changing, *unjudged)
-    ]
+    told: set[str] = set()
 
-    def total(of_these: Sequence[str]) -> str:
-        count = sum(found[name].total() for name in of_these)
-        return f"{count} run{'' if count == 1 else 's'}"
+    def of(*statuses: str) -> tuple[list[str], str, str]:
+        """Return the backends that have runs of some statuses and were not told of, and their numbers."""
+        having = [name for name in names if any(found[name][one] for one in statuses) and name not in told]
+        count = sum(found[name][status] for name in having for status in statuses)
+        total = counted(sum(found[name].total() for name in having), "run")
+        return having, joined(having) if having else "", f"{count} of {total}"
 
     parts = []
+    diverging, who, share = of("diverges", "refused")
     if diverging:
-        wrong = sum(found[name]["diverges"] + found[name]["refused"] for name in diverging)
-        parts.append(
-            f"{joined(diverging)} {_verb(diverging, 'diverges', 'diverge')} from the {truth} in {wrong} of "
-            f"{total(diverging)}"
-        )
+        parts.append(f"{who} {_verb(diverging, 'diverges', 'diverge')} from the {truth} in {share}")
+    told.update(diverging)
+    changing, who, share = of("nondeterministic")
     if changing:
-        differ = sum(found[name]["nondeterministic"] for name in changing)
-        parts.append(
-            f"{joined(changing)} {_verb(changing, 'differs', 'differ')} when run again in {differ} of "
-            f"{total(changing)}"
-        )
+        parts.append(f"{who} {_verb(changing, 'differs', 'differ')} when run again in {share}")
+    told.clear()
+    failing, who, share = of(*FAILED_WORKER)
     if failing:
-        owed = sum(found[name][status] for name in failing for status in FAILED_WORKER)
-        parts.append(f"{joined(failing)} gave no result in {owed} of {total(failing)}")
+        parts.append(f"{who} gave no result in {share}")
+    unjudged, who, share = of(NOT_JUDGED)
     if unjudged:
-        parts.append(
-            f"Concord failed to judge {sum(found[name][NOT_JUDGED] for name in unjudged)} of "
-            f"{total(unjudged)} of {joined(unjudged)}"
-        )
+        parts.append(f"Concord failed to judge {share} of {who}")
+    told.update(diverging, changing, failing, unjudged)
+    agreeing, who, _ = of("agrees")
     if agreeing:
-        parts.append(
-            f"{joined(agreeing)} {_verb(agreeing, 'agrees', 'agree')} with the {truth}"
-            + ("" if parts else " to within rounding, in every tensor of every run that was judged")
-        )
-    unsure = [name for name in names if found[name]["undetermined"]]
+        how = "" if parts else " to within rounding, in every tensor of every run that was judged"
+        parts.append(f"{who} {_verb(agreeing, 'agrees', 'agree')} with the {truth}{how}")
+    told.clear()
+    unsure, who, share = of("undetermined")
     if parts and unsure:
-        parts.append(
-            f"{sum(found[name]['undetermined'] for name in unsure)} of {total(unsure)} of {joined(unsure)} "
-            f"{'was' if total(unsure) == '1 run' else 'were'} not judged, or not in every section"
-        )
+        were = "was" if share.endswith(" of 1 run") else "were"
+        parts.append(f"{share} of {who} {were} not judged, or not in every section")
     return "; ".join(parts) + "." if parts else "Nothing was judged."
 
 
 def _verb(names: Sequence[str], one: str, more: str) -> str:
     return one if len(names) == 1 else more
-
-
-def joined(names: Sequence[str]) -> str:
-    """Return names as a sentence has them."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _compared(report: Report, cases: Sequence[CaseResults], truth: str) -> list[str]:
@@ -200,11 +182,6 @@ def _compared(report: Report, cases: Sequence[CaseResults], truth: str) -> list[
         f"{name} {version}" if (version := report.environments.get(name, {}).get("version")) else name
         for name in ordered(result.backend for result in results)
     ]
-    counts = Counter(result.status for result in sorted(results, key=gravity))
-    verbs = {"agrees": "agree", "diverges": "diverge"}
-    said = ", ".join(
-        f"{count} {verbs.get(status, status) if count > 1 else status}" for status, count in counts.items()
-    )
     groups = ordered(result.group for result in results)
     of_groups = (
         f" of {', '.join(groups) if len(groups) <= 3 else f'{len(groups)} variants or sources'}"
@@ -214,59 +191,29 @@ def _compared(report: Report, cases: Sequence[CaseResults], truth: str) -> list[
     how = ", ".join([settings.implementation, settings.execution, *(settings.devices or [settings.device])])
     dtypes = ", ".join(ordered(result.dtype for result in results))
     compared = (
-        f"Compared: every tensor that {', '.join(names)} computed in {len(cases)} "
-        f"case{'' if len(cases) == 1 else 's'}{of_groups}, in {dtypes} ({how}), with the {truth}."
+        f"Compared: every tensor that {', '.join(names)} computed in {counted(len(cases), 'case')}"
+        f"{of_groups}, in {dtypes} ({how}), with the {truth}."
     )
-    return [
-        *([compared] if results else []),
-        f"{len(results)} run{'' if len(results) == 1 else 's'}{': ' if said else ''}{said}.",
-    ]
+    return [*([compared] if results else []), f"{summary(report)}."]
 
 
 def _finding(result: Result) -> dict[str, Any]:
     """Return what is to be said of a run's first divergence."""
-    row = result.first_divergence
-    assert row is not None
     assert result.verdict is not None
-    diagnosis = result.verdict.diagnosis
-    there = judged(row, "end_to_end")
+    row, diagnosis, end = result.verdict.first_divergence, result.verdict.diagnosis, result.verdict.arrival
+    assert row is not None
+    there, arrived = judged(row, "end_to_end"), end and judged(end, "end_to_end")
     return {
         "result": result,
         "row": row,
         "judged": row.deciding,
-        "clause": diagnosis.clause if diagnosis else row.clause,
+        "clause": result.verdict.clause,
         "diagnosis": diagnosis,
-        "seen": _seen(result),
+        "seen": diagnosis.beside if diagnosis else (),
         "refuted": diagnosis.refuted if diagnosis else (),
-        "at_the_end": _at_the_end(result, row),
+        "at_the_end": end and {"tensor": end.tensor, "ratio": arrived.ratio if arrived else None},
         "end_to_end": there.ratio if row.local and there else None,
     }
-
-
-def _seen(result: Result) -> list[str]:
-    """Return what is said of a divergence besides a cause.
-
-    What is seen, where the cause is not certain, and notes.
-    """
-    diagnosis = result.verdict.diagnosis if result.verdict else None
-    if diagnosis is None:
-        return []
-    shown = (
-        [diagnosis.description.text]
-        if diagnosis.description and not (diagnosis.cause and diagnosis.cause.confident)
-        else []
-    )
-    return [*shown, *diagnosis.notes]
-
-
-def _at_the_end(result: Result, first: Row) -> dict[str, Any] | None:
-    """Return how far off the result of the model is; None where it began there."""
-    assert result.verdict is not None
-    end = next((row for name in ("logits", "loss") if (row := result.verdict.row(name))), None)
-    if end is None or end.tensor == first.tensor:
-        return None
-    found = judged(end, "end_to_end")
-    return {"tensor": end.tensor, "ratio": found.ratio if found else None}
 
 
 def _findings(report: Report, anchors: Mapping[int, str]) -> list[dict[str, Any]]:
@@ -416,17 +363,6 @@ def _clause(deviation: Mapping[str, Any]) -> str:
 
 def _quantity(key: str, value: float) -> str:
     return f"{value / 2**20:.0f} MiB" if key.endswith("_bytes") else f"{value:.1f} s"
-
-
-def plain(value: object) -> str:
-    """Return a fact as a person writes it."""
-    if isinstance(value, dict):
-        return "; ".join(f"{key}: {plain(entry)}" for key, entry in value.items()) or "none"
-    if isinstance(value, list):
-        return ", ".join(map(plain, value)) or "none"
-    if value is None or isinstance(value, bool):
-        return {None: "not set", True: "on", False: "off"}[value]
-    return str(value)
 
 
 # Figures.

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from concord.conformance.bugs.catalogue import KNOWN
-from concord.conformance.html import LIMITS, histogram, joined
+from concord.conformance.html import LIMITS, histogram
 from concord.conformance.layout import render
 from concord.conformance.lockstep.page import page as of_lockstep
 from concord.conformance.record import Record
+from concord.conformance.report import ordered
 from concord.conformance.verdict import number
-from concord.conformance.views import ordered
+from concord.conformance.wording import counted, joined
 
 UNKNOWN = dict.fromkeys(("group", "clause", "what", "input"), "")
 """What is said of a mutant that the catalogue does not know."""
@@ -34,12 +35,14 @@ def _of_findings(made: Record) -> str:
     names = list(found.tallies)
     failing = ordered(failure.backend for failure in found.failures)
     total, wrong = (
-        f"{found.cases:,} random case{'' if found.cases == 1 else 's'}".replace(",", " "),
+        counted(found.cases, "random case")
+        if found.cases < 1000
+        else f"{found.cases:,} random cases".replace(",", " "),
         sum(failure.times for failure in found.failures),
     )
     headline = (
-        f"{joined(failing)} failed in {wrong} run{'' if wrong == 1 else 's'} of {total}, in "
-        f"{len(found.failures)} way{'' if len(found.failures) == 1 else 's'}."
+        f"{joined(failing)} failed in {counted(wrong, 'run')} of {total}, in "
+        f"{counted(len(found.failures), 'way')}."
         if failing
         else f"{joined(found.judged)}: nothing was found in {total}."
         if found.judged
@@ -126,7 +129,7 @@ def _of_matrix(made: Record) -> str:
         else "Nothing was judged.",
         compared=[
             f"Compared: {_versions({name: found.versions.get(name) for name in names})}, each with "
-            f"{len(mutants)} porting bug{'' if len(mutants) == 1 else 's'} put in one after the other, "
+            f"{counted(len(mutants), 'porting bug')} put in one after the other, "
             f"with the float64 oracle of the unchanged model."
         ],
         sections=sections,

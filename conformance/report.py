@@ -25,6 +25,7 @@ from concord.conformance.verdict import (
     number,
     unjudged_lines,
 )
+from concord.conformance.wording import counted
 from concord.spec.deviations import KNOWN_DEVIATIONS
 from concord.spec.errors import SpecError
 from concord.spec.files import read_text
@@ -34,9 +35,9 @@ NARROW = 100
 """Columns of a terminal below which backends stand side by side and precisions below each other."""
 
 
-def worst_of(results: Sequence[Result]) -> Result:
-    """Return the result that speaks for several: the gravest status, then the largest error."""
-    return min(results, key=lambda result: (STATUSES.index(result.status), -result.worst))
+def gravity(result: Result) -> tuple[int, float]:
+    """Return what results are sorted by, the worst first: the status, then the largest error."""
+    return STATUSES.index(result.status), -result.worst
 
 
 def speaker_of(results: Sequence[Result]) -> Result:
@@ -56,7 +57,7 @@ def plain_cell(results: Sequence[Result]) -> str:
     """Return what a cell of the table says."""
     if not results:
         return "–"
-    worst = worst_of(results)
+    worst = min(results, key=gravity)
     if worst.status == "agrees":
         return f"{number(worst.worst)} ✓"
     if worst.status == "diverges":
@@ -65,7 +66,7 @@ def plain_cell(results: Sequence[Result]) -> str:
 
 
 def _cell(results: Sequence[Result]) -> Text:
-    status = worst_of(results).status if results else "absent"
+    status = min(results, key=gravity).status if results else "absent"
     style = {
         "agrees": "green",
         "diverges": "bold red",
@@ -77,7 +78,8 @@ def _cell(results: Sequence[Result]) -> Text:
     return Text(plain_cell(results), style=style.get(status, "bold magenta"))
 
 
-def _ordered(values: Iterable[str]) -> list[str]:
+def ordered(values: Iterable[str]) -> list[str]:
+    """Return each value once, in the order in which they come."""
     return list(dict.fromkeys(values))
 
 
@@ -93,7 +95,7 @@ def select(report: Report, **fields: str) -> list[Result]:
 def matrix(report: Report, width: int, title: str, group: str = "variant") -> Table:
     """Return the table of verdicts: worst error over tolerance in each cell."""
     groups, names, dtypes = (
-        _ordered(getattr(r, key) for r in report.results) for key in ("group", "backend", "dtype")
+        ordered(getattr(r, key) for r in report.results) for key in ("group", "backend", "dtype")
     )
     table = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1), expand=False)
     table.add_column(group, no_wrap=True)
@@ -122,7 +124,7 @@ def matrix(report: Report, width: int, title: str, group: str = "variant") -> Ta
 def markdown(report: Report) -> str:
     """Return the table of verdicts as Markdown, for a README."""
     groups, names, dtypes = (
-        _ordered(getattr(r, key) for r in report.results) for key in ("group", "backend", "dtype")
+        ordered(getattr(r, key) for r in report.results) for key in ("group", "backend", "dtype")
     )
     header = ["variant", *(f"{name} {SHORT[dtype]}" for name in names for dtype in dtypes)]
     lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
@@ -172,7 +174,7 @@ def failures(report: Report, details: int = 4, exported: bool = False) -> Render
     """
     lines: list[RenderableType] = []
     report = report.explained()
-    for name in _ordered(r.backend for r in report.results):
+    for name in ordered(r.backend for r in report.results):
         findings: dict[str, list[Result]] = {}
         for result in select(report, backend=name):
             if result.status == "diverges" and result.first_divergence:
@@ -199,12 +201,12 @@ def failures(report: Report, details: int = 4, exported: bool = False) -> Render
                     style="red",
                 )
             )
-        lines += _counted(
+        lines += _told(
             name,
             (line for r in select(report, backend=name) if r.verdict for line in unjudged_lines(r.verdict)),
         )
         lines += _explanations(name, [r for r in select(report, backend=name) if r.detail])
-        lines += _counted(
+        lines += _told(
             name,
             (r.verdict.unchecked for r in select(report, backend=name) if r.verdict and r.verdict.unchecked),
         )
@@ -225,10 +227,10 @@ def _named(results: Sequence[Result], most: int = 4) -> str:
     return ", ".join(named[:most]) + (f" and {len(named) - most} more runs" if len(named) > most else "")
 
 
-def _counted(name: str, texts: Iterable[str]) -> list[Text]:
+def _told(name: str, texts: Iterable[str]) -> list[Text]:
     """Say what holds of several runs of a backend once, and of how many."""
     return [
-        Text(f"{name}: {text} [{count} run{'' if count == 1 else 's'}]", style="yellow")
+        Text(f"{name}: {text} [{counted(count, 'run')}]", style="yellow")
         for text, count in Counter(texts).most_common(3)
     ]
 
@@ -275,33 +277,32 @@ def repeated(results: Sequence[Result]) -> str:
     if not runs:
         return ""
     differing = [(result, repeats.differing) for result, repeats in runs if not repeats.equal]
-    head = f"{runs[0][1].times} runs each of {len(runs)} job{'' if len(runs) == 1 else 's'}: "
+    head = f"{runs[0][1].times} runs each of {counted(len(runs), 'job')}: "
     if not differing:
         return f"{head}bit-equal"
     (first, tensors), count = differing[0], sum(len(tensors) for _, tensors in differing)
-    of_jobs = f"{len(differing)} job{'' if len(differing) == 1 else 's'}"
-    differ = f"differ in {count} tensor{'' if count == 1 else 's'} of {of_jobs}"
+    differ = f"differ in {counted(count, 'tensor')} of {counted(len(differing), 'job')}"
     return f"{head}{differ}, first {tensors[0]} of {first.case}, {first.dtype}"
 
 
 def repetitions(report: Report) -> list[str]:
     """Say of each backend whether runs on the same inputs gave the same bits, where they were repeated."""
     said = {
-        name: repeated(select(report, backend=name)) for name in _ordered(r.backend for r in report.results)
+        name: repeated(select(report, backend=name)) for name in ordered(r.backend for r in report.results)
     }
     return [f"{name}: {words}" for name, words in said.items() if words]
 
 
 def summary(report: Report) -> str:
     """Return the number of runs, and of each status."""
-    counted = {status: sum(r.status == status for r in report.results) for status in reversed(STATUSES)}
+    found = Counter(result.status for result in report.results)
     plural = {"agrees": "agree", "diverges": "diverge"}
     parts = (
-        f"{count} {status if count == 1 else plural.get(status, status)}"
-        for status, count in counted.items()
-        if count
+        f"{found[status]} {plural.get(status, status) if found[status] > 1 else status}"
+        for status in reversed(STATUSES)
+        if found[status]
     )
-    return f"{len(report.results)} run{'' if len(report.results) == 1 else 's'}: {', '.join(parts)}"
+    return ": ".join(filter(None, (counted(len(report.results), "run"), ", ".join(parts))))
 
 
 def show(report: Report, console: Console, title: str, group: str = "variant") -> None:

@@ -284,6 +284,18 @@ class Verdict:
         return self.first_divergence.tensor if self.first_divergence else ""
 
     @property
+    def clause(self) -> str:
+        """The clause that it most likely breaks."""
+        first = self.first_divergence
+        return self.diagnosis.clause if self.diagnosis else first.clause if first else ""
+
+    @property
+    def arrival(self) -> Row | None:
+        """The model's result, where what is wrong arrives; None where it began there."""
+        end = next((row for name in ("logits", "loss") if (row := self.row(name))), None)
+        return None if end is self.first_divergence else end
+
+    @property
     def alone(self) -> tuple[str, str]:
         """What alone differs in a run that does not declare it, and how to declare it.
 
@@ -485,11 +497,10 @@ def unjudged_lines(verdict: Verdict) -> list[str]:
 def _divergence(verdict: Verdict, name: str, attribution: str = "") -> list[str]:
     row = verdict.first_divergence
     assert row is not None
-    clause = verdict.diagnosis.clause if verdict.diagnosis else row.clause
-    lines = [f"  first at {row.tensor} (SPEC {clause}){_where(row, name)}"]
+    lines = [f"  first at {row.tensor} (SPEC {verdict.clause}){_where(row, name)}"]
     lines += [f"  {line}" for line in verdict.diagnosis.lines] if verdict.diagnosis else []
     lines += [f"  {attribution}"] if attribution else []
-    lines += _arrival(verdict, row)
+    lines += _arrival(verdict)
     others = [r for r in verdict.table if r.status == "diverges"]
     return [*lines, f"  {len(others)} of {len(verdict.table)} tensors lie beyond their tolerance"]
 
@@ -531,8 +542,7 @@ def _next_step(verdict: Verdict, reduce: str = "") -> list[str]:
             f"{before}deliver {between[0]}, the first of {len(between)} missing "
             f"between {after} and {row.tensor} (wrong)"
         ]
-    clause = verdict.diagnosis.clause if verdict.diagnosis else row.clause
-    return [f"{before}{reduce or f'compare this step with SPEC {clause}'}"]
+    return [f"{before}{reduce or f'compare this step with SPEC {verdict.clause}'}"]
 
 
 def _where(row: Row, backend: str) -> str:
@@ -547,10 +557,10 @@ def _where(row: Row, backend: str) -> str:
     return f", {element}: {values} ({number(row.ratio)} tolerances, {kind}; {beyond})"
 
 
-def _arrival(verdict: Verdict, first: Row) -> list[str]:
+def _arrival(verdict: Verdict) -> list[str]:
     """Say how far the error has grown where the model's result is."""
-    end = next((verdict.row(name) for name in ("logits", "loss") if verdict.row(name)), None)
-    if end is None or end is first or end.end_to_end is None:
+    end = verdict.arrival
+    if end is None or end.end_to_end is None:
         return []
     at_the_end = end.end_to_end
     if at_the_end.status == "undetermined":

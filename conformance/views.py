@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from concord.conformance import drawing
-from concord.conformance.report import SHORT
-from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED, STATUSES, Judgement, Result, Row, number
+from concord.conformance.report import SHORT, gravity, ordered
+from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED, Judgement, Result, Row, number
 
 SIGNS = {
     "agrees": "✓",
@@ -110,11 +110,6 @@ def gather(results: Iterable[Any], key: Any) -> list[list[Any]]:
     return list(gathered.values())
 
 
-def gravity(result: Result) -> tuple[int, float]:
-    """Return what results are sorted by, the worst first."""
-    return STATUSES.index(result.status), -result.worst
-
-
 def word(result: Result) -> str:
     """Return what became of a run, in a word or a number."""
     return number(result.worst) if result.status in ("agrees", "diverges") else result.status
@@ -148,11 +143,6 @@ def level(row: Row, way: str) -> int | None:
     if judgement is None:
         return len(drawing.LEVELS) if row.status == "diverges" and row.deciding is None else None
     return drawing.level(judgement.ratio, beyond=row.status == "diverges" and judgement is row.deciding)
-
-
-def ordered(values: Iterable[str]) -> list[str]:
-    """Return each value once, in the order in which they come."""
-    return list(dict.fromkeys(values))
 
 
 def cases_of(results: Sequence[Result]) -> list[CaseResults]:

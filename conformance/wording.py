@@ -1,7 +1,8 @@
-"""Numbers in sentences: two that differ never look the same."""
+"""Numbers, names and facts in sentences: two numbers that differ never look the same."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 MOST_DIGITS = 17
@@ -31,6 +32,27 @@ def instead(made: Any, right: Any, digits: int = 6) -> str:
 def multiple(factor: float, digits: int = 6) -> str:
     """Return a factor, told apart from 0, 1 and -1, which would say something else."""
     return distinct(float(factor), 0.0, 1.0, -1.0, digits=digits)[0]
+
+
+def plain(value: object) -> str:
+    """Return a fact as a person writes it."""
+    if isinstance(value, dict):
+        return "; ".join(f"{key}: {plain(entry)}" for key, entry in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(plain, value)) or "none"
+    if value is None or isinstance(value, bool):
+        return {None: "not set", True: "on", False: "off"}[value]
+    return str(value)
+
+
+def joined(names: Sequence[str]) -> str:
+    """Return names as a sentence has them."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return how many there are of something."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _said(value: Any, digits: int) -> str:

@@ -3,6 +3,7 @@ backend.
 """
 
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -170,10 +171,13 @@ def worker(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker])
 def invoke(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, list[str]]]:
-    """Return a function that runs the command line here, and gives exit code, output and lines of errors."""
+    """Return a function that runs the command line here, and gives exit code, output and lines of errors.
 
-    def run(*arguments: str | Path, columns: int = 200) -> tuple[int, str, list[str]]:
-        monkeypatch.setattr(sys, "argv", ["concord", *map(str, arguments)])
+    It takes a line, and words that follow it.
+    """
+
+    def run(line: str = "", *words: str | Path, columns: int = 200) -> tuple[int, str, list[str]]:
+        monkeypatch.setattr(sys, "argv", ["concord", *shlex.split(line), *map(str, words)])
         monkeypatch.setenv("COLUMNS", str(columns))
         with pytest.raises(SystemExit) as ended:
             main()

@@ -58,12 +58,7 @@ CARRIED = {
 def test_what_a_backend_carries_into_a_later_run_diverges_in_a_plain_check(name: str, invoke: Invoke) -> None:
     cases, tensor, when = CARRIED[name]
     code, output, _ = invoke(
-        "check",
-        "--variant",
-        "bert",
-        "--quick",
-        "--backend",
-        toy(name, "stateful"),
+        f"check --variant bert --quick --backend {toy(name, 'stateful')}",
         *options("--case", (f"bert-{case}" for case in cases)),
     )
     assert code == 1
@@ -72,9 +67,7 @@ def test_what_a_backend_carries_into_a_later_run_diverges_in_a_plain_check(name:
 
 
 def test_what_fails_only_when_it_is_run_again_says_so(invoke: Invoke) -> None:
-    code, output, _ = invoke(
-        "check", "--quick", "--backend", toy("FailsAgain", "stateful"), "--case", "bert-ragged"
-    )
+    code, output, _ = invoke(f"check --quick --backend {toy('FailsAgain', 'stateful')} --case bert-ragged")
     assert code == 3
     assert (
         "ArithmeticError: it has been here (only when it is run again: run 2 of 2; the first agrees)"
@@ -119,25 +112,11 @@ def test_all_cases_together_say_what_comes_only_with_another_run() -> None:
 
 
 def test_the_suite_runs_a_case_of_each_variant_again_under_pytest(tmp_path: Path) -> None:
-    chosen = {
-        "backend": toy("AddsGradients", "stateful"),
-        "variant": "bert",
-        "dtype": "float32",
-        "golden": "off",
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--pyargs",
-        "concord.conformance",
-        "-k",
-        "ragged",
-    ]
-    command += [f"--concord-{name}={value}" for name, value in chosen.items()]
+    suite = (
+        "-q -p no:cacheprovider --pyargs concord.conformance -k ragged --concord-variant=bert "
+        f"--concord-backend={toy('AddsGradients', 'stateful')} --concord-dtype=float32 --concord-golden=off"
+    )
+    command = [sys.executable, "-m", "pytest", *suite.split()]
     ran = subprocess.run(
         command,
         cwd=tmp_path,

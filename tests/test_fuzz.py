@@ -33,7 +33,7 @@ from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.findings import Origin, failure_of
 from concord.conformance.verdict import Result
 from concord.spec.files import typed
-from tests.toys.surroundings import PATIENCE, ROOT, errors, options, toy
+from tests.toys.surroundings import PATIENCE, ROOT, errors, toy
 
 LIARS = {
     name: f"tests.toys.liars:{name}"
@@ -56,7 +56,7 @@ def invoke(
     code, output and lines of errors.
     """
     monkeypatch.chdir(tmp_path)
-    return lambda *arguments, columns=200: invoke("fuzz", *arguments, columns=columns)
+    return lambda line="", *words, columns=200: invoke(f"fuzz {line}", *words, columns=columns)
 
 
 @pytest.fixture
@@ -109,15 +109,9 @@ def test_a_sound_backend_survives_and_is_measured() -> None:
 
 
 def test_a_wrong_backend_is_found_made_small_and_replayed(invoke: Invoke, tmp_path: Path) -> None:
-    arguments = [*options("--backend", [RIGHT, WRONG]), "--cases", "8", "--part", "model", "--shapes", "3"]
     code, output, errors = invoke(
-        *arguments,
-        "--out",
-        tmp_path / "out",
-        "--json",
-        tmp_path / "out.json",
-        "--html",
-        tmp_path / "out.html",
+        f"--backend {RIGHT} --backend {WRONG} --cases 8 --part model --shapes 3 --out {tmp_path / 'out'} "
+        f"--json {tmp_path / 'out.json'} --html {tmp_path / 'out.html'}"
     )
     assert (code, errors) == (1, [])
     (folder,) = (tmp_path / "out").iterdir()
@@ -156,13 +150,13 @@ def test_a_wrong_backend_is_found_made_small_and_replayed(invoke: Invoke, tmp_pa
     assert f"{WRONG} failed in {read.failures[0].times} runs of 8 random cases, in 1 way." in page
     assert "Where its error lies" in page
 
-    code, output, (error,) = invoke("--replay", folder)  # a file does not say what code is imported
+    code, output, (error,) = invoke(f"--replay {folder}")  # a file does not say what code is imported
     assert (code, output) == (2, "")
     assert error == (
         f"concord: error: found.json names backend {WRONG!r}, which is not known here; to have it "
         f"imported, say --backend {WRONG}"
     )
-    code, output, errors = invoke("--backend", WRONG, "--replay", folder)
+    code, output, errors = invoke(f"--backend {WRONG} --replay {folder}")
     assert (code, errors) == (1, [])
     assert f"{WRONG} still fails: was diverges, is diverges" in output
     assert "first at layers.1.attention.scores" in output
@@ -174,7 +168,7 @@ def test_a_wrong_backend_is_found_made_small_and_replayed(invoke: Invoke, tmp_pa
     )
     about["backend"] = RIGHT  # as if the backend had been mended
     (folder / "found.json").write_text(json.dumps(about))
-    code, output, errors = invoke("--backend", RIGHT, "--replay", tmp_path / "out")
+    code, output, errors = invoke(f"--backend {RIGHT} --replay {tmp_path / 'out'}")
     assert (code, errors) == (0, [])
     assert f"{RIGHT} no longer fails: was diverges, is agrees" in output
 
@@ -281,7 +275,7 @@ def test_the_chunks_may_be_tasks_of_dask() -> None:
 
 def test_without_dask_the_extra_is_named(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
-    code, output, (error,) = invoke("--backend", RIGHT, "--scheduler", "tcp://localhost:1")
+    code, output, (error,) = invoke(f"--backend {RIGHT} --scheduler tcp://localhost:1")
     assert (code, output) == (2, "")
     assert error == (
         "concord: error: --scheduler needs distributed, which is not installed: pip install -e "
@@ -293,7 +287,7 @@ def test_without_dask_the_extra_is_named(invoke: Invoke, monkeypatch: pytest.Mon
 def test_a_scheduler_that_is_not_there_is_named_soon(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed", reason="distributed is not installed")
     monkeypatch.setattr("concord.conformance.fuzz.hunting.PATIENCE", 0.5)
-    code, output, (error,) = invoke("--backend", RIGHT, "--scheduler", "tcp://127.0.0.1:9")
+    code, output, (error,) = invoke(f"--backend {RIGHT} --scheduler tcp://127.0.0.1:9")
     assert (code, output) == (2, "")
     assert error.startswith(
         "concord: error: --scheduler is 'tcp://127.0.0.1:9' but no scheduler answers there within 0.5 s: "
@@ -317,7 +311,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
 
 @pytest.mark.parametrize("line", REFUSED)
 def test_what_cannot_be_done_is_refused_in_a_line_for_each_problem(invoke: Invoke, line: str) -> None:
-    code, output, errors = invoke(*line.split())
+    code, output, errors = invoke(line)
     assert (code, output) == (2, "")
     assert len(errors) == len(REFUSED[line])
     for error, expected in zip(errors, REFUSED[line], strict=True):
@@ -327,7 +321,7 @@ def test_what_cannot_be_done_is_refused_in_a_line_for_each_problem(invoke: Invok
 def test_a_folder_without_failures_or_with_broken_ones_cannot_be_replayed(
     invoke: Invoke, tmp_path: Path
 ) -> None:
-    assert invoke("--replay", tmp_path) == (
+    assert invoke(f"--replay {tmp_path}") == (
         2,
         "",
         [f"concord: error: {tmp_path}: holds no found.json; 'concord fuzz' writes such folders"],
@@ -335,7 +329,7 @@ def test_a_folder_without_failures_or_with_broken_ones_cannot_be_replayed(
     for name, text in (("a", "{"), ("b", '{"format": "concord.found/1"}')):
         (tmp_path / name).mkdir()
         (tmp_path / name / "found.json").write_text(text)
-    code, _, errors = invoke("--replay", tmp_path)
+    code, _, errors = invoke(f"--replay {tmp_path}")
     assert code == 2
     assert [error.split(": ")[2] for error in errors] == [
         str(tmp_path / name / "found.json") for name in "ab"
@@ -346,7 +340,7 @@ def test_a_folder_without_failures_or_with_broken_ones_cannot_be_replayed(
 @pytest.mark.parametrize("columns", [80, 200])
 def test_the_summary_fits_the_terminal(invoke: Invoke, columns: int) -> None:
     code, output, errors = invoke(
-        "--backend", toy("ReturnsNaN"), "--part", "model", "--cases", "2", "--shapes", "2", columns=columns
+        f"--backend {toy('ReturnsNaN')} --part model --cases 2 --shapes 2", columns=columns
     )
     assert (code, errors) == (1, [])
     told = [line for line in output.splitlines() if "--replay" not in line]
@@ -359,19 +353,8 @@ def test_the_summary_fits_the_terminal(invoke: Invoke, columns: int) -> None:
 
 def test_an_interrupt_keeps_what_was_found(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
-    arguments = [
-        "--backend",
-        RAISES,
-        "--part",
-        "model",
-        "--cases",
-        "100000",
-        "--shapes",
-        "2",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    command = [sys.executable, "-m", "concord", "fuzz", *arguments]
+    line = f"fuzz --backend {RAISES} --part model --cases 100000 --shapes 2 --out {tmp_path / 'out'}"
+    command = [sys.executable, "-m", "concord", *line.split()]
     environment = {**os.environ, "TOY_NOTES": str(tmp_path / "notes"), "COLUMNS": "200"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **pipes) as process:
@@ -387,8 +370,7 @@ def test_an_interrupt_keeps_what_was_found(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out").iterdir())) == 1
 
 
-ALWAYS = ("--backend", toy("ReturnsNaN"), "--part", "dot_product", "--shapes", "2")
-PLACE = "tests-toys-numpy-backend-ReturnsNaN-0-0-float32"
+ALWAYS = f"--backend {toy('ReturnsNaN')} --part dot_product --shapes 2"
 
 
 @pytest.mark.usefixtures("hasty")
@@ -399,9 +381,7 @@ def test_findings_that_cannot_be_written_are_shown_and_recorded(
         raise spec.SpecError(f"{folder.parent}: cannot be written: No space left on device")
 
     monkeypatch.setattr("concord.conformance.fuzz.replay.write_folder", full)
-    code, output, said = invoke(
-        *ALWAYS, "--cases", "1", "--out", tmp_path / "out", "--json", tmp_path / "out.json"
-    )
+    code, output, said = invoke(f"{ALWAYS} --cases 1 --out {tmp_path / 'out'} --json {tmp_path / 'out.json'}")
     assert (code, said) == (
         2,
         [f"concord: error: {tmp_path / 'out'}: cannot be written: No space left on device"],
@@ -441,16 +421,8 @@ def test_a_signal_after_the_last_case_keeps_what_was_found(
 
     monkeypatch.setattr(hunting.Pool, "close", interrupted)
     ended, output, said = invoke(
-        "--backend",
-        RIGHT,
-        "--cases",
-        "2",
-        "--part",
-        "dot_product",
-        "--json",
-        tmp_path / "out.json",
-        "--html",
-        tmp_path / "out.html",
+        f"--backend {RIGHT} --cases 2 --part dot_product --json {tmp_path / 'out.json'} "
+        f"--html {tmp_path / 'out.html'}",
     )
     assert (ended, said) == (code, [f"concord: {told}"])
     assert "2 random cases" in output
@@ -501,16 +473,8 @@ def test_a_failure_is_kept_whatever_becomes_of_the_search_for_a_smaller_case(
 
 def test_a_hunt_that_judged_nothing_does_not_pass(invoke: Invoke, tmp_path: Path) -> None:
     code, output, _ = invoke(
-        "--backend",
-        LIARS["KnowsOneArchitecture"],
-        "--cases",
-        "3",
-        "--part",
-        "dot_product",
-        "--json",
-        tmp_path / "out.json",
-        "--html",
-        tmp_path / "out.html",
+        f"--backend {LIARS['KnowsOneArchitecture']} --cases 3 --part dot_product --json "
+        f"{tmp_path / 'out.json'} --html {tmp_path / 'out.html'}",
     )
     assert code == 3
     line = (

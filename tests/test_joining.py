@@ -27,9 +27,7 @@ Invoke = Callable[..., tuple[int, str, list[str]]]
 def test_a_class_agrees_in_every_precision(invoke: Invoke, part: str) -> None:
     dtypes = options("--dtype", ["float64", "float32", "bfloat16", "float16"])
     code, output, errors = invoke(
-        "check",
-        "--backend",
-        toy("NumpyBackend"),
+        f"check --backend {toy('NumpyBackend')}",
         *dtypes,
         "--part",
         part,
@@ -53,7 +51,7 @@ def test_a_class_of_ones_own_is_found_in_the_folder_where_the_command_is_given(t
     (tmp_path / "mine" / "backend.py").write_text(
         "from tests.toys.numpy_backend import NumpyBackend\n\nclass Mine(NumpyBackend):\n    name = 'mine'\n"
     )
-    done = concord("check", "--backend", "mine.backend:Mine", "--case", "bert-single", folder=tmp_path)
+    done = concord("check --backend mine.backend:Mine --case bert-single", folder=tmp_path)
     assert (done.returncode, errors(done.stderr)) == (0, "")
     assert "2 agree" in done.stdout
 
@@ -161,10 +159,10 @@ def test_what_is_not_supported_says_why_and_is_no_failure(verdicts: Report) -> N
 
 def test_an_installed_package_offers_a_backend(tmp_path: Path) -> None:
     packages = offer(tmp_path, numpy=toy("NumpyBackend"))
-    done = concord("check", "--backend", "numpy", "--case", "bert-single", PYTHONPATH=str(packages))
+    done = concord("check --backend numpy --case bert-single", PYTHONPATH=str(packages))
     assert (done.returncode, errors(done.stderr)) == (0, "")
     assert "2 agree" in done.stdout
-    refused = concord("check", "--backend", "nunpy", "--case", "bert-single", PYTHONPATH=str(packages))
+    refused = concord("check --backend nunpy --case bert-single", PYTHONPATH=str(packages))
     assert refused.returncode == 2
     assert "unknown backend 'nunpy': did you mean 'numpy'?" in refused.stderr
 
@@ -203,20 +201,14 @@ def guide(tmp_path: Path) -> Path:
 
 
 def test_the_plugin_of_the_guide_agrees_with_golden_files_and_under_pytest(guide: Path) -> None:
-    done = concord("golden", "--backend", "numpy_backend:Backend", folder=guide)
+    done = concord("golden --backend numpy_backend:Backend", folder=guide)
     assert (done.returncode, errors(done.stderr)) == (0, "")
     assert "runs: 4 agree, " in done.stdout
-    suite = [
-        "--pyargs",
-        "concord.conformance",
-        "--concord-backend",
-        "numpy_backend:Backend",
-        "--concord-part",
-        "dot_product",
-        "--concord-variant",
-        "keras-attention",
-    ]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *suite]
+    suite = (
+        "-q -p no:cacheprovider --pyargs concord.conformance --concord-backend numpy_backend:Backend "
+        "--concord-part dot_product --concord-variant keras-attention"
+    )
+    command = [sys.executable, "-m", "pytest", *suite.split()]
     ran = subprocess.run(
         command,
         cwd=guide,
@@ -232,13 +224,11 @@ def test_the_plugin_of_the_guide_agrees_with_golden_files_and_under_pytest(guide
 
 def test_the_program_of_the_guide_that_has_only_files_agrees(guide: Path) -> None:
     assert (
-        concord(
-            "case", "export", "cases", "--part", "dot_product", "--variant", "vanilla-encoder", folder=guide
-        ).returncode
+        concord("case export cases --part dot_product --variant vanilla-encoder", folder=guide).returncode
         == 0
     )
     subprocess.run([sys.executable, "run_cases.py", "cases"], cwd=guide, timeout=PATIENCE, check=True)
-    done = concord("check", "--from-dump", "cases", folder=guide)
+    done = concord("check --from-dump cases", folder=guide)
     assert (done.returncode, errors(done.stderr)) == (0, "")
     assert f"{len(list(guide.rglob('case.json')))} agree" in done.stdout
 
@@ -257,7 +247,7 @@ CASES = (
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of exported cases."""
     folder = tmp_path_factory.mktemp("exported") / "cases"
-    done = concord("case", "export", folder, "--case", "bert-single", "--case", "keras-attention-ragged")
+    done = concord(f"case export {folder} --case bert-single --case keras-attention-ragged")
     assert (done.returncode, errors(done.stderr)) == (0, "")
     assert sorted(path.name for path in folder.iterdir()) == sorted(CASES)
     return folder
@@ -306,7 +296,7 @@ def test_an_exported_case_says_all_that_has_to_come_back(exported: Path) -> None
 
 
 def test_right_dumps_agree(invoke: Invoke, answered: Path, tmp_path: Path) -> None:
-    code, output, errors = invoke("check", "--from-dump", answered, "--json", tmp_path / "out.json")
+    code, output, errors = invoke(f"check --from-dump {answered} --json {tmp_path / 'out.json'}")
     assert (code, errors) == (0, [])
     assert "4 agree" in output
     record = json.loads((tmp_path / "out.json").read_text())
@@ -321,7 +311,7 @@ def test_a_wrong_dump_diverges_at_the_wrong_tensor(
     invoke: Invoke, exported: Path, tmp_path: Path, tensor: str
 ) -> None:
     folder = answer(shutil.copytree(exported / CASES[0], tmp_path / "one"), tensor)
-    code, output, errors = invoke("check", "--from-dump", folder)
+    code, output, errors = invoke(f"check --from-dump {folder}")
     assert (code, errors) == (1, [])
     name = tensor.removeprefix("taps/").replace("gradients/", "gradients.")
     assert f"first at {name} (SPEC " in output
@@ -333,12 +323,12 @@ def test_a_dump_without_its_taps_and_gradients_is_judged_by_its_output(invoke: I
     for path in dumps.rglob("run.safetensors"):
         run = load_file(path)
         save_file({name: run[name] for name in ("output", "loss")}, path)
-    code, output, _ = invoke("check", "--from-dump", dumps)
+    code, output, _ = invoke(f"check --from-dump {dumps}")
     assert code == 3  # gradients were wanted
     assert "not checked, since not delivered: " in " ".join(output.split())
     for path in dumps.rglob("case.json"):
         path.write_text(path.read_text().replace('"gradients": true', '"gradients": false'))
-    assert invoke("check", "--from-dump", dumps)[0] == 0
+    assert invoke(f"check --from-dump {dumps}")[0] == 0
 
 
 @pytest.mark.parametrize("name", ["taps/encoder.layer.0", "tap/logits", "gradients/layers.0.gamma"])
@@ -346,7 +336,7 @@ def test_a_dump_with_a_tensor_that_nobody_knows_is_refused(invoke: Invoke, dumps
     path = next(dumps.rglob("run.safetensors"))
     run = load_file(path)
     save_file({**run, name: np.zeros(3, np.float32)}, path)
-    code, output, (line, *more) = invoke("check", "--from-dump", dumps)
+    code, output, (line, *more) = invoke(f"check --from-dump {dumps}")
     assert (code, output, more) == (2, "", [])
     assert str(path) in line
     assert name.partition("/")[2] in line
@@ -354,7 +344,7 @@ def test_a_dump_with_a_tensor_that_nobody_knows_is_refused(invoke: Invoke, dumps
 
 def test_a_case_without_a_run_is_missing_and_the_others_are_judged(invoke: Invoke, dumps: Path) -> None:
     (dumps / CASES[1] / "run.safetensors").unlink()
-    code, output, errors = invoke("check", "--from-dump", dumps)
+    code, output, errors = invoke(f"check --from-dump {dumps}")
     assert (code, errors) == (3, [])
     assert "3 agree" in output
     assert "1 missing" in output
@@ -364,7 +354,7 @@ def test_a_case_without_a_run_is_missing_and_the_others_are_judged(invoke: Invok
 def test_a_run_that_does_not_say_who_made_it_is_a_dump(invoke: Invoke, dumps: Path) -> None:
     for path in dumps.rglob("run.json"):
         path.unlink()
-    code, output, _ = invoke("check", "--from-dump", dumps)
+    code, output, _ = invoke(f"check --from-dump {dumps}")
     assert code == 0
     assert "dump" in output
 
@@ -422,7 +412,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
 def test_a_damaged_file_is_named_in_one_line(invoke: Invoke, dumps: Path, tmp_path: Path, what: str) -> None:
     name, spoil, message = DAMAGE[what]
     spoil(dumps / CASES[0] / name)
-    code, output, errors = invoke("check", "--from-dump", dumps, "--json", tmp_path / "out.json")
+    code, output, errors = invoke(f"check --from-dump {dumps} --json {tmp_path / 'out.json'}")
     assert (code, output) == (2, "")
     assert errors[0].startswith(f"concord: error: {dumps / CASES[0] / name}: ")
     assert message in errors[0]
@@ -435,7 +425,7 @@ def test_a_folder_without_cases_is_refused(invoke: Invoke, tmp_path: Path) -> No
         (tmp_path, "holds no case.json; export cases with 'concord case export'"),
         (tmp_path / "absent", "no such folder"),
     ):
-        code, _, errors = invoke("check", "--from-dump", folder)
+        code, _, errors = invoke(f"check --from-dump {folder}")
         assert (code, errors) == (2, [f"concord: error: {folder}: {problem}"])
 
 
@@ -445,7 +435,7 @@ def test_export_into_a_folder_that_holds_the_case_changes_nothing(
     folder = shutil.copytree(exported, tmp_path / "cases")
     before = contents(folder)
     # Of its four runs two are there already.
-    code, output, errors = invoke("case", "export", folder, "--case", "bert-tiny", "--case", "bert-single")
+    code, output, errors = invoke(f"case export {folder} --case bert-tiny --case bert-single")
     assert (code, output) == (2, "")
     assert errors == [
         f"concord: error: {folder.absolute()}: holds something already; export into an empty folder"

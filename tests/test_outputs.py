@@ -35,7 +35,7 @@ MARKED = "before\n<!-- begin check -->\nold\n<!-- end check -->\nafter\n"
 def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An exported case with its run: what is judged without a worker."""
     folder = tmp_path_factory.mktemp("answered") / "cases"
-    assert concord("case", "export", folder, "--case", "bert-single", "--dtype", "float32").returncode == 0
+    assert concord(f"case export {folder} --case bert-single --dtype float32").returncode == 0
     subprocess.run(
         [sys.executable, ROOT / "tests" / "toys" / "standalone.py", folder], timeout=PATIENCE, check=True
     )
@@ -79,7 +79,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(
     monkeypatch.chdir(places)
     before = sorted(os.listdir(places))
     for command in ("check --backend tests.toys.numpy_backend:NumpyBackend", "check --from-dump ."):
-        code, output, lines = invoke(*shlex.split(f"{command} {line}"))
+        code, output, lines = invoke(f"{command} {line}")
         assert (code, output, lines) == (2, "", [f"concord: error: {expected}"])
     assert sorted(os.listdir(places)) == before
     assert (places / "one").read_text() == "kept"
@@ -89,12 +89,10 @@ def test_a_name_that_is_no_text_is_written_and_read(invoke: Invoke, answered: Pa
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe"))
     shutil.copytree(answered, folder)
     assert (
-        invoke("check", "--from-dump", folder, "--json", folder / "out.json", "--html", folder / "out.html")[
-            0
-        ]
+        invoke(f"check --from-dump {folder} --json {folder / 'out.json'} --html {folder / 'out.html'}")[0]
         == 0
     )
-    assert invoke("show", "report", folder / "out.json", "--html", tmp_path / "page.html")[0] == 0
+    assert invoke(f"show report {folder / 'out.json'} --html {tmp_path / 'page.html'}")[0] == 0
 
 
 # A full disk.
@@ -140,22 +138,13 @@ def test_a_full_disk_leaves_each_output_as_it_was_or_as_it_should_be(
     invoke: Invoke, answered: Path, tmp_path: Path, full: Callable[[int], list[Path]]
 ) -> None:
     names = list(OLD)
-    command = [
-        "check",
-        "--from-dump",
-        answered,
-        "--json",
-        tmp_path / names[0],
-        "--html",
-        tmp_path / names[1],
-        "--markdown",
-        tmp_path / names[2],
-    ]
+    json_, html, markdown = (tmp_path / name for name in names)
+    command = f"check --from-dump {answered} --json {json_} --html {html} --markdown {markdown}"
     for at in range(len(names) + 1):
         for name, content in OLD.items():
             (tmp_path / name).write_bytes(content)
         written = full(at)
-        code, output, lines = invoke(*command)
+        code, output, lines = invoke(command)
         assert "1 agrees" in output
         assert len(written) == len(names)
         if at == len(names):
@@ -176,12 +165,12 @@ def test_a_full_disk_leaves_no_half_of_an_export(
 ) -> None:
     for at in range(4):
         full(at)
-        code, output, (line,) = invoke("case", "export", tmp_path / "cases", "--case", "bert-single")
+        code, output, (line,) = invoke(f"case export {tmp_path / 'cases'} --case bert-single")
         assert (code, output) == (2, "")
         assert line.endswith(": cannot be written: No space left on device")
         assert not contents(tmp_path)
     full(4)
-    assert invoke("case", "export", tmp_path / "cases", "--case", "bert-single")[0] == 0
+    assert invoke(f"case export {tmp_path / 'cases'} --case bert-single")[0] == 0
     assert len(contents(tmp_path)) == 4
 
 
@@ -277,7 +266,7 @@ def test_brackets_in_a_name_are_text(invoke: Invoke, answered: Path, tmp_path: P
     (path,) = folder.rglob("run.json")
     reason = {"name": "softmax_floor", "value": -1e5, "reason": f"{name} \x1b[31m\u202e"}
     path.write_text(json.dumps({"backend": name, "info": {"deviations": [reason]}}))
-    code, output, lines = invoke("check", "--from-dump", folder)
+    code, output, lines = invoke(f"check --from-dump {folder}")
     assert (code, lines) == (0, [])
     assert output.count(name) == 3  # above its column, and in what it declares
     assert f"{tmp_path / '[b]'}" in output.replace("\n", "").replace(" ", "")
@@ -292,7 +281,7 @@ def test_a_name_that_cannot_be_printed_is_refused(
     folder = shutil.copytree(answered, tmp_path / "cases")
     (path,) = folder.rglob("run.json")
     path.write_text(json.dumps({"backend": name}))
-    code, _, (line,) = invoke("check", "--from-dump", folder)
+    code, _, (line,) = invoke(f"check --from-dump {folder}")
     assert code == 2
     assert line.startswith(f"concord: error: {path}: 'backend'")
     assert line.endswith("must be 1 to 300 characters that can be printed")

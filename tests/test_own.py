@@ -215,17 +215,8 @@ def test_inputs_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, np
 def test_a_plugin_is_judged_on_a_checkpoint_and_texts(invoke: Invoke, tmp_path: Path, part: str) -> None:
     folder, path = hugging_face(tmp_path / "bert", part), texts(tmp_path / "t.txt")
     code, output, said = invoke(
-        "check",
-        "--checkpoint",
-        folder,
-        "--texts",
-        path,
-        "--backend",
-        NUMPY,
-        "--dtype",
-        "float32",
-        "--json",
-        tmp_path / "r.json",
+        f"check --checkpoint {folder} --texts {path} --backend {NUMPY} --dtype float32 "
+        f"--json {tmp_path / 'r.json'}",
     )
     assert code == 0, said
     assert ("Conformance: encoder" in output) == (part == "encoder")
@@ -243,14 +234,12 @@ def test_options_about_a_checkpoint_need_one_and_exclude_standard_cases(
     invoke: Invoke, tmp_path: Path
 ) -> None:
     folder = hugging_face(tmp_path / "bert")
-    code, _, said = invoke("check", "--texts", texts(tmp_path / "t.txt"), "--backend", NUMPY)
+    code, _, said = invoke(f"check --texts {texts(tmp_path / 't.txt')} --backend {NUMPY}")
     assert (code, said) == (2, ["concord: error: --texts is given but --checkpoint is not: whose weights?"])
-    code, _, said = invoke(
-        "check", "--checkpoint", folder, "--variant", "bert", "--case", "bert-tiny", "--backend", NUMPY
-    )
+    code, _, said = invoke(f"check --checkpoint {folder} --variant bert --case bert-tiny --backend {NUMPY}")
     assert code == 2
     assert [line.partition(" is given beside")[0].split()[-1] for line in said] == ["--variant", "--case"]
-    code, _, said = invoke("check", "--checkpoint", folder, "--part", "stack", "--backend", NUMPY)
+    code, _, said = invoke(f"check --checkpoint {folder} --part stack --backend {NUMPY}")
     assert (code, "--part is 'stack' but must be model or pooled or encoder" in said[-1]) == (2, True)
 
 
@@ -289,16 +278,9 @@ def answered(
 
 def exported(invoke: Invoke, folder: Path, part: str = "encoder") -> Path:
     code, _, said = invoke(
-        "case",
-        "export",
-        folder / "cases",
-        "--checkpoint",
-        hugging_face(folder / "bert", part),
-        "--texts",
-        texts(folder / "t.txt"),
-        "--forward-only",
-        "--dtype",
-        "float32",
+        f"case export {folder / 'cases'} --checkpoint "
+        f"{hugging_face(folder / 'bert', part)} --texts {texts(folder / 't.txt')} "
+        "--forward-only --dtype float32",
     )
     assert code == 0, said
     return folder / "cases"
@@ -316,7 +298,7 @@ def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(
         [],
         False,
     )
-    code, output, said = invoke("check", "--from-dump", answered(cases))
+    code, output, said = invoke(f"check --from-dump {answered(cases)}")
     assert code == 0, said
     assert "1 run: 1 agrees" in output
 
@@ -369,7 +351,7 @@ MISTAKES = {
 )
 def test_of_an_output_alone_the_mistake_is_named(invoke: Invoke, tmp_path: Path, mistake: str) -> None:
     spoil, said = MISTAKES[mistake]
-    code, output, _ = invoke("check", "--from-dump", answered(exported(invoke, tmp_path), spoil))
+    code, output, _ = invoke(f"check --from-dump {answered(exported(invoke, tmp_path), spoil)}")
     assert code == 1
     words = " ".join(output.split())
     assert "is explained by" in words
@@ -383,10 +365,10 @@ def test_a_case_without_a_cotangent_is_judged_where_it_wants_no_gradients(
     (path,) = cases.rglob("case.safetensors")
     arrays = load_file(path)
     save_file({name: array for name, array in arrays.items() if name != "inputs/cotangent"}, path)
-    assert invoke("check", "--from-dump", cases)[0] == 0
+    assert invoke(f"check --from-dump {cases}")[0] == 0
     manifest = path.with_name("case.json")
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "gradients": True}))
-    code, _, said = invoke("check", "--from-dump", cases)
+    code, _, said = invoke(f"check --from-dump {cases}")
     assert (code, "'cotangent' is missing but is required" in said[0]) == (2, True)
 
 
@@ -396,15 +378,15 @@ def test_a_case_without_a_cotangent_is_judged_where_it_wants_no_gradients(
 def test_random_inputs_run_on_the_weights_and_what_fails_is_written(invoke: Invoke, tmp_path: Path) -> None:
     folder, out = hugging_face(tmp_path / "bert"), tmp_path / "out"
     options = ("--checkpoint", folder, "--cases", "3", "--seed", "7", "--forward-only", "--out", out)
-    code, output, said = invoke("fuzz", "--backend", NUMPY, *options)
+    code, output, said = invoke(f"fuzz --backend {NUMPY}", *options)
     assert (code, "3 runs: 3 agree" in output) == (0, True), said
     assert not out.exists()
-    code, output, _ = invoke("fuzz", "--backend", toy("WrongAfterTheFirstLayer"), *options)
+    code, output, _ = invoke(f"fuzz --backend {toy('WrongAfterTheFirstLayer')}", *options)
     assert code == 1
     cases = [json.loads(path.read_text()) for path in out.rglob("case.json")]
     assert len(cases) == int(output.partition(" cases that failed are written")[0].split()[-1])
     assert {(case["group"], case["gradients"]) for case in cases} == {("bert", False)}
-    code, _, said = invoke("fuzz", "--backend", NUMPY, *options[:2], "--time", "2")
+    code, _, said = invoke(f"fuzz --backend {NUMPY}", *options[:2], "--time", "2")
     assert (code, "--time is given beside --checkpoint" in said[0]) == (2, True)
 
 
@@ -422,18 +404,7 @@ def test_a_workload_is_as_long_as_texts_are(tmp_path: Path) -> None:
 def test_run_writes_what_a_backend_computes(invoke: Invoke, tmp_path: Path, batch: list[str]) -> None:
     folder, path, out = hugging_face(tmp_path / "bert"), texts(tmp_path / "t.txt"), tmp_path / "o.safetensors"
     code, output, said = invoke(
-        "case",
-        "run",
-        "--checkpoint",
-        folder,
-        "--backend",
-        NUMPY,
-        "--texts",
-        path,
-        "-o",
-        out,
-        "--dtype",
-        "float64",
+        f"case run --checkpoint {folder} --backend {NUMPY} --texts {path} -o {out} --dtype float64",
         *batch,
     )
     assert code == 0, said
@@ -452,18 +423,8 @@ def test_run_writes_what_a_backend_computes(invoke: Invoke, tmp_path: Path, batc
 def test_run_writes_taps_and_gradients_by_name(invoke: Invoke, tmp_path: Path) -> None:
     out = tmp_path / "o.safetensors"
     code, _, said = invoke(
-        "case",
-        "run",
-        "--checkpoint",
-        hugging_face(tmp_path / "bert"),
-        "--backend",
-        NUMPY,
-        "--texts",
-        texts(tmp_path / "t.txt"),
-        "-o",
-        out,
-        "--taps",
-        "--gradients",
+        f"case run --checkpoint {hugging_face(tmp_path / 'bert')} --backend {NUMPY} "
+        f"--texts {texts(tmp_path / 't.txt')} -o {out} --taps --gradients",
     )
     assert code == 0, said
     arrays = load_file(out)
@@ -474,35 +435,19 @@ def test_run_writes_taps_and_gradients_by_name(invoke: Invoke, tmp_path: Path) -
 
 def test_run_refuses_what_it_cannot_do_and_writes_nothing(invoke: Invoke, tmp_path: Path) -> None:
     folder, out = hugging_face(tmp_path / "bert"), tmp_path / "o.safetensors"
-    code, _, said = invoke("case", "run", "--checkpoint", folder, "--backend", NUMPY, "-o", out)
+    code, _, said = invoke(f"case run --checkpoint {folder} --backend {NUMPY} -o {out}")
     assert (code, said[0]) == (
         2,
         "concord: error: neither --texts nor --inputs is given: what is it to be run on?",
     )
     code, _, said = invoke(
-        "case",
-        "run",
-        "--checkpoint",
-        folder,
-        "--backend",
-        NUMPY,
-        "--texts",
-        texts(tmp_path / "t.txt"),
-        "-o",
-        tmp_path / "t.txt",
+        f"case run --checkpoint {folder} --backend {NUMPY} --texts "
+        f"{texts(tmp_path / 't.txt')} -o {tmp_path / 't.txt'}",
     )
     assert (code, "is read; name another file to write" in said[0]) == (2, True)
     code, _, said = invoke(
-        "case",
-        "run",
-        "--checkpoint",
-        folder,
-        "--backend",
-        toy("SaysUnsupported"),
-        "--texts",
-        tmp_path / "t.txt",
-        "-o",
-        out,
+        f"case run --checkpoint {folder} --backend {toy('SaysUnsupported')} --texts "
+        f"{tmp_path / 't.txt'} -o {out}",
     )
     assert code == 3
     assert not out.exists()

@@ -107,15 +107,8 @@ def test_command_writes_the_smallest_case(
 ) -> None:
     (folder,) = export_cases(tmp_path / "cases", [job()])
     code, printed, errors = invoke(
-        "case",
-        "reduce",
-        folder,
-        "--backend",
-        toy("WrongAfterTheFirstLayer"),
-        "-o",
-        tmp_path / "small",
-        "--threads",
-        "1",
+        f"case reduce {folder} --backend {toy('WrongAfterTheFirstLayer')} -o "
+        f"{tmp_path / 'small'} --threads 1",
     )
     assert (code, [line for line in errors if "cases" not in line]) == (1, [])
     assert "layers.1.attention.scores" in printed
@@ -128,7 +121,7 @@ def test_command_says_what_is_no_case(
 ) -> None:
     (folder,) = export_cases(tmp_path / "cases", [job()])
     code, _, errors = invoke(
-        "case", "reduce", tmp_path / "cases", "--backend", toy("NumpyBackend"), "-o", tmp_path / "small"
+        f"case reduce {tmp_path / 'cases'} --backend {toy('NumpyBackend')} -o {tmp_path / 'small'}"
     )
     assert (code, errors) == (
         2,

@@ -36,57 +36,37 @@ Invoke = Callable[..., tuple[int, str, list[str]]]
 RIGHT, NOTHING, A_SECTION = toy("NumpyBackend"), toy("SaysUnsupported"), toy("LeavesOutGradients")
 """Right; a backend of which nothing can be judged; one of whose runs a section cannot."""
 
-CASE = ("--case", "keras-attention-single-attention", "--part", "attention", "--dtype", "float64")
+CASE = "keras-attention-single-attention"
+ONE = f"--variant keras-attention --case {CASE} --part attention --dtype float64"
 
 
-def of_dump(invoke: Invoke, folder: Path, backend: str) -> tuple[object, ...]:
+def of_dump(invoke: Invoke, folder: Path, backend: str) -> str:
     """Write a case and a run of it that has no gradients."""
-    assert invoke("case", "export", folder / "cases", "--variant", "keras-attention", *CASE)[0] == 0
+    assert invoke(f"case export {folder / 'cases'} {ONE}")[0] == 0
     (path,) = folder.rglob("case.json")
-    (job,) = check_jobs(["keras-attention"], ["float64"], "attention", [CASE[1]])
+    (job,) = check_jobs(["keras-attention"], ["float64"], "attention", [CASE])
     truth_of = reference(job.config, job.weights, job.batch, gradients=True, part=job.part)
     save_file(
         {"output": np.asarray(truth_of.output, order="C"), "loss": np.asarray(truth_of.loss)},
         path.with_name("run.safetensors"),
     )
-    return ("check", "--from-dump", folder / "cases")
+    return f"check --from-dump {folder / 'cases'}"
 
 
-def of_own_weights(invoke: Invoke, folder: Path, backend: str) -> tuple[object, ...]:
-    return (
-        "fuzz",
-        "--checkpoint",
-        hugging_face(folder / "bert"),
-        "--cases",
-        "1",
-        "--backend",
-        backend,
-        "--out",
-        folder / "out",
-    )
+def of_own_weights(invoke: Invoke, folder: Path, backend: str) -> str:
+    checkpoint = hugging_face(folder / "bert")
+    return f"fuzz --checkpoint {checkpoint} --cases 1 --backend {backend} --out {folder / 'out'}"
 
 
-def of_case(invoke: Invoke, folder: Path, backend: str) -> tuple[object, ...]:
-    assert invoke("case", "export", folder / "cases", "--variant", "keras-attention", *CASE)[0] == 0
+def of_case(invoke: Invoke, folder: Path, backend: str) -> str:
+    assert invoke(f"case export {folder / 'cases'} {ONE}")[0] == 0
     (path,) = folder.rglob("case.json")
-    return ("case", "reduce", path.parent, "--backend", backend, "-o", folder / "small")
+    return f"case reduce {path.parent} --backend {backend} -o {folder / 'small'}"
 
 
-def of_record(invoke: Invoke, folder: Path, backend: str) -> tuple[object, ...]:
-    assert (
-        invoke(
-            "check",
-            "--backend",
-            backend,
-            *CASE,
-            "--variant",
-            "keras-attention",
-            "--json",
-            folder / "out.json",
-        )[0]
-        == 3
-    )
-    return ("show", "report", folder / "out.json", "--html", folder / "page.html")
+def of_record(invoke: Invoke, folder: Path, backend: str) -> str:
+    assert invoke(f"check --backend {backend} {ONE} --json {folder / 'out.json'}")[0] == 3
+    return f"show report {folder / 'out.json'} --html {folder / 'page.html'}"
 
 
 ELSEWISE = {
@@ -97,38 +77,17 @@ ELSEWISE = {
 PAGES = ("check", "golden", "fuzz", "report")
 """Of the following, those that are asked for a page."""
 
-COMMANDS: dict[str, Callable[[Invoke, Path, str], tuple[object, ...]]] = {
-    "check": lambda invoke, folder, backend: (
-        "check",
-        "--backend",
-        backend,
-        "--variant",
-        "keras-attention",
-        *CASE,
-        "--html",
-        folder / "page.html",
-    ),
+GOLDEN = ROOT / "conformance" / "golden" / "keras-attention"
+
+COMMANDS: dict[str, Callable[[Invoke, Path, str], str]] = {
+    "check": lambda invoke, folder, backend: f"check --backend {backend} {ONE} --html {folder / 'page.html'}",
     "check --from-dump": of_dump,
     "golden": lambda invoke, folder, backend: (
-        "golden",
-        ROOT / "conformance" / "golden" / "keras-attention",
-        "--backend",
-        backend,
-        "--html",
-        folder / "page.html",
+        f"golden {GOLDEN} --backend {backend} --html {folder / 'page.html'}"
     ),
     "fuzz": lambda invoke, folder, backend: (
-        "fuzz",
-        "--backend",
-        backend,
-        "--cases",
-        "2",
-        "--part",
-        "dot_product",
-        "--out",
-        folder / "out",
-        "--html",
-        folder / "page.html",
+        f"fuzz --backend {backend} --cases 2 --part dot_product --out {folder / 'out'} "
+        f"--html {folder / 'page.html'}"
     ),
     "fuzz --checkpoint": of_own_weights,
     "reduce": of_case,
@@ -143,7 +102,7 @@ def test_a_command_does_not_pass_what_it_did_not_judge(
 ) -> None:
     if why := ELSEWISE.get((command, backend)):
         pytest.skip(why)
-    code, output, lines = invoke(*COMMANDS[command](invoke, tmp_path, backend))
+    code, output, lines = invoke(COMMANDS[command](invoke, tmp_path, backend))
     assert (code, [line for line in lines if line.startswith("concord: ")]) == (3, [])
     assert "✓" not in output
     if command != "report":
@@ -156,21 +115,12 @@ def test_a_command_does_not_pass_what_it_did_not_judge(
 
 
 def test_a_suite_under_pytest_does_not_pass_what_it_did_not_judge(tmp_path: Path) -> None:
-    suite = [
-        "--pyargs",
-        "concord.conformance",
-        "--concord-backend",
-        A_SECTION,
-        "--concord-part",
-        "attention",
-        "--concord-variant",
-        "keras-attention",
-        "--concord-golden",
-        "off",
-        "--concord-dtype",
-        "float64",
-    ]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "single", *suite]
+    suite = (
+        f"-q -p no:cacheprovider -k single --pyargs concord.conformance --concord-backend {A_SECTION} "
+        "--concord-part attention --concord-variant keras-attention --concord-golden off "
+        "--concord-dtype float64"
+    )
+    command = [sys.executable, "-m", "pytest", *suite.split()]
     ran = subprocess.run(
         command,
         cwd=tmp_path,
@@ -253,19 +203,9 @@ def test_speed_of_what_was_not_judged_is_not_measured(
     monkeypatch.setattr(
         truth, "expected", lambda *what: dataclasses.replace(expected(*what), sigmas={"logits": np.nan})
     )
-    small = (
-        "--preset",
-        "nndl",
-        "--implementation",
-        "explicit",
-        "--execution",
-        "eager",
-        "--quick",
-        "--threads",
-        "1",
-    )
     code, output, _ = invoke(
-        "speed", *small, "--backend", toy("Measurable", "measurable"), "--json", tmp_path / "out.json"
+        "speed --preset nndl --implementation explicit --execution eager --quick --threads 1 "
+        f"--backend {toy('Measurable', 'measurable')} --json {tmp_path / 'out.json'}"
     )
     assert code == 3
     assert "undetermined: what it computed was not judged: float32 does not determine logits" in output

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from concord import options
 from concord.conformance import doctor as diagnoses
+from concord.conformance.wording import plain
 from concord.terminal import Terminal
 
 
@@ -36,5 +37,5 @@ def doctor(workers: options.Places) -> None:
 def _facts(facts: Mapping[str, object]) -> Table:
     table = Table.grid(padding=(0, 2), pad_edge=True)
     for fact, value in facts.items():
-        table.add_row(fact, Text(diagnoses.plain(value)))
+        table.add_row(fact, Text(plain(value)))
     return table

@@ -88,10 +88,15 @@ class Diagnosis:
     @property
     def said(self) -> tuple[str, ...]:
         """The cause if there is one, what is seen if the cause is not certain, and notes."""
-        shown = [self.cause.text] if self.cause else []
-        if self.description and not (self.cause and self.cause.confident):
-            shown.append(f"seen: {self.description.text}")
-        return (*shown, *self.notes)
+        cause = [self.cause.text] if self.cause else []
+        seen = self.beside[: len(self.beside) - len(self.notes)]
+        return (*cause, *(f"seen: {text}" for text in seen), *self.notes)
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """What is seen, if no cause is certain, and notes."""
+        certain = self.cause and self.cause.confident
+        return (*((self.description.text,) if self.description and not certain else ()), *self.notes)
 
 
 @one_thread()

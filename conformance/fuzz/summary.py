@@ -15,6 +15,7 @@ from concord.conformance.fuzz.findings import FAILED, SECTIONS, WAYS, Findings, 
 from concord.conformance.fuzz.replay import command
 from concord.conformance.report import SHORT, indented
 from concord.conformance.verdict import number
+from concord.conformance.wording import counted
 
 WIDE = 140
 """Columns of a terminal from which counts and errors stand in one table."""
@@ -96,7 +97,7 @@ def show(findings: Findings, console: Console, settings: Settings, folders: Mapp
         for line in rest:
             console.print(indented(line))
         smaller = f"the smallest of {failure.attempts + 1} tried" if failure.attempts else "as found"
-        times = f"{failure.times} case{'' if failure.times == 1 else 's'} failed in this way"
+        times = f"{counted(failure.times, 'case')} failed in this way"
         console.print(indented(f"  {times}; this one is {smaller}"))
         if failure.name in folders:
             console.print(
@@ -105,7 +106,7 @@ def show(findings: Findings, console: Console, settings: Settings, folders: Mapp
     for note in findings.notes:
         console.print(Text(note, style="magenta"))
     found = (
-        f"{len(findings.failures)} failure{'' if len(findings.failures) == 1 else 's'} found"
+        f"{counted(len(findings.failures), 'failure')} found"
         if findings.judged or findings.failures
         else "nothing was judged"
     )

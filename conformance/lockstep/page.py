@@ -7,12 +7,12 @@ from __future__ import annotations
 from typing import Any
 
 from concord.conformance import drawing
-from concord.conformance.html import joined
 from concord.conformance.layout import render
 from concord.conformance.lockstep.outcome import Curve, Lockstep
 from concord.conformance.lockstep.report import explanation, unjudged
 from concord.conformance.record import Record
 from concord.conformance.verdict import NOT_JUDGED, STEP_SECTIONS
+from concord.conformance.wording import joined
 from concord.spec.precision import precision
 
 DRAWN = 400

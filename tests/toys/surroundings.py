@@ -67,11 +67,11 @@ def toy(name: str, module: str = "numpy_backend") -> str:
 
 
 def concord(
-    *arguments: str | Path, folder: Path = ROOT, **environment: str
+    line: str, *words: str | Path, folder: Path = ROOT, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own, in a wide terminal."""
+    """Run a command line, and words that follow it, in a process of its own, in a wide terminal."""
     return subprocess.run(
-        [sys.executable, "-m", "concord", *map(str, arguments)],
+        [sys.executable, "-m", "concord", *shlex.split(line), *map(str, words)],
         cwd=folder,
         env={**os.environ, "COLUMNS": "200", **environment},
         capture_output=True,
