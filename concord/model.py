@@ -21,7 +21,7 @@ from concord.terminal import Terminal
 if TYPE_CHECKING:
     from concord.porting import Checkpoint
     from concord.training.data import TextEncoder
-    from concord.training.data.given import Given
+    from concord.training.data.given import GivenBatches
 
 BATCH = 8
 """Texts of a case, unless it is said otherwise."""
@@ -207,7 +207,7 @@ class Model(Trained):
             batches = given.of_arrays(self.inputs, config, part, self.batch)
         else:
             drawn = "neither --texts nor --inputs is given: ids are drawn, with rows of every awkward kind"
-            batches = given.Given({"drawn": _drawn(config, part)}, [drawn])
+            batches = given.GivenBatches({"drawn": _drawn(config, part)}, [drawn])
         made: set[str] = set()
         completed_batches = {
             f"{name}-{case}": completed(config, batch, part, drawn=gradients, made=made)
@@ -255,7 +255,7 @@ class Model(Trained):
             names = (entry.foreign for entry in ignored if entry.reason == reason)
             yield f"ignored: {', '.join(names)}: {reason}"
 
-    def _of_texts(self, found: Checkpoint, part: str) -> Given:
+    def _of_texts(self, found: Checkpoint, part: str) -> GivenBatches:
         from concord.porting.folder import folder_of
 
         with optional("--texts", "training"):

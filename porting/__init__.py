@@ -4,15 +4,15 @@
 :func:`write` writes one as a folder of any format.
 """
 
-from concord.porting.checkpoint import Checkpoint, Entry, LazyTensor, from_weights
+from concord.porting.checkpoint import Checkpoint, LazyTensor, LedgerEntry, from_weights
 from concord.porting.reading import Recognition, read, recognise
 from concord.porting.registry import formats
 from concord.porting.writing import write
 
 __all__ = [
     "Checkpoint",
-    "Entry",
     "LazyTensor",
+    "LedgerEntry",
     "Recognition",
     "formats",
     "from_weights",

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.porting.stored import Bits, Stored, in_memory, widened
+from concord.porting.stored import Bits, StoredTensor, in_memory, widened
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import WeightsError
 from concord.spec.parameters import validate_weights
@@ -60,7 +60,7 @@ class LazyTensor:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """A line of the ledger: what became of a tensor of the file.
 
     Or where a parameter came from that is in none.
@@ -81,11 +81,11 @@ class Entry:
     reason: str
     dtype: str
     shape: tuple[int, ...]
-    stored: Stored = field(repr=False, compare=False)
+    stored: StoredTensor = field(repr=False, compare=False)
 
     @cached_property
     def sha256(self) -> str:
-        """The digest of its bytes as the file has them (:meth:`concord.porting.stored.Stored.sha256`).
+        """The digest of its bytes as the file has them (:meth:`concord.porting.stored.StoredTensor.sha256`).
 
         Read when it is asked for.
         """
@@ -118,7 +118,7 @@ class Checkpoint:
     config: EncoderConfig
     part: str
     tensors: Mapping[str, LazyTensor]
-    ledger: tuple[Entry, ...] = ()
+    ledger: tuple[LedgerEntry, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
     labels: tuple[str, ...] | None = None
     source: str = ""
@@ -175,5 +175,5 @@ def from_weights(
     for name, array in weights.items():
         stored = in_memory(array)
         tensors[name] = LazyTensor(stored.dtype, stored.shape, name, "as canonical", stored.bits)
-        ledger.append(Entry(name, name, "read", "", stored.dtype, stored.shape, stored))
+        ledger.append(LedgerEntry(name, name, "read", "", stored.dtype, stored.shape, stored))
     return Checkpoint(config, part, tensors, tuple(ledger), files or {})

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from concord.porting.stored import Bits, Stored, elements, widened
+from concord.porting.stored import Bits, StoredTensor, elements, widened
 
 
-def _wrong_positions(name: str, found: Mapping[str, Stored]) -> str:
+def _wrong_positions(name: str, found: Mapping[str, StoredTensor]) -> str:
     shape = found[name].shape
     numbers = elements(shape)
     if not shape or numbers != shape[-1]:
@@ -17,18 +17,18 @@ def _wrong_positions(name: str, found: Mapping[str, Stored]) -> str:
     return _unlike(found[name], np.arange(numbers))
 
 
-def _wrong_zeros(name: str, found: Mapping[str, Stored]) -> str:
+def _wrong_zeros(name: str, found: Mapping[str, StoredTensor]) -> str:
     return _unlike(found[name], np.broadcast_to(np.int64(0), (elements(found[name].shape),)))
 
 
-def _unlike(stored: Stored, wanted: Bits) -> str:
+def _unlike(stored: StoredTensor, wanted: Bits) -> str:
     """Return the first element that is not as it must be, in words; empty: all are."""
     numbers = widened(stored.array(), stored.dtype).reshape(-1)
     wrong = np.flatnonzero(numbers != wanted)
     return f"element {wrong[0]} is {numbers[wrong[0]]} but must be {wanted[wrong[0]]}" if len(wrong) else ""
 
 
-def _wrong_slot(name: str, found: Mapping[str, Stored]) -> str:
+def _wrong_slot(name: str, found: Mapping[str, StoredTensor]) -> str:
     owner = name.rpartition("/")[0]
     if owner not in found:
         return f"there is no {owner!r} that it could be kept for"
@@ -36,11 +36,11 @@ def _wrong_slot(name: str, found: Mapping[str, Stored]) -> str:
     return "" if shape == wanted else f"has shape {shape} but must be {wanted}, as {owner!r}"
 
 
-def _wrong_number(name: str, found: Mapping[str, Stored]) -> str:
+def _wrong_number(name: str, found: Mapping[str, StoredTensor]) -> str:
     return "" if elements(found[name].shape) == 1 else f"has shape {found[name].shape} but must be one number"
 
 
-HOLDS: Mapping[str, Callable[[str, Mapping[str, Stored]], str]] = {
+HOLDS: Mapping[str, Callable[[str, Mapping[str, StoredTensor]], str]] = {
     "positions": _wrong_positions,
     "zeros": _wrong_zeros,
     "slot": _wrong_slot,

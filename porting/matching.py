@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from concord.porting.checkpoint import UNKNOWN, Checkpoint, Entry, LazyTensor
+from concord.porting.checkpoint import UNKNOWN, Checkpoint, LazyTensor, LedgerEntry
 from concord.porting.holds import HOLDS, WHOLE
-from concord.porting.stored import FLOATS, Bits, Stored, in_memory
+from concord.porting.stored import FLOATS, Bits, StoredTensor, in_memory
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import WeightsError
 from concord.spec.parameters import parameters, shape_of
@@ -57,7 +57,9 @@ def renamed(name: str, prefixes: Sequence[str], prefix: str) -> str:
     return prefix + name.removeprefix(prefixes[0]) if prefixes and name.startswith(prefixes[0]) else name
 
 
-def match(found: Mapping[str, Stored], configs: Mapping[str, EncoderConfig], names: Names) -> Checkpoint:
+def match(
+    found: Mapping[str, StoredTensor], configs: Mapping[str, EncoderConfig], names: Names
+) -> Checkpoint:
     """Say what the tensors of a file are; none of their numbers is read but those of copies.
 
     And those that a reason speaks of.
@@ -95,7 +97,9 @@ def match(found: Mapping[str, Stored], configs: Mapping[str, EncoderConfig], nam
 class _Matching:
     """One part of the model against one file."""
 
-    def __init__(self, found: Mapping[str, Stored], config: EncoderConfig, part: str, names: Names) -> None:
+    def __init__(
+        self, found: Mapping[str, StoredTensor], config: EncoderConfig, part: str, names: Names
+    ) -> None:
         self.found, self.config, self.part, self.rules = found, config, part, names.of(part)
         self.context = f"source={names.title}, part={part}"
         self.places = names.places(config, part)
@@ -104,12 +108,12 @@ class _Matching:
         self.owner: dict[str, str] = {}
         self.older: set[str] = set()
         self.problems: list[str] = []
-        self.made: dict[str, Entry] = {}
+        self.made: dict[str, LedgerEntry] = {}
         for name, parameter in parameters(config, part).items():
             self._take(name, shape_of(config, parameter))
         self.others, self.behind = self._carried()
         self.known: set[str] = set()
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, LedgerEntry] = {}
         for native in found:
             if native not in self.owner:
                 self._other(native)
@@ -194,7 +198,7 @@ class _Matching:
         else:
             stored = in_memory(sinusoid(self.config))
             self.tensors[POSITIONS] = LazyTensor(stored.dtype, stored.shape, "", "table", stored.bits)
-            self.made[POSITIONS] = Entry(
+            self.made[POSITIONS] = LedgerEntry(
                 "",
                 POSITIONS,
                 "computed",
@@ -261,7 +265,7 @@ class _Matching:
         name = name or self._plain(native)
         self.others.setdefault(name, _canonical(stored.shape, [native], UNKNOWN, [stored]))
         if copied:
-            self.entries[native] = Entry(
+            self.entries[native] = LedgerEntry(
                 native,
                 self.owner.get(original),
                 "tied",
@@ -271,7 +275,9 @@ class _Matching:
                 stored,
             )
         else:
-            self.entries[native] = Entry(native, None, "ignored", reason, stored.dtype, stored.shape, stored)
+            self.entries[native] = LedgerEntry(
+                native, None, "ignored", reason, stored.dtype, stored.shape, stored
+            )
         if copied or (ignored and ignored.holds in WHOLE):
             self.known.add(name)
 
@@ -296,19 +302,19 @@ class _Matching:
         plain = native.removeprefix(self.prefix)
         return native if plain in self.found or plain in self.others else plain
 
-    def ledger(self) -> Iterator[Entry]:
+    def ledger(self) -> Iterator[LedgerEntry]:
         """Yield a line for each tensor of the file, then for what is in none."""
         for native, stored in self.found.items():
             other = self.entries.get(native)
             reason = "under an older name" if native in self.older else ""
-            yield other or Entry(
+            yield other or LedgerEntry(
                 native, self.owner[native], "read", reason, stored.dtype, stored.shape, stored
             )
         yield from self.made.values()
 
 
 def _canonical(
-    shape: tuple[int, ...], foreign: Sequence[str], layout: str, pieces: Sequence[Stored]
+    shape: tuple[int, ...], foreign: Sequence[str], layout: str, pieces: Sequence[StoredTensor]
 ) -> LazyTensor:
     def bits() -> Bits:
         return (
@@ -320,14 +326,14 @@ def _canonical(
     return LazyTensor(pieces[0].dtype, shape, " + ".join(foreign), layout, bits)
 
 
-def piece(tensor: LazyTensor, place: Binding, number: int, heads: int) -> Stored:
+def piece(tensor: LazyTensor, place: Binding, number: int, heads: int) -> StoredTensor:
     """Return a tensor of another kind of file: a parameter, or one of the pieces that it is kept in.
 
     Args:
         number: of the piece.
         heads: of the model.
     """
-    return Stored(
+    return StoredTensor(
         tensor.dtype,
         place.shape,
         lambda: WEIGHT_LAYOUTS[place.layout].native(tensor.bits(), heads)[number],

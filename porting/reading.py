@@ -12,7 +12,7 @@ from concord.porting.checkpoint import Checkpoint
 from concord.porting.matching import match
 from concord.porting.naming import PARTS, likeness, of_table
 from concord.porting.registry import FORMATS, OWN, Format, known
-from concord.porting.stored import Stored
+from concord.porting.stored import StoredTensor
 from concord.porting.strangers import KIND, described, named
 from concord.spec import checkpoints
 from concord.spec.config import EncoderConfig, from_toml
@@ -273,7 +273,9 @@ def _of_modules(form: Format, path: Path, folder: Path) -> Checkpoint:
     return replace(read_in, files={**folders.carried(folder), **read_in.files})
 
 
-def _of_source(found: dict[str, Stored], table: Table, folder: Path, more: dict[str, Any]) -> Checkpoint:
+def _of_source(
+    found: dict[str, StoredTensor], table: Table, folder: Path, more: dict[str, Any]
+) -> Checkpoint:
     """Return what the tensors of a source are, by its table and its own configuration.
 
     Args:
@@ -303,7 +305,7 @@ def _of_source(found: dict[str, Stored], table: Table, folder: Path, more: dict[
     return replace(matched, files=files, labels=labels, source=table.source, words=words)
 
 
-def _sized(stated: dict[str, Any], found: dict[str, Stored], rules: CheckpointTable) -> dict[str, Any]:
+def _sized(stated: dict[str, Any], found: dict[str, StoredTensor], rules: CheckpointTable) -> dict[str, Any]:
     """Return a configuration with the sizes that it leaves to the tensors."""
     places = {key: place.rpartition(":") for key, place in rules.sizes.items() if stated.get(key) is None}
     sizes = {
@@ -314,7 +316,7 @@ def _sized(stated: dict[str, Any], found: dict[str, Stored], rules: CheckpointTa
     return {**stated, **sizes}
 
 
-def _native(found: dict[str, Stored], form: Format, folder: Path) -> Checkpoint:
+def _native(found: dict[str, StoredTensor], form: Format, folder: Path) -> Checkpoint:
     """Return what the tensors of a backend's model are; the configuration is in the family's words."""
     path = folder / checkpoints.CONFIG
     if not path.exists():

@@ -78,7 +78,7 @@ def widened(bits: Bits, dtype: str) -> Bits:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor of a file.
 
     Attributes:
@@ -110,7 +110,7 @@ class Stored:
         return hashlib.sha256(self.data()).hexdigest()
 
 
-def sliced(mapped: mmap.mmap | bytes, begin: int, dtype: str, shape: tuple[int, ...]) -> Stored:
+def sliced(mapped: mmap.mmap | bytes, begin: int, dtype: str, shape: tuple[int, ...]) -> StoredTensor:
     """Return a tensor of a file that is mapped, as a view of it; one of no elements too.
 
     Args:
@@ -123,13 +123,13 @@ def sliced(mapped: mmap.mmap | bytes, begin: int, dtype: str, shape: tuple[int, 
             return np.zeros(shape, NUMPY[dtype])
         return np.ndarray(shape, NUMPY[dtype], mapped, begin)
 
-    return Stored(dtype, shape, bits)
+    return StoredTensor(dtype, shape, bits)
 
 
-def in_memory(array: Bits, dtype: str | None = None) -> Stored:
+def in_memory(array: Bits, dtype: str | None = None) -> StoredTensor:
     """Return an array as a tensor of a file.
 
     Args:
         dtype: by default the array's own.
     """
-    return Stored(dtype or array.dtype.name, array.shape, lambda: array)
+    return StoredTensor(dtype or array.dtype.name, array.shape, lambda: array)

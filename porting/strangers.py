@@ -14,7 +14,7 @@ from typing import Any
 
 from concord.porting.matching import renamed
 from concord.porting.naming import without_heads
-from concord.porting.stored import Stored
+from concord.porting.stored import StoredTensor
 from concord.spec.sources.names import fill
 from concord.spec.sources.schema import PartTable, Table
 from concord.spec.sources.table import part_of
@@ -81,7 +81,7 @@ def named(stated: Mapping[str, Any]) -> str:
     return f"{kind} ({_cut(', '.join(listed))})" if listed else kind
 
 
-def described(found: Mapping[str, Stored], stated: Mapping[str, Any], tables: Iterable[Table]) -> str:
+def described(found: Mapping[str, StoredTensor], stated: Mapping[str, Any], tables: Iterable[Table]) -> str:
     """Return the nearest of the family, and what differs, in a line.
 
     Args:
@@ -108,7 +108,7 @@ def described(found: Mapping[str, Stored], stated: Mapping[str, Any], tables: It
 class _Nearness:
     """A table, held to a file and its configuration."""
 
-    def __init__(self, table: Table, found: Mapping[str, Stored], stated: Mapping[str, Any]) -> None:
+    def __init__(self, table: Table, found: Mapping[str, StoredTensor], stated: Mapping[str, Any]) -> None:
         self.table, self.found, self.stated = table, found, stated
         self.part = without_heads(table)
         self.wanted = self._named(self.part)

@@ -18,7 +18,7 @@ from concord.porting.containers import hdf5
 from concord.porting.matching import piece
 from concord.porting.onnx import graph
 from concord.porting.registry import FORMATS, KERAS, ONNX, OWN, Format, known
-from concord.porting.stored import Stored
+from concord.porting.stored import StoredTensor
 from concord.spec import checkpoints
 from concord.spec.errors import SpecError
 from concord.spec.files import parse_json, refusing, sha256_of, write_bytes
@@ -89,7 +89,7 @@ def _in_the_way(path: Path, force: bool) -> str:
     return ""
 
 
-def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, Stored]:
+def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, StoredTensor]:
     """Return the tensors that a format's file has, by its names and in its layouts.
 
     Each is read when it is written.
@@ -150,9 +150,9 @@ def _follows(checkpoint: Checkpoint, name: str) -> bool:
     return np.array_equal(found, sinusoid(checkpoint.config).astype(found.dtype))
 
 
-def _as_they_were(checkpoint: Checkpoint) -> dict[str, Stored]:
+def _as_they_were(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
     """Return the tensors of a checkpoint under the names that its own file had, other heads too."""
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredTensor] = {}
     heads = checkpoint.config.num_heads
     owned = {
         native: (name, number)

@@ -2,8 +2,18 @@
 
 from concord.speed.compare import compare
 from concord.speed.measure import measure
-from concord.speed.plan import Mode, Plan
+from concord.speed.plan import Mode, SpeedPlan
 from concord.speed.presets import PRESETS, Workload, workload
-from concord.speed.record import Record, read
+from concord.speed.record import SpeedRecord, read
 
-__all__ = ["PRESETS", "Mode", "Plan", "Record", "Workload", "compare", "measure", "read", "workload"]
+__all__ = [
+    "PRESETS",
+    "Mode",
+    "SpeedPlan",
+    "SpeedRecord",
+    "Workload",
+    "compare",
+    "measure",
+    "read",
+    "workload",
+]

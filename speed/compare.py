@@ -14,7 +14,7 @@ Clocks and placement do as much.
 
 
 @dataclass(frozen=True)
-class Change:
+class TimeChange:
     """One measurement, old and new.
 
     Attributes:
@@ -46,14 +46,14 @@ def drift(old: Mapping[str, Any], new: Mapping[str, Any]) -> float | None:
     return ratios[0] if ratios else None
 
 
-def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
+def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[TimeChange]:
     """Compare two records (:func:`concord.speed.record.read`), entry by entry."""
     before, after = (
         {(e["backend"], e["mode"], e["workload"]): e for e in data["entries"]} for data in (old, new)
     )
     for key in dict.fromkeys([*before, *after]):
         if key not in before or key not in after:
-            yield Change(*key, "new" if key in after else "gone")
+            yield TimeChange(*key, "new" if key in after else "gone")
         else:
             yield _change(
                 key,
@@ -65,15 +65,15 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
 
 def _change(
     key: tuple[str, str, str], old: Mapping[str, Any], new: Mapping[str, Any], same_work: bool
-) -> Change:
+) -> TimeChange:
     if not same_work:
-        return Change(*key, "cannot say", detail="the workload is not the same")
+        return TimeChange(*key, "cannot say", detail="the workload is not the same")
     a, b = old.get("summary"), new.get("summary")
     if not a or not b:
-        return Change(*key, "cannot say", detail=f"was {old['status']}, is {new['status']}")
+        return TimeChange(*key, "cannot say", detail=f"was {old['status']}, is {new['status']}")
     ratio = b["median_seconds"] / a["median_seconds"]
     # The noise of each side is the range of the middle half of its turns, doubled: all but few turns lie
     # within it.
     noise = MARGIN + sum(2 * (s["high_seconds"] - s["low_seconds"]) / s["median_seconds"] for s in (a, b))
     verdict = "slower" if ratio > 1 + noise else "faster" if 1 / ratio > 1 + noise else "same"
-    return Change(*key, verdict, a["median_seconds"], b["median_seconds"], ratio, noise)
+    return TimeChange(*key, verdict, a["median_seconds"], b["median_seconds"], ratio, noise)

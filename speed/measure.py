@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from concord.speed.peers import PEER_EXECUTIONS, PEERS
-from concord.speed.plan import Mode, Plan
+from concord.speed.plan import Mode, SpeedPlan
 from concord.speed.team import Known, Team, Told
 
 Kept = Callable[[dict[str, Any]], None]
@@ -17,7 +17,7 @@ Kept = Callable[[dict[str, Any]], None]
 
 
 def measure(
-    plan: Plan,
+    plan: SpeedPlan,
     done: Sequence[tuple[str, str, str]] = (),
     keep: Kept = lambda entry: None,
     tell: Told = lambda text: None,

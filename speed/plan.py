@@ -47,7 +47,7 @@ class Mode:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SpeedPlan:
     """What is measured.
 
     Attributes:

@@ -17,7 +17,7 @@ from concord.spec.config import from_mapping
 from concord.spec.errors import SpecError, located, refuse
 from concord.spec.files import typed
 from concord.speed import statistics
-from concord.speed.plan import Plan
+from concord.speed.plan import SpeedPlan
 from concord.speed.presets import Workload
 from concord.speed.schema import Measurements
 from concord.speed.work import flops, real_tokens
@@ -25,7 +25,7 @@ from concord.speed.work import flops, real_tokens
 KIND = "speed"
 
 
-class Record:
+class SpeedRecord:
     """A record that grows.
 
     Args:
@@ -36,7 +36,7 @@ class Record:
         SpecError: naming every workload that the record has measured otherwise than it is measured now.
     """
 
-    def __init__(self, plan: Plan, data: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, plan: SpeedPlan, data: Mapping[str, Any] | None = None) -> None:
         earlier = data or {}
         before = earlier.get("workloads", {})
         others = [

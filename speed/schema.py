@@ -33,7 +33,7 @@ class Machine(TypedDict):
     concord: NotRequired[str | None]
 
 
-class Settings(TypedDict):
+class SpeedSettings(TypedDict):
     """How it was measured."""
 
     __pydantic_config__ = OPEN  # type: ignore[misc]
@@ -48,7 +48,7 @@ class Settings(TypedDict):
     cores_busy_before: NotRequired[Number]
 
 
-class About(TypedDict):
+class BackendAbout(TypedDict):
     """What a backend said of itself."""
 
     __pydantic_config__ = OPEN  # type: ignore[misc]
@@ -107,7 +107,7 @@ class Summary(TypedDict):
     busy_cores: Number | None
 
 
-class Entry(TypedDict):
+class MeasuredEntry(TypedDict):
     """One backend in one mode on one workload."""
 
     __pydantic_config__ = OPEN  # type: ignore[misc]
@@ -138,8 +138,8 @@ class Measurements(TypedDict):
     seconds: Number
     complete: bool
     machine: Machine
-    settings: Settings
+    settings: SpeedSettings
     workloads: dict[Name, Work]
-    backends: dict[Name, Annotated[dict[str, About], Field(min_length=1)]]
+    backends: dict[Name, Annotated[dict[str, BackendAbout], Field(min_length=1)]]
     best_product_gflops: dict[str, Number]
-    entries: list[Entry]
+    entries: list[MeasuredEntry]

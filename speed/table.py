@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from concord.speed.compare import Change, drift
+from concord.speed.compare import TimeChange, drift
 from concord.speed.growth import curves, exponent
 
 HARMLESS = ("unsupported", "absent", "as tuned")
@@ -203,7 +203,7 @@ def greedy(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def show_changes(
-    old: Mapping[str, Any], new: Mapping[str, Any], changes: Iterable[Change], console: Console
+    old: Mapping[str, Any], new: Mapping[str, Any], changes: Iterable[TimeChange], console: Console
 ) -> None:
     """Print what changed between two records."""
     table = Table(title="New against old", title_justify="left", title_style="bold")

@@ -27,7 +27,7 @@ from concord.spec.errors import SpecError
 from concord.spec.parameters import initialize
 from concord.speed import truth
 from concord.speed.peers import PEERS
-from concord.speed.plan import SQUARE, Mode, Plan
+from concord.speed.plan import SQUARE, Mode, SpeedPlan
 from concord.speed.presets import SEED, Workload
 from concord.speed.statistics import median, settled
 from concord.speed.work import product_sizes
@@ -49,7 +49,7 @@ def alike(tuned: Mapping[str, Any], shipped: Mapping[str, Any]) -> bool:
     )
 
 
-def rules_of(work: Workload, plan: Plan, about: Mapping[str, Any]) -> str | None:
+def rules_of(work: Workload, plan: SpeedPlan, about: Mapping[str, Any]) -> str | None:
     """Return the mode by which results are judged where it is not that of their precision.
 
     That of float32 products on a GPU.
@@ -76,7 +76,7 @@ class Known:
         rates: of bare products, in GFLOP/s: sizes and precision to backend to what it reached.
     """
 
-    def __init__(self, plan: Plan, ahead: int) -> None:
+    def __init__(self, plan: SpeedPlan, ahead: int) -> None:
         self.ahead = ahead
         self.end = math.inf if plan.budget is None else time.perf_counter() + plan.budget
         self.took: dict[Workload, float] = {}
@@ -102,7 +102,7 @@ class Known:
 class Member:
     """A backend in one mode: its worker, and what is known of it."""
 
-    def __init__(self, name: str, mode: Mode, plan: Plan, pool: Pool) -> None:
+    def __init__(self, name: str, mode: Mode, plan: SpeedPlan, pool: Pool) -> None:
         self.name = name
         self.failure: tuple[str, str] | None = None
         self.about: dict[str, Any] = {}
@@ -172,7 +172,7 @@ class Team:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: SpeedPlan,
         mode: Mode,
         names: Sequence[str],
         works: Sequence[Workload],

@@ -18,9 +18,9 @@ from concord.commands import show
 from concord.conformance.campaign import Settings
 from concord.spec.batch import batch_of_lengths
 from concord.training import checkpoint
-from concord.training.attention import Maps, Reading, look
+from concord.training.attention import Maps, ReadText, look
 from concord.training.attention.figure import figure
-from concord.training.attention.page import LOWEST, NONE, ZERO, codes_of_errors, codes_of_weights, page
+from concord.training.attention.page import page
 from concord.training.data import TextEncoder
 from tests.conftest import small_config
 from tests.test_html import Outline, said
@@ -32,12 +32,12 @@ Invoke = Callable[..., tuple[int, str, list[str]]]
 RIGHT, WRONG = toy("NumpyBackend"), toy("WrongSecondHead")
 
 
-def reading_of(config: spec.EncoderConfig, lengths: int, tokens: int) -> Reading:
+def reading_of(config: spec.EncoderConfig, lengths: int, tokens: int) -> ReadText:
     batch = batch_of_lengths(config, [lengths], tokens)
     parts = (np.arange(tokens) >= 3).astype(np.int64)
     if config.num_segments:
         batch = replace(batch, segment_ids=parts[None])
-    return Reading(
+    return ReadText(
         "a text",
         config,
         spec.initialize(config),
@@ -103,8 +103,8 @@ def test_the_page_holds_weights_and_errors_as_halves(two: Maps) -> None:
             first += [codes] if place == 0 else []
             halves = (codes ^ first[layer] if place else codes).view("<f2")
             np.testing.assert_array_equal(halves, side.weights[layer].astype("<f2"))
-            errors = codes_of_errors(side.errors[layer], coarse=False)
-            np.testing.assert_array_equal(unpacked(f"e{place}-{layer}"), errors)
+            errors = unpacked(f"e{place}-{layer}").view("<f2")
+            np.testing.assert_array_equal(errors, side.errors[layer].astype("<f2"))
 
 
 def test_names_of_tokens_cannot_leave_the_page(two: Maps) -> None:
@@ -112,29 +112,6 @@ def test_names_of_tokens_cannot_leave_the_page(two: Maps) -> None:
     outline = Outline(page(replace(two, reading=replace(two.reading, tokens=names))))
     assert outline.wrong == []
     assert not [tag for tag, _ in outline.tags if tag == "img"]
-
-
-def test_bytes_of_large_maps_keep_sign_order_and_size() -> None:
-    weights = np.array([0.0, 1e-4, 0.01, 0.5, 1.0, np.nan, -3.0])
-    codes = codes_of_weights(weights, coarse=True)
-    assert codes[-2:].tolist() == [NONE, NONE]
-    back = (codes[:5] / 254.0) ** 2
-    assert (abs(back - weights[:5]) <= np.sqrt(weights[:5]) / 254 + (0.5 / 254) ** 2 + 1e-15).all()
-    errors = np.array([-np.inf, -300.0, -0.5, 0.0, 0.5, 300.0, np.inf, np.nan])
-    found = codes_of_errors(errors, coarse=True).tolist()
-    assert found == [0, 2 * ZERO - found[5], 2 * ZERO - found[4], ZERO, found[4], found[5], 2 * ZERO, NONE]
-    assert abs((found[5] - ZERO - 1) / 2 + LOWEST - np.log2(300.0)) <= 0.25
-    assert abs((found[4] - ZERO - 1) / 2 + LOWEST - np.log2(0.5)) <= 0.25
-
-
-def test_what_is_not_determined_has_no_error(two: Maps) -> None:
-    lost = [replace(side, errors=np.full_like(side.errors, np.nan)) for side in two.sides]
-    assert {tuple(row[4:]) for row in replace(two, sides=tuple(lost)).table()[1]} == {("–", "–", "–")}
-
-
-def test_masked_cells_segments_and_padding_are_told_apart(two: Maps) -> None:
-    assert two.reading.visible.tolist() == [True] * 8 + [False] * 3
-    assert two.reading.segments == [0] * 3 + [1] * 5 + [-1] * 3
 
 
 def test_overwritten_weights_of_padded_queries_are_no_weights() -> None:
@@ -156,7 +133,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         token_padding_row=encoder.pad_id,
     )
     folder = tmp_path_factory.mktemp("runs") / "chinese"
-    checkpoint.write(folder, checkpoint.Checkpoint(config, spec.initialize(config), encoder=encoder))
+    checkpoint.write(folder, checkpoint.TrainingCheckpoint(config, spec.initialize(config), encoder=encoder))
     return folder
 
 

@@ -12,26 +12,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from concord import porting, spec
+from concord import porting
 from concord.cli import app
 from concord.porting.comparison import Comparison, classify, compare
 from concord.porting.comparison.kinds import MEANINGS
 from concord.porting.comparison.words import say
 from concord.spec.errors import SpecError
 from concord.spec.precision import precision
+from tests.toys.checkpoints import CONFIG, WEIGHTS
 from tests.toys.ready import headed
 
-SIZES = {
-    "vocab_size": 29,
-    "d_model": 14,
-    "num_heads": 2,
-    "d_ff": 17,
-    "num_classes": 3,
-    "num_layers": 2,
-    "max_positions": 13,
-}
-CONFIG = spec.variant("bert", **SIZES)
-WEIGHTS = {name: array.astype(np.float32) for name, array in spec.initialize(CONFIG, seed=3).items()}
 QUERY, OUTPUT = "layers.0.attention.query.weight", "layers.1.attention.output.weight"
 TOKEN, POSITION, GAIN = "embeddings.token.weight", "embeddings.position.weight", "embeddings.norm.weight"
 Array = np.ndarray[Any, Any]
@@ -50,7 +40,6 @@ def put(array: Array, row: int, value: float) -> Array:
 WRONG: dict[str, tuple[str, Callable[[Array], Array], str, str]] = {
     "transposed": (QUERY, lambda a: a.T, "transposed", "since it is square"),
     "permuted": (QUERY, lambda a: np.roll(a, 7, 1), "heads permuted: B's heads are A's 1, 0", "reordered"),
-    "permuted rows": (OUTPUT, lambda a: np.roll(a, 7, 0), "heads permuted", "reordered"),
     "interleaved": (QUERY, interleaved, "heads interleaved", "(head_dim, heads)"),
     "shifted": (
         POSITION,
@@ -76,23 +65,11 @@ WRONG: dict[str, tuple[str, Callable[[Array], Array], str, str]] = {
         "16 columns stand in another order, the first at 0, 1",
         "model computes the same if all",
     ),
-    "reordered units of a vector": (
-        "layers.1.feed_forward.inner.bias",
-        lambda a: a[::-1],
-        "elements stand in another order",
-        "model computes the same if all",
-    ),
     "reordered classes": (
         "classifier.weight",
         lambda a: a[:, [0, 2, 1]],
         "2 columns stand in another order, the first at 1, 2",
         "the classes were reordered",
-    ),
-    "reordered segments": (
-        "embeddings.segment.weight",
-        lambda a: a[::-1],
-        "2 rows stand in another order",
-        "sorted or mapped anew",
     ),
     "four bits": (
         TOKEN,
@@ -101,7 +78,6 @@ WRONG: dict[str, tuple[str, Callable[[Array], Array], str, str]] = {
         "quantised to 4 bits",
     ),
     "bfloat16": (QUERY, lambda a: precision("bfloat16").round(a), "rounded to bfloat16", "saved in"),
-    "float16": (QUERY, lambda a: precision("float16").round(a), "rounded to float16", "saved in"),
     "scaled": (TOKEN, lambda a: a * np.float32(np.sqrt(14)), "B is A times 3.7416", "the root of d_model"),
     "negated": (QUERY, lambda a: -a, "B is A times -1", "sign"),
     "offset": (GAIN, lambda a: a - 1, "B is A plus -1", "a gain without its 1"),
@@ -305,14 +281,8 @@ def with_number(value: float) -> Array:
 
 ODD: dict[str, tuple[float, float, str]] = {
     "NaN in one": (0.5, np.nan, "1 of 196 numbers differ; of these 1 is a number in A and NaN in B"),
-    "NaN in the other": (np.nan, 0.5, "1 of 196 numbers differ; of these 1 is NaN in A and a number in B"),
     "NaN in both": (np.nan, OTHER_NAN, "1 of 196 numbers differ; of these 1 is NaN in both, of other bits"),
     "infinity": (0.5, np.inf, "1 of 196 numbers differ; of these 1 is a number in A and infinity in B"),
-    "both infinities": (
-        np.inf,
-        -np.inf,
-        "1 of 196 numbers differ; of these 1 is infinity in A and -infinity in B",
-    ),
     "NaN for infinity": (
         np.nan,
         -np.inf,

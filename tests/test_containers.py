@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concord.porting import registry
-from concord.porting.bugs.files import Runs
+from concord.porting.bugs.files import RunsCode
 from concord.porting.containers import (
     HDF5,
     MSGPACK,
@@ -159,7 +159,7 @@ def test_arrays_are_found_in_every_protocol(protocol: int, tmp_path: Path) -> No
 def test_a_pickle_that_would_run_something_is_refused_by_name(
     tmp_path: Path, place: str, container: Container
 ) -> None:
-    trap = Runs(tmp_path / "made")
+    trap = RunsCode(tmp_path / "made")
     given: dict[str, Any] = {"entry": {"a": np.zeros(3), "b": trap}, "key of a list": [[trap]]}
     path = tmp_path / WRITTEN[container]
     path.write_bytes(pickle.dumps(given.get(place, trap), 2))

@@ -54,12 +54,6 @@ def test_metrics_are_those_counted_by_hand() -> None:
     assert abs(scores["macro_f1"] - 29 / 45) <= math.ulp(29 / 45)
 
 
-def test_metrics_do_not_depend_on_how_samples_come() -> None:
-    whole = predictions(logits_for(CHOSEN, 3), TRUTH)
-    parts = predictions(logits_for(CHOSEN, 3), TRUTH, 2, 13, 17)
-    assert (whole.scores(), whole.loss) == (parts.scores(), parts.loss)
-
-
 def test_one_logit_is_that_of_the_second_class() -> None:
     logits = np.array([[3.0], [-2.0], [0.0], [1e-30], [np.inf]])
     assert predicted(logits).tolist() == [1, 0, 0, 1, 1]

@@ -34,7 +34,7 @@ from concord.spec.sources import table
 from concord.speed import compare, markdown, presets
 from concord.speed import record as speed_record
 from concord.speed.page import page as speed_page
-from concord.speed.plan import Plan
+from concord.speed.plan import SpeedPlan
 from concord.speed.table import show, show_changes
 from tests.toys import records
 from tests.toys.mutations import mutated
@@ -98,7 +98,9 @@ def show_dumps(folder: Path) -> None:
 def show_speed(folder: Path) -> None:
     data = speed_record.read(folder / "speed.json")
     show_changes(data, data, list(compare(data, data)), quietly())
-    made = speed_record.Record(Plan(names=("torch",), workloads=(), modes=(), limit=16.0), data).record()
+    made = speed_record.SpeedRecord(
+        SpeedPlan(names=("torch",), workloads=(), modes=(), limit=16.0), data
+    ).record()
     speed_page(made)
     resumed = record.data(made)
     show(resumed, quietly())

@@ -18,27 +18,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from concord import porting, spec
+from concord import porting
 from concord.porting import registry
 from concord.spec import folders
 from concord.spec.errors import SpecError
+from tests.toys.checkpoints import CONFIG, bits, drawn, in_bytes
 from tests.toys.copies import in_a_copy
 from tests.toys.ready import hugging_face
 
-SIZES = {
-    "vocab_size": 29,
-    "d_model": 14,
-    "num_heads": 2,
-    "d_ff": 17,
-    "num_classes": 3,
-    "num_layers": 1,
-    "max_positions": 13,
-}
-CONFIG = spec.variant("bert", **SIZES)
-OLD, NEW = (
-    {name: array.astype(np.float32) for name, array in spec.initialize(CONFIG, seed=seed).items()}
-    for seed in (3, 5)
-)
+OLD, NEW = (drawn(CONFIG, seed=seed) for seed in (3, 5))
 
 LINES = (
     "spec/folders.py",
@@ -104,12 +92,6 @@ def killed(at: int, act: Callable[[], None]) -> list[str]:
     return said.decode().splitlines()
 
 
-def bits(path: Path) -> dict[str, bytes]:
-    checkpoint = porting.read(path)
-    checkpoint.checked()
-    return {name: array.tobytes() for name, array in checkpoint.weights().items()}
-
-
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize(
     ("format", "spread"),
@@ -122,7 +104,7 @@ def bits(path: Path) -> dict[str, bytes]:
 def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(
     tmp_path: Path, format: str, spread: int, force: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, new = ({name: array.tobytes() for name, array in weights.items()} for weights in (OLD, NEW))
+    old, new = (in_bytes(weights) for weights in (OLD, NEW))
 
     def write() -> None:
         porting.write(porting.from_weights(CONFIG, NEW), tmp_path / "out", format, force=force)
@@ -171,7 +153,7 @@ def test_without_such_a_step_two_that_write_are_still_told_from_each_other(
     with pytest.raises(FileExistsError), folders.new_folder(tmp_path / "out"):
         pass
     porting.write(porting.from_weights(CONFIG, NEW), tmp_path / "out", "concord", force=True)
-    assert bits(tmp_path / "out") == {name: array.tobytes() for name, array in NEW.items()}
+    assert bits(tmp_path / "out") == in_bytes(NEW)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -187,10 +169,10 @@ def test_the_command_writes_where_it_is_told_and_replaces_by_force_alone(
     assert (code, len(lines), bits(tmp_path / "old")) == (
         2,
         1,
-        {name: array.tobytes() for name, array in OLD.items()},
+        in_bytes(OLD),
     )
     assert invoke("port", "new", "-o", "old", "--to", "keras", "--force")[0] == 0
-    assert bits(tmp_path / "old") == {name: array.tobytes() for name, array in NEW.items()}
+    assert bits(tmp_path / "old") == in_bytes(NEW)
 
 
 def test_classes_that_are_counted_but_not_named_are_still_as_many(tmp_path: Path) -> None:

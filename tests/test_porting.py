@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +14,14 @@ from safetensors.numpy import save_file
 from concord import conformance, porting, spec
 from concord.backends.interface import Run
 from concord.porting import registry
-from concord.porting.containers import SAFETENSORS, TORCH, safetensors
+from concord.porting.containers import TORCH, safetensors
 from concord.porting.containers.container import INDEX
 from concord.porting.stored import in_memory, widened
 from concord.spec.errors import SpecError, WeightsError
 from concord.spec.sources import table
+from tests.toys.checkpoints import CONFIG, SIZES, WEIGHTS, bits, drawn, in_bytes
 
-SIZES = {
-    "vocab_size": 29,
-    "d_model": 14,
-    "num_heads": 2,
-    "d_ff": 17,
-    "num_classes": 3,
-    "num_layers": 2,
-    "max_positions": 13,
-}
 BERT = table.load("bert-hugging-face")
-CONFIG = spec.variant("bert", **SIZES)
-WEIGHTS = {name: array.astype(np.float32) for name, array in spec.initialize(CONFIG, seed=3).items()}
-HEAD = {"pooler.weight", "pooler.bias", "classifier.weight", "classifier.bias"}
 
 
 def named(prefix: str = "bert.") -> dict[str, np.ndarray]:
@@ -61,65 +49,9 @@ def test_a_hugging_face_classifier_is_read(tmp_path: Path) -> None:
     read = porting.read(folder)
     assert (read.part, read.config, read.labels) == ("model", CONFIG, ("a", "b", "c"))
     assert list(read.tensors) == list(spec.parameters(CONFIG))
-    assert {name: array.tobytes() for name, array in read.weights().items()} == {
-        name: array.tobytes() for name, array in WEIGHTS.items()
-    }
+    assert bits(read) == in_bytes(WEIGHTS)
     assert set(read.files) == {"config.json", "vocab.txt"}
     assert {entry.status for entry in read.ledger} == {"read"}
-
-
-@pytest.mark.parametrize("prefix", ["bert.", ""])
-@pytest.mark.parametrize("pooler", [True, False])
-def test_a_model_without_a_head_is_an_encoder(tmp_path: Path, prefix: str, pooler: bool) -> None:
-    tensors = {
-        name: array
-        for name, array in named(prefix).items()
-        if "classifier" not in name and (pooler or "pooler" not in name)
-    }
-    read = porting.read(
-        hugging_face(tmp_path, {**tensors, f"{prefix}embeddings.position_ids": np.arange(13)[None]})
-    )
-    assert read.part == "encoder"
-    assert set(read.weights()) == set(WEIGHTS) - HEAD
-    ignored = {entry.foreign for entry in read.ledger if entry.status == "ignored" and entry.reason}
-    assert ignored == {
-        f"{prefix}embeddings.position_ids",
-        *((f"{prefix}pooler.dense.{leaf}" for leaf in ("weight", "bias")) if pooler else ()),
-    }
-
-
-def test_heads_of_pretraining_are_ignored_and_copies_are_told_from_others(tmp_path: Path) -> None:
-    tensors = {name: array for name, array in named().items() if "classifier" not in name}
-    token = tensors["bert.embeddings.word_embeddings.weight"]
-    head = {"cls.predictions.bias": token[:, 0].copy(), "cls.predictions.decoder.weight": token}
-    status = {
-        entry.foreign: entry for entry in porting.read(hugging_face(tmp_path, {**tensors, **head})).ledger
-    }
-    assert status["cls.predictions.decoder.weight"].status == "tied"
-    assert status["cls.predictions.decoder.weight"].name == "embeddings.token.weight"
-    assert status["cls.predictions.bias"].status == "ignored"
-    status = {
-        entry.foreign: entry
-        for entry in porting.read(
-            hugging_face(tmp_path, {**tensors, **head, "cls.predictions.decoder.weight": token + 1})
-        ).ledger
-    }
-    assert (
-        status["cls.predictions.decoder.weight"].status,
-        "is no copy of" in status["cls.predictions.decoder.weight"].reason,
-    ) == ("ignored", True)
-
-
-def test_names_of_older_versions_are_read(tmp_path: Path) -> None:
-    older = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): array
-        for name, array in named().items()
-    }
-    read = porting.read(hugging_face(tmp_path, older))
-    assert {name: array.tobytes() for name, array in read.weights().items()} == {
-        name: array.tobytes() for name, array in WEIGHTS.items()
-    }
-    assert sum(entry.reason == "under an older name" for entry in read.ledger) == 10
 
 
 def test_of_the_files_of_a_folder_of_the_hub_the_first_is_read_as_by_transformers(tmp_path: Path) -> None:
@@ -153,58 +85,6 @@ def test_of_two_files_that_say_nothing_of_each_other_one_must_be_named(tmp_path:
     )
 
 
-@pytest.mark.parametrize(("container", "stem"), [(SAFETENSORS, "model"), (TORCH, "pytorch_model")])
-def test_several_files_are_read_through_their_index(tmp_path: Path, container: Any, stem: str) -> None:
-    tensors = named()
-    hugging_face(tmp_path, tensors)
-    (tmp_path / "model.safetensors").unlink()
-    ending = {"model": ".safetensors", "pytorch_model": ".bin"}[stem]
-    shards = {name: f"{stem}-0000{1 + n % 2}-of-00002{ending}" for n, name in enumerate(tensors)}
-    for shard in set(shards.values()):
-        container.write(
-            tmp_path / shard, {name: in_memory(tensors[name]) for name in tensors if shards[name] == shard}
-        )
-    index = tmp_path / f"{stem}{ending}{INDEX}"
-    index.write_text(json.dumps({"weight_map": shards}))
-    assert porting.recognise(tmp_path).format == (
-        "hugging-face" if container is SAFETENSORS else "hugging-face-bin"
-    )
-    assert porting.read(tmp_path).weights().keys() == WEIGHTS.keys()
-    for outside in ("../model.safetensors", "/etc/passwd", ".."):
-        index.write_text(json.dumps({"weight_map": {**shards, "classifier.bias": outside}}))
-        with pytest.raises(SpecError, match="must lie beside it"):
-            porting.read(tmp_path)
-    index.write_text(
-        json.dumps(
-            {"weight_map": {name: shard for name, shard in shards.items() if name != "classifier.bias"}}
-        )
-    )
-    with pytest.raises(SpecError, match="the index does not say so"):
-        porting.read(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        (
-            "position_embedding_type",
-            "relative_key",
-            '\'position_embedding_type\' is "relative_key" but must be "absolute"',
-        ),
-        ("is_decoder", True, "'is_decoder' is true but must be false"),
-        ("model_type", "gpt2", '\'model_type\' is "gpt2" but must be "bert"'),
-        ("hidden_act", "silu", "'hidden_act' is 'silu' but must be one of gelu"),
-        ("problem_type", "regression", "'problem_type' is \"regression\""),
-    ],
-)
-def test_what_the_family_does_not_have_is_refused_by_name(
-    tmp_path: Path, key: str, value: object, said: str
-) -> None:
-    with pytest.raises(SpecError) as caught:
-        porting.read(hugging_face(tmp_path, **{key: value}))
-    assert said in str(caught.value)
-
-
 def test_all_that_is_wrong_with_tensors_is_told_at_once(tmp_path: Path) -> None:
     tensors = {
         name: array for name, array in named().items() if "layer.1.intermediate.dense.bias" not in name
@@ -235,48 +115,44 @@ def entry(begin: int, end: int, shape: list[int] | None = None, dtype: str = "F3
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "header says 0 bytes; it has 0 bytes"),
-        ((1 << 62).to_bytes(8, "little"), "header says"),
         (header(a=entry(0, 8)), "not fully covered"),
         (header(a=entry(0, 8), b=entry(4, 12)) + bytes(12), "invalid offset for tensor `b`"),
         (header(a=entry(0, 8), b=entry(12, 20)) + bytes(20), "invalid offset for tensor `b`"),
         (header(a=entry(0, 8, [1 << 39] * 3)) + bytes(8), "overflow"),
         (header(a=entry(0, 0, [1 << 60, 0])), "is no shape"),
-        (header(a=entry(0, 0, [0] * 70)), "is no shape"),
-        (header(a=entry(0, 8, dtype="F33")) + bytes(8), "unknown variant `F33`"),
         (header(a=entry(0, 2, dtype="F8_E8M0")) + bytes(2), "must have one of F64"),
-        (header(a=entry(0, 8)) + bytes(9), "not fully covered"),
-        (header(a=3), "invalid type"),
-        ((2).to_bytes(8, "little") + b"[]", "invalid type"),
     ],
 )
 def test_a_spoilt_safetensors_file_is_refused_in_a_line(tmp_path: Path, content: bytes, said: str) -> None:
-    folder = hugging_face(tmp_path)
-    (folder / "model.safetensors").write_bytes(content)
-    with pytest.raises(SpecError, match=f"not a whole safetensors file|{said}") as caught:
-        porting.read(folder)
-    assert said in str(caught.value)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(SpecError, match=said) as caught:
+        safetensors.read(tmp_path / "model.safetensors")
+    assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize("prefix", ["bert.", ""])
+def test_a_model_without_a_head_is_an_encoder(tmp_path: Path, prefix: str) -> None:
+    tensors = {name: array for name, array in named(prefix).items() if "classifier" not in name}
+    position_ids = f"{prefix}embeddings.position_ids"
+    read = porting.read(hugging_face(tmp_path, {**tensors, position_ids: np.arange(13)[None]}))
+    assert (read.part, set(read.weights())) == ("encoder", set(spec.parameters(CONFIG, "encoder")))
+    ignored = {entry.foreign for entry in read.ledger if entry.status == "ignored" and entry.reason}
+    assert ignored == {position_ids, *(f"{prefix}pooler.dense.{leaf}" for leaf in ("weight", "bias"))}
+
+
+def test_shards_of_pytorchs_own_files_are_read_through_their_index(tmp_path: Path) -> None:
+    shards = {f"pytorch_model-0000{n}-of-00002.bin": list(named())[n - 1 :: 2] for n in (1, 2)}
+    hugging_face(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    for shard, names in shards.items():
+        TORCH.write(tmp_path / shard, {name: in_memory(named()[name]) for name in names})
+    index = {name: shard for shard, names in shards.items() for name in names}
+    (tmp_path / f"pytorch_model.bin{INDEX}").write_text(json.dumps({"weight_map": index}))
+    assert porting.recognise(tmp_path).format == "hugging-face-bin"
+    assert bits(tmp_path) == in_bytes(WEIGHTS)
 
 
 # Writing.
-
-
-def bits(checkpoint: porting.Checkpoint) -> dict[str, bytes]:
-    return {name: array.tobytes() for name, array in checkpoint.weights().items()}
-
-
-@pytest.mark.parametrize("part", ["model", "encoder"])
-@pytest.mark.parametrize("variant", spec.variants())
-def test_own_checkpoints_come_back_bit_for_bit(tmp_path: Path, variant: str, part: str) -> None:
-    config = spec.variant(variant, **SIZES)
-    weights = spec.initialize(config, part=part)
-    porting.write(porting.from_weights(config, weights, part), tmp_path / "own", "concord")
-    read = porting.read(tmp_path / "own")
-    assert (read.config, read.part, bits(read)) == (
-        config,
-        part,
-        {name: array.tobytes() for name, array in weights.items()},
-    )
 
 
 def test_a_port_there_and_back_is_the_same_checkpoint(tmp_path: Path) -> None:
@@ -364,7 +240,7 @@ def test_bfloat16_comes_back_bit_for_bit(tmp_path: Path) -> None:
     porting.write(dataclasses.replace(read, tensors=narrow), tmp_path / "own", "concord")
     back = porting.read(tmp_path / "own")
     assert {tensor.dtype for tensor in back.tensors.values()} == {"bfloat16"}
-    assert bits(back) == {name: array.tobytes() for name, array in single.items()}
+    assert bits(back) == in_bytes(single)
     assert all((widened(half, "bfloat16") == single[name]).all() for name, half in halves.items())
 
 
@@ -400,10 +276,7 @@ def test_a_table_of_ones_own_is_read(tmp_path: Path) -> None:
 
 # Every format there is.
 
-ORBAX = "jax-orbax"
-NATIVE = [
-    name for name, form in registry.FORMATS.items() if not form.source and name not in (ORBAX, registry.ONNX)
-]
+NATIVE = [name for name, form in registry.FORMATS.items() if not form.source and name != registry.ONNX]
 SOURCES = [
     (name, part)
     for name, form in registry.FORMATS.items()
@@ -440,9 +313,7 @@ def test_bare_models_of_the_same_names_are_told_apart_by_their_kind(
     assert porting.recognise(tmp_path / "bare").format == format
     read = porting.read(tmp_path / "bare")
     assert (read.part, read.config.position_start) == ("encoder", 0 if kind == "bert" else 2)
-    assert {name: array.tobytes() for name, array in read.weights().items()} == {
-        name: array.tobytes() for name, array in weights.items()
-    }
+    assert bits(read) == in_bytes(weights)
     porting.write(read, tmp_path / "again", format)
     assert json.loads((tmp_path / "again/config.json").read_text())["model_type"] == kind
     (tmp_path / "bare/config.json").write_text(json.dumps({**stated, "model_type": kind, "pad_token_id": 3}))
@@ -498,22 +369,21 @@ def test_other_heads_are_left_out_or_refused(tmp_path: Path, variant: str, forma
         headed("classifier")
 
 
+@pytest.mark.parametrize("part", ["model", "encoder"])
 @pytest.mark.parametrize("variant", spec.variants())
-def test_all_pairs_of_native_formats_come_back_bit_for_bit(tmp_path: Path, variant: str) -> None:
+def test_native_formats_come_back_bit_for_bit_one_through_the_other(
+    tmp_path: Path, variant: str, part: str
+) -> None:
     config = spec.variant(variant, **SIZES)
-    part = "pooled" if variant == "sentence-bert" else "model"
-    weights = {
-        name: array.astype(np.float32) for name, array in spec.initialize(config, seed=7, part=part).items()
-    }
-    wanted = {name: array.tobytes() for name, array in weights.items()}
-    for one in NATIVE:
-        porting.write(porting.from_weights(config, weights, part), tmp_path / one, one)
-        assert porting.recognise(tmp_path / one).format == one
-        read = porting.read(tmp_path / one)
-        assert (read.config, read.part, bits(read)) == (config, part, wanted)
-        for other in NATIVE:
-            porting.write(read, tmp_path / f"{one}-{other}", other)
-            assert bits(porting.read(tmp_path / f"{one}-{other}")) == wanted, (one, other)
+    part = "pooled" if (variant, part) == ("sentence-bert", "model") else part
+    weights = drawn(config, part, seed=7)
+    read = porting.from_weights(config, weights, part)
+    slow = () if (variant, part) == ("bert", "model") else ("tensorflow", "jax-orbax")
+    for form in (name for name in NATIVE if name not in slow):
+        porting.write(read, tmp_path / form, form)
+        assert porting.recognise(tmp_path / form).format == form
+        read = porting.read(tmp_path / form)
+        assert (read.config, read.part, bits(read)) == (config, part, in_bytes(weights)), form
 
 
 @pytest.mark.parametrize(("name", "part"), SOURCES)
@@ -525,40 +395,14 @@ def test_every_source_is_recognised_and_comes_back_bit_for_bit(tmp_path: Path, n
         **{field: size for field, size in SIZES.items() if field in entry.fields},
         **entry.constants,
     )
-    weights = {
-        name: array.astype(np.float32) for name, array in spec.initialize(config, seed=5, part=part).items()
-    }
+    weights = drawn(config, part, seed=5)
     porting.write(porting.from_weights(config, weights, part), tmp_path / "one", name)
     assert porting.recognise(tmp_path / "one").format == name
     read = porting.read(tmp_path / "one")
     assert (read.config, read.part) == (config, part)
-    assert {
-        name: array.tobytes()
-        for name, array in read.weights().items()
-        if name != table.POSITIONS or config.positions == "learned"
-    } == {
-        name: array.tobytes()
-        for name, array in weights.items()
-        if name != table.POSITIONS or config.positions == "learned"
-    }
-
-
-@pytest.mark.skipif(find_spec("orbax") is None, reason="jax is not installed")
-@pytest.mark.parametrize(
-    "variant",
-    [pytest.param(name, marks=[pytest.mark.slow] if name != "bert" else []) for name in spec.variants()],
-)
-def test_folders_of_orbax_come_back_bit_for_bit(tmp_path: Path, variant: str) -> None:
-    config = spec.variant(variant, **SIZES)
-    weights = {name: array.astype(np.float32) for name, array in spec.initialize(config, seed=7).items()}
-    porting.write(porting.from_weights(config, weights), tmp_path / "one", ORBAX)
-    for place in (tmp_path / "one", tmp_path / "one/model.orbax"):
-        assert porting.recognise(place).format == ORBAX
-    read = porting.read(tmp_path / "one/model.orbax")
-    assert (read.config, bits(read)) == (config, {name: array.tobytes() for name, array in weights.items()})
-    (tmp_path / "one/model.orbax/_METADATA").write_text("{}")
-    with pytest.raises(SpecError, match="not a whole file of tensors"):
-        porting.read(tmp_path / "one")
+    computed = {table.POSITIONS} if config.positions == "sinusoidal" else set()
+    found, wanted = bits(read), in_bytes(weights)
+    assert [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)] in ([], [*computed])
 
 
 # ONNX.

@@ -45,11 +45,6 @@ def test_every_form_of_a_sinusoid_is_there_and_the_layout_changes_no_product() -
     assert (by_column.products()[2] - by_column.products()[1]).max() > 1e-3
 
 
-def test_rows_before_the_first_position_are_left_out() -> None:
-    config = spec.variant("keras-attention")
-    assert len(forms("keras-attention", config)[0].table) == config.max_positions - 1
-
-
 def test_a_learned_table_is_that_of_the_checkpoint(tmp_path: Path) -> None:
     config = small_config("bert")
     weights = spec.initialize(config, seed=3)

@@ -36,12 +36,13 @@ def trained(folder: Path, config: spec.EncoderConfig, names: Sequence[str] = NAM
     labels = data.Labels(tuple(names))
     config = data.fitted(config, encoder, labels)
     checkpoint.write(
-        folder, checkpoint.Checkpoint(config, spec.initialize(config, seed), labels=labels, encoder=encoder)
+        folder,
+        checkpoint.TrainingCheckpoint(config, spec.initialize(config, seed), labels=labels, encoder=encoder),
     )
     return folder
 
 
-def by_the_reference(model: prediction.Model) -> prediction.Predict:
+def by_the_reference(model: prediction.TextModel) -> prediction.Predict:
     return lambda batch: spec.reference(model.config, model.weights, batch).logits
 
 
@@ -65,11 +66,11 @@ def test_every_text_gets_what_it_gets_alone_in_the_order_of_the_texts(
         for number, text in enumerate(texts_of(17))
     ]
     together = list(prediction.predict(model, by_the_reference(model), samples, 3, prediction.InOrder()))
-    assert [found.sample for found in together if isinstance(found, prediction.Prediction)] == samples
+    assert [found.sample for found in together if isinstance(found, prediction.TextPrediction)] == samples
     for sample, found in zip(samples, together, strict=True):
         (alone,) = prediction.predict(model, by_the_reference(model), [sample], 1, prediction.InOrder())
-        assert isinstance(found, prediction.Prediction)
-        assert isinstance(alone, prediction.Prediction)
+        assert isinstance(found, prediction.TextPrediction)
+        assert isinstance(alone, prediction.TextPrediction)
         assert (found.label, found.truncated) == (alone.label, alone.truncated)
         assert max(abs(a - b) for a, b in zip(found.probabilities, alone.probabilities, strict=True)) < 1e-12
         assert found.label == NAMES[int(np.argmax(found.probabilities))]
@@ -94,27 +95,10 @@ def test_texts_are_read_as_they_are_predicted(
     assert len(read) == 15
 
 
-def test_one_output_is_the_probability_of_the_second_class(tmp_path: Path, small: Config) -> None:
-    model = prediction.model_of(
-        trained(tmp_path / "model", small("tf1-text-classifier", num_classes=1), ("no", "yes"))
-    )
-    (found,) = prediction.predict(
-        model, lambda batch: np.array([[2.0]]), [data.Sample(1, "ab")], 3, prediction.InOrder()
-    )
-    assert isinstance(found, prediction.Prediction)
-    assert (found.label, found.probabilities) == ("yes", tuple(probabilities([[2.0]])[0]))
-    (undecided,) = prediction.predict(
-        model, lambda batch: np.array([[np.nan]]), [data.Sample(1, "ab")], 3, prediction.InOrder()
-    )
-    assert isinstance(undecided, prediction.Prediction)
-    assert undecided.label is None
-
-
-@pytest.mark.parametrize("name", ["keras-attention", "bert-pytorch"])
 def test_predictions_of_the_command_are_those_of_the_reference(
-    invoke: Invoke, tmp_path: Path, small: Config, name: str
+    invoke: Invoke, tmp_path: Path, small: Config
 ) -> None:
-    folder, texts = trained(tmp_path / "model", small(name)), texts_of(13)
+    folder, texts = trained(tmp_path / "model", small("bert-pytorch")), texts_of(13)
     path, out = written(tmp_path, "texts.txt", "\n".join(texts) + "\n"), tmp_path / "out.jsonl"
     code, output, errors = invoke(
         *(f"predict {folder} --texts {path} -o {out} --backend {NUMPY} --dtype float64 --batch 1").split()
@@ -259,7 +243,7 @@ def test_a_backend_that_gives_nothing_ends_with_its_own_exit_code(
 
 def test_a_checkpoint_without_texts_says_so(tmp_path: Path, small: Config) -> None:
     config = small("bert")
-    checkpoint.write(tmp_path / "model", checkpoint.Checkpoint(config, spec.initialize(config, 0)))
+    checkpoint.write(tmp_path / "model", checkpoint.TrainingCheckpoint(config, spec.initialize(config, 0)))
     assert refusal(prediction.model_of, tmp_path / "model")[0].startswith(
         f"{tmp_path}/model: was not trained on texts"
     )
@@ -312,10 +296,7 @@ def test_an_evaluation_is_what_the_predictions_come_to(invoke: Invoke, tmp_path:
     assert f"left out: {path}:31: has 1 columns but must have 2: text_a, label" in output
 
 
-@pytest.mark.parametrize("format", ["hugging-face", "concord"])
-def test_a_checkpoint_from_elsewhere_predicts_with_its_own_tokenizer(
-    invoke: Invoke, tmp_path: Path, format: str
-) -> None:
+def test_a_checkpoint_from_elsewhere_predicts_with_its_own_tokenizer(invoke: Invoke, tmp_path: Path) -> None:
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefg"]
     config = spec.variant(
         "bert",
@@ -329,7 +310,9 @@ def test_a_checkpoint_from_elsewhere_predicts_with_its_own_tokenizer(
     )
     weights = {name: array.astype(np.float32) for name, array in spec.initialize(config, seed=3).items()}
     ported = porting.from_weights(config, weights, files={"vocab.txt": "\n".join(vocabulary).encode()})
-    porting.write(dataclasses.replace(ported, labels=("no", "maybe", "yes")), tmp_path / "there", format)
+    porting.write(
+        dataclasses.replace(ported, labels=("no", "maybe", "yes")), tmp_path / "there", "hugging-face"
+    )
     code, said, problems = invoke("predict", tmp_path / "there", "a b z", "c", "--backend", NUMPY)
     assert (code, problems) == (0, [])
     found = json.loads(said)
@@ -368,20 +351,6 @@ def test_texts_are_those_of_a_roberta() -> None:
     long = made.encode("a" * 99, "b" * 99)
     assert (len(long.ids), long.ids.tolist().count(2), long.truncated) == (39, 3, 198 - 35)
     assert [one.encode("a </s> b").ids.tolist().count(2) for one in (made, own)] == [1, 2]
-
-
-def test_samples_have_the_marks_of_their_tokenizer_whatever_they_are() -> None:
-    tokenizer = Tokenizer(
-        models.WordLevel({"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5}, unk_token="<unk>")
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        "<s> $A </s>", "<s> $A </s> <s> $B </s>", [("<s>", 1), ("</s>", 2)]
-    )
-    config = spec.variant("bert", vocab_size=6, max_positions=11)
-    made = encoder_of(Path(), {"tokenizer.json": tokenizer.to_str().encode()}, config, spelled=False)
-    assert made is not None
-    assert made.encode("a b", "a").ids.tolist() == [1, 4, 5, 2, 1, 4, 2]
 
 
 def test_samples_that_the_loss_leaves_out_do_not_count(tmp_path: Path, small: Config) -> None:

@@ -16,7 +16,7 @@ from concord.spec import runs
 from concord.spec.errors import SpecError
 from concord.spec.training.recipe import recipe
 from concord.training import beginning, checkpoint
-from concord.training.plan import Plan
+from concord.training.plan import TrainingPlan
 from tests.toys.ready import CONFIG, hugging_face
 
 Invoke = Callable[..., tuple[int, str, list[str]]]
@@ -43,9 +43,9 @@ def start_of(path: Path) -> beginning.Pretrained:
 
 def begun(
     path: Path, data: Path, tokens: int | None = None, dtype: str = "float32"
-) -> tuple[beginning.Pretrained, checkpoint.Checkpoint]:
+) -> tuple[beginning.Pretrained, checkpoint.TrainingCheckpoint]:
     origin = start_of(path)
-    plan = Plan(backend="torch", files=beginning.files(data), epochs=1, batch=5, dtype=dtype)
+    plan = TrainingPlan(backend="torch", files=beginning.files(data), epochs=1, batch=5, dtype=dtype)
     start, _ = beginning.begin(
         origin.config,
         recipe("hugging-face"),
@@ -57,7 +57,7 @@ def begun(
     return origin, start
 
 
-def drawn(origin: beginning.Pretrained, start: checkpoint.Checkpoint) -> list[str]:
+def drawn(origin: beginning.Pretrained, start: checkpoint.TrainingCheckpoint) -> list[str]:
     """Return the parameters that are not the checkpoint's, bit for bit."""
     return [
         name

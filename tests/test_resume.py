@@ -128,7 +128,7 @@ def kill(running: subprocess.Popen[bytes], run: Path, moment: str, generator: np
     return alive
 
 
-def ended(backend: str, samples: Path, run: Path) -> checkpoint.Checkpoint:
+def ended(backend: str, samples: Path, run: Path) -> checkpoint.TrainingCheckpoint:
     """Let a run come to its end."""
     running = start(backend, samples, run)
     assert running.wait(PATIENCE) == 0
@@ -155,7 +155,7 @@ def endure(backend: str, folder: Path, kills: int, seed: int) -> None:
         assert [stripped(row) for row in logged(run)] == [stripped(row) for row in logged(folder / "whole")]
 
 
-def same(found: checkpoint.Checkpoint, wanted: checkpoint.Checkpoint) -> None:
+def same(found: checkpoint.TrainingCheckpoint, wanted: checkpoint.TrainingCheckpoint) -> None:
     for one, other in ((found.weights, wanted.weights), (found.state, wanted.state)):
         assert {name: array.tobytes() for name, array in one.items()} == {
             name: array.tobytes() for name, array in other.items()

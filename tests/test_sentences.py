@@ -14,16 +14,7 @@ from concord import porting, spec
 from concord.porting.containers import safetensors
 from concord.porting.stored import in_memory
 from concord.spec.errors import SpecError
-
-SIZES = {
-    "vocab_size": 29,
-    "d_model": 14,
-    "num_heads": 2,
-    "d_ff": 17,
-    "num_classes": 3,
-    "num_layers": 2,
-    "max_positions": 13,
-}
+from tests.toys.checkpoints import SIZES, bits, drawn
 
 CONFIGS = {
     "bert": spec.variant("bert", **SIZES),
@@ -40,20 +31,13 @@ def pooled(kind: str = "bert", pooling: str = "mean", normalize: bool = True) ->
     )
     return porting.from_weights(
         config,
-        {
-            name: array.astype(np.float32)
-            for name, array in spec.initialize(config, seed=3, part="pooled").items()
-        },
+        drawn(config, "pooled"),
         "pooled",
     )
 
 
 def folder_of(kind: str) -> str:
     return "sentence-transformers" + ("" if kind == "bert" else f"-{kind}")
-
-
-def bits(checkpoint: porting.Checkpoint) -> dict[str, bytes]:
-    return {name: array.tobytes() for name, array in checkpoint.weights().items()}
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -79,31 +63,6 @@ def test_a_sentence_embedding_comes_back_with_its_pooling(
     }
     assert found == {name: getattr(wanted.config, name) for name in found}
     assert (read.part, bits(read)) == ("pooled", bits(wanted))
-
-
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_a_folder_with_pytorchs_own_file_is_read_too(tmp_path: Path, kind: str) -> None:
-    wanted, one = pooled(kind), tmp_path / "one"
-    porting.write(wanted, one, f"{folder_of(kind)}-bin")
-    assert (one / "pytorch_model.bin").exists()
-    read = porting.read(one)
-    assert (porting.recognise(one).format, read.part, bits(read)) == (
-        f"{folder_of(kind)}-bin",
-        "pooled",
-        bits(wanted),
-    )
-    porting.write(
-        porting.from_weights(
-            read.config, {name: array + 1 for name, array in read.weights().items()}, "pooled"
-        ),
-        tmp_path / "other",
-        folder_of(kind),
-    )
-    (tmp_path / "other/model.safetensors").rename(one / "model.safetensors")
-    found = porting.recognise(one)
-    assert found.format == folder_of(kind)  # as the library, which looks for this file first
-    assert "pytorch_model.bin beside it is not read" in found.why
-    assert bits(porting.read(one / "pytorch_model.bin")) == bits(wanted)
 
 
 @pytest.mark.parametrize(

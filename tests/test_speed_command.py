@@ -11,7 +11,7 @@ import pytest
 
 from concord.cli import main
 from concord.commands import speed as speeding
-from concord.speed import Plan, presets, read
+from concord.speed import SpeedPlan, presets, read
 from tests.test_speed import RIGHT, SLOW, WRONG, small_preset
 
 
@@ -80,7 +80,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_goes_on(
 ) -> None:
     path, right = tmp_path / "a.json", speeding.measure
 
-    def interrupted(plan: Plan, done: Any, keep: Callable[[dict[str, Any]], None], tell: Any) -> None:
+    def interrupted(plan: SpeedPlan, done: Any, keep: Callable[[dict[str, Any]], None], tell: Any) -> None:
         def once(entry: dict[str, Any]) -> None:
             keep(entry)
             raise KeyboardInterrupt

@@ -11,7 +11,7 @@ from concord.backends.interface import Unsupported
 from concord.conformance import record as files
 from concord.conformance.estimate import Z
 from concord.spec.errors import SpecError
-from concord.speed import Record, Workload, truth
+from concord.speed import SpeedRecord, Workload, truth
 from concord.speed.markdown import markdown
 from concord.speed.page import page
 from concord.speed.presets import RECIPE
@@ -91,6 +91,6 @@ def test_training_that_was_measured_otherwise_is_marked_and_not_gone_on_with() -
     with pytest.raises(
         SpecError, match="has measured another 'small training ragged' than this version measures"
     ):
-        Record(plan_of(RIGHT, works=(small("training"),)), old)
+        SpeedRecord(plan_of(RIGHT, works=(small("training"),)), old)
     assert updated_by(described(small("training"))) == "; updated by AdamW, rate 0.0004"
     assert updated_by(described(small())) == ""

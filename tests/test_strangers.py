@@ -98,26 +98,6 @@ STRANGE: dict[str, tuple[Callable[[Arrays], Arrays], dict[str, Any], tuple[str, 
             "nearest is the variant bert: the names of its tensors are the same",
         ),
     ),
-    "bare names under another type": (
-        begun(""),
-        {"model_type": "gen", "is_encoder_decoder": True},
-        ("names model_type 'gen'", "a decoder besides the encoder (is_encoder_decoder)"),
-    ),
-    "images": (
-        begun("eye.", "word_embeddings", "patch_embeddings"),
-        {"model_type": "eye", "image_size": 5},
-        ("inputs that are no text (image_size)", "it lacks 'embeddings.word_embeddings.weight'"),
-    ),
-    "a head of another model": (
-        lambda found: {name: array for name, array in found.items() if "pooler" not in name},
-        {"architectures": ["BertForTokenClassification"]},
-        ("config.json names model_type 'bert' (BertForTokenClassification)",),
-    ),
-    "an option of another model": (
-        lambda found: found,
-        {"position_embedding_type": "relative_key"},
-        ('must be "absolute"', "model_type 'bert'"),
-    ),
     "escapes": (
         begun("\x1b[31m."),
         {"model_type": "\x1b[31m" * 9000, "architectures": ["\x9b" * 9000]},

@@ -17,7 +17,7 @@ from concord.spec import variant
 from concord.spec.training.recipe import recipe
 from concord.training import beginning, checkpoint
 from concord.training.log import read_log
-from concord.training.plan import Plan
+from concord.training.plan import TrainingPlan
 from tests.toys.surroundings import toy
 
 Invoke = Callable[..., tuple[int, str, list[str]]]
@@ -175,7 +175,7 @@ def test_lockstep_takes_the_batches_that_ordinary_training_takes(invoke: Invoke,
     code, said, errors = invoke("train", *given, *f"--backend torch --json {path}".split())
     assert (code, errors) == (0, [])
     assert json.loads(path.read_text())["tracks"][0]["steps"] == 2, said
-    plan = Plan(backend="", files=beginning.files(data), batch=7, steps=2)
+    plan = TrainingPlan(backend="", files=beginning.files(data), batch=7, steps=2)
     model = variant("bert", d_model=6, num_heads=2, d_ff=5, num_layers=1, max_positions=13)
     start, corpora = beginning.begin(
         model,

@@ -20,12 +20,12 @@ from concord.spec.errors import SpecError, collect, refuse
 from concord.spec.parameters import initialize, parameters
 from concord.spec.precision import precision
 from concord.spec.training.recipe import RATES, Recipe
-from concord.training.checkpoint import Checkpoint, Progress
+from concord.training.checkpoint import Progress, TrainingCheckpoint
 from concord.training.data import Corpus, Labels, Samples, TextEncoder, batches, encode, fitted, read
 from concord.training.data.encoder import unfit
 from concord.training.data.samples import SPLITS, by_split
 from concord.training.ordinary import Numbered, Source
-from concord.training.plan import Files, Plan
+from concord.training.plan import Files, TrainingPlan
 
 USUAL_EPOCHS = 3
 """Epochs of a run that nothing else limits."""
@@ -130,11 +130,11 @@ def samples(where: Files) -> dict[str, Samples]:
 def begin(
     config: EncoderConfig,
     recipe: Recipe,
-    plan: Plan,
+    plan: TrainingPlan,
     texts: Texts,
     seed: int = 0,
     pretrained: Pretrained | None = None,
-) -> tuple[Checkpoint, dict[str, Corpus]]:
+) -> tuple[TrainingCheckpoint, dict[str, Corpus]]:
     """Return a run before its first step, and its samples.
 
     Args:
@@ -167,7 +167,7 @@ def begin(
     begun = {**first_weights(config, seed, without=kept), **kept}
     weights = {name: precision(plan.dtype).round(begun[name]) for name in parameters(config)}
     progress = Progress(seed=seed, plan=plan)
-    return Checkpoint(config, weights, labels, encoder, recipe, progress=progress), corpora
+    return TrainingCheckpoint(config, weights, labels, encoder, recipe, progress=progress), corpora
 
 
 def _encoder(
@@ -211,7 +211,7 @@ def first_weights(
     return drawn | {name: drawn[name] * (SMALL / drawn[name].std()) for name in small}
 
 
-def again(start: Checkpoint) -> dict[str, Corpus]:
+def again(start: TrainingCheckpoint) -> dict[str, Corpus]:
     """Return the samples of a run that goes on.
 
     Raises:
@@ -231,7 +231,7 @@ def again(start: Checkpoint) -> dict[str, Corpus]:
     return corpora
 
 
-def source(start: Checkpoint, corpora: Mapping[str, Corpus]) -> Source:
+def source(start: TrainingCheckpoint, corpora: Mapping[str, Corpus]) -> Source:
     """Return the batches of a run."""
     plan, config, seed, recipe = start.progress.plan, start.config, start.progress.seed, start.recipe
     assert plan is not None
@@ -250,7 +250,7 @@ def source(start: Checkpoint, corpora: Mapping[str, Corpus]) -> Source:
     return Source(epoch=epoch, **others)
 
 
-def accumulations(start: Checkpoint, corpora: Mapping[str, Corpus]) -> Iterator[list[Batch]]:
+def accumulations(start: TrainingCheckpoint, corpora: Mapping[str, Corpus]) -> Iterator[list[Batch]]:
     """Yield the batches of each step, epoch after epoch without end; the last step of one may have fewer."""
     assert start.recipe is not None
     of_epoch = source(start, corpora).epoch
@@ -266,7 +266,7 @@ def digest(corpus: Corpus) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(array.tobytes()).digest() for array in arrays)).hexdigest()
 
 
-def planned_steps(recipe: Recipe, plan: Plan, corpus: Corpus) -> int | None:
+def planned_steps(recipe: Recipe, plan: TrainingPlan, corpus: Corpus) -> int | None:
     """Return how many steps a run on samples is to make; None where that is not known."""
     batches = math.ceil(len(corpus) / plan.batch)
     limits = [plan.steps] if plan.steps else []

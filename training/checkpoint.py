@@ -29,7 +29,7 @@ from concord.spec.parameters import Weights, validate_weights
 from concord.spec.runs import PROGRESS, STEP, place, step_folder
 from concord.spec.training.optimizers import state_shapes
 from concord.spec.training.recipe import Recipe, recipe_from_mapping
-from concord.training.plan import Plan
+from concord.training.plan import TrainingPlan
 
 if TYPE_CHECKING:
     from concord.training.data import Labels, TextEncoder
@@ -73,12 +73,12 @@ class Progress:
     unimproved: int = 0
     log: int = 0
     recent: list[list[float]] = field(default_factory=list)
-    plan: Plan | None = None
+    plan: TrainingPlan | None = None
     ended: str = ""
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class TrainingCheckpoint:
     """A model, and how it came to be.
 
     Attributes:
@@ -141,7 +141,7 @@ class Checkpoint:
                 )
 
 
-def write(folder: Path, checkpoint: Checkpoint) -> None:
+def write(folder: Path, checkpoint: TrainingCheckpoint) -> None:
     """Write a new checkpoint, whole or not at all.
 
     Raises:
@@ -170,7 +170,7 @@ def _json(data: Any) -> bytes:
     return (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode("utf-8", errors="backslashreplace")
 
 
-def read(folder: Path, which: Literal["best", "last"] = "best") -> Checkpoint:
+def read(folder: Path, which: Literal["best", "last"] = "best") -> TrainingCheckpoint:
     """Read a checkpoint.
 
     Args:
@@ -209,7 +209,7 @@ def read(folder: Path, which: Literal["best", "last"] = "best") -> Checkpoint:
         take("labels.json", "labels", Labels.read)
         take("text.json", "encoder", lambda path: TextEncoder.read(path.parent))
     refuse(problems)
-    read_in = Checkpoint(**{**found, "weights": in_order(found["weights"], found["config"])})
+    read_in = TrainingCheckpoint(**{**found, "weights": in_order(found["weights"], found["config"])})
     read_in.validate(where=str(folder))
     return read_in
 

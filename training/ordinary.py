@@ -29,7 +29,7 @@ from concord.spec.training.optimizers import batch_weights
 from concord.spec.training.schedules import learning_rate
 from concord.spec.training.trajectory import Training, counts
 from concord.training import checkpoint
-from concord.training.checkpoint import Best, Checkpoint
+from concord.training.checkpoint import Best, TrainingCheckpoint
 from concord.training.log import Log
 from concord.training.metrics import measure
 
@@ -59,7 +59,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FitOutcome:
     """What a run came to.
 
     Attributes:
@@ -67,7 +67,7 @@ class Outcome:
         test: what the best model does on the test samples, if there are any and the run is over.
     """
 
-    last: Checkpoint
+    last: TrainingCheckpoint
     test: Best | None = None
 
 
@@ -82,7 +82,9 @@ class Fitting:
         log: of the run.
     """
 
-    def __init__(self, worker: Worker, start: Checkpoint, source: Source, run: Path, log: Log) -> None:
+    def __init__(
+        self, worker: Worker, start: TrainingCheckpoint, source: Source, run: Path, log: Log
+    ) -> None:
         assert start.recipe is not None
         assert start.progress.plan is not None
         self.worker, self.start, self.source, self.run, self.log = worker, start, source, run, log
@@ -106,7 +108,7 @@ class Fitting:
             yield accumulation, not following
             accumulation = following
 
-    def go(self, halted: Callable[[], bool], reached: Reached) -> Checkpoint:
+    def go(self, halted: Callable[[], bool], reached: Reached) -> TrainingCheckpoint:
         """Train until the plan is fulfilled, or training is halted; return the last checkpoint."""
         while not self.progress.ended:
             for accumulation, last in self.accumulations():
@@ -233,7 +235,7 @@ class Fitting:
         self.saved = self.progress.step
         checkpoint.tidy(self.run, {self.saved, *([self.progress.best.step] if self.progress.best else [])})
 
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> TrainingCheckpoint:
         """Return where training has come to."""
         state = self.session.state()
         trained = section(state, "parameters.")
@@ -248,12 +250,12 @@ class Fitting:
 
 def fit(
     worker: Worker,
-    start: Checkpoint,
+    start: TrainingCheckpoint,
     source: Source,
     run: Path,
     halted: Callable[[], bool] = lambda: False,
     reached: Reached = lambda step, now: None,
-) -> Outcome:
+) -> FitOutcome:
     """Train a model from a checkpoint on, until its plan is fulfilled.
 
     Args:
@@ -276,10 +278,10 @@ def fit(
         test = fitting.tested() if last.progress.ended and source.test is not None else None
     if test is not None:
         write_text(run / RESULT, json.dumps(asdict(test)) + "\n")
-    return Outcome(last, test)
+    return FitOutcome(last, test)
 
 
-def everything(model: Checkpoint) -> dict[str, NDArray[Any]]:
+def everything(model: TrainingCheckpoint) -> dict[str, NDArray[Any]]:
     """Return weights and state of a checkpoint as a session takes them."""
     trained = [name for name, entry in parameters(model.config).items() if entry.trainable]
     return {f"parameters.{name}": model.weights[name] for name in trained} | dict(model.state)

@@ -35,7 +35,7 @@ class Files:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Settings):
+class TrainingPlan(Settings):
     """How a model is trained, how long and on what, and what is looked at meanwhile.
 
     Attributes:

@@ -30,7 +30,7 @@ AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
-class Model:
+class TextModel:
     """What it takes to predict.
 
     Attributes:
@@ -46,7 +46,7 @@ class Model:
     step: int
 
 
-def model_of(folder: Path) -> Model:
+def model_of(folder: Path) -> TextModel:
     """Return the model of a checkpoint, or the best one of a run.
 
     Raises:
@@ -57,10 +57,12 @@ def model_of(folder: Path) -> Model:
         raise SpecError(
             f"{folder}: was not trained on texts: it lacks tokenizer.json and text.json, or names of classes"
         )
-    return Model(place, found.config, dict(found.weights), found.labels, found.encoder, found.progress.step)
+    return TextModel(
+        place, found.config, dict(found.weights), found.labels, found.encoder, found.progress.step
+    )
 
 
-def predictor(worker: Worker, model: Model, settings: Computing) -> Predict:
+def predictor(worker: Worker, model: TextModel, settings: Computing) -> Predict:
     """Return a function that has a worker compute logits (B, C) of a batch.
 
     Where the backend trains, the model is sent to it once, and stays there; else with each batch.
@@ -106,7 +108,7 @@ def _batches(corpus: Corpus, config: EncoderConfig, size: int) -> Iterator[tuple
 
 
 @dataclass(frozen=True)
-class Prediction:
+class TextPrediction:
     """What a model says of a text, or of a pair.
 
     Attributes:
@@ -157,8 +159,8 @@ class InOrder(Complaints):
 
 
 def predict(
-    model: Model, compute: Predict, samples: Iterable[Sample], size: int, complaints: InOrder
-) -> Iterator[Prediction | Bad]:
+    model: TextModel, compute: Predict, samples: Iterable[Sample], size: int, complaints: InOrder
+) -> Iterator[TextPrediction | Bad]:
     """Yield what a model says of each text, in the order of the texts; of a bad line, what is wrong with it.
 
     Args:
@@ -178,22 +180,26 @@ def predict(
         yield from (next(found) if isinstance(one, Sample) else one for one in some)
 
 
-def _predicted(model: Model, compute: Predict, samples: list[Sample], size: int) -> list[Prediction]:
+def _predicted(model: TextModel, compute: Predict, samples: list[Sample], size: int) -> list[TextPrediction]:
     numbered = [Sample(place, sample.text_a, sample.text_b) for place, sample in enumerate(samples)]
     corpus = encode(Samples(samples=numbered, files=("",)), model.encoder)
-    found: dict[int, Prediction] = {}
+    found: dict[int, TextPrediction] = {}
     for places, batch in _batches(corpus, model.config, size):
         logits = compute(batch)
         for place, best, row in zip(
             places.tolist(), predicted(logits).tolist(), probabilities(logits).tolist(), strict=True
         ):
             label = None if best < 0 else model.labels.names[best]
-            found[place] = Prediction(samples[place], label, tuple(row), int(corpus.truncated[place]))
+            found[place] = TextPrediction(samples[place], label, tuple(row), int(corpus.truncated[place]))
     return [found[place] for place in range(len(samples))]
 
 
 def evaluate(
-    model: Model, compute: Predict, corpus: Corpus, size: int, done: Callable[[int], Any] = lambda count: None
+    model: TextModel,
+    compute: Predict,
+    corpus: Corpus,
+    size: int,
+    done: Callable[[int], Any] = lambda count: None,
 ) -> Predictions:
     """Return what a model predicts of labelled samples (:func:`concord.training.metrics.measure`)."""
     return measure(compute, model.config, (batch for _, batch in _batches(corpus, model.config, size)), done)

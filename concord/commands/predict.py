@@ -28,7 +28,7 @@ from concord.terminal import Terminal
 if TYPE_CHECKING:
     from concord.training.data import Sample
     from concord.training.metrics import Predict, Predictions
-    from concord.training.prediction import Bad, InOrder, Model, Prediction
+    from concord.training.prediction import Bad, InOrder, TextModel, TextPrediction
 
 
 def predict(
@@ -103,7 +103,7 @@ def predict(
 
 @contextmanager
 def _computing(
-    model: Model, at: tuple[str, Places, Settings], total: int | None
+    model: TextModel, at: tuple[str, Places, Settings], total: int | None
 ) -> Iterator[tuple[Predict, Any]]:
     """Have a backend compute, and show how far it has come."""
     from concord.training.prediction import predictor
@@ -113,7 +113,7 @@ def _computing(
 
 
 def _evaluate(
-    model: Model, at: tuple[str, Places, Settings], samples: Any, batch: int, json: Path | None
+    model: TextModel, at: tuple[str, Places, Settings], samples: Any, batch: int, json: Path | None
 ) -> None:
     """Count how often a model is right, show it and write it."""
     from concord.training import prediction
@@ -138,7 +138,7 @@ def _evaluate(
     writing.write(console, (json, lambda: json_text.dumps(found, ensure_ascii=False, indent=1) + "\n"))
 
 
-def _scores(model: Model, found: Predictions) -> dict[str, Any]:
+def _scores(model: TextModel, found: Predictions) -> dict[str, Any]:
     names, scores = model.labels.names, found.scores()
     return {
         "counted": len(found.truth),
@@ -173,7 +173,7 @@ def _show(found: dict[str, Any], console: Terminal) -> None:
     console.tell(", ".join(said))
 
 
-def _single(model: Model, text: str | None, text_b: str | None) -> list[Sample]:
+def _single(model: TextModel, text: str | None, text_b: str | None) -> list[Sample]:
     from concord.training.data.samples import sample_of
 
     sample = sample_of(0, 1, {"text_a": text, "text_b": text_b})
@@ -197,7 +197,7 @@ def _read(path: Path, lines: options.Lines, complaints: InOrder) -> Iterator[Sam
     return from_path(path, 0, kind, lines.names, complaints)
 
 
-def _line(found: Prediction | Bad, model: Model) -> dict[str, Any]:
+def _line(found: TextPrediction | Bad, model: TextModel) -> dict[str, Any]:
     """Return a line of the output: the number of the input's line, and what is said of it."""
     from concord.training.prediction import Bad
 
@@ -215,7 +215,7 @@ def _line(found: Prediction | Bad, model: Model) -> dict[str, Any]:
     }
 
 
-def _model_of(path: Path) -> Model:
+def _model_of(path: Path) -> TextModel:
     """Return what a checkpoint predicts with: one of our own, or of any format with a classifier.
 
     Raises:
@@ -240,4 +240,4 @@ def _model_of(path: Path) -> Model:
             "computes"
         )
     labels = Labels(found.labels or tuple(map(str, range(max(found.config.num_classes, 2)))))
-    return prediction.Model(folder_of(path), found.config, dict(found.weights()), labels, encoder, step=0)
+    return prediction.TextModel(folder_of(path), found.config, dict(found.weights()), labels, encoder, step=0)

@@ -19,7 +19,7 @@ from concord.spec.precision import PRECISIONS
 from concord.terminal import Terminal, figures
 
 if TYPE_CHECKING:
-    from concord.training.attention import Reading
+    from concord.training.attention import ReadText
     from concord.training.positions import Form
 
 WIDE = 220
@@ -175,7 +175,7 @@ def reading_of(
     variant: str | None,
     tokens: int | None,
     seed: int,
-) -> Reading:
+) -> ReadText:
     """Return what is looked at: texts that a checkpoint reads, or an example of a variant.
 
     Raises:

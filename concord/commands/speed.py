@@ -26,7 +26,7 @@ from concord.options import option, reads
 from concord.progress import telling
 from concord.spec.errors import SpecError, collect, collecting, refuse, unknowns
 from concord.spec.precision import PRECISIONS
-from concord.speed import Mode, Plan, Record, Workload, compare, measure, read, workload
+from concord.speed import Mode, SpeedPlan, SpeedRecord, Workload, compare, measure, read, workload
 from concord.speed.bandwidth import copy_gbytes
 from concord.speed.markdown import markdown as as_markdown
 from concord.speed.peers import PEERS
@@ -308,7 +308,7 @@ def _plan(
     settings: Settings,
     asked: Modes,
     usual: bool,
-) -> Plan:
+) -> SpeedPlan:
     """Return the plan.
 
     Args:
@@ -324,7 +324,7 @@ def _plan(
     if asked.budget is not None and not asked.budget >= 0:
         problems.append(f"--budget is {asked.budget:g} s but must not be negative")
     refuse(problems)
-    return Plan(
+    return SpeedPlan(
         names=tuple(names),
         workloads=tuple(works),
         modes=tuple(chosen),
@@ -345,14 +345,14 @@ def _plan(
     )
 
 
-def _measure(chosen: Plan, record: options.Record, resume: Path | None, markdown: Path | None) -> int:
+def _measure(chosen: SpeedPlan, record: options.Record, resume: Path | None, markdown: Path | None) -> int:
     """Measure, print and write; return the exit code.
 
     Raises:
         SpecError: if a record cannot be gone on with, or something cannot be written.
         KeyboardInterrupt: when interrupted; what was measured until then has been printed and written.
     """
-    kept = Record(chosen, read(resume) if resume else None)
+    kept = SpeedRecord(chosen, read(resume) if resume else None)
     kept.settings["cores_busy_before"] = busy = machine.cores_busy()
     if busy > NOISE:
         Terminal(stderr=True).tell(

@@ -37,7 +37,7 @@ from concord.terminal import Terminal
 if TYPE_CHECKING:
     from concord.conformance.campaign import Settings
     from concord.training.beginning import Pretrained
-    from concord.training.checkpoint import Checkpoint
+    from concord.training.checkpoint import TrainingCheckpoint
     from concord.training.data import Corpus
 
 CASES = ("standard",)
@@ -344,11 +344,13 @@ def train(
     compare([folder], run.curves)
 
 
-def _begun(start: Start, samples: Samples, backend: str, **plan: Any) -> tuple[Checkpoint, dict[str, Corpus]]:
+def _begun(
+    start: Start, samples: Samples, backend: str, **plan: Any
+) -> tuple[TrainingCheckpoint, dict[str, Corpus]]:
     """Return a run on samples before its first step, and these."""
     with optional("concord train", "training"):
         from concord.training import beginning
-        from concord.training.plan import Plan
+        from concord.training.plan import TrainingPlan
     assert samples.data is not None
     files = beginning.files(
         samples.data,
@@ -358,7 +360,9 @@ def _begun(start: Start, samples: Samples, backend: str, **plan: Any) -> tuple[C
         columns=samples.names,
         on_error=samples.on_error,
     )
-    planned = Plan(backend=backend, files=files, bucketed=samples.bucketed, pad_to=samples.pad_to, **plan)
+    planned = TrainingPlan(
+        backend=backend, files=files, bucketed=samples.bucketed, pad_to=samples.pad_to, **plan
+    )
     pretrained = None
     if start.checkpoint is not None:
         found, encoder = reader(start.checkpoint, spelled=False)
@@ -379,7 +383,7 @@ def _begun(start: Start, samples: Samples, backend: str, **plan: Any) -> tuple[C
     return begun, corpora
 
 
-def _tell(path: Path | None, pretrained: Pretrained, start: Checkpoint) -> None:
+def _tell(path: Path | None, pretrained: Pretrained, start: TrainingCheckpoint) -> None:
     """Print what training begins with: what of the weights is the checkpoint's, and what was drawn."""
     assert start.labels is not None
     kept, names = pretrained.kept(start.config, start.labels), start.labels.names
@@ -402,7 +406,9 @@ def _value(text: str) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _resumed(run: Path, limits: Mapping[str, Any], workers: Trainers) -> tuple[Checkpoint, dict[str, Corpus]]:
+def _resumed(
+    run: Path, limits: Mapping[str, Any], workers: Trainers
+) -> tuple[TrainingCheckpoint, dict[str, Corpus]]:
     """Return the last checkpoint of a run, with limits given anew, and its samples.
 
     Raises:
@@ -427,7 +433,7 @@ def _warn(recipe: Recipe, dtype: str) -> None:
         Terminal(stderr=True).tell(f"warning: {lost.text}", style="yellow")
 
 
-def _fit(start: Checkpoint, corpora: dict[str, Corpus], folder: Path, settings: Settings) -> None:
+def _fit(start: TrainingCheckpoint, corpora: dict[str, Corpus], folder: Path, settings: Settings) -> None:
     """Train, and say how far it has come.
 
     Raises:
@@ -497,7 +503,7 @@ def _in_lockstep(
     raise typer.Exit(found.exit_code)
 
 
-def on_samples(start: Checkpoint, corpora: Mapping[str, Corpus]) -> JudgedTraining:
+def on_samples(start: TrainingCheckpoint, corpora: Mapping[str, Corpus]) -> JudgedTraining:
     """Return the training that a run begins with: as many steps, on its own batches, as its plan says."""
     from concord.training import beginning
 

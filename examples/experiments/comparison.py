@@ -17,7 +17,7 @@ from concord.spec.training.recipe import recipe
 from concord.training import checkpoint, figures
 from concord.training.beginning import Texts, again, begin, files, source
 from concord.training.ordinary import fit
-from concord.training.plan import Plan
+from concord.training.plan import TrainingPlan
 
 Models = Mapping[str, spec.EncoderConfig]
 
@@ -42,7 +42,7 @@ def compare(about: str, models: Callable[[spec.EncoderConfig], Models]) -> None:
     parser.add_argument("--warmup", type=int, default=100)
     parser.add_argument("--out", type=Path, default=Path("experiment"))
     asked = parser.parse_args()
-    plan = Plan(backend=asked.backend, files=files(asked.data), steps=asked.steps)
+    plan = TrainingPlan(backend=asked.backend, files=files(asked.data), steps=asked.steps)
     how = recipe("adamw").replace(warmup_steps=asked.warmup)
     texts = Texts(tokenization=asked.tokenization, tokens=asked.tokens)
     shared = spec.variant(asked.variant, **SIZES, max_positions=asked.tokens + 2)

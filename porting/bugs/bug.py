@@ -16,7 +16,7 @@ from concord import spec
 from concord.porting.checkpoint import from_weights
 from concord.porting.folder import CONFIGS, LENGTHS, PROMPTS
 from concord.porting.registry import Format, known
-from concord.porting.stored import Stored, in_memory
+from concord.porting.stored import StoredTensor, in_memory
 from concord.porting.writing import write
 
 GROUPS = ("names", "layouts", "tensors", "numbers", "configuration", "beside the weights", "files")
@@ -76,7 +76,7 @@ class ConversionBug:
         expected: see :data:`Outcome`.
         says: what must be said. Of what is refused, in one of the lines; of what is named, about the first
             tensor that diverges;
-            of what is harmless, in the ledger (:attr:`concord.porting.Entry.reason`).
+            of what is harmless, in the ledger (:attr:`concord.porting.LedgerEntry.reason`).
         first: of what is named, the first tensor that diverges (:func:`concord.spec.tensors.taps`).
         format: of the folder (:func:`concord.porting.formats`).
         sizes: of the model, where they are others than :data:`SIZES`.
@@ -148,14 +148,14 @@ def section(group: str, clause: str, *entries: ConversionBug) -> tuple[Conversio
 def tensors(change: Callable[[Arrays], Arrays]) -> Edit:
     """Return the edit of the tensors of a file, by its own names and in its own layouts.
 
-    One may become a :class:`Stored`.
+    One may become a :class:`StoredTensor`.
     """
 
     def edit(folder: Path, form: Format) -> None:
         path = folder / form.weights[0]
         arrays = {name: np.array(stored.array()) for name, stored in form.container.read(path).items()}
         new = {
-            name: one if isinstance(one, Stored) else in_memory(np.asarray(one, order="C"))
+            name: one if isinstance(one, StoredTensor) else in_memory(np.asarray(one, order="C"))
             for name, one in change(arrays).items()
         }
         form.container.write(path, new)

@@ -33,7 +33,7 @@ from concord.porting.bugs.bug import (
 from concord.porting.bugs.files import FILES
 from concord.porting.folder import LENGTHS, PROMPTS
 from concord.porting.registry import Format
-from concord.porting.stored import Stored, in_memory
+from concord.porting.stored import StoredTensor, in_memory
 
 TRANSFORMERS = "huggingface/transformers"
 
@@ -600,7 +600,7 @@ def cast(dtype: str) -> Any:
     return tensors(lambda found: {name: array.astype(dtype) for name, array in found.items()})
 
 
-def upper_half(array: Array) -> Stored:
+def upper_half(array: Array) -> StoredTensor:
     """Return float32 cut off to bfloat16."""
     return in_memory((array.view(np.uint32) >> np.uint32(16)).astype(np.uint16), "bfloat16")
 

@@ -27,7 +27,7 @@ POINTER = (
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 MADE = "made-by-a-pickle"
-"""The folder that :class:`Runs` would make beside the checkpoint."""
+"""The folder that :class:`RunsCode` would make beside the checkpoint."""
 
 
 def sharded(change: Callable[[Path, dict[str, str]], dict[str, str]], kept: bool = False) -> Edit:
@@ -120,7 +120,7 @@ def big_endian(content: bytes) -> bytes:
     return found.getvalue()
 
 
-class Runs:
+class RunsCode:
     """Would make a folder if it were unpickled."""
 
     def __init__(self, path: Path) -> None:
@@ -132,7 +132,9 @@ class Runs:
 
 def running(folder: Path, form: Format) -> None:
     """Write a pickle that would have code run."""
-    (folder / form.weights[0]).write_bytes(pickle.dumps({"bert.pooler.dense.weight": Runs(folder / MADE)}, 2))
+    (folder / form.weights[0]).write_bytes(
+        pickle.dumps({"bert.pooler.dense.weight": RunsCode(folder / MADE)}, 2)
+    )
 
 
 NO_SAFETENSORS = "not a whole safetensors file"

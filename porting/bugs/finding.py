@@ -26,7 +26,7 @@ OTHER = 97
 
 
 @dataclass(frozen=True)
-class Finding:
+class FoundBug:
     """What is found.
 
     Attributes:
@@ -40,7 +40,7 @@ class Finding:
     first: str = ""
 
 
-def find(bug: ConversionBug, folder: Path) -> Finding:
+def find(bug: ConversionBug, folder: Path) -> FoundBug:
     """Put a bug into a checkpoint and look for it.
 
     What is refused, is so whether its format is recognised or said.
@@ -60,13 +60,13 @@ def find(bug: ConversionBug, folder: Path) -> Finding:
             said += error.problems
         else:
             return compared(read(folder / "right"), wrong)
-    return Finding("refused", tuple(said))
+    return FoundBug("refused", tuple(said))
 
 
-def compared(right: Checkpoint, wrong: Checkpoint) -> Finding:
+def compared(right: Checkpoint, wrong: Checkpoint) -> FoundBug:
     """Say where a model goes wrong that is read from a folder."""
     if wrong.part != right.part:
-        return Finding("named", (f"what is there is an {wrong.part}, not a {right.part}",))
+        return FoundBug("named", (f"what is there is an {wrong.part}, not a {right.part}",))
     batch = example_batch(right.config, batch=4, seed=5, padding="ragged")
     weights = right.weights()
     verdict = judge(
@@ -76,11 +76,11 @@ def compared(right: Checkpoint, wrong: Checkpoint) -> Finding:
     if first is None:
         beside = _beside(right, wrong)
         return (
-            Finding("named", beside)
+            FoundBug("named", beside)
             if beside
-            else Finding("harmless", tuple(entry.reason for entry in wrong.ledger if entry.reason))
+            else FoundBug("harmless", tuple(entry.reason for entry in wrong.ledger if entry.reason))
         )
-    return Finding("named", (str(verdict.cause.text if verdict.cause else ""), first.note), first.tensor)
+    return FoundBug("named", (str(verdict.cause.text if verdict.cause else ""), first.note), first.tensor)
 
 
 def _beside(right: Checkpoint, wrong: Checkpoint) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ OTHERS: Final = "tensors that are no parameters"
 
 
 @dataclass(frozen=True)
-class File:
+class HashedFile:
     """A file of a checkpoint.
 
     Attributes:
@@ -38,7 +38,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Side:
+class PortSide:
     """One of the two checkpoints.
 
     Attributes:
@@ -57,7 +57,7 @@ class Side:
     recognised: str
     part: str
     config: Mapping[str, Any]
-    files: Mapping[str, File]
+    files: Mapping[str, HashedFile]
     carried: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -79,7 +79,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Parameter:
+class LedgerParameter:
     """A line of the ledger: a parameter.
 
     Attributes:
@@ -314,11 +314,11 @@ class Certificate:
     """
 
     verdict: str
-    source: Side
-    target: Side
+    source: PortSide
+    target: PortSide
     asked: Asked
     items: tuple[Item, ...]
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[LedgerParameter, ...]
     others: tuple[Other, ...]
     inputs: Mapping[str, str]
     runs: tuple[Ran, ...]

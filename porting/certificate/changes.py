@@ -42,7 +42,7 @@ WITHIN = ("query", "key", "value")
 
 
 @dataclass(frozen=True)
-class Change:
+class Alteration:
     """A change of one tensor or more.
 
     Attributes:
@@ -64,7 +64,7 @@ def changes(
     tensors: Mapping[str, LazyTensor],
     batch: Batch,
     gradients: Mapping[str, NDArray[np.floating]],
-) -> Iterator[Change]:
+) -> Iterator[Alteration]:
     """Yield every change that can be made to a model.
 
     Args:
@@ -89,7 +89,7 @@ class _Changes:
         self.config, self.tensors, self.gradients = config, tensors, gradients
         self.used: Mapping[str, NDArray[np.int64]] = used_rows(config, batch, part)
 
-    def all(self) -> Iterator[Change]:
+    def all(self) -> Iterator[Alteration]:
         """Yield the changes, tensor after tensor."""
         partners = self.partners()
         for name, tensor in self.tensors.items():
@@ -106,9 +106,9 @@ class _Changes:
             yield self.alone(ROUNDED, name, partial(_rounded, tensor.dtype))
         yield from self.together()
 
-    def alone(self, kind: str, name: str, make: Callable[[Bits], Bits], reason: str = "") -> Change:
+    def alone(self, kind: str, name: str, make: Callable[[Bits], Bits], reason: str = "") -> Alteration:
         """Return a change of one tensor."""
-        return Change(
+        return Alteration(
             kind, (name,), reason or self.reason(name), lambda: {name: make(self.tensors[name].bits())}
         )
 
@@ -129,9 +129,9 @@ class _Changes:
             for place, name in enumerate(names)
         }
 
-    def swapped(self, name: str, other: str) -> Change:
+    def swapped(self, name: str, other: str) -> Alteration:
         """Return the change that puts each of two tensors in the place of the other."""
-        return Change(
+        return Alteration(
             SWAPPED,
             (name, other),
             self.reason(name, other),
@@ -144,7 +144,7 @@ class _Changes:
         assert axis is not None
         return np.roll(bits, bits.shape[axis] // self.config.num_heads, axis)
 
-    def nudged(self, name: str) -> Change:
+    def nudged(self, name: str) -> Alteration:
         """Return the change of one element by one unit in the last place.
 
         Where the loss depends on it most, or the largest that real tokens look up.
@@ -176,7 +176,7 @@ class _Changes:
         rows = np.setdiff1d(np.arange(self.tensors[name].shape[0]), self.used[name])
         return int(rows[0]) if len(rows) else None
 
-    def together(self) -> Iterator[Change]:
+    def together(self) -> Iterator[Alteration]:
         """Yield the changes that are none: the heads of a whole layer in another order."""
         config = self.config
         if config.num_heads < 2 or not config.output_projection or config.mask_assignment != "per_sample":
@@ -189,7 +189,7 @@ class _Changes:
                     for other in self.tensors
                     if other.startswith(inside) and head_axis(other) is not None
                 )
-                yield Change(TOGETHER, moved, ALL_HEADS, partial(self.all_rolled, moved))
+                yield Alteration(TOGETHER, moved, ALL_HEADS, partial(self.all_rolled, moved))
 
     def all_rolled(self, names: Sequence[str]) -> dict[str, Bits]:
         """Return several tensors whose heads stand one place further on."""

@@ -57,7 +57,7 @@ HOME = "source's framework: "
 
 
 @dataclass(frozen=True)
-class Model:
+class JudgedModel:
     """A member of the family with weights: what the oracle computes, or the target."""
 
     config: EncoderConfig
@@ -74,7 +74,7 @@ class Model:
 class Ported(Job):
     """A run of the target, which is judged as a run of the source."""
 
-    source: Model | None = None
+    source: JudgedModel | None = None
 
     def judge(self, run: Run, rules: str | None = None) -> Verdict:
         """Judge what the target computed against what the source should."""
@@ -92,11 +92,15 @@ class Ported(Job):
         )
 
 
-def _job(side: str, source: Model, run: Model, name: str, batch: Batch, dtype: str, **more: Any) -> Ported:
+def _job(
+    side: str, source: JudgedModel, run: JudgedModel, name: str, batch: Batch, dtype: str, **more: Any
+) -> Ported:
     return Ported(side, name, dtype, run.part, run.config, run.weights, batch, source=source, **more)
 
 
-def jobs(source: Model, target: Model, given: Inputs, dtypes: Sequence[str], step: bool) -> list[Job]:
+def jobs(
+    source: JudgedModel, target: JudgedModel, given: Inputs, dtypes: Sequence[str], step: bool
+) -> list[Job]:
     """Return the runs of the target."""
     found: list[Job] = []
     small = source.count <= SMALL
@@ -117,17 +121,17 @@ def jobs(source: Model, target: Model, given: Inputs, dtypes: Sequence[str], ste
     return found
 
 
-def _expected(source: Model, training: Training, dtype: str, deviations: Deviations) -> Expectation:
+def _expected(source: JudgedModel, training: Training, dtype: str, deviations: Deviations) -> Expectation:
     judged = JudgedTraining(source.config, source.weights, training, source.part, dtype, deviations)
     return of_training(judged)
 
 
-def _up_to(most: int, source: Model, dtypes: Sequence[str]) -> Sequence[str]:
+def _up_to(most: int, source: JudgedModel, dtypes: Sequence[str]) -> Sequence[str]:
     """Return the precisions in which a model is judged: of one of more parameters the last."""
     return dtypes if source.count <= most else dtypes[-1:]
 
 
-def spared(source: Model, given: Inputs, dtypes: Sequence[str]) -> Iterator[Item]:
+def spared(source: JudgedModel, given: Inputs, dtypes: Sequence[str]) -> Iterator[Item]:
     """Yield what is not judged of a model of real size, and why."""
     if source.count <= SMALL:
         return
@@ -145,7 +149,7 @@ def spared(source: Model, given: Inputs, dtypes: Sequence[str]) -> Iterator[Item
             yield Item(kind, UNVERIFIED, f"{size}; {what} judged in {dtypes[-1]} alone", dtype=dtype)
 
 
-def steps_problem(source: Model) -> str:
+def steps_problem(source: JudgedModel) -> str:
     """Return why no optimizer step is judged; empty: one is."""
     if source.part not in OF_IDS:
         return f"the part {source.part} is not trained alone"
@@ -168,7 +172,7 @@ class Evidence:
 
 
 def gather(
-    source: Model,
+    source: JudgedModel,
     target: Checkpoint,
     given: Inputs,
     asked: Asked,
@@ -182,7 +186,7 @@ def gather(
         explain: whether it is to be found out why something diverges.
     """
     try:
-        ported = Model(target.config, target.weights(), target.part)
+        ported = JudgedModel(target.config, target.weights(), target.part)
     except WeightsError as error:
         return _nothing(error.problems[0])
     shapes = ({name: array.shape for name, array in one.weights.items()} for one in (source, ported))
@@ -215,7 +219,7 @@ def _nothing(why: str) -> Evidence:
 
 
 def at_home(
-    source: Model, given: Inputs, asked: Asked, settings: Settings, tell: Callable[[str], None]
+    source: JudgedModel, given: Inputs, asked: Asked, settings: Settings, tell: Callable[[str], None]
 ) -> Evidence:
     """Run the source in its own framework, on the sentences, and judge it as the target is.
 

@@ -13,12 +13,12 @@ from concord.porting.certificate.certificate import (
     OTHERS,
     PROVEN,
     UNVERIFIED,
-    File,
+    HashedFile,
     Item,
+    LedgerParameter,
     Other,
-    Parameter,
     Placement,
-    Side,
+    PortSide,
 )
 from concord.porting.checkpoint import Checkpoint, LazyTensor
 from concord.porting.comparison.beside import alone, differing
@@ -41,7 +41,7 @@ NAMED = 5
 """Tensors that an item names."""
 
 
-def files_of(path: Path) -> dict[str, File]:
+def files_of(path: Path) -> dict[str, HashedFile]:
     """Return every file of a checkpoint's folder by its name there, with size and digest.
 
     Raises:
@@ -56,10 +56,12 @@ def files_of(path: Path) -> dict[str, File]:
             f"{folder}: holds {len(found)} files but a checkpoint's folder holds at most {MOST_FILES}; "
             "put the checkpoint into a folder of its own"
         )
-    return {one.relative_to(folder).as_posix(): File(sha256_of(one), one.stat().st_size) for one in found}
+    return {
+        one.relative_to(folder).as_posix(): HashedFile(sha256_of(one), one.stat().st_size) for one in found
+    }
 
 
-def side_of(path: Path, format: str, table: Path | None, checkpoint: Checkpoint) -> Side:
+def side_of(path: Path, format: str, table: Path | None, checkpoint: Checkpoint) -> PortSide:
     """Return what is known of one of the two checkpoints."""
     seen = recognise(path, table) if format == AUTO else None
     why = seen.why if seen else "it was said with --from"
@@ -68,7 +70,7 @@ def side_of(path: Path, format: str, table: Path | None, checkpoint: Checkpoint)
         for name, content in checkpoint.files.items()
         if name in (*CARRIED, *SENTENCES)
     }
-    return Side(
+    return PortSide(
         str(path),
         seen.format if seen else format,
         why,
@@ -99,7 +101,7 @@ def parameters(
     mine: dict[str, Placement],
     theirs: dict[str, Placement],
     compared: Comparison,
-) -> tuple[Parameter, ...]:
+) -> tuple[LedgerParameter, ...]:
     """Return the ledger of the parameters."""
     words = {
         pair.name: f"{pair.words}{f'; likely: {pair.cause}' if pair.cause else ''}" for pair in compared.pairs
@@ -107,7 +109,8 @@ def parameters(
     shapes = {name: tensor.shape for one in (target, source) for name, tensor in one.tensors.items()}
     order = [*source.tensors, *(name for name in target.tensors if name not in source.tensors)]
     return tuple(
-        Parameter(name, shapes[name], mine.get(name), theirs.get(name), words.get(name, "")) for name in order
+        LedgerParameter(name, shapes[name], mine.get(name), theirs.get(name), words.get(name, ""))
+        for name in order
     )
 
 
@@ -130,8 +133,8 @@ def others(checkpoint: Checkpoint, side: str) -> Iterator[Other]:
 def items(
     source: Checkpoint,
     target: Checkpoint,
-    sides: tuple[Side, Side],
-    ledger: tuple[Parameter, ...],
+    sides: tuple[PortSide, PortSide],
+    ledger: tuple[LedgerParameter, ...],
     rest: tuple[Other, ...],
 ) -> Iterator[Item]:
     """Yield what files and tensors alone prove."""
@@ -180,7 +183,7 @@ def _bits(stand: Placement) -> tuple[str, str]:
     return stand.dtype, stand.sha256
 
 
-def _named(wrong: list[Parameter]) -> str:
+def _named(wrong: list[LedgerParameter]) -> str:
     said = []
     for one in wrong[:NAMED]:
         alone = "missing in the target" if one.target is None else "in the target alone"
@@ -206,7 +209,7 @@ def _others(found: Others) -> Iterator[Item]:
         yield Item(OTHERS, PROVEN, f"each of {found.same} has the same bits on both sides")
 
 
-def _accounted(ledger: tuple[Parameter, ...], rest: tuple[Other, ...]) -> Item:
+def _accounted(ledger: tuple[LedgerParameter, ...], rest: tuple[Other, ...]) -> Item:
     counts = [
         f"{len([one for one in rest if (one.side, one.status) == (side, status)])} {status} in the {side}"
         for side in ("source", "target")
@@ -223,7 +226,7 @@ def _accounted(ledger: tuple[Parameter, ...], rest: tuple[Other, ...]) -> Item:
     )
 
 
-def _carried(source: Checkpoint, target: Checkpoint, mine: Side, theirs: Side) -> Iterator[Item]:
+def _carried(source: Checkpoint, target: Checkpoint, mine: PortSide, theirs: PortSide) -> Iterator[Item]:
     """Yield whether labels and tokenizer came along."""
     if source.labels is None and target.labels is None:
         yield Item("labels", NOT_APPLICABLE, "no side names its classes")
@@ -255,7 +258,7 @@ def _carried(source: Checkpoint, target: Checkpoint, mine: Side, theirs: Side) -
         yield Item("tokenizer", PROVEN, _alike(there, mine, theirs))
 
 
-def _alike(names: list[str], mine: Side, theirs: Side) -> str:
+def _alike(names: list[str], mine: PortSide, theirs: PortSide) -> str:
     """Return which files have the same bytes, and which say the same otherwise."""
     same = [name for name in names if mine.carried[name] == theirs.carried[name]]
     rest = [name for name in names if name not in same]
@@ -269,7 +272,7 @@ def _alike(names: list[str], mine: Side, theirs: Side) -> str:
 def round_trips(
     source: Checkpoint,
     target: Checkpoint,
-    sides: tuple[Side, Side],
+    sides: tuple[PortSide, PortSide],
     mine: dict[str, Placement],
     theirs: dict[str, Placement],
     tell: Callable[[str], None],

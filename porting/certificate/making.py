@@ -16,7 +16,7 @@ from concord.porting.certificate.certificate import (
     Asked,
     Certificate,
     Item,
-    Side,
+    PortSide,
     verdict,
 )
 from concord.porting.comparison.checkpoints import compare
@@ -78,7 +78,7 @@ def certify(
         *ledger.items(source, target, sides, parameters, others),
         *ledger.round_trips(source, target, sides, mine, theirs, tell),
     ]
-    model = evidence.Model(source.config, source.weights(), source.part)
+    model = evidence.JudgedModel(source.config, source.weights(), source.part)
     given = inputs.of(source.config, source.part, asked.texts, asked.seed)
     explain = not any(item.status == FAILED for item in items)
     with tolerance.keeping(KEPT):  # both are judged on the sentences, from the inputs on
@@ -106,7 +106,7 @@ def certify(
     )
 
 
-def _unheard(side: Side) -> Iterator[Item]:
+def _unheard(side: PortSide) -> Iterator[Item]:
     """Yield that other people's code was not run, where the source is of a format of theirs."""
     if known(side.format).source:
         said = (
@@ -116,7 +116,7 @@ def _unheard(side: Side) -> Iterator[Item]:
         yield Item("source's own code", UNVERIFIED, said)
 
 
-def _same_files(sides: tuple[Side, Side], paths: tuple[Path, Path]) -> None:
+def _same_files(sides: tuple[PortSide, PortSide], paths: tuple[Path, Path]) -> None:
     """Refuse files that were changed meanwhile.
 
     Raises:

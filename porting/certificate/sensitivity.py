@@ -26,8 +26,8 @@ from concord.porting.certificate.certificate import (
     Sensitivity,
     Tried,
 )
-from concord.porting.certificate.changes import CHANGES, Change, changes
-from concord.porting.certificate.evidence import Model
+from concord.porting.certificate.changes import CHANGES, Alteration, changes
+from concord.porting.certificate.evidence import JudgedModel
 from concord.porting.checkpoint import Checkpoint
 from concord.porting.comparison.kinds import digest
 from concord.porting.stored import Bits, widened
@@ -53,7 +53,7 @@ ROWS = 2
 def prove(
     checkpoint: Checkpoint,
     placements: Mapping[str, Placement],
-    model: Model,
+    model: JudgedModel,
     batch: Batch,
     case: str,
     seed: int,
@@ -91,7 +91,7 @@ def prove(
     )
 
 
-def _few(model: Model, batch: Batch) -> Batch:
+def _few(model: JudgedModel, batch: Batch) -> Batch:
     """Return the first rows of a batch, without the columns in which they all are padding."""
     arrays = {name: array[:ROWS] for name, array in batch.arrays().items()}
     if "input_ids" not in arrays or (model.part in POOLED and model.config.pooling == "flatten"):
@@ -106,7 +106,7 @@ def _few(model: Model, batch: Batch) -> Batch:
 
 
 def _try(
-    change: Change,
+    change: Alteration,
     count: Tried,
     checkpoint: Checkpoint,
     placements: Mapping[str, Placement],
@@ -146,7 +146,7 @@ def noticed(bits: Mapping[str, Bits], checkpoint: Checkpoint, placements: Mappin
 class _Outputs:
     """The outputs of a model some of whose tensors are changed, before the judge; in float64, forward."""
 
-    def __init__(self, model: Model, batch: Batch) -> None:
+    def __init__(self, model: JudgedModel, batch: Batch) -> None:
         self.model, self.batch = model, batch
         self.problem = JudgedProblem(
             model.config, model.weights, batch, model.part, "float64", gradients=False

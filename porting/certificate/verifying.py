@@ -8,7 +8,7 @@ from pathlib import Path
 
 from concord import backends
 from concord.conformance.campaign import Settings
-from concord.porting.certificate.certificate import Certificate, File, Item, Side
+from concord.porting.certificate.certificate import Certificate, HashedFile, Item, PortSide
 from concord.porting.certificate.ledger import files_of
 from concord.porting.certificate.making import certify
 
@@ -71,7 +71,7 @@ def verify(
     return Verified(count, tuple(_differing(found, again)), again)
 
 
-def _files(now: Mapping[str, File], side: Side, path: Path) -> Iterator[str]:
+def _files(now: Mapping[str, HashedFile], side: PortSide, path: Path) -> Iterator[str]:
     """Yield which files are not as they were."""
     for name, file in side.files.items():
         if name not in now:

@@ -4,6 +4,6 @@ And what is likely to have caused it.
 """
 
 from concord.porting.comparison.checkpoints import Comparison, Pair, compare
-from concord.porting.comparison.kinds import Difference, classify
+from concord.porting.comparison.kinds import TensorDifference, classify
 
-__all__ = ["Comparison", "Difference", "Pair", "classify", "compare"]
+__all__ = ["Comparison", "Pair", "TensorDifference", "classify", "compare"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from concord.conformance.fields import also
 from concord.porting.checkpoint import UNKNOWN, Checkpoint, LazyTensor
 from concord.porting.comparison.beside import alone, differing
-from concord.porting.comparison.kinds import Difference, classify, digest
+from concord.porting.comparison.kinds import TensorDifference, classify, digest
 from concord.porting.comparison.words import cause, say
 from concord.spec.config import EncoderConfig
 
@@ -28,7 +28,7 @@ class Pair:
     """
 
     name: str
-    difference: Difference
+    difference: TensorDifference
     words: str
     cause: str = ""
     other: str = ""
@@ -217,7 +217,9 @@ def _pair(
             if _same_layer(name, other)
             else "tensors of one layer were taken for those of another"
         )
-        return Pair(name, Difference("different"), f"it is A's {other}, bit for bit", why, other, dtypes)
+        return Pair(
+            name, TensorDifference("different"), f"it is A's {other}, bit for bit", why, other, dtypes
+        )
     difference = classify(mine.read(), theirs.read(), config.num_heads, head_axis(name))
     square = len(mine.shape) == 2 and mine.shape[0] == mine.shape[1]
     return Pair(
@@ -225,7 +227,7 @@ def _pair(
     )
 
 
-def said(difference: Difference, mine: LazyTensor, theirs: LazyTensor) -> str:
+def said(difference: TensorDifference, mine: LazyTensor, theirs: LazyTensor) -> str:
     """Return how two tensors differ, in words, and their dtypes if these do."""
     dtypes = "" if mine.dtype == theirs.dtype else f" ({mine.dtype} in A, {theirs.dtype} in B)"
     return f"{say(difference, (mine.shape, theirs.shape))}{dtypes}"

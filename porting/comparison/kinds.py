@@ -71,7 +71,7 @@ its beginning, to find what all of it is held to."""
 
 
 @dataclass(frozen=True)
-class Difference:
+class TensorDifference:
     """In which way a tensor differs.
 
     Attributes:
@@ -105,7 +105,7 @@ class Difference:
     odd: tuple[tuple[str, str, int], ...] = ()
 
 
-Look = Callable[[Array, Array], Difference | None]
+Look = Callable[[Array, Array], TensorDifference | None]
 """Says in one way how a tensor differs from another; None: not so."""
 
 CALLED = ("a number", "NaN", "infinity", "-infinity")
@@ -122,7 +122,7 @@ SIZED = ("rounded", "scaled", "offset", "all the same", "rounding", "some rows",
 """Kinds of which it is said how large the differences are."""
 
 
-def classify(first: Array, second: Array, heads: int = 1, head_axis: int | None = None) -> Difference:
+def classify(first: Array, second: Array, heads: int = 1, head_axis: int | None = None) -> TensorDifference:
     """Say in which way a tensor differs from another, whose bits are not the same or whose dtype is another.
 
     Args:
@@ -133,9 +133,9 @@ def classify(first: Array, second: Array, heads: int = 1, head_axis: int | None 
     if first.shape != second.shape:
         return _of_shapes(first, second)
     if _equal(first, second):
-        return Difference("same numbers" if first.dtype != second.dtype else "same", size=first.size)
+        return TensorDifference("same numbers" if first.dtype != second.dtype else "same", size=first.size)
     with np.errstate(all="ignore"):
-        found = Difference("different")
+        found = TensorDifference("different")
         if first.dtype.kind == second.dtype.kind == "f":
             moved: Look = partial(_heads, heads=heads, axis=head_axis)
             looks: list[Look] = [_signs, _transposed, moved, *_LOOKS]
@@ -144,32 +144,34 @@ def classify(first: Array, second: Array, heads: int = 1, head_axis: int | None 
     return replace(found, **sizes)
 
 
-def _of_shapes(first: Array, second: Array) -> Difference:
+def _of_shapes(first: Array, second: Array) -> TensorDifference:
     if first.ndim == 2 and _equal(first.T, second):
-        return Difference("transposed", size=first.size)
+        return TensorDifference("transposed", size=first.size)
     if first.ndim == second.ndim > 0 and first.shape[1:] == second.shape[1:]:
         longer, shorter = (first, second) if len(first) >= len(second) else (second, first)
         rows, further = len(shorter), "first" if longer is first else "second"
         if rows and _equal(longer[:rows], shorter):
-            return Difference("rows missing", by=len(longer) - rows, swapped=further, size=rows)
+            return TensorDifference("rows missing", by=len(longer) - rows, swapped=further, size=rows)
         for shift in range(1, min(FARTHEST, rows - 1, len(longer) - rows) + 1):
             if _equal(longer[shift : shift + rows], shorter):
-                return Difference("rows shifted", by=-shift if longer is first else shift, size=first.size)
-    return Difference("another shape", size=first.size)
+                return TensorDifference(
+                    "rows shifted", by=-shift if longer is first else shift, size=first.size
+                )
+    return TensorDifference("another shape", size=first.size)
 
 
-def _signs(first: Array, second: Array) -> Difference | None:
+def _signs(first: Array, second: Array) -> TensorDifference | None:
     if first.dtype != second.dtype or not all((one == other).all() for one, other in _strips(first, second)):
         return None
     apart = (np.count_nonzero(~_alike(one, other)) for one, other in _strips(first, second))
-    return Difference("signs of zeros", by=int(sum(apart)))
+    return TensorDifference("signs of zeros", by=int(sum(apart)))
 
 
-def _transposed(first: Array, second: Array) -> Difference | None:
-    return Difference("transposed") if first.ndim == 2 and _equal(first.T, second) else None
+def _transposed(first: Array, second: Array) -> TensorDifference | None:
+    return TensorDifference("transposed") if first.ndim == 2 and _equal(first.T, second) else None
 
 
-def _heads(first: Array, second: Array, heads: int, axis: int | None) -> Difference | None:
+def _heads(first: Array, second: Array, heads: int, axis: int | None) -> TensorDifference | None:
     if (
         axis is None
         or heads < 2
@@ -183,31 +185,31 @@ def _heads(first: Array, second: Array, heads: int, axis: int | None) -> Differe
         places: dict[str, list[int]] = {}
         for place, key in enumerate(mine):
             places.setdefault(key, []).append(place)
-        return Difference("heads permuted", order=tuple(places[key].pop(0) for key in other))
+        return TensorDifference("heads permuted", order=tuple(places[key].pop(0) for key in other))
     width = first.shape[axis] // heads
     for outer, inner in ((heads, width), (width, heads)):
         split = (*first.shape[:axis], outer, inner, *first.shape[axis + 1 :])
         if _equal(first.reshape(split).swapaxes(axis, axis + 1).reshape(first.shape), second):
-            return Difference("heads interleaved")
+            return TensorDifference("heads interleaved")
     return None
 
 
-def _shifted(first: Array, second: Array) -> Difference | None:
+def _shifted(first: Array, second: Array) -> TensorDifference | None:
     for shift in range(1, min(FARTHEST, len(first) - 2) + 1) if first.ndim == 2 else ():
         for by, above, below in ((shift, first, second), (-shift, second, first)):
             if _equal(above[:-shift], below[shift:]):
-                return Difference("rows shifted", by=by)
+                return TensorDifference("rows shifted", by=by)
     return None
 
 
-def _reordered(first: Array, second: Array) -> Difference | None:
+def _reordered(first: Array, second: Array) -> TensorDifference | None:
     if first.dtype != second.dtype or not 1 <= first.ndim <= 2:
         return None
     for axis, kind in enumerate(_PERMUTED[first.ndim]):
         mine, other = (contiguous(np.moveaxis(array, axis, 0)) for array in (first, second))
         moved = np.flatnonzero(~_alike(mine, other).reshape(len(mine), -1).all(1))
         if sorted(digest(mine[place]) for place in moved) == sorted(digest(other[place]) for place in moved):
-            return Difference(kind, by=len(moved), rows=tuple(moved[:5].tolist()))
+            return TensorDifference(kind, by=len(moved), rows=tuple(moved[:5].tolist()))
     return None
 
 
@@ -220,61 +222,61 @@ def _sides(first: Array, second: Array) -> tuple[tuple[Array, Array, str], ...]:
     return (second, first, "second"), (first, second, "first")
 
 
-def _rounded(first: Array, second: Array) -> Difference | None:
+def _rounded(first: Array, second: Array) -> TensorDifference | None:
     for name in LOWER:
         for low, high, which in _sides(first, second):
             if _equal(precision(name).round(high), low) and np.isfinite(low).all():
-                return Difference("rounded", precision=name, swapped=which)
+                return TensorDifference("rounded", precision=name, swapped=which)
     return None
 
 
-def _constant(first: Array, second: Array) -> Difference | None:
+def _constant(first: Array, second: Array) -> TensorDifference | None:
     if first.size < 2 or (np.isnan(first).all() and np.isnan(second).all()):
         return None
     for one, _, which in _sides(first, second):
         if (one == one.flat[0]).all() or np.isnan(one).all():
-            return Difference("all the same", by=float(one.flat[0]), swapped=which)
+            return TensorDifference("all the same", by=float(one.flat[0]), swapped=which)
     return None
 
 
-def _scaled(first: Array, second: Array) -> Difference | None:
+def _scaled(first: Array, second: Array) -> TensorDifference | None:
     mine, other = _wide(first), _wide(second)
     squares = float(mine @ mine)
     by = float(mine @ other) / squares if squares else 0.0
     if first.size < 2 or by == 0.0 or not np.isfinite(by) or abs(by - 1) < 1e-6:
         return None
-    return Difference("scaled", by=by) if _near(first, second, lambda numbers: numbers * by) else None
+    return TensorDifference("scaled", by=by) if _near(first, second, lambda numbers: numbers * by) else None
 
 
-def _offset(first: Array, second: Array) -> Difference | None:
+def _offset(first: Array, second: Array) -> TensorDifference | None:
     by = float(np.median(_wide(second) - _wide(first)))
     if first.size < 2 or by == 0.0 or not np.isfinite(by):
         return None
     largest = max(_largest(wide.astype(np.float64)) for pair in _strips(first, second) for wide in pair)
     near = abs(by) > 1e-5 * largest and _near(first, second, lambda numbers: numbers + by, largest)
-    return Difference("offset", by=by) if near else None
+    return TensorDifference("offset", by=by) if near else None
 
 
-def _rounding(first: Array, second: Array) -> Difference | None:
-    return Difference("rounding") if _near(first, second) else None
+def _rounding(first: Array, second: Array) -> TensorDifference | None:
+    return TensorDifference("rounding") if _near(first, second) else None
 
 
-def _rows(first: Array, second: Array) -> Difference | None:
+def _rows(first: Array, second: Array) -> TensorDifference | None:
     if first.ndim != 2:
         return None
     apart = np.flatnonzero(~_alike(first, second).all(1))
     few = len(apart) <= FEW_ROWS * len(first)
-    return Difference("some rows", by=len(apart), rows=tuple(apart[:5].tolist())) if few else None
+    return TensorDifference("some rows", by=len(apart), rows=tuple(apart[:5].tolist())) if few else None
 
 
-def _quantised(first: Array, second: Array) -> Difference | None:
+def _quantised(first: Array, second: Array) -> TensorDifference | None:
     if first.ndim != 2 or _sizes(first, second)["relative"] > ALIKE:
         return None
     for low, high, which in _sides(first, second):
         for axis, among in ((None, "all"), (0, "each row"), (1, "each column")):
             few, many = _levels(low, axis), _levels(high, axis)
             if few <= LEVELS and 2 * few < many:
-                return Difference("quantised", by=few, swapped=which, among=among)
+                return TensorDifference("quantised", by=few, swapped=which, among=among)
     return None
 
 

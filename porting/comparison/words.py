@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from concord.porting.comparison.kinds import MEANINGS, Difference
+from concord.porting.comparison.kinds import MEANINGS, TensorDifference
 from concord.spec.config import EncoderConfig
 from concord.spec.sources.table import POSITIONS
 
@@ -18,7 +18,7 @@ USUAL = {
 """Causes that depend on nothing else."""
 
 
-def say(found: Difference, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> str:
+def say(found: TensorDifference, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> str:
     """Return how a tensor differs, in words.
 
     Args:
@@ -56,7 +56,7 @@ def say(found: Difference, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> s
     return said.get(found.kind, MEANINGS[found.kind])
 
 
-def _size(found: Difference) -> str:
+def _size(found: TensorDifference) -> str:
     """Return how many numbers differ, and by how much."""
     said = f"{found.elements} of {found.size} numbers differ"
     if found.largest:
@@ -77,7 +77,7 @@ def _both(mine: str, theirs: str) -> str:
     return f"{mine} in both, of other bits" if mine == theirs else f"{mine} in A and {theirs} in B"
 
 
-def cause(name: str, found: Difference, config: EncoderConfig, square: bool) -> str:
+def cause(name: str, found: TensorDifference, config: EncoderConfig, square: bool) -> str:
     """Return what is likely to have caused a difference; empty: nobody can say.
 
     Args:
@@ -86,7 +86,7 @@ def cause(name: str, found: Difference, config: EncoderConfig, square: bool) -> 
     return next(_causes(name, found, config, square), "")
 
 
-def _causes(name: str, found: Difference, config: EncoderConfig, square: bool) -> Iterator[str]:
+def _causes(name: str, found: TensorDifference, config: EncoderConfig, square: bool) -> Iterator[str]:
     if found.kind == "transposed":
         yield (
             "a kernel of (out, in) was taken for one of (in, out), or the other way "
@@ -124,7 +124,7 @@ HIDDEN = (
 """Where the units between the two feed-forward layers stand."""
 
 
-def _of_order(name: str, found: Difference) -> Iterator[str]:
+def _of_order(name: str, found: TensorDifference) -> Iterator[str]:
     if "token" in name and found.kind == "rows permuted":
         yield "the vocabulary was reordered"
     elif name.startswith("classifier") and found.kind != "rows permuted":
@@ -138,7 +138,7 @@ def _of_order(name: str, found: Difference) -> Iterator[str]:
         yield "they were sorted or mapped anew"
 
 
-def _of_rows(name: str, found: Difference) -> Iterator[str]:
+def _of_rows(name: str, found: TensorDifference) -> Iterator[str]:
     if found.kind == "rows missing":
         yield (
             "the table was padded to a round number of rows, or tokens were added"
@@ -153,7 +153,7 @@ def _of_rows(name: str, found: Difference) -> Iterator[str]:
         yield "rows before the first were added to one of them, such as one for padding"
 
 
-def _of_scale(found: Difference, config: EncoderConfig) -> Iterator[str]:
+def _of_scale(found: TensorDifference, config: EncoderConfig) -> Iterator[str]:
     named = {
         "the root of d_model": (math.sqrt(config.d_model), "the scale of embeddings is multiplied into it"),
         "the root of head_dim": (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from concord.porting.containers import flax, hdf5, orbax, paddle, safetensors, tensorflow, torch
 from concord.porting.containers.container import Container
-from concord.porting.stored import Stored
+from concord.porting.stored import StoredTensor
 from concord.spec.errors import SpecError
 
 SAFETENSORS = Container(
@@ -48,7 +48,7 @@ TENSORFLOW = Container(
 ORBAX = Container("orbax", "jax", (), (), orbax.load, orbax.write, "jax", looks=orbax.is_folder)
 
 
-def _never(path: Path, tensors: Mapping[str, Stored]) -> None:
+def _never(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     raise SpecError(f"{path}: a graph is more than {len(tensors)} tensors")
 
 

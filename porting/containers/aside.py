@@ -24,7 +24,7 @@ import numpy as np
 from concord.backends.process import ROOT, Process, WorkerFailure
 from concord.backends.worker import environment
 from concord.porting.containers import safetensors
-from concord.porting.stored import NUMPY, Stored, in_memory, size
+from concord.porting.stored import NUMPY, StoredTensor, in_memory, size
 from concord.spec.errors import SpecError
 from concord.spec.files import opened
 
@@ -45,15 +45,15 @@ DEEPEST, MOST = 50, 1 << 18
 """How deep dictionaries may lie in each other, and how many entries there may be, each counted as often as it
 is met."""
 
-Load = Callable[[Path], Mapping[str, Stored]]
-Save = Callable[[Path, Mapping[str, Stored]], None]
+Load = Callable[[Path], Mapping[str, StoredTensor]]
+Save = Callable[[Path, Mapping[str, StoredTensor]], None]
 
 
 class Refused(ValueError):
     """A file that is not read: what it asks for, and why."""
 
 
-def read(load: Load, path: Path, framework: str = "") -> dict[str, Stored]:
+def read(load: Load, path: Path, framework: str = "") -> dict[str, StoredTensor]:
     """Return the tensors of a file, or folder.
 
     Args:
@@ -73,7 +73,7 @@ def read(load: Load, path: Path, framework: str = "") -> dict[str, Stored]:
         return {name: found[name] for name in names}
 
 
-def write(save: Save, path: Path, tensors: Mapping[str, Stored], framework: str) -> None:
+def write(save: Save, path: Path, tensors: Mapping[str, StoredTensor], framework: str) -> None:
     """Write tensors.
 
     Args:
@@ -163,7 +163,7 @@ def answer(act: Any, path: Path, between: Path, length: int, framework: str) -> 
         return {"refused": f"not a whole file of tensors: {type(error).__name__}: {said}"}
 
 
-def stored_of(value: Any, name: str) -> Stored:
+def stored_of(value: Any, name: str) -> StoredTensor:
     """Return an array of NumPy, whose dtype may be one that a framework adds, as a tensor of a file.
 
     Raises:
@@ -175,7 +175,7 @@ def stored_of(value: Any, name: str) -> Stored:
     return in_memory(array.view(NUMPY[array.dtype.name]), array.dtype.name)
 
 
-def array_of(stored: Stored) -> Any:
+def array_of(stored: StoredTensor) -> Any:
     """Return a tensor as an array of the dtypes that TensorFlow and JAX have."""
     import ml_dtypes
 
@@ -183,7 +183,7 @@ def array_of(stored: Stored) -> Any:
     return bits if bits.dtype.name == stored.dtype else bits.view(getattr(ml_dtypes, stored.dtype))
 
 
-def tree(tensors: Mapping[str, Stored]) -> dict[str, Any]:
+def tree(tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
     """Return tensors as dictionaries in each other, by the parts of their names between dots."""
     found: dict[str, Any] = {}
     for name, tensor in tensors.items():
@@ -195,7 +195,7 @@ def tree(tensors: Mapping[str, Stored]) -> dict[str, Any]:
     return found
 
 
-def flat(value: Any, stored: Callable[[Any, str], Stored] = stored_of) -> dict[str, Stored]:
+def flat(value: Any, stored: Callable[[Any, str], StoredTensor] = stored_of) -> dict[str, StoredTensor]:
     """Return the arrays in dictionaries and lists, by names joined by dots; what is no array is passed over.
 
     Args:
@@ -204,14 +204,14 @@ def flat(value: Any, stored: Callable[[Any, str], Stored] = stored_of) -> dict[s
     Raises:
         Refused: if there are too many, too deep, or two of one name.
     """
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredTensor] = {}
     for count, (name, one) in enumerate(_walk(value, "", 0)):
         if count > MOST:
             raise Refused(f"it holds more than {MOST} entries")
-        if isinstance(one, Stored) or hasattr(one, "dtype"):
+        if isinstance(one, StoredTensor) or hasattr(one, "dtype"):
             if name in found:
                 raise Refused(f"has two tensors that are called {name[:200]!r}")
-            found[name] = one if isinstance(one, Stored) else stored(one, name)
+            found[name] = one if isinstance(one, StoredTensor) else stored(one, name)
     return found
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from concord.porting.containers import aside
 from concord.porting.links import stays
-from concord.porting.stored import Stored
+from concord.porting.stored import StoredTensor
 from concord.spec.errors import SpecError
 from concord.spec.files import MOST_PROBLEMS, opened, read_json
 
@@ -38,10 +38,10 @@ class Container:
     backend: str
     endings: tuple[str, ...]
     begins: tuple[bytes, ...]
-    load: Callable[[Path], Mapping[str, Stored]] | None
-    write: Callable[[Path, Mapping[str, Stored]], None]
+    load: Callable[[Path], Mapping[str, StoredTensor]] | None
+    write: Callable[[Path, Mapping[str, StoredTensor]], None]
     framework: str = ""
-    whole: Callable[[Path], dict[str, Stored]] | None = None
+    whole: Callable[[Path], dict[str, StoredTensor]] | None = None
     looks: Callable[[Path], bool] | None = None
 
     def is_one(self, path: Path) -> bool:
@@ -61,7 +61,7 @@ class Container:
         with opened(path) as file:
             return file.read(16).startswith(self.begins)
 
-    def read(self, path: Path) -> dict[str, Stored]:
+    def read(self, path: Path) -> dict[str, StoredTensor]:
         """Return the tensors of a file, or of all files that an index names.
 
         Their numbers are read when they are asked for.
@@ -79,7 +79,7 @@ class Container:
             raise SpecError(f"{path}: {self.name} is written alone; read the checkpoint that it was made of")
         return aside.read(self.load, path, self.framework)
 
-    def _several(self, path: Path) -> dict[str, Stored]:
+    def _several(self, path: Path) -> dict[str, StoredTensor]:
         content = read_json(path)
         places = content.get("weight_map") if isinstance(content, dict) else None
         if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
@@ -88,7 +88,7 @@ class Container:
         if outside := [name for name in names if not _is_beside(path, name)]:
             said = [f"{path}: names the file {name[:80]!r} but all must lie beside it" for name in outside]
             raise SpecError(said[:MOST_PROBLEMS])
-        found: dict[str, Stored] = {}
+        found: dict[str, StoredTensor] = {}
         problems: list[str] = []
         for name in names:
             inside = self.read(path.with_name(name))

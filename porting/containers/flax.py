@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from concord.porting.containers.aside import Refused, flat, tree
-from concord.porting.stored import NUMPY, Bits, Stored, shape_of, size, sliced
+from concord.porting.stored import NUMPY, Bits, StoredTensor, shape_of, size, sliced
 from concord.spec.errors import optional
 from concord.spec.files import Write, writing
 
@@ -29,7 +29,7 @@ NDARRAY, SCALAR = 1, 3
 CHUNKED = "__msgpack_chunked_array__"
 
 
-def load(path: Path) -> dict[str, Stored]:
+def load(path: Path) -> dict[str, StoredTensor]:
     """Return the arrays of a file; the names of dictionaries are joined by dots."""
     with optional("a msgpack file", "porting"):
         import msgpack
@@ -59,7 +59,7 @@ def _entries(pairs: list[tuple[Any, Any]]) -> Any:
     return _joined(found) if CHUNKED in found else found
 
 
-def _extension(code: int, data: bytes) -> Stored | None:
+def _extension(code: int, data: bytes) -> StoredTensor | None:
     import msgpack
 
     if code not in (NDARRAY, SCALAR):
@@ -68,7 +68,7 @@ def _extension(code: int, data: bytes) -> Stored | None:
     return _array(shape, dtype, content)
 
 
-def _array(shape: Any, dtype: str, content: bytes) -> Stored:
+def _array(shape: Any, dtype: str, content: bytes) -> StoredTensor:
     shape = shape_of(shape)
     if dtype not in NUMPY or size(dtype, shape) != len(content):
         said = f"shape {shape} and dtype {str(dtype)[:20]!r}"
@@ -76,7 +76,7 @@ def _array(shape: Any, dtype: str, content: bytes) -> Stored:
     return sliced(content, 0, dtype, shape)
 
 
-def _joined(entries: Mapping[str, Any]) -> Stored:
+def _joined(entries: Mapping[str, Any]) -> StoredTensor:
     """Return an array that is kept in pieces, as ``flax.serialization`` does with long ones."""
     shape, chunks = shape_of([*entries["shape"].values()]), list(entries["chunks"].values())
     dtype, count = chunks[0].dtype, sum(math.prod(piece.shape) for piece in chunks)
@@ -90,10 +90,10 @@ def _joined(entries: Mapping[str, Any]) -> Stored:
     def bits() -> Bits:
         return np.concatenate([piece.bits().reshape(-1) for piece in chunks]).reshape(shape)
 
-    return Stored(dtype, shape, bits)
+    return StoredTensor(dtype, shape, bits)
 
 
-def write(path: Path, tensors: Mapping[str, Stored]) -> None:
+def write(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Write tensors, one by one, as ``flax.serialization`` writes dictionaries in each other.
 
     Raises:
@@ -107,14 +107,14 @@ def write(path: Path, tensors: Mapping[str, Stored]) -> None:
 
 
 def _put(put: Write, packer: Any, value: Any) -> None:
-    if isinstance(value, Stored) and value.size > LARGEST_PIECE:
+    if isinstance(value, StoredTensor) and value.size > LARGEST_PIECE:
         value = _pieces(value)
     if isinstance(value, dict):
         put(packer.pack_map_header(len(value)))
         for key, inner in value.items():
             put(packer.pack(key))
             _put(put, packer, inner)
-    elif isinstance(value, Stored):  # the packer would hold its bytes several times
+    elif isinstance(value, StoredTensor):  # the packer would hold its bytes several times
         head = packer.pack_array_header(3) + packer.pack(value.shape) + packer.pack(value.dtype)
         head += b"\xc6" + struct.pack(">I", value.size)
         put(b"\xc9" + struct.pack(">Ib", len(head) + value.size, NDARRAY) + head)
@@ -123,11 +123,11 @@ def _put(put: Write, packer: Any, value: Any) -> None:
         put(packer.pack(value))
 
 
-def _pieces(value: Stored) -> dict[str, Any]:
+def _pieces(value: StoredTensor) -> dict[str, Any]:
     flattened = value.bits().reshape(-1)
     step = LARGEST_PIECE // np.dtype(NUMPY[value.dtype]).itemsize
     chunks = [flattened[begin : begin + step] for begin in range(0, len(flattened), step)]
-    pieces = [Stored(value.dtype, chunk.shape, partial(np.asarray, chunk)) for chunk in chunks]
+    pieces = [StoredTensor(value.dtype, chunk.shape, partial(np.asarray, chunk)) for chunk in chunks]
     return {
         CHUNKED: True,
         "shape": {str(axis): length for axis, length in enumerate(value.shape)},

@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 
 from concord.porting.containers.aside import DEEPEST, MOST, Refused, stored_of
-from concord.porting.stored import Stored
+from concord.porting.stored import StoredTensor
 from concord.spec.errors import SpecError, optional
 from concord.spec.files import refusing
 
@@ -33,7 +33,7 @@ MODEL = "tf_model"
 """What a model of Hugging Face is called in what is written."""
 
 
-def load(path: Path | IO[bytes]) -> dict[str, Stored]:
+def load(path: Path | IO[bytes]) -> dict[str, StoredTensor]:
     """Return the datasets of a file by their paths."""
     with optional("an HDF5 file", "porting"):
         import h5py
@@ -41,7 +41,7 @@ def load(path: Path | IO[bytes]) -> dict[str, Stored]:
     return dict(_datasets(h5py.File(path, "r"), "", 0, itertools.count()))
 
 
-def load_keras(path: Path) -> dict[str, Stored]:
+def load_keras(path: Path) -> dict[str, StoredTensor]:
     """Return the weights of an archive by their paths; its configuration may name code, and stays unread."""
     copy = tempfile.TemporaryFile()  # noqa: SIM115 - without a name: nothing is left of it, however this process ends
     with zipfile.ZipFile(path) as archive:
@@ -57,14 +57,14 @@ def load_keras(path: Path) -> dict[str, Stored]:
     return load(copy)
 
 
-def load_models(path: Path) -> dict[str, Stored]:
+def load_models(path: Path) -> dict[str, StoredTensor]:
     """Return the weights of a model of Hugging Face, as Keras 2 wrote them.
 
     ``<layer>/<model>/<name>:0``, by their names alone.
 
     The name of the model, which nobody chose, is left out, and that of the layer with it.
     """
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredTensor] = {}
     for name, stored in load(path).items():
         short = "/".join(name.split("/")[2:]).removesuffix(":0") or name
         if short in found:
@@ -73,7 +73,7 @@ def load_models(path: Path) -> dict[str, Stored]:
     return found
 
 
-def _datasets(group: Any, name: str, depth: int, met: Iterator[int]) -> Iterator[tuple[str, Stored]]:
+def _datasets(group: Any, name: str, depth: int, met: Iterator[int]) -> Iterator[tuple[str, StoredTensor]]:
     import h5py
 
     for key in group:
@@ -89,18 +89,18 @@ def _datasets(group: Any, name: str, depth: int, met: Iterator[int]) -> Iterator
             yield inner, _dataset(member, inner)
 
 
-def _dataset(member: Any, name: str) -> Stored:
+def _dataset(member: Any, name: str) -> StoredTensor:
     if member.is_virtual or member.external:
         raise Refused(f"{name[:200]!r} lies in another file")
     if member.chunks is not None or member.id.get_storage_size() != member.size * member.dtype.itemsize:
         raise Refused(f"{name[:200]!r} is kept in pieces, or compressed; Keras keeps what it writes in one")
     if member.dtype == np.dtype("V2") and member.attrs.get("dtype") == BFLOAT16:
-        return Stored(BFLOAT16, member.shape, lambda: member[()].view(np.uint16))
+        return StoredTensor(BFLOAT16, member.shape, lambda: member[()].view(np.uint16))
     described = stored_of(np.empty(0, member.dtype), name)
-    return Stored(described.dtype, member.shape, partial(np.asarray, member))
+    return StoredTensor(described.dtype, member.shape, partial(np.asarray, member))
 
 
-def _put(group: Any, name: str, tensor: Stored) -> None:
+def _put(group: Any, name: str, tensor: StoredTensor) -> None:
     """Write a tensor into a group; Keras says in an attribute that two bytes are bfloat16."""
     if tensor.dtype.startswith("float8"):
         raise SpecError(f"{name!r} has dtype {tensor.dtype}, which Keras does not keep")
@@ -116,14 +116,14 @@ def _created(path: Path) -> Any:
     return h5py.File(path, "w", track_order=True)
 
 
-def write(path: Path, tensors: Mapping[str, Stored]) -> None:
+def write(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Write tensors, one by one, each at its path."""
     with refusing(path), _created(path) as file:
         for name, tensor in tensors.items():
             _put(file, name, tensor)
 
 
-def write_models(path: Path, tensors: Mapping[str, Stored]) -> None:
+def write_models(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Write weights as Keras 2 did: a group for each layer of the model, which lists its weights' names."""
     layers = {
         name.partition("/")[0]: [other for other in tensors if other.split("/")[0] == name.partition("/")[0]]
@@ -139,7 +139,7 @@ def write_models(path: Path, tensors: Mapping[str, Stored]) -> None:
                 _put(group, f"{MODEL}/{name}:0", tensors[name])
 
 
-def write_keras(path: Path, tensors: Mapping[str, Stored]) -> None:
+def write_keras(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Write the weights into an archive; what else Keras wants in it is the format's to add."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         write(Path(folder) / WEIGHTS, tensors)

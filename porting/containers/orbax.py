@@ -8,7 +8,7 @@ from typing import Any
 
 from concord.porting.containers import aside
 from concord.porting.containers.aside import array_of, flat, tree
-from concord.porting.stored import Stored
+from concord.porting.stored import StoredTensor
 from concord.spec.errors import optional
 
 
@@ -18,13 +18,13 @@ def is_folder(path: Path) -> bool:
     return path.is_dir() and (path / "_METADATA").is_file() and any((path / mark).exists() for mark in marks)
 
 
-def load(path: Path) -> dict[str, Stored]:
+def load(path: Path) -> dict[str, StoredTensor]:
     """Return the arrays of a folder; the names of dictionaries are joined by dots."""
     with _checkpointer() as checkpointer:
         return flat(checkpointer.restore(path))
 
 
-def write(path: Path, tensors: Mapping[str, Stored]) -> None:
+def write(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Write arrays, as dictionaries in each other.
 
     Raises:
@@ -33,7 +33,7 @@ def write(path: Path, tensors: Mapping[str, Stored]) -> None:
     aside.write(save, path, tensors, "jax")
 
 
-def save(path: Path, tensors: Mapping[str, Stored]) -> None:
+def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Write arrays, in the process that has Orbax."""
     with _checkpointer() as checkpointer:
         checkpointer.save(path, _arrays(tree(tensors)))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from concord.porting.containers.aside import Refused, flat
-from concord.porting.stored import NUMPY, Stored
+from concord.porting.stored import NUMPY, StoredTensor
 from concord.spec.errors import SpecError
 from concord.spec.files import refusing
 
@@ -80,17 +80,17 @@ class _Reader(pickle.Unpickler):
         return ALLOWED[asked]
 
 
-def load(path: Path) -> Mapping[str, Stored]:
+def load(path: Path) -> Mapping[str, StoredTensor]:
     """Return the arrays of a file, which keeps bfloat16 as uint16 and has no tensors of that."""
     with path.open("rb") as file:
         found = flat(_Reader(file, encoding="latin1").load())
     return {
-        name: Stored("bfloat16", one.shape, one.bits) if one.dtype == "uint16" else one
+        name: StoredTensor("bfloat16", one.shape, one.bits) if one.dtype == "uint16" else one
         for name, one in found.items()
     }
 
 
-def write(path: Path, tensors: Mapping[str, Stored]) -> None:
+def write(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Write tensors as ``paddle.save`` writes a ``state_dict``.
 
     Raises:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from concord.porting.stored import NUMPY, Stored, shape_of, sliced
+from concord.porting.stored import NUMPY, StoredTensor, shape_of, sliced
 from concord.spec.errors import SpecError
 from concord.spec.files import opened, writing
 
@@ -41,7 +41,7 @@ LONGEST_HEADER = 1 << 24
 gigabytes."""
 
 
-def read(path: Path) -> dict[str, Stored]:
+def read(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a file; nothing but its header is read.
 
     Raises:
@@ -75,7 +75,7 @@ def read(path: Path) -> dict[str, Stored]:
     return found
 
 
-def write(path: Path, tensors: Mapping[str, Stored]) -> None:
+def write(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Write tensors one by one, which the library does not.
 
     Raises:

@@ -11,7 +11,7 @@ import numpy as np
 
 from concord.porting.containers import aside
 from concord.porting.containers.aside import Refused, array_of, stored_of
-from concord.porting.stored import NUMPY, Bits, Stored
+from concord.porting.stored import NUMPY, Bits, StoredTensor
 from concord.spec.errors import SpecError, optional
 
 SUFFIX, OURS = ".index", "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -24,7 +24,7 @@ def is_index(path: Path) -> bool:
     return path.name.endswith(SUFFIX) and path.is_file() and any(path.parent.glob(data))
 
 
-def load(path: Path) -> Mapping[str, Stored]:
+def load(path: Path) -> Mapping[str, StoredTensor]:
     """Return the tensors of a checkpoint; texts are passed over."""
     with optional("a checkpoint of TensorFlow", "tf"):
         import tensorflow as tf
@@ -36,7 +36,7 @@ def load(path: Path) -> Mapping[str, Stored]:
             continue
         if dtype.name not in NUMPY:
             raise Refused(f"{name[:200]!r} has dtype {dtype.name}, which is not known")
-        found[name] = Stored(dtype.name, tuple(shapes[name]), partial(_bits, reader, name))
+        found[name] = StoredTensor(dtype.name, tuple(shapes[name]), partial(_bits, reader, name))
     return found
 
 
@@ -44,7 +44,7 @@ def _bits(reader: object, name: str) -> Bits:
     return stored_of(np.asarray(reader.get_tensor(name)), name).bits()  # type: ignore[attr-defined]
 
 
-def write(path: Path, tensors: Mapping[str, Stored]) -> None:
+def write(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Write tensors; where they bear the keys of TensorFlow 2.
 
     With the graph of objects by which it finds them.
@@ -58,7 +58,7 @@ def write(path: Path, tensors: Mapping[str, Stored]) -> None:
     aside.write(save, path, tensors, "tf")
 
 
-def save(path: Path, tensors: Mapping[str, Stored]) -> None:
+def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Write tensors, in the process that has TensorFlow."""
     with optional("to write a checkpoint of TensorFlow", "tf"):
         import tensorflow as tf

@@ -17,7 +17,7 @@ import numpy as np
 
 from concord.porting.containers import aside
 from concord.porting.containers.aside import Refused, flat
-from concord.porting.stored import NUMPY, Bits, Stored, size
+from concord.porting.stored import NUMPY, Bits, StoredTensor, size
 from concord.spec.errors import optional
 from concord.spec.files import refusing
 
@@ -41,7 +41,7 @@ GLOBAL = re.compile(r"GLOBAL (\S+)")
 """How PyTorch calls a class or function that it does not load."""
 
 
-def load(path: Path) -> Mapping[str, Stored]:
+def load(path: Path) -> Mapping[str, StoredTensor]:
     """Return the tensors of a file, without the name that a training loop keeps all weights under."""
     with optional("a file of PyTorch", "torch"):
         import torch
@@ -66,7 +66,7 @@ def load(path: Path) -> Mapping[str, Stored]:
     return _unwrapped(flat(found, _stored))
 
 
-def _stored(tensor: Any, name: str) -> Stored:
+def _stored(tensor: Any, name: str) -> StoredTensor:
     """Return a tensor of PyTorch as one of a file; an array of NumPy too."""
     if isinstance(tensor, (np.ndarray, np.generic)):
         return aside.stored_of(tensor, name)
@@ -76,7 +76,7 @@ def _stored(tensor: Any, name: str) -> Stored:
     storage = tensor.untyped_storage().nbytes()
     if size(dtype, shape) > max(storage, aside.GROWTH << 20):
         raise Refused(f"{name[:200]!r} has shape {shape}, but its storage has {storage} bytes")
-    return Stored(dtype, shape, partial(_bits, tensor, dtype, shape))
+    return StoredTensor(dtype, shape, partial(_bits, tensor, dtype, shape))
 
 
 def _bits(tensor: Any, dtype: str, shape: tuple[int, ...]) -> Bits:
@@ -86,7 +86,7 @@ def _bits(tensor: Any, dtype: str, shape: tuple[int, ...]) -> Bits:
     return np.asarray(flat_bytes.numpy().view(NUMPY[dtype]).reshape(shape))
 
 
-def _unwrapped(tensors: dict[str, Stored]) -> dict[str, Stored]:
+def _unwrapped(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     for wrapper in WRAPPERS:
         inner = {name for name in tensors if name.startswith(f"{wrapper}.")}
         if inner and all(name in inner or name.startswith(BESIDE) for name in tensors):
@@ -97,7 +97,7 @@ def _unwrapped(tensors: dict[str, Stored]) -> dict[str, Stored]:
     return tensors
 
 
-def write(path: Path, tensors: Mapping[str, Stored]) -> None:
+def write(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Write tensors as a ``state_dict``.
 
     Raises:
@@ -106,7 +106,7 @@ def write(path: Path, tensors: Mapping[str, Stored]) -> None:
     aside.write(save, path, tensors, "torch")
 
 
-def save(path: Path, tensors: Mapping[str, Stored]) -> None:
+def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Write tensors, in the process that has PyTorch."""
     with optional("to write a file of PyTorch", "torch"):
         import torch

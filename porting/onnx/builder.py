@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from concord.porting.stored import NUMPY, Stored, in_memory
+from concord.porting.stored import NUMPY, StoredTensor, in_memory
 from concord.spec.errors import SpecError, optional
 from concord.spec.files import write_bytes, writing
 
@@ -31,32 +31,32 @@ CONSTANT = "constant_"
 
 
 @dataclass(frozen=True)
-class Value:
+class GraphValue:
     """What a node of a graph gives, by name."""
 
     graph: Builder
     name: str
 
-    def __add__(self, other: Operand) -> Value:
+    def __add__(self, other: Operand) -> GraphValue:
         return self.graph.node("Add", self, other)
 
-    def __sub__(self, other: Operand) -> Value:
+    def __sub__(self, other: Operand) -> GraphValue:
         return self.graph.node("Sub", self, other)
 
-    def __mul__(self, other: Operand) -> Value:
+    def __mul__(self, other: Operand) -> GraphValue:
         return self.graph.node("Mul", self, other)
 
-    def __truediv__(self, other: Operand) -> Value:
+    def __truediv__(self, other: Operand) -> GraphValue:
         return self.graph.node("Div", self, other)
 
-    def __matmul__(self, other: Operand) -> Value:
+    def __matmul__(self, other: Operand) -> GraphValue:
         return self.graph.node("MatMul", self, other)
 
-    def __invert__(self) -> Value:
+    def __invert__(self) -> GraphValue:
         return self.graph.node("Not", self)
 
 
-Operand = Value | float | int | tuple[int, ...]
+Operand = GraphValue | float | int | tuple[int, ...]
 """A value, a number in the dtype of the graph, a whole number without axes, or some along one."""
 
 
@@ -76,40 +76,40 @@ class Builder:
             import onnx
         self.onnx, self.dtype = onnx, dtype
         self.nodes: list[Any] = []
-        self.tensors: dict[str, Stored] = {}
+        self.tensors: dict[str, StoredTensor] = {}
         self.outputs: dict[str, list[int | str]] = {}
         self.count = 0
 
-    def node(self, kind: str, *inputs: Operand, **attributes: Any) -> Value:
+    def node(self, kind: str, *inputs: Operand, **attributes: Any) -> GraphValue:
         """Add a node; return what it gives."""
         given = [self.value(one).name for one in inputs]
         self.count += 1
         name = f"{kind.lower()}_{self.count}"
         self.nodes.append(self.onnx.helper.make_node(kind, given, [name], name=name, **attributes))
-        return Value(self, name)
+        return GraphValue(self, name)
 
-    def named(self, value: Value, name: str) -> Value:
+    def named(self, value: GraphValue, name: str) -> GraphValue:
         """Give a value a name of its own."""
         node = self.onnx.helper.make_node("Identity", [value.name], [name], name=f"name_{name}")
         self.nodes.append(node)
-        return Value(self, name)
+        return GraphValue(self, name)
 
-    def value(self, operand: Operand) -> Value:
+    def value(self, operand: Operand) -> GraphValue:
         """Return an operand as a value; numbers are constants."""
-        if isinstance(operand, Value):
+        if isinstance(operand, GraphValue):
             return operand
         array = np.asarray(operand)
         return self.constant(array.astype(NUMPY[self.dtype] if array.dtype.kind == "f" else np.int64))
 
-    def constant(self, array: Any) -> Value:
+    def constant(self, array: Any) -> GraphValue:
         """Return a constant."""
         self.count += 1
         return self.weight(f"{CONSTANT}{self.count}", in_memory(array))
 
-    def weight(self, name: str, tensor: Stored) -> Value:
+    def weight(self, name: str, tensor: StoredTensor) -> GraphValue:
         """Return a tensor that lies beside the graph."""
         self.tensors.setdefault(name, tensor)
-        return Value(self, name)
+        return GraphValue(self, name)
 
     def write(self, path: Path, inputs: Mapping[str, Sequence[str]]) -> None:
         """Write the graph, and ``<name>.data`` beside it.
@@ -143,12 +143,12 @@ class Builder:
         )
         write_bytes(path, model.SerializeToString())
 
-    def _proto(self, name: str, tensor: Stored, **content: Any) -> Any:
+    def _proto(self, name: str, tensor: StoredTensor, **content: Any) -> Any:
         return self.onnx.TensorProto(
             name=name, dims=tensor.shape, data_type=KINDS.get(tensor.dtype, INT64), **content
         )
 
-    def _beside(self, name: str, tensor: Stored, file: str, begin: int) -> Any:
+    def _beside(self, name: str, tensor: StoredTensor, file: str, begin: int) -> Any:
         proto = self._proto(name, tensor, data_location=self.onnx.TensorProto.EXTERNAL)
         for key, value in (("location", file), ("offset", begin), ("length", tensor.size)):
             proto.external_data.add(key=key, value=str(value))

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from concord.porting.checkpoint import Checkpoint
-from concord.porting.onnx.builder import INT64, KINDS, Builder, Value
-from concord.porting.stored import Stored
+from concord.porting.onnx.builder import INT64, KINDS, Builder, GraphValue
+from concord.porting.stored import StoredTensor
 from concord.spec.errors import SpecError
 from concord.spec.masks import mask_constant
 from concord.spec.pooling import least_squares
@@ -68,7 +68,7 @@ class _Graph:
 
     def run(self) -> None:
         b, config = self.b, self.config
-        self.ids = Value(b, "input_ids")
+        self.ids = GraphValue(b, "input_ids")
         self.real = ~b.node("Equal", self.ids, config.pad_id)  # (B, T); MSK-1
         shape = b.node("Shape", self.ids)
         self.batch, self.tokens = (b.node("Gather", shape, (axis,)) for axis in (0, 1))  # (1), (1)
@@ -84,7 +84,7 @@ class _Graph:
         if wanted not in b.outputs:
             self.output(wanted, result)
 
-    def output(self, name: str, value: Value) -> Value:
+    def output(self, name: str, value: GraphValue) -> GraphValue:
         """Make a value an output, with the axes that the specification gives it."""
         sizes: dict[str, int | str] = {
             **axis_sizes(self.config),
@@ -94,20 +94,20 @@ class _Graph:
         self.b.outputs[name] = [sizes[axis] for axis in axes]
         return self.b.named(value, name)
 
-    def tap(self, name: str, value: Value) -> Value:
+    def tap(self, name: str, value: GraphValue) -> GraphValue:
         """Return what the model goes on with; a tap that is wanted is an output."""
         return self.output(name, value) if self.every_tap else value
 
-    def weight(self, name: str) -> Value:
+    def weight(self, name: str) -> GraphValue:
         """Return a parameter, in the dtype of the graph."""
         tensor, dtype = self.checkpoint.tensors[name], self.b.dtype
         if tensor.dtype == dtype:
-            return self.b.weight(name, Stored(dtype, tensor.shape, tensor.bits))
-        return self.b.weight(name, Stored(dtype, tensor.shape, lambda: tensor.read().astype(dtype)))
+            return self.b.weight(name, StoredTensor(dtype, tensor.shape, tensor.bits))
+        return self.b.weight(name, StoredTensor(dtype, tensor.shape, lambda: tensor.read().astype(dtype)))
 
     # Embeddings (EMB-1 to EMB-6, POS-5 to POS-7).
 
-    def embeddings(self) -> Value:
+    def embeddings(self) -> GraphValue:
         config = self.config
         token = self.looked_up("token", self.ids)  # (B, T, D)
         if config.token_padding_forward == "zero":
@@ -119,17 +119,17 @@ class _Graph:
         total = self.tap("embeddings.token", token)
         total += self.tap("embeddings.position", self.looked_up("position", self.positions()))
         if config.num_segments:
-            segments = self.looked_up("segment", Value(self.b, "segment_ids"))
+            segments = self.looked_up("segment", GraphValue(self.b, "segment_ids"))
             total += self.tap("embeddings.segment", segments)
         total = self.tap("embeddings.sum", total)
         if not config.embedding_norm:
             return total
         return self.tap("embeddings.norm", self.norm("embeddings.norm", total))
 
-    def looked_up(self, name: str, rows: Value) -> Value:
+    def looked_up(self, name: str, rows: GraphValue) -> GraphValue:
         return self.b.node("Gather", self.weight(f"embeddings.{name}.weight"), rows)
 
-    def positions(self) -> Value:
+    def positions(self) -> GraphValue:
         """Return the row of the position table of each token: (B, T)."""
         b, start, how = self.b, self.config.position_start, self.config.position_of_padding
         if how == "pad_row":
@@ -141,21 +141,23 @@ class _Graph:
 
     # The encoder layer (NRM-1 to NRM-5, RES-1, FFN-1, FFN-2).
 
-    def layer(self, name: str, x: Value) -> Value:
+    def layer(self, name: str, x: GraphValue) -> GraphValue:
         x = self.sublayer(name, 1, x, lambda h: self.attention(f"{name}.attention", h))
         return self.sublayer(name, 2, x, lambda h: self.feed_forward(f"{name}.feed_forward", h))
 
-    def sublayer(self, name: str, number: int, x: Value, function: Callable[[Value], Value]) -> Value:
+    def sublayer(
+        self, name: str, number: int, x: GraphValue, function: Callable[[GraphValue], GraphValue]
+    ) -> GraphValue:
         norm = f"{name}.norm" if self.config.norm_sharing == "shared" else f"{name}.norm{number}"
 
-        def normed(y: Value) -> Value:
+        def normed(y: GraphValue) -> GraphValue:
             return self.tap(f"{name}.norm{number}", self.norm(norm, y))
 
         if self.config.norm_placement == "pre":
             return self.tap(f"{name}.residual{number}", x + function(normed(x)))
         return normed(self.tap(f"{name}.residual{number}", x + function(x)))
 
-    def norm(self, name: str, x: Value) -> Value:
+    def norm(self, name: str, x: GraphValue) -> GraphValue:
         b, config = self.b, self.config
         centered = x - b.node("ReduceMean", x, axes=[-1], keepdims=1)
         variance = b.node("ReduceMean", centered * centered, axes=[-1], keepdims=1)  # (B, T, 1)
@@ -167,16 +169,16 @@ class _Graph:
             deviation = b.node("Sqrt", variance) + config.norm_epsilon
         return centered / deviation * self.weight(f"{name}.weight") + self.weight(f"{name}.bias")
 
-    def linear(self, name: str, x: Value) -> Value:
+    def linear(self, name: str, x: GraphValue) -> GraphValue:
         y, bias = x @ self.weight(f"{name}.weight"), f"{name}.bias"
         return y + self.weight(bias) if bias in self.checkpoint.tensors else y
 
-    def feed_forward(self, name: str, x: Value) -> Value:
+    def feed_forward(self, name: str, x: GraphValue) -> GraphValue:
         inner = self.tap(f"{name}.inner", self.linear(f"{name}.inner", x))  # (B, T, F)
         active = self.tap(f"{name}.activation", self.activation(inner))
         return self.tap(f"{name}.outer", self.linear(f"{name}.outer", active))  # (B, T, D)
 
-    def activation(self, x: Value) -> Value:
+    def activation(self, x: GraphValue) -> GraphValue:
         b = self.b
         if self.config.activation == "relu":
             return b.node("Relu", x)
@@ -188,7 +190,7 @@ class _Graph:
 
     # Attention (ATT-1 to ATT-7, MSK-3 to MSK-8).
 
-    def attention(self, name: str, x: Value) -> Value:
+    def attention(self, name: str, x: GraphValue) -> GraphValue:
         b, config = self.b, self.config
         q, k, v = (
             self.tap(f"{name}.{role}", self.project(f"{name}.{role}", x))
@@ -211,7 +213,7 @@ class _Graph:
             return context
         return self.tap(f"{name}.output", self.linear(f"{name}.output", context))
 
-    def project(self, name: str, x: Value) -> Value:
+    def project(self, name: str, x: GraphValue) -> GraphValue:
         y = self.linear(name, x)
         if self.config.qkv_activation == "relu":
             y = self.b.node("Relu", y)
@@ -222,7 +224,7 @@ class _Graph:
         """The mask constant as the dtype holds it (MSK-6)."""
         return mask_constant(self.config, self.b.dtype)
 
-    def masked(self, scores: Value) -> Value:
+    def masked(self, scores: GraphValue) -> GraphValue:
         b, heads = self.b, self.config.num_heads
         if self.config.mask_assignment == "per_sample":
             visible = b.node("Unsqueeze", self.real, (1, 2))  # (B, 1, 1, T)
@@ -238,7 +240,7 @@ class _Graph:
 
     # Pooling (HED-1, HED-2, HED-5).
 
-    def pooled(self, x: Value) -> Value:
+    def pooled(self, x: GraphValue) -> GraphValue:
         """Return the vector of each text: (B, D), or (B, T * D)."""
         b, config = self.b, self.config
         if config.pooling == "mean":
@@ -253,7 +255,7 @@ class _Graph:
             pooled = self.tap("pooler.output", b.node(config.pooler.capitalize(), dense))
         return pooled if config.length_epsilon is None else self.tap("normalized", self.normalized(pooled))
 
-    def mean(self, x: Value) -> Value:
+    def mean(self, x: GraphValue) -> GraphValue:
         """Return the mean of real tokens, or zero: (B, D)."""
         b = self.b
         real = b.node("Unsqueeze", self.real, (2,))  # (B, T, 1)
@@ -261,7 +263,7 @@ class _Graph:
         total = b.node("ReduceSum", b.node("Where", real, x, 0.0), (1,), keepdims=0)
         return total / b.node("Max", count, 1.0)
 
-    def normalized(self, x: Value) -> Value:
+    def normalized(self, x: GraphValue) -> GraphValue:
         """Return vectors divided by their length, or by epsilon: (B, D)."""
         b = self.b
         squares = b.node("ReduceSum", x * x, (-1,), keepdims=1)

@@ -28,7 +28,7 @@ TABLE = table.load("bert-hugging-face")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class Model:
+class HuggingFaceModel:
     """Forward passes, and training steps (:class:`concord.backends.interface.Session`)."""
 
     def __init__(self, request: Request, model: torch.nn.Module) -> None:
@@ -127,7 +127,7 @@ class Model:
         }
 
 
-class Peer:
+class HuggingFacePeer:
     """The peer (:class:`concord.backends.interface.Measurable`)."""
 
     name = "hf"
@@ -157,7 +157,7 @@ class Peer:
             raise Unsupported(f"hf is measured in {', '.join(DTYPES)}, not in {request.dtype}")
         if request.execution == "compiled":
             torch.compiler.reset()
-        return Model(
+        return HuggingFaceModel(
             request,
             build(request.config, request.weights).to(device=request.device, dtype=DTYPES[request.dtype]),
         )

@@ -97,7 +97,7 @@ class Graph:
         return {}
 
 
-class Peer:
+class OnnxRuntimePeer:
     """The peer (:class:`concord.backends.interface.Measurable`)."""
 
     name = "ort"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,17 +17,37 @@ from concord.spec import checkpoints
 from concord.spec.errors import SpecError
 from concord.spec.files import sha256_of
 
+Arrays = dict[str, np.ndarray[Any, Any]]
+
 SIZES = {
     "vocab_size": 29,
     "d_model": 14,
     "num_heads": 2,
     "d_ff": 17,
     "num_classes": 3,
-    "num_layers": 1,
+    "num_layers": 2,
     "max_positions": 13,
 }
 CONFIG = spec.variant("bert", **SIZES)
-WEIGHTS = {name: array.astype(np.float32) for name, array in spec.initialize(CONFIG, seed=3).items()}
+
+
+def drawn(config: spec.EncoderConfig = CONFIG, part: str = "model", seed: int = 3) -> Arrays:
+    """Return random weights in float32."""
+    found = spec.initialize(config, seed=seed, part=part)
+    return {name: array.astype(np.float32) for name, array in found.items()}
+
+
+WEIGHTS = drawn()
+
+
+def in_bytes(weights: Mapping[str, Any]) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in weights.items()}
+
+
+def bits(checkpoint: porting.Checkpoint | Path) -> dict[str, bytes]:
+    """Return the bytes of every parameter of a checkpoint, or of the one in a folder."""
+    return in_bytes((porting.read(checkpoint) if isinstance(checkpoint, Path) else checkpoint).weights())
+
 
 SHARDS = "hugging-face in two files"
 

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 from concord.spec.errors import refuse
 from concord.training import figures
-from concord.training.attention.maps import LEAK, Array, Maps, Reading
+from concord.training.attention.maps import LEAK, Array, Maps, ReadText
 
 MASKED = "#cfccc4"
 WIDEST = 60
 """Tokens up to which each is named beside a map."""
 
 
-def chosen(reading: Reading, layer: int | None, head: int | None) -> tuple[list[int], list[int]]:
+def chosen(reading: ReadText, layer: int | None, head: int | None) -> tuple[list[int], list[int]]:
     """Return the layers and heads of a figure.
 
     Raises:

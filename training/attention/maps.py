@@ -37,7 +37,7 @@ LEAK = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class ReadText:
     """One text as a model sees it.
 
     Attributes:
@@ -96,7 +96,7 @@ class Reading:
 
 
 @dataclass(frozen=True, eq=False)
-class Side:
+class BackendMaps:
     """The weights of one backend.
 
     Attributes:
@@ -118,9 +118,9 @@ class Maps:
         notes: what is not shown and why.
     """
 
-    reading: Reading
+    reading: ReadText
     report: Report
-    sides: tuple[Side, ...]
+    sides: tuple[BackendMaps, ...]
     notes: tuple[str, ...] = ()
 
     def difference(self, one: int = 0, other: int = 1) -> Array:
@@ -162,7 +162,7 @@ class Maps:
         ]
 
 
-def example(name: str, tokens: int | None = None, seed: int = 0) -> Reading:
+def example(name: str, tokens: int | None = None, seed: int = 0) -> ReadText:
     """Return an example of a variant: random weights and ids, its layers and heads, and a quarter of padding.
 
     Args:
@@ -194,7 +194,7 @@ def example(name: str, tokens: int | None = None, seed: int = 0) -> Reading:
         batch = replace(batch, segment_ids=parts[None] + max(0, config.num_segments - 2))
     ids = batch.required("input_ids")[0]
     names = tuple("padding" if word == config.pad_id else f"t{word}" for word in ids.tolist())
-    return Reading(
+    return ReadText(
         f"{name}, random weights, seed {seed}",
         config,
         initialize(config, seed),
@@ -212,7 +212,7 @@ def of_texts(
     a: str,
     b: str | None = None,
     part: str = "model",
-) -> Reading:
+) -> ReadText:
     """Return a text, or a pair, as a model sees it.
 
     Args:
@@ -235,7 +235,7 @@ def of_texts(
         segment_ids=np.pad(found.segment_ids, (0, more))[None] if config.num_segments else None,
     )
     parts = tuple(int(place >= second) for place in range(tokens))
-    return Reading(
+    return ReadText(
         f"{name}: {a}{'' if b is None else f' | {b}'}",
         config,
         weights,
@@ -247,7 +247,7 @@ def of_texts(
 
 
 def look(
-    reading: Reading,
+    reading: ReadText,
     names: Sequence[str],
     settings: Settings,
     dtype: str = "float32",
@@ -294,7 +294,7 @@ class _Looking(Job):
     """A job that keeps the attention weights of what it judges."""
 
     names: tuple[str, ...] = ()
-    seen: list[tuple[Verdict, Side]] = field(default_factory=list)
+    seen: list[tuple[Verdict, BackendMaps]] = field(default_factory=list)
 
     def judge(self, run: Run, rules: str | None = None) -> Verdict:
         verdict = super().judge(run, rules)
@@ -312,7 +312,7 @@ class _Looking(Job):
                 )
                 for place, name in enumerate(self.names)
             ]
-            self.seen.append((verdict, Side(run.backend, found, np.stack(errors).astype(np.float32))))
+            self.seen.append((verdict, BackendMaps(run.backend, found, np.stack(errors).astype(np.float32))))
         return verdict
 
 

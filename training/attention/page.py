@@ -1,7 +1,7 @@
 """The page of attention maps: one file that needs nothing else, drawn by its script.
 
-Numbers of a layer are one text: codes, deflated, in base64. A code is a half (float16) or, of large maps, one
-byte. Of all backends but the first, the codes of weights stand as they differ from the first's bit by bit.
+Numbers of a layer are one text: halves (float16), deflated, in base64. Of all backends but the first, weights
+stand as their bits differ from those of the first.
 """
 
 from __future__ import annotations
@@ -23,24 +23,10 @@ from concord.training.attention.maps import LEAK, Array, Maps
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 
-FINE = 1 << 22
-"""Cells of all maps of a backend up to which each number has two bytes."""
-
-NONE = 255
-"""The byte of a number that there is not, or that is no weight."""
-
-LOWEST = -6
-"""The power of two, in tolerances, of the smallest error but 0 in one byte; each step is the root of 2."""
-
-ZERO = 127
-"""The byte of no error: smaller ones are below 0, larger ones above."""
-
 
 def page(maps: Maps) -> str:
     """Return attention maps as HTML."""
     reading, report = maps.reading, maps.report
-    heads, tokens = reading.config.num_heads, len(reading.tokens)
-    coarse = len(reading.names) * heads * tokens**2 > FINE
     names = [side.backend for side in maps.sides]
     largest = _largest(maps)
     tap = reading.names[0].rpartition(".")[2] if reading.names else "weights"
@@ -49,14 +35,10 @@ def page(maps: Maps) -> str:
         "segments": reading.segments,
         "visible": [int(one) for one in reading.visible],
         "layers": len(reading.names),
-        "heads": heads,
-        "coarse": coarse,
+        "heads": reading.config.num_heads,
         "tap": tap,
         "sides": names,
         "leak": LEAK,
-        "none": NONE,
-        "lowest": LOWEST,
-        "zero": ZERO,
         "start": _start(largest),
     }
     headings, rows = maps.table()
@@ -66,14 +48,14 @@ def page(maps: Maps) -> str:
         TEMPLATES,
         script=(TEMPLATES / "attention.js").read_text(encoding="utf-8") if names else "",
         headline=_headline(maps, largest),
-        compared=[_compared(maps, tap, coarse)],
+        compared=[_compared(maps, tap)],
         sections={
             **({"maps-of": "Maps", "heads": "Heads in numbers"} if names else {}),
             "verdicts": "Verdicts",
         },
         letters=string.ascii_lowercase[: max(reading.segments, default=0) + 1],
         about=about,
-        coded=_coded(maps, coarse),
+        coded=_coded(maps),
         headings=headings[2:],
         rows=rows,
         maps=maps,
@@ -117,47 +99,29 @@ def _headline(maps: Maps, largest: Array) -> str:
     return f"{both}; they differ by {most}.{said}"
 
 
-def _compared(maps: Maps, tap: str, coarse: bool) -> str:
+def _compared(maps: Maps, tap: str) -> str:
     versions = ", ".join(
         f"{tail(name)} {about.get('version') or ''}".strip()
         for name, about in maps.report.environments.items()
     )
     dtype = next((result.dtype for result in maps.report.results), "")
-    size = " Of maps this large a number has one byte on this page: about two digits." if coarse else ""
-    looked = f"Looked at: {tap.replace('_', ' ')} of attention in {dtype}, by {versions or 'no backend'}."
-    return f"{looked}{size}"
+    return f"Looked at: {tap.replace('_', ' ')} of attention in {dtype}, by {versions or 'no backend'}."
 
 
-def _coded(maps: Maps, coarse: bool) -> list[tuple[list[str], list[str]]]:
+def _coded(maps: Maps) -> list[tuple[list[str], list[str]]]:
     """Return the codes of weights and of errors of each backend, layer by layer."""
     found = []
+    first = [halves(layer) for layer in maps.sides[0].weights] if maps.sides else []
     for place, side in enumerate(maps.sides):
-        weights = []
-        for layer, first in zip(side.weights, maps.sides[0].weights, strict=True):
-            codes = codes_of_weights(layer, coarse)
-            weights.append(_packed(codes ^ codes_of_weights(first, coarse) if place else codes))
-        found.append((weights, [_packed(codes_of_errors(layer, coarse)) for layer in side.errors]))
+        weights = [halves(layer) for layer in side.weights]
+        if place:
+            weights = [one ^ other for one, other in zip(weights, first, strict=True)]
+        found.append(([_packed(one) for one in weights], [_packed(halves(one)) for one in side.errors]))
     return found
 
 
-def codes_of_weights(weights: Array, coarse: bool) -> NDArray[Any]:
-    """Return the codes of weights: halves, or 254 times their root in a byte."""
-    if not coarse:
-        return _halves(weights)
-    proper = (weights >= 0) & (weights <= 1 + 2.0**-7)
-    return np.where(proper, np.rint(254 * np.sqrt(np.clip(weights, 0, 1))), NONE).astype(np.uint8)
-
-
-def codes_of_errors(errors: Array, coarse: bool) -> NDArray[Any]:
-    """Return the codes of signed errors: halves, or in a byte the sign and the logarithm."""
-    if not coarse:
-        return _halves(errors)
-    with np.errstate(all="ignore"):
-        steps = np.clip(np.rint(2 * (np.log2(abs(errors)) - LOWEST)) + 1, 0, ZERO)
-    return np.where(np.isnan(errors), NONE, ZERO + np.sign(errors) * steps).astype(np.uint8)
-
-
-def _halves(values: Array) -> NDArray[Any]:
+def halves(values: Array) -> NDArray[Any]:
+    """Return the bits of numbers as float16."""
     with np.errstate(over="ignore"):
         return values.astype("<f2").view("<u2")
 

@@ -29,7 +29,7 @@ MOST_SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenBatches:
     """Batches of a model.
 
     Attributes:
@@ -48,7 +48,7 @@ def legible(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text).strip("-.") or "checkpoint"
 
 
-def of_arrays(path: Path, config: EncoderConfig, part: str, size: int | None) -> Given:
+def of_arrays(path: Path, config: EncoderConfig, part: str, size: int | None) -> GivenBatches:
     """Return the arrays of a file as batches.
 
     Args:
@@ -73,7 +73,7 @@ def of_arrays(path: Path, config: EncoderConfig, part: str, size: int | None) ->
         )
         for start in range(0, count, size)
     }
-    return Given(batches, remarks)
+    return GivenBatches(batches, remarks)
 
 
 def _named(found: Mapping[str, NDArray[Any]], config: EncoderConfig) -> dict[str, NDArray[Any]]:
@@ -112,7 +112,7 @@ def of_texts(
     part: str,
     labels: Sequence[str] | None,
     size: int,
-) -> Given:
+) -> GivenBatches:
     """Return the texts of a file as batches, filled up with padding.
 
     Args:
@@ -151,7 +151,7 @@ def of_texts(
     ]
     more = [f"and {len(cut) - MOST_SHOWN} more texts were cut off"] if len(cut) > MOST_SHOWN else []
     tokens = [f"{where}: {' '.join(one.tokens)}" for where, one in zip(places, encoded, strict=True)]
-    return Given(batches, cut[:MOST_SHOWN] + more, tokens)
+    return GivenBatches(batches, cut[:MOST_SHOWN] + more, tokens)
 
 
 def _unfit(where: str, one: Encoded, config: EncoderConfig) -> Iterator[str]:

@@ -8,18 +8,15 @@ const half = () => Float32Array.from({ length: 65536 }, (_, code) => {
   const exponent = (code >> 10) & 31, part = code & 1023, size = exponent ? (exponent === 31 ? (part ? NaN : Infinity) : 2 ** (exponent - 15) * (1 + part / 1024)) : part * 2 ** -24;
   return code >> 15 ? -size : size;
 });
-const bytes = number => Float32Array.from({ length: 256 }, (_, code) => code === about.none ? NaN : number(code));
-const halves = about.coarse ? null : half();
-const weightOf = halves ?? bytes(code => (code / 254) ** 2);
-const errorOf = halves ?? bytes(code => Math.sign(code - about.zero) * (code === about.zero ? 0 : 2 ** (about.lowest + (Math.abs(code - about.zero) - 1) / 2)));
+const halves = half();
 
 async function codes(id) {
   const text = atob(at(id).textContent), raw = new Uint8Array(text.length);
   for (let i = 0; i < raw.length; i++) raw[i] = text.charCodeAt(i);
   const buffer = await new Response(new Blob([raw]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
-  return about.coarse ? new Uint8Array(buffer) : new Uint16Array(buffer);
+  return new Uint16Array(buffer);
 }
-const kept = new Map(), KEEP = about.coarse ? 3 : 64;
+const kept = new Map(), KEEP = T > 512 ? 3 : 64;
 function unpacked(layer) {
   const found = kept.get(layer) ?? (async () => {
     const sides = await Promise.all(about.sides.map(async (_, side) => ({ w: await codes(`w${side}-${layer}`), e: await codes(`e${side}-${layer}`) })));
@@ -32,9 +29,9 @@ function unpacked(layer) {
 }
 // What a view shows: a function of the place in a layer.
 function values(sides, view) {
-  if (view === "d") { const [one, other] = pair().map(side => sides[side].e); return i => (errorOf[one[i]] - errorOf[other[i]]) / Math.SQRT2; }
-  const codes = sides[+view.slice(1)][view[0]], table = view[0] === "w" ? weightOf : errorOf;
-  return i => table[codes[i]];
+  if (view === "d") { const [one, other] = pair().map(side => sides[side].e); return i => (halves[one[i]] - halves[other[i]]) / Math.SQRT2; }
+  const codes = sides[+view.slice(1)][view[0]];
+  return i => halves[codes[i]];
 }
 const pair = () => [+(at("one")?.value ?? 0), +(at("other")?.value ?? 1)];
 const nameOf = view => view === "d" ? `${about.sides[pair()[0]]} − ${about.sides[pair()[1]]}` : `${view[0] === "w" ? "weights of" : "error of"} ${about.sides[+view.slice(1)]}`;
@@ -261,10 +258,10 @@ const named = i => `${i} “${tokens[i]}”${segments[i] < 0 ? " (padding)" : Ma
 function say(between) {
   const sides = drawn[0]?.sides, { query, key } = state;
   if (!sides || query === null) return "";
-  const place = (state.head * T + query) * T + key, about_ = about.coarse ? "about " : "";
+  const place = (state.head * T + query) * T + key;
   const lines = [`query ${named(query)} → key ${named(key)}${visible[key] ? "" : ": masked"}`];
-  about.sides.forEach((name, side) => { const weight = weightOf[sides[side].w[place]]; lines.push(`${name}: ${weight >= 0 && weight <= 1.01 ? about_ + digits(weight) : Number.isNaN(weight) ? "no weight" : "overwritten"}, error ${about_}${digits(errorOf[sides[side].e[place]])} tolerances`); });
-  if (about.sides.length > 1) lines.push(`${nameOf("d")}: ${about_}${digits(values(sides, "d")(place))} tolerances`);
+  about.sides.forEach((name, side) => { const weight = halves[sides[side].w[place]]; lines.push(`${name}: ${weight >= 0 && weight <= 1.01 ? digits(weight) : Number.isNaN(weight) ? "no weight" : "overwritten"}, error ${digits(halves[sides[side].e[place]])} tolerances`); });
+  if (about.sides.length > 1) lines.push(`${nameOf("d")}: ${digits(values(sides, "d")(place))} tolerances`);
   return lines.join(between);
 }
 function go(query, key) {
