@@ -69,14 +69,8 @@ def updated_by(work: Mapping[str, Any]) -> str:
 
     Nothing, if it updates none.
     """
-    if work["kind"] == "inference":
-        return ""
     recipe = work.get("recipe")
-    return (
-        f"; updated by AdamW, rate {recipe['learning_rate']:g}"
-        if recipe
-        else "; updated by plain gradient descent (an older record)"
-    )
+    return f"; updated by AdamW, rate {recipe['learning_rate']:g}" if recipe else ""
 
 
 def show(data: Mapping[str, Any], console: Console) -> None:

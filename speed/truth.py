@@ -48,7 +48,7 @@ CHUNK = 512
 ROOM = 1_250_000
 """Those tokens times width times layers, at most: a backward pass needs all layers in memory at once."""
 
-SHADOWS = 4
+ROUNDED = 4
 """Low-precision runs that sigma is taken from: sums in orders drawn at random, every second one fused."""
 
 Array = NDArray[np.floating]
@@ -96,7 +96,7 @@ def probe(work: Workload) -> Workload:
     return few if flops(work) > LARGE else work
 
 
-def derive(work: Workload, shadows: int = SHADOWS, rules: str | None = None) -> Expected:
+def derive(work: Workload, runs: int = ROUNDED, rules: str | None = None) -> Expected:
     """Compute what a program has to yield, and how far rounding may lead from it.
 
     Args:
@@ -121,11 +121,11 @@ def derive(work: Workload, shadows: int = SHADOWS, rules: str | None = None) -> 
 
     values = outcome(Arithmetic)
     squares = dict.fromkeys(values, 0.0)
-    for seed in range(shadows):
+    for seed in range(runs):
         made = functools.partial(Arithmetic, rules or work.dtype, shuffle=seed or None, fused=seed % 2 == 1)
         rounded = outcome(made)
         for name, value in values.items():
-            squares[name] += float(np.mean(np.square(rounded[name] - value))) / shadows
+            squares[name] += float(np.mean(np.square(rounded[name] - value))) / runs
     sigmas = {}
     for name, value in values.items():
         stored = weights[name.removeprefix("updates/")] if name.startswith("updates/") else value

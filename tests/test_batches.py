@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,18 @@ from concord import spec
 from concord.spec.batch import validate_batch
 from concord.training import data
 from concord.training.data.batching import order
-from tests.test_data import VOCABULARY, Config, encoder_of, refusal, small_corpus, written
+from tests.test_data import VOCABULARY, Config, encoder_of, refusal, written
+
+
+def small_corpus(folder: Path, config: spec.EncoderConfig, count: int = 23) -> data.Corpus:
+    random = Random(7)
+    lines = [
+        f"{''.join(random.choices('abcdefgh你好吗', k=random.randint(1, 6)))}\t"
+        f"{''.join(random.choices('abcdefgh', k=random.randint(1, 6)))}\t{number % 3}"
+        for number in range(count)
+    ]
+    found = data.read(written(folder, "train.tsv", "\n".join(lines) + "\n"))
+    return data.encode(found, encoder_of(config), data.Labels.of(sample.label for sample in found.samples))
 
 
 def test_a_batch_is_what_the_model_takes(tmp_path: Path, variant_config: spec.EncoderConfig) -> None:

@@ -128,7 +128,7 @@ def test_a_wrong_port_fails_by_the_tensors_name(mistake: str) -> None:
     rows = ledger.parameters(
         source, target, ledger.placements(source), ledger.placements(target), compare(source, target)
     )
-    side = certificates.certificate.Side("", "concord", "", "model", {}, {})
+    side = certificates.certificate.PortSide("", "concord", "", "model", {}, {})
     item = next(
         item for item in ledger.items(source, target, (side, side), rows, ()) if item.name == "same bits"
     )
@@ -240,7 +240,7 @@ def test_the_tokenizer_has_to_come_along(
         for there in (BESIDE, files)
     )
     sides = [
-        certificates.certificate.Side(
+        certificates.certificate.PortSide(
             "",
             format,
             "",
@@ -261,7 +261,7 @@ def test_the_tokenizer_has_to_come_along(
 
 def claim(source: Path, target: Path) -> certificates.certificate.Item:
     one, other = porting.read(source), porting.read(target)
-    side = certificates.certificate.Side("", "torch", "", "encoder", {}, {})
+    side = certificates.certificate.PortSide("", "torch", "", "encoder", {}, {})
     return next(
         item
         for item in ledger.items(one, other, (side, side), (), ())
@@ -291,7 +291,7 @@ def test_a_tokenizer_that_the_target_alone_has_is_not_verified() -> None:
     source, target = (
         porting.from_weights(CONFIG, WEIGHTS, files=files) for files in ({}, {"tokenizer.json": b"{}"})
     )
-    side = certificates.certificate.Side("", "torch", "", "model", {}, {})
+    side = certificates.certificate.PortSide("", "torch", "", "model", {}, {})
     said = [item for item in ledger.items(source, target, (side, side), (), ()) if item.name == "tokenizer"]
     assert [item.status for item in said] == ["unverified"]
     assert "tokenizer.json" in said[0].reason
@@ -302,7 +302,7 @@ def test_labels_have_to_come_along() -> None:
         dataclasses.replace(porting.from_weights(CONFIG, WEIGHTS), labels=names)
         for names in (("a", "b", "c"), ("a", "c", "b"))
     )
-    side = certificates.certificate.Side("", "torch", "", "model", {}, {})
+    side = certificates.certificate.PortSide("", "torch", "", "model", {}, {})
     items = {item.name: item for item in ledger.items(source, target, (side, side), (), ())}
     assert (items["labels"].status, items["tokenizer"].status) == ("failed", "not applicable")
 

@@ -11,8 +11,6 @@ from concord import backends
 from concord.backends.bench import Bench
 from concord.commands.speed import Models, Modes
 from concord.speed import Workload, truth, workload
-from concord.speed.record import best_rates
-from concord.speed.table import rate
 from concord.speed.team import rules_of
 from tests.test_speed import RIGHT, WRONG, measured, plan_of, small, small_preset
 from tests.toys.devices import SECONDS, OnADevice, WithADevice
@@ -82,25 +80,6 @@ def test_a_large_workload_is_checked_by_a_few_samples(monkeypatch: pytest.Monkey
         "withheld",
     )
     assert right["turns"]
-
-
-def test_the_limit_is_that_of_the_precision() -> None:
-    entries = [
-        {"backend": "torch", "workload": name, "product_gflops": rate}
-        for name, rate in (("a", 50.0), ("b", 400.0))
-    ]
-    best = best_rates(entries, {"a": {"dtype": "float32"}, "b": {"dtype": "bfloat16"}})
-    assert best == {
-        ("torch", "float32"): 50.0,
-        ("", "float32"): 50.0,
-        ("torch", "bfloat16"): 400.0,
-        ("", "bfloat16"): 400.0,
-    }
-
-
-@pytest.mark.parametrize(("value", "words"), [(None, ""), (330.4, "330 G"), (412_300.0, "412 T")])
-def test_a_rate_has_the_unit_that_suits_it(value: float | None, words: str) -> None:
-    assert rate(value) == words
 
 
 @pytest.mark.parametrize(

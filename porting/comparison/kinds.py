@@ -19,33 +19,6 @@ from concord.spec.sources.layouts import contiguous
 
 Array = NDArray[Any]
 
-Kind = str
-"""How a tensor differs from another: one of :data:`MEANINGS`."""
-
-MEANINGS: dict[Kind, str] = {
-    "same": "the same bits",
-    "same numbers": "the same numbers in another dtype",
-    "signs of zeros": "it has the same numbers, but zeros of the other sign",
-    "transposed": "its rows are the other's columns",
-    "heads permuted": "the blocks that belong to attention heads stand in another order",
-    "heads interleaved": "the elements of attention heads take turns in one, and stand together in the other",
-    "rows shifted": "row i is the other's row i - N",
-    "rows permuted": "it has the same rows in another order",
-    "columns permuted": "it has the same columns in another order",
-    "elements permuted": "it is a vector, and has the same numbers in another order",
-    "rows missing": "one of them has further rows",
-    "rounded": "it is the other in a lower precision",
-    "scaled": "it is the other times a number",
-    "offset": "it is the other plus a number",
-    "all the same": "all its numbers are one and the same: it was never loaded",
-    "rounding": "it differs in the last digits alone",
-    "some rows": "few of its rows differ",
-    "quantised": "it has few different numbers, in all or in each of its rows or columns, near the many "
-    "of the other",
-    "another shape": "their shapes have nothing to do with each other",
-    "different": "nothing of all that",
-}
-
 FARTHEST = 8
 """Rows by which tables are shifted at most."""
 
@@ -75,7 +48,7 @@ class TensorDifference:
     """In which way a tensor differs.
 
     Attributes:
-        kind: one of :data:`MEANINGS`.
+        kind: one of those that :func:`concord.porting.comparison.words.say` has words for.
         by: how far: rows that it is shifted by, the number it is scaled by or that is added; how many rows,
             columns or elements; how many levels.
         precision: that it is rounded to.
@@ -91,7 +64,7 @@ class TensorDifference:
             :data:`CALLED`), what the second has, and how often.
     """
 
-    kind: Kind
+    kind: str
     by: float = 0.0
     precision: str = ""
     swapped: str = ""
@@ -213,7 +186,7 @@ def _reordered(first: Array, second: Array) -> TensorDifference | None:
     return None
 
 
-_PERMUTED: dict[int, tuple[Kind, ...]] = {1: ("elements permuted",), 2: ("rows permuted", "columns permuted")}
+_PERMUTED: dict[int, tuple[str, ...]] = {1: ("elements permuted",), 2: ("rows permuted", "columns permuted")}
 """What is permuted along each axis, by the number of axes."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from concord.porting.comparison.kinds import MEANINGS, TensorDifference
+from concord.porting.comparison.kinds import TensorDifference
 from concord.spec.config import EncoderConfig
 from concord.spec.sources.table import POSITIONS
 
@@ -26,7 +26,8 @@ def say(found: TensorDifference, shapes: tuple[tuple[int, ...], tuple[int, ...]]
     """
     which = {"first": "A", "second": "B"}.get(found.swapped, "B")
     size = _size(found)
-    said = {
+    return {
+        "same": "the same bits",
         "same numbers": "the same numbers in another dtype",
         "signs of zeros": f"{found.by:g} {'zero has' if found.by == 1 else 'zeros have'} the other sign; "
         "all other bits are the same",
@@ -52,8 +53,7 @@ def say(found: TensorDifference, shapes: tuple[tuple[int, ...], tuple[int, ...]]
         "quantised": f"{which} has at most {found.by:g} different numbers in {found.among}: {size}",
         "another shape": f"has shape {shapes[0]} in A and {shapes[1]} in B",
         "different": f"different: {size}",
-    }
-    return said.get(found.kind, MEANINGS[found.kind])
+    }[found.kind]
 
 
 def _size(found: TensorDifference) -> str:

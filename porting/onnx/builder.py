@@ -1,4 +1,4 @@
-"""A graph that grows node by node; weights lie in a file beside it, and are written one by one."""
+"""A graph that grows node by node; weights lie in a file beside it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from concord.porting.stored import NUMPY, StoredTensor, in_memory
+from concord.porting.stored import NUMPY
 from concord.spec.errors import SpecError, optional
-from concord.spec.files import write_bytes, writing
+from concord.spec.files import refusing
 
 OPSET = 17
 """The version of the operators: all that the family needs, and every runtime of today knows it."""
@@ -24,10 +24,8 @@ KINDS = {"float32": 1, "float16": 10, "float64": 11}
 
 INT64 = 7
 
-ALIGNMENT = 64
-
-CONSTANT = "constant_"
-"""How the names of tensors begin that stand in the graph itself; no parameter is called so."""
+SMALL = 1024
+"""Bytes of a tensor up to which it stands in the graph itself: shapes have to be known when it is loaded."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class Builder:
             import onnx
         self.onnx, self.dtype = onnx, dtype
         self.nodes: list[Any] = []
-        self.tensors: dict[str, StoredTensor] = {}
+        self.tensors: dict[str, Any] = {}
         self.outputs: dict[str, list[int | str]] = {}
         self.count = 0
 
@@ -104,15 +102,16 @@ class Builder:
     def constant(self, array: Any) -> GraphValue:
         """Return a constant."""
         self.count += 1
-        return self.weight(f"{CONSTANT}{self.count}", in_memory(array))
+        return self.weight(f"constant_{self.count}", np.asarray(array))
 
-    def weight(self, name: str, tensor: StoredTensor) -> GraphValue:
-        """Return a tensor that lies beside the graph."""
-        self.tensors.setdefault(name, tensor)
+    def weight(self, name: str, array: Any) -> GraphValue:
+        """Return a tensor of the graph, which nothing computes."""
+        if name not in self.tensors:
+            self.tensors[name] = self.onnx.numpy_helper.from_array(array, name)
         return GraphValue(self, name)
 
     def write(self, path: Path, inputs: Mapping[str, Sequence[str]]) -> None:
-        """Write the graph, and ``<name>.data`` beside it.
+        """Write the graph, and ``<name>.data`` with its weights beside it.
 
         Args:
             inputs: the axes of each, by name; all are int64.
@@ -120,36 +119,21 @@ class Builder:
         Raises:
             SpecError: if it cannot be written.
         """
-        helper, beside = self.onnx.helper, f"{path.name}.data"
-        initializers, reached = [], 0
-        with writing(path.with_name(beside)) as put:
-            for name, tensor in self.tensors.items():
-                if name.startswith(CONSTANT):  # shapes and axes have to be known when the graph is loaded
-                    initializers.append(self._proto(name, tensor, raw_data=bytes(tensor.data())))
-                    continue
-                put(bytes(-reached % ALIGNMENT))
-                reached += -reached % ALIGNMENT
-                initializers.append(self._beside(name, tensor, beside, reached))
-                put(tensor.data())
-                reached += tensor.size
+        helper = self.onnx.helper
         given = [helper.make_tensor_value_info(name, INT64, list(axes)) for name, axes in inputs.items()]
         results = [
             helper.make_tensor_value_info(name, KINDS[self.dtype], axes)
             for name, axes in self.outputs.items()
         ]
-        graph = helper.make_graph(self.nodes, "concord", given, results, initializers)
+        graph = helper.make_graph(self.nodes, "concord", given, results, list(self.tensors.values()))
         model = helper.make_model(
             graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="concord", ir_version=IR
         )
-        write_bytes(path, model.SerializeToString())
-
-    def _proto(self, name: str, tensor: StoredTensor, **content: Any) -> Any:
-        return self.onnx.TensorProto(
-            name=name, dims=tensor.shape, data_type=KINDS.get(tensor.dtype, INT64), **content
-        )
-
-    def _beside(self, name: str, tensor: StoredTensor, file: str, begin: int) -> Any:
-        proto = self._proto(name, tensor, data_location=self.onnx.TensorProto.EXTERNAL)
-        for key, value in (("location", file), ("offset", begin), ("length", tensor.size)):
-            proto.external_data.add(key=key, value=str(value))
-        return proto
+        with refusing(path):
+            self.onnx.save_model(
+                model,
+                path,
+                save_as_external_data=True,
+                location=f"{path.name}.data",
+                size_threshold=SMALL,
+            )

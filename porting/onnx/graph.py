@@ -13,7 +13,6 @@ import numpy as np
 
 from concord.porting.checkpoint import Checkpoint
 from concord.porting.onnx.builder import INT64, KINDS, Builder, GraphValue
-from concord.porting.stored import StoredTensor
 from concord.spec.errors import SpecError
 from concord.spec.masks import mask_constant
 from concord.spec.pooling import least_squares
@@ -100,10 +99,7 @@ class _Graph:
 
     def weight(self, name: str) -> GraphValue:
         """Return a parameter, in the dtype of the graph."""
-        tensor, dtype = self.checkpoint.tensors[name], self.b.dtype
-        if tensor.dtype == dtype:
-            return self.b.weight(name, StoredTensor(dtype, tensor.shape, tensor.bits))
-        return self.b.weight(name, StoredTensor(dtype, tensor.shape, lambda: tensor.read().astype(dtype)))
+        return self.b.weight(name, self.checkpoint.tensors[name].read().astype(self.b.dtype, copy=False))
 
     # Embeddings (EMB-1 to EMB-6, POS-5 to POS-7).
 
