@@ -18,7 +18,7 @@ EXTRAS = {"torch": "torch", "tf": "tf", "paddle": "paddle", "jax": "jax"}
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Installed:
     """What was found out about one backend.
 
     Attributes:
@@ -48,20 +48,20 @@ def machine() -> dict[str, str]:
 
 def diagnose(
     names: Sequence[str], settings: Settings, done: Callable[[str], None] = lambda name: None
-) -> list[Diagnosis]:
+) -> list[Installed]:
     """Start each backend and ask it what it is.
 
     Args:
         done: called with each name when it has been asked.
     """
 
-    def ask(name: str) -> Diagnosis:
+    def ask(name: str) -> Installed:
         try:
             with settings.open(name) as worker:
                 facts = {**worker.description, "import_seconds": round(worker.import_seconds, 1)}
-            return Diagnosis(name, "ready", facts, _advice(facts, settings))
+            return Installed(name, "ready", facts, _advice(facts, settings))
         except WorkerFailure as failure:
-            return Diagnosis(name, failure.status, {"message": failure.detail}, [_remedy(name, failure)])
+            return Installed(name, failure.status, {"message": failure.detail}, [_remedy(name, failure)])
         finally:
             done(name)
 
@@ -69,7 +69,7 @@ def diagnose(
         return list(pool.map(ask, names))
 
 
-def conclusions(diagnoses: Sequence[Diagnosis], settings: Settings) -> list[str]:
+def conclusions(diagnoses: Sequence[Installed], settings: Settings) -> list[str]:
     """Return what is to be said of all backends together, one line each: defaults that differ, and GPUs."""
     ready = [diagnosis for diagnosis in diagnoses if diagnosis.status == "ready"]
     lines = [line for kind in ("cpu", "cuda") if (line := _differing(ready, kind))]
@@ -88,7 +88,7 @@ def conclusions(diagnoses: Sequence[Diagnosis], settings: Settings) -> list[str]
     return lines
 
 
-def _differing(ready: Sequence[Diagnosis], kind: str) -> str | None:
+def _differing(ready: Sequence[Installed], kind: str) -> str | None:
     """Return a warning where frameworks do not multiply float32 alike by default, on a kind of device."""
     found: dict[str, list[str]] = {}
     for diagnosis in ready:

@@ -64,7 +64,7 @@ class Manifest:
 
 
 @dataclass(frozen=True)
-class About:
+class RunAbout:
     """What ``run.json`` says."""
 
     backend: Name = "dump"
@@ -170,7 +170,7 @@ def read_run(folder: Path, dtype: str, gradients: bool = True) -> Run:
         raise SpecError(
             [f"{path}: {name!r} must be output, loss, taps/NAME or gradients/NAME" for name in strange]
         )
-    about = read_as(about_path, About) if os.path.lexists(about_path) else About()
+    about = read_as(about_path, RunAbout) if os.path.lexists(about_path) else RunAbout()
     try:
         check_info(about.info)
     except SpecError as error:

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.backends import heaps
-from concord.conformance.watching import Steps
+from concord.conformance.watching import Countdown
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.montecarlo import MonteCarlo
 from concord.spec.precision import precision
@@ -121,7 +121,7 @@ def estimate(
         elements, values = compute(truth or exact(dtype), made.__setitem__) or elements, made
     found = {name: Sigma(value, dtype) for name, value in values.items()}
     runs = list(perturbed(dtype, elements, count, corners) if arithmetics is None else arithmetics)
-    steps, large = Steps(doing, len(runs)), elements > SIDE_BY_SIDE // 2
+    steps, large = Countdown(doing, len(runs)), elements > SIDE_BY_SIDE // 2
 
     def take_up(arithmetic: Arithmetic) -> None:
         def reduce(name: str, array: Array) -> None:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.backends.interface import Problem
 from concord.conformance.estimate import least_sigma
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch, round_inputs, validate_batch
@@ -35,7 +36,7 @@ Beyond it, and in every later tap, end to end says nothing.
 
 
 @dataclass(frozen=True)
-class JudgedProblem:
+class JudgedProblem(Problem):
     """What a run is asked to compute, and by which rules it is judged.
 
     Attributes:
@@ -46,10 +47,6 @@ class JudgedProblem:
             it delivers.
     """
 
-    config: EncoderConfig
-    weights: Weights
-    batch: Batch
-    part: str = "model"
     dtype: str = "float32"
     deviations: Deviations = field(default_factory=lambda: NONE)
     gradients: bool = True

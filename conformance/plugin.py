@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST = 4
-"""Workers that a process of tests keeps at a time.
+"""Suite that a process of tests keeps at a time.
 
 One that was not used for longest ends when there are more.
 """
@@ -65,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "xdist_group(name): tests that share a process where tests run in parallel"
     )
-    config.pluginmanager.register(Outcome(), "concord-outcome")
+    config.pluginmanager.register(Unjudged(), "concord-outcome")
     config.addinivalue_line("markers", "slow: whole training runs; leave them out with -m 'not slow'")
 
 
@@ -74,7 +74,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     item.config.stash[RUNNING] = item
 
 
-class Outcome:
+class Unjudged:
     """What all runs come to: a suite in which no run of a backend was judged does not pass."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class Outcome:
             terminalreporter.write_line(f"concord: {backend}: nothing was judged", red=True)
 
 
-class Workers:
+class Suite:
     """The backends under test, each started when it is first needed."""
 
     def __init__(self, config: pytest.Config) -> None:
@@ -185,15 +185,15 @@ class Workers:
 
 
 @pytest.fixture(scope="session")
-def concord_workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
+def concord_workers(request: pytest.FixtureRequest) -> Iterator[Suite]:
     """The worker processes of the backends; each starts once, and ends with the session."""
-    found = Workers(request.config)
+    found = Suite(request.config)
     yield found
     found.pool.close()
 
 
 @pytest.fixture
-def concord_conform(concord_workers: Workers) -> Callable[[str, Job], None]:
+def concord_conform(concord_workers: Suite) -> Callable[[str, Job], None]:
     """A function of backend, job (:class:`concord.conformance.campaign.Job`) that fails if it diverges."""
     return concord_workers.conform
 

@@ -18,8 +18,7 @@ from concord.backends.pool import Pool
 from concord.conformance.campaign import Job, Runner, Settings
 from concord.conformance.fuzz.findings import FAILED, signature_of
 from concord.conformance.verdict import Result
-from concord.spec.batch import Batch, from_arrays, validate_batch
-from concord.spec.config import EncoderConfig
+from concord.spec.batch import from_arrays, validate_batch
 from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights, parameters, validate_weights
 from concord.spec.tensors import inputs
@@ -67,7 +66,7 @@ class Reduced:
 
 
 @dataclass
-class _Search:
+class _Reduction:
     """Makes one case smaller, as long as ``attempt`` says that it fails in the same way."""
 
     job: Job
@@ -87,16 +86,14 @@ class _Search:
 
     def smaller(self, size: str) -> None:
         """Make one size as small as it may be."""
-        began = sizes_of(self.job)[size]
+        least, now = 1, sizes_of(self.job)[size]
         if size == "num_layers" and (layer := _layer(self.result)) is not None:
             self.accept(layers_kept(self.job, [layer]))
-        if size == "batch":
-            any(self.accept(samples_kept(self.job, [sample])) for sample in range(began if began > 1 else 0))
-        if sizes_of(self.job)[size] > 1:
-            self.accept(cut(self.job, size, 1))  # most faults need next to nothing
-        least, now = 2, sizes_of(self.job)[size]
+        if size == "batch" and now > 1:
+            any(self.accept(samples_kept(self.job, [sample])) for sample in range(now))
+        now = sizes_of(self.job)[size]
         while least < now:
-            middle = (least + now) // 2
+            middle = 1 if least == 1 else (least + now) // 2  # most faults need next to nothing
             if self.accept(cut(self.job, size, middle)):
                 now = sizes_of(self.job)[size]
             else:
@@ -131,24 +128,16 @@ def reduce(
     Raises:
         UnknownNameError: for an unknown backend.
     """
+    before = sizes_of(job)
     with Pool(width=1) as pool:
-        runner = Runner(name, name, settings, pool, {})
-        try:
-            result = runner.attempt(job)
-            before = sizes_of(job)
-            if result.status not in FAILED:
-                return Reduced(job, result, before, before, failed=False)
-            search = _Search(job, result, runner.attempt, progress)
-            search.run()
-        finally:
-            runner.supervisor.close()
-    return Reduced(
-        replace(search.job, case=f"{job.case}-reduced"),
-        search.result,
-        before,
-        sizes_of(search.job),
-        search.tried,
-    )
+        attempt = Runner(name, name, settings, pool, {}).attempt
+        result = attempt(job)
+        if result.status not in FAILED:
+            return Reduced(job, result, before, before, failed=False)
+        search = _Reduction(job, result, attempt, progress)
+        search.run()
+    smallest = replace(search.job, case=f"{job.case}-reduced")
+    return Reduced(smallest, search.result, before, sizes_of(search.job), search.tried)
 
 
 def sizes_of(job: Job) -> dict[str, int]:
@@ -210,7 +199,7 @@ def _resized(job: Job, changes: Mapping[str, int], shorter: Mapping[str, int] | 
     arrays = {
         name: _first(array, shape, {**lengths, **(shorter or {})}) for name, array, shape in _given(job)
     }
-    return _remade(job, config, weights, arrays)
+    return _remade(job, weights, arrays, **changes)
 
 
 def _layer(result: Result) -> int | None:
@@ -224,22 +213,20 @@ def layers_kept(job: Job, layers: list[int]) -> Job | None:
     """Return a case with some of the layers, in their order; None if it has no others."""
     if len(layers) == job.config.num_layers or not any(name.startswith("layers.") for name in job.weights):
         return None
-    place = {f"layers.{old}.": f"layers.{new}." for new, old in enumerate(layers)}
-    weights: dict[str, Array] = {}
-    for name, array in job.weights.items():
-        prefix = ".".join(name.split(".")[:2]) + "."
-        if not name.startswith("layers."):
-            weights[name] = array
-        elif prefix in place:
-            weights[place[prefix] + name.removeprefix(prefix)] = array
-    return _remade(job, job.config.replace(num_layers=len(layers)), weights, job.batch.arrays())
+    weights = {name: array for name, array in job.weights.items() if not name.startswith("layers.")}
+    for new, old in enumerate(layers):
+        prefix = f"layers.{old}."
+        weights |= {
+            f"layers.{new}.{name.removeprefix(prefix)}": array
+            for name, array in job.weights.items()
+            if name.startswith(prefix)
+        }
+    return _remade(job, weights, num_layers=len(layers))
 
 
 def samples_kept(job: Job, samples: list[int]) -> Job | None:
     """Return a case with some of the samples, in their order."""
-    return _remade(
-        job, job.config, job.weights, {name: array[samples] for name, array in job.batch.arrays().items()}
-    )
+    return _remade(job, job.weights, {name: array[samples] for name, array in job.batch.arrays().items()})
 
 
 def _fewer_tokens(job: Job, length: int) -> Job | None:
@@ -258,15 +245,9 @@ def _fewer_tokens(job: Job, length: int) -> Job | None:
     if config.token_padding_row is not None:
         changes["token_padding_row"] = place[config.token_padding_row]
     renamed = np.asarray([place[int(token)] for token in ids.reshape(-1)], ids.dtype).reshape(ids.shape)
-    weights = {
-        **job.weights,
-        "embeddings.token.weight": np.ascontiguousarray(job.weights["embeddings.token.weight"][rows]),
-    }
-    try:
-        smaller = config.replace(**changes)
-    except SpecError:
-        return None
-    return _remade(job, smaller, weights, job.batch.arrays() | {"input_ids": renamed})
+    table = np.ascontiguousarray(job.weights["embeddings.token.weight"][rows])
+    weights = {**job.weights, "embeddings.token.weight": table}
+    return _remade(job, weights, job.batch.arrays() | {"input_ids": renamed}, **changes)
 
 
 def _given(job: Job) -> Iterator[tuple[str, Array, str]]:
@@ -282,10 +263,13 @@ def _first(array: Array, shape: str, lengths: Mapping[str, int]) -> Array:
     return np.ascontiguousarray(array[tuple(slice(lengths.get(axis)) for axis in shape.split())])
 
 
-def _remade(job: Job, config: EncoderConfig, weights: Weights, arrays: Mapping[str, Array]) -> Job | None:
+def _remade(
+    job: Job, weights: Weights, arrays: Mapping[str, Array] | None = None, **changes: Any
+) -> Job | None:
     """Return a case of other contents; None if they do not fit each other."""
-    batch: Batch = from_arrays(arrays)
     try:
+        batch = from_arrays(job.batch.arrays() if arrays is None else arrays)
+        config = job.config.replace(**changes)
         validate_weights(config, weights, job.part)
         validate_batch(config, batch, job.part)
     except SpecError:

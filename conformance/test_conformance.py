@@ -5,14 +5,14 @@ golden files.
 from __future__ import annotations
 
 from concord.conformance.campaign import Job
-from concord.conformance.plugin import Workers
+from concord.conformance.plugin import Suite
 
 
-def test_standard_case(concord_workers: Workers, concord_backend: str, concord_standard: Job) -> None:
+def test_standard_case(concord_workers: Suite, concord_backend: str, concord_standard: Job) -> None:
     """A standard case on a backend, against the oracle."""
     concord_workers.conform(concord_backend, concord_standard)
 
 
-def test_golden_file(concord_workers: Workers, concord_backend: str, concord_golden: Job) -> None:
+def test_golden_file(concord_workers: Suite, concord_backend: str, concord_golden: Job) -> None:
     """A golden file on a backend, against what the source computed."""
     concord_workers.conform(concord_backend, concord_golden)

@@ -321,16 +321,6 @@ class Verdict:
         return max((row.ratio for row in self.table if row.status in ("agrees", "diverges")), default=0.0)
 
     @property
-    def growth(self) -> list[tuple[str, float]]:
-        """For each tap that can be said of: its error end to end, in tolerances."""
-        judged = ((row.tensor, row.end_to_end) for row in self.table if not is_gradient(row.tensor))
-        return [
-            (name, judgement.ratio)
-            for name, judgement in judged
-            if judgement and judgement.status != "undetermined"
-        ]
-
-    @property
     def unchecked(self) -> str:
         """What was not delivered, and so not checked, in one line; empty if everything was."""
         kinds: dict[str, list[Row]] = {"taps": [], "gradients": [], "gradients by taps": []}

@@ -43,7 +43,7 @@ def say(text: str) -> None:
         tell(Underway(text))
 
 
-class Steps:
+class Countdown:
     """Counts equal steps, and says how many there were and how long the others will take.
 
     Any thread may count.

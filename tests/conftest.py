@@ -19,7 +19,7 @@ from concord.backends.worker import Worker
 from concord.cli import main
 from concord.conformance import tolerance
 from concord.conformance.campaign import Job
-from concord.conformance.plugin import Workers
+from concord.conformance.plugin import Suite
 from concord.spec.cases import OWN, SCENARIOS
 from tests.toys.shared_cache import SharedCache
 from tests.toys.surroundings import EACH_BACKEND, errors
@@ -154,7 +154,7 @@ def variant_config(request: pytest.FixtureRequest) -> spec.EncoderConfig:
 
 
 @pytest.fixture(scope="session")
-def open_worker(concord_workers: Workers) -> Callable[[str], Worker]:
+def open_worker(concord_workers: Suite) -> Callable[[str], Worker]:
     """Return a function that gives the one worker of a backend, and skips visibly where it is not
     installed.
     """

@@ -5,47 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from concord.backends.worker import Worker
 from tests import machines
-from tests.machines import FILES, KERNELS, PROCESSORS, obstacle, outcomes_of, run_kernels, run_verdicts
-
-
-def test_a_kernel_that_the_processor_lacks_is_skipped_and_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ran: list[Any] = []
-    monkeypatch.setattr(machines, "features", lambda: {"avx2", "fma", "sse4_2"})
-    monkeypatch.setattr(machines, "kernel", lambda chosen: "Haswell")
-    monkeypatch.setattr(
-        machines.subprocess,
-        "run",
-        lambda *given, env, **more: ran.append(env["OPENBLAS_CORETYPE"]) or Done(0),
-    )
-    assert run_kernels() == 0
-    assert ran == ["Haswell"]
-    said = capsys.readouterr().out
-    assert "  Haswell: passed\n" in said
-    assert (
-        "  SkylakeX: skipped: this processor has no avx512bw, avx512cd, avx512dq, avx512f, avx512vl\n" in said
-    )
-    assert "  Nehalem: skipped: NumPy's BLAS takes Haswell instead\n" in said
-    monkeypatch.setattr(machines.subprocess, "run", lambda *given, **more: Done(1))
-    assert run_kernels() == 1
-    assert "  Haswell: FAILED\n" in capsys.readouterr().out
-
-
-class Done:
-    def __init__(self, returncode: int) -> None:
-        self.returncode = returncode
-
-
-def test_nothing_runs_where_a_processor_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machines, "features", set)
-    assert all(obstacle(name).startswith("this processor has no ") for name in KERNELS)
+from tests.machines import FILES, PROCESSORS, run_verdicts
 
 
 def test_the_tests_of_numpy_alone_are_there() -> None:
@@ -76,16 +41,6 @@ def test_an_outcome_that_is_another_on_another_processor_is_a_line(
         "| other libraries | 2 agrees; none differ |",
     ]
     assert differing == ["SSE4, check: torch b float32: diverges, but agrees as it is"]
-
-
-def test_of_a_mutant_the_tensor_that_is_named_counts() -> None:
-    record = {
-        "findings": [
-            {"backend": "jax", "mutant": "m", "status": "found", "tensor": "logits"},
-            {"backend": "jax", "mutant": "n", "status": "missed"},
-        ]
-    }
-    assert outcomes_of(record) == {("jax", "m"): "found logits", ("jax", "n"): "missed"}
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from concord.backends.interface import (
 )
 from concord.backends.worker import Worker, WorkerFailure, environment
 from concord.conformance import Repeats, Report, Settings, check_jobs, conduct, doctor, judge, record
-from concord.conformance.doctor import Diagnosis
+from concord.conformance.doctor import Installed
 from concord.conformance.html import page
 from concord.conformance.judging import judge_tensor
 from concord.conformance.report import repetitions, show
@@ -428,8 +428,8 @@ def test_every_backend_runs_on_every_device_under_a_name_of_its_own() -> None:
 # What doctor says of all of them.
 
 
-def ready(name: str, cuda: str, *devices: str) -> Diagnosis:
-    return Diagnosis(
+def ready(name: str, cuda: str, *devices: str) -> Installed:
+    return Installed(
         name,
         "ready",
         {"devices": ["cpu", *devices], "precision_defaults": {"products": {"cpu": "float32", "cuda": cuda}}},
@@ -444,7 +444,7 @@ def test_doctor_warns_of_defaults_that_differ_and_says_what_to_do(monkeypatch: p
             ready("torch", "float32", "cuda:0"),
             ready("tf", "tf32"),
             ready("jax", "tf32"),
-            Diagnosis("paddle", "absent", {}, []),
+            Installed("paddle", "absent", {}, []),
         ],
         Settings(device="cuda"),
     )

@@ -11,7 +11,7 @@ import pytest
 from concord import conformance, spec
 from concord.backends import Run
 from concord.conformance import watching
-from concord.conformance.watching import Steps, Underway, told
+from concord.conformance.watching import Countdown, Underway, told
 from concord.progress import counting
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.reference import compute
@@ -22,7 +22,7 @@ def test_each_step_says_how_many_are_left_and_how_long_they_take(monkeypatch: py
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     said: list[str] = []
     with told(said.append):
-        steps = Steps("work", 7)
+        steps = Countdown("work", 7)
     for seconds in (3, 3, 1, 6, 6, 6, 6):
         now[0] += seconds
         steps.step()
@@ -38,7 +38,7 @@ def test_steps_of_other_threads_are_counted(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(watching, "EVERY", -1.0)
     said: list[str] = []
     with told(said.append):
-        steps = Steps("work", 11)
+        steps = Countdown("work", 11)
     with ThreadPoolExecutor(3) as pool:
         for _ in range(11):
             pool.submit(steps.step)

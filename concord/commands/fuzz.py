@@ -66,7 +66,7 @@ class Drawn(options.Group):
         list[str] | None,
         option("A part of the model; may be repeated. Default: all, mostly model.", "P"),
     ] = None
-    shapes: Annotated[int, option("How many tuples of sizes the cases share; 0: each has its own.")] = 12
+    shapes: Annotated[int, option("How many tuples of sizes the cases share.")] = 12
     end_to_end: Annotated[
         bool, option("Judge end to end too; it decides nothing, and takes as long again.")
     ] = False
@@ -85,7 +85,7 @@ class Drawn(options.Group):
         dtypes, parts, seconds = options.once(self.dtype), options.once(self.part), self.seconds
         problems = unknowns("dtype", dtypes or (), spec.PRECISIONS)
         problems += unknowns("part", parts or (), spec.PARTS)
-        sizes = (("seed", self.seed, 0), ("cases", self.cases, 1), ("shapes", self.shapes, 0))
+        sizes = (("seed", self.seed, 0), ("cases", self.cases, 1), ("shapes", self.shapes, 1))
         problems += [
             f"--{name} is {value} but must be at least {least}"
             for name, value, least in sizes

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.diagnosis.regions import few
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.reading import within
 from concord.conformance.explain.step import matches
@@ -61,7 +62,7 @@ class Backward:
         }
         self.consumers: dict[str, list[str]] = {}
         for name, tensor in exact.taps.items():
-            for source in _sources(tensor, names):
+            for source in made_of(tensor, names):
                 self.consumers.setdefault(source, []).append(name)
         self.largest = max(
             (float(abs(t.gradient).max()) for t in exact.parameters.values() if t.gradient is not None),
@@ -167,7 +168,7 @@ class Backward:
         return tuple(dict.fromkeys(clauses))
 
 
-def _sources(tensor: Node, names: Mapping[int, str]) -> list[str]:
+def made_of(tensor: Node, names: Mapping[int, str]) -> list[str]:
     """Return the taps and parameters that a tensor is made of directly."""
     found: list[str] = []
     seen: set[int] = set()
@@ -216,11 +217,7 @@ def shares(question: Question, backward: Backward, gradients: Mapping[str, Array
                         if counts == [0.0]
                         else " or ".join(f"{count:g} times" for count in counts)
                     )
-                    places = (
-                        f"{word} {odd[0]}"
-                        if len(odd) == 1
-                        else f"{word}s {', '.join(map(str, odd[:6]))}{', …' if len(odd) > 6 else ''}"
-                    )
+                    places = f"{word} {odd[0]}" if len(odd) == 1 else f"{word}s {few(odd, 6)}"
                     if len(odd) > 1 and odd == list(range(odd[0], len(found))):
                         places = f"{word}s from {odd[0]} on"
                     return f"in `gradients.{parameter}` {places} count{'s' if len(odd) == 1 else ''} {how}"

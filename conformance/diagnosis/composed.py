@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.bugs.context import Edit
+from concord.conformance.diagnosis.backward import made_of
 from concord.conformance.diagnosis.regions import WORDS, Region
 from concord.conformance.diagnosis.relations import moves
 from concord.conformance.explain import Cause, search
@@ -23,7 +24,6 @@ from concord.conformance.explain.question import Question, rounding
 from concord.conformance.explain.reading import clear
 from concord.conformance.explain.weights import LINEAR
 from concord.spec.precision import precision
-from concord.spec.tape import Node
 from concord.spec.tensors import taps
 
 Array = NDArray[np.floating]
@@ -124,17 +124,9 @@ def _applied_to(values: Array) -> Edit:
 
 def sources(question: Question) -> list[str]:
     """Return the taps that a tensor is computed from in one step, found on the tape."""
-    exact = question.exact
-    named = {id(tensor): name for name, tensor in exact.now.items() if name != question.tensor}
-    found, seen, waiting = [], set(), [exact.taps[question.tensor]] if question.tensor in exact.taps else []
-    while waiting:
-        tensor: Node = waiting.pop()
-        if id(tensor) not in seen and id(tensor) in named:
-            found.append(named[id(tensor)])
-        elif id(tensor) not in seen:
-            waiting += [operand for operand, _ in tensor.operands]
-        seen.add(id(tensor))
-    return found[::-1]
+    exact, tap = question.exact, question.tensor
+    named = {id(tensor): name for name, tensor in exact.now.items() if name != tap}
+    return made_of(exact.taps[tap], named)[::-1] if tap in exact.taps else []
 
 
 def _edits(question: Question, name: str) -> Iterator[tuple[str, Array]]:

@@ -17,13 +17,13 @@ from concord.conformance import tolerance
 from concord.conformance.diagnosis.diagnosis import Diagnosis
 from concord.conformance.diagnosis.replacement import role_of
 from concord.conformance.expectation import JudgedProblem, is_gradient
-from concord.conformance.explain import Cause, search
+from concord.conformance.explain import search
 from concord.conformance.explain.effort import Effort, one_thread
 from concord.conformance.explain.hypothesis import Hypothesis
 from concord.conformance.explain.question import Question
 from concord.conformance.scoring import judge_tensor
 from concord.conformance.verdict import Result, Verdict
-from concord.conformance.wording import distinct
+from concord.conformance.wording import distinct, limit_between
 from concord.spec.errors import SpecError
 
 BUDGET = 30.0
@@ -174,7 +174,7 @@ class _Together:
                 continue
             low, high = min(wrong), max(wrong)
             if low > max(right):
-                yield f"{words} is {_limit(max(right), low)} or more"
+                yield f"{words} is {distinct(limit_between(max(right), low), max(right))[0]} or more"
             elif high < min(right):
                 yield f"{words} is {distinct(high, min(right))[0]} or less"
 
@@ -224,13 +224,6 @@ SIZES: Mapping[str, Feature] = {
 """What may tell wrong runs from right ones by its size."""
 
 
-def _limit(right: float, wrong: float) -> str:
-    """Return a power of two between two numbers, if there is one, else the second."""
-    power = 2.0 ** math.ceil(math.log2(wrong)) if wrong > 0 else 0.0
-    limit = next((limit for limit in (power, power / 2) if right < limit <= wrong), wrong)
-    return distinct(limit, right)[0]
-
-
 def visible(case: JudgedProblem, tensor: str, hypothesis: Hypothesis) -> bool:
     """Return whether a hypothesis of the same name and text would make a tensor of a right run wrong."""
     truth = tolerance.plain(case).values
@@ -260,10 +253,9 @@ def _revised(diagnosis: Diagnosis, refuted: Mapping[str, str], doubtful: Collect
     told = tuple(f"not {one.text}: {refuted[one.name]}" for one in cause.hypotheses if one.name in refuted)
     told += diagnosis.refuted
     if kept:
-        names = " or ".join(dict.fromkeys(one.name for one in kept))
-        sentence = search.sentence(diagnosis.tensor, kept, False)
-        cause = Cause(names, sentence, False, tuple(one.clause for one in kept), kept)
-        return dataclasses.replace(diagnosis, cause=cause, refuted=told)
+        return dataclasses.replace(
+            diagnosis, cause=search.caused(diagnosis.tensor, kept, False), refuted=told
+        )
     # What is left to name are the other clauses; those of the cause come last.
     broken = {one.clause for one in cause.hypotheses}
     clauses = tuple(sorted(diagnosis.clauses, key=lambda clause: clause in broken))

@@ -251,7 +251,7 @@ def _in_its_place(
     question: Question, cause: Cause, delivered: Mapping[str, Array], statuses: Mapping[str, str]
 ) -> tuple[Cause | None, list[str]]:
     """Return a cause without what the rest of the run refutes, sure only if it explains all that follows."""
-    kept, told, whole = [], [], True
+    kept, told, whole, group = [], [], True, group_of(question.tensor)
     tried = [one for one in cause.hypotheses if one.fields or one.weights or one.change or one.deviations]
     if not tried or len(tried) < len(cause.hypotheses) or question.actual.size > MOST_ELEMENTS:
         return cause, []
@@ -260,7 +260,7 @@ def _in_its_place(
     )  # what flows back through another mistake is wrong by that
     for hypothesis in tried[: search.MOST_NAMED]:
         found = replace(question, hypothesis, delivered, statuses)
-        near = [name for name in found.refuting if is_gradient(name) or _beside(name, question.tensor)]
+        near = [name for name in found.refuting if is_gradient(name) or group_of(name) == group]
         if hypothesis.fields and not question.parameter and any(not is_gradient(name) for name in near):
             told.append(f"not {hypothesis.text}: `{near[0]}` would be wrong too, and is right")
             continue
@@ -274,20 +274,7 @@ def _in_its_place(
         return None, told
     if len(kept) == len(cause.hypotheses) and whole:
         return cause, []
-    sure = cause.confident and whole
-    names = " or ".join(dict.fromkeys(one.name for one in kept))
-    return Cause(
-        names,
-        search.sentence(question.tensor, kept, sure),
-        sure,
-        tuple(one.clause for one in kept),
-        tuple(kept),
-    ), told
-
-
-def _beside(name: str, tensor: str) -> bool:
-    """Return whether two taps are of the same layer, or of none."""
-    return group_of(name) == group_of(tensor)
+    return search.caused(question.tensor, kept, cause.confident and whole), told
 
 
 def _backward(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from concord.conformance.expectation import subject_of
 from concord.conformance.explain.question import Question
+from concord.conformance.wording import limit_between
 from concord.spec.masks import visible_keys
 from concord.spec.parameters import parameters
 from concord.spec.tensors import taps
@@ -177,8 +177,7 @@ def listed(
     missing = sorted(set(possible.tolist()) - set(places.tolist()))
     if len(missing) == 1 and len(places) > 1:
         return f"{plural} other than {missing[0]}", 1.3
-    shown = ", ".join(map(str, places[:MOST_LISTED])) + (", …" if len(places) > MOST_LISTED else "")
-    return f"{plural} {shown}", 1.5 + 0.2 * len(places)
+    return f"{plural} {few(places)}", 1.5 + 0.2 * len(places)
 
 
 Condition = tuple[str, Flags, str, float]
@@ -215,47 +214,48 @@ def _rows(axes: tuple[str, ...]) -> Iterator[tuple[str, tuple[int, int]]]:
 def _of_padding(question: Question, axes: tuple[str, ...]) -> Iterator[Condition]:
     if "batch" not in axes:
         return
-    sample = (axes.index("batch"),)
-    exact = question.exact
     try:
-        masks = {"keys": exact.key_mask(), "queries": exact.query_mask(), "tokens": exact.key_mask()}
+        keys, queries = question.exact.key_mask(), question.exact.query_mask()
     except (KeyError, ValueError):  # the part has no mask
         return
     for word, along in _rows(axes):
-        real = masks[word]
+        real = queries if word == "queries" else keys
         if real.ndim != 2 or real.shape[1] != question.actual.shape[along[1]]:
             continue
-        until = np.maximum.accumulate(real[:, ::-1], axis=1)[:, ::-1]
-        started = np.maximum.accumulate(real, axis=1)
+        before, after = _ends(real)
         hidden = "masked" if word == "keys" else "padded"
         for text, flags in (
             (f"{hidden} {word}", ~real),
             (f"{word} that are not {hidden}", real),
-            (f"{hidden} {word} inside the text", ~real & until & started),
-            (f"{hidden} {word} after the text", ~until),
-            (f"{hidden} {word} before the text", ~started & until),
+            (f"{hidden} {word} inside the text", ~real & ~before & ~after),
+            (f"{hidden} {word} after the text", after),
+            (f"{hidden} {word} before the text", before & ~after),
             (
                 f"{word} after the first {hidden} one",
                 ~np.minimum.accumulate(real, axis=1) & (np.cumsum(~real, axis=1) > (~real)),
             ),
         ):
             yield text, stretched(flags, axes, along), "padding", 1.0
-    real = masks["keys"]
-    if real.ndim == 2:
-        inside = (
-            ~real & np.maximum.accumulate(real, 1) & np.maximum.accumulate(real[:, ::-1], 1)[:, ::-1]
-        ).any(1)
+    if keys.ndim == 2:
+        before, after = _ends(keys)
+        empty, full = ~keys.any(1), keys.all(1)
         for text, samples, kind in (
-            ("samples that are padding only", ~real.any(1), "empty rows"),
-            ("samples with padding", ~real.all(1), "padding"),
-            ("samples without padding", real.all(1), "padding"),
-            ("samples with padding inside the text", inside, "padding"),
-            ("samples with some padding and some text", ~real.all(1) & real.any(1), "padding"),
+            ("samples that are padding only", empty, "empty rows"),
+            ("samples with padding", ~full, "padding"),
+            ("samples without padding", full, "padding"),
+            ("samples with padding inside the text", (~keys & ~before & ~after).any(1), "padding"),
+            ("samples with some padding and some text", ~full & ~empty, "padding"),
         ):
-            yield text, stretched(np.asarray(samples), axes, sample), kind, 1.05
+            yield text, stretched(np.asarray(samples), axes, (axes.index("batch"),)), kind, 1.05
     if "key" in axes and "heads" in axes:
-        visible = visible_keys(question.config, real, question.actual.shape[1])
+        visible = visible_keys(question.config, keys, question.actual.shape[1])
         yield "rows whose keys are all masked", np.asarray(~visible.any(-1, keepdims=True)), "empty rows", 0.9
+
+
+def _ends(real: Flags) -> tuple[Flags, Flags]:
+    """Return which tokens (B, T) stand before the first real one of their text, and which after the last."""
+    before = ~np.maximum.accumulate(real, axis=1)
+    return before, ~np.maximum.accumulate(real[:, ::-1], axis=1)[:, ::-1]
 
 
 def _of_ids(question: Question, axes: tuple[str, ...], wrong: Flags) -> Iterator[Condition]:
@@ -265,50 +265,30 @@ def _of_ids(question: Question, axes: tuple[str, ...], wrong: Flags) -> Iterator
             continue
         touched = np.asarray(wrong.reshape(*ids.shape, -1).any(-1))
         found, clean = np.unique(ids[touched]), np.unique(ids[~touched])
-        along = (0, 1)
-        if len(found) == 1:
-            yield (
-                f"{name} {found[0]}",
-                stretched(ids == found[0], axes, along),
-                "ids",
-                1.1,
-            )  # said of padding where it is that
-        if len(clean) and found.min() > clean.max():
-            yield (
-                f"{name}s from {_between(clean.max(), found.min())} on",
-                stretched(ids >= found.min(), axes, along),
-                "ids",
-                0.9,
-            )
-        if len(clean) and found.max() < clean.min() and len(found) > 1:
-            yield (
-                f"{name}s below {_between(found.max(), clean.min())}",
-                stretched(ids <= found.max(), axes, along),
-                "ids",
-                0.9,
-            )
+        low, high = int(found.min()), int(found.max())
+        said: list[tuple[str, Flags, float]] = []
+        if len(found) == 1:  # said of padding where it is that
+            said.append((f"{name} {low}", ids == low, 1.1))
+        if len(clean) and low > clean.max():
+            said.append((f"{name}s from {limit_between(clean.max(), low):.0f} on", ids >= low, 0.9))
+        if len(clean) and high < clean.min() and len(found) > 1:
+            said.append((f"{name}s below {limit_between(high, int(clean.min())):.0f}", ids <= high, 0.9))
         if len(found) > 1 and not set(found) & set(clean):
-            shown = ", ".join(map(str, found[:MOST_LISTED])) + (", …" if len(found) > MOST_LISTED else "")
-            yield f"{name}s {shown}", stretched(np.isin(ids, found), axes, along), "ids", 2.0
+            said.append((f"{name}s {few(found)}", np.isin(ids, found), 2.0))
         if name == "id":
-            flat = ids.reshape(-1).tolist()
-            seen = np.array([value in flat[:place] for place, value in enumerate(flat)]).reshape(ids.shape)
-            yield "ids that have occurred before", stretched(seen, axes, along), "ids", 1.2
-            yield (
-                "ids that occur more than once",
-                stretched(np.isin(ids, [v for v in flat if flat.count(v) > 1]), axes, along),
-                "ids",
-                1.2,
-            )
+            values, first, counts = np.unique(ids, return_index=True, return_counts=True)
+            again = ~np.isin(np.arange(ids.size), first).reshape(ids.shape)
+            said += [
+                ("ids that have occurred before", again, 1.2),
+                ("ids that occur more than once", np.isin(ids, values[counts > 1]), 1.2),
+            ]
+        for text, flags, cost in said:
+            yield text, stretched(flags, axes, (0, 1)), "ids", cost
 
 
-def _between(below: int, above: int) -> int:
-    """Return a power of two that separates two numbers, if one does; limits are as a rule such."""
-    power: int = 2 ** math.ceil(math.log2(max(int(above), 1))) if above > 0 else 0
-    for limit in (power, power // 2):
-        if int(below) < limit <= int(above):
-            return limit
-    return int(above)
+def few(places: Sequence[object] | NDArray[np.integer], most: int = MOST_LISTED) -> str:
+    """Return the first of several places in words."""
+    return ", ".join(map(str, places[:most])) + (", …" if len(places) > most else "")
 
 
 def _of_labels(question: Question, axes: tuple[str, ...], wrong: Flags) -> Iterator[Condition]:

@@ -13,7 +13,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.diagnosis.regions import WORDS, Region, axes_of, inputs_of
+from concord.conformance.diagnosis.regions import WORDS, Region, axes_of, few, inputs_of
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.reading import within
 from concord.conformance.explain.weights import norm_of, parameters_of
@@ -213,9 +213,7 @@ def _of_places(seen: _Seen) -> Iterator[Relation]:
             ).argmin(1)
             moved = [int(i) for i in np.flatnonzero(source != np.arange(size))]
             if moved:
-                shown = ", ".join(f"{i} from {source[i]}" for i in moved[:4]) + (
-                    ", …" if len(moved) > 4 else ""
-                )
+                shown = few([f"{i} from {source[i]}" for i in moved])
                 text = f"has each {word} taken from another one: {shown}"
                 yield Relation("permuted", text, np.take(seen.right, source, place))
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.diagnosis.regions import few
 from concord.conformance.expectation import is_gradient, is_tap_gradient, subject_of
 from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
 from concord.conformance.explain.question import Exact, Question
@@ -116,7 +117,7 @@ def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
     if same:
         notes.append(f"the same tensor is wrong by itself in {', '.join(same)} too")
     if others:
-        shown = ", ".join(f"`{name}`" for name in others[:4]) + (", …" if len(others) > 4 else "")
+        shown = few([f"`{name}`" for name in others])
         notes.append(
             f"{len(others)} other step{'s are' if len(others) > 1 else ' is'} wrong "
             f"by {'themselves' if len(others) > 1 else 'itself'}: {shown}"

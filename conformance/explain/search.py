@@ -174,13 +174,7 @@ class Search:
                 return self.conclude(found)
         for look in READINGS if not self.effort.untried else ():
             for seen in look(self.question):
-                return Cause(
-                    seen.hypothesis.name,
-                    self.sentence([seen.hypothesis], seen.sure),
-                    seen.sure,
-                    (seen.hypothesis.clause,),
-                    (seen.hypothesis,),
-                )
+                return caused(self.question.tensor, [seen.hypothesis], seen.sure)
         return None
 
     def simple(self) -> Iterator[Hypothesis]:
@@ -284,26 +278,22 @@ class Search:
         shown.sort(
             key=lambda hypothesis: not hypothesis.fields
         )  # an option that is wrong is the plainest reason
-        names = dict.fromkeys(hypothesis.name for hypothesis in shown)
-        return Cause(
-            " or ".join(names),
-            self.sentence(shown, sure),
-            sure,
-            tuple(one.clause for one in shown),
-            tuple(shown),
-        )
-
-    def sentence(self, hypotheses: Sequence[Hypothesis], sure: bool) -> str:
-        return sentence(self.question.tensor, hypotheses, sure)
+        return caused(self.question.tensor, shown, sure)
 
 
-def sentence(tensor: str, hypotheses: Sequence[Hypothesis], sure: bool) -> str:
-    """Say what explains a tensor."""
+def caused(tensor: str, hypotheses: Sequence[Hypothesis], sure: bool) -> Cause:
+    """Return that hypotheses explain a tensor, and say it."""
     shown = " or by ".join(
         f"{hypothesis.text} ({hypothesis.clause})" for hypothesis in hypotheses[:MOST_NAMED]
     )
     more = f" or by {len(hypotheses) - MOST_NAMED} others" if len(hypotheses) > MOST_NAMED else ""
-    return f"`{tensor}` {'is' if sure else 'may be'} explained by {shown}{more}"
+    return Cause(
+        " or ".join(dict.fromkeys(one.name for one in hypotheses)),
+        f"`{tensor}` {'is' if sure else 'may be'} explained by {shown}{more}",
+        sure,
+        tuple(one.clause for one in hypotheses),
+        tuple(hypotheses),
+    )
 
 
 def _same_infinities(a: Array, b: Array) -> bool:

@@ -32,7 +32,7 @@ class Plan:
         seed: of the run, not negative.
         cases: how many; None: until ``until``.
         dtypes, parts: what cases choose from.
-        shapes: how many tuples of sizes the cases share; 0: any sizes.
+        shapes: how many tuples of sizes the cases share.
         chunk: how many cases are given out at a time (:data:`CHUNK`).
         end_to_end: whether to judge end to end too.
         gradients: whether they are asked for and judged too.

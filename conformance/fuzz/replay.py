@@ -37,7 +37,7 @@ class FoundUnder:
 
 
 @dataclass(frozen=True)
-class About:
+class FoundAbout:
     """What ``found.json`` says that a replay has to know."""
 
     format: Literal["concord.found/1"]
@@ -90,14 +90,14 @@ def _write(folder: Path, name: str, case: Mapping[str, bytes], about: dict[str, 
 def _is_of(target: Path, case: Mapping[str, bytes], about: Mapping[str, Any]) -> bool:
     """Return whether a folder holds a case, found by the same backend under the same settings."""
     try:
-        known = read_as(target / "found.json", About)
+        known = read_as(target / "found.json", FoundAbout)
         same = all(read_bytes(target / name) == content for name, content in case.items())
     except SpecError:
         return False
     return same and (known.backend, known.settings) == (about["backend"], FoundUnder(**about["settings"]))
 
 
-def read_found(folder: Path) -> list[tuple[Job, About]]:
+def read_found(folder: Path) -> list[tuple[Job, FoundAbout]]:
     """Read the failures under a folder.
 
     Returns:
@@ -109,7 +109,7 @@ def read_found(folder: Path) -> list[tuple[Job, About]]:
     found, problems = [], []
     for path in find(folder, "found.json"):
         try:
-            about = read_as(path, About)
+            about = read_as(path, FoundAbout)
             request, manifest = read_exported(path.parent)
         except SpecError as error:
             problems += error.problems

@@ -153,43 +153,20 @@ def _random_sizes(generator: np.random.Generator, kind: Mapping[str, Sequence[in
 
 
 @st.composite
-def free_sizes(draw: DrawFn) -> Sizes:
-    """Draw sizes that no other case need have."""
-    kind = draw(st.sampled_from([{}] * SMALL * len(LARGE) + [*LARGE.values()]))
-
-    def size(axis: str, least: int, most: int) -> int:
-        return draw(st.sampled_from(kind[axis]) if axis in kind else st.integers(least, most))
-
-    tokens = size("tokens", 1, 37)
-    return Sizes(
-        batch=size("batch", 1, 6),
-        tokens=tokens,
-        num_heads=size("num_heads", 1, 4),
-        head_dim=size("head_dim", 1, 16),
-        d_ff=draw(st.integers(1, 67)),
-        num_classes=draw(st.integers(1, 5)),
-        vocab_size=size("vocab_size", 1, 61),
-        max_positions=draw(st.integers(tokens + 1, tokens + 9)),
-        num_segments=draw(st.integers(0, 3)),
-    )
-
-
-@st.composite
 def fuzz_cases(
-    draw: DrawFn, dtypes: Sequence[str], parts: Sequence[str], shared: Sequence[Sizes] = ()
+    draw: DrawFn, dtypes: Sequence[str], parts: Sequence[str], shared: Sequence[Sizes]
 ) -> FuzzCase:
     """Draw a case.
 
     Args:
-        dtypes, parts: what to choose from.
-        shared: sizes to choose from; none: any sizes.
+        dtypes, parts, shared: what to choose from.
     """
     # Hypothesis draws the smallest case first, and departs from it at the first draw: here that costs
     # nothing.
     weights_seed = draw(_seeds())
     # The small ones stand first, and more than once.
     weighed = [sizes for sizes in shared for _ in range(1 if sizes.large else SMALL)]
-    sizes = draw(st.sampled_from(weighed) if shared else free_sizes())
+    sizes = draw(st.sampled_from(weighed))
     part = draw(st.sampled_from([part for part in MOSTLY_MODEL if part in parts]))
     config = draw(configurations(sizes, part))
     fewer = draw(st.booleans())

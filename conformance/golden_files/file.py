@@ -18,7 +18,7 @@ DTYPES = ("float64", "float32")
 
 
 @dataclass
-class File:
+class SourceFile:
     """The content of a file.
 
     Attributes:
@@ -61,7 +61,7 @@ class File:
         return found, problems
 
 
-def read_file(path: Path) -> File:
+def read_file(path: Path) -> SourceFile:
     """Read a file.
 
     Raises:
@@ -84,7 +84,7 @@ def read_file(path: Path) -> File:
         raise SpecError(
             f"{path}: the metadata's 'config' is a JSON {type(config).__name__} but must be an object"
         )
-    return File(metadata["source"], metadata["case"], metadata["dtype"], config, tensors)
+    return SourceFile(metadata["source"], metadata["case"], metadata["dtype"], config, tensors)
 
 
 def input_array(name: str, array: NDArray[Any], layout: str) -> NDArray[Any]:

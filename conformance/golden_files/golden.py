@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.golden_files.file import File, input_array, read_file
+from concord.conformance.golden_files.file import SourceFile, input_array, read_file
 from concord.conformance.golden_files.training import GoldenTraining, read_clipping, read_training
 from concord.spec.batch import Batch, from_arrays, validate_batch
 from concord.spec.config import EncoderConfig
@@ -92,7 +92,7 @@ def read(path: Path | str) -> GoldenFile:
         return _golden(file)
 
 
-def _golden(file: File) -> GoldenFile:
+def _golden(file: SourceFile) -> GoldenFile:
     known = [source for source in sources() if any(part.runs for part in load(source).parts.values())]
     if file.source not in known:
         raise SpecError(f"the metadata's 'source' is {file.source!r} but must be one of {', '.join(known)}")
@@ -117,7 +117,7 @@ def _golden(file: File) -> GoldenFile:
     )
 
 
-def _part(file: File, table: Table) -> PartTable:
+def _part(file: SourceFile, table: Table) -> PartTable:
     """Return the part of the model that a file is about."""
     kind = str(file.config.get(table.part_key, "")) if table.part_key else ""
     for part in table.parts.values():
@@ -130,7 +130,7 @@ def _part(file: File, table: Table) -> PartTable:
 
 
 def _weights(
-    file: File, table: Table, part: PartTable, config: EncoderConfig, stored: bool = True
+    file: SourceFile, table: Table, part: PartTable, config: EncoderConfig, stored: bool = True
 ) -> tuple[EncoderConfig, dict[str, NDArray[Any]]]:
     """Return the weights; the position table as the source stored it, and the configuration with as many
     rows.
@@ -154,7 +154,7 @@ def _weights(
     return config, canonical(table, config, found, part.name, positions)
 
 
-def _batch(file: File, part: PartTable, config: EncoderConfig) -> Batch:
+def _batch(file: SourceFile, part: PartTable, config: EncoderConfig) -> Batch:
     """Return the inputs of the part."""
     refuse(
         [
@@ -177,7 +177,7 @@ def _batch(file: File, part: PartTable, config: EncoderConfig) -> Batch:
     return batch
 
 
-def _key_mask(file: File, source: MaskSource, pad_id: int) -> NDArray[np.bool_] | None:
+def _key_mask(file: SourceFile, source: MaskSource, pad_id: int) -> NDArray[np.bool_] | None:
     """Return the key mask, (B, S) or (B, Q, S), True where a key is visible; None: without a mask."""
     masks = fnmatch.filter(file.tensors, f"inputs/{source.stored}")
     if len(masks) > 1:
@@ -197,7 +197,7 @@ def _key_mask(file: File, source: MaskSource, pad_id: int) -> NDArray[np.bool_] 
     return np.asarray(ids != pad_id)
 
 
-def _require_mask_of_ids(file: File, real: NDArray[np.bool_]) -> None:
+def _require_mask_of_ids(file: SourceFile, real: NDArray[np.bool_]) -> None:
     """Refuse a stored mask that a part which makes its own of the ids (SPEC MSK-1) could not follow."""
     stored = file.take("inputs/mask")
     if stored is None:
@@ -208,7 +208,7 @@ def _require_mask_of_ids(file: File, real: NDArray[np.bool_]) -> None:
 
 
 def _run(
-    file: File,
+    file: SourceFile,
     part: PartTable,
     entry: RunEntry,
     config: EncoderConfig,
@@ -288,7 +288,7 @@ def _laid_out(
     return array, f"{name!r} has shape {array.shape} but {required}"
 
 
-def _unchecked(file: File, part: PartTable) -> dict[str, str]:
+def _unchecked(file: SourceFile, part: PartTable) -> dict[str, str]:
     """Return every tensor that no run came to use, and why."""
     reasons = {f"outputs/{name}": reason for name, reason in part.unchecked.items()}
     if part.positions.output is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.golden_files.file import File, input_array
+from concord.conformance.golden_files.file import SourceFile, input_array
 from concord.spec.batch import Batch, from_arrays, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import Deviations
@@ -47,7 +47,7 @@ class GoldenTraining:
 
 
 def read_training(
-    file: File, table: Table, part: PartTable, config: EncoderConfig, weights: dict[str, NDArray[Any]]
+    file: SourceFile, table: Table, part: PartTable, config: EncoderConfig, weights: dict[str, NDArray[Any]]
 ) -> GoldenTraining:
     """Read the training run of a file.
 
@@ -71,7 +71,7 @@ def read_training(
 
 
 def read_clipping(
-    file: File,
+    file: SourceFile,
     table: Table,
     part: PartTable,
     config: EncoderConfig,
@@ -121,7 +121,7 @@ def recipe_of(stated: Mapping[str, Any], table: Table) -> Recipe:
     return recipe_from_mapping(fields, where="the metadata's 'config'")
 
 
-def _inputs(file: File, part: PartTable) -> tuple[dict[str, NDArray[Any]], int]:
+def _inputs(file: SourceFile, part: PartTable) -> tuple[dict[str, NDArray[Any]], int]:
     """Return the inputs, each with a leading axis of steps, and how many steps there are."""
     losses = file.tensors["outputs/losses"]
     if losses.ndim != 1 or not losses.size:
@@ -151,7 +151,7 @@ def _inputs(file: File, part: PartTable) -> tuple[dict[str, NDArray[Any]], int]:
 
 
 def _results(
-    file: File, part: PartTable, config: EncoderConfig, weights: Mapping[str, NDArray[Any]], steps: int
+    file: SourceFile, part: PartTable, config: EncoderConfig, weights: Mapping[str, NDArray[Any]], steps: int
 ) -> dict[str, NDArray[Any]]:
     """Return what the source reported."""
     expected: dict[str, NDArray[Any]] = {}
@@ -173,7 +173,7 @@ def _results(
     return expected
 
 
-def _of_steps(file: File, name: str, steps: int) -> NDArray[Any]:
+def _of_steps(file: SourceFile, name: str, steps: int) -> NDArray[Any]:
     """Return a tensor that has one number for each step; nothing if it is not there."""
     array = file.take(name)
     if array is None:
