@@ -125,6 +125,17 @@ def parts_of(parts: Mapping[str, Callable[..., Any]], make: Any) -> dict[str, Ca
     return {name: partial(part, make=make) for name, part in parts.items()}
 
 
+@dataclass(frozen=True)
+class Layers:
+    """What a model is made of; ``dot_product`` by ``head_computation``, ``activations`` by name."""
+
+    norm: Callable[..., Any]
+    embeddings: Callable[..., Any]
+    dot_product: Mapping[str, Callable[..., Any]]
+    encoder_layer: Callable[..., Any]
+    activations: Mapping[str, Callable[[Any], Any]]
+
+
 class Kept(NamedTuple):
     """What layers get in place of the mask.
 

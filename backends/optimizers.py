@@ -6,9 +6,8 @@ Operators are theirs all alike, what is not is an operation.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from concord.spec.precision import precision
 from concord.spec.training.optimizers import clipped_together
@@ -23,40 +22,28 @@ Variable = Any
 """A parameter of a model."""
 
 
-class Operations(ABC):
-    """What an update takes besides operators, in a framework's own calls."""
+class Operations(NamedTuple):
+    """What an update takes besides operators, in a framework's own calls.
 
-    @abstractmethod
-    def value(self, variable: Variable) -> Tensor:
-        """Return what a parameter holds."""
+    Attributes:
+        value: returns what a parameter holds.
+        assign: lets a parameter hold something else.
+        zeros_like: returns zeros in the shape, precision and place of a tensor.
+        square_root: returns the root of each element.
+        larger: returns the larger of two, element by element.
+        bounded: returns what is nearest between plus and minus a limit.
+        total: returns the sum of all elements.
+        chosen: returns elements of one where a tensor of truth values says so, else of another.
+    """
 
-    @abstractmethod
-    def assign(self, variable: Variable, value: Tensor) -> None:
-        """Let a parameter hold something else."""
-
-    @abstractmethod
-    def zeros_like(self, tensor: Tensor) -> Tensor:
-        """Return zeros in the shape, precision and place of a tensor."""
-
-    @abstractmethod
-    def square_root(self, tensor: Tensor) -> Tensor:
-        """Return the root of each element."""
-
-    @abstractmethod
-    def larger(self, left: Tensor, right: Tensor) -> Tensor:
-        """Return the larger of two, element by element."""
-
-    @abstractmethod
-    def bounded(self, tensor: Tensor, limit: float) -> Tensor:
-        """Return what is nearest between plus and minus a limit."""
-
-    @abstractmethod
-    def total(self, tensor: Tensor) -> Tensor:
-        """Return the sum of all elements."""
-
-    @abstractmethod
-    def chosen(self, which: Tensor, one: Tensor, other: Tensor) -> Tensor:
-        """Return elements of one where a tensor of truth values says so, else of another."""
+    value: Callable[[Variable], Tensor]
+    assign: Callable[[Variable, Tensor], object]
+    zeros_like: Callable[[Tensor], Tensor]
+    square_root: Callable[[Tensor], Tensor]
+    larger: Callable[[Tensor, Tensor], Tensor]
+    bounded: Callable[[Tensor, float], Tensor]
+    total: Callable[[Tensor], Tensor]
+    chosen: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Optimizer:

@@ -10,18 +10,6 @@ from numpy.typing import NDArray
 Values = NDArray[np.floating]
 Pullback = Callable[[Values], Values]
 
-WAYS = ("weights", "logarithm", "output")
-"""Admissible ways to compute attention weights and their derivative (SPEC ALG-1 to ALG-3).
-
-``weights``: exponentials divided by their
-sum, the derivative from the weights. ``logarithm``: the exponential of the scores less the logarithm of the
-sum, and once more for the derivative. ``output``: by a running maximum over blocks of keys, the derivative by
-the row sums of output times gradient.
-"""
-
-BLOCKS = 4
-"""Blocks of keys that the running maximum goes through."""
-
 FUNCTION = 4.0
 """Unit roundoffs that an elementary function (exp, log, tanh, erf) may err; an operation errs 1."""
 

@@ -122,12 +122,9 @@ def taps(
     Raises:
         UnknownNameError: for an unknown part, with the nearest names.
     """
-    names = inputs(config, part) if given is None or part not in ("attention", "dot_product") else given
-    masks = _Masks(
-        keys="key_mask" in names or part in _MASKED_BY_IDS,
-        queries="query_mask" in names or part in _MASKED_BY_IDS,
-    )
-    return dict(_listed(config, check_part(part), masks))
+    if given is None or part not in ("attention", "dot_product"):
+        return dict(_listed(config, check_part(part), True, True))
+    return dict(_listed(config, part, "key_mask" in given, "query_mask" in given))
 
 
 def output_name(config: EncoderConfig, part: str = "model") -> str:
@@ -321,107 +318,91 @@ def _clause_of_use(config: EncoderConfig, tap: str, part: str) -> str:
             return _USES.get(kind, "GRD-1")
 
 
-_MASKED_BY_IDS = (*OF_IDS, "stack")
-
-
-@dataclass(frozen=True)
-class _Masks:
-    keys: bool = True
-    queries: bool = True
+Entry = tuple[str, str, str]
+"""Name, axes and clause of a tap."""
 
 
 @functools.lru_cache(maxsize=256)
-def _listed(config: EncoderConfig, part: str, masks: _Masks) -> dict[str, Tensor]:
-    return dict(_taps(config, part, masks))
+def _listed(config: EncoderConfig, part: str, keys: bool, queries: bool) -> dict[str, Tensor]:
+    """Return the taps of a part; ``keys`` and ``queries`` say whether there are masks of them."""
+    return {name: Tensor(axes, clause) for name, axes, clause in _taps(config, part, keys, queries)}
 
 
-def _taps(config: EncoderConfig, part: str, masks: _Masks) -> Iterator[tuple[str, Tensor]]:
-    if part == "dot_product":
-        yield from _dot_product_taps(config, "attention", masks, "query", "key")
-    elif part == "attention":
-        yield from _attention_taps(config, "attention", masks, "query", "key")
-    else:
-        if part != "stack":
-            yield from _embedding_taps(config)
+def _taps(config: EncoderConfig, part: str, keys: bool, queries: bool) -> Iterator[Entry]:
+    wide = "batch tokens d_model"
+    if part in ALONE:
+        yield from ALONE[part](config, "attention", "query", "key", keys, queries)
+    if part in OF_IDS:
+        yield "embeddings.token", wide, "EMB-2"
+        yield "embeddings.position", wide, "POS-5"
+        if config.num_segments:
+            yield "embeddings.segment", wide, "EMB-5"
+        yield "embeddings.sum", wide, "EMB-6"
+        if config.embedding_norm:
+            yield "embeddings.norm", wide, "EMB-6"
+    if part in (*OF_IDS, "stack"):
         for i in range(config.num_layers):
-            yield from _layer_taps(config, f"layers.{i}")
+            yield from _layer_taps(config, f"layers.{i}", wide)
         if config.final_norm:
-            yield "final_norm", Tensor("batch tokens d_model", "NRM-6")
-        if part in POOLED:
-            yield from _pooled_taps(config)
-        if part == "model":
-            yield from _head_taps(config)
-    yield "loss", Tensor("", "LOS-5" if part != "model" else "LOS-2")
+            yield "final_norm", wide, "NRM-6"
+    yield from _head_taps(config, part)
+    yield "loss", "", "LOS-2" if part == "model" else "LOS-5"
 
 
-def _embedding_taps(config: EncoderConfig) -> Iterator[tuple[str, Tensor]]:
-    shape = "batch tokens d_model"
-    yield "embeddings.token", Tensor(shape, "EMB-2")
-    yield "embeddings.position", Tensor(shape, "POS-5")
-    if config.num_segments:
-        yield "embeddings.segment", Tensor(shape, "EMB-5")
-    yield "embeddings.sum", Tensor(shape, "EMB-6")
-    if config.embedding_norm:
-        yield "embeddings.norm", Tensor(shape, "EMB-6")
+def _head_taps(config: EncoderConfig, part: str) -> Iterator[Entry]:
+    if part in POOLED:
+        yield "pooling", "batch features", "HED-1"
+        if config.pooler != "none":
+            yield "pooler.dense", "batch d_model", "HED-2"
+            yield "pooler.output", "batch d_model", "HED-2"
+        if config.length_epsilon is not None:
+            yield "normalized", "batch features", "HED-5"
+    if part == "model":
+        yield "logits", "batch classes", "HED-3"
+        if config.num_classes > 1:
+            yield "log_probabilities", "batch classes", "LOS-1"
+        yield "losses", "batch", "LOS-1"
 
 
 def _dot_product_taps(
-    config: EncoderConfig, name: str, masks: _Masks, query: str, key: str
-) -> Iterator[tuple[str, Tensor]]:
+    config: EncoderConfig, name: str, query: str, key: str, keys: bool = True, queries: bool = True
+) -> Iterator[Entry]:
     weights = f"batch heads {query} {key}"
-    yield f"{name}.scores", Tensor(weights, "ATT-4")
-    if masks.keys:
-        yield f"{name}.masked_scores", Tensor(weights, "MSK-3")
-    yield f"{name}.weights", Tensor(weights, "ATT-5")
-    if masks.queries and config.query_mask == "overwrite":
-        yield f"{name}.masked_weights", Tensor(weights, "MSK-8")
-    yield f"{name}.context", Tensor(f"batch {query} d_model", "ATT-6")
+    yield f"{name}.scores", weights, "ATT-4"
+    if keys:
+        yield f"{name}.masked_scores", weights, "MSK-3"
+    yield f"{name}.weights", weights, "ATT-5"
+    if queries and config.query_mask == "overwrite":
+        yield f"{name}.masked_weights", weights, "MSK-8"
+    yield f"{name}.context", f"batch {query} d_model", "ATT-6"
 
 
 def _attention_taps(
-    config: EncoderConfig, name: str, masks: _Masks, query: str, key: str
-) -> Iterator[tuple[str, Tensor]]:
-    yield f"{name}.query", Tensor(f"batch {query} heads head_dim", "ATT-2")
-    yield f"{name}.key", Tensor(f"batch {key} heads head_dim", "ATT-2")
-    yield f"{name}.value", Tensor(f"batch {key} heads head_dim", "ATT-2")
-    yield from _dot_product_taps(config, name, masks, query, key)
+    config: EncoderConfig, name: str, query: str, key: str, keys: bool = True, queries: bool = True
+) -> Iterator[Entry]:
+    for role, axis in (("query", query), ("key", key), ("value", key)):
+        yield f"{name}.{role}", f"batch {axis} heads head_dim", "ATT-2"
+    yield from _dot_product_taps(config, name, query, key, keys, queries)
     if config.output_projection:
-        yield f"{name}.output", Tensor(f"batch {query} d_model", "ATT-6")
+        yield f"{name}.output", f"batch {query} d_model", "ATT-6"
 
 
-def _layer_taps(config: EncoderConfig, name: str) -> Iterator[tuple[str, Tensor]]:
-    shape = "batch tokens d_model"
+ALONE = {"dot_product": _dot_product_taps, "attention": _attention_taps}
+"""The parts that are attention alone."""
 
-    def sublayer(number: int, steps: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        norm = (f"{name}.norm{number}", Tensor(shape, "NRM-1"))
+
+def _layer_taps(config: EncoderConfig, name: str, wide: str) -> Iterator[Entry]:
+    feed_forward = (
+        (f"{name}.feed_forward.inner", "batch tokens d_ff", "FFN-1"),
+        (f"{name}.feed_forward.activation", "batch tokens d_ff", "FFN-2"),
+        (f"{name}.feed_forward.outer", wide, "FFN-1"),
+    )
+    sublayers = _attention_taps(config, f"{name}.attention", "tokens", "tokens"), feed_forward
+    for number, steps in enumerate(sublayers, start=1):
+        norm = f"{name}.norm{number}", wide, "NRM-1"
         if config.norm_placement == "pre":
             yield norm
         yield from steps
-        yield f"{name}.residual{number}", Tensor(shape, "RES-1")
+        yield f"{name}.residual{number}", wide, "RES-1"
         if config.norm_placement == "post":
             yield norm
-
-    yield from sublayer(1, _attention_taps(config, f"{name}.attention", _Masks(), "tokens", "tokens"))
-    yield from sublayer(2, _feed_forward_taps(f"{name}.feed_forward"))
-
-
-def _feed_forward_taps(name: str) -> Iterator[tuple[str, Tensor]]:
-    yield f"{name}.inner", Tensor("batch tokens d_ff", "FFN-1")
-    yield f"{name}.activation", Tensor("batch tokens d_ff", "FFN-2")
-    yield f"{name}.outer", Tensor("batch tokens d_model", "FFN-1")
-
-
-def _pooled_taps(config: EncoderConfig) -> Iterator[tuple[str, Tensor]]:
-    yield "pooling", Tensor("batch features", "HED-1")
-    if config.pooler != "none":
-        yield "pooler.dense", Tensor("batch d_model", "HED-2")
-        yield "pooler.output", Tensor("batch d_model", "HED-2")
-    if config.length_epsilon is not None:
-        yield "normalized", Tensor("batch features", "HED-5")
-
-
-def _head_taps(config: EncoderConfig) -> Iterator[tuple[str, Tensor]]:
-    yield "logits", Tensor("batch classes", "HED-3")
-    if config.num_classes > 1:
-        yield "log_probabilities", Tensor("batch classes", "LOS-1")
-    yield "losses", Tensor("batch", "LOS-1")

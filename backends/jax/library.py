@@ -18,9 +18,9 @@ from jax import Array
 
 from concord.backends.interface import Implementation, Request
 from concord.backends.jax import layers as explicit
-from concord.backends.jax.layers import Layers, dtype_name
+from concord.backends.jax.layers import dtype_name
 from concord.backends.jax.model import PARTS, TextClassifier
-from concord.backends.library import NOT_EXPOSED, Kept, LibraryLayers, parts_of, unpadded
+from concord.backends.library import NOT_EXPOSED, Kept, Layers, LibraryLayers, parts_of, unpadded
 from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig
 from concord.spec.masks import mask_constant

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from concord.backends.jax.layers import EXPLICIT, POOLERS, POOLINGS, Layers, MultiHeadAttention, dtype_name
-from concord.backends.library import Kept
+from concord.backends.jax.layers import EXPLICIT, POOLERS, POOLINGS, MultiHeadAttention, dtype_name
+from concord.backends.library import Kept, Layers
 from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig
 from concord.spec.pooling import least_squares

@@ -16,32 +16,16 @@ SLOTS = {"trace": "momentum", "mu": "first_moment", "nu": "second_moment"}
 """What Optax keeps, by its own name."""
 
 
-class NativeOperations(Operations):
-    """JAX's (:class:`concord.backends.optimizers.Operations`)."""
-
-    def value(self, variable: nnx.Param) -> Array:
-        return variable[...]
-
-    def assign(self, variable: nnx.Param, value: Array) -> None:
-        variable.set_value(value)
-
-    def zeros_like(self, tensor: Array) -> Array:
-        return jnp.zeros_like(tensor)
-
-    def square_root(self, tensor: Array) -> Array:
-        return jnp.sqrt(tensor)
-
-    def larger(self, left: Array, right: Array) -> Array:
-        return jnp.maximum(left, right)
-
-    def bounded(self, tensor: Array, limit: float) -> Array:
-        return jnp.clip(tensor, -limit, limit)
-
-    def total(self, tensor: Array) -> Array:
-        return jnp.sum(tensor)
-
-    def chosen(self, which: Array, one: Array, other: Array) -> Array:
-        return jnp.where(which, one, other)
+OPERATIONS = Operations(
+    lambda parameter: parameter[...],
+    lambda parameter, value: parameter.set_value(value),
+    jnp.zeros_like,
+    jnp.sqrt,
+    jnp.maximum,
+    lambda tensor, limit: jnp.clip(tensor, -limit, limit),
+    jnp.sum,
+    jnp.where,
+)
 
 
 def direction(recipe: Recipe) -> optax.GradientTransformation | None:
@@ -100,7 +84,7 @@ class OwnOptimizer(Optimizer):
         kinds: Mapping[str, str],
         native: optax.GradientTransformation,
     ) -> None:
-        super().__init__(NativeOperations(), recipe, variables, kinds)
+        super().__init__(OPERATIONS, recipe, variables, kinds)
         self.native = native
         self.state = native.init(self.parameters())
 
@@ -160,7 +144,7 @@ def optimizer(recipe: Recipe, variables: Mapping[str, nnx.Param], kinds: Mapping
     """Return what updates parameters as a recipe says (:class:`concord.backends.optimizers.Optimizer`)."""
     native = own(recipe, {name: kinds[name] not in recipe.undecayed for name in variables})
     return (
-        Optimizer(NativeOperations(), recipe, variables, kinds)
+        Optimizer(OPERATIONS, recipe, variables, kinds)
         if native is None
         else OwnOptimizer(recipe, variables, kinds, native)
     )

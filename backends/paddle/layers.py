@@ -1,38 +1,25 @@
 """Layers of the classifier, written out as the published sources compute them.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
-d_ff. Each layer goes on with what ``self.tap(name, tensor)`` returns for each of its steps. What a model is
-made of stands in :class:`Layers`, where :mod:`concord.backends.paddle.library` puts the framework's own
-layers.
+d_ff. Each layer goes on with what ``self.tap(name, tensor)`` returns for each of its steps. A model is
+made of :class:`~concord.backends.library.Layers`, of which :mod:`concord.backends.paddle.library` has the
+framework's own.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import paddle
 import paddle.nn.functional as F
 from paddle import Tensor, nn
 
-from concord.backends.library import Kept
+from concord.backends.library import Kept, Layers
 from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig
 from concord.spec.masks import mask_constant
 
 Step = Callable[[Tensor], Tensor]
-Make = Callable[..., nn.Layer]
-
-
-@dataclass(frozen=True)
-class Layers:
-    """What a model is made of; ``dot_product`` by ``head_computation``, ``activations`` by name."""
-
-    norm: Make
-    embeddings: Make
-    dot_product: Mapping[str, Make]
-    encoder_layer: Make
-    activations: Mapping[str, Step]
 
 
 # Static programs round a constant in arithmetic with a tensor to float32: ``x * c``, ``x + c``, ``x / c``,

@@ -25,13 +25,14 @@ from concord.backends.library import (
     NOT_EXPOSED,
     NOT_EXPOSED_BY_LAYERS,
     Kept,
+    Layers,
     LibraryLayers,
     parts_of,
     reasons_of,
     unpadded,
 )
 from concord.backends.paddle import layers as explicit
-from concord.backends.paddle.layers import Layers, scalar
+from concord.backends.paddle.layers import scalar
 from concord.backends.paddle.model import PARTS, TextClassifier
 from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig

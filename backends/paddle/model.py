@@ -7,8 +7,8 @@ Every part takes its inputs by name (:func:`spec.inputs`), and returns its outpu
 import paddle
 from paddle import Tensor, nn
 
-from concord.backends.library import Kept
-from concord.backends.paddle.layers import EXPLICIT, POOLERS, POOLINGS, Layers, MultiHeadAttention, filled
+from concord.backends.library import Kept, Layers
+from concord.backends.paddle.layers import EXPLICIT, POOLERS, POOLINGS, MultiHeadAttention, filled
 from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig
 from concord.spec.pooling import least_squares

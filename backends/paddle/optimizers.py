@@ -27,32 +27,16 @@ CONSTANTS = {
 """What Paddle's Adam declares, but for float64."""
 
 
-class NativeOperations(Operations):
-    """Paddle's (:class:`concord.backends.optimizers.Operations`)."""
-
-    def value(self, variable: Tensor) -> Tensor:
-        return variable.detach()
-
-    def assign(self, variable: Tensor, value: Tensor) -> None:
-        variable.set_value(value)
-
-    def zeros_like(self, tensor: Tensor) -> Tensor:
-        return paddle.zeros_like(tensor)
-
-    def square_root(self, tensor: Tensor) -> Tensor:
-        return paddle.sqrt(tensor)
-
-    def larger(self, left: Tensor, right: Tensor) -> Tensor:
-        return paddle.maximum(left, right)
-
-    def bounded(self, tensor: Tensor, limit: float) -> Tensor:
-        return paddle.clip(tensor, min=-limit, max=limit)
-
-    def total(self, tensor: Tensor) -> Tensor:
-        return paddle.sum(tensor)
-
-    def chosen(self, which: Tensor, one: Tensor, other: Tensor) -> Tensor:
-        return paddle.where(which, one, other)
+OPERATIONS = Operations(
+    lambda parameter: parameter.detach(),
+    lambda parameter, value: parameter.set_value(value),
+    paddle.zeros_like,
+    paddle.sqrt,
+    paddle.maximum,
+    lambda tensor, limit: paddle.clip(tensor, min=-limit, max=limit),
+    paddle.sum,
+    paddle.where,
+)
 
 
 def own(recipe: Recipe, groups: Any, undecayed: set[str]) -> paddle.optimizer.Optimizer | None:
@@ -108,7 +92,7 @@ class OwnOptimizer(Optimizer):
         kinds: Mapping[str, str],
         native: paddle.optimizer.Optimizer,
     ) -> None:
-        super().__init__(NativeOperations(), recipe, variables, kinds)
+        super().__init__(OPERATIONS, recipe, variables, kinds)
         self.native = native
         if recipe.algorithm == "adam" and next(iter(variables.values())).dtype != paddle.float64:
             self.known_deviations = (CONSTANTS,)
@@ -184,7 +168,7 @@ def optimizer(recipe: Recipe, variables: Mapping[str, Tensor], kinds: Mapping[st
         recipe, [group for group in groups if group["params"]], {variable.name for variable in others}
     )
     return (
-        Optimizer(NativeOperations(), recipe, variables, kinds)
+        Optimizer(OPERATIONS, recipe, variables, kinds)
         if native is None
         else OwnOptimizer(recipe, variables, kinds, native)
     )

@@ -1,14 +1,14 @@
 """Layers of the classifier, written out as the published sources compute them.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
-d_ff. Each layer goes on with what ``self.tap(name, tensor)`` returns for each of its steps. What a model is
-made of stands in :class:`Layers`, where :mod:`concord.backends.tf.library` puts the framework's own layers.
+d_ff. Each layer goes on with what ``self.tap(name, tensor)`` returns for each of its steps. A model is
+made of :class:`~concord.backends.library.Layers`, of which :mod:`concord.backends.tf.library` has the
+framework's own.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Self
 
 import keras
@@ -16,25 +16,13 @@ import tensorflow as tf
 from keras import layers, ops
 from tensorflow import Tensor
 
-from concord.backends.library import Kept
+from concord.backends.library import Kept, Layers
 from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig, from_mapping
 from concord.spec.masks import mask_constant
 
 # Masks are given by name, for Keras fills in absent ones by name.
 Step = Callable[[Tensor], Tensor]
-Make = Callable[..., layers.Layer]
-
-
-@dataclass(frozen=True)
-class Layers:
-    """What a model is made of; ``dot_product`` by ``head_computation``, ``activations`` by name."""
-
-    norm: Make
-    embeddings: Make
-    dot_product: Mapping[str, Make]
-    encoder_layer: Make
-    activations: Mapping[str, Step]
 
 
 class Layer(Tapped, layers.Layer):

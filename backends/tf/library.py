@@ -17,9 +17,9 @@ from keras import layers, ops
 from tensorflow import Tensor
 
 from concord.backends.interface import Implementation, Request
-from concord.backends.library import NOT_EXPOSED, Kept, LibraryLayers, parts_of, unpadded
+from concord.backends.library import NOT_EXPOSED, Kept, Layers, LibraryLayers, parts_of, unpadded
 from concord.backends.tf import layers as explicit
-from concord.backends.tf.layers import Layer, Layers
+from concord.backends.tf.layers import Layer
 from concord.backends.tf.model import PARTS, TextClassifier
 from concord.spec.config import EncoderConfig
 from concord.spec.masks import mask_constant

@@ -9,13 +9,12 @@ from typing import Any
 from keras import ops
 from tensorflow import Tensor
 
-from concord.backends.library import Kept
+from concord.backends.library import Kept, Layers
 from concord.backends.tf.layers import (
     EXPLICIT,
     POOLERS,
     POOLINGS,
     Layer,
-    Layers,
     Linear,
     Model,
     MultiHeadAttention,

@@ -19,32 +19,16 @@ ORDER = {
 """In which order Keras keeps what: group after group, each for one parameter after the other."""
 
 
-class NativeOperations(Operations):
-    """TensorFlow's (:class:`concord.backends.optimizers.Operations`)."""
-
-    def value(self, variable: keras.Variable) -> Tensor:
-        return tf.convert_to_tensor(variable)
-
-    def assign(self, variable: keras.Variable, value: Tensor) -> None:
-        variable.assign(value)
-
-    def zeros_like(self, tensor: Tensor) -> Tensor:
-        return tf.zeros_like(tensor)
-
-    def square_root(self, tensor: Tensor) -> Tensor:
-        return tf.sqrt(tensor)
-
-    def larger(self, left: Tensor, right: Tensor) -> Tensor:
-        return tf.maximum(left, right)
-
-    def bounded(self, tensor: Tensor, limit: float) -> Tensor:
-        return tf.clip_by_value(tensor, -limit, limit)
-
-    def total(self, tensor: Tensor) -> Tensor:
-        return tf.reduce_sum(tensor)
-
-    def chosen(self, which: Tensor, one: Tensor, other: Tensor) -> Tensor:
-        return tf.where(which, one, other)
+OPERATIONS = Operations(
+    tf.convert_to_tensor,
+    lambda variable, value: variable.assign(value),
+    tf.zeros_like,
+    tf.sqrt,
+    tf.maximum,
+    lambda tensor, limit: tf.clip_by_value(tensor, -limit, limit),
+    tf.reduce_sum,
+    tf.where,
+)
 
 
 def own(recipe: Recipe, dtype: str) -> keras.optimizers.Optimizer | None:
@@ -78,7 +62,7 @@ class OwnOptimizer(Optimizer):
         kinds: Mapping[str, str],
         native: keras.optimizers.Optimizer,
     ) -> None:
-        super().__init__(NativeOperations(), recipe, variables, kinds)
+        super().__init__(OPERATIONS, recipe, variables, kinds)
         self.native = native
         if recipe.weight_decay:
             native.exclude_from_weight_decay(
@@ -144,7 +128,7 @@ def optimizer(recipe: Recipe, variables: Mapping[str, keras.Variable], kinds: Ma
     """Return what updates parameters as a recipe says (:class:`concord.backends.optimizers.Optimizer`)."""
     native = own(recipe, next(iter(variables.values())).dtype)
     return (
-        Optimizer(NativeOperations(), recipe, variables, kinds)
+        Optimizer(OPERATIONS, recipe, variables, kinds)
         if native is None
         else OwnOptimizer(recipe, variables, kinds, native)
     )

@@ -26,6 +26,7 @@ from concord.backends.library import (
     NOT_EXPOSED,
     NOT_EXPOSED_BY_LAYERS,
     Kept,
+    Layers,
     LibraryLayers,
     parts_of,
     reasons_of,
@@ -33,7 +34,7 @@ from concord.backends.library import (
 )
 from concord.backends.taps import Tapped
 from concord.backends.torch import layers as explicit
-from concord.backends.torch.layers import Layers, dtype_name
+from concord.backends.torch.layers import dtype_name
 from concord.backends.torch.model import PARTS, TextClassifier
 from concord.spec.config import EncoderConfig
 from concord.spec.masks import mask_constant, sees_nothing

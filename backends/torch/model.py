@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from concord.backends.library import Kept
+from concord.backends.library import Kept, Layers
 from concord.backends.taps import Tapped
-from concord.backends.torch.layers import EXPLICIT, POOLERS, POOLINGS, Layers, MultiHeadAttention, dtype_name
+from concord.backends.torch.layers import EXPLICIT, POOLERS, POOLINGS, MultiHeadAttention, dtype_name
 from concord.spec.config import EncoderConfig
 from concord.spec.pooling import least_squares
 

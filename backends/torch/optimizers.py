@@ -21,33 +21,21 @@ SLOTS = {
 """What PyTorch calls what each algorithm keeps."""
 
 
-class NativeOperations(Operations):
-    """PyTorch's (:class:`concord.backends.optimizers.Operations`)."""
+def assign(parameter: nn.Parameter, value: Tensor) -> None:
+    with torch.no_grad():
+        parameter.copy_(value)
 
-    def value(self, variable: nn.Parameter) -> Tensor:
-        return variable.detach()
 
-    def assign(self, variable: nn.Parameter, value: Tensor) -> None:
-        with torch.no_grad():
-            variable.copy_(value)
-
-    def zeros_like(self, tensor: Tensor) -> Tensor:
-        return torch.zeros_like(tensor)
-
-    def square_root(self, tensor: Tensor) -> Tensor:
-        return torch.sqrt(tensor)
-
-    def larger(self, left: Tensor, right: Tensor) -> Tensor:
-        return torch.maximum(left, right)
-
-    def bounded(self, tensor: Tensor, limit: float) -> Tensor:
-        return torch.clamp(tensor, min=-limit, max=limit)
-
-    def total(self, tensor: Tensor) -> Tensor:
-        return torch.sum(tensor)
-
-    def chosen(self, which: Tensor, one: Tensor, other: Tensor) -> Tensor:
-        return torch.where(which, one, other)
+OPERATIONS = Operations(
+    lambda parameter: parameter.detach(),
+    assign,
+    torch.zeros_like,
+    torch.sqrt,
+    torch.maximum,
+    lambda tensor, limit: torch.clamp(tensor, min=-limit, max=limit),
+    torch.sum,
+    torch.where,
+)
 
 
 def own(recipe: Recipe, groups: list[dict[str, Any]]) -> torch.optim.Optimizer | None:
@@ -103,7 +91,7 @@ class OwnOptimizer(Optimizer):
         kinds: Mapping[str, str],
         native: torch.optim.Optimizer,
     ) -> None:
-        super().__init__(NativeOperations(), recipe, variables, kinds)
+        super().__init__(OPERATIONS, recipe, variables, kinds)
         self.native = native
 
     def begin(self, numbers: Mapping[str, float]) -> None:
@@ -175,7 +163,7 @@ def optimizer(recipe: Recipe, variables: Mapping[str, nn.Parameter], kinds: Mapp
     ]
     native = own(recipe, [group for group in groups if group["params"]])
     return (
-        Optimizer(NativeOperations(), recipe, variables, kinds)
+        Optimizer(OPERATIONS, recipe, variables, kinds)
         if native is None
         else OwnOptimizer(recipe, variables, kinds, native)
     )
