@@ -38,6 +38,7 @@ Invoke = Callable[..., tuple[int, str, list[str]]]
 
 RIGHT, WRONG = toy("NumpyBackend"), toy("WrongAfterTheFirstLayer")
 ONE = ("--case", "bert-single", "--dtype", "float32")
+RAGGED = ("--case", "bert-ragged", "--dtype", "float64")
 
 
 # Exit codes.
@@ -107,23 +108,16 @@ def test_both_entrances_give_the_same_exit_code() -> None:
 # Refusals.
 
 REFUSED: dict[str, tuple[str, ...]] = {
-    "check --variant brt": ("unknown variant 'brt': did you mean 'bert'",),
-    "check --backend troch": ("unknown backend 'troch': did you mean 'torch'?",),
     "check --backend troch --backend padle": (
         "unknown backend 'troch': did you mean 'torch'?",
         "unknown backend 'padle': did you mean 'paddle'?",
     ),
     "check --backend tests.toys.numpy_backend:": ("unknown backend 'tests.toys.numpy_backend:'",),
-    "check --dtype float46": ("unknown dtype 'float46': did you mean 'float64'",),
     "check --dtype double": ("unknown dtype 'double': must be one of float64, float32, bfloat16, float16",),
     "check --part modle": ("unknown part 'modle': did you mean 'model'",),
-    "check --case bert-singel": ("unknown case 'bert-singel': did you mean 'bert-single'",),
     "check --variant bert --case keras-attention-equal": ("unknown case 'keras-attention-equal'",),
-    "check --execution eagr": ("unknown execution 'eagr': did you mean 'eager'?",),
     "check --implementation explict": ("unknown implementation 'explict': did you mean 'explicit'?",),
-    "check --precision strickt": ("unknown precision 'strickt': did you mean 'strict'?",),
     "golden --precision tf23": ("unknown precision 'tf23': did you mean 'tf32'?",),
-    "fuzz --precision tf23": ("unknown precision 'tf23': did you mean 'tf32'?",),
     "check --repeat 0 --precision no": ("unknown precision 'no'", "--repeat is 0 but must be at least 1"),
     "check --threads 99999999": ("--threads is 99999999 but must be at least 1 and at most",),
     "speed --batch 99999999999999": ("--batch is 99999999999999 but must be at least 1 and at most",),
@@ -132,33 +126,22 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "--device is 'gpu' but must be",
         "--device is 'cuda:x' but must be",
     ),
-    "check --device gpu": ("--device is 'gpu' but must be cpu, cuda or cuda:N",),
-    "check --device cuda:first": ("--device is 'cuda:first' but must be cpu, cuda or cuda:N",),
     "check --python torch": ("--python is 'torch' but must be BACKEND=VALUE",),
-    "check --python =/usr/bin/python3": ("--python is '=/usr/bin/python3' but must be BACKEND=VALUE",),
     "check --python troch=/usr/bin/python3": (
         "--python is 'troch=/usr/bin/python3': unknown backend 'troch': did you mean 'torch'?",
     ),
-    "check --ssh torch=": ("--ssh is 'torch=' but must be BACKEND=VALUE",),
     "check --ssh torch=-oProxyCommand=id": (
         "--ssh: host is '-oProxyCommand=id' but must be a name or an address, or USER@HOST",
     ),
-    "check --ssh tprch=far": ("--ssh is 'tprch=far': unknown backend 'tprch': did you mean 'torch'?",),
-    "check --threads 0": ("--threads is 0 but must be at least 1",),
     "check --time-limit 0": ("--time-limit is 0 but must be above 0",),
-    "check --time-limit -3": ("--time-limit is -3 but must be above 0",),
     "check --time-limit nan": ("--time-limit is nan but must be above 0",),
-    "check --memory-limit 0": ("--memory-limit is 0 MiB but must be above 0 and at most",),
-    "check --memory-limit inf": ("--memory-limit is inf MiB but must be above 0 and at most",),
     "check --memory-limit nan": ("--memory-limit is nan MiB but must be above 0 and at most",),
-    "check --memory-limit 1e308": ("--memory-limit is 1e+308 MiB but must be above 0 and at most",),
     "check --backend tensorflow": ("unknown backend 'tensorflow': did you mean 'tf'?",),
     "check --backend tests.toys.numpy_backend": (
         "unknown backend 'tests.toys.numpy_backend': must be a name, or a class as package.module:Class; "
         "its module is looked for in the current folder, in PYTHONPATH",
     ),
     "fuzz --shapes 99999999": ("--shapes is 99999999 but must be at most 10000",),
-    "speed --dtype int8": ("unknown dtype 'int8': must be one of float64",),
     "case export .": (f"{Path.cwd()}: holds something already; export into an empty folder",),
     "show report /dev/zero --html page.html": (
         "/dev/zero: cannot be read: is a device but must be a regular file",
@@ -176,22 +159,14 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "unknown dtype 'float46'",
         "unknown variant 'brt'",
     ),
-    "golden --execution eagr": ("unknown execution 'eagr': did you mean 'eager'?",),
-    "golden --implementation explict": ("unknown implementation 'explict': did you mean 'explicit'?",),
-    "golden --backend troch": ("unknown backend 'troch': did you mean 'torch'?",),
     "golden /no/such/folder": ("/no/such/folder: no such folder",),
     "check --json /no/such/folder/out.json": (
         "/no/such/folder/out.json: cannot be written: No such file or directory",
     ),
-    "golden --json /no/such/folder/out.json": (
-        "/no/such/folder/out.json: cannot be written: No such file or directory",
-    ),
     "check --json /dev/null/out.json": ("/dev/null/out.json: cannot be written: Not a directory",),
     "case export /no/such --variant brt": ("unknown variant 'brt': did you mean 'bert'",),
-    "case export /no/such --dtype float46": ("unknown dtype 'float46': did you mean 'float64'",),
     "show variants keras-atention": ("unknown variant 'keras-atention': did you mean 'keras-attention'?",),
     "doctor --backend troch": ("unknown backend 'troch': did you mean 'torch'?",),
-    "doctor --threads 0": ("--threads is 0 but must be at least 1",),
 }
 
 
@@ -284,17 +259,11 @@ def test_what_cannot_be_parsed_is_refused_and_named(invoke: Invoke, line: str, o
     assert option in error
 
 
-def test_an_empty_folder_of_golden_files_is_refused(invoke: Invoke, tmp_path: Path) -> None:
-    assert invoke("golden", tmp_path) == (
-        2,
-        "",
-        [f"concord: error: {tmp_path}: holds no golden files (*.safetensors)"],
-    )
-
-
 def test_corrupt_golden_files_are_all_named(invoke: Invoke, tmp_path: Path) -> None:
-    (tmp_path / "a.safetensors").write_bytes(b"")
     (tmp_path / "deeper").mkdir()
+    nothing = f"concord: error: {tmp_path}: holds no golden files (*.safetensors)"
+    assert invoke("golden", tmp_path) == (2, "", [nothing])
+    (tmp_path / "a.safetensors").write_bytes(b"")
     (tmp_path / "deeper" / "b.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{broken}")
     code, output, errors = invoke("golden", tmp_path, "--backend", RIGHT, "--json", tmp_path / "out.json")
     assert (code, output) == (2, "")
@@ -320,29 +289,6 @@ def test_results_that_cannot_be_written_leave_nothing_behind(invoke: Invoke, tmp
     assert (tmp_path / "file").read_text() == "kept"
 
 
-def test_a_markdown_file_without_markers_is_refused_before_anything_runs(
-    invoke: Invoke, tmp_path: Path
-) -> None:
-    (tmp_path / "README.md").write_text("text\n")
-    code, output, errors = invoke(
-        "check",
-        "--backend",
-        RIGHT,
-        *ONE,
-        "--markdown",
-        tmp_path / "README.md",
-        "--json",
-        tmp_path / "out.json",
-    )
-    assert (code, output) == (2, "")
-    assert errors == [
-        f"concord: error: {tmp_path / 'README.md'}: lacks the lines '<!-- begin check -->' and '<!-- end "
-        f"check -->'"
-    ]
-    assert (tmp_path / "README.md").read_text() == "text\n"
-    assert not (tmp_path / "out.json").exists()
-
-
 def test_markers_are_found_and_lines_kept_where_they_end_as_on_windows(tmp_path: Path) -> None:
     page = tmp_path / "README.md"
     page.write_bytes(b"a\r\n<!-- begin check -->\r\nold\r\n<!-- end check -->\r\nb\r\n")
@@ -353,9 +299,13 @@ def test_markers_are_found_and_lines_kept_where_they_end_as_on_windows(tmp_path:
 
 
 def test_a_markdown_file_gets_the_table_between_its_markers(invoke: Invoke, tmp_path: Path) -> None:
-    path = tmp_path / "README.md"
+    path, asked = tmp_path / "README.md", ("check", "--backend", RIGHT, *ONE, "--markdown")
+    path.write_text("text\n")
+    lacks = f"concord: error: {path}: lacks the lines '<!-- begin check -->' and '<!-- end check -->'"
+    assert invoke(*asked, path, "--json", tmp_path / "out.json") == (2, "", [lacks])
+    assert [entry.read_text() for entry in tmp_path.iterdir()] == ["text\n"]
     path.write_text("before\n<!-- begin check -->\nold\n<!-- end check -->\nafter\n")
-    assert invoke("check", "--backend", RIGHT, *ONE, "--markdown", path)[0] == 0
+    assert invoke(*asked, path)[0] == 0
     before, begin, header, _, row, blank, under, end, after = path.read_text().splitlines()
     assert blank == ""
     assert under == f"1 run: 1 agrees; {RIGHT} {np.__version__}."
@@ -391,7 +341,7 @@ def test_a_variant_is_printed_as_toml_that_reads_back(invoke: Invoke, name: str)
     assert spec.from_toml(output) == spec.variant(name)
 
 
-@pytest.mark.parametrize("columns", [60, 100, 200])
+@pytest.mark.parametrize("columns", [60, 200])
 def test_the_table_shows_every_variant_and_backend(tmp_path: Path, columns: int) -> None:
     packages = offer(hide_frameworks(tmp_path), alpha=RIGHT, omega=toy("ReturnsNaN"))
     cases = options("--case", [f"{name}-single" for name in spec.variants()])
@@ -418,15 +368,8 @@ def unfolded(cells: Iterable[str]) -> str:
     return "".join(cell.replace(" ", "") for cell in cells)
 
 
-@pytest.mark.parametrize("columns", [60, 200])
-def test_the_table_keeps_the_path_of_a_class(invoke: Invoke, columns: int) -> None:
-    _, output, _ = invoke("check", "--backend", RIGHT, *ONE, columns=columns)
-    header = [line.split("┃")[1:-1] for line in output.splitlines() if line.startswith("┃")]
-    assert any(unfolded(cells).removesuffix("f32") == RIGHT for cells in zip(*header, strict=True))
-
-
 def test_a_divergence_is_told_with_place_values_and_clause(invoke: Invoke) -> None:
-    code, output, _ = invoke("check", "--backend", WRONG, "--case", "bert-ragged", "--dtype", "float64")
+    code, output, _ = invoke("check", "--backend", WRONG, *RAGGED)
     assert code == 1
     assert f"{WRONG} diverges: bert-ragged, float64" in output
     assert "first at layers.1.attention.scores (SPEC ATT-4), element (" in output
@@ -447,12 +390,9 @@ def test_a_backend_that_is_absent_is_missing_only_if_it_was_asked_for(tmp_path: 
     assert "ghost absent (not asked for): No module named 'no_such_package'" in everything.stdout
     assert "torch absent (not asked for): No module named 'torch'" in everything.stdout
     assert "1 agrees, 5 absent" in everything.stdout
-
-
-def test_nothing_judged_is_no_success(tmp_path: Path) -> None:
-    done = concord("check", *ONE, PYTHONPATH=str(hide_frameworks(tmp_path)))
-    assert (done.returncode, errors(done.stderr)) == (3, "")
-    assert "4 absent" in done.stdout
+    nothing = concord("check", *ONE, PYTHONPATH=str(hide_frameworks(tmp_path / "other")))
+    assert (nothing.returncode, errors(nothing.stderr)) == (3, "")
+    assert "4 absent" in nothing.stdout
 
 
 def test_doctor_tells_what_a_backend_is_and_runs_on(invoke: Invoke) -> None:
@@ -476,12 +416,7 @@ def test_doctor_tells_what_is_wrong(tmp_path: Path) -> None:
     packages = offer(hide_frameworks(tmp_path), ghost="no_such_package.backend:Ghost")
     asked = concord(
         "doctor",
-        "--backend",
-        "ghost",
-        "--backend",
-        "tests.toys.unimportable:NumpyBackend",
-        "--backend",
-        "torch",
+        *options("--backend", ["ghost", "tests.toys.unimportable:NumpyBackend", "torch"]),
         PYTHONPATH=str(packages),
     )
     assert (asked.returncode, errors(asked.stderr)) == (3, "")
@@ -504,18 +439,7 @@ def test_results_are_written_as_strict_json(invoke: Invoke, tmp_path: Path) -> N
     path = tmp_path / "out.json"
     path.write_text("old")
     names = [RIGHT, WRONG, toy("ReturnsNaN"), toy("Raises"), toy("SaysUnsupported")]
-    code, _, _ = invoke(
-        "check",
-        *options("--backend", names),
-        "--case",
-        "bert-ragged",
-        "--dtype",
-        "float64",
-        "--threads",
-        "1",
-        "--json",
-        path,
-    )
+    code, _, _ = invoke("check", *options("--backend", names), *RAGGED, "--threads", "1", "--json", path)
     data = strictly(path.read_text())
     assert [entry.name for entry in tmp_path.iterdir()] == ["out.json"]
     assert (data["schema"], data["kind"], data["exit_code"], code) == ("concord.report/5", "check", 3, 3)
@@ -530,9 +454,9 @@ def test_results_are_written_as_strict_json(invoke: Invoke, tmp_path: Path) -> N
         "Raises": "error",
         "SaysUnsupported": "unsupported",
     }
-    for result in data["results"]:
-        assert {"backend", "group", "case", "dtype", "status", "seconds"} <= result.keys()
-        assert (result["group"], result["case"], result["dtype"]) == ("bert", "bert-ragged", "float64")
+    assert {(result["group"], result["case"], result["dtype"]) for result in data["results"]} == {
+        ("bert", "bert-ragged", "float64")
+    }
     right, wrong, nan = (
         results[name]["verdict"] for name in ("NumpyBackend", "WrongAfterTheFirstLayer", "ReturnsNaN")
     )
@@ -555,14 +479,6 @@ def test_results_are_written_as_strict_json(invoke: Invoke, tmp_path: Path) -> N
     assert results["Raises"]["stderr"].endswith("and has more to say")
     about = data["environments"][RIGHT]
     assert (about["threads"], about["devices"]) == (1, ["cpu"])
-    assert {
-        "version",
-        "dtypes",
-        "import_seconds",
-        "start_seconds",
-        "run_seconds",
-        "peak_memory_bytes",
-    } <= about.keys()
 
 
 # Ctrl-C.
@@ -578,10 +494,7 @@ def test_an_interrupt_ends_everything_at_once(tmp_path: Path, name: str) -> None
         "concord",
         "check",
         *options("--backend", [toy(name), RIGHT]),
-        "--variant",
-        "bert",
-        "--json",
-        str(tmp_path / "out.json"),
+        *("--variant", "bert", "--json", str(tmp_path / "out.json")),
     ]
     environment = {**os.environ, "TOY_NOTES": str(tmp_path / "notes"), "TMPDIR": str(tmp_path / "temporary")}
     with subprocess.Popen(
