@@ -118,7 +118,6 @@ Dtypes = Annotated[
     option(f"{', '.join(spec.PRECISIONS)}; may be repeated.", "D", values=lambda: spec.PRECISIONS),
 ]
 Dtype = Annotated[str, option(f"One of {', '.join(spec.PRECISIONS)}.", "D", values=lambda: spec.PRECISIONS)]
-Variant = Annotated[str | None, option("A variant.", "V", values=spec.variants)]
 Variants = Annotated[
     list[str] | None, option("A variant; may be repeated. Default: all.", "V", values=spec.variants)
 ]

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
-from concord.spec.precision import PRECISIONS, precision
+from concord.spec.precision import precision
 
 
 def real_tokens(config: EncoderConfig, input_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -49,8 +49,3 @@ def mask_constant(config: EncoderConfig, dtype: str) -> float:
     """
     target = precision(dtype)
     return float(target.round(max(config.mask_value, -target.largest)))
-
-
-def mask_constants(config: EncoderConfig) -> dict[str, float]:
-    """Return the mask constant of every precision, by its name."""
-    return {dtype: mask_constant(config, dtype) for dtype in PRECISIONS}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concord.spec.config import EncoderConfig
-from concord.spec.precision import PRECISIONS, precision
+from concord.spec.precision import precision
 
 
 def least_squares(config: EncoderConfig, dtype: str) -> float:
@@ -12,13 +12,3 @@ def least_squares(config: EncoderConfig, dtype: str) -> float:
     """
     assert config.length_epsilon is not None, "vectors keep their length"
     return max(config.length_epsilon**2, precision(dtype).smallest_normal)
-
-
-def least_squares_by_dtype(config: EncoderConfig) -> dict[str, float]:
-    """Return the least sum of squares in every precision, by its name.
-
-    Nothing where vectors keep their length.
-    """
-    return (
-        {} if config.length_epsilon is None else {dtype: least_squares(config, dtype) for dtype in PRECISIONS}
-    )

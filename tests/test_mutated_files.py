@@ -26,7 +26,6 @@ from concord.conformance.fuzz.replay import read_found
 from concord.conformance.golden_files.golden import read as read_golden
 from concord.conformance.html import page
 from concord.porting.certificate import sealed, verifying
-from concord.spec.cases import files as case_files
 from concord.spec.errors import SpecError
 from concord.spec.files import read_json, write_text
 from concord.spec.reference import reference
@@ -146,10 +145,6 @@ READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], object]]] = {
     "a table of a source": (
         copied(ROOT / "spec" / "sources" / f"{SOURCE}.toml"),
         lambda folder: table.read(folder / f"{SOURCE}.toml"),
-    ),
-    "a standard case": (
-        copied(*(case_files.FOLDER / f"keras-attention-long.{end}" for end in ("json", "safetensors"))),
-        lambda folder: case_files.read_case(folder / "keras-attention-long.json"),
     ),
     "a page with markers": (
         lambda folder: (
