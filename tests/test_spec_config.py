@@ -74,11 +74,6 @@ def test_config_from_mapping_names_unknown_and_missing_fields(small):
     assert "'d_ff' is missing" in caught.value.problems[1]
 
 
-def test_variant_unknown_gives_nearest_names():
-    with pytest.raises(UnknownNameError, match="did you mean 'nndl-paddle' or 'nndl-paddle-api'"):
-        spec.variant("nndl-padle")
-
-
 def test_variants_cover_the_published_sources():
     assert spec.variants() == [
         "tf1-text-classifier",
@@ -97,6 +92,7 @@ def test_variants_cover_the_published_sources():
 def test_unknown_names_are_refused_with_those_that_exist(small):
     config = small()
     for call in (
+        lambda: spec.variant("nndl-padle"),
         lambda: config.replace(d_modle=3),
         lambda: spec.initialize(config, profile="pekaed"),
         lambda: spec.example_batch(config, padding="raged"),
@@ -111,6 +107,7 @@ def test_unknown_names_are_refused_with_those_that_exist(small):
 def test_weights_problems_are_all_listed(small):
     config = small()
     weights = spec.initialize(config)
+    assert weights["layers.1.feed_forward.inner.weight"].shape == (10, 17)
     weights["extra"] = weights.pop("classifier.weight")
     weights["pooler.weight"] = weights["pooler.weight"][:, :3]
     weights["pooler.bias"] = weights["pooler.bias"].astype(int)
@@ -124,11 +121,6 @@ def test_weights_problems_are_all_listed(small):
         "'classifier.bias' is nan at (1,) but must be finite [backend=paddle, clause=WGT-3]",
         "'extra' is unexpected: the configuration has no such parameter [backend=paddle, clause=WGT-1]",
     ]
-
-
-@pytest.mark.clause("WGT-2")
-def test_weights_linear_layout_is_in_out(small):
-    assert spec.initialize(small())["layers.1.feed_forward.inner.weight"].shape == (10, 17)
 
 
 @pytest.mark.clause("WGT-5")
@@ -244,13 +236,8 @@ def test_rounding_to_bits_is_to_the_nearest_in_wide_types_too(dtype):
 
 def test_another_id_of_padding_takes_its_rows_and_positions_along(small):
     other = small("roberta").padded_by(4, num_layers=3)
-    assert (
-        other.pad_id,
-        other.token_padding_row,
-        other.position_padding_row,
-        other.position_start,
-        other.num_layers,
-    ) == (4, 4, 4, 5, 3)
+    assert (other.pad_id, other.token_padding_row, other.position_padding_row) == (4, 4, 4)
+    assert (other.position_start, other.num_layers) == (5, 3)
     assert other.max_positions - other.position_start == small("roberta").max_positions - 2
     plain = small("keras-attention").padded_by(4)
     assert plain == small("keras-attention", pad_id=4)
