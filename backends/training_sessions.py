@@ -16,6 +16,7 @@ from concord.backends.interface import Backend, Request, TrainingSession, Unsupp
 from concord.backends.wire import Message, batches_of_step, decode_request, encode_batches, pack, received
 from concord.spec.batch import Batch, round_inputs, validate_batch
 from concord.spec.errors import SpecError
+from concord.spec.files import typed
 from concord.spec.parameters import parameters, shape_of
 from concord.spec.precision import precision
 from concord.spec.training.optimizers import state_shapes
@@ -183,17 +184,15 @@ class RemoteSession:
         return self._ask("state")
 
     def plan(self, steps: Sequence[Sequence[Batch]]) -> StepPlan:
-        """Return the backend's plan for these batches from the first step on; nothing is trained."""
+        """Return the backend's plan for these batches from the first step on; nothing is trained.
+
+        Raises:
+            SpecError: listing what of it is of another type.
+        """
         fitting = [self._fit(batch) for batches in steps for batch in batches]
-        return StepPlan(
-            **received(
-                self._exchange(
-                    f"{TRAINING}plan",
-                    json.dumps({"session": self._number, "sizes": [len(batches) for batches in steps]}),
-                    pack(encode_batches(fitting)),
-                )[0]
-            )
-        )
+        sizes = json.dumps({"session": self._number, "sizes": [len(batches) for batches in steps]})
+        found = received(self._exchange(f"{TRAINING}plan", sizes, pack(encode_batches(fitting)))[0])
+        return typed(StepPlan, json.dumps(found))
 
     def close(self) -> None:
         """Let the session go; the worker lives on."""

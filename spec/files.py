@@ -259,6 +259,7 @@ def _lines(found: Iterable[ErrorDetails]) -> Iterator[str]:
             re.sub(" or instance of .*", "", problem["msg"])
             .removeprefix("Value error, ")
             .replace("a valid dictionary", "a table")
+            .replace("a valid array", "a list")
             .replace("Input should be", "must be")
             .replace("a valid integer", "an integer")
             .replace("a valid ", "a ")

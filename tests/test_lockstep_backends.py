@@ -237,8 +237,7 @@ def test_session_that_says_nonsense_is_a_row_and_the_others_go_on() -> None:
         "Unplanned": ("error", "TypeError: plan() returned a NoneType but must return a StepPlan"),
         "PlanningText": (
             "refused",
-            "'rates' of a plan is 'fast' but must be a list of numbers; 'decayed' of a plan is "
-            "[3] but must be a list of texts",
+            "'rates' is 'fast' but must be a list; 'decayed[0]' is 3 but must be a string",
         ),
         "Returning": (
             "error",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
-from concord.spec.errors import SpecError
 from concord.spec.parameters import parameters
 from concord.spec.tensors import resolve, sizes_of, taps
 from concord.spec.training.dropout import kept, rate_of, sites
@@ -28,9 +27,6 @@ CONSTANTS = ("momentum", "dampening", "beta1", "beta2", "epsilon", "weight_decay
 class StepPlan:
     """What is going to be done.
 
-    Raises:
-        SpecError: listing the attributes that are of another type.
-
     Attributes:
         batches: of each step, a digest of each batch.
         masks: a digest of which elements are kept, by step, number of the batch and site, as
@@ -40,47 +36,11 @@ class StepPlan:
         constants: those of :data:`CONSTANTS` that are used, as they are held.
     """
 
-    batches: Sequence[Sequence[str]]
-    masks: Mapping[str, str]
-    rates: Sequence[float]
-    decayed: Sequence[str]
-    constants: Mapping[str, float]
-
-    def __post_init__(self) -> None:
-        forms = {
-            "batches": (
-                "a list of lists of texts",
-                _is_list(self.batches, lambda batches: _is_list(batches, _is_text)),
-            ),
-            "masks": ("a table of texts", _is_table(self.masks, _is_text)),
-            "rates": ("a list of numbers", _is_list(self.rates, _is_number)),
-            "decayed": ("a list of texts", _is_list(self.decayed, _is_text)),
-            "constants": ("a table of numbers", _is_table(self.constants, _is_number)),
-        }
-        wrong = [(name, form) for name, (form, right) in forms.items() if not right]
-        if wrong:
-            raise SpecError(
-                [
-                    f"{name!r} of a plan is {repr(getattr(self, name))[:40]} but must be {form}"
-                    for name, form in wrong
-                ]
-            )
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float))
-
-
-def _is_list(value: object, of: Callable[[object], bool]) -> bool:
-    return isinstance(value, (list, tuple)) and all(map(of, value))
-
-
-def _is_table(value: object, of: Callable[[object], bool]) -> bool:
-    return isinstance(value, Mapping) and all(map(_is_text, value)) and all(map(of, value.values()))
+    batches: list[list[str]]
+    masks: dict[str, str]
+    rates: list[float]
+    decayed: list[str]
+    constants: dict[str, float]
 
 
 def digest(arrays: Iterable[NDArray[Any]]) -> str:
