@@ -232,7 +232,7 @@ class FrameworkSession:
             if name.startswith("taps.")
         }
         taps = {name: to_numpy(tensor) for name, tensor in found.taps.items()} if request.taps else {}
-        confirm_switches(adapter.name, adapter.wanted(request), adapter.read_switches())
+        self.confirm()
         return Run(
             to_numpy(found.output),
             to_numpy(found.loss),
@@ -243,6 +243,11 @@ class FrameworkSession:
             self.info(),
             tap_gradients=tap_gradients,
         )
+
+    def confirm(self) -> None:
+        """Make sure that nothing has reset a switch meanwhile (SPEC PRC-3)."""
+        adapter = self.adapter
+        confirm_switches(adapter.name, adapter.wanted(self.request), adapter.read_switches())
 
     def evaluate(
         self,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.backends.interface import Run, Trace, Unsupported, confirm_switches, refusing_nondeterminism
+from concord.backends.interface import Run, Trace, Unsupported, refusing_nondeterminism
 from concord.backends.optimizers import Optimizer, clip, probe
 from concord.backends.taps import DROPOUT, SEED, TARGETS
 from concord.backends.training_sessions import check_state
@@ -336,11 +336,7 @@ class Trainer:
         session = self.session
         with refusing_nondeterminism(session.adapter.name, self.request), session.context():
             found = self.start(self.prepared(batches), report)
-        confirm_switches(
-            session.adapter.name,
-            session.adapter.wanted(self.request),
-            session.adapter.read_switches(),
-        )
+        session.confirm()
         return self.reported(found)
 
     def prepared(self, batches: Sequence[Batch]) -> Prepared:
@@ -567,45 +563,30 @@ class Trainer:
     # Dropout.
 
     def dropping(self, trace: Trace) -> Trace:
-        """Return a trace in which taps multiply elements of dropout's sites by what the inputs say.
+        """Return a trace in which dropout takes the taps of its sites (SPEC DRP-2).
 
-        SPEC DRP-2.
+        Elements are multiplied by what the inputs say, or dropped by the framework's own dropout.
         """
-        if self.training.dropout_by == "native":
-            return self.dropping_natively(trace)
-
-        def dropped(
-            model: Any, inputs: Mapping[str, Tensor], record: Callable[[str, Tensor], Tensor]
-        ) -> Callable[[str, Tensor], Tensor]:
-            tap = trace(model, inputs, record)
-            return lambda name, tensor: (
-                tap(name, tensor) * inputs[f"{DROPOUT}{name}"] if name in self.sites else tap(name, tensor)
-            )
-
-        return dropped
-
-    def dropping_natively(self, trace: Trace) -> Trace:
-        """Return a trace in which the framework's own dropout takes the taps of dropout's sites."""
+        native = self.training.dropout_by == "native"
         place = {tap: number for number, tap in enumerate(self.sites)}
 
-        def dropped(
+        def dropping(
             model: Any, inputs: Mapping[str, Tensor], record: Callable[[str, Tensor], Tensor]
         ) -> Callable[[str, Tensor], Tensor]:
             tap = trace(model, inputs, record)
 
-            def live(name: str, tensor: Tensor) -> Tensor:
+            def dropped(name: str, tensor: Tensor) -> Tensor:
                 found = tap(name, tensor)
-                return (
-                    self.adapter.dropped(
-                        found, rate_of(self.recipe, self.sites[name]), inputs.get(SEED), place[name]
-                    )
-                    if name in place
-                    else found
-                )
+                if name not in place:
+                    return found
+                if not native:
+                    return found * inputs[f"{DROPOUT}{name}"]
+                rate = rate_of(self.recipe, self.sites[name])
+                return self.adapter.dropped(found, rate, inputs.get(SEED), place[name])
 
-            return live
+            return dropped
 
-        return dropped
+        return dropping
 
     def masks(self, batch: Batch, number: int) -> dict[str, Tensor]:
         """Return what elements of each site are multiplied by.

@@ -5,7 +5,6 @@ No framework is called here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,60 +17,27 @@ class Naming:
     """What a framework calls parameters, and how it lays them out.
 
     Attributes:
-        leaves: the last word of a native name, for each kind of parameter
-            (:class:`concord.spec.parameters.Parameter`).
+        embedding, kernel, gamma, beta: the last word of a native name, for a kind of parameter
+            (:class:`concord.spec.parameters.Parameter`); positions are embeddings, and a bias is one.
         transposed: whether a linear weight is (out, in); the canonical one is (in, out).
     """
 
-    leaves: Mapping[str, str]
+    embedding: str
+    kernel: str
+    gamma: str
+    beta: str
     transposed: bool = False
 
     def native_name(self, name: str, kind: str) -> str:
         """Return the native name of a parameter."""
-        return f"{name.rpartition('.')[0]}.{self.leaves[kind]}"
+        leaf = "bias" if kind == "bias" else getattr(self, "embedding" if kind == "positions" else kind)
+        return f"{name.rpartition('.')[0]}.{leaf}"
 
 
 NAMINGS = {
-    "torch": Naming(
-        {
-            "embedding": "weight",
-            "positions": "weight",
-            "kernel": "weight",
-            "bias": "bias",
-            "gamma": "weight",
-            "beta": "bias",
-        },
-        transposed=True,
-    ),
-    "tf": Naming(
-        {
-            "embedding": "embeddings",
-            "positions": "embeddings",
-            "kernel": "kernel",
-            "bias": "bias",
-            "gamma": "gamma",
-            "beta": "beta",
-        }
-    ),
-    "paddle": Naming(
-        {
-            "embedding": "weight",
-            "positions": "weight",
-            "kernel": "weight",
-            "bias": "bias",
-            "gamma": "weight",
-            "beta": "bias",
-        }
-    ),
-    "jax": Naming(
-        {
-            "embedding": "embedding",
-            "positions": "embedding",
-            "kernel": "kernel",
-            "bias": "bias",
-            "gamma": "scale",
-            "beta": "bias",
-        }
-    ),
+    "torch": Naming("weight", "weight", "weight", "bias", transposed=True),
+    "tf": Naming("embeddings", "kernel", "gamma", "beta"),
+    "paddle": Naming("weight", "weight", "weight", "bias"),
+    "jax": Naming("embedding", "kernel", "scale", "bias"),
 }
 """What each framework says, known without it: a file of weights is read where none is installed."""
