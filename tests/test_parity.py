@@ -14,105 +14,75 @@ import pytest
 from concord import backends
 from tests.test_structure import ROOT, sources, tree
 
-PARITY_EXCEPTIONS = (
-    # backend, file, what is gone or new (a pattern), the words of the backend's README that say why
-    ("tf", "l*.py", "[+-] LayerNorm.*", "weights made by `build`"),
-    ("tf", "layers.py", "- MultiHeadAttention.output", "`output` is a property of every Keras layer"),
-    ("tf", "layers.py", "+ MultiHeadAttention.projection", "`output` is a property of every Keras layer"),
-    ("tf", "model.py", "- EncoderStack.layers", "`layers` of every Keras model"),
-    ("tf", "model.py", "+ EncoderStack.blocks", "`layers` of every Keras model"),
-    ("jax", "layers.py", "- LayerNorm.weight", "`scale` and `bias` of a norm"),
-    ("jax", "layers.py", "+ LayerNorm.scale", "`scale` and `bias` of a norm"),
-    # What the frameworks themselves have, or need said of them.
-    *(
-        (name, "library.py", pattern, "has one kernel")
-        for name in ("tf", "paddle", "jax")
-        for pattern in ("- kernels(request)", "- fused_reasons(request)")
-    ),
-    *((name, "backend.py", "+ Adapter.within(self, request)", "within `") for name in ("tf", "jax")),
-    ("jax", "backend.py", "+ Adapter.__init__(self)", "`jax_enable_x64`"),
-    *(
-        (name, "backend.py", f"- Session.{method}", "compiles a whole step")
-        for name in ("tf", "jax")
-        for method in ("evaluation(*", "forget(self)", "prepare(self)")
-    ),
-    *(
-        (name, "backend.py", pattern, "compiles a whole step")
-        for name in ("tf", "jax")
-        for pattern in ("+ Session.number(*", "+ Session.traced(*", "- Adapter.without_gradients(*")
-    ),
-    *(
-        (name, "backend.py", pattern, "no graph: ")
-        for name in ("tf", "paddle", "jax")
-        for pattern in ("- MODES", "- Session.captured")
-    ),
-    *(
-        ("jax", "backend.py", pattern, "the model's state, and gets the new one back")
-        for pattern in (
-            "+ Session.model*",
-            "+ Session.h*",
-            "+ Session.pending(self)",
-            "+ Session.state",
-        )
-    ),
-    *((name, "backend.py", "- Adapter.explicit_names", "has no encoder layer") for name in ("tf", "jax")),
-    ("jax", "backend.py", "+ OPTIONS", "xla_allow_excess_precision"),
-    *((name, "backend.py", "- REDUCED", "`backend.py`") for name in ("tf", "paddle", "jax")),
-    ("tf", "library.py", "+ KNOWN_DEVIATIONS", "rounds sqrt(1/2) and 0.044715 to float32"),
-    ("paddle", "library.py", "+ KNOWN_DEVIATIONS", "holds epsilon as a float32"),
-    ("paddle", "library.py", "+ LARGEST_EPSILON", "takes no epsilon above 0.001"),
-    *(
-        ("tf", "layers.py", pattern, "weights made by `build`")
-        for pattern in ("+ Layer*", "+ Linear*", "+ Model*")
-    ),
-    *((name, "layers.py", "- dtype_name(*", "dtype policy") for name in ("tf",)),
-    ("paddle", "layers.py", "- dtype_name(*", "default dtype"),
-    *(("paddle", "layers.py", pattern, "`scalar` and `filled`") for pattern in ("+ scalar(*", "+ filled(*")),
-    ("jax", "layers.py", "[+-] LayerNorm.__init__(*", "`param_dtype`"),
-    ("tf", "backend.py", "+ Adapter.forward(self, model, inputs)", "takes its inputs in a mapping"),
-    *(
-        (name, "library.py", pattern, "has no encoder layer")
-        for name in ("tf", "jax")
-        for pattern in ("- LibraryEncoderLayer*", "- NAMES", "- explicit_names(*", "- layer_reasons(*")
-    ),
-    *(
-        (name, "library.py", pattern, "there is no such layer here")
-        for name in ("tf", "paddle", "jax")
-        for pattern in (
-            "- ReorderedLinear*",
-            "- reordered_linear(*",
-            "- reorder_linears(*",
-            "- onednn_reasons(*",
-        )
-    ),
-    ("paddle", "library.py", "+ ACTIVATION_NAMES", "takes the name of its activation"),
-    ("paddle", "library.py", "+ UNPADDED_DEVIATIONS", "`padding_left_out`"),
-    *(
-        (name, "library.py", "- without_fast_path(*", words)
-        for name, words in (
-            ("tf", "has no encoder layer"),
-            ("paddle", "has no fast path"),
-            ("jax", "has no encoder layer"),
-        )
-    ),
-    *((name, "optimizers.py", "[+-] own(*", "own optimizer trains") for name in ("tf", "paddle", "jax")),
-    *(("tf", "optimizers.py", pattern, "own optimizer trains") for pattern in ("- SLOTS", "+ ORDER")),
-    *(
-        ("paddle", "optimizers.py", pattern, "`optimizer_constant_bits`")
-        for pattern in ("+ CONSTANTS", "+ OwnOptimizer.known_deviations")
-    ),
-    *(
-        ("jax", "optimizers.py", pattern, "own optimizer trains")
-        for pattern in (
-            "+ direction(recipe)",
-            "+ OwnOptimizer.*",
-            "- OwnOptimizer.begin(*",
-            "- OwnOptimizer.rate(*",
-            "- OwnOptimizer.constants(*",
-        )
-    ),
-)
-"""The only differences of outline between a backend and torch's."""
+PARITY_EXCEPTIONS = [
+    (name, *cells)
+    for row in """
+tf paddle jax | backend.py    | - REDUCED                              | `backend.py`
+jax           | backend.py    | + Adapter.__init__(self)               | `jax_enable_x64`
+tf jax        | backend.py    | - Session.evaluation(*                 | compiles a whole step
+tf jax        | backend.py    | - Session.forget(self)                 | compiles a whole step
+tf jax        | backend.py    | - Session.prepare(self)                | compiles a whole step
+tf jax        | backend.py    | + Session.number(*                     | compiles a whole step
+tf jax        | backend.py    | + Session.traced(*                     | compiles a whole step
+tf jax        | backend.py    | - Adapter.without_gradients(*          | compiles a whole step
+tf jax        | backend.py    | - Adapter.explicit_names               | has no encoder layer
+tf paddle jax | backend.py    | - MODES                                | no graph:
+tf paddle jax | backend.py    | - Session.captured                     | no graph:
+tf            | backend.py    | + Adapter.forward(self, model, inputs) | takes its inputs in a mapping
+jax | backend.py | + Session.model* | the model's state, and gets the new one back
+jax | backend.py | + Session.h* | the model's state, and gets the new one back
+jax | backend.py | + Session.pending(self) | the model's state, and gets the new one back
+jax | backend.py | + Session.state | the model's state, and gets the new one back
+tf jax        | backend.py    | + Adapter.within(self, request)        | within `
+jax           | backend.py    | + OPTIONS                              | xla_allow_excess_precision
+tf            | l*.py         | [+-] LayerNorm.*                       | weights made by `build`
+tf | layers.py | - MultiHeadAttention.output | `output` is a property of every Keras layer
+tf | layers.py | + MultiHeadAttention.projection | `output` is a property of every Keras layer
+jax           | layers.py     | [+-] LayerNorm.__init__(*              | `param_dtype`
+paddle        | layers.py     | + scalar(*                             | `scalar` and `filled`
+paddle        | layers.py     | + filled(*                             | `scalar` and `filled`
+jax           | layers.py     | - LayerNorm.weight                     | `scale` and `bias` of a norm
+jax           | layers.py     | + LayerNorm.scale                      | `scale` and `bias` of a norm
+paddle        | layers.py     | - dtype_name(*                         | default dtype
+tf            | layers.py     | - dtype_name(*                         | dtype policy
+tf            | layers.py     | + Layer*                               | weights made by `build`
+tf            | layers.py     | + Linear*                              | weights made by `build`
+tf            | layers.py     | + Model*                               | weights made by `build`
+paddle        | library.py    | + UNPADDED_DEVIATIONS                  | `padding_left_out`
+tf jax        | library.py    | - LibraryEncoderLayer*                 | has no encoder layer
+tf jax        | library.py    | - NAMES                                | has no encoder layer
+tf jax        | library.py    | - explicit_names(*                     | has no encoder layer
+tf jax        | library.py    | - layer_reasons(*                      | has no encoder layer
+tf jax        | library.py    | - without_fast_path(*                  | has no encoder layer
+paddle        | library.py    | - without_fast_path(*                  | has no fast path
+tf paddle jax | library.py    | - kernels(request)                     | has one kernel
+tf paddle jax | library.py    | - fused_reasons(request)               | has one kernel
+paddle        | library.py    | + KNOWN_DEVIATIONS                     | holds epsilon as a float32
+tf | library.py | + KNOWN_DEVIATIONS | rounds sqrt(1/2) and 0.044715 to float32
+paddle        | library.py    | + LARGEST_EPSILON                      | takes no epsilon above 0.001
+paddle        | library.py    | + ACTIVATION_NAMES                     | takes the name of its activation
+tf paddle jax | library.py    | - ReorderedLinear*                     | there is no such layer here
+tf paddle jax | library.py    | - reordered_linear(*                   | there is no such layer here
+tf paddle jax | library.py    | - reorder_linears(*                    | there is no such layer here
+tf paddle jax | library.py    | - onednn_reasons(*                     | there is no such layer here
+tf            | model.py      | - EncoderStack.layers                  | `layers` of every Keras model
+tf            | model.py      | + EncoderStack.blocks                  | `layers` of every Keras model
+paddle        | optimizers.py | + CONSTANTS                            | `optimizer_constant_bits`
+paddle        | optimizers.py | + OwnOptimizer.known_deviations        | `optimizer_constant_bits`
+jax           | optimizers.py | + direction(recipe)                    | own optimizer trains
+jax           | optimizers.py | + OwnOptimizer.*                       | own optimizer trains
+jax           | optimizers.py | - OwnOptimizer.begin(*                 | own optimizer trains
+jax           | optimizers.py | - OwnOptimizer.rate(*                  | own optimizer trains
+jax           | optimizers.py | - OwnOptimizer.constants(*             | own optimizer trains
+tf            | optimizers.py | - SLOTS                                | own optimizer trains
+tf            | optimizers.py | + ORDER                                | own optimizer trains
+tf paddle jax | optimizers.py | [+-] own(*                             | own optimizer trains
+""".strip().splitlines()
+    for names, *cells in [[cell.strip() for cell in row.split("|")]]
+    for name in names.split()
+]
+"""The only differences of outline between a backend and torch's: backends, file, what is gone or new (a
+pattern), and the words of the backend's README that say why."""
 
 FRAMEWORK_CALLS = ("__init__.py", "backend.py", "optimizers.py")
 """Files of which little is left but calls of the framework, for what is the same in all four stands above

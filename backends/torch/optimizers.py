@@ -21,14 +21,9 @@ SLOTS = {
 """What PyTorch calls what each algorithm keeps."""
 
 
-def assign(parameter: nn.Parameter, value: Tensor) -> None:
-    with torch.no_grad():
-        parameter.copy_(value)
-
-
 OPERATIONS = Operations(
     lambda parameter: parameter.detach(),
-    assign,
+    lambda parameter, value: parameter.detach().copy_(value),
     torch.zeros_like,
     torch.sqrt,
     torch.maximum,
