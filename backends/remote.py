@@ -5,22 +5,37 @@ Imported in the worker process only. The framework is imported when the backend'
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from numpy.typing import NDArray
+from safetensors.numpy import load
+
 from concord.backends import SEARCHED, heaps
 from concord.backends.bench import Bench
-from concord.backends.interface import Backend, Unsupported
-from concord.backends.training_sessions import TRAINING, TrainingSessions
-from concord.backends.wire import Payload, decode_request, encode_run, pack, payload_of, returned
+from concord.backends.interface import Backend, TrainingSession, Unsupported
+from concord.backends.wire import (
+    TRAINING,
+    Message,
+    Payload,
+    arrays_of,
+    batches_of_step,
+    decode_request,
+    encode_run,
+    pack,
+    payload_of,
+    returned,
+)
 from concord.spec.errors import SpecError
+from concord.spec.training.plan import StepPlan
 
 LINE = 1000
 """Characters of an error that are told in one line."""
@@ -62,6 +77,61 @@ def serve(channel: Any, target: str) -> None:
             channel.send(chunk)
         if large:
             heaps.give_back()
+
+
+class TrainingSessions:
+    """The worker's end: the training sessions that it holds, by number."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.held: dict[int, TrainingSession] = {}
+        self.opened = 0
+
+    def perform(self, operation: str, message: Message) -> Message:
+        """Answer one message: ``open``, ``load``, ``step``, ``predict``, ``state``, ``plan`` or ``close``."""
+        if operation == f"{TRAINING}open":
+            return self.open(message)
+        said, arrays = json.loads(message[0]), load(message[1])
+        session = self.held[said["session"]]
+        found: Mapping[str, NDArray[Any]] = {}
+        match operation.removeprefix(TRAINING):
+            case "load":
+                session.load(arrays, said["step"])
+            case "step":
+                found = arrays_of("step", session.step(batches_of_step(arrays, said["size"]), said["report"]))
+            case "predict":
+                found = arrays_of("predict", {"output": session.predict(batches_of_step(arrays, 1)[0])})
+            case "state":
+                found = arrays_of("state", session.state())
+            case "plan":
+                return self.plan(session, said["sizes"], arrays), pack({})
+            case "close":
+                del self.held[said["session"]]
+        return "{}", pack(found)
+
+    def plan(self, session: TrainingSession, sizes: Sequence[int], arrays: Mapping[str, NDArray[Any]]) -> str:
+        """Return what a session is going to do with batches, as JSON."""
+        if not hasattr(session, "plan"):
+            raise Unsupported(
+                f"{self.backend.name} does not say what it is going to do: its session has no method 'plan'"
+            )
+        batches = iter(batches_of_step(arrays, sum(sizes)))
+        found = session.plan([[next(batches) for _ in range(size)] for size in sizes])
+        if not isinstance(found, StepPlan):
+            raise TypeError(f"plan() returned a {type(found).__name__} but must return a StepPlan")
+        return json.dumps(dataclasses.asdict(found))
+
+    def open(self, message: Message) -> Message:
+        """Open a session on a request."""
+        train = getattr(self.backend, "train", None)
+        if train is None:
+            raise Unsupported(f"{self.backend.name} cannot hold training open: it has no method 'train'")
+        request = decode_request(message)
+        request.validate(where=f"backend={self.backend.name}")
+        session: TrainingSession = train(request)
+        self.opened += 1
+        self.held[self.opened] = session
+        return json.dumps({"session": self.opened, "info": session.info()}), pack({})
 
 
 def _construct(target: str) -> tuple[str, Any]:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from concord.backends.interface import Run, Trace, Unsupported, refusing_nondeterminism
 from concord.backends.optimizers import Optimizer, clip, probe
 from concord.backends.taps import DROPOUT, SEED, TARGETS
-from concord.backends.training_sessions import check_state
 from concord.spec.batch import Batch
 from concord.spec.parameters import parameters
 from concord.spec.precision import precision
@@ -154,7 +153,7 @@ class Trainer:
     def load(self, state: Mapping[str, NDArray[np.floating]], step: int) -> None:
         """Go on from parameters and what was kept after so many steps."""
         config, part = self.request.config, self.request.part
-        check_state(self.request, state, step)
+        self.request.check_state(state, step)
         self.session.fill(
             {
                 name: state.get(f"parameters.{name}", self.request.weights[name])

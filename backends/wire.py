@@ -32,6 +32,9 @@ NAMED = ("taps", "gradients", "tap_gradients", "steps")
 Message = tuple[str, bytes]
 """A JSON header, and arrays by name in the safetensors format."""
 
+TRAINING = "train/"
+"""How the operations of training that is held open begin."""
+
 SETTINGS = (
     "part",
     "dtype",
@@ -282,6 +285,32 @@ def returned(run: Any) -> Run:
     if wrong:
         raise TypeError(f"run() returned a Run whose {'; '.join(wrong)}")
     return made
+
+
+def arrays_of(method: str, found: Any) -> dict[str, NDArray[Any]]:
+    """Return the arrays that a method of a session returned, by name.
+
+    Raises:
+        TypeError: if it returned no mapping of names to arrays of numbers.
+    """
+    if not isinstance(found, Mapping):
+        raise TypeError(
+            f"{method}() returned a {type(found).__name__} but must return a dict of arrays by name"
+        )
+    arrays = {}
+    for name, value in found.items():
+        if not isinstance(name, str):
+            raise TypeError(f"{method}() returned an array by the name {name!r} but must name each by text")
+        try:
+            arrays[name] = np.asarray(value)
+        except ValueError:  # rows of different lengths
+            arrays[name] = np.asarray(None)
+        if arrays[name].dtype.kind in "OSUMm":
+            raise TypeError(
+                f"{method}() returned {name!r} as a {type(value).__name__} but must return an array of "
+                "numbers"
+            )
+    return arrays
 
 
 def _is_array(value: Any) -> bool:

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,20 +23,25 @@ from concord.backends import heaps, machine
 from concord.backends.interface import Request, Run, Unsupported
 from concord.backends.process import ROOT, Process
 from concord.backends.process import WorkerFailure as WorkerFailure
-from concord.backends.training_sessions import RemoteSession, opened
 from concord.backends.wire import (
+    TRAINING,
     Payload,
     check_description,
     check_info,
     decode_run,
+    encode_batches,
     encode_request,
     narrower,
+    pack,
     received,
 )
-from concord.spec.batch import Batch, round_inputs
+from concord.spec.batch import Batch, round_inputs, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
+from concord.spec.files import typed
 from concord.spec.parameters import Weights
+from concord.spec.precision import precision
+from concord.spec.training.plan import StepPlan
 from concord.spec.training.trajectory import Training
 
 T = TypeVar("T")
@@ -225,7 +230,7 @@ class Worker(Process):
             training=training,
         )
         message = self._ask("run", request)
-        run = self._read(lambda: decode_run(message))
+        run = self.read(lambda: decode_run(message))
         self.settled = self.settled or self.size
         self._confirm(request, run)
         # What was asked for is the asker's to say: a backend that leaves something out must not pass.
@@ -271,7 +276,7 @@ class Worker(Process):
         arrays = self._ask(
             "round_trip", Request(config, weights, batch, part, dtype, implementation, device=self.device)
         )[1]
-        return self._read(lambda: load(arrays))
+        return self.read(lambda: load(arrays))
 
     def bench(self, operation: str, **asked: Any) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Have a session opened, stepped or let go.
@@ -284,7 +289,7 @@ class Worker(Process):
             WorkerFailure: if the worker gave no answer.
         """
         header, arrays = self._send(operation, json.dumps(asked), Payload(b""))
-        return self._read(lambda: (received(header), load(arrays)))
+        return self.read(lambda: (received(header), load(arrays)))
 
     def train(self, request: Request) -> RemoteSession:
         """Have training held open, that goes on step by step.
@@ -305,25 +310,23 @@ class Worker(Process):
         request = dataclasses.replace(
             request, device=self.device, deterministic=self.deterministic, taps=False
         )
-        session = opened(self.name, request, self._message(request), self._arrays)
-        self._read(lambda: check_info(session.info))
-        return session
+        return RemoteSession(self, request)
 
-    def _arrays(self, operation: str, header: str, arrays: bytes) -> tuple[str, bytes]:
+    def arrays(self, operation: str, header: str, arrays: bytes) -> tuple[str, bytes]:
         """Exchange messages, and make sure that the answer's arrays can be read."""
         answer = self._send(operation, header, Payload(arrays))
-        self._read(lambda: (received(answer[0]), load(answer[1])))
+        self.read(lambda: (received(answer[0]), load(answer[1])))
         return answer
 
     def _ask(self, operation: str, request: Request) -> tuple[str, bytes]:
         if self.dead:
             raise self.dead
-        header, arrays = self._message(request)
+        header, arrays = self.message(request)
         payload = Payload(arrays)
         del arrays  # they are gone once they are sent
         return self._send(operation, header, payload)
 
-    def _message(self, request: Request) -> tuple[str, bytes]:
+    def message(self, request: Request) -> tuple[str, bytes]:
         """Return a request as a message."""
         request.validate(where=f"backend={self.name}")
         # Rounded once, here (SPEC PRC-2): no framework's own conversion from float64 can round twice.
@@ -338,14 +341,14 @@ class Worker(Process):
             heaps.give_back()
         if status == "ok":
             return header, answer.take()
-        message = self._read(lambda: received(header)["message"])
+        message = self.read(lambda: received(header)["message"])
         if status == "unsupported":
             raise Unsupported(message)
         if status == "refused":
             raise SpecError(message.split("\n"))
         raise WorkerFailure(status, message, self._last_words())
 
-    def _read(self, parse: Callable[[], T]) -> T:
+    def read(self, parse: Callable[[], T]) -> T:
         """Return what an answer is read as; whatever cannot be read is an error of the backend."""
         try:
             return parse()
@@ -353,6 +356,117 @@ class Worker(Process):
             raise WorkerFailure(
                 "error", f"its answer cannot be read: {said(error)}", self._last_words()
             ) from None
+
+
+class RemoteSession:
+    """Training that a worker holds open (:class:`concord.backends.interface.TrainingSession`).
+
+    Use it in a ``with`` block, or call :meth:`close`.
+
+    Every method raises :class:`concord.backends.process.WorkerFailure` if the worker gives no answer, for it
+    died, hangs or takes too much; the session is gone with the worker.
+
+    Attributes:
+        info: what the session says of itself, as a run does: versions, threads, ``deviations``.
+    """
+
+    def __init__(self, worker: Worker, request: Request) -> None:
+        self.request, self._worker = request, worker
+        opened = received(worker.arrays(f"{TRAINING}open", *worker.message(request))[0])
+        self.info: dict[str, Any] = opened["info"]
+        self._number = opened["session"]
+        worker.read(lambda: check_info(self.info))
+
+    def _message(
+        self, operation: str, arrays: Mapping[str, NDArray[Any]] | None = None, **said: Any
+    ) -> tuple[str, bytes]:
+        header = json.dumps({"session": self._number, **said})
+        return self._worker.arrays(f"{TRAINING}{operation}", header, pack(arrays or {}))
+
+    def _ask(self, *asked: Any, **said: Any) -> dict[str, NDArray[Any]]:
+        return load(self._message(*asked, **said)[1])
+
+    def load(self, state: Mapping[str, NDArray[np.floating]], step: int) -> None:
+        """Go on from a state after so many steps.
+
+        Args:
+            state: as :meth:`state` returns it. float64 is rounded to the precision of the run, once.
+
+        Raises:
+            SpecError: listing all that is wrong with it.
+        """
+        self.request.check_state(state, step)
+        target = precision(self.request.dtype)
+        self._ask(
+            "load",
+            {
+                name: target.round(array) if array.dtype == np.float64 else array
+                for name, array in state.items()
+            },
+            step=step,
+        )
+
+    def step(self, batches: Sequence[Batch], report: bool = False) -> dict[str, NDArray[Any]]:
+        """Make the next step.
+
+        Args:
+            batches: the batches whose gradients it accumulates.
+            report: whether to return all that :data:`concord.spec.training.trajectory.Observer` gets of a
+                step, not losses and norm alone.
+
+        Raises:
+            BatchError: listing what is wrong with a batch.
+            Unsupported: if the backend cannot compute it.
+        """
+        assert self.request.training is not None
+        most = self.request.training.recipe.accumulation
+        if not 1 <= len(batches) <= most:
+            raise SpecError(
+                f"a step has {len(batches)} batches but must have from 1 to {most} [clause=OPT-10]"
+            )
+        return self._ask(
+            "step", encode_batches([self._fit(batch) for batch in batches]), report=report, size=len(batches)
+        )
+
+    def predict(self, batch: Batch) -> NDArray[np.floating]:
+        """Return the logits (B, C) of a batch, labelled or not, without dropout.
+
+        Raises:
+            BatchError: listing what is wrong with the batch.
+        """
+        if batch.labels is None and batch.input_ids is not None:
+            batch = dataclasses.replace(batch, labels=np.zeros(len(batch.input_ids), np.int64))
+        return self._ask("predict", encode_batches([self._fit(batch)]), size=1)["output"]
+
+    def state(self) -> dict[str, NDArray[np.floating]]:
+        """Return where training stands: ``parameters.<name>`` of all parameters, and ``<slot>.<name>``."""
+        return self._ask("state")
+
+    def plan(self, steps: Sequence[Sequence[Batch]]) -> StepPlan:
+        """Return the backend's plan for these batches from the first step on; nothing is trained.
+
+        Raises:
+            SpecError: listing what of it is of another type.
+        """
+        fitting = [self._fit(batch) for batches in steps for batch in batches]
+        sizes = [len(batches) for batches in steps]
+        found = received(self._message("plan", encode_batches(fitting), sizes=sizes)[0])
+        return typed(StepPlan, json.dumps(found))
+
+    def close(self) -> None:
+        """Let the session go; the worker lives on."""
+        self._ask("close")
+
+    def _fit(self, batch: Batch) -> Batch:
+        validate_batch(self.request.config, batch, self.request.part, f"backend={self._worker.name}")
+        return round_inputs({}, batch, self.request.dtype)[1]
+
+    def __enter__(self) -> RemoteSession:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:  # else the worker may be gone, and what it says of that would hide the error
+            self.close()
 
 
 def said(error: Exception) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from concord.backends.interface import Run, Stepping, Unsupported
-from concord.backends.training_sessions import arrays_of
+from concord.backends.wire import arrays_of
 from concord.backends.worker import WorkerFailure
 from concord.conformance.expectation import Array, Expectation, JudgedTraining
 from concord.conformance.judging import NEAR, judge
