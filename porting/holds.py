@@ -28,7 +28,7 @@ def _unlike(stored: StoredTensor, wanted: Bits) -> str:
     return f"element {wrong[0]} is {numbers[wrong[0]]} but must be {wanted[wrong[0]]}" if len(wrong) else ""
 
 
-def _wrong_slot(name: str, found: Mapping[str, StoredTensor]) -> str:
+def _wrong_state(name: str, found: Mapping[str, StoredTensor]) -> str:
     owner = name.rpartition("/")[0]
     if owner not in found:
         return f"there is no {owner!r} that it could be kept for"
@@ -43,13 +43,13 @@ def _wrong_number(name: str, found: Mapping[str, StoredTensor]) -> str:
 HOLDS: Mapping[str, Callable[[str, Mapping[str, StoredTensor]], str]] = {
     "positions": _wrong_positions,
     "zeros": _wrong_zeros,
-    "slot": _wrong_slot,
+    "state": _wrong_state,
     "number": _wrong_number,
 }
 """What says in words what is wrong with a tensor among those of its file, by what it must hold; empty:
 nothing.
 
-``positions``: 0, 1, 2 and so on in one row; ``zeros``; ``slot``: as many numbers as the tensor has that its
+``positions``: 0, 1, 2 and so on in one row; ``zeros``; ``state``: as many numbers as the tensor has that its
 name begins with; ``number``: one.
 """
 

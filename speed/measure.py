@@ -10,17 +10,17 @@ from typing import Any
 
 from concord.speed.peers import PEER_EXECUTIONS, PEERS
 from concord.speed.plan import Mode, SpeedPlan
-from concord.speed.team import Known, Team, Told
+from concord.speed.team import Known, Team, Tell
 
-Kept = Callable[[dict[str, Any]], None]
+Keep = Callable[[dict[str, Any]], None]
 """Called with each entry as soon as it is complete."""
 
 
 def measure(
     plan: SpeedPlan,
     done: Sequence[tuple[str, str, str]] = (),
-    keep: Kept = lambda entry: None,
-    tell: Told = lambda text: None,
+    keep: Keep = lambda entry: None,
+    tell: Tell = lambda text: None,
 ) -> bool:
     """Measure all that a plan names and that is not done yet; return whether the time sufficed for all of it.
 

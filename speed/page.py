@@ -39,12 +39,12 @@ def page(made: Record) -> str:
     check(data)
     backends = list(dict.fromkeys(entry["backend"] for entry in data["entries"]))
     works = [_work(name, work, data["entries"], backends) for name, work in data["workloads"].items()]
-    faults = _faults(data)
-    absent = [fault for fault in faults if fault["status"] in HARMLESS]
-    failed = [fault for fault in faults if fault["status"] not in HARMLESS]
+    failures = _failures(data)
+    absent = [failure for failure in failures if failure["status"] in HARMLESS]
+    failed = [failure for failure in failures if failure["status"] not in HARMLESS]
     growth, roofline = _growth(data, backends), _roofline(data, backends)
     shown = {
-        "faults": ("What failed", failed),
+        "failures": ("What failed", failed),
         "time": ("Time", True),
         "growth": ("Growth", growth),
         "roofline": ("Roofline", roofline),
@@ -63,7 +63,7 @@ def page(made: Record) -> str:
         ],
         sections={name: title for name, (title, there) in shown.items() if there},
         works=[work for work in works if work["rows"]],
-        faults=failed,
+        failures=failed,
         absent=absent,
         growth=growth,
         roofline=roofline,
@@ -145,7 +145,7 @@ def _work(
     }
 
 
-def _faults(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _failures(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return what was not measured and why, with the modes and workloads that it holds for."""
     return [
         {

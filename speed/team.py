@@ -32,7 +32,7 @@ from concord.speed.presets import SEED, Workload
 from concord.speed.statistics import median, settled
 from concord.speed.work import product_sizes
 
-Told = Callable[[str], None]
+Tell = Callable[[str], None]
 """Called with what is being done."""
 
 
@@ -89,7 +89,7 @@ class Known:
         """Whether a workload would end in time on these backends, if it takes as long as it did before."""
         return time.perf_counter() + len(members) * self.took.get(work, 0.0) <= self.end
 
-    def share(self) -> float:
+    def until(self) -> float:
         """Return until when the next of the workloads may take.
 
         All that are ahead get as much of the time that is left.
@@ -178,7 +178,7 @@ class Team:
         works: Sequence[Workload],
         known: Known,
         folder: Path,
-        tell: Told,
+        tell: Tell,
     ) -> None:
         self.plan, self.mode, self.works, self.known, self.folder, self.tell = (
             plan,
@@ -229,7 +229,7 @@ class Team:
 
     def measure(self, work: Workload, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Measure one workload on every backend, and yield an entry for each."""
-        members, until = [member for member in self.members if member.name in names], self.known.share()
+        members, until = [member for member in self.members if member.name in names], self.known.until()
         different = self.different(names)
         entries = {
             member.name: self._nothing_new(member, work) for member in members if member not in different

@@ -23,6 +23,7 @@ from concord.porting.certificate.changes import changes
 from concord.porting.certificate.page import page
 from concord.porting.comparison import compare
 from concord.spec.errors import SpecError
+from tests.toys.checkpoints import drawn
 from tests.toys.ready import headed
 from tests.toys.surroundings import ROOT
 
@@ -36,7 +37,7 @@ SIZES = {
     "max_positions": 5,
 }
 CONFIG = spec.variant("bert", **SIZES)
-WEIGHTS = {name: array.astype(np.float32) for name, array in spec.initialize(CONFIG, seed=3).items()}
+WEIGHTS = drawn(CONFIG)
 QUERY, KEY, POSITION = (
     "layers.0.attention.query.weight",
     "layers.0.attention.key.weight",
@@ -55,6 +56,33 @@ def made(source: Path, target: Path, backend: str = "NumpyBackend") -> Certifica
     named, home = (TOY + backend,), TOY + "NumpyBackend"
     asked = Asked.of(backends=[*named], home=home, dtypes=["float32"])
     return certify(source, target, asked, Settings(asked=named))
+
+
+def claims(
+    source: porting.Checkpoint, target: porting.Checkpoint, form: str = "torch", rows: Any = ()
+) -> dict[str, certificates.Item]:
+    """Return what the files of two checkpoints alone prove, by claim."""
+    sides = [
+        certificates.certificate.PortSide(
+            "",
+            form,
+            "",
+            one.part,
+            {},
+            {},
+            {name: ledger.digest_of(content) for name, content in one.files.items()},
+        )
+        for one in (source, target)
+    ]
+    return {item.name: item for item in ledger.items(source, target, (sides[0], sides[1]), rows, ())}
+
+
+def proof(config: spec.EncoderConfig, weights: dict[str, Array], seed: int = 0) -> Any:
+    """Return what changes of a model are noticed on the sentences."""
+    checkpoint, batch = porting.from_weights(config, weights), inputs.of(config, "model", None, 0)
+    model, placed = evidence.JudgedModel(config, weights, "model"), ledger.placements(checkpoint)
+    sentences = batch.batches["sentences"]
+    return sensitivity.prove(checkpoint, placed, model, sentences, "sentences", seed, lambda text: None)
 
 
 def statuses(found: Certificate) -> dict[str, str]:
@@ -128,10 +156,7 @@ def test_a_wrong_port_fails_by_the_tensors_name(mistake: str) -> None:
     rows = ledger.parameters(
         source, target, ledger.placements(source), ledger.placements(target), compare(source, target)
     )
-    side = certificates.certificate.PortSide("", "concord", "", "model", {}, {})
-    item = next(
-        item for item in ledger.items(source, target, (side, side), rows, ()) if item.name == "same bits"
-    )
+    item = claims(source, target, "concord", rows)["same bits"]
     assert item.status == "failed"
     assert all(f"{name}: " in item.reason for name in names)
     assert words in item.reason
@@ -239,19 +264,7 @@ def test_the_tokenizer_has_to_come_along(
         dataclasses.replace(porting.from_weights(CONFIG, WEIGHTS, files=there), labels=("a", "b", "c"))
         for there in (BESIDE, files)
     )
-    sides = [
-        certificates.certificate.PortSide(
-            "",
-            format,
-            "",
-            "model",
-            {},
-            {},
-            {name: ledger.digest_of(content) for name, content in one.files.items()},
-        )
-        for one in (source, target)
-    ]
-    items = {item.name: item for item in ledger.items(source, target, (sides[0], sides[1]), (), ())}
+    items = claims(source, target, format)
     assert (items["labels"].status, items["tokenizer"].status, items["tokenizer"].reason) == (
         "proven",
         status,
@@ -259,14 +272,8 @@ def test_the_tokenizer_has_to_come_along(
     )
 
 
-def claim(source: Path, target: Path) -> certificates.certificate.Item:
-    one, other = porting.read(source), porting.read(target)
-    side = certificates.certificate.PortSide("", "torch", "", "encoder", {}, {})
-    return next(
-        item
-        for item in ledger.items(one, other, (side, side), (), ())
-        if item.name == certificates.certificate.OTHERS
-    )
+def claim(source: Path, target: Path) -> certificates.Item:
+    return claims(porting.read(source), porting.read(target))[certificates.certificate.OTHERS]
 
 
 def test_heads_that_the_family_does_not_have_are_a_claim_of_their_own(tmp_path: Path) -> None:
@@ -291,10 +298,8 @@ def test_a_tokenizer_that_the_target_alone_has_is_not_verified() -> None:
     source, target = (
         porting.from_weights(CONFIG, WEIGHTS, files=files) for files in ({}, {"tokenizer.json": b"{}"})
     )
-    side = certificates.certificate.PortSide("", "torch", "", "model", {}, {})
-    said = [item for item in ledger.items(source, target, (side, side), (), ()) if item.name == "tokenizer"]
-    assert [item.status for item in said] == ["unverified"]
-    assert "tokenizer.json" in said[0].reason
+    item = claims(source, target)["tokenizer"]
+    assert (item.status, "tokenizer.json" in item.reason) == ("unverified", True)
 
 
 def test_labels_have_to_come_along() -> None:
@@ -302,26 +307,14 @@ def test_labels_have_to_come_along() -> None:
         dataclasses.replace(porting.from_weights(CONFIG, WEIGHTS), labels=names)
         for names in (("a", "b", "c"), ("a", "c", "b"))
     )
-    side = certificates.certificate.PortSide("", "torch", "", "model", {}, {})
-    items = {item.name: item for item in ledger.items(source, target, (side, side), (), ())}
+    items = claims(source, target)
     assert (items["labels"].status, items["tokenizer"].status) == ("failed", "not applicable")
 
 
 @pytest.mark.parametrize("variant", spec.variants())
 def test_every_change_is_noticed_but_those_that_are_none(variant: str) -> None:
     config = spec.variant(variant, **{**SIZES, "num_layers": 2, "max_positions": 9})
-    weights = {name: array.astype(np.float32) for name, array in spec.initialize(config, seed=5).items()}
-    checkpoint = porting.from_weights(config, weights)
-    batch = inputs.of(config, "model", None, 0).batches["sentences"]
-    found = sensitivity.prove(
-        checkpoint,
-        ledger.placements(checkpoint),
-        evidence.JudgedModel(config, weights, "model"),
-        batch,
-        "sentences",
-        0,
-        lambda text: None,
-    )
+    found = proof(config, drawn(config, seed=5))
     assert [
         (one.kind, one.unseen, one.contradicted) for one in found.tried if one.unseen or one.contradicted
     ] == []
@@ -349,17 +342,8 @@ def test_a_certificate_that_notices_nothing_fails() -> None:
 
 def test_tensors_that_are_alike_leave_nothing_to_notice() -> None:
     same = {name: np.zeros_like(array) for name, array in WEIGHTS.items()}
-    checkpoint = porting.from_weights(CONFIG, same)
+    checkpoint, found = porting.from_weights(CONFIG, same), proof(CONFIG, same)
     batch = inputs.of(CONFIG, "model", None, 0).batches["sentences"]
-    found = sensitivity.prove(
-        checkpoint,
-        ledger.placements(checkpoint),
-        evidence.JudgedModel(CONFIG, same, "model"),
-        batch,
-        "",
-        0,
-        lambda text: None,
-    )
     swapped = next(one for one in found.tried if one.kind.startswith("swapped"))
     assert (swapped.made, swapped.same, swapped.by_bits) == (17, 17, 0)
     assert {change.kind for change in changes(CONFIG, "model", checkpoint.tensors, batch, {})} == {
@@ -369,14 +353,7 @@ def test_tensors_that_are_alike_leave_nothing_to_notice() -> None:
 
 def test_outputs_are_sampled_where_a_model_is_too_large_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sensitivity, "WORK", 0.0)
-    checkpoint = porting.from_weights(CONFIG, WEIGHTS)
-    model, batch = (
-        evidence.JudgedModel(CONFIG, WEIGHTS, "model"),
-        inputs.of(CONFIG, "model", None, 0).batches["sentences"],
-    )
-    found = sensitivity.prove(
-        checkpoint, ledger.placements(checkpoint), model, batch, "", 7, lambda text: None
-    )
+    found = proof(CONFIG, WEIGHTS, seed=7)
     assert sum(one.run for one in found.tried) == sensitivity.AT_LEAST
     assert (
         sum(one.by_bits for one in found.tried)

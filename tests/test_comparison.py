@@ -22,7 +22,7 @@ from tests.toys.checkpoints import CONFIG, WEIGHTS
 from tests.toys.ready import headed
 
 QUERY, OUTPUT = "layers.0.attention.query.weight", "layers.1.attention.output.weight"
-TOKEN, POSITION, GAIN = "embeddings.token.weight", "embeddings.position.weight", "embeddings.norm.weight"
+TOKEN, POSITION, GAMMA = "embeddings.token.weight", "embeddings.position.weight", "embeddings.norm.weight"
 Array = np.ndarray[Any, Any]
 
 
@@ -79,8 +79,8 @@ WRONG: dict[str, tuple[str, Callable[[Array], Array], str, str]] = {
     "bfloat16": (QUERY, lambda a: precision("bfloat16").round(a), "rounded to bfloat16", "saved in"),
     "scaled": (TOKEN, lambda a: a * np.float32(np.sqrt(14)), "B is A times 3.7416", "the root of d_model"),
     "negated": (QUERY, lambda a: -a, "B is A times -1", "sign"),
-    "offset": (GAIN, lambda a: a - 1, "B is A plus -1", "a gain without its 1"),
-    "never loaded": (GAIN, np.ones_like, "all numbers of B are 1", "never loaded"),
+    "offset": (GAMMA, lambda a: a - 1, "B is A plus -1", "a gamma without its 1"),
+    "never loaded": (GAMMA, np.ones_like, "all numbers of B are 1", "never loaded"),
     "computed again": (
         QUERY,
         lambda a: np.nextafter(a, np.float32(9)),

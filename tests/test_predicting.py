@@ -21,6 +21,7 @@ from concord.training import checkpoint, data, prediction
 from concord.training.data.ready import encoder_of
 from concord.training.metrics import losses, predicted, probabilities
 from tests.test_data import VOCABULARY, refusal, written
+from tests.toys.checkpoints import drawn
 from tests.toys.surroundings import toy
 
 Config = Callable[..., spec.EncoderConfig]
@@ -308,7 +309,7 @@ def test_a_checkpoint_from_elsewhere_predicts_with_its_own_tokenizer(invoke: Inv
         max_positions=13,
         num_classes=3,
     )
-    weights = {name: array.astype(np.float32) for name, array in spec.initialize(config, seed=3).items()}
+    weights = drawn(config)
     ported = porting.from_weights(config, weights, files={"vocab.txt": "\n".join(vocabulary).encode()})
     porting.write(
         dataclasses.replace(ported, labels=("no", "maybe", "yes")), tmp_path / "there", "hugging-face"

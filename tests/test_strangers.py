@@ -20,6 +20,7 @@ from concord.porting.certificate.page import page
 from concord.porting.comparison import compare
 from concord.spec.errors import SpecError
 from tests.test_certificate import made
+from tests.toys.checkpoints import drawn
 from tests.toys.ready import headed, hugging_face
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -226,10 +227,7 @@ def test_a_page_of_a_certificate_shows_them_so_too(tmp_path: Path) -> None:
         "bert",
         **{"vocab_size": 11, "d_model": 6, "num_heads": 2, "d_ff": 7, "num_layers": 1, "max_positions": 5},
     )
-    weights = {
-        name: array.astype(np.float32)
-        for name, array in spec.initialize(small, seed=3, part="encoder").items()
-    }
+    weights = drawn(small, "encoder")
     for name in ("one", f"b{HARM[:5]}"):
         porting.write(porting.from_weights(small, weights, "encoder"), tmp_path / name, "hugging-face")
     path = tmp_path / "one" / "model.safetensors"

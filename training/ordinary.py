@@ -39,7 +39,7 @@ RESULT = "test.json"
 Numbered = tuple[Sequence[int], Batch]
 """A batch, and the ids of its samples."""
 
-Reached = Callable[[int, str], None]
+StepCallback = Callable[[int, str], None]
 """Called with how many steps have been made, and what is to be said of the last."""
 
 
@@ -108,14 +108,14 @@ class Fitting:
             yield accumulation, not following
             accumulation = following
 
-    def go(self, halted: Callable[[], bool], reached: Reached) -> TrainingCheckpoint:
+    def go(self, halted: Callable[[], bool], callback: StepCallback) -> TrainingCheckpoint:
         """Train until the plan is fulfilled, or training is halted; return the last checkpoint."""
         while not self.progress.ended:
             for accumulation, last in self.accumulations():
                 row = self.step(accumulation, last)
                 stop = halted()
                 self.settle(row, last, stop)
-                reached(self.progress.step, said(row))
+                callback(self.progress.step, said(row))
                 if self.progress.ended or stop:
                     return self.checkpoint()
         return self.checkpoint()
@@ -254,7 +254,7 @@ def fit(
     source: Source,
     run: Path,
     halted: Callable[[], bool] = lambda: False,
-    reached: Reached = lambda step, now: None,
+    callback: StepCallback = lambda step, now: None,
 ) -> FitOutcome:
     """Train a model from a checkpoint on, until its plan is fulfilled.
 
@@ -274,7 +274,7 @@ def fit(
         checkpoint.write(runs.step_folder(run, 0), start)
     with Log(run, start.progress.log) as log:
         fitting = Fitting(worker, start, source, run, log)
-        last = fitting.go(halted, reached)
+        last = fitting.go(halted, callback)
         test = fitting.tested() if last.progress.ended and source.test is not None else None
     if test is not None:
         write_text(run / RESULT, json.dumps(asdict(test)) + "\n")

@@ -492,9 +492,9 @@ TENSORS = section(
             lambda found: {
                 **found,
                 **{
-                    f"{name}/adam_{slot}": np.ones_like(array)
+                    f"{name}/adam_{moment}": np.ones_like(array)
                     for name, array in found.items()
-                    for slot in "mv"
+                    for moment in "mv"
                 },
                 "global_step": np.array(7),
             }

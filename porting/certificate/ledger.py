@@ -179,8 +179,8 @@ def items(
     yield from _carried(source, target, *sides)
 
 
-def _bits(stand: Placement) -> tuple[str, str]:
-    return stand.dtype, stand.sha256
+def _bits(placed: Placement) -> tuple[str, str]:
+    return placed.dtype, placed.sha256
 
 
 def _named(wrong: list[LedgerParameter]) -> str:

@@ -105,7 +105,7 @@ def _causes(name: str, found: TensorDifference, config: EncoderConfig, square: b
     elif found.kind == "scaled":
         yield from _of_scale(found, config)
     elif found.kind == "offset" and name.endswith(".weight") and abs(abs(found.by) - 1) < 1e-5:
-        yield "one of them keeps a gain without its 1"
+        yield "one of them keeps a gamma without its 1"
     elif found.kind == "all the same":
         yield (
             "it was never loaded: this is how a new model begins"
