@@ -17,6 +17,16 @@ def gelu(**constants: float) -> Edit:
     return of_source(lambda m, x: m.gelu_tanh(x, **constants))
 
 
+def gelu_of(root: float) -> Edit:
+    """Return GELU with erf, with another number for sqrt(2)."""
+    return of_source(lambda m, x: x * 0.5 * (m.o.erf(x / root) + 1.0))
+
+
+def softplus(m: Context, x: Array) -> Array:
+    """Return log(1 + exp(x)), without an exponential that overflows."""
+    return m.o.relu(x) + m.o.log(m.o.exp(-m.o.abs(x)) + 1.0)
+
+
 def leaky(slope: float) -> Edit:
     """Return a ReLU that lets some of what is negative through."""
     return of_source(lambda m, x: m.o.where(x > 0.0, x, x * slope))
@@ -59,7 +69,7 @@ BUGS = (
     bug(
         "gelu_without_root",
         "erf gets x instead of x / sqrt(2).",
-        of_source(lambda m, x: x * 0.5 * (m.o.erf(x) + 1.0)),
+        gelu_of(1.0),
     ),
     bug(
         "gelu_cubic_mistyped",
@@ -92,7 +102,12 @@ BUGS = (
             (math.sqrt(math.pi / 2), "sqrt(pi / 2)"),
             (1.0, "1"),
             (math.sqrt(2) / math.pi, "sqrt(2) / pi"),
+            *((factor, str(factor)) for factor in (0.8, 0.798, 0.7979, 0.79788, 0.797885)),
         )
+    ),
+    *(
+        also("gelu_root_of_few_digits", f"a GELU that divides by {root} instead of sqrt(2)", gelu_of(root))
+        for root in (1.4, 1.41, 1.414, 1.4142, 1.41421, 1.414214)
     ),
     bug(
         "silu_for_gelu",
@@ -112,6 +127,10 @@ BUGS = (
         for slope in (0.1, 0.2)
     ),
     also("elu", "an ELU", of_source(lambda m, x: m.o.where(x > 0.0, x, m.o.exp(-m.o.relu(-x)) - 1.0))),
+    also("relu_squared", "the square of a ReLU", of_source(lambda m, x: m.o.relu(x) * m.o.relu(x))),
+    also("mish", "Mish, x tanh(log(1 + exp(x)))", of_source(lambda m, x: x * m.o.tanh(softplus(m, x)))),
+    also("softplus", "a softplus", of_source(softplus)),
+    also("hard_swish", "x relu6(x + 3) / 6", of_source(lambda m, x: x * m.o.within(x + 3.0, 0.0, 6.0) / 6.0)),
     also("tanh_activation", "tanh", of_source(lambda m, x: m.o.tanh(x))),
     bug(
         "relu_clipped_at_six",

@@ -247,6 +247,11 @@ BUGS = (
         cause="softmax_axis",
     ),
     OF_WEIGHTS.also("softmax_axis", "a softmax over samples instead of keys", softmax_over(0)),
+    OF_WEIGHTS.also(
+        "softmax_of_powers_of_two",
+        "powers of 2 instead of e",
+        lambda m, y: m.o.softmax(m.unnormalised * math.log(2), 3),
+    ),
     weights(
         "sigmoid_for_softmax",
         "Weights are the logistic function of the scores.",

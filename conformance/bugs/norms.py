@@ -180,6 +180,12 @@ BUGS = (
         "The mean is not taken off: a root-mean-square norm.",
         of_source(lambda m, x: m.norm(x, center=lambda x, mean: x)),
     ),
+    OF_NORMS.also(
+        "norm_variance_about_zero",
+        "a variance about zero: the mean of the squares, of what has its mean",
+        of_source(lambda m, x: m.norm(x, variance=lambda variance: m.o.mean(x * x, -1))),
+        clause="NRM-4",
+    ),
     norm(
         "norm_over_tokens_too",
         "Mean and variance are taken over tokens and features.",

@@ -230,6 +230,11 @@ BUGS = (
         "positions that are counted from the end",
         numbered(lambda m: past_padding(m)[:, ::-1]),
     ),
+    also(
+        "positions_reversed",
+        "positions that are counted from the last real token",
+        numbered(lambda m: np.maximum(m.real.sum(1, keepdims=True) - 1 - past_padding(m), 0)),
+    ),
     counted(
         "position_without_padding_id",
         "The id of padding is not added to what is counted.",
