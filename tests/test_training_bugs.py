@@ -123,6 +123,19 @@ def counted_again(m: TrainingStep, total: Any) -> Any:
     return {**total, name: total[name] * total[name].of(total[name].a.leaf(often.astype(float)))}
 
 
+def of_some(which: str, factor: float) -> Callable[..., Any]:
+    """Return the edit that multiplies the gradients of parameters with a word in their names."""
+    return lambda m, total: {
+        name: gradient * factor if which in name and "key.bias" not in name else gradient
+        for name, gradient in total.items()
+    }
+
+
+def faster(o: Any, right: Any, name: str, parameter: Any, *given: Any) -> Any:
+    usual = right(name, parameter, *given)
+    return parameter + (usual - parameter) * 10.0 if name.startswith("classifier") else usual
+
+
 HEAVIER = rule(
     average=lambda o, right, key, name, value, beta: right(
         key, name, 1.37 * value if key == "second_moment" else value, beta
@@ -178,6 +191,30 @@ def track_of(run: str, change: Change, mode: Any = free_running) -> Track:
             Change(gradients=counted_again),
             "rows_counted_again",
             "rows that are looked up several times",
+        ),
+        (
+            "adamw",
+            Change(gradients=of_some("layers.", 0.0)),
+            "gradients_of_some",
+            "gradients of `layers` that are zero",
+        ),
+        (
+            "adamw",
+            Change(gradients=of_some(".bias", 3.0)),
+            "gradients_of_some",
+            "gradients of all biases that are multiplied by 3",
+        ),
+        (
+            "adamw",
+            Change(optimizer=rule(updated=faster)),
+            "rate_of_some",
+            "steps of `classifier` that are multiplied by 10",
+        ),
+        (
+            "adamw",
+            Change(recipe=by_recipe(total_steps=23)),
+            "total_steps",
+            "total_steps = 23 instead of",
         ),
     ],
 )

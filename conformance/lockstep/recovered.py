@@ -26,6 +26,18 @@ NEVER = 1e-30
 ALIKE = 1e-3
 """Share by which rows may differ from a multiple of what they should be: more than rounding makes."""
 
+KINDS = {
+    "embedding": "embeddings",
+    "positions": "learnt positions",
+    "kernel": "all weights",
+    "bias": "all biases",
+    "gamma": "all gammas",
+    "beta": "all betas",
+}
+
+SAME_RATE = 1e-6
+"""Share by which a rate may differ from one that is rounded to float32."""
+
 BETAS = {"first_moment": "beta1", "second_moment": "beta2"}
 """By what an average weighs what was there."""
 
@@ -42,9 +54,9 @@ REFINED, NUDGE = 4, 1e-4
 def recovered(made: MadeStep) -> Iterator[Bug]:
     """Yield what a step would have been computed with."""
     searches: dict[str, tuple[Callable[[MadeStep], Iterator[Bug]], ...]] = {
-        "gradients": (_weights, _counted),
+        "gradients": (_weights, _counted, _some_gradients),
         "clipped": (_limit,),
-        "moments": (_averages, _movement, _epsilon),
+        "moments": (_schedule, _averages, _movement, _some_movements, _epsilon),
     }
     for search in searches.get(made.stage, ()):
         yield from search(made)
@@ -164,6 +176,109 @@ def _counted(made: MadeStep) -> Iterator[Bug]:
     if tables:
         what = "gradients of rows that are looked up several times, and count as often once more"
         yield _bug("rows_counted_again", what, "GRD-1", gradients=repeated)
+
+
+def _some(
+    made: MadeStep, section: str, actual: Mapping[str, Array], right: Mapping[str, Array]
+) -> tuple[float, set[str], str] | None:
+    """Return the factor that some tensors alone are multiplied by, which these are, and that in words."""
+    factors = {}
+    for name in actual.keys() & right.keys():
+        ours, theirs = right[name].reshape(-1), actual[name].reshape(-1)
+        sigma = np.max(made.expected.sigmas[f"steps.{made.start.step}.{section}.{name}"])
+        if np.max(abs(ours)) <= sigma / ALIKE:
+            continue  # rounding alone: it has no factor
+        found = _solved([ours], theirs)
+        if found is None or np.max(abs(theirs - found[0] * ours)) > ALIKE * np.max(abs(ours)):
+            return None
+        factors[name] = 1.0 if abs(found[0] - 1) <= ALIKE else found[0]
+    names = {name for name, factor in factors.items() if factor != 1}
+    others = [factors[name] for name in names]
+    if not 0 < len(names) < len(factors) or max(others) - min(others) > ALIKE * max(map(abs, others)):
+        return None
+    kinds = {name: parameters(made.case.config, made.case.part)[name].kind for name in factors}
+    return float(np.median(others)), names, _described(names, kinds)
+
+
+def _described(names: set[str], kinds: Mapping[str, str]) -> str:
+    """Say in the fewest words which parameters of all these are."""
+    ways = {KINDS[kind]: {name for name in kinds if kinds[name] == kind} for kind in kinds.values()}
+    for name in kinds:
+        words = name.split(".")
+        for count in range(1, len(words) + 1):
+            start = ".".join(words[:count])
+            ways[f"`{start}`"] = {other for other in kinds if f"{other}.".startswith(f"{start}.")}
+    listed = ", ".join(f"`{name}`" for name in sorted(names)[:3]) + (", …" if len(names) > 3 else "")
+    exact = [way for way, those in ways.items() if those == names]
+    missing = [f"all but {way}" for way, those in ways.items() if those == kinds.keys() - names]
+    return min(exact or missing, key=len, default=listed)
+
+
+def _times(factor: float) -> str:
+    return f"multiplied by {multiple(factor, digits=4)}" if factor else "zero"
+
+
+def _some_gradients(made: MadeStep) -> Iterator[Bug]:
+    """By which factor the gradients of some parameters alone are multiplied."""
+    actual, right = (_named(made, values, "gradients") for values in (made.delivered, made.expected.values))
+    found = _some(made, "gradients", actual, right)
+    if found:
+        factor, names, which = found
+        yield _bug(
+            "gradients_of_some",
+            f"gradients of {which} that are {_times(factor)}",
+            "GRD-1",
+            gradients=lambda m, total: {
+                name: gradient * factor if name in names else gradient for name, gradient in total.items()
+            },
+        )
+
+
+def _some_movements(made: MadeStep) -> Iterator[Bug]:
+    """By which factor the movement of some parameters alone is multiplied."""
+    actual, right = (_named(made, values, "parameters") for values in (made.delivered, made.expected.values))
+    before = _before(made, "parameters", right)
+    moved = [{name: side[name] - before[name] for name in side if name in before} for side in (actual, right)]
+    found = _some(made, "parameters", *moved)
+    if found:
+        factor, names, which = found
+
+        def updated(o: Optimizer, right: Any, name: str, parameter: Tensor, *given: Any) -> Tensor:
+            usual = right(name, parameter, *given)
+            return parameter + (usual - parameter) * factor if name in names else usual
+
+        yield _bug(
+            "rate_of_some",
+            f"steps of {which} that are {_times(factor)}",
+            "OPT-1",
+            optimizer=rule(updated=updated),
+        )
+
+
+LONGEST = 2_000
+"""By how many steps a schedule may be longer or shorter."""
+
+
+def _schedule(made: MadeStep) -> Iterator[Bug]:
+    """With which number of steps a schedule has the rate that was reported."""
+    recipe, step = made.case.training.recipe, made.start.step
+    reported = float(made.delivered.get(f"steps.{step}.rate", math.nan))
+
+    def reached(name: str, value: int) -> bool:
+        try:
+            rate = learning_rate(recipe.replace(**{name: value}), step)
+        except ConfigError:
+            return False
+        return abs(rate - reported) <= SAME_RATE * abs(rate)
+
+    for name in ("warmup_steps", "total_steps"):
+        meant = getattr(recipe, name)
+        if math.isnan(reported) or not meant or reached(name, meant):
+            continue
+        nearest = (meant + sign * by for by in range(1, LONGEST) for sign in (1, -1))
+        value = next((value for value in nearest if reached(name, value)), None)
+        if value is not None:
+            yield _number(made, name, "OPT-9", value)
 
 
 def _limit(made: MadeStep) -> Iterator[Bug]:
