@@ -202,7 +202,7 @@ def track_of(run: str, change: Change, mode: Any = free_running) -> Track:
             "adamw",
             Change(gradients=of_some(".bias", 3.0)),
             "gradients_of_some",
-            "gradients of all biases that are multiplied by 3",
+            "gradients of `*.bias` that are multiplied by 3",
         ),
         (
             "adamw",

@@ -205,6 +205,7 @@ def _described(names: set[str], kinds: Mapping[str, str]) -> str:
     ways = {KINDS[kind]: {name for name in kinds if kinds[name] == kind} for kind in kinds.values()}
     for name in kinds:
         words = name.split(".")
+        ways[f"`*.{words[-1]}`"] = {other for other in kinds if other.endswith(f".{words[-1]}")}
         for count in range(1, len(words) + 1):
             start = ".".join(words[:count])
             ways[f"`{start}`"] = {other for other in kinds if f"{other}.".startswith(f"{start}.")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,38 +32,22 @@ class Held:
     value: Value
 
 
-class TapeUpdates(Operations):
-    """What an update takes besides operators (:class:`concord.backends.optimizers.Operations`), on a tape."""
+def updates(a: Arithmetic) -> Operations:
+    """Return what an update takes besides operators, on a tape."""
 
-    def __init__(self, arithmetic: Arithmetic) -> None:
-        self.a = arithmetic
+    def value_of(node: Node) -> Value:
+        return Value(a, node)
 
-    def of(self, node: Node) -> Value:
-        return Value(self.a, node)
-
-    def value(self, variable: Held) -> Value:
-        return variable.value
-
-    def assign(self, variable: Held, value: Value) -> None:
-        variable.value = value
-
-    def zeros_like(self, tensor: Value) -> Value:
-        return self.of(self.a.leaf(np.zeros(tensor.shape)))
-
-    def square_root(self, tensor: Value) -> Value:
-        return self.of(self.a.sqrt(tensor.tensor))
-
-    def larger(self, left: Value, right: Value) -> Value:
-        return self.of(self.a.larger(left.tensor, right.tensor))
-
-    def bounded(self, tensor: Value, limit: float) -> Value:
-        return self.of(self.a.bound(tensor.tensor, -limit, limit))
-
-    def total(self, tensor: Value) -> Value:
-        return self.of(self.a.sum(tensor.tensor))
-
-    def chosen(self, which: NDArray[np.bool_], one: Value, other: Value) -> Value:
-        return self.of(self.a.choose(which, one.tensor, other.tensor))
+    return Operations(
+        value=lambda held: held.value,
+        assign=lambda held, value: setattr(held, "value", value),
+        zeros_like=lambda tensor: value_of(a.leaf(np.zeros(tensor.shape))),
+        square_root=lambda tensor: value_of(a.sqrt(tensor.tensor)),
+        larger=lambda left, right: value_of(a.larger(left.tensor, right.tensor)),
+        bounded=lambda tensor, limit: value_of(a.bound(tensor.tensor, -limit, limit)),
+        total=lambda tensor: value_of(a.sum(tensor.tensor)),
+        chosen=lambda which, one, other: value_of(a.choose(which, one.tensor, other.tensor)),
+    )
 
 
 class BuggedTrajectory(Trajectory):
@@ -88,12 +73,12 @@ class BuggedTrajectory(Trajectory):
         super().__init__(
             case.config, weights, training, arithmetic, case.part, case.dtype, case.deviations, case.uncertain
         )
-        self.updates = TapeUpdates(arithmetic)
+        self.updates = updates(arithmetic)
         shortened = TapeOperations(arithmetic, case.dtype).rounded
         self.place = TrainingStep(self.updates, shortened, training.recipe, self.kinds)
 
     def tensors(self, values: Mapping[str, Values]) -> dict[str, Value]:
-        return {name: self.updates.of(self.node(array)) for name, array in values.items()}
+        return {name: Value(self.a, self.node(array)) for name, array in values.items()}
 
     def nodes(self, tensors: Mapping[str, Value]) -> dict[str, Node]:
         return {name: self.node(tensor.tensor.value) for name, tensor in tensors.items()}
@@ -178,7 +163,7 @@ class BuggedTrajectory(Trajectory):
         limited, norm = super().limited(gradients, squares)
         if "clip" not in self.change.places or norm is None:
             return limited, norm
-        of = self.updates.of
+        of = partial(Value, self.a)
         scaled, given = ({name: of(node) for name, node in nodes.items()} for nodes in (limited, gradients))
         found, total = self.change.clip(self.place, (scaled, of(norm)), given, lambda name: of(squares(name)))
         return self.nodes(found), total.tensor
@@ -199,7 +184,7 @@ class BuggedTrajectory(Trajectory):
 
     def update_otherwise(self, gradients: Mapping[str, Node], batches: Sequence[Batch]) -> None:
         """Update every parameter by an optimizer with a bug."""
-        of, oracle, recipe = self.updates.of, self.optimizer, self.training.recipe
+        of, oracle, recipe = partial(Value, self.a), self.optimizer, self.training.recipe
         held = {name: Held(of(self.parameters[name])) for name in self.trained}
         optimizer = self.change.optimizer(self.updates, recipe, held, self.kinds)
         kept = {
