@@ -18,13 +18,15 @@ QUICK = ("float32",)
 """Those of a quick check."""
 
 
-def check_cases(
+def check_jobs(
     variants: Sequence[str] | None = None,
     dtypes: Sequence[str] = DTYPES,
     part: str = "model",
     cases: Sequence[str] | None = None,
-) -> list[Case]:
-    """Return the cases of a check.
+) -> list[Job]:
+    """Return the jobs of a check: every case in every precision.
+
+    A case that one precision shows runs in the last of them alone, unless it is asked for by name.
 
     Args:
         variants: by name; all by default.
@@ -42,22 +44,10 @@ def check_cases(
     )
     chosen = standard_cases(None if variants is None else list(variants), part)
     refuse(unknowns("case", cases or [], [case.name for case in chosen]))
-    return [case for case in chosen if cases is None or case.name in cases]
-
-
-def check_jobs(
-    variants: Sequence[str] | None = None,
-    dtypes: Sequence[str] = DTYPES,
-    part: str = "model",
-    cases: Sequence[str] | None = None,
-) -> list[Job]:
-    """Return the jobs of a check: every case of :func:`check_cases` in every precision.
-
-    A case that one precision shows runs in the last of them alone, unless it is asked for by name.
-    """
     return [
         job_of(case, dtype)
-        for case in check_cases(variants, dtypes, part, cases)
+        for case in chosen
+        if cases is None or case.name in cases
         for dtype in (dtypes[-1:] if SCENARIOS[case.scenario].once and cases is None else dtypes)
     ]
 

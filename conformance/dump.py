@@ -100,26 +100,17 @@ def case_files(job: Job) -> dict[str, bytes]:
     header, arrays = encode_request(
         Request(job.config, job.weights, job.batch, job.part, job.dtype, gradients=job.gradients)
     )
-    manifest = json.dumps(_manifest(job, json.loads(header)), indent=1) + "\n"
-    return {"case.safetensors": arrays, "case.json": manifest.encode()}
-
-
-def _manifest(job: Job, header: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "group": job.group,
-        "case": job.case,
-        **header,
-        "wanted": {
-            "output": output_name(job.config, job.part),
-            "taps": [
-                name
-                for name in taps(job.config, job.part, job.batch.arrays())
-                if job.gradients or name not in OF_THE_LOSS
-            ],
-            "gradients": trainable(job.config, job.part) if job.gradients else [],
-        },
+    wanted = {
+        "output": output_name(job.config, job.part),
+        "taps": [
+            name
+            for name in taps(job.config, job.part, job.batch.arrays())
+            if job.gradients or name not in OF_THE_LOSS
+        ],
+        "gradients": trainable(job.config, job.part) if job.gradients else [],
     }
+    about = {"format": FORMAT, "group": job.group, "case": job.case, **json.loads(header), "wanted": wanted}
+    return {"case.safetensors": arrays, "case.json": f"{json.dumps(about, indent=1)}\n".encode()}
 
 
 def read_exported(folder: Path) -> tuple[Request, Manifest]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from concord import CHECKOUT
 from concord.conformance.campaign import Job
-from concord.conformance.expectation import Expectation, JudgedTraining
+from concord.conformance.expectation import Expectation
 from concord.conformance.golden_files.golden import GoldenFile, GoldenRun, read
 from concord.conformance.golden_files.training import GoldenTraining
 from concord.conformance.lockstep.envelope import of_training
@@ -97,32 +97,27 @@ def job_of(file: GoldenFile, run: GoldenRun) -> Job:
 
 def training_job(file: GoldenFile, golden: GoldenTraining) -> Job:
     """Return the job that makes the training run of a golden file again."""
+    problem = golden.problem
     return Job(
         file.source,
         f"{file.source}/{file.case}{':clipping' if file.runs else ''}",
         file.dtype,
-        golden.part,
-        golden.config,
-        golden.weights,
-        golden.training.steps[0][0],
-        partial(expectation_of_training, file.dtype, golden),
-        training=golden.training,
+        problem.part,
+        problem.config,
+        problem.weights,
+        problem.training.steps[0][0],
+        partial(expectation_of_training, golden),
+        training=problem.training,
     )
 
 
-def expectation_of_training(dtype: str, golden: GoldenTraining, deviations: Deviations) -> Expectation:
+def expectation_of_training(golden: GoldenTraining, deviations: Deviations) -> Expectation:
     """Return what the source reported, as :func:`expectation_of` does.
 
     What it did not report is expected of the reference.
     """
-
-    def expected(each: Deviations, uncertain: bool) -> Expectation:
-        sizes = golden.uncertain if uncertain else {}
-        return of_training(
-            JudgedTraining(golden.config, golden.weights, golden.training, golden.part, dtype, each, sizes)
-        )
-
-    base, source = expected(deviations, False), expected(golden.deviations, True)
+    base = of_training(replace(golden.problem, deviations=deviations, uncertain={}))
+    source = of_training(golden.problem)
     values, sigmas = dict(base.values), dict(base.sigmas)
     for key, array in golden.expected.items():
         values[key] = array.astype(base.values[key].dtype) + (base.values[key] - source.values[key])

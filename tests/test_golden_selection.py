@@ -19,7 +19,6 @@ from concord.spec.arithmetic import Arithmetic
 from concord.spec.deviations import NONE
 from concord.spec.precision import precision
 from concord.spec.reference import reference
-from concord.spec.training.trajectory import Trajectory
 
 SOURCES = (
     "tf1-text-classifier",
@@ -74,31 +73,24 @@ def test_reference_reproduces_the_source(job):
 def test_reference_trains_as_the_source_did(path):
     file = read(path)
     steps = 3  # a share of the twenty, which take long
-    training = replace(file.training.training, steps=file.training.training.steps[:steps])
+    training = replace(file.training.problem.training, steps=file.training.problem.training.steps[:steps])
     expected = {
         name: array for name, array in file.training.expected.items() if int(name.split(".")[1]) < steps
     }
     assert {name.split(".")[2] for name in expected} >= {"losses", "parameters"}
-    golden, reported = replace(file.training, training=training, expected=expected), {}
-    Trajectory(
-        golden.config, golden.weights, training, Arithmetic(), golden.part, file.dtype, golden.deviations
-    ).run(reported.__setitem__)
+    problem, reported = replace(file.training.problem, training=training), {}
+    golden = replace(file.training, problem=problem, expected=expected)
+    replace(problem, uncertain={}).trajectory(Arithmetic()).run(reported.__setitem__)
     held = {name: precision(file.dtype).round(array) for name, array in reported.items()}
     batch = training.steps[0][0]
     run = Run(
         np.zeros(1), np.zeros(1), backend="reference", dtype=file.dtype, requested=("steps",), steps=held
     )
     run.info["deviations"] = [
-        {"name": name, "value": value, "reason": "the source's"} for name, value in golden.deviations.items()
+        {"name": name, "value": value, "reason": "the source's"} for name, value in problem.deviations.items()
     ]
-    verdict = judge(
-        golden.config,
-        golden.weights,
-        batch,
-        run,
-        golden.part,
-        partial(expectation_of_training, file.dtype, golden),
-    )
+    published = partial(expectation_of_training, golden)
+    verdict = judge(problem.config, problem.weights, batch, run, problem.part, published)
     assert verdict.passed, verdict.first_divergence
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.expectation import JudgedTraining
 from concord.conformance.golden_files.file import SourceFile, input_array
 from concord.spec.batch import Batch, from_arrays, validate_batch
 from concord.spec.config import EncoderConfig
-from concord.spec.deviations import Deviations
 from concord.spec.errors import SpecError, refuse
 from concord.spec.parameters import parameters
 from concord.spec.positions import float32_noise
@@ -29,21 +29,13 @@ class GoldenTraining:
     """The training run of a file, in canonical terms.
 
     Attributes:
-        part, config, weights: of the model that was trained.
-        training: how.
+        problem: the model, how it was trained, and in what the source's framework deviates.
         expected: what the source reported, by the names that
             :class:`concord.spec.training.trajectory.Trajectory` reports it under.
-        deviations: of the source's framework.
-        uncertain: by how much the weights may differ from those that the source had.
     """
 
-    part: str
-    config: EncoderConfig
-    weights: dict[str, NDArray[Any]]
-    training: Training
+    problem: JudgedTraining
     expected: dict[str, NDArray[Any]]
-    deviations: Deviations
-    uncertain: dict[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
 def read_training(
@@ -64,10 +56,11 @@ def read_training(
         validate_batch(config, batches[0], part.name)
     expected = _results(file, part, config, weights, steps)
     training = Training(recipe_of(file.config, table), given, reported=(0, steps - 1))
-    deviations = {**table.deviations, **table.training.deviations}
     rounded = table.training.float32_positions and POSITIONS in weights
     uncertain = {POSITIONS: float32_noise(config)} if rounded else {}
-    return GoldenTraining(part.name, config, weights, training, expected, deviations, uncertain)
+    deviations = {**table.deviations, **table.training.deviations}
+    problem = JudgedTraining(config, weights, training, part.name, file.dtype, deviations, uncertain)
+    return GoldenTraining(problem, expected)
 
 
 def read_clipping(
@@ -96,7 +89,8 @@ def read_clipping(
         expected["steps.0.norm"] = np.asarray(norm)
     training = Training(recipe_of(file.config, table), [[batch]], reported=(0,))
     deviations = {**table.deviations, **table.training.deviations}
-    return GoldenTraining(part.name, config, weights, training, expected, deviations)
+    problem = JudgedTraining(config, weights, training, part.name, file.dtype, deviations)
+    return GoldenTraining(problem, expected)
 
 
 def recipe_of(stated: Mapping[str, Any], table: Table) -> Recipe:
