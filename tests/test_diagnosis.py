@@ -21,11 +21,8 @@ from concord.conformance.campaign import Report, Settings
 from concord.conformance.diagnosis import Diagnosis
 from concord.conformance.diagnosis.conclusions import conclude
 from concord.conformance.diagnosis.description import describe
-from concord.conformance.diagnosis.regions import Region
-from concord.conformance.diagnosis.relations import relate
 from concord.conformance.expectation import JudgedProblem
 from concord.conformance.explain.question import Prediction, Question
-from concord.conformance.explain.reading import clear
 from concord.conformance.judging import judge
 from concord.conformance.record import made, plain
 from concord.conformance.verdict import Result, Verdict, divergence_lines
@@ -208,22 +205,6 @@ def test_what_is_no_number_is_no_relation(seed):
         seen = found[0]
         assert not re.search(r"\b(nan|inf)\b", seen.text)
         assert all(np.isfinite(number) for number in seen.numbers.values())
-
-
-def test_of_what_is_not_known_nothing_is_said():
-    case = build_case("bert", "ragged")
-    truth = compute(case.config, case.weights, case.batch, Arithmetic("float32"), False, dtype="float32")
-    taps = {name: array.astype(np.float64) for name, array in truth.taps.items() if name != "loss"}
-    question = Question(
-        JudgedProblem(case.config, case.weights, case.batch),
-        taps,
-        "embeddings.sum",
-        taps["embeddings.sum"] + 1,
-    )
-    question.__dict__["right"] = Prediction(question.right.value, np.full(question.actual.shape, np.nan))
-    everywhere = Region("", np.ones(question.actual.shape, bool), kind="everywhere")
-    assert relate(question, everywhere) is None
-    assert not clear(question.actual, 0 * question.actual, question.right.sigma)
 
 
 # What to do next.
