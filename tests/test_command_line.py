@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -37,8 +36,8 @@ from tests.toys.surroundings import (
 Invoke = Callable[..., tuple[int, str, list[str]]]
 
 RIGHT, WRONG = toy("NumpyBackend"), toy("WrongAfterTheFirstLayer")
-ONE = ("--case", "bert-single", "--dtype", "float32")
-RAGGED = ("--case", "bert-ragged", "--dtype", "float64")
+ONE = "--case bert-single --dtype float32"
+RAGGED = "--case bert-ragged --dtype float64"
 
 
 # Exit codes.
@@ -55,15 +54,15 @@ RAGGED = ("--case", "bert-ragged", "--dtype", "float64")
     ],
 )
 def test_the_exit_code_says_what_came_of_it(invoke: Invoke, code: int, names: list[str]) -> None:
-    found, _, errors = invoke("check", *options("--backend", map(toy, names)), *ONE)
+    found, _, errors = invoke(f"check {ONE}", *options("--backend", map(toy, names)))
     assert (found, errors) == (code, [])
 
 
 def test_a_check_takes_precision_devices_and_repetition(invoke: Invoke, tmp_path: Path) -> None:
     path, name = tmp_path / "out.json", toy("MultipliesInTf32", "precise")
-    both = ("--device", "cpu", "--device", "cuda", "--device", "cpu")
+    both = "--device cpu --device cuda --device cpu"
     code, output, errors = invoke(
-        "check", "--backend", name, *ONE, *both, "--precision", "tf32", "--repeat", "2", "--json", path
+        f"check --backend {name} {ONE} {both} --precision tf32 --repeat 2 --json {path}"
     )
     assert (code, errors) == (0, [])
     assert "Conformance: model, explicit, eager, cpu, cuda, precision tf32" in output
@@ -78,13 +77,13 @@ def test_a_check_needs_only_what_a_check_needs(tmp_path: Path) -> None:
     for name in ("jinja2", "markupsafe", "hypothesis", "distributed", "matplotlib", "keras"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('this test hides it')\n")
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    for arguments in (
-        ["check", "--backend", RIGHT, *ONE],
-        ["doctor", "--backend", RIGHT],
-        ["show", "variants", "bert"],
+    for line in (
+        f"check --backend {RIGHT} {ONE}",
+        f"doctor --backend {RIGHT}",
+        "show variants bert",
     ):
-        done = concord(*arguments, PYTHONPATH=path)
-        assert (done.returncode, errors(done.stderr)) == (0, ""), arguments
+        done = concord(line, PYTHONPATH=path)
+        assert (done.returncode, errors(done.stderr)) == (0, ""), line
 
 
 def test_both_entrances_give_the_same_exit_code() -> None:
@@ -172,7 +171,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
 def test_help_is_asked_for_in_either_way(invoke: Invoke, option: str) -> None:
-    code, output, errors = invoke("check", option)
+    code, output, errors = invoke(f"check {option}")
     assert (code, errors) == (0, [])
     assert "Usage: concord check [OPTIONS]" in output
     assert all(f"─ {panel} ─" in output for panel in ("Workers", "Cases", "A model of your own", "Output"))
@@ -222,7 +221,7 @@ def test_what_cannot_be_done_is_refused_in_a_line_for_each_problem(invoke: Invok
     narrowed = line.startswith("check") and not {"--variant", "--case", "--dtype", "--part"} & set(
         line.split()
     )
-    code, output, errors = invoke(*line.split(), *(ONE if narrowed else ()))
+    code, output, errors = invoke(f"{line} {ONE if narrowed else ''}")
     assert (code, output) == (2, "")
     assert len(errors) == len(REFUSED[line])
     for error, expected in zip(errors, REFUSED[line], strict=True):
@@ -253,7 +252,7 @@ def test_what_cannot_be_done_is_refused_in_a_line_for_each_problem(invoke: Invok
     ],
 )
 def test_what_cannot_be_parsed_is_refused_and_named(invoke: Invoke, line: str, option: str) -> None:
-    code, output, errors = invoke(*shlex.split(line))
+    code, output, errors = invoke(line)
     assert (code, output) == (2, "")
     (error,) = [error for error in errors if error.startswith("Error: ")]
     assert option in error
@@ -262,10 +261,10 @@ def test_what_cannot_be_parsed_is_refused_and_named(invoke: Invoke, line: str, o
 def test_corrupt_golden_files_are_all_named(invoke: Invoke, tmp_path: Path) -> None:
     (tmp_path / "deeper").mkdir()
     nothing = f"concord: error: {tmp_path}: holds no golden files (*.safetensors)"
-    assert invoke("golden", tmp_path) == (2, "", [nothing])
+    assert invoke(f"golden {tmp_path}") == (2, "", [nothing])
     (tmp_path / "a.safetensors").write_bytes(b"")
     (tmp_path / "deeper" / "b.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{broken}")
-    code, output, errors = invoke("golden", tmp_path, "--backend", RIGHT, "--json", tmp_path / "out.json")
+    code, output, errors = invoke(f"golden {tmp_path} --backend {RIGHT} --json {tmp_path / 'out.json'}")
     assert (code, output) == (2, "")
     assert [error.split(": ")[2] for error in errors] == [
         str(tmp_path / "a.safetensors"),
@@ -282,7 +281,7 @@ def test_results_that_cannot_be_written_leave_nothing_behind(invoke: Invoke, tmp
         ("absent/out.json", "No such file or directory"),
         ("file/out.json", "Not a directory"),
     ):
-        code, output, errors = invoke("check", "--backend", RIGHT, *ONE, "--json", tmp_path / target)
+        code, output, errors = invoke(f"check --backend {RIGHT} {ONE} --json {tmp_path / target}")
         assert (code, output) == (2, "")  # nothing ran in vain
         assert errors == [f"concord: error: {tmp_path / target}: cannot be written: {reason}"]
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder"]
@@ -299,13 +298,13 @@ def test_markers_are_found_and_lines_kept_where_they_end_as_on_windows(tmp_path:
 
 
 def test_a_markdown_file_gets_the_table_between_its_markers(invoke: Invoke, tmp_path: Path) -> None:
-    path, asked = tmp_path / "README.md", ("check", "--backend", RIGHT, *ONE, "--markdown")
+    path, asked = tmp_path / "README.md", f"check --backend {RIGHT} {ONE} --markdown"
     path.write_text("text\n")
     lacks = f"concord: error: {path}: lacks the lines '<!-- begin check -->' and '<!-- end check -->'"
-    assert invoke(*asked, path, "--json", tmp_path / "out.json") == (2, "", [lacks])
+    assert invoke(f"{asked} {path} --json {tmp_path / 'out.json'}") == (2, "", [lacks])
     assert [entry.read_text() for entry in tmp_path.iterdir()] == ["text\n"]
     path.write_text("before\n<!-- begin check -->\nold\n<!-- end check -->\nafter\n")
-    assert invoke(*asked, path)[0] == 0
+    assert invoke(asked, path)[0] == 0
     before, begin, header, _, row, blank, under, end, after = path.read_text().splitlines()
     assert blank == ""
     assert under == f"1 run: 1 agrees; {RIGHT} {np.__version__}."
@@ -320,7 +319,7 @@ def test_a_markdown_file_gets_the_table_between_its_markers(invoke: Invoke, tmp_
 
 @pytest.mark.parametrize("columns", [60, 80, 200, 240])
 def test_variants_fit_the_terminal_and_nothing_is_cut_off(invoke: Invoke, columns: int) -> None:
-    code, output, errors = invoke("show", "variants", columns=columns)
+    code, output, errors = invoke("show variants", columns=columns)
     assert (code, errors) == (0, [])
     assert max(map(len, output.splitlines())) <= columns
     assert "…" not in output
@@ -336,7 +335,7 @@ def test_variants_fit_the_terminal_and_nothing_is_cut_off(invoke: Invoke, column
 
 @pytest.mark.parametrize("name", spec.variants())
 def test_a_variant_is_printed_as_toml_that_reads_back(invoke: Invoke, name: str) -> None:
-    code, output, errors = invoke("show", "variants", name)
+    code, output, errors = invoke(f"show variants {name}")
     assert (code, errors) == (0, [])
     assert spec.from_toml(output) == spec.variant(name)
 
@@ -369,7 +368,7 @@ def unfolded(cells: Iterable[str]) -> str:
 
 
 def test_a_divergence_is_told_with_place_values_and_clause(invoke: Invoke) -> None:
-    code, output, _ = invoke("check", "--backend", WRONG, *RAGGED)
+    code, output, _ = invoke(f"check --backend {WRONG} {RAGGED}")
     assert code == 1
     assert f"{WRONG} diverges: bert-ragged, float64" in output
     assert "first at layers.1.attention.scores (SPEC ATT-4), element (" in output
@@ -380,23 +379,23 @@ def test_a_divergence_is_told_with_place_values_and_clause(invoke: Invoke) -> No
 
 def test_a_backend_that_is_absent_is_missing_only_if_it_was_asked_for(tmp_path: Path) -> None:
     packages = offer(hide_frameworks(tmp_path), ghost="no_such_package.backend:Ghost", numpy=RIGHT)
-    asked = concord("check", "--backend", "ghost", "--backend", "numpy", *ONE, PYTHONPATH=str(packages))
+    asked = concord(f"check --backend ghost --backend numpy {ONE}", PYTHONPATH=str(packages))
     assert (asked.returncode, errors(asked.stderr)) == (3, "")
     assert "ghost missing: No module named 'no_such_package'" in asked.stdout
     assert "1 agrees" in asked.stdout
     assert "1 missing" in asked.stdout
-    everything = concord("check", *ONE, PYTHONPATH=str(packages))
+    everything = concord(f"check {ONE}", PYTHONPATH=str(packages))
     assert (everything.returncode, errors(everything.stderr)) == (0, "")
     assert "ghost absent (not asked for): No module named 'no_such_package'" in everything.stdout
     assert "torch absent (not asked for): No module named 'torch'" in everything.stdout
     assert "1 agrees, 5 absent" in everything.stdout
-    nothing = concord("check", *ONE, PYTHONPATH=str(hide_frameworks(tmp_path / "other")))
+    nothing = concord(f"check {ONE}", PYTHONPATH=str(hide_frameworks(tmp_path / "other")))
     assert (nothing.returncode, errors(nothing.stderr)) == (3, "")
     assert "4 absent" in nothing.stdout
 
 
 def test_doctor_tells_what_a_backend_is_and_runs_on(invoke: Invoke) -> None:
-    code, output, errors = invoke("doctor", "--backend", RIGHT, "--threads", "1")
+    code, output, errors = invoke(f"doctor --backend {RIGHT} --threads 1")
     assert (code, errors) == (0, [])
     assert f"{RIGHT}: ready" in output
     facts = {
@@ -415,8 +414,7 @@ def test_doctor_tells_what_a_backend_is_and_runs_on(invoke: Invoke) -> None:
 def test_doctor_tells_what_is_wrong(tmp_path: Path) -> None:
     packages = offer(hide_frameworks(tmp_path), ghost="no_such_package.backend:Ghost")
     asked = concord(
-        "doctor",
-        *options("--backend", ["ghost", "tests.toys.unimportable:NumpyBackend", "torch"]),
+        "doctor --backend ghost --backend tests.toys.unimportable:NumpyBackend --backend torch",
         PYTHONPATH=str(packages),
     )
     assert (asked.returncode, errors(asked.stderr)) == (3, "")
@@ -439,7 +437,7 @@ def test_results_are_written_as_strict_json(invoke: Invoke, tmp_path: Path) -> N
     path = tmp_path / "out.json"
     path.write_text("old")
     names = [RIGHT, WRONG, toy("ReturnsNaN"), toy("Raises"), toy("SaysUnsupported")]
-    code, _, _ = invoke("check", *options("--backend", names), *RAGGED, "--threads", "1", "--json", path)
+    code, _, _ = invoke(f"check {RAGGED} --threads 1 --json {path}", *options("--backend", names))
     data = strictly(path.read_text())
     assert [entry.name for entry in tmp_path.iterdir()] == ["out.json"]
     assert (data["schema"], data["kind"], data["exit_code"], code) == ("concord.report/5", "check", 3, 3)

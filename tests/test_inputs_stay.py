@@ -94,7 +94,7 @@ def test_a_checkpoint_is_not_ported_onto_itself(
 ) -> None:
     given, target = SPELLINGS[spelling](source)
     before = contents(tmp_path)
-    code, output, lines = invoke("port", given, "-o", target, "--to", "concord", "--force")
+    code, output, lines = invoke(f"port {given} -o {target} --to concord --force")
     assert (code, output, len(lines)) == (2, "", 1)
     assert (
         "which is read" in lines[0]
@@ -112,17 +112,8 @@ def test_a_table_and_texts_are_not_replaced_by_the_checkpoint(
     given = texts(target / "given.txt")
     before = contents(tmp_path)
     code, _, lines = invoke(
-        "port",
-        source,
-        "-o",
-        target,
-        "--to",
-        "concord",
-        "--force",
-        "--texts",
-        given,
-        "--certificate",
-        tmp_path / "proof.json",
+        f"port {source} -o {target} --to concord --force --texts {given} --certificate "
+        f"{tmp_path / 'proof.json'}",
     )
     assert (code, lines) == (
         2,
@@ -136,12 +127,9 @@ def test_a_folder_beside_is_written(
 ) -> None:
     monkeypatch.chdir(source)
     assert (
-        invoke(
-            "port", "model.safetensors.index.json", "-o", tmp_path / "outer" / "target", "--to", "concord"
-        )[0]
-        == 0
+        invoke(f"port model.safetensors.index.json -o {tmp_path / 'outer' / 'target'} --to concord")[0] == 0
     )
-    assert invoke("port", "model.safetensors.index.json", "-o", "beside", "--to", "concord")[0] == 0, (
+    assert invoke("port model.safetensors.index.json -o beside --to concord")[0] == 0, (
         "beside the file that is read"
     )
     assert porting.read(source / "beside").part == "model"
@@ -199,7 +187,7 @@ def test_a_file_that_is_read_is_not_replaced(tmp_path: Path, command: str, what:
 def test_what_a_command_made_of_a_folder_may_be_made_anew(tmp_path: Path, invoke: Invoke) -> None:
     source = hugging_face(tmp_path / "source")
     for _ in range(2):
-        assert invoke("show", "positions", "--checkpoint", source, "--svg", source / "positions.svg")[0] == 0
+        assert invoke(f"show positions --checkpoint {source} --svg {source / 'positions.svg'}")[0] == 0
     record = source / "out.json"
     shutil.copy(Path(__file__).parent.parent / "docs" / "certificates" / "minilm-flax.json", record)
     assert writing._made(record)
@@ -214,15 +202,8 @@ def test_a_run_is_not_begun_in_its_own_checkpoint(tmp_path: Path, invoke: Invoke
     before = contents(tmp_path)
     for checkpoint in (source, source / "model.safetensors"):
         code, _, lines = invoke(
-            "train",
-            "--checkpoint",
-            checkpoint,
-            "--data",
-            data,
-            "--backend",
-            "tests.toys.numpy_backend:NumpyBackend",
-            "--out",
-            source,
+            f"train --checkpoint {checkpoint} --data {data} --backend "
+            f"tests.toys.numpy_backend:NumpyBackend --out {source}",
         )
         assert (code, lines) == (2, [f"concord: error: {source}: is read; name another folder to write"])
     assert contents(tmp_path) == before

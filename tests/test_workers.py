@@ -47,10 +47,9 @@ MIB = 2**20
 SmallConfig = Callable[..., spec.EncoderConfig]
 
 
-def checking(name: str, folder: Path) -> list[str]:
-    """Return the arguments of a short check, whose results go into a folder."""
-    case = ["--case", "bert-single", "--dtype", "float32", "--json", str(folder / "out.json")]
-    return ["check", "--backend", name, *case]
+def checking(name: str, folder: Path) -> str:
+    """Return a short check, whose results go into a folder."""
+    return f"check --backend {name} --case bert-single --dtype float32 --json {folder / 'out.json'}"
 
 
 # The parent and its frameworks.
@@ -109,7 +108,7 @@ def test_a_framework_is_the_installed_one_beside_folders_of_its_name(tmp_path: P
     if linked:
         (tmp_path / "link").symlink_to(folder)
     done = concord(
-        *checking(toy("Revealing"), tmp_path),
+        checking(toy("Revealing"), tmp_path),
         folder=tmp_path if linked else folder,
         PYTHONPATH=str(tmp_path / "link" if linked else folder),
     )
@@ -135,13 +134,14 @@ def test_the_given_interpreter_is_used(tmp_path: Path) -> None:
 def test_the_command_line_gives_each_backend_its_interpreter(tmp_path: Path) -> None:
     python = marked_python(tmp_path / "python", "other")
     done = concord(
-        *checking(toy("Revealing"), tmp_path),
-        *("--python", f"{toy('Revealing')}={tmp_path}//{python.name}"),
+        checking(toy("Revealing"), tmp_path),
+        "--python",
+        f"{toy('Revealing')}={tmp_path}//{python.name}",
     )
     assert done.returncode == 0, done.stderr
     about = json.loads((tmp_path / "out.json").read_text())["environments"]
     assert about[toy("Revealing")]["environment"]["TOY_MARKER"] == "other"
-    assert "TOY_MARKER" not in concord("doctor", "--backend", toy("Revealing")).stdout
+    assert "TOY_MARKER" not in concord(f"doctor --backend {toy('Revealing')}").stdout
 
 
 def failure_to_open(**settings: Any) -> tuple[str, str]:
@@ -194,8 +194,8 @@ def test_the_command_line_runs_a_backend_on_another_host_with_an_interpreter_of_
     monkeypatch.setenv("PATH", str(calls.parent), prepend=":")
     name = toy("Revealing")
     done = concord(
-        *checking(name, tmp_path),
-        *("--ssh", f"{name}=far:{ROOT}", "--python", f"{name}={sys.executable}"),
+        checking(name, tmp_path),
+        *f"--ssh {name}=far:{ROOT} --python {name}={sys.executable}".split(),
     )
     assert done.returncode == 0, done.stderr
     assert (
@@ -293,10 +293,8 @@ def wreckage(
     path = tmp_path_factory.mktemp("wreckage") / "out.json"
     names = [toy("NumpyBackend"), *(name if ":" in name else toy(name) for name in FAILURES)]
     done = concord(
-        "check",
+        f"check --case bert-single --dtype float32 --json {path} --time-limit 5 --memory-limit 600",
         *options("--backend", names),
-        *("--case", "bert-single", "--dtype", "float32", "--json", path),
-        *("--time-limit", "5", "--memory-limit", "600"),
     )
     assert path.exists(), done.stderr
     return done, {
@@ -459,7 +457,7 @@ def test_the_folder_where_somebody_stands_comes_last(tmp_path: Path) -> None:
         "from tests.toys.numpy_backend import Revealing\n\nclass Backend(Revealing):\n    pass\n"
     )
     done = concord(
-        *checking("mine:Backend", tmp_path),
+        checking("mine:Backend", tmp_path),
         folder=tmp_path,
         PYTHONPATH=str(ROOT),
         PYTHONSAFEPATH="1",  # for the parent
