@@ -12,16 +12,9 @@ import pytest
 from concord import spec
 from concord.backends.interface import Unsupported
 from concord.backends.worker import Worker
+from concord.conformance.fuzz.plan import Plan, drawn
 from concord.conformance.judging import judge
 from concord.spec.cases import build_case
-from concord.spec.config import CHOICES
-from concord.spec.errors import ConfigError
-
-VARIED = {
-    name: choices
-    for name, choices in CHOICES.items()
-    if name not in ("positions", "position_layout", "position_exponent")
-}
 
 
 def assert_conforms(worker: Worker, config, weights, batch, part="model", dtype="float32", execution="eager"):
@@ -57,60 +50,15 @@ def test_attention_conforms_with_every_mask_and_mode(worker, part, mask, mode):
     assert_conforms(worker, case.config, case.weights, spec.from_arrays(arrays), part, "float64")
 
 
-def random_config(seed: int) -> spec.EncoderConfig:
-    """Draw a member of the family from the whole option space, with the sizes of the standard cases."""
-    generator = np.random.default_rng(seed)
-    base = build_case("nndl-paddle-api", "ragged").config
-    while True:
-        drawn = {name: str(generator.choice(choices)) for name, choices in VARIED.items()}
-        learned = bool(generator.integers(2))
-        table = (
-            {"position_layout": None, "position_exponent": None, "position_base": None}
-            if learned
-            else {
-                "position_layout": str(generator.choice(CHOICES["position_layout"])),
-                "position_exponent": str(generator.choice(CHOICES["position_exponent"])),
-            }
-        )
-        flags = {
-            name: bool(generator.integers(2))
-            for name in ("embedding_norm", "qkv_bias", "output_projection", "final_norm")
-        }
-        other = {
-            "positions": "learned" if learned else "sinusoidal",
-            "position_start": int(generator.integers(2))
-            if drawn["position_of_padding"] != "pad_row"
-            else base.pad_id + 1,
-            "mask_value": float(generator.choice([-1e9, -1e4, -4294967295.0])),
-            "norm_epsilon": float(generator.choice([1e-12, 1e-6, 1e-5])),
-            "num_classes": int(generator.choice([1, 3])),
-            "l2_weight": float(generator.choice([0.0, 0.1])),
-            "token_padding_row": [None, 0, 1][int(generator.integers(3))],
-            "segment_padding_row": [None, 0][int(generator.integers(2))],
-            "position_padding_row": [None, 0, 1][int(generator.integers(3))] if learned else None,
-            "max_positions": 11 if drawn["pooling"] == "flatten" else 13,
-        }
-        try:
-            return base.replace(**{**drawn, **table, **flags, **other})
-        except ConfigError:
-            continue
-
-
 @pytest.mark.in_turn
 @pytest.mark.parametrize("seed", range(8))
 def test_random_member_of_the_family_conforms(worker, seed):
-    config = random_config(seed)
-    padding = "none" if config.pooling == "flatten" and config.position_start else "ragged"
-    tokens = min(11, config.max_positions - config.position_start)
-    if config.pooling == "flatten" and tokens != config.max_positions:
-        config = config.replace(position_start=0, position_of_padding="counted")
-        tokens = 11
-    weights, batch = (
-        spec.initialize(config, seed=seed),
-        spec.example_batch(config, 5, tokens, seed=seed, padding=padding),
-    )
     for dtype in ("float64", "float32"):
-        assert_conforms(worker, config, weights, batch, "model", dtype)
+        plan = Plan(names=(worker.name,), seed=seed, dtypes=(dtype,), parts=("model",))
+        job = drawn(plan, 0).job("random")
+        run = worker.run(job.config, job.weights, job.batch, dtype=dtype, tap_gradients=True)
+        verdict = job.judge(run)
+        assert verdict.passed, verdict.first_divergence
 
 
 @pytest.mark.clause("PRC-2", "PRC-3")
