@@ -136,7 +136,7 @@ class Layers:
     activations: Mapping[str, Callable[[Any], Any]]
 
 
-class Kept(NamedTuple):
+class KeptRows(NamedTuple):
     """What layers get in place of the mask.
 
     Which tokens are real (B, T), which rows are kept (N,), where each token is (B, T).

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from concord.conformance.campaign import Job
-from concord.options import Group, option, reads
+from concord.options import OptionGroup, option, reads
 from concord.spec.batch import Batch, completed, example_batch, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, located, optional, refuse, unknowns
@@ -93,7 +93,7 @@ class Own:
 
 
 @dataclass(frozen=True)
-class Trained(Group):
+class Trained(OptionGroup):
     """The weights of one's own model."""
 
     panel = "A model of your own"
@@ -135,13 +135,13 @@ class Trained(Group):
     def _about(self) -> dict[str, Any]:
         return {"from": self.form != "auto", "table": self.table}
 
-    def model(self, **on: Any) -> Model:
+    def model(self, **on: Any) -> OwnModel:
         """Return the same model with what it is run on."""
-        return Model(self.checkpoint, self.form, self.table, **on)
+        return OwnModel(self.checkpoint, self.form, self.table, **on)
 
 
 @dataclass(frozen=True)
-class Model(Trained):
+class OwnModel(Trained):
     """And what it is run on."""
 
     texts: Texts = None

@@ -64,7 +64,7 @@ argument = partial(typer.Argument, parser=writing.path)
 """An argument that names a file or folder that the command reads."""
 
 
-class Group:
+class OptionGroup:
     """Options that commands share: a dataclass whose fields become options, in a panel of the help."""
 
     panel: ClassVar[str]
@@ -76,7 +76,7 @@ def command(function: Callable[..., T]) -> Callable[..., T]:
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
         group = hints[name]
-        if not (inspect.isclass(group) and issubclass(group, Group)):
+        if not (inspect.isclass(group) and issubclass(group, OptionGroup)):
             parameters.append(_parameter(name, group, parameter.default))
             continue
         groups[name], fields = group, get_type_hints(group, include_extras=True)
@@ -133,7 +133,7 @@ Seed = Annotated[int, option("The seed of everything that is drawn.", "S")]
 
 
 @dataclass(frozen=True)
-class Workers(Group):
+class Workers(OptionGroup):
     """Which backends run, and how much their workers may take."""
 
     panel = "Workers"
@@ -285,7 +285,7 @@ class Spread(Runs):
 
 
 @dataclass(frozen=True)
-class Lines(Group):
+class Lines(OptionGroup):
     """How files of texts are read."""
 
     panel = "Texts"
@@ -390,7 +390,7 @@ Html = Annotated[Path | None, writes("Write the results as a page: one file that
 
 
 @dataclass(frozen=True)
-class Record(Group):
+class Outputs(OptionGroup):
     """The files of what came of a command."""
 
     panel = "Output"

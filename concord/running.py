@@ -17,7 +17,7 @@ from concord.backends.interface import Unsupported
 from concord.backends.worker import Worker, WorkerFailure
 from concord.conformance import campaign, report
 from concord.conformance.campaign import repeated
-from concord.options import Record
+from concord.options import Outputs
 from concord.progress import counting
 from concord.terminal import Terminal, complain
 
@@ -32,7 +32,7 @@ def run(jobs: Sequence[campaign.Job], names: Sequence[str], settings: campaign.S
 
 def finish(
     found: campaign.Report,
-    record: Record,
+    record: Outputs,
     kind: str,
     group: str,
     title: str,

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from concord import conformance, spec
 from concord.backends import Run
 from concord.commands.speed import Models, _own
-from concord.model import Model, Trained
+from concord.model import OwnModel, Trained
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import from_arrays
 from concord.spec.config import from_mapping
@@ -46,7 +46,7 @@ def refusal(call: Callable[[], object]) -> str:
 
 
 def test_texts_become_the_ids_of_the_models_own_tokenizer(tmp_path: Path) -> None:
-    found = Model(hugging_face(tmp_path / "bert"), texts=texts(tmp_path / "t.txt"), batch=3).load()
+    found = OwnModel(hugging_face(tmp_path / "bert"), texts=texts(tmp_path / "t.txt"), batch=3).load()
     assert list(found.batches) == ["bert-t-1", "bert-t-4"]
     batch = found.batches["bert-t-1"]
     row = ["[CLS]", "a", "quick", "dog", "ran", ",", "look", "##ing", "in", "the", "bank", "?", "[SEP]"]
@@ -60,19 +60,19 @@ def test_texts_become_the_ids_of_the_models_own_tokenizer(tmp_path: Path) -> Non
 def test_pairs_have_segments_and_labels_are_the_models(tmp_path: Path) -> None:
     folder = hugging_face(tmp_path / "bert", id2label={"0": "no", "1": "so so", "2": "yes"})
     pairs = texts(tmp_path / "t.tsv", "the cat\tthe dog", "short\twho ran?")
-    (batch,) = Model(folder, texts=pairs).load().batches.values()
+    (batch,) = OwnModel(folder, texts=pairs).load().batches.values()
     assert batch.segment_ids.tolist() == [[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1, 1]]
     lines = [{"text": "the cat", "label": "yes"}, {"text_a": "the dog", "text_b": "ran", "label": "no"}]
     path = texts(tmp_path / "t.jsonl", *map(json.dumps, lines))
-    (batch,) = Model(folder, texts=path).load().batches.values()
+    (batch,) = OwnModel(folder, texts=path).load().batches.values()
     assert batch.labels.tolist() == [2, 0]
     assert "has the labels 'maybe' but the model's are 'no', 'so so', 'yes'" in refusal(
-        lambda: Model(folder, texts=texts(path, json.dumps({"text": "a", "label": "maybe"}))).load()
+        lambda: OwnModel(folder, texts=texts(path, json.dumps({"text": "a", "label": "maybe"}))).load()
     )
 
 
 def test_what_is_cut_off_is_said(tmp_path: Path) -> None:
-    found = Model(hugging_face(tmp_path / "bert"), texts=texts(tmp_path / "t.txt"), max_tokens=7).load()
+    found = OwnModel(hugging_face(tmp_path / "bert"), texts=texts(tmp_path / "t.txt"), max_tokens=7).load()
     (batch,) = found.batches.values()
     assert batch.input_ids.shape == (5, 7)
     assert (
@@ -84,7 +84,7 @@ def test_what_is_cut_off_is_said(tmp_path: Path) -> None:
         "5 tokens were cut off: 7 are as many as it may have",
     ]
     assert "at most 19" in refusal(
-        lambda: Model(tmp_path / "bert", texts=tmp_path / "t.txt", max_tokens=20).load()
+        lambda: OwnModel(tmp_path / "bert", texts=tmp_path / "t.txt", max_tokens=20).load()
     )
 
 
@@ -94,12 +94,12 @@ def test_a_limit_beside_the_tokenizer_is_kept(tmp_path: Path) -> None:
         json.dumps({"model_max_length": 1000000000000000019884624838656, "do_lower_case": True})
     )
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 8}))
-    (batch,) = Model(folder, texts=texts(tmp_path / "t.txt")).load().batches.values()
+    (batch,) = OwnModel(folder, texts=texts(tmp_path / "t.txt")).load().batches.values()
     assert batch.input_ids.shape == (5, 8)
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"model_max_length": 5})
     )  # sentence-transformers does not ask it then
-    (batch,) = Model(folder, texts=tmp_path / "t.txt").load().batches.values()
+    (batch,) = OwnModel(folder, texts=tmp_path / "t.txt").load().batches.values()
     assert batch.input_ids.shape == (5, 8)
 
 
@@ -109,7 +109,7 @@ def test_a_prompt_and_small_letters_are_those_of_sentence_transformers(tmp_path:
     path = texts(tmp_path / "t.txt", "THE Cat")
 
     def ids() -> list[list[int]]:
-        (batch,) = Model(folder, texts=path).load().batches.values()
+        (batch,) = OwnModel(folder, texts=path).load().batches.values()
         return batch.required("input_ids").tolist()
 
     assert ids() == [[ID[word] for word in ("[CLS]", "[UNK]", "[UNK]", "[SEP]")]]
@@ -162,7 +162,7 @@ def test_what_is_wrong_with_texts_is_said(tmp_path: Path, spoil: Callable[[Path]
     hugging_face(tmp_path)
     texts(tmp_path / "t.txt")
     spoil(tmp_path)
-    assert said in refusal(lambda: Model(tmp_path, texts=tmp_path / "t.txt").load())
+    assert said in refusal(lambda: OwnModel(tmp_path, texts=tmp_path / "t.txt").load())
 
 
 # Inputs.
@@ -176,7 +176,7 @@ def test_inputs_are_taken_as_they_are(tmp_path: Path) -> None:
     }
     save_file(given, tmp_path / "i.safetensors")
     folder = hugging_face(tmp_path / "bert", "encoder")
-    found = Model(folder, inputs=tmp_path / "i.safetensors").load()
+    found = OwnModel(folder, inputs=tmp_path / "i.safetensors").load()
     (batch,) = found.batches.values()
     assert (found.part, batch.input_ids.tolist(), batch.cotangent.shape) == (
         "encoder",
@@ -184,7 +184,7 @@ def test_inputs_are_taken_as_they_are(tmp_path: Path) -> None:
         (2, 3, 14),
     )
     assert "cotangent is drawn, since nobody gave any" in " ".join(found.remarks)
-    assert list(Model(folder, inputs=tmp_path / "i.safetensors", batch=1).load().batches) == [
+    assert list(OwnModel(folder, inputs=tmp_path / "i.safetensors", batch=1).load().batches) == [
         "bert-i-1",
         "bert-i-2",
     ]
@@ -203,7 +203,9 @@ def test_inputs_are_taken_as_they_are(tmp_path: Path) -> None:
 )
 def test_inputs_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, np.ndarray], said: str) -> None:
     save_file(arrays, tmp_path / "i.safetensors")
-    found = refusal(lambda: Model(hugging_face(tmp_path / "bert"), inputs=tmp_path / "i.safetensors").load())
+    found = refusal(
+        lambda: OwnModel(hugging_face(tmp_path / "bert"), inputs=tmp_path / "i.safetensors").load()
+    )
     assert said in found
     assert str(tmp_path / "i.safetensors") in found
 
@@ -410,7 +412,7 @@ def test_run_writes_what_a_backend_computes(invoke: Invoke, tmp_path: Path, batc
     assert code == 0, said
     assert f"written: {out}: output float64 (5, 3), 2 inputs" in output
     arrays = load_file(out)
-    found = Model(folder, texts=path).load()
+    found = OwnModel(folder, texts=path).load()
     (given,) = found.batches.values()
     assert set(arrays) == {"output", "inputs/input_ids", "inputs/segment_ids"}
     assert np.array_equal(arrays["inputs/input_ids"], given.input_ids)

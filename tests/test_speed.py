@@ -534,7 +534,7 @@ def test_a_busy_machine_is_said_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("concord.backends.machine.cores_busy", lambda: 1.3)
-    assert command._measure(plan_of(RIGHT), options.Record(), None, None) == 0
+    assert command._measure(plan_of(RIGHT), options.Outputs(), None, None) == 0
     assert capsys.readouterr().err.startswith(
         f"warning: other processes keep 1.3 of {os.cpu_count()} cores busy; "
     )

@@ -16,7 +16,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from concord.backends.library import Kept, Layers
+from concord.backends.library import KeptRows, Layers
 from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig
 from concord.spec.masks import mask_constant
@@ -274,8 +274,8 @@ class MultiHeadAttention(Tapped, nnx.Module):
         query: Array,
         key: Array,
         value: Array,
-        key_mask: Array | Kept | None = None,
-        query_mask: Array | Kept | None = None,
+        key_mask: Array | KeptRows | None = None,
+        query_mask: Array | KeptRows | None = None,
     ) -> Array:
         q = self.tap("query", self.split_heads(self.activation(self.query(query))))
         k = self.tap("key", self.split_heads(self.activation(self.key(key))))
@@ -316,7 +316,7 @@ class EncoderLayer(Tapped, nnx.Module):
         self.norm2 = None if shared else make.norm(config, **kwargs)
         self.pre_norm = config.norm_placement == "pre"
 
-    def __call__(self, x: Array, real: Array | Kept) -> Array:
+    def __call__(self, x: Array, real: Array | KeptRows) -> Array:
         x = self.add(x, lambda h: self.attention(h, h, h, real, real), self.norm1 or self.norm, 1)
         return self.add(x, self.feed_forward, self.norm2 or self.norm, 2)
 

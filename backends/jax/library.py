@@ -20,7 +20,7 @@ from concord.backends.interface import Implementation, Request
 from concord.backends.jax import layers as explicit
 from concord.backends.jax.layers import dtype_name
 from concord.backends.jax.model import PARTS, TextClassifier
-from concord.backends.library import NOT_EXPOSED, Kept, Layers, LibraryLayers, parts_of, unpadded
+from concord.backends.library import NOT_EXPOSED, KeptRows, Layers, LibraryLayers, parts_of, unpadded
 from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig
 from concord.spec.masks import mask_constant
@@ -134,12 +134,12 @@ def unsupported_reasons(request: Request) -> list[str]:
 # tokens.
 
 
-def unpad(x: Array, kept: Kept) -> Array:
+def unpad(x: Array, kept: KeptRows) -> Array:
     """Take out the rows that are kept: (B, T, ...) to (1, N, ...)."""
     return jnp.reshape(x, (-1, *x.shape[2:])).at[kept.rows].get(mode="promise_in_bounds")[None]
 
 
-def pad(x: Array, kept: Kept) -> Array:
+def pad(x: Array, kept: KeptRows) -> Array:
     """Put rows in their places; in those of padding any row stands: (1, N, ...) to (B, T, ...)."""
     return x[0].at[kept.slots].get(mode="promise_in_bounds")
 
@@ -150,7 +150,7 @@ class UnpaddedAttention(DotProductAttention):
     3 x (1, N, H, K) to (1, N, D).
     """
 
-    def __call__(self, q: Array, k: Array, v: Array, key_mask: Kept, query_mask: Kept) -> Array:
+    def __call__(self, q: Array, k: Array, v: Array, key_mask: KeptRows, query_mask: KeptRows) -> Array:
         q, k, v = (pad(x, key_mask) for x in (q, k, v))  # (B, T, H, K)
         return unpad(super().__call__(q, k, v, key_mask.real, query_mask.real), key_mask)
 
@@ -161,7 +161,7 @@ class UnpaddedClassifier(TextClassifier):
     def __call__(
         self, input_ids: Array, segment_ids: Array | None = None, *, rows: Array, slots: Array
     ) -> Array:
-        kept = Kept(self.real_tokens(input_ids), rows, slots)
+        kept = KeptRows(self.real_tokens(input_ids), rows, slots)
         x = unpad(self.embeddings(input_ids, segment_ids, kept.real), kept)  # (1, N, D)
         return self.classify(self.pool(pad(self.encode(x, kept), kept), kept.real))
 

@@ -11,7 +11,7 @@ from flax import nnx
 from jax import Array
 
 from concord.backends.jax.layers import EXPLICIT, POOLERS, POOLINGS, MultiHeadAttention, dtype_name
-from concord.backends.library import Kept, Layers
+from concord.backends.library import KeptRows, Layers
 from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig
 from concord.spec.pooling import least_squares
@@ -31,7 +31,7 @@ class EncoderStack(Tapped, nnx.Module):
     def real_tokens(self, input_ids: Array) -> Array:
         return input_ids != self.pad_id  # (B, T); MSK-1
 
-    def encode(self, x: Array, real: Array | Kept) -> Array:
+    def encode(self, x: Array, real: Array | KeptRows) -> Array:
         for layer in self.layers:
             x = layer(x, real)
         return x if self.final_norm is None else self.tap("final_norm", self.final_norm(x))

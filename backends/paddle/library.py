@@ -24,7 +24,7 @@ from concord.backends.library import (
     ENCODER_PARTS,
     NOT_EXPOSED,
     NOT_EXPOSED_BY_LAYERS,
-    Kept,
+    KeptRows,
     Layers,
     LibraryLayers,
     parts_of,
@@ -222,12 +222,12 @@ def layer_reasons(request: Request) -> list[str]:
 # tokens.
 
 
-def unpad(x: Tensor, kept: Kept) -> Tensor:
+def unpad(x: Tensor, kept: KeptRows) -> Tensor:
     """Take out the rows that are kept: (B, T, ...) to (1, N, ...)."""
     return paddle.flatten(x, start_axis=0, stop_axis=1)[kept.rows][None]
 
 
-def pad(x: Tensor, kept: Kept) -> Tensor:
+def pad(x: Tensor, kept: KeptRows) -> Tensor:
     """Put rows in their places; in those of padding any row stands: (1, N, ...) to (B, T, ...)."""
     return x[0][kept.slots]
 
@@ -238,7 +238,7 @@ class UnpaddedAttention(DotProductAttention):
     3 x (1, N, H, K) to (1, N, D).
     """
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Kept, query_mask: Kept) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: KeptRows, query_mask: KeptRows) -> Tensor:
         q, k, v = (pad(x, key_mask) for x in (q, k, v))  # (B, T, H, K)
         return unpad(super().forward(q, k, v, key_mask.real, query_mask.real), key_mask)
 
@@ -249,7 +249,7 @@ class UnpaddedClassifier(TextClassifier):
     def forward(
         self, input_ids: Tensor, segment_ids: Tensor | None = None, *, rows: Tensor, slots: Tensor
     ) -> Tensor:
-        kept = Kept(self.real_tokens(input_ids), rows, slots)
+        kept = KeptRows(self.real_tokens(input_ids), rows, slots)
         x = unpad(self.embeddings(input_ids, segment_ids, kept.real), kept)  # (1, N, D)
         return self.classify(self.pool(pad(self.encode(x, kept), kept), kept.real))
 

@@ -7,7 +7,7 @@ Every part takes its inputs by name (:func:`spec.inputs`), and returns its outpu
 import paddle
 from paddle import Tensor, nn
 
-from concord.backends.library import Kept, Layers
+from concord.backends.library import KeptRows, Layers
 from concord.backends.paddle.layers import EXPLICIT, POOLERS, POOLINGS, MultiHeadAttention, filled
 from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig
@@ -29,7 +29,7 @@ class EncoderStack(Tapped, nn.Layer):
     def real_tokens(self, input_ids: Tensor) -> Tensor:
         return input_ids != self.pad_id  # (B, T); MSK-1
 
-    def encode(self, x: Tensor, real: Tensor | Kept) -> Tensor:
+    def encode(self, x: Tensor, real: Tensor | KeptRows) -> Tensor:
         for layer in self.layers:
             x = layer(x, real)
         return x if self.final_norm is None else self.tap("final_norm", self.final_norm(x))

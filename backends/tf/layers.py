@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras import layers, ops
 from tensorflow import Tensor
 
-from concord.backends.library import Kept, Layers
+from concord.backends.library import KeptRows, Layers
 from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig, from_mapping
 from concord.spec.masks import mask_constant
@@ -56,7 +56,7 @@ class Linear(layers.Dense):
         super().build((None, self.inputs))
 
 
-class Model(Layer, keras.Model):
+class ModelBase(Layer, keras.Model):
     """A model that is made of a configuration, and takes its inputs in a mapping, as ``fit`` gives them.
 
     Attributes:
@@ -343,8 +343,8 @@ class MultiHeadAttention(Layer):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        key_mask: Tensor | Kept | None = None,
-        query_mask: Tensor | Kept | None = None,
+        key_mask: Tensor | KeptRows | None = None,
+        query_mask: Tensor | KeptRows | None = None,
     ) -> Tensor:
         q = self.tap("query", self.split_heads(self.activation(self.query(query))))
         k = self.tap("key", self.split_heads(self.activation(self.key(key))))
@@ -387,7 +387,7 @@ class EncoderLayer(Layer):
         self.norm2 = None if shared else make.norm(config, **self.sub("norm2"))
         self.pre_norm = config.norm_placement == "pre"
 
-    def call(self, x: Tensor, real: Tensor | Kept) -> Tensor:
+    def call(self, x: Tensor, real: Tensor | KeptRows) -> Tensor:
         x = self.add(
             x, lambda h: self.attention(h, h, h, key_mask=real, query_mask=real), self.norm1 or self.norm, 1
         )

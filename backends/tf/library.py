@@ -17,7 +17,7 @@ from keras import layers, ops
 from tensorflow import Tensor
 
 from concord.backends.interface import Implementation, Request
-from concord.backends.library import NOT_EXPOSED, Kept, Layers, LibraryLayers, parts_of, unpadded
+from concord.backends.library import NOT_EXPOSED, KeptRows, Layers, LibraryLayers, parts_of, unpadded
 from concord.backends.tf import layers as explicit
 from concord.backends.tf.layers import Layer
 from concord.backends.tf.model import PARTS, TextClassifier
@@ -143,12 +143,12 @@ def unsupported_reasons(request: Request) -> list[str]:
 # tokens.
 
 
-def unpad(x: Tensor, kept: Kept) -> Tensor:
+def unpad(x: Tensor, kept: KeptRows) -> Tensor:
     """Take out the rows that are kept: (B, T, ...) to (1, N, ...)."""
     return tf.gather(tf.reshape(x, (-1, *x.shape[2:])), kept.rows, axis=0)[None]
 
 
-def pad(x: Tensor, kept: Kept) -> Tensor:
+def pad(x: Tensor, kept: KeptRows) -> Tensor:
     """Put rows in their places; in those of padding any row stands: (1, N, ...) to (B, T, ...)."""
     return tf.gather(x[0], kept.slots, axis=0)
 
@@ -159,7 +159,7 @@ class UnpaddedAttention(DotProductAttention):
     3 x (1, N, H, K) to (1, N, D).
     """
 
-    def call(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Kept, query_mask: Kept) -> Tensor:
+    def call(self, q: Tensor, k: Tensor, v: Tensor, key_mask: KeptRows, query_mask: KeptRows) -> Tensor:
         q, k, v = (pad(x, key_mask) for x in (q, k, v))  # (B, T, H, K)
         return unpad(super().call(q, k, v, key_mask=key_mask.real, query_mask=query_mask.real), key_mask)
 
@@ -170,7 +170,7 @@ class UnpaddedClassifier(TextClassifier):
     def forward(
         self, input_ids: Tensor, segment_ids: Tensor | None = None, *, rows: Tensor, slots: Tensor
     ) -> Tensor:
-        kept = Kept(self.real_tokens(input_ids), rows, slots)
+        kept = KeptRows(self.real_tokens(input_ids), rows, slots)
         x = unpad(self.embeddings(input_ids, segment_ids, kept.real), kept)  # (1, N, D)
         return self.classify(self.pool(pad(self.encode(x, kept), kept), kept.real))
 

@@ -9,21 +9,21 @@ from typing import Any
 from keras import ops
 from tensorflow import Tensor
 
-from concord.backends.library import Kept, Layers
+from concord.backends.library import KeptRows, Layers
 from concord.backends.tf.layers import (
     EXPLICIT,
     POOLERS,
     POOLINGS,
     Layer,
     Linear,
-    Model,
+    ModelBase,
     MultiHeadAttention,
 )
 from concord.spec.config import EncoderConfig
 from concord.spec.pooling import least_squares
 
 
-class EncoderStack(Model):
+class EncoderStack(ModelBase):
     """The encoder layers on given embeddings (part ``stack``): (B, T, D) to (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT, **kwargs: Any) -> None:
@@ -40,7 +40,7 @@ class EncoderStack(Model):
     def real_tokens(self, input_ids: Tensor) -> Tensor:
         return input_ids != self.pad_id  # (B, T); MSK-1
 
-    def encode(self, x: Tensor, real: Tensor | Kept) -> Tensor:
+    def encode(self, x: Tensor, real: Tensor | KeptRows) -> Tensor:
         for layer in self.blocks:
             x = layer(x, real)
         return x if self.final_norm is None else self.tap("final_norm", self.final_norm(x))
@@ -103,7 +103,7 @@ class TextClassifier(PooledEncoder):
         return self.tap("logits", self.classifier(pooled))
 
 
-class AttentionAlone(Model):
+class AttentionAlone(ModelBase):
     """Multi-head attention on given tensors (part ``attention``): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT, **kwargs: Any) -> None:

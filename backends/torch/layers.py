@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from concord.backends.library import Kept, Layers
+from concord.backends.library import KeptRows, Layers
 from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig
 from concord.spec.masks import mask_constant
@@ -271,8 +271,8 @@ class MultiHeadAttention(Tapped, nn.Module):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        key_mask: Tensor | Kept | None = None,
-        query_mask: Tensor | Kept | None = None,
+        key_mask: Tensor | KeptRows | None = None,
+        query_mask: Tensor | KeptRows | None = None,
     ) -> Tensor:
         q = self.tap("query", self.split_heads(self.activation(self.query(query))))
         k = self.tap("key", self.split_heads(self.activation(self.key(key))))
@@ -315,7 +315,7 @@ class EncoderLayer(Tapped, nn.Module):
         self.norm2 = None if shared else make.norm(config, **kwargs)
         self.pre_norm = config.norm_placement == "pre"
 
-    def forward(self, x: Tensor, real: Tensor | Kept) -> Tensor:
+    def forward(self, x: Tensor, real: Tensor | KeptRows) -> Tensor:
         x = self.add(x, lambda h: self.attention(h, h, h, real, real), self.norm1 or self.norm, 1)
         return self.add(x, self.feed_forward, self.norm2 or self.norm, 2)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from concord.backends.library import Kept, Layers
+from concord.backends.library import KeptRows, Layers
 from concord.backends.taps import Tapped
 from concord.backends.torch.layers import EXPLICIT, POOLERS, POOLINGS, MultiHeadAttention, dtype_name
 from concord.spec.config import EncoderConfig
@@ -33,7 +33,7 @@ class EncoderStack(Tapped, nn.Module):
     def real_tokens(self, input_ids: Tensor) -> Tensor:
         return input_ids != self.pad_id  # (B, T); MSK-1
 
-    def encode(self, x: Tensor, real: Tensor | Kept) -> Tensor:
+    def encode(self, x: Tensor, real: Tensor | KeptRows) -> Tensor:
         for layer in self.layers:
             x = layer(x, real)
         return x if self.final_norm is None else self.tap("final_norm", self.final_norm(x))

@@ -17,7 +17,7 @@ from concord import options, writing
 from concord.backends.wire import run_arrays
 from concord.commands.check import Selection
 from concord.conformance import campaign, dump, report
-from concord.model import Model
+from concord.model import OwnModel
 from concord.options import argument, option, writes
 from concord.progress import bars
 from concord.running import opened
@@ -46,7 +46,7 @@ def export(
         ),
     ],
     cases: Selection,
-    model: Model,
+    model: OwnModel,
     uncomputed_padding: Annotated[
         bool, option("For runs that do not compute rows of padding: no loss depends on one.")
     ] = False,
@@ -65,7 +65,7 @@ def export(
 
 def run(
     workers: options.Runs,
-    model: Model,
+    model: OwnModel,
     out: Annotated[Path, writes("Where to write the arrays, as safetensors.", "FILE", "-o", "--out")],
     taps: Annotated[bool, option("Write every activation too, as taps/NAME.")] = False,
     gradients: Annotated[

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from concord import backends, options, writing
-from concord.model import Format, Model, NameTable, Texts, formats
+from concord.model import Format, NameTable, OwnModel, Texts, formats
 from concord.options import argument, option, reads, writes
 from concord.progress import telling
 from concord.spec.errors import SpecError, refuse, unknowns
@@ -119,7 +119,7 @@ def rows_of(
     """
     if texts is None:
         return None
-    found = Model(source, form, table, texts).load(gradients=False)
+    found = OwnModel(source, form, table, texts).load(gradients=False)
     rows = []
     for batch in found.batches.values():
         ids = batch.required("input_ids")

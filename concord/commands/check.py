@@ -12,7 +12,7 @@ from concord.conformance import check_jobs, dump
 from concord.conformance.campaign import Job, Settings
 from concord.conformance.check import DTYPES, QUICK, sequence
 from concord.conformance.watching import told
-from concord.model import Model
+from concord.model import OwnModel
 from concord.progress import bars
 from concord.running import finish, run
 from concord.spec.errors import collect
@@ -41,7 +41,7 @@ class Checked(options.Spread):
 
 
 @dataclass(frozen=True)
-class Selection(options.Group):
+class Selection(options.OptionGroup):
     """Standard cases, and what runs of each."""
 
     panel = "Cases"
@@ -52,7 +52,7 @@ class Selection(options.Group):
     part: options.Part = "model"
     forward_only: options.ForwardOnly = False
 
-    def jobs(self, model: Model, dtypes: list[str] | None = None) -> list[Job]:
+    def jobs(self, model: OwnModel, dtypes: list[str] | None = None) -> list[Job]:
         """Return the standard cases, or those of a model of one's own, as jobs.
 
         Raises:
@@ -68,8 +68,8 @@ class Selection(options.Group):
 def check(
     workers: Checked,
     cases: Selection,
-    model: Model,
-    record: options.Record,
+    model: OwnModel,
+    record: options.Outputs,
     quick: Annotated[
         bool,
         options.option(

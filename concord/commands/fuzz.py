@@ -53,7 +53,7 @@ class Fuzzed(options.Runs):
 
 
 @dataclass(frozen=True)
-class Drawn(options.Group):
+class Drawn(options.OptionGroup):
     """Which cases are drawn."""
 
     panel = "Cases"
@@ -114,7 +114,7 @@ def fuzz(
     workers: Fuzzed,
     drawn: Drawn,
     model: Trained,
-    record: options.Record,
+    record: options.Outputs,
     scheduler: Annotated[
         str | None, option("Run on a Dask cluster instead, for example tcp://host:8786.", "ADDRESS")
     ] = None,
@@ -183,7 +183,7 @@ def _check_folder(out: Path) -> None:
 
 
 def _hunt(
-    plan: Any, settings: campaign.Settings, scheduler: str | None, out: Path, record: options.Record
+    plan: Any, settings: campaign.Settings, scheduler: str | None, out: Path, record: options.Outputs
 ) -> None:
     """Hunt, show what was found, and write it; a signal ends the hunt, and the command once that is done."""
     from concord.conformance.fuzz import hunt, summary, write_failures

@@ -14,7 +14,7 @@ from concord.spec.errors import collect
 
 def golden(
     workers: options.Runs,
-    record: options.Record,
+    record: options.Outputs,
     directory: Annotated[
         Path, options.argument(metavar="DIR", help="A folder of golden files, with subfolders.")
     ] = published.INCLUDED,

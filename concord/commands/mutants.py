@@ -15,7 +15,7 @@ from concord.terminal import Terminal
 
 def mutants(
     workers: options.Workers,
-    record: options.Record,
+    record: options.Outputs,
     mutant: Annotated[
         list[str] | None,
         options.option("A mutant by name, or a group of them; may be repeated. Default: all.", "M"),

@@ -99,7 +99,7 @@ class Timed(options.Places):
 
 
 @dataclass(frozen=True)
-class Models(options.Group):
+class Models(options.OptionGroup):
     """What is measured."""
 
     panel = "Models"
@@ -186,7 +186,7 @@ class Models(options.Group):
 
 
 @dataclass(frozen=True)
-class Modes(options.Group):
+class Modes(options.OptionGroup):
     """How it is measured."""
 
     panel = "Measurement"
@@ -246,7 +246,7 @@ def speed(
     models: Models,
     own_model: Trained,
     modes: Modes,
-    record: options.Record,
+    record: options.Outputs,
     texts: Texts = None,
     resume: Annotated[Path | None, reads("Go on with a record that was interrupted.")] = None,
     compare: Annotated[
@@ -345,7 +345,7 @@ def _plan(
     )
 
 
-def _measure(chosen: SpeedPlan, record: options.Record, resume: Path | None, markdown: Path | None) -> int:
+def _measure(chosen: SpeedPlan, record: options.Outputs, resume: Path | None, markdown: Path | None) -> int:
     """Measure, print and write; return the exit code.
 
     Raises:

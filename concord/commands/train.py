@@ -106,7 +106,7 @@ class Trainers(options.Runs):
 
 
 @dataclass(frozen=True)
-class Lockstep(options.Group):
+class LockstepOptions(options.OptionGroup):
     """Training in every framework."""
 
     panel = "Lockstep"
@@ -124,7 +124,7 @@ class Lockstep(options.Group):
 
 
 @dataclass(frozen=True)
-class Start(options.Group):
+class ModelOptions(options.OptionGroup):
     """The model and the recipe."""
 
     panel = "Model and recipe"
@@ -218,7 +218,7 @@ class Start(options.Group):
 
 
 @dataclass(frozen=True)
-class Samples(options.Lines):
+class SampleOptions(options.Lines):
     """The samples."""
 
     panel = "Samples"
@@ -250,7 +250,7 @@ class Samples(options.Lines):
 
 
 @dataclass(frozen=True)
-class Kept(options.Group):
+class RunOptions(options.OptionGroup):
     """How long a run takes, and what is kept of it."""
 
     panel = "Run"
@@ -284,11 +284,11 @@ class Kept(options.Group):
 def train(
     context: typer.Context,
     workers: Trainers,
-    start: Start,
-    samples: Samples,
-    run: Kept,
-    lockstep: Lockstep,
-    record: options.Record,
+    start: ModelOptions,
+    samples: SampleOptions,
+    run: RunOptions,
+    lockstep: LockstepOptions,
+    record: options.Outputs,
     dtype: options.Dtype = "float32",
 ) -> None:
     """Train a model in one framework, or in lockstep in several."""
@@ -345,7 +345,7 @@ def train(
 
 
 def _begun(
-    start: Start, samples: Samples, backend: str, **plan: Any
+    start: ModelOptions, samples: SampleOptions, backend: str, **plan: Any
 ) -> tuple[TrainingCheckpoint, dict[str, Corpus]]:
     """Return a run on samples before its first step, and these."""
     with optional("concord train", "training"):
@@ -470,11 +470,11 @@ def _fit(start: TrainingCheckpoint, corpora: dict[str, Corpus], folder: Path, se
 
 def _in_lockstep(
     workers: Trainers,
-    start: Start,
-    samples: Samples,
+    start: ModelOptions,
+    samples: SampleOptions,
     steps: int | None,
-    how: Lockstep,
-    record: options.Record,
+    how: LockstepOptions,
+    record: options.Outputs,
     dtype: str,
 ) -> None:
     """Train in lockstep, print what came of it, write it, and leave with its exit code.
@@ -498,7 +498,7 @@ def _in_lockstep(
         found = conduct(
             case, names, settings, mode, how.stop_first, lambda name, done: reached(name, done, "")
         )
-    title = f"Lockstep: {count} steps, {case.dtype}, {mode}, seed {case.training.seed}"
+    title = f"LockstepOptions: {count} steps, {case.dtype}, {mode}, seed {case.training.seed}"
     record.finish(found, "lockstep", title, lambda: show(found, console, title))
     raise typer.Exit(found.exit_code)
 
@@ -516,7 +516,7 @@ def on_samples(start: TrainingCheckpoint, corpora: Mapping[str, Corpus]) -> Judg
 
 
 def _chosen(
-    start: Start, samples: Samples, steps: int | None, case: str | None, dtype: str
+    start: ModelOptions, samples: SampleOptions, steps: int | None, case: str | None, dtype: str
 ) -> JudgedTraining:
     """Return the training of a case by name, or of a model and a recipe on random batches.
 
