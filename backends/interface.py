@@ -16,7 +16,7 @@ from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, unknown
 from concord.spec.parameters import Weights, parameters, shape_of, validate_weights
 from concord.spec.precision import PRECISIONS
-from concord.spec.tensors import PARTS, axis_sizes, check_part, inputs, resolve, taps
+from concord.spec.tensors import axis_sizes, check_part, inputs, resolve, taps
 from concord.spec.training.optimizers import state_shapes
 from concord.spec.training.trajectory import Training
 
@@ -534,33 +534,3 @@ class Measurable(Backend, Protocol):
         Args:
             reset: whether to forget it, where that can be.
         """
-
-
-__all__ = [
-    "EXECUTIONS",
-    "IMPLEMENTATIONS",
-    "PARTS",
-    "PRECISION_MODES",
-    "UNPADDED",
-    "UNSUPPORTED_REASONS",
-    "WORKLOAD_KINDS",
-    "Backend",
-    "Implementation",
-    "Measurable",
-    "Overruled",
-    "Problem",
-    "Request",
-    "Run",
-    "Session",
-    "Settings",
-    "Steps",
-    "Trace",
-    "Trainable",
-    "TrainingSession",
-    "Unsupported",
-    "choose",
-    "confirm_switches",
-    "refuse_tf32",
-    "refusing_nondeterminism",
-    "variety",
-]
