@@ -67,7 +67,7 @@ def _plainly(actual: Array, value: Array, sigma: Array, dtype: str) -> Judgement
     z, beyond = float(scores[place]), 0
     if z > Z:
         beyond = int((scores > Z).sum())
-    independent = independent_elements(value, sigma, dtype) if rms > R else value.size
+    independent = independent_elements(value, sigma, dtype) if rms > R else float(value.size)
     # Z_BINS are powers of two: the exponent says in which bin a score lies.
     exponents = np.frexp(np.maximum(scores, Z_BINS[0] / 2))[1]
     counted = np.bincount(np.minimum(exponents - LOWEST, len(Z_BINS)), minlength=len(Z_BINS) + 1)

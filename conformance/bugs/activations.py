@@ -102,11 +102,22 @@ BUGS = (
             (math.sqrt(math.pi / 2), "sqrt(pi / 2)"),
             (1.0, "1"),
             (math.sqrt(2) / math.pi, "sqrt(2) / pi"),
-            *((factor, str(factor)) for factor in (0.8, 0.798, 0.7979, 0.79788, 0.797885)),
         )
     ),
     *(
-        also("gelu_root_of_few_digits", f"a GELU that divides by {root} instead of sqrt(2)", gelu_of(root))
+        also(
+            "gelu_inner_factor",
+            f"a GELU whose tanh has the factor {factor}",
+            where(gelu(factor=factor), activation="gelu_tanh"),
+        )
+        for factor in (0.8, 0.798, 0.7979, 0.79788, 0.797885)
+    ),
+    *(
+        also(
+            "gelu_root_of_few_digits",
+            f"a GELU that divides by {root} instead of sqrt(2)",
+            where(gelu_of(root), activation="gelu_erf"),
+        )
         for root in (1.4, 1.41, 1.414, 1.4142, 1.41421, 1.414214)
     ),
     bug(
