@@ -1,8 +1,8 @@
 """Why not a fixed tolerance? ``python examples/criteria.py README.md`` measures the README's table anew.
 
 It holds the usual criteria, and the derived tolerances, against the same runs. A criterion compares with the
-float64 oracle, as its users would. The faults are the mutants, each in the standard case that was made to
-show it; the right runs are the allowed alternatives, and random cases on unchanged backends. Faults and
+float64 oracle, as its users would. The bugs are the mutants, each in the standard case that was made to
+show it; the right runs are the allowed alternatives, and random cases on unchanged backends. Bugs and
 random cases are spread over the four backends, so that each is run once.
 """
 
@@ -33,8 +33,8 @@ SEED = 2026
 CASES, SINGLE_CASES, HALF_CASES = 4, 200, 100
 """Standard and random cases for each alternative; random cases in float32 and in bfloat16."""
 
-GROUPS = FAULTS, RIGHT, SINGLE, HALF = (
-    "faults",
+GROUPS = BUGGY, RIGHT, SINGLE, HALF = (
+    "bugs",
     "allowed alternatives",
     "correct float32",
     "correct bfloat16",
@@ -125,7 +125,7 @@ def run_of(worker, job, implementation="explicit"):
     return worker.run(job.config, job.weights, job.batch, job.part, job.dtype, implementation)
 
 
-def of_fault(worker, bug):
+def of_bug(worker, bug):
     """Return what is flagged of a mutant; all flag one that the framework itself refuses to run."""
     scenarios = [bug.after, bug.scenario] if bug.after else [bug.scenario]
     jobs = [job_of(build_case(bug.variant, one, options=dict(bug.options)), "float32") for one in scenarios]
@@ -146,7 +146,7 @@ def of_backend(place, names):
         HALF: random_jobs("bfloat16", HALF_CASES, SEED),
     }
     with backends.open(plugin(names[place])) as worker:
-        asked = [(FAULTS, bug.name, partial(of_fault, worker, bug)) for bug in visible[place :: len(names)]]
+        asked = [(BUGGY, bug.name, partial(of_bug, worker, bug)) for bug in visible[place :: len(names)]]
         for group, jobs in drawn.items():
             asked += [
                 (group, job.name, lambda job=job: flags_of(job, run_of(worker, job)))
@@ -208,16 +208,16 @@ def main(readme):
         for found in pool.map(lambda task: list(task()), tasks):
             for group, name, flags in found:
                 flagged[group][name] = flags
-    faults, right, single, half = (len(flagged[group]) for group in GROUPS)
+    bugs, right, single, half = (len(flagged[group]) for group in GROUPS)
     text = (
         f"{table(flagged)}\n\nShare of runs that are flagged, by their outputs alone / by any tensor. "
-        f"{faults} faults, {right} runs of allowed alternatives, {single} correct runs in float32, {half} in "
+        f"{bugs} bugs, {right} runs of allowed alternatives, {single} correct runs in float32, {half} in "
         f"bfloat16; seed {SEED}.\n"
     )
     write_text(Path(readme), within(Path(readme), "criteria", text))
     print(text)
     alarms = [name for group in GROUPS[1:] for name, flags in flagged[group].items() if flags[OURS][1]]
-    missed = [name for name, flags in flagged[FAULTS].items() if not flags[OURS][1]]
+    missed = [name for name, flags in flagged[BUGGY].items() if not flags[OURS][1]]
     print(f"missed by {OURS}: {', '.join(missed) or 'none'}\nfalse alarms: {', '.join(alarms) or 'none'}")
     return 1 if alarms else 0
 

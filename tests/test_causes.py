@@ -94,34 +94,34 @@ def test_the_cause_is_named(name):
 
 
 USUAL = [case for case in standard_cases() if case.scenario != "long"]
-NAMED = [fault for fault in ALL if fault.cause and fault.precisions and not fault.after]
+NAMED = [bug for bug in ALL if bug.cause and bug.precisions and not bug.after]
 
 
 def wrongly_sure(case: Case, meetings: Iterable[tuple[Bug, str]]) -> list[str]:
-    """Return the faults, each met in a precision, that are given another's name with confidence in a case."""
+    """Return the bugs, each met in a precision, that are given another's name with confidence in a case."""
     found = []
-    for fault, dtype in meetings:
-        run = run_with(fault, case, dtype)
+    for bug, dtype in meetings:
+        run = run_with(bug, case, dtype)
         cause = verdict_of(case, run).cause if run else None
-        if cause and cause.confident and fault.diagnosed(cause.hypothesis) != "right":
-            found.append(f"{case.name}, {dtype}: {fault.name} is taken for {cause}")
+        if cause and cause.confident and bug.diagnosed(cause.hypothesis) != "right":
+            found.append(f"{case.name}, {dtype}: {bug.name} is taken for {cause}")
     return found
 
 
 @pytest.mark.parametrize("place", range(0, len(USUAL), 8))
 def test_no_fault_is_taken_for_another(place):
-    """A sample of the whole table: some of the cases meet some of the faults."""
+    """A sample of the whole table: some of the cases meet some of the bugs."""
     dtype = ("float32", "float64")[place // 8 % 2]
     assert not wrongly_sure(
-        USUAL[place], [(fault, dtype) for i, fault in enumerate(NAMED) if (i + place) % 67 == 0]
+        USUAL[place], [(bug, dtype) for i, bug in enumerate(NAMED) if (i + place) % 67 == 0]
     )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(len(standard_cases())), ids=[case.name for case in standard_cases()])
 def test_no_fault_is_taken_for_another_in_any_case(place):
-    """The whole table: every case meets every fault, in one precision or the other."""
-    meetings = [(fault, ("float32", "float64")[(i + place) % 2]) for i, fault in enumerate(NAMED)]
+    """The whole table: every case meets every bug, in one precision or the other."""
+    meetings = [(bug, ("float32", "float64")[(i + place) % 2]) for i, bug in enumerate(NAMED)]
     assert not wrongly_sure(standard_cases()[place], meetings)
 
 
@@ -253,20 +253,18 @@ def test_scores_that_are_clamped_are_recognised():
     ],
 )
 def test_the_cause_is_named_in_parts(part, name):
-    fault = BUGS[name]
+    bug = BUGS[name]
     of_the_part = tuple(
         (tuple(f"*{pattern.rpartition('.')[2]}" for pattern in patterns), edit)
-        for patterns, edit in fault.change.edits
+        for patterns, edit in bug.change.edits
     )
-    case = build_case("bert", fault.scenario, part)
+    case = build_case("bert", bug.scenario, part)
     cause = verdict_of(
         case,
-        run_with(
-            dataclasses.replace(fault, change=dataclasses.replace(fault.change, edits=of_the_part)), case
-        ),
+        run_with(dataclasses.replace(bug, change=dataclasses.replace(bug.change, edits=of_the_part)), case),
     ).cause
     assert cause is not None
-    assert fault.diagnosed(cause.hypothesis) == "right"
+    assert bug.diagnosed(cause.hypothesis) == "right"
 
 
 @pytest.mark.parametrize(

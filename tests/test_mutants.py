@@ -35,7 +35,7 @@ VISIBLE = [mutant for mutant in ALL if mutant.precisions and not mutant.change.e
 KINDS = {
     (mutant.group, mutant.clause, mutant.scenario): mutant.name for mutant in reversed((*VISIBLE, *EDITS))
 }
-"""The first fault of each group that breaks a clause in a scenario: those are quick."""
+"""The first bug of each group that breaks a clause in a scenario: those are quick."""
 EQUIVALENT = [mutant for mutant in ALL if not mutant.precisions]
 each_mutant = pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
 
@@ -344,7 +344,7 @@ def test_a_group_is_all_of_its_mutants_each_once() -> None:
     assert found[0].name == "last_batch_dropped"
     assert {mutant.name for mutant in found} == {
         "mask_missing",
-        *(fault.name for fault in KNOWN.values() if fault.group == "data"),
+        *(bug.name for bug in KNOWN.values() if bug.group == "data"),
     }
     assert len(found) == len({mutant.name for mutant in found}) > 9
 

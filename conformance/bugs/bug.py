@@ -1,4 +1,4 @@
-"""What a fault is: a porting bug with a name, and how the model is changed so that it has it."""
+"""What a bug is: a porting bug with a name, and how the model is changed so that it has it."""
 
 from __future__ import annotations
 
@@ -114,7 +114,9 @@ class Change:
 
 def fits(name: str, patterns: Iterable[str]) -> bool:
     """Return whether a name fits one of several patterns."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    return any(
+        name == pattern or ("*" in pattern and fnmatch.fnmatchcase(name, pattern)) for pattern in patterns
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
-
 from concord.conformance.bugs import (
     activations,
     attention,
@@ -21,7 +19,7 @@ from concord.conformance.bugs import (
     saturation,
     weights,
 )
-from concord.conformance.bugs.bug import GROUPS, Bug
+from concord.conformance.bugs.bug import GROUPS, Bug, fits
 from concord.conformance.bugs.training.catalogue import TRAINING
 
 ENTRIES: tuple[Bug, ...] = tuple(
@@ -72,7 +70,7 @@ _SEARCHED = (
 
 def _tried(bug: Bug) -> bool:
     causes = (bug.cause or "").split(" or ")
-    searched = any(fnmatch.fnmatchcase(cause, pattern) for cause in causes for pattern in _SEARCHED)
+    searched = any(fits(cause, _SEARCHED) for cause in causes)
     return bool(bug.cause and bug.change.edits) and (not searched or bug.name in causes)
 
 

@@ -1,6 +1,6 @@
 """What an edit of a tap sees: the operations, the taps before it, parameters, ids and masks.
 
-The same object serves the frameworks and the NumPy arithmetic, so that a fault is written once.
+The same object serves the frameworks and the NumPy arithmetic, so that a bug is written once.
 
 Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim, F d_ff, C classes.
 """
@@ -322,4 +322,4 @@ class Context:
 
 
 Edit = Callable[[Context, Array], Array]
-"""Takes the context and what a tap rightly is; returns what it is with the fault."""
+"""Takes the context and what a tap rightly is; returns what it is with the bug."""

@@ -570,7 +570,12 @@ BUGS = (
         SCORES,
     ),
     *(
-        each.also(f"detached_{name}", f"a {name} that no gradient flows through", detached, clause="ATT-1")
+        each.also(
+            f"detached_{name} or no_gradient",
+            f"a {name} that no gradient flows through",
+            detached,
+            clause="ATT-1",
+        )
         for name, each in (("query", QUERY), ("key", KEY))
     ),
     SOFTMAX.also(

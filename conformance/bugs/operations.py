@@ -23,7 +23,7 @@ SIGNIFICANT_BITS = {"float32": 24, "tf32": 11, "float16": 11, "bfloat16": 8}
 
 
 class Operations(ABC):
-    """The operations that faults are written in."""
+    """The operations that bugs are written in."""
 
     # Arithmetic.
 
@@ -198,24 +198,12 @@ class FrameworkOperations(Operations):
         return function
 
     @abstractmethod
-    def gain(self, norm: Any) -> Array:
-        """Return the gain of a layer norm."""
+    def held(self, layer: Any, kind: str) -> Array:
+        """Return a parameter of a layer in its canonical layout, or None.
 
-    @abstractmethod
-    def offset(self, norm: Any) -> Array:
-        """Return the offset of a layer norm."""
-
-    @abstractmethod
-    def table(self, embedding: Any) -> Array:
-        """Return the table of an embedding, (rows, D)."""
-
-    @abstractmethod
-    def weight(self, linear: Any) -> Array:
-        """Return the weight of a linear layer as (in, out)."""
-
-    @abstractmethod
-    def bias(self, linear: Any) -> Array:
-        """Return the bias of a linear layer, or None."""
+        Args:
+            kind: of the parameter (:class:`concord.spec.parameters.Parameter`).
+        """
 
     def submodule(self, owner: Any, name: str) -> Any:
         """Return a submodule by a word of its canonical name."""
@@ -246,14 +234,4 @@ class FrameworkOperations(Operations):
         owner = model
         for word in name.split(".")[:-1]:
             owner = owner[int(word)] if word.isdigit() else self.submodule(owner, word)
-        return getattr(
-            self,
-            {
-                "embedding": "table",
-                "positions": "table",
-                "kernel": "weight",
-                "bias": "bias",
-                "gamma": "gain",
-                "beta": "offset",
-            }[kind],
-        )(owner)
+        return self.held(owner, kind)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.bugs.bug import fits
 from concord.conformance.diagnosis.regions import few
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.reading import within
-from concord.conformance.explain.step import matches
 from concord.spec.tape import Node
 from concord.spec.tensors import clause_of
 
@@ -139,11 +139,11 @@ class Backward:
             if tensor is None or users != [tap] or name == f"={but}" or tensor.gradient is None:
                 continue
             visible = float(abs(tensor.gradient).max()) > SMALL * self.largest
-            if visible and self.statuses.get(f"gradients.{name[1:]}") == "agrees" and not matches(tap, SUMS):
+            if visible and self.statuses.get(f"gradients.{name[1:]}") == "agrees" and not fits(tap, SUMS):
                 return f"gradients.{name[1:]}"
-        if matches(tap, SUMS):  # each of its terms has the same gradient
+        if fits(tap, SUMS):  # each of its terms has the same gradient
             for name, users in self.consumers.items():
-                if users == [tap] and not name.startswith("=") and not matches(name, SUMS):
+                if users == [tap] and not name.startswith("=") and not fits(name, SUMS):
                     found = self.evidence(name, but)
                     if found:
                         return found

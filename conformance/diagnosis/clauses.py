@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from concord.conformance.bugs.bug import fits
 from concord.conformance.diagnosis.description import Description
 from concord.conformance.expectation import is_gradient
 from concord.conformance.explain.question import Question
-from concord.conformance.explain.step import matches
 from concord.spec.config import EncoderConfig
 
 MOVED = ("shifted", "reversed", "swapped", "repeated", "permuted", "transposed")
@@ -42,7 +42,7 @@ def _of_what_is_seen(question: Question, seen: Description) -> Iterator[str]:
         return
     if tensor.startswith("embeddings."):
         yield from _of_embeddings(config, tensor, seen)
-    elif matches(tensor, ("*attention.query", "*attention.key", "*attention.value")):
+    elif fits(tensor, ("*attention.query", "*attention.key", "*attention.value")):
         yield from (
             ("ATT-2", "ATT-1") if seen.relation in MOVED and seen.what.count("head") else ("ATT-1", "ATT-2")
         )
@@ -52,7 +52,7 @@ def _of_what_is_seen(question: Question, seen: Description) -> Iterator[str]:
         yield from _of_masks(seen)
     elif tensor.endswith(("attention.weights", "masked_weights", "attention.context")):
         yield from _of_attention(tensor, seen)
-    elif matches(tensor, ("*norm1", "*norm2", "*norm")):
+    elif fits(tensor, ("*norm1", "*norm2", "*norm")):
         yield from ("NRM-7", "NRM-2") if seen.relation == "nan" else ("NRM-2", "NRM-3")
     elif tensor in ("loss", "losses"):
         yield from ("LOS-3",) if "label" in seen.where and config.ignore_label is not None else ()

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.bugs.bug import fits
 from concord.conformance.bugs.context import Edit
-from concord.conformance.explain.step import matches
 from concord.conformance.wording import instead
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import ConfigError, SpecError
@@ -65,7 +65,7 @@ class Hypothesis:
 
     def changes(self, tap: str) -> Edit | None:
         """Return what is made of a tap, if anything."""
-        return self.change if self.change and matches(tap, self.on) else None
+        return self.change if self.change and fits(tap, self.on) else None
 
 
 def changed(name: str, text: str, clause: str, change: Edit, *on: str) -> Hypothesis:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from concord.conformance.bugs.attention import PROJECTIONS
+from concord.conformance.bugs.bug import fits
 from concord.conformance.bugs.norms import NORMS, RESIDUALS
 from concord.conformance.explain.hypothesis import Hypothesis, both, options
 from concord.conformance.explain.question import Question
-from concord.conformance.explain.step import matches
 from concord.spec.config import EncoderConfig
 from concord.spec.masks import visible_keys
 from concord.spec.tensors import OF_IDS
@@ -62,9 +62,9 @@ def of_options(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield the options that may be others at a tap."""
     config = question.config
     for taps, name, values, clause in CHOICES:
-        if matches(tap, taps):
+        if fits(tap, taps):
             yield from options(config, name, values, clause)
-    if matches(tap, NORMS):
+    if fits(tap, NORMS):
         for hypothesis in options(config, "norm_epsilon", RARE_EPSILONS, "NRM-2"):
             yield dataclasses.replace(hypothesis, rare=True)
         if question.case.dtype == "float64":
@@ -75,7 +75,7 @@ def of_options(question: Question, tap: str) -> Iterator[Hypothesis]:
                 "norm_epsilon_bits",
                 24,
             )
-    if matches(tap, ("*attention.weights",)):
+    if fits(tap, ("*attention.weights",)):
         yield _deviation(
             "softmax_floor",
             "a softmax that clips what lies 64 below the largest score",
@@ -93,7 +93,7 @@ def of_options(question: Question, tap: str) -> Iterator[Hypothesis]:
         )
     if tap == "embeddings.token":
         yield from _of_padding_vector(question)
-    if matches(tap, ("*.masked_scores", "*.masked_weights")) and question.case.part in BY_IDS:
+    if fits(tap, ("*.masked_scores", "*.masked_weights")) and question.case.part in BY_IDS:
         # One that does not occur would mask nothing.
         yield from options(config, "pad_id", sorted(_occurring(question) & {0, 1, 2, 3}), "MSK-1")
     if tap == "loss" and question.case.part == "model":

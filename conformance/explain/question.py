@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.bugs.bug import fits
 from concord.conformance.estimate import Observer, estimate
 from concord.conformance.expectation import JudgedProblem, is_gradient
 from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
-from concord.conformance.explain.step import Reached, Step, group_of, matches
+from concord.conformance.explain.step import Reached, Step, group_of
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import round_inputs
 from concord.spec.config import EncoderConfig
@@ -63,7 +64,7 @@ class Question:
         """Return whether the tensor in question is a tap, and no gradient by one, whose name fits one of
         several patterns.
         """
-        return self.parameter is None and matches(self.tensor, patterns)
+        return self.parameter is None and fits(self.tensor, patterns)
 
     @functools.cached_property
     def span(self) -> tuple[str, ...]:

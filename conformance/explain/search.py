@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.bugs.bug import fits
 from concord.conformance.bugs.norms import NORMS
 from concord.conformance.estimate import R
 from concord.conformance.expectation import JudgedProblem
@@ -21,7 +21,6 @@ from concord.conformance.explain.options import of_options, of_other_constants, 
 from concord.conformance.explain.question import Prediction, Question
 from concord.conformance.explain.reading import CLEAR
 from concord.conformance.explain.recovered import of_recovered
-from concord.conformance.explain.step import matches
 from concord.conformance.explain.structure import (
     of_cancellation,
     of_dropout,
@@ -126,9 +125,7 @@ def likeliest_first(hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:
     """
 
     def place(one: Hypothesis) -> int:
-        found = (
-            i for i, names in enumerate(LIKELY) if any(fnmatch.fnmatchcase(one.name, name) for name in names)
-        )
+        found = (i for i, names in enumerate(LIKELY) if fits(one.name, names))
         return len(LIKELY) + 1 if one.rare else next(found, len(LIKELY))
 
     return sorted(hypotheses, key=place)
@@ -187,12 +184,12 @@ class Search:
         yield from of_factors(question)
 
     def unusual(self) -> Iterator[Hypothesis]:
-        """Yield pairs of mistakes, values that nobody uses, and faults of several taps at once."""
+        """Yield pairs of mistakes, values that nobody uses, and bugs of several taps at once."""
         yield from of_hidden(self.question)
         for tap in self.question.span:
-            if matches(tap, NORMS):
+            if fits(tap, NORMS):
                 yield from two_of_norms(self.question)
-            if matches(tap, ("*.masked_scores",)):
+            if fits(tap, ("*.masked_scores",)):
                 yield from of_other_constants(self.question, tap)
 
     def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[Explanation]:

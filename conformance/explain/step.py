@@ -4,8 +4,7 @@ some mistake.
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,13 +136,6 @@ class Step(Edited):
         if self.batch.query_mask is not None:
             return self.batch.query_mask
         return real_tokens(self.config, self.batch.required("input_ids"))
-
-
-def matches(tap: str, patterns: Iterable[str]) -> bool:
-    """Return whether the name of a tap fits one of several patterns."""
-    return any(
-        tap == pattern or ("*" in pattern and fnmatch.fnmatchcase(tap, pattern)) for pattern in patterns
-    )
 
 
 def group_of(name: str) -> str:

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.bugs.attention import PROJECTIONS
+from concord.conformance.bugs.bug import fits
 from concord.conformance.bugs.context import Context
 from concord.conformance.bugs.norms import NORMS
 from concord.conformance.bugs.tape import Value
 from concord.conformance.bugs.weights import cut_from_fused
 from concord.conformance.explain.hypothesis import Hypothesis, changed, loaded, options
 from concord.conformance.explain.question import Question, rounding
-from concord.conformance.explain.step import matches
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import parameters
 from concord.spec.positions import sinusoid
@@ -53,10 +53,10 @@ def norm_of(sharing: str, tap: str) -> str:
 
 def of_weights(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield what may be wrong with the weights of a tap's step."""
-    if matches(tap, LINEAR):
+    if fits(tap, LINEAR):
         yield from _of_linear(question, parameters_of(tap), tap)
         yield from _rounded(question, parameters_of(tap))
-    elif matches(tap, NORMS):
+    elif fits(tap, NORMS):
         yield from _of_norm(question, norm_of(question.config.norm_sharing, tap))
         yield from _rounded(question, norm_of(question.config.norm_sharing, tap))
     elif tap in ("embeddings.token", "embeddings.position", "embeddings.segment"):
@@ -263,7 +263,7 @@ def _exchanged(table: Array, config: EncoderConfig) -> Array:
 
 def of_joined_heads(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield a context whose heads are joined in another order."""
-    if matches(tap, ("*attention.context",)):
+    if fits(tap, ("*attention.context",)):
         for order in _orders(question.config.num_heads):
             text = f"heads joined in the order {', '.join(map(str, order))}"
             yield changed("heads_permuted", text, "ATT-6", partial(_joined, order))

@@ -96,7 +96,7 @@ class Injection:
             yield
         except KeyError as error:
             raise Unsupported(
-                f"{self.request.implementation!r} does not compute {error}, which the fault needs"
+                f"{self.request.implementation!r} does not compute {error}, which the bug needs"
             ) from error
         if self.edits and not self.seen:
             raise Unsupported(f"{self.request.implementation!r} computes none of {', '.join(self.edits)}")

@@ -231,12 +231,12 @@ class Hunt:
         except (SpecError, Unsupported) as error:
             return Finding(mutant.name, self.backend, "failed", detail=str(error))
 
-    def find_in_training(self, fault: Bug) -> Finding:
+    def find_in_training(self, bug: Bug) -> Finding:
         """Look for a bug of training in the run that shows it."""
-        for dtype in fault.precisions:
-            expected = shown(fault.name, dtype)
+        for dtype in bug.precisions:
+            expected = shown(bug.name, dtype)
             found = self.supervisor.do(
-                partial(divergence_of, bug=fault, dtype=dtype, explaining=self.diagnosing)
+                partial(divergence_of, bug=bug, dtype=dtype, explaining=self.diagnosing)
             )
             if found is None:
                 continue
@@ -251,21 +251,21 @@ class Hunt:
                 else f"shows first in step {expected.step + 1}, in its {expected.section}"
             )
             return Finding(
-                fault.name,
+                bug.name,
                 self.backend,
                 status,
                 found.row.tensor,
                 found.row.ratio,
-                f"{fault.variant}-{fault.scenario}",
+                f"{bug.variant}-{bug.scenario}",
                 dtype,
                 True,
                 detail,
-                fault.diagnosed(said),
+                bug.diagnosed(said),
                 said,
-                "right" if fault.clause in clauses else "wrong",
+                "right" if bug.clause in clauses else "wrong",
                 found.row,
             )
-        return Finding(fault.name, self.backend, "missed")
+        return Finding(bug.name, self.backend, "missed")
 
     def look(self, mutant: Bug, scenario: str, dtype: str, certain: bool = False) -> Finding | None:
         """Look for a mutant in one case and precision.

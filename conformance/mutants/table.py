@@ -81,27 +81,27 @@ def summaries(matrix: Matrix) -> list[str]:
     return lines
 
 
-def catalogue(faults: Iterable[Bug], width: int) -> Table:
-    """Return what each fault is.
+def catalogue(bugs: Iterable[Bug], width: int) -> Table:
+    """Return what each bug is.
 
     Its sentence, the clause that it breaks, the case that shows it, and where it was seen.
     """
-    table = Table(title="Faults", title_justify="left", title_style="bold", padding=(0, 1))
-    table.add_column("fault", overflow="fold")
+    table = Table(title="Bugs", title_justify="left", title_style="bold", padding=(0, 1))
+    table.add_column("bug", overflow="fold")
     table.add_column("what it is", overflow="fold", ratio=1)
     if width >= NARROW:
         table.add_column("clause", no_wrap=True)
         table.add_column("case", overflow="fold")
         table.add_column("source", overflow="fold")
     group = ""
-    for fault in faults:
-        if fault.group != group:
-            group = fault.group
+    for bug in bugs:
+        if bug.group != group:
+            group = bug.group
             table.add_section()
-        case = f"{fault.variant}-{fault.scenario}"
-        more = [fault.clause, case, fault.source.removeprefix("https://github.com/")]
-        what = [fault.what] if width >= NARROW else [fault.what, *filter(None, more)]
-        table.add_row(Text(fault.name), Group(*what), *(more if width >= NARROW else []))
+        case = f"{bug.variant}-{bug.scenario}"
+        more = [bug.clause, case, bug.source.removeprefix("https://github.com/")]
+        what = [bug.what] if width >= NARROW else [bug.what, *filter(None, more)]
+        table.add_row(Text(bug.name), Group(*what), *(more if width >= NARROW else []))
     return table
 
 

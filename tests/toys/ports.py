@@ -1,4 +1,4 @@
-"""The reference as ports make it: with a fault of the table.
+"""The reference as ports make it: with a bug of the table.
 
 Or with steps, weights and options that are others.
 """
@@ -29,13 +29,13 @@ Wrong = Callable[["Spoiled", str, Node], Node]
 SCORES, WEIGHTS = (f"layers.0.attention.{step}" for step in ("scores", "weights"))
 
 
-def run_with(fault: Bug, case: Case, dtype: str = "float32", seed: int = 97) -> Run | None:
-    """Return what a port with a fault would: the reference in rounded arithmetic.
+def run_with(bug: Bug, case: Case, dtype: str = "float32", seed: int = 97) -> Run | None:
+    """Return what a port with a bug would: the reference in rounded arithmetic.
 
     None where the case cannot have it.
     """
     try:
-        return _run(truth_with(fault.change, case, Arithmetic(dtype, shuffle=seed), dtype), dtype)
+        return _run(truth_with(bug.change, case, Arithmetic(dtype, shuffle=seed), dtype), dtype)
     except (spec.SpecError, KeyError, IndexError, ValueError):
         return None
 
@@ -46,7 +46,7 @@ def truth_with(
     """Return what the reference yields with a change.
 
     Args:
-        memory: what the fault keeps from one call to the next.
+        memory: what the bug keeps from one call to the next.
     """
     model = with_edits(change.edit)
     model.memory = {} if memory is None else memory

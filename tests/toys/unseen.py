@@ -104,58 +104,6 @@ def centered(x: Array) -> Array:
     return x - x.mean(-1, keepdims=True)
 
 
-def of_activation(slope: Callable[[Array, Array], Array]) -> Wrong:
-    """Return the step whose slope, made of what goes in and comes out, is another."""
-
-    def change(run: Spoiled, name: str, y: Node) -> Node:
-        x = run.beside(name, "inner")
-        return backward(run, y, x, lambda g: g * slope(x.value, y.value))
-
-    return change
-
-
-def logistic(x: Array) -> Array:
-    return 1 / (1 + np.exp(-x))
-
-
-def quick_slope(x: Array, y: Array) -> Array:
-    gate = logistic(1.702 * x)
-    return gate + 1.702 * x * gate * (1 - gate)
-
-
-def softmax_slope(inner: Callable[[Array, Array], Array]) -> Wrong:
-    def change(run: Spoiled, name: str, y: Node) -> Node:
-        return backward(
-            run, y, run.beside(name, "masked_scores"), lambda g: y.value * (g - inner(g, y.value))
-        )
-
-    return change
-
-
-def norm_slope(pull: Callable[[Array, Array, Array], Array]) -> Wrong:
-    """Return the step of a norm whose gradient of the input is made of the normed gradient, the normed
-    input and the deviation.
-    """
-
-    def change(run: Spoiled, name: str, y: Node) -> Node:
-        x, gain, offset = (
-            run.taken[name.replace("norm", "residual")],
-            run.weights[f"{name}.weight"],
-            run.weights[f"{name}.bias"],
-        )
-        deviation = np.sqrt(np.square(centered(x.value)).mean(-1, keepdims=True) + run.config.norm_epsilon)
-        normed = centered(x.value) / deviation
-        through = run.a._record(
-            y.value, (x, lambda g: pull(g * gain.value, normed, deviation).astype(g.dtype))
-        )
-        total = run.a._record(
-            0 * y.value, (gain, lambda g: (g * normed).sum((0, 1))), (offset, lambda g: g.sum((0, 1)))
-        )
-        return run.a._record(y.value, (through, lambda g: g), (total, lambda g: g))
-
-    return change
-
-
 def short_softmax(run: Spoiled, name: str, y: Array) -> Array:
     shown = run.beside(name, "masked_scores").value.astype(np.float16).astype(np.float32)
     powers = np.exp(shown - shown.max(-1, keepdims=True))
@@ -175,10 +123,6 @@ def context_of(weights: Callable[[Array], Array], values: Callable[[Array], Arra
     return edited(change)
 
 
-def positions(rows: Callable[[Array], Array]) -> Wrong:
-    return edited(lambda run, name, y: run.weights["embeddings.position.weight"].value[rows(run.real())])
-
-
 def tail_relu(run: Spoiled, name: str, y: Array) -> Array:
     x = run.beside(name, "inner").value
     return np.where(x > 1.5, x, y)
@@ -194,19 +138,7 @@ def flow(where: Any, value: Any) -> Wrong:
     return pulled(change)
 
 
-def ones(rows: Array, where: Any, value: Any) -> Array:
-    rows = np.array(rows)
-    rows[where] = value
-    return rows
-
-
-INNER, ACTIVATION = r"layers.0.feed_forward.inner", r"layers.0.feed_forward.activation"
-OF_INNER = r"gradients.(taps.)?layers.1.feed_forward.inner(.weight|.bias)?"
-OF_NORM2 = (
-    r"gradients.(layers.1.norm1.(weight|bias)|taps.layers.1.residual2"
-    r"|layers.1.feed_forward.outer.(weight|bias))"
-)
-OF_KEY = r"gradients.(taps.)?layers.1.attention.(key|query)(.weight|.bias)?"
+ACTIVATION = r"layers.0.feed_forward.activation"
 H0 = "layers.0.attention"
 
 UNSEEN: dict[str, Unseen] = {
@@ -243,39 +175,12 @@ UNSEEN: dict[str, Unseen] = {
         ("token 0|first token|position 0", "zero"),
         {"embeddings.position": put((slice(None), 0), 0.0)},
     ),
-    "positions count real tokens": Unseen(
-        "embeddings.position",
-        "POS-6 POS-5",
-        ("padding|real tokens",),
-        {"embeddings.position": positions(lambda real: np.maximum(real.cumsum(1) - 1, 0))},
-    ),
     "positions scaled": Unseen(
         "embeddings.position",
         "EMB-2",
         (r"3\.74|sqrt\(D\)",),
         {"embeddings.position": edited(lambda run, name, y: y * 14**0.5)},
         "nndl-paddle",
-    ),
-    "sine and cosine swapped": Unseen(
-        "embeddings.position",
-        "POS-2",
-        ("sine and cosine|swapped",),
-        {
-            "embeddings.position": edited(
-                lambda run, name, y: y[..., [1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12]]
-            )
-        },
-        "vanilla-encoder",
-    ),
-    "sequence positions from the end": Unseen(
-        "embeddings.position",
-        "POS-5",
-        ("reverse|from the end",),
-        {
-            "embeddings.position": positions(
-                lambda real: np.broadcast_to(np.arange(real.shape[1])[::-1], real.shape)
-            )
-        },
     ),
     "padding has no segment": Unseen(
         "embeddings.segment",
@@ -328,18 +233,6 @@ UNSEEN: dict[str, Unseen] = {
         "ATT-3 ATT-4",
         ("function|saturat|tanh",),
         {"*.scores": edited(lambda run, name, y: 5 * np.tanh(y / 5))},
-    ),
-    "last key hidden": Unseen(
-        f"{H0}.masked_scores",
-        "MSK-1 MSK-4",
-        ("key 10|last key",),
-        {"*.masked_scores": masked_by(lambda run: run.real() & (np.arange(run.real().shape[1]) < 10))},
-    ),
-    "first key always visible": Unseen(
-        f"{H0}.masked_scores",
-        "MSK-1 MSK-4",
-        ("key 0|first key",),
-        {"*.masked_scores": masked_by(lambda run: run.real() | (np.arange(run.real().shape[1]) == 0))},
     ),
     "mask of one other sample": Unseen(
         f"{H0}.masked_scores",
@@ -501,60 +394,6 @@ UNSEEN: dict[str, Unseen] = {
         "loss", "LOS-2", (r"1\.25",), {"loss": edited(lambda run, name, y: y * 1.25)}
     ),
     # The backward pass alone.
-    "slope of quick gelu": Unseen(
-        OF_INNER, "FFN-2", ("FFN-2",), {"*.activation": of_activation(quick_slope)}
-    ),
-    "slope taken at the result": Unseen(
-        OF_INNER, "FFN-2", ("FFN-2",), {"*.activation": of_activation(lambda x, y: 0.5 * (1 + np.tanh(y)))}
-    ),
-    "slope without its second term": Unseen(
-        OF_INNER, "FFN-2", ("FFN-2",), {"*.activation": of_activation(lambda x, y: y / x)}
-    ),
-    "softmax summed over queries": Unseen(
-        OF_KEY, "ATT-5", ("ATT-5",), {"*.weights": softmax_slope(lambda g, w: (g * w).sum(-2, keepdims=True))}
-    ),
-    "softmax with half the row sum": Unseen(
-        OF_KEY,
-        "ATT-5",
-        ("ATT-5",),
-        {"*.weights": softmax_slope(lambda g, w: 0.5 * (g * w).sum(-1, keepdims=True))},
-    ),
-    "softmax with the mean of the row": Unseen(
-        OF_KEY,
-        "ATT-5",
-        ("ATT-5",),
-        {"*.weights": softmax_slope(lambda g, w: (g * w).mean(-1, keepdims=True))},
-    ),
-    "norm with sums for means": Unseen(
-        OF_NORM2,
-        "NRM-2",
-        ("NRM-2",),
-        {
-            "layers.*.norm2": norm_slope(
-                lambda g, normed, d: (
-                    (g - g.sum(-1, keepdims=True) - normed * (g * normed).sum(-1, keepdims=True)) / d
-                )
-            )
-        },
-    ),
-    "norm without the term of the variance": Unseen(
-        OF_NORM2,
-        "NRM-2",
-        ("variance",),
-        {"layers.*.norm2": norm_slope(lambda g, normed, d: (g - g.mean(-1, keepdims=True)) / d)},
-    ),
-    "norm by the variance": Unseen(
-        OF_NORM2,
-        "NRM-2",
-        ("NRM-2",),
-        {
-            "layers.*.norm2": norm_slope(
-                lambda g, normed, d: (
-                    (g - g.mean(-1, keepdims=True) - normed * (g * normed).mean(-1, keepdims=True)) / d**2
-                )
-            )
-        },
-    ),
     "residual halved": Unseen(
         r"gradients.(taps.)?(layers.0.norm2|layers.1.norm1|layers.1.attention).*",
         "RES-1",
@@ -567,31 +406,11 @@ UNSEEN: dict[str, Unseen] = {
             )
         },
     ),
-    "tanh without its square": Unseen(
-        r"gradients.(taps.)?pooler.(dense|weight|bias)",
-        "HED-2",
-        ("HED-2",),
-        {
-            "pooler.output": lambda run, name, y: backward(
-                run, y, run.taken["pooler.dense"], lambda g: g * (1 - abs(y.value))
-            )
-        },
-    ),
     "last sample has no gradient": Unseen(
         r"gradients.(classifier.*|taps.logits)",
         "GRD-1 LOS-2 LOS-1",
         ("sample 4|last sample",),
         {"logits": flow(-1, 0.0)},
-    ),
-    "smoothed in the backward pass": Unseen(
-        r"gradients.(classifier.*|taps.logits)",
-        "LOS-1",
-        ("LOS-1|smooth",),
-        {
-            "logits": pulled(
-                lambda run, name, g: g + 0.1 * (np.eye(3)[run.batch.required("labels")] - 1 / 3) / 5
-            )
-        },
     ),
     "late tokens have no gradient": Unseen(
         r"gradients.(embeddings.*|taps.embeddings.sum)",

@@ -1,1 +1,1 @@
-"""The operations of faults in each framework."""
+"""The operations of bugs in each framework."""

@@ -9,8 +9,7 @@ from concord.conformance.bugs.operations import FrameworkOperations
 class JaxOperations(FrameworkOperations):
     """The operations in JAX."""
 
-    def einsum(self, subscripts, a, b):
-        return jnp.einsum(subscripts, a, b)
+    einsum = staticmethod(jnp.einsum)
 
     def sum(self, x, axis=None):
         return jnp.sum(x, axis=axis, keepdims=axis is not None)
@@ -18,26 +17,13 @@ class JaxOperations(FrameworkOperations):
     def max(self, x, axis):
         return jnp.max(x, axis=axis, keepdims=True)
 
-    def sqrt(self, x):
-        return jnp.sqrt(x)
-
-    def exp(self, x):
-        return jnp.exp(x)
-
-    def log(self, x):
-        return jnp.log(x)
-
-    def tanh(self, x):
-        return jnp.tanh(x)
-
-    def erf(self, x):
-        return jax.lax.erf(x)
-
-    def sigmoid(self, x):
-        return jax.nn.sigmoid(x)
-
-    def relu(self, x):
-        return jax.nn.relu(x)
+    sqrt = staticmethod(jnp.sqrt)
+    exp = staticmethod(jnp.exp)
+    log = staticmethod(jnp.log)
+    tanh = staticmethod(jnp.tanh)
+    erf = staticmethod(jax.lax.erf)
+    sigmoid = staticmethod(jax.nn.sigmoid)
+    relu = staticmethod(jax.nn.relu)
 
     def softmax(self, x, axis):
         return jax.nn.softmax(x, axis=axis)
@@ -66,8 +52,7 @@ class JaxOperations(FrameworkOperations):
     def dtype(self, x):
         return str(x.dtype)
 
-    def stop_gradient(self, x):
-        return jax.lax.stop_gradient(x)
+    stop_gradient = staticmethod(jax.lax.stop_gradient)
 
     def with_gradient(self, x, function):
         @jax.custom_vjp
@@ -77,17 +62,7 @@ class JaxOperations(FrameworkOperations):
         same.defvjp(lambda values: (values, None), lambda _, gradient: (function(gradient),))
         return same(x)
 
-    def gain(self, norm):
-        return norm.scale[...]
-
-    def offset(self, norm):
-        return norm.bias[...]
-
-    def table(self, embedding):
-        return embedding.embedding[...]
-
-    def weight(self, linear):
-        return linear.kernel[...]
-
-    def bias(self, linear):
-        return None if linear.bias is None else linear.bias[...]
+    def held(self, layer, kind):
+        names = {"positions": "embedding", "gamma": "scale", "beta": "bias"}
+        found = getattr(layer, names.get(kind, kind))
+        return None if found is None else found[...]

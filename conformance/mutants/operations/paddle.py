@@ -11,8 +11,7 @@ from concord.conformance.bugs.operations import FrameworkOperations
 class PaddleOperations(FrameworkOperations):
     """The operations in PaddlePaddle."""
 
-    def einsum(self, subscripts, a, b):
-        return paddle.einsum(subscripts, a, b)
+    einsum = staticmethod(paddle.einsum)
 
     def sum(self, x, axis=None):
         return paddle.sum(x) if axis is None else paddle.sum(x, axis=axis, keepdim=True)
@@ -20,26 +19,13 @@ class PaddleOperations(FrameworkOperations):
     def max(self, x, axis):
         return paddle.amax(x, axis=axis, keepdim=True)
 
-    def sqrt(self, x):
-        return paddle.sqrt(x)
-
-    def exp(self, x):
-        return paddle.exp(x)
-
-    def log(self, x):
-        return paddle.log(x)
-
-    def tanh(self, x):
-        return paddle.tanh(x)
-
-    def erf(self, x):
-        return paddle.erf(x)
-
-    def sigmoid(self, x):
-        return F.sigmoid(x)
-
-    def relu(self, x):
-        return F.relu(x)
+    sqrt = staticmethod(paddle.sqrt)
+    exp = staticmethod(paddle.exp)
+    log = staticmethod(paddle.log)
+    tanh = staticmethod(paddle.tanh)
+    erf = staticmethod(paddle.erf)
+    sigmoid = staticmethod(F.sigmoid)
+    relu = staticmethod(F.relu)
 
     def softmax(self, x, axis):
         return F.softmax(x, axis=axis)
@@ -84,17 +70,5 @@ class PaddleOperations(FrameworkOperations):
             x.register_hook(function)
         return x
 
-    def gain(self, norm):
-        return norm.weight
-
-    def offset(self, norm):
-        return norm.bias
-
-    def table(self, embedding):
-        return embedding.weight
-
-    def weight(self, linear):
-        return linear.weight
-
-    def bias(self, linear):
-        return linear.bias
+    def held(self, layer, kind):
+        return layer.bias if kind in ("bias", "beta") else layer.weight

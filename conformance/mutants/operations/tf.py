@@ -9,8 +9,7 @@ from concord.conformance.bugs.operations import FrameworkOperations
 class TensorFlowOperations(FrameworkOperations):
     """The operations in TensorFlow."""
 
-    def einsum(self, subscripts, a, b):
-        return tf.einsum(subscripts, a, b)
+    einsum = staticmethod(tf.einsum)
 
     def sum(self, x, axis=None):
         return tf.reduce_sum(x, axis=axis, keepdims=axis is not None)
@@ -18,26 +17,13 @@ class TensorFlowOperations(FrameworkOperations):
     def max(self, x, axis):
         return tf.reduce_max(x, axis=axis, keepdims=True)
 
-    def sqrt(self, x):
-        return tf.sqrt(x)
-
-    def exp(self, x):
-        return tf.exp(x)
-
-    def log(self, x):
-        return tf.math.log(x)
-
-    def tanh(self, x):
-        return tf.tanh(x)
-
-    def erf(self, x):
-        return tf.math.erf(x)
-
-    def sigmoid(self, x):
-        return tf.sigmoid(x)
-
-    def relu(self, x):
-        return tf.nn.relu(x)
+    sqrt = staticmethod(tf.sqrt)
+    exp = staticmethod(tf.exp)
+    log = staticmethod(tf.math.log)
+    tanh = staticmethod(tf.tanh)
+    erf = staticmethod(tf.math.erf)
+    sigmoid = staticmethod(tf.sigmoid)
+    relu = staticmethod(tf.nn.relu)
 
     def softmax(self, x, axis):
         return tf.nn.softmax(x, axis=axis)
@@ -66,29 +52,16 @@ class TensorFlowOperations(FrameworkOperations):
     def dtype(self, x):
         return x.dtype.name
 
-    def stop_gradient(self, x):
-        return tf.stop_gradient(x)
+    stop_gradient = staticmethod(tf.stop_gradient)
 
     def with_gradient(self, x, function):
         return tf.custom_gradient(lambda values: (tf.identity(values), function))(x)
 
-    def gain(self, norm):
-        return self.variable(norm, "gamma")
-
-    def offset(self, norm):
-        return self.variable(norm, "beta")
-
-    def variable(self, layer, name):
-        return next(variable for variable in layer.weights if variable.name == name).value
-
-    def table(self, embedding):
-        return embedding.embeddings.value
-
-    def weight(self, linear):
-        return linear.kernel.value
-
-    def bias(self, linear):
-        return None if linear.bias is None else linear.bias.value
+    def held(self, layer, kind):
+        if kind in ("gamma", "beta"):
+            return next(variable for variable in layer.weights if variable.name == kind).value
+        found = getattr(layer, {"embedding": "embeddings", "positions": "embeddings"}.get(kind, kind))
+        return None if found is None else found.value
 
     def submodule(self, owner, name):
         return getattr(owner, {"layers": "blocks", "output": "projection"}.get(name, name))

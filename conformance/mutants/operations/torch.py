@@ -10,8 +10,7 @@ from concord.conformance.bugs.operations import FrameworkOperations
 class TorchOperations(FrameworkOperations):
     """The operations in PyTorch."""
 
-    def einsum(self, subscripts, a, b):
-        return torch.einsum(subscripts, a, b)
+    einsum = staticmethod(torch.einsum)
 
     def sum(self, x, axis=None):
         return torch.sum(x) if axis is None else torch.sum(x, dim=axis, keepdim=True)
@@ -19,26 +18,13 @@ class TorchOperations(FrameworkOperations):
     def max(self, x, axis):
         return torch.amax(x, dim=axis, keepdim=True)
 
-    def sqrt(self, x):
-        return torch.sqrt(x)
-
-    def exp(self, x):
-        return torch.exp(x)
-
-    def log(self, x):
-        return torch.log(x)
-
-    def tanh(self, x):
-        return torch.tanh(x)
-
-    def erf(self, x):
-        return torch.erf(x)
-
-    def sigmoid(self, x):
-        return torch.sigmoid(x)
-
-    def relu(self, x):
-        return torch.relu(x)
+    sqrt = staticmethod(torch.sqrt)
+    exp = staticmethod(torch.exp)
+    log = staticmethod(torch.log)
+    tanh = staticmethod(torch.tanh)
+    erf = staticmethod(torch.erf)
+    sigmoid = staticmethod(torch.sigmoid)
+    relu = staticmethod(torch.relu)
 
     def softmax(self, x, axis):
         return F.softmax(x, dim=axis)
@@ -80,17 +66,6 @@ class TorchOperations(FrameworkOperations):
     def opaque(self, function):
         return torch._dynamo.nonstrict_trace(function)
 
-    def gain(self, norm):
-        return norm.weight
-
-    def offset(self, norm):
-        return norm.bias
-
-    def table(self, embedding):
-        return embedding.weight
-
-    def weight(self, linear):
-        return linear.weight.T
-
-    def bias(self, linear):
-        return linear.bias
+    def held(self, layer, kind):
+        found = layer.bias if kind in ("bias", "beta") else layer.weight
+        return found.T if kind == "kernel" else found
