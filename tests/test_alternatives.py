@@ -63,9 +63,12 @@ def test_catalogue_is_large_and_every_way_has_its_clause() -> None:
 
 
 @pytest.mark.clause("ALG-1", "ALG-2", "ALG-3", "ALG-4", "ALG-5", "ALG-6", "ALG-7", "ALG-8", "ALG-9")
-@each_alternative
-def test_alternative_is_not_flagged(alternative: Alternative) -> None:
-    for variant, scenario, dtype in CASES:
+@pytest.mark.parametrize(
+    ("place", "alternative"), enumerate(ALL), ids=lambda value: getattr(value, "name", "")
+)
+def test_alternative_is_not_flagged(place: int, alternative: Alternative) -> None:
+    """Each way meets a third of the cases, in turn; the slow test below meets all."""
+    for variant, scenario, dtype in CASES[place % 3 :: 3]:
         assert not flagged(verdict_of(alternative, variant, scenario, dtype)), (variant, scenario, dtype)
 
 
@@ -169,7 +172,7 @@ def quick_by_hand(_: int, run: tuple[str, str]) -> bool:
 
     Many keys, and rows without any visible one.
     """
-    return run in (("long", "float32"), ("long", "bfloat16"), ("ragged", "float64"))
+    return run in (("long", "float32"), ("ragged", "float64"))
 
 
 @pytest.mark.clause("ALG-3", "ALG-4")

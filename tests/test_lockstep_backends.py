@@ -126,104 +126,29 @@ def test_backend_says_what_decays_where_epsilon_or_beta_is_lost(worker: Worker, 
             pytest.skip(str(reason))
 
 
-def test_command_names_step_tensor_and_cause_of_a_late_fault(tmp_path: Path) -> None:
-    sizes = [
-        f"--set={name}={value}"
-        for name, value in (
-            ("d_model", 6),
-            ("num_heads", 2),
-            ("d_ff", 5),
-            ("num_layers", 1),
-            ("vocab_size", 17),
-            ("max_positions", 7),
-        )
-    ]
-    recipe = [
-        f"--set={name}={value}"
-        for name, value in (
-            ("schedule", "linear"),
-            ("warmup_steps", 3),
-            ("total_steps", 7),
-            ("learning_rate", 0.01),
-            ("accumulation", 2),
-        )
-    ]
+def test_command_says_what_is_wrong_with_each_backend(tmp_path: Path) -> None:
+    fields = {
+        **{"d_model": 6, "num_heads": 2, "d_ff": 5, "num_layers": 1, "vocab_size": 17, "max_positions": 7},
+        **{"schedule": "linear", "warmup_steps": 3, "total_steps": 7, "learning_rate": 0.01},
+        **{"accumulation": 2, "algorithm": "adam", "weight_decay": 0.1, "decay_form": "times_rate"},
+        "undecayed": '["bias", "gamma", "beta"]',
+    }
+    named = [toy("Late", "late"), toy("Decaying", "late"), toy("NumpyBackend"), "nowhere.at_all:Backend"]
     ran = concord(
-        "train",
-        "--lockstep",
-        "--variant",
-        "nndl-paddle",
-        *sizes,
-        *recipe,
-        "--steps",
-        "4",
-        "--tokens",
-        "5",
-        "--backend",
-        toy("Late", "late"),
-        "--json",
+        *["train", "--lockstep", "--variant", "nndl-paddle", "--steps", "4", "--tokens", "5", "--json"],
         tmp_path / "found.json",
+        *(f"--set={name}={value}" for name, value in fields.items()),
+        *(word for name in named for word in ("--backend", name)),
     )
     assert ran.returncode == 1, ran.stderr
     assert "diverges first at step 3, parameters." in ran.stdout
-    data = json.loads((tmp_path / "found.json").read_text())
-    assert (data["kind"], data["exit_code"], data["mode"]) == ("lockstep", 1, "resynchronised")
-    assert data["tracks"][0]["first"]["step"] == 2
-
-
-def test_command_names_a_difference_before_the_first_step() -> None:
-    sizes = [
-        f"--set={name}={value}"
-        for name, value in (
-            ("d_model", 6),
-            ("num_heads", 2),
-            ("d_ff", 5),
-            ("num_layers", 1),
-            ("vocab_size", 17),
-            ("max_positions", 7),
-        )
-    ]
-    decay = [
-        "--set=algorithm=adam",
-        "--set=weight_decay=0.1",
-        "--set=decay_form=times_rate",
-        '--set=undecayed=["bias", "gamma", "beta"]',
-    ]
-    ran = concord(
-        "train",
-        "--lockstep",
-        "--variant",
-        "nndl-paddle",
-        *sizes,
-        *decay,
-        "--steps",
-        "1",
-        "--tokens",
-        "5",
-        "--backend",
-        toy("Decaying", "late"),
-    )
-    assert ran.returncode == 1, ran.stderr
     assert "before the first step: decay groups (OPT-6)" in ran.stdout
     assert "decay but must not" in ran.stdout
-
-
-def test_backend_that_holds_no_training_is_unsupported_and_one_that_is_not_there_missing() -> None:
-    ran = concord(
-        "train",
-        "--lockstep",
-        "--case",
-        "standard",
-        "--steps",
-        "1",
-        "--backend",
-        toy("NumpyBackend"),
-        "--backend",
-        "nowhere.at_all:Backend",
-    )
-    assert ran.returncode == 3
-    assert "unsupported" in ran.stdout
-    assert "missing" in ran.stdout
+    data = json.loads((tmp_path / "found.json").read_text())
+    assert (data["kind"], data["exit_code"], data["mode"]) == ("lockstep", 1, "resynchronised")
+    late, _, numpy, nowhere = data["tracks"]
+    assert late["first"]["step"] == 2
+    assert (numpy["status"], nowhere["status"]) == ("unsupported", "missing")
 
 
 def test_session_that_says_nonsense_is_a_row_and_the_others_go_on() -> None:
@@ -239,11 +164,6 @@ def test_session_that_says_nonsense_is_a_row_and_the_others_go_on() -> None:
             "refused",
             "'rates' is 'fast' but must be a list; 'decayed[0]' is 3 but must be a string",
         ),
-        "Returning": (
-            "error",
-            "TypeError: step() returned a NoneType but must return a dict of arrays by name",
-        ),
-        "Loading": ("error", "ArithmeticError: no state fits"),
     }
     found = conduct(
         example(CONFIG, ADAMW, 2, batch=3, tokens=5, seed=1),

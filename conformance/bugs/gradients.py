@@ -388,7 +388,7 @@ BUGS = (
         "mean and variance that are taken for constants",
         normed(center=mean_stopped, deviation=deviation_stopped),
     ),
-    NORM.also("norm_in_gradient", "a norm that gradients pass as they are", as_it_is),
+    NORM.also("norm_in_gradient or no_gradient", "a norm that gradients pass as they are", as_it_is),
     SHARED.bug(
         "norm_shared_counted_once",
         "Gain and offset of the norm that both sublayers share get the gradient of its first use alone.",
@@ -542,7 +542,10 @@ BUGS = (
     ),
     *(
         RESIDUAL.also(
-            "detached_sublayer", f"a sublayer{words} that no gradient flows through", as_it_is, *taps
+            "detached_sublayer or no_gradient",
+            f"a sublayer{words} that no gradient flows through",
+            as_it_is,
+            *taps,
         )
         for words, taps in HALVES.items()
     ),

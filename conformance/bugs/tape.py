@@ -1,4 +1,4 @@
-"""The operations of bugs on the tape of the NumPy arithmetic, and a model with a bug on it."""
+"""The operations of faults on the tape of the NumPy arithmetic, and a model with a fault on it."""
 
 from __future__ import annotations
 

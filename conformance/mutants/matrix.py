@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from concord import backends
 from concord.backends.interface import Run, Unsupported
@@ -15,7 +16,6 @@ from concord.conformance.bugs.bug import REFUSED, Bug
 from concord.conformance.bugs.catalogue import KNOWN
 from concord.conformance.campaign import Settings
 from concord.conformance.check import job_of
-from concord.conformance.diagnosis import Diagnosis
 from concord.conformance.fields import Number
 from concord.conformance.judging import Misfit
 from concord.conformance.mutants.trained import divergence_of, shown
@@ -199,37 +199,25 @@ class Hunt:
             everywhere: whether to look in the other standard cases of its variant too, if it is not found
                 there.
         """
+        ended = partial(Finding, mutant.name, self.backend)
         try:
             if mutant.of_training:
                 return self.find_in_training(mutant)
             for dtype in mutant.equivalent:
-                seen = self.look(mutant, mutant.scenario, dtype, certain=True)
-                if seen:
-                    return dataclasses.replace(
-                        seen, status="alarm", detail=f"found in {dtype}, in which nothing can show it"
-                    )
+                if seen := self.look(mutant, mutant.scenario, dtype, certain=True):
+                    detail = f"found in {dtype}, in which nothing can show it"
+                    return dataclasses.replace(seen, status="alarm", detail=detail)
             if not mutant.precisions:
-                return Finding(
-                    mutant.name,
-                    self.backend,
-                    "equivalent",
-                    detail="; ".join(dict.fromkeys(mutant.equivalent.values())),
-                )
+                return ended("equivalent", detail="; ".join(dict.fromkeys(mutant.equivalent.values())))
             for scenario in mutant.scenarios if everywhere else (mutant.scenario,):
                 for dtype in mutant.precisions:
-                    seen = self.look(mutant, scenario, dtype)
-                    if seen:
+                    if seen := self.look(mutant, scenario, dtype):
                         return dataclasses.replace(seen, designated=scenario == mutant.scenario)
-            return Finding(mutant.name, self.backend, "missed")
+            return ended("missed")
         except WorkerFailure as failure:
-            return Finding(
-                mutant.name,
-                self.backend,
-                "absent" if failure.status == "absent" else "failed",
-                detail=str(failure),
-            )
+            return ended("absent" if failure.status == "absent" else "failed", detail=str(failure))
         except (SpecError, Unsupported) as error:
-            return Finding(mutant.name, self.backend, "failed", detail=str(error))
+            return ended("failed", detail=str(error))
 
     def find_in_training(self, bug: Bug) -> Finding:
         """Look for a bug of training in the run that shows it."""
@@ -241,29 +229,22 @@ class Hunt:
             if found is None:
                 continue
             _, step, section = found.row.tensor.split(".")[:3]
-            status = "found" if (int(step), section) == (expected.step, expected.section) else "misplaced"
-            said, clauses = (
-                (found.cause.hypothesis, found.cause.clauses) if found.cause else ("", (found.row.clause,))
-            )
-            detail = (
-                ""
-                if status == "found"
-                else f"shows first in step {expected.step + 1}, in its {expected.section}"
-            )
+            right = (int(step), section) == (expected.step, expected.section)
+            said = found.cause.hypothesis if found.cause else ""
+            clauses = found.cause.clauses if found.cause else (found.row.clause,)
             return Finding(
                 bug.name,
                 self.backend,
-                status,
+                "found" if right else "misplaced",
                 found.row.tensor,
                 found.row.ratio,
                 f"{bug.variant}-{bug.scenario}",
                 dtype,
-                True,
-                detail,
-                bug.diagnosed(said),
-                said,
-                "right" if bug.clause in clauses else "wrong",
-                found.row,
+                detail="" if right else f"shows first in step {expected.step + 1}, in its {expected.section}",
+                cause=bug.diagnosed(said),
+                said=said,
+                clause="right" if bug.clause in clauses else "wrong",
+                row=found.row,
             )
         return Finding(bug.name, self.backend, "missed")
 
@@ -276,58 +257,39 @@ class Hunt:
         Raises:
             SpecError: if that cannot be known, since a section of the run was judged nowhere.
         """
-        case, implementation = (
-            build_case(mutant.variant, scenario, options=dict(mutant.options)),
-            f"mutant:{mutant.name}",
-        )
 
-        def seen(
-            tensor: str,
-            margin: float,
-            detail: str = "",
-            diagnosis: Diagnosis | None = None,
-            row: Row | None = None,
-        ) -> Finding:
+        def case_in(one: str) -> Case:
+            return build_case(mutant.variant, one, options=dict(mutant.options))
+
+        def seen(tensor: str, margin: float, **more: Any) -> Finding:
             status = "found" if mutant.rightly_first(tensor) else "misplaced"
-            found = Finding(
-                mutant.name, self.backend, status, tensor, margin, case.name, dtype, True, detail, row=row
-            )
-            if diagnosis is None:
-                return found
-            said = diagnosis.cause.hypothesis if diagnosis.cause else ""
-            clause = ("right" if diagnosis.clause == mutant.clause else "wrong") if mutant.clause else ""
-            return dataclasses.replace(found, cause=mutant.diagnosed(said), said=said, clause=clause)
+            return Finding(mutant.name, self.backend, status, tensor, margin, case.name, dtype, **more)
 
+        case, implementation = case_in(scenario), f"mutant:{mutant.name}"
         try:
             if mutant.after and mutant.after != scenario:
-                self.run(
-                    build_case(mutant.variant, mutant.after, options=dict(mutant.options)),
-                    dtype,
-                    implementation,
-                )
+                self.run(case_in(mutant.after), dtype, implementation)
             run = self.run(case, dtype, implementation)
         except WorkerFailure as failure:
             if failure.status != "error":
                 raise
-            return seen(REFUSED, float("inf"), failure.detail)
+            return seen(REFUSED, float("inf"), detail=failure.detail)
         try:
             verdict = job_of(case, dtype).judge(run)
         except Misfit as misfit:
-            return seen(REFUSED, float("inf"), str(misfit))
+            return seen(REFUSED, float("inf"), detail=str(misfit))
         if certain and verdict.status == "undetermined":
             raise SpecError(f"not judged: {' and '.join(verdict.unjudged)} of {case.name}, {dtype}")
         row = verdict.first_divergence
-        return (
-            None
-            if row is None
-            else seen(
-                row.tensor,
-                row.ratio,
-                row.note,
-                verdict.explained().diagnosis if self.diagnosing else None,
-                row,
-            )
-        )
+        if row is None:
+            return None
+        found = seen(row.tensor, row.ratio, detail=row.note, row=row)
+        diagnosis = verdict.explained().diagnosis if self.diagnosing else None
+        if diagnosis is None:
+            return found
+        said = diagnosis.cause.hypothesis if diagnosis.cause else ""
+        clause = ("right" if diagnosis.clause == mutant.clause else "wrong") if mutant.clause else ""
+        return dataclasses.replace(found, cause=mutant.diagnosed(said), said=said, clause=clause)
 
     def run(self, case: Case, dtype: str, implementation: str) -> Run:
         """Run a case; a worker that dies is started again, a few times.
