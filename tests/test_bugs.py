@@ -5,7 +5,6 @@ operations say.
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ from concord.spec.tensors import inputs, source_of, taps
 from tests.toys.ports import truth_with
 from tests.toys.surroundings import sample_of
 
-SPECIFICATION = (Path(__file__).parent.parent / "spec" / "SPEC.md").read_text()
 EDITED = [bug for bug in ALL if bug.change.edits]
 
 
@@ -72,12 +70,6 @@ def test_bug_changes_its_tap_first_and_a_gradient_alone_where_it_says_so(bug: Bu
     else:  # some differ in rounding alone
         taps = taps or [name for name in right.taps if differ(right.taps[name], wrong.taps[name], 0.0)]
         assert bug.rightly_first(taps[0])
-
-
-@pytest.mark.parametrize("bug", [bug for bug in ALL if bug.clause], ids=lambda bug: bug.name)
-def test_bug_names_a_clause_of_the_specification(bug: Bug) -> None:
-    assert bug.clause in SPECIFICATION
-    assert not bug.source or bug.source.startswith("https://")
 
 
 def test_source_of_every_tap_is_computed_before_it() -> None:

@@ -37,7 +37,7 @@ KINDS = {
 }
 """The first bug of each group that breaks a clause in a scenario: those are quick."""
 EQUIVALENT = [mutant for mutant in ALL if not mutant.precisions]
-each_mutant = pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
+SPECIFICATION = (Path(__file__).parent.parent / "spec" / "SPEC.md").read_text()
 
 
 @pytest.fixture(params=EACH_BACKEND)
@@ -74,30 +74,23 @@ def test_catalogue_is_large_and_has_every_group() -> None:
     assert {mutant.group for mutant in KNOWN.values()} == set(GROUPS)
 
 
-@each_mutant
-def test_mutant_is_documented_and_at_home(mutant: Bug) -> None:
+@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
+def test_mutant_is_documented_and_changes_one_thing(mutant: Bug) -> None:
     assert mutant.name.replace("_", "").isalnum()
     assert mutant.name == mutant.name.lower()
     assert mutant.what.endswith(".")
+    assert mutant.clause in SPECIFICATION
+    assert not mutant.source or mutant.source.startswith("https://")
     assert mutant.input
     assert mutant.variant in spec.variants()
     assert mutant.scenario in scenarios_of(mutant.variant)
     assert mutant.equivalent.keys() <= {"float64", "float32"}
     assert all(mutant.equivalent.values())
-
-
-@each_mutant
-def test_first_tensors_exist_at_home(mutant: Bug) -> None:
-    config = case_of(mutant).config
-    gradients = [*spec.trainable(config), *(f"taps.{name}" for name in spec.taps(config))]
-    names = [REFUSED, *spec.taps(config), *(f"gradients.{name}" for name in gradients)]
+    case, again = case_of(mutant), case_of(mutant)
+    gradients = [*spec.trainable(case.config), *(f"taps.{name}" for name in spec.taps(case.config))]
+    names = [REFUSED, *spec.taps(case.config), *(f"gradients.{name}" for name in gradients)]
     assert bool(mutant.first) == bool(mutant.precisions)
     assert not [pattern for pattern in mutant.first if not fnmatch.filter(names, pattern)]
-
-
-@each_mutant
-def test_change_changes_something_and_leaves_what_it_is_given(mutant: Bug) -> None:
-    case, again = case_of(mutant), case_of(mutant)
     changed = mutant.change.request(request_of(case))
     assert case.config == again.config
     for before, after in ((again.weights, case.weights), (again.batch.arrays(), case.batch.arrays())):
@@ -147,6 +140,7 @@ def test_mutant_is_found_at_the_right_tensor(mutated: tuple[str, Worker], mutant
     assert finding.status == "found", finding
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize(
     ("name", "implementation", "execution"),
     [("norm_gain_from_zero", "@library", "eager"), ("mask_causal_too", "", "compiled")],
@@ -163,6 +157,7 @@ def test_mutant_is_found_in_other_implementations_and_executions(
     assert BUGS[name].rightly_first(row.tensor)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("mutant", EQUIVALENT, ids=lambda mutant: mutant.name)
 def test_equivalent_mutant_is_not_called_a_bug(mutated: tuple[str, Worker], mutant: Bug) -> None:
     name, worker = mutated
@@ -170,6 +165,7 @@ def test_equivalent_mutant_is_not_called_a_bug(mutated: tuple[str, Worker], muta
     assert finding.status == "equivalent", finding
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("emulation", [*EMULATIONS, "tf32@library"])
 def test_products_in_tf32_conform_to_tf32_and_not_to_float32(
     mutated: tuple[str, Worker], emulation: str

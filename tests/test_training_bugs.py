@@ -93,6 +93,7 @@ def test_bugs_show_on_the_reference_in_their_runs(run: str) -> None:
                 assert shown(bug.name, dtype).step == -1, bug.name
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize(("name", "bug"), SLOWLY)
 def test_bug_is_found_at_the_first_step_that_shows_it(
     open_worker: Callable[[str], Worker], name: str, bug: Bug
@@ -103,6 +104,7 @@ def test_bug_is_found_at_the_first_step_that_shows_it(
     assert finding.cause != "wrong", finding
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("name", "run"), RIGHT)
 def test_right_training_has_no_cause(open_worker: Callable[[str], Worker], name: str, run: str) -> None:
     bug = next(bug for bug in TRAINING.values() if bug.scenario == run and not bug.options)
