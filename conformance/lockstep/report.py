@@ -23,9 +23,6 @@ STYLES = {
     "absent": "dim",
 }
 
-WIDE = 118
-"""Columns of a terminal from which each backend has a line."""
-
 
 def show(found: Lockstep, console: Console, title: str) -> None:
     """Print differences of the preflight, the table, and what diverged."""
@@ -38,7 +35,7 @@ def show(found: Lockstep, console: Console, title: str) -> None:
         )
         console.print(indented(f"  {difference.text}"))
     console.print(title, style="bold", highlight=False, markup=False)
-    console.print(table(found, console.width))
+    console.print(table(found))
     console.print(explanation(found), style="dim")
     for track in found.tracks:
         for line, style in lines(track, found):
@@ -46,22 +43,19 @@ def show(found: Lockstep, console: Console, title: str) -> None:
     console.print(f"{found.seconds:.0f} s in all", highlight=False)
 
 
-def table(found: Lockstep, width: int) -> Table:
-    """Return the largest errors in tolerances, by section.
-
-    Args:
-        width: columns of the terminal: below :data:`WIDE` backends stand side by side, and what is said of
-            each below each other.
-    """
+def table(found: Lockstep) -> Table:
+    """Return the largest errors in tolerances: a column for each backend, and a line for each section."""
     sections = [
         section
         for section in STEP_SECTIONS
         if any(curve.section == section for track in found.tracks for curve in track.curves)
     ]
-    headings = ["backend", "", "steps", "diverge", *sections]
+    drawn = Table(padding=(0, 1), expand=False)
+    drawn.add_column("")
+    for track in found.tracks:
+        drawn.add_column(track.backend, justify="right", overflow="fold")
     columns = [
         [
-            Text(track.backend),
             Text(track.status, style=STYLES.get(track.status, "bold magenta")),
             Text(str(track.steps)),
             Text(str(track.diverged)),
@@ -69,20 +63,8 @@ def table(found: Lockstep, width: int) -> Table:
         ]
         for track in found.tracks
     ]
-    wide = width >= WIDE
-    rows: list[list[Text]] = (
-        columns
-        if wide
-        else [[Text(heading), *entries] for heading, *entries in zip(headings, *columns, strict=True)][1:]
-    )
-    drawn = Table(padding=(0, 1), expand=False)
-    for place, heading in enumerate(headings if wide else ["", *(track.backend for track in found.tracks)]):
-        words = place < (2 if wide else 1)
-        drawn.add_column(
-            heading, justify="left" if words else "right", no_wrap=place > 0 and wide, overflow="fold"
-        )
-    for row in rows:
-        drawn.add_row(*row)
+    for heading, *entries in zip(["", "steps", "diverge", *sections], *columns, strict=True):
+        drawn.add_row(heading, *entries)
     return drawn
 
 
