@@ -271,13 +271,10 @@ def invoke(
     return run
 
 
-@pytest.mark.parametrize("columns", [80, 200])
-def test_matrix_is_legible(
-    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_matrix_is_legible(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
-    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("COLUMNS", "80")
     names = [name for name in BUGS if BUGS[name].precisions]
     findings = [
         finding("found", backend, name, margin=3e12) for backend in backends.BUILT_IN for name in names
@@ -286,7 +283,7 @@ def test_matrix_is_legible(
     findings += [finding("equivalent", backend, EQUIVALENT[0].name) for backend in backends.BUILT_IN]
     show(Matrix(findings), Console())
     printed = capsys.readouterr().out
-    assert max(map(len, printed.splitlines())) <= columns
+    assert max(map(len, printed.splitlines())) <= 80
     assert "…" not in printed
     assert printed.count("3e12 ✓") == len(names) * 4 - 1
     assert f"torch: {names[0]} misplaced at logits, not" in printed

@@ -31,7 +31,7 @@ def mutants(
         lambda: matrix.chosen(options.once(mutant)),
     )
     if listed:
-        console.print(table.catalogue(chosen, console.width))
+        console.print(table.catalogue(chosen))
         return
     with counting(names, len(chosen)) as progress:
         found = matrix.conduct(chosen, names, settings, progress)

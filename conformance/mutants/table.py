@@ -8,9 +8,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from concord.conformance.bugs.bug import HUB
 from concord.conformance.bugs.catalogue import KNOWN, Bug
 from concord.conformance.mutants.matrix import Finding, Matrix
-from concord.conformance.report import NARROW
 from concord.conformance.verdict import number
 
 STYLES = {"found": "green", "equivalent": "dim", "absent": "dim", "failed": "bold magenta"}
@@ -27,20 +27,15 @@ def cell(finding: Finding) -> str:
     )
 
 
-def matrix_table(matrix: Matrix, width: int) -> Table:
+def matrix_table(matrix: Matrix) -> Table:
     """Return the matrix: a row for each mutant, with its margin over the tolerance on each backend."""
     names, mutants = _ordered(f.backend for f in matrix.findings), _ordered(f.mutant for f in matrix.findings)
-    wide = width >= NARROW
     table = Table(
         title="Mutants: first error in tolerances", title_justify="left", title_style="bold", padding=(0, 1)
     )
-    table.add_column("mutant", overflow="fold")
-    if wide:
-        table.add_column("group", no_wrap=True)
+    table.add_column("mutant, and the input that shows it", overflow="fold")
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    if wide:
-        table.add_column("input that shows it", overflow="fold")
     cells = {(finding.mutant, finding.backend): finding for finding in matrix.findings}
     group = ""
     for name in mutants:
@@ -48,8 +43,7 @@ def matrix_table(matrix: Matrix, width: int) -> Table:
         if mutant.group != group:
             group = mutant.group
             table.add_section()
-            if not wide:
-                table.add_row(Text(group, style="bold"))
+            table.add_row(Text(group, style="bold"))
         found = [
             Text(cell(f), style=STYLES.get(f.status, "bold red"))
             if (f := cells.get((name, backend)))
@@ -57,8 +51,7 @@ def matrix_table(matrix: Matrix, width: int) -> Table:
             for backend in names
         ]
         shown_by = mutant.input if mutant.precisions else "none"
-        label = Text(name) if wide else Group(Text(name), Text(shown_by, style="dim"))
-        table.add_row(*([label, group, *found, shown_by] if wide else [label, *found]))
+        table.add_row(Group(Text(name), Text(shown_by, style="dim")), *found)
     return table
 
 
@@ -81,7 +74,7 @@ def summaries(matrix: Matrix) -> list[str]:
     return lines
 
 
-def catalogue(bugs: Iterable[Bug], width: int) -> Table:
+def catalogue(bugs: Iterable[Bug]) -> Table:
     """Return what each bug is.
 
     Its sentence, the clause that it breaks, the case that shows it, and where it was seen.
@@ -89,25 +82,19 @@ def catalogue(bugs: Iterable[Bug], width: int) -> Table:
     table = Table(title="Bugs", title_justify="left", title_style="bold", padding=(0, 1))
     table.add_column("bug", overflow="fold")
     table.add_column("what it is", overflow="fold", ratio=1)
-    if width >= NARROW:
-        table.add_column("clause", no_wrap=True)
-        table.add_column("case", overflow="fold")
-        table.add_column("source", overflow="fold")
     group = ""
     for bug in bugs:
         if bug.group != group:
             group = bug.group
             table.add_section()
-        case = f"{bug.variant}-{bug.scenario}"
-        more = [bug.clause, case, bug.source.removeprefix("https://github.com/")]
-        what = [bug.what] if width >= NARROW else [bug.what, *filter(None, more)]
-        table.add_row(Text(bug.name), Group(*what), *(more if width >= NARROW else []))
+        more = [bug.clause, f"{bug.variant}-{bug.scenario}", bug.source.removeprefix(HUB)]
+        table.add_row(Text(bug.name), Group(bug.what, *filter(None, more)))
     return table
 
 
 def show(matrix: Matrix, console: Console) -> None:
     """Print the matrix, what is wrong in it, what no input can show, and a summary."""
-    console.print(matrix_table(matrix, console.width))
+    console.print(matrix_table(matrix))
     for finding in matrix.findings:
         if finding.status not in ("found", "equivalent", "absent"):
             console.print(Text(_explained(finding), style="red"), soft_wrap=False)
