@@ -215,7 +215,7 @@ class Bug:
 
 
 @dataclass(frozen=True)
-class Group:
+class BugGroup:
     """Makes the bugs of a group.
 
     Args:
@@ -258,9 +258,9 @@ class Group:
         )
 
 
-def group(name: str, *taps: str, **common: Any) -> Group:
-    """Return what makes the bugs of a group: see :class:`Group`."""
-    return Group(name, taps, common)
+def group(name: str, *taps: str, **common: Any) -> BugGroup:
+    """Return what makes the bugs of a group: see :class:`BugGroup`."""
+    return BugGroup(name, taps, common)
 
 
 def _change(change: Edit | Change, taps: tuple[str, ...]) -> Change:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.bugs.attention import SCORES, WEIGHTS
-from concord.conformance.bugs.bug import REFUSED, Gradients, Group, group, handed_out, option, where
+from concord.conformance.bugs.bug import REFUSED, BugGroup, Gradients, group, handed_out, option, where
 from concord.conformance.bugs.context import Context, Edit, Flags, Ids
 from concord.conformance.bugs.norms import NORMS, RESIDUALS
 from concord.conformance.bugs.operations import Array
@@ -39,7 +39,7 @@ def shows_in(*names: str) -> tuple[str, ...]:
     return tuple(f"gradients.{name}" if "*" in name else f"gradients.taps.{name}" for name in names)
 
 
-def of_step(clause: str, tap: str, *shows: str) -> Group:
+def of_step(clause: str, tap: str, *shows: str) -> BugGroup:
     """Return what makes the bugs of a step.
 
     Args:
