@@ -40,7 +40,7 @@ from concord.conformance.scoring import judge_tensor
 from concord.conformance.verdict import Row, Verdict
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.errors import SpecError
-from concord.spec.training.optimizers import Optimizer, batch_weights, clipped
+from concord.spec.training.optimizers import ReferenceOptimizer, batch_weights, clipped
 from concord.spec.training.recipe import Recipe, rounded_hyperparameters
 from concord.spec.training.trajectory import Training, counts
 from tests.toys import holding
@@ -592,7 +592,7 @@ def test_decay_that_is_rounded_alike_in_every_step_stays_in_the_envelope() -> No
 
     def trained(arithmetic: Arithmetic) -> Any:
         optimizer, still = (
-            Optimizer(arithmetic, recipe, {"w": "embedding"}),
+            ReferenceOptimizer(arithmetic, recipe, {"w": "embedding"}),
             arithmetic.leaf(np.zeros(weights.shape)),
         )
         return reduce(

@@ -16,7 +16,7 @@ from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch
 from concord.spec.montecarlo import MonteCarlo
 from concord.spec.training.dropout import kept, philox
-from concord.spec.training.optimizers import Optimizer, batch_weights, clipped, slots
+from concord.spec.training.optimizers import ReferenceOptimizer, batch_weights, clipped, slots
 from concord.spec.training.recipe import Recipe, recipe, recipe_from_mapping, recipes, rounded_hyperparameters
 from concord.spec.training.schedules import learning_rate
 from concord.spec.training.trajectory import Training, Trajectory
@@ -243,7 +243,7 @@ def test_optimizer_computes_its_formula(name: str) -> None:
     described, generator = Recipe(learning_rate=1.0, **RECIPES[name]), np.random.default_rng(7)
     arithmetic, state = Arithmetic(), dict[str, Any]()
     arithmetic.recording = False
-    optimizer = Optimizer(arithmetic, described, {"w": "kernel"})
+    optimizer = ReferenceOptimizer(arithmetic, described, {"w": "kernel"})
     expected = generator.normal(size=(3, 5))
     node = arithmetic.leaf(expected)
     for step in range(1, 6):
@@ -260,7 +260,7 @@ def updated(
     """Return a table (5, 3) before and after two steps, the second with gradients of rows 1 and 3 alone."""
     arithmetic = Arithmetic()
     arithmetic.recording = False
-    optimizer = Optimizer(arithmetic, ADAM.replace(**fields), {"w": kind})
+    optimizer = ReferenceOptimizer(arithmetic, ADAM.replace(**fields), {"w": kind})
     generator = np.random.default_rng(11)
     before = generator.normal(size=(5, 3))
     gradients = [

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.bugs.operations import Array, Operations
+from concord.conformance.bugs.operations import Array, TensorOperations
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.masks import mask_constant, real_tokens, visible_keys
@@ -53,7 +53,7 @@ class Context:
 
     def __init__(
         self,
-        operations: Operations,
+        operations: TensorOperations,
         config: EncoderConfig,
         batch: Batch,
         part: str,

@@ -19,10 +19,10 @@ Array = Any
 """A tensor of the framework at hand."""
 
 SIGNIFICANT_BITS = {"float32": 24, "tf32": 11, "float16": 11, "bfloat16": 8}
-"""Of each number format that :meth:`Operations.round_to` knows, the leading one included."""
+"""Of each number format that :meth:`TensorOperations.round_to` knows, the leading one included."""
 
 
-class Operations(ABC):
+class TensorOperations(ABC):
     """The operations that bugs are written in."""
 
     # Arithmetic.
@@ -190,7 +190,7 @@ class Operations(ABC):
         return swollen - (swollen - x)
 
 
-class FrameworkOperations(Operations):
+class FrameworkOperations(TensorOperations):
     """The operations of one framework, and where its models keep their parameters."""
 
     def opaque(self, function: Callable[..., Array]) -> Callable[..., Array]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.bugs.context import Context, Edit
-from concord.conformance.bugs.operations import SIGNIFICANT_BITS, Operations
+from concord.conformance.bugs.operations import SIGNIFICANT_BITS, TensorOperations
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.model import Model
 from concord.spec.precision import round_to_bits
@@ -119,7 +119,7 @@ class Value:
         return np.asarray(self.tensor.value < (other.tensor.value if isinstance(other, Value) else other))
 
 
-class TapeOperations(Operations):
+class TapeOperations(TensorOperations):
     """The operations on a tape.
 
     Args:

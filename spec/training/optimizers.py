@@ -47,7 +47,7 @@ def state_shapes(config: EncoderConfig, recipe: Recipe, part: str = "model") -> 
     return {f"{slot}.{name}": shape for slot in slots(recipe) for name, shape in trained.items()}
 
 
-class Optimizer:
+class ReferenceOptimizer:
     """The update of parameters (SPEC OPT-2 to OPT-6, OPT-8) in some arithmetic.
 
     Args:

@@ -20,7 +20,7 @@ from concord.spec.parameters import Weights, parameters
 from concord.spec.reference import observe, used_rows
 from concord.spec.tape import Node, Values
 from concord.spec.training.dropout import GENERATORS, kept, rate_of
-from concord.spec.training.optimizers import Nodes, Optimizer, batch_weights, clipped
+from concord.spec.training.optimizers import Nodes, ReferenceOptimizer, batch_weights, clipped
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.schedules import learning_rate
 
@@ -115,7 +115,7 @@ class Trajectory:
             self.parameters[name] = arithmetic.uncertain(self.parameters[name], size)
         bits = deviations.get("optimizer_constant_bits")
         self.kinds = {name: entry.kind for name, entry in table.items()}
-        self.optimizer = Optimizer(
+        self.optimizer = ReferenceOptimizer(
             arithmetic, training.recipe, self.kinds, None if bits is None else int(bits)
         )
         self.steps = 0
