@@ -172,7 +172,7 @@ def listed(
             (f"{plural} up to {last}", 1.1) if first == possible[0] else (f"{plural} {first} to {last}", 1.3)
         )
     for start, word_of in ((0, "even"), (1, "odd")):
-        if places.tolist() == [int(i) for i in possible if i % 2 == start] and len(places) > 2:
+        if places.tolist() == [int(i) for i in possible if i % 2 == start] and len(places) > 3:
             return f"{word_of} {plural}", 1.2
     missing = sorted(set(possible.tolist()) - set(places.tolist()))
     if len(missing) == 1 and len(places) > 1:
@@ -241,6 +241,7 @@ def _of_padding(question: Question, axes: tuple[str, ...]) -> Iterator[Condition
         empty, full = ~keys.any(1), keys.all(1)
         for text, samples, kind in (
             ("samples that are padding only", empty, "empty rows"),
+            ("samples with some text", ~empty, "padding"),
             ("samples with padding", ~full, "padding"),
             ("samples without padding", full, "padding"),
             ("samples with padding inside the text", (~keys & ~before & ~after).any(1), "padding"),
@@ -249,7 +250,10 @@ def _of_padding(question: Question, axes: tuple[str, ...]) -> Iterator[Condition
             yield text, stretched(np.asarray(samples), axes, (axes.index("batch"),)), kind, 1.05
     if "key" in axes and "heads" in axes:
         visible = visible_keys(question.config, keys, question.actual.shape[1])
-        yield "rows whose keys are all masked", np.asarray(~visible.any(-1, keepdims=True)), "empty rows", 0.9
+        seen = np.asarray(visible.sum(-1, keepdims=True))
+        yield "rows whose keys are all masked", seen == 0, "empty rows", 0.9
+        yield "rows with several visible keys", seen > 1, "padding", 1.0
+        yield "visible keys of rows with several of them", np.asarray(visible) & (seen > 1), "padding", 1.05
 
 
 def _ends(real: Flags) -> tuple[Flags, Flags]:
@@ -301,6 +305,8 @@ def _of_labels(question: Question, axes: tuple[str, ...], wrong: Flags) -> Itera
         touched = wrong.reshape(len(labels), -1).any(-1)
         for label in np.unique(labels[touched]):
             yield f"samples whose label is {label}", stretched(labels == label, axes, (0,)), "labels", 0.9
+        for label in np.setdiff1d(labels[~touched], labels[touched]):
+            yield f"samples whose label is not {label}", stretched(labels != label, axes, (0,)), "labels", 1.0
 
 
 def _of_distance(wrong: Flags) -> Iterator[Condition]:
