@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST = 4
-"""Suite that a process of tests keeps at a time.
+"""Workers that a process of tests keeps at a time.
 
 One that was not used for longest ends when there are more.
 """

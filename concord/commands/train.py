@@ -498,7 +498,7 @@ def _in_lockstep(
         found = conduct(
             case, names, settings, mode, how.stop_first, lambda name, done: reached(name, done, "")
         )
-    title = f"LockstepOptions: {count} steps, {case.dtype}, {mode}, seed {case.training.seed}"
+    title = f"Lockstep: {count} steps, {case.dtype}, {mode}, seed {case.training.seed}"
     record.finish(found, "lockstep", title, lambda: show(found, console, title))
     raise typer.Exit(found.exit_code)
 
