@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 MOST_DIGITS = 17
@@ -68,3 +69,9 @@ def _said(value: Any, digits: int) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "none"
     return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
+
+
+def few(places: Iterable[object], most: int = 4) -> str:
+    """Return the first of several places in words."""
+    first = list(map(str, islice(places, most + 1)))
+    return ", ".join(first[:most]) + (", …" if len(first) > most else "")

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.bugs.bug import fits
-from concord.conformance.diagnosis.regions import few
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.reading import within
+from concord.conformance.wording import few
 from concord.spec.tape import Node
 from concord.spec.tensors import clause_of
 

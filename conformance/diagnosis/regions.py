@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from concord.conformance.expectation import subject_of
 from concord.conformance.explain.question import Question
-from concord.conformance.wording import limit_between
+from concord.conformance.wording import few, limit_between
 from concord.spec.masks import visible_keys
 from concord.spec.parameters import parameters
 from concord.spec.tensors import taps
@@ -20,9 +20,6 @@ Flags = NDArray[np.bool_]
 
 FILLED = 0.9
 """Which share of a region has to be wrong for the region to be said: some errors are small by chance."""
-
-MOST_LISTED = 4
-"""How many places along an axis are listed one by one."""
 
 WORDS = {
     "batch": "sample",
@@ -288,11 +285,6 @@ def _of_ids(question: Question, axes: tuple[str, ...], wrong: Flags) -> Iterator
             ]
         for text, flags, cost in said:
             yield text, stretched(flags, axes, (0, 1)), "ids", cost
-
-
-def few(places: Sequence[object] | NDArray[np.integer], most: int = MOST_LISTED) -> str:
-    """Return the first of several places in words."""
-    return ", ".join(map(str, places[:most])) + (", …" if len(places) > most else "")
 
 
 def _of_labels(question: Question, axes: tuple[str, ...], wrong: Flags) -> Iterator[Condition]:

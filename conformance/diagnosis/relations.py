@@ -13,11 +13,11 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.diagnosis.regions import WORDS, Region, axes_of, few, inputs_of
+from concord.conformance.diagnosis.regions import WORDS, Region, axes_of, inputs_of
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.reading import within
 from concord.conformance.explain.weights import norm_of, parameters_of
-from concord.conformance.wording import distinct, multiple
+from concord.conformance.wording import distinct, few, multiple
 from concord.spec.precision import precision, round_to_bits
 
 Array = NDArray[np.floating]

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.diagnosis.regions import few
 from concord.conformance.expectation import is_gradient, is_tap_gradient, subject_of
 from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
 from concord.conformance.explain.question import Exact, Question
 from concord.conformance.explain.step import Step, group_of
+from concord.conformance.wording import few
 
 Array = NDArray[np.floating]
 

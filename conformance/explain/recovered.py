@@ -13,7 +13,7 @@ from concord.conformance.explain.hypothesis import loaded
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.reading import Reading, clear, reading, within
 from concord.conformance.explain.weights import LINEAR, parameters_of
-from concord.conformance.wording import instead
+from concord.conformance.wording import few, instead
 
 Array = NDArray[np.floating]
 
@@ -105,7 +105,7 @@ class _Recovery:
                     0
                 )
                 source[column] = self.wrong[int(np.argmin(distances))]
-            words = f"columns {_listed(self.wrong)} of `{self.name}.weight`"
+            words = f"columns {few(self.wrong)} of `{self.name}.weight`"
             if moved is not bias and name in self.question.case.weights:
                 words += " and its bias"
             weights = {
@@ -196,7 +196,3 @@ class _Recovery:
         if within(self.error - self.error.mean(0), self.sigma):
             return reading("other_bias", f"other numbers in `{self.name}.bias`", "WGT-4", sure=False)
         return reading("other_weight", f"other numbers in `{self.name}.weight`", "WGT-4", sure=False)
-
-
-def _listed(places: NDArray[np.integer]) -> str:
-    return ", ".join(map(str, places[:4])) + (", …" if len(places) > 4 else "")

@@ -14,7 +14,7 @@ from concord.conformance.bugs.training.step import Tensors, TrainingStep, rule
 from concord.conformance.bugs.training.step import recipe as by_recipe
 from concord.conformance.expectation import Array
 from concord.conformance.lockstep.made import MadeStep
-from concord.conformance.wording import distinct, instead, multiple
+from concord.conformance.wording import distinct, few, instead, multiple
 from concord.spec.batch import Batch
 from concord.spec.errors import ConfigError
 from concord.spec.parameters import parameters
@@ -209,7 +209,7 @@ def _described(names: set[str], kinds: Mapping[str, str]) -> str:
         for count in range(1, len(words) + 1):
             start = ".".join(words[:count])
             ways[f"`{start}`"] = {other for other in kinds if f"{other}.".startswith(f"{start}.")}
-    listed = ", ".join(f"`{name}`" for name in sorted(names)[:3]) + (", …" if len(names) > 3 else "")
+    listed = few((f"`{name}`" for name in sorted(names)), most=3)
     exact = [way for way, those in ways.items() if those == names]
     missing = [f"all but {way}" for way, those in ways.items() if those == kinds.keys() - names]
     return min(exact or missing, key=len, default=listed)

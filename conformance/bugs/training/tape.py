@@ -34,10 +34,7 @@ class Held:
 
 def updates(a: Arithmetic) -> Operations:
     """Return what an update takes besides operators, on a tape."""
-
-    def value_of(node: Node) -> Value:
-        return Value(a, node)
-
+    value_of = partial(Value, a)
     return Operations(
         value=lambda held: held.value,
         assign=lambda held, value: setattr(held, "value", value),
