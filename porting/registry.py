@@ -142,7 +142,7 @@ FORMATS = {
         ),
         _native("jax-msgpack", "Flax model, its state in Flax' own file", MSGPACK, "model.msgpack", "jax"),
         _native("jax-orbax", "Flax model, its state in a folder of Orbax", ORBAX, "model.orbax", "jax"),
-        Format(ONNX, "an ONNX graph, written alone", ONNX_GRAPH, ("model.onnx",)),
+        Format(ONNX, "an ONNX graph, written alone", ONNX_GRAPH, ("model.onnx",), backend="torch"),
         *(_of_hub(kind, end, True) for end in IN_FILES for kind in SENTENCES_OF),
         *(_of_hub(kind, end, False) for kind in MODELS_OF for end in IN_FILES),
         Format(

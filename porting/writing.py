@@ -14,9 +14,8 @@ import numpy as np
 from concord.porting import folder as folders
 from concord.porting import sentences
 from concord.porting.checkpoint import Checkpoint, LazyTensor
-from concord.porting.containers import hdf5
+from concord.porting.containers import hdf5, onnx
 from concord.porting.matching import piece
-from concord.porting.onnx import graph
 from concord.porting.registry import FORMATS, KERAS, ONNX, OWN, Format, known
 from concord.porting.stored import StoredTensor
 from concord.spec import checkpoints
@@ -53,11 +52,9 @@ def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, 
         raise SpecError(problem)
     _check_part(checkpoint, form)
     files, tensors = _files(checkpoint, form), prepared(checkpoint, form)
+    about = _graph(checkpoint, taps) if form.name == ONNX else {}
     with new_folder(path, replace=force) as folder:
-        if form.name == ONNX:
-            graph.write(folder / form.weights[0], checkpoint, taps)
-        else:
-            form.container.write(folder / form.weights[0], tensors)
+        form.container.write(folder / form.weights[0], tensors, **about)
         if form.name == KERAS:
             hdf5.add(folder / form.weights[0], keras_members(checkpoint))
         for name, content in files.items():
@@ -73,6 +70,30 @@ def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, 
             }
             contents = asdict(checkpoints.Contents(checkpoints.FORMAT, digests, checkpoint.part))
             write_bytes(folder / checkpoints.CONTENTS, _json(contents))
+
+
+def _graph(checkpoint: Checkpoint, every_tap: bool) -> dict[str, Any]:
+    """Return what an ONNX graph is made from besides tensors (:func:`concord.porting.containers.onnx.save`).
+
+    Raises:
+        SpecError: for dtypes that no graph computes in.
+    """
+    dtypes = {
+        tensor.dtype
+        for name, tensor in checkpoint.tensors.items()
+        if tensor.foreign or name != POSITIONS  # what was computed takes any
+    }
+    if len(dtypes) != 1 or dtypes - {*onnx.DTYPES}:
+        raise SpecError(
+            f"the parameters are {' and '.join(sorted(dtypes))} but an ONNX graph must have one dtype of "
+            f"{', '.join(onnx.DTYPES)}"
+        )
+    return {
+        "config": checkpoint.config.as_dict(),
+        "part": checkpoint.part,
+        "dtype": dtypes.pop(),
+        "every_tap": every_tap,
+    }
 
 
 def _in_the_way(path: Path, force: bool) -> str:
@@ -124,14 +145,14 @@ def _check_part(checkpoint: Checkpoint, form: Format) -> None:
 
     And say how a folder of sentence-transformers goes without its pooling.
     """
-    if checkpoint.part in form.names.parts:
+    parts = onnx.PARTS if form.name == ONNX else form.names.parts
+    if checkpoint.part in parts:
         return
     modules = any(other.modules and other.source == checkpoint.source for other in FORMATS.values())
     bare = next((other.name for other in FORMATS.values() if other.source == checkpoint.words), "")
     hint = f"; read with --from {bare} it is an encoder, without its pooling" if modules else ""
     raise SpecError(
-        f"the part {checkpoint.part!r} cannot be written as {form.name}, which has "
-        f"{' or '.join(form.names.parts)}{hint}"
+        f"the part {checkpoint.part!r} cannot be written as {form.name}, which has {' or '.join(parts)}{hint}"
     )
 
 

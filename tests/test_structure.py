@@ -181,7 +181,7 @@ def test_only_the_four_backends_import_frameworks_each_its_own_and_none_another(
             )
             owner = "torch" if path.parent == ROOT / "speed/peers" else owner
             if path.parent == ROOT / "porting/containers":  # in a process of its own
-                owner = {"tensorflow": "tf", "torch": "torch"}.get(path.stem, owner)
+                owner = {"tensorflow": "tf", "torch": "torch", "onnx": "torch"}.get(path.stem, owner)
             foreign = ALL_FRAMEWORKS - FRAMEWORKS.get(owner, set())
             others = tuple(f"concord.backends.{name}" for name in FRAMEWORKS if name != owner)
             found += [

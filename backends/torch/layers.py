@@ -128,7 +128,7 @@ def every_token(real: Tensor) -> Tensor:
 
 
 def real_tokens_alone(real: Tensor) -> Tensor:
-    return torch.cumsum(real, dim=1) - 1  # (B, T); of padding any number
+    return torch.cumsum(real.to(torch.int64), dim=1) - 1  # (B, T); of padding any number
 
 
 NUMBERS = {"counted": every_token, "zero_row": every_token, "pad_row": real_tokens_alone}  # POS-6

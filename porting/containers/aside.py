@@ -46,7 +46,7 @@ DEEPEST, MOST = 50, 1 << 18
 is met."""
 
 Load = Callable[[Path], Mapping[str, StoredTensor]]
-Save = Callable[[Path, Mapping[str, StoredTensor]], None]
+Save = Callable[..., None]
 
 
 class Refused(ValueError):
@@ -68,16 +68,17 @@ def read(load: Load, path: Path, framework: str = "") -> dict[str, StoredTensor]
             pass
     with tempfile.TemporaryDirectory(prefix="concord-") as folder:
         between = Path(folder) / "tensors.safetensors"
-        names = _ask(load, path, between, framework)
+        names = _ask(load, path, between, framework, {})
         found = safetensors.read(between)  # mapped: the file may go
         return {name: found[name] for name in names}
 
 
-def write(save: Save, path: Path, tensors: Mapping[str, StoredTensor], framework: str) -> None:
+def write(save: Save, path: Path, tensors: Mapping[str, StoredTensor], framework: str, **about: Any) -> None:
     """Write tensors.
 
     Args:
         save: a function of a module, which writes them.
+        about: what it takes besides, as JSON has it.
 
     Raises:
         SpecError: if it cannot, or the framework is not installed.
@@ -85,7 +86,7 @@ def write(save: Save, path: Path, tensors: Mapping[str, StoredTensor], framework
     with tempfile.TemporaryDirectory(prefix="concord-") as folder:
         between = Path(folder) / "tensors.safetensors"
         safetensors.write(between, tensors)
-        _ask(save, path, between, framework)
+        _ask(save, path, between, framework, about)
 
 
 _processes: dict[tuple[int, str], Process] = {}
@@ -93,13 +94,14 @@ _processes: dict[tuple[int, str], Process] = {}
 many."""
 
 
-def _ask(act: Load | Save, path: Path, between: Path, framework: str) -> list[str]:
+def _ask(act: Load | Save, path: Path, between: Path, framework: str, about: Mapping[str, Any]) -> list[str]:
     """Have a function called there; return the names of what it has read."""
-    given = between if between.exists() else path
-    data = given.parent.glob(f"{glob.escape(given.stem)}.data-*") if framework else ()  # of TensorFlow
-    files = [file for file in given.rglob("*") if file.is_file()] if given.is_dir() else [given, *data]
+    lies = between if between.exists() else path
+    data = lies.parent.glob(f"{glob.escape(lies.stem)}.data-*") if framework else ()  # of TensorFlow
+    files = [file for file in lies.rglob("*") if file.is_file()] if lies.is_dir() else [lies, *data]
     length = sum(file.stat().st_size for file in files)
-    target = json.dumps([act.__module__, act.__name__, str(path.absolute()), str(between), length, framework])
+    given = [act.__module__, act.__name__, str(path.absolute()), str(between), length, framework, about]
+    target = json.dumps(given)
     key = (os.getpid(), framework)
     try:
         kept = _processes.pop(key, None)
@@ -136,7 +138,9 @@ def serve(channel: Any, target: str) -> None:
         target = channel.receive()
 
 
-def answer(act: Any, path: Path, between: Path, length: int, framework: str) -> dict[str, Any]:
+def answer(
+    act: Any, path: Path, between: Path, length: int, framework: str, about: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return what the parent is told."""
     if not framework:
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -144,7 +148,7 @@ def answer(act: Any, path: Path, between: Path, length: int, framework: str) -> 
             resource.setrlimit(resource.RLIMIT_AS, (4 * MEMORY_LIMIT + GROWTH * length, hard))
     try:
         if between.exists():
-            act(path, safetensors.read(between))
+            act(path, safetensors.read(between), **about)
             return {"names": []}
         found = dict(act(path))
         total = sum(size(stored.dtype, stored.shape) for stored in found.values())
@@ -183,7 +187,7 @@ def array_of(stored: StoredTensor) -> Any:
     return bits if bits.dtype.name == stored.dtype else bits.view(getattr(ml_dtypes, stored.dtype))
 
 
-def tree(tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
+def tree(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Return tensors as dictionaries in each other, by the parts of their names between dots."""
     found: dict[str, Any] = {}
     for name, tensor in tensors.items():

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from concord.porting.containers import aside
 from concord.porting.links import stays
 from concord.porting.stored import StoredTensor
-from concord.spec.errors import SpecError
+from concord.spec.errors import SpecError, refuse
 from concord.spec.files import MOST_PROBLEMS, opened, read_json
 
 INDEX = ".index.json"
@@ -23,26 +24,27 @@ class Container:
     Attributes:
         name: of the kind.
         backend: that such files are made for, where their format does not say so itself.
+        load: reads one; None: such files are written alone.
+        save: writes tensors, one by one, into a folder that is being written, which may get more than one
+            file.
         endings: of the names of such files.
         begins: the first bytes of one; any of these.
-        load: reads one, in a process of its own (:mod:`concord.porting.containers.aside`).
-        write: writes tensors, one by one, into a folder that is being written, which may get more than one
-            file;
-            it raises SpecError if it cannot, or if this kind of file has no such dtype.
-        framework: that ``load`` imports, by the extra that it comes with; empty: none.
-        whole: reads one here, in place of ``load``.
+        framework: that both import, by the extra that it comes with; empty: none.
+        lacks: dtypes that such files do not have.
         looks: says of a path whether it is one, where neither its name nor its first bytes do.
+        aside: whether files are read in a process of its own (:mod:`concord.porting.containers.aside`).
     """
 
     name: str
     backend: str
-    endings: tuple[str, ...]
-    begins: tuple[bytes, ...]
     load: Callable[[Path], Mapping[str, StoredTensor]] | None
-    write: Callable[[Path, Mapping[str, StoredTensor]], None]
+    save: Callable[..., None]
+    endings: tuple[str, ...] = ()
+    begins: tuple[bytes, ...] = ()
     framework: str = ""
-    whole: Callable[[Path], dict[str, StoredTensor]] | None = None
+    lacks: tuple[str, ...] = ()
     looks: Callable[[Path], bool] | None = None
+    aside: bool = True
 
     def is_one(self, path: Path) -> bool:
         """Say whether a file is of this kind, or the index of several.
@@ -51,15 +53,35 @@ class Container:
         """
         if self.looks:
             return self.looks(path)
-        if (
-            not path.name.endswith((*self.endings, *(f"{end}{INDEX}" for end in self.endings)))
-            or not path.is_file()
-        ):
+        index = path.name.endswith(INDEX)
+        if not path.name.removesuffix(INDEX).endswith(self.endings) or not path.is_file():
             return False
-        if path.name.endswith(INDEX) or not self.begins:
+        if index or not self.begins:
             return True
         with opened(path) as file:
             return file.read(16).startswith(self.begins)
+
+    def write(self, path: Path, tensors: Mapping[str, StoredTensor], **about: Any) -> None:
+        """Write tensors.
+
+        Args:
+            about: what ``save`` takes besides, as JSON has it.
+
+        Raises:
+            SpecError: if they cannot be written, this kind of file has no such dtype, or the framework is not
+                installed.
+        """
+        refuse(
+            [
+                f"{name!r} has dtype {tensor.dtype}, which files of the kind {self.name} do not have"
+                for name, tensor in tensors.items()
+                if tensor.dtype in self.lacks
+            ]
+        )
+        if self.framework:
+            aside.write(self.save, path, tensors, self.framework, **about)
+        else:
+            self.save(path, tensors)
 
     def read(self, path: Path) -> dict[str, StoredTensor]:
         """Return the tensors of a file, or of all files that an index names.
@@ -68,16 +90,13 @@ class Container:
 
         Raises:
             SpecError: if it is no whole file of this kind, would have code run, or takes more than any file
-                of weights;
-                if the files of an index lie elsewhere, lack a tensor or have others.
+                of weights; if the files of an index lie elsewhere, lack a tensor or have others.
         """
         if path.name.endswith(INDEX):
             return self._several(path)
-        if self.whole:
-            return self.whole(path)
         if self.load is None:
             raise SpecError(f"{path}: {self.name} is written alone; read the checkpoint that it was made of")
-        return aside.read(self.load, path, self.framework)
+        return aside.read(self.load, path, self.framework) if self.aside else dict(self.load(path))
 
     def _several(self, path: Path) -> dict[str, StoredTensor]:
         content = read_json(path)
@@ -85,22 +104,23 @@ class Container:
         if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
             raise SpecError(f"{path}: 'weight_map' must say for each tensor which file has it")
         names = sorted(set(places.values()))
-        if outside := [name for name in names if not _is_beside(path, name)]:
-            said = [f"{path}: names the file {name[:80]!r} but all must lie beside it" for name in outside]
-            raise SpecError(said[:MOST_PROBLEMS])
+        outside = [name for name in names if not _is_beside(path, name)][:MOST_PROBLEMS]
+        refuse([f"{path}: names the file {name[:80]!r} but all must lie beside it" for name in outside])
         found: dict[str, StoredTensor] = {}
         problems: list[str] = []
         for name in names:
             inside = self.read(path.with_name(name))
-            missing = [tensor for tensor, shard in places.items() if shard == name and tensor not in inside]
-            problems += [f"{path}: says that {tensor!r} is in {name} but it is not" for tensor in missing]
-            more = [tensor for tensor in inside if places.get(tensor) != name]
+            said = {tensor for tensor, shard in places.items() if shard == name}
             problems += [
-                f"{path.with_name(name)}: has {tensor!r} but the index does not say so" for tensor in more
+                f"{path}: says that {tensor!r} is in {name} but it is not"
+                for tensor in sorted(said - set(inside))
+            ]
+            problems += [
+                f"{path.with_name(name)}: has {tensor!r} but the index does not say so"
+                for tensor in sorted(set(inside) - said)
             ]
             found.update(inside)
-        if problems:
-            raise SpecError(problems[:MOST_PROBLEMS])
+        refuse(problems[:MOST_PROBLEMS])
         return {tensor: found[tensor] for tensor in places}
 
 

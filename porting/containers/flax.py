@@ -93,7 +93,7 @@ def _joined(entries: Mapping[str, Any]) -> StoredTensor:
     return StoredTensor(dtype, shape, bits)
 
 
-def write(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
+def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Write tensors, one by one, as ``flax.serialization`` writes dictionaries in each other.
 
     Raises:

@@ -21,7 +21,7 @@ import numpy as np
 
 from concord.porting.containers.aside import DEEPEST, MOST, Refused, stored_of
 from concord.porting.stored import StoredTensor
-from concord.spec.errors import SpecError, optional
+from concord.spec.errors import optional
 from concord.spec.files import refusing
 
 BFLOAT16 = "bfloat16"
@@ -102,8 +102,6 @@ def _dataset(member: Any, name: str) -> StoredTensor:
 
 def _put(group: Any, name: str, tensor: StoredTensor) -> None:
     """Write a tensor into a group; Keras says in an attribute that two bytes are bfloat16."""
-    if tensor.dtype.startswith("float8"):
-        raise SpecError(f"{name!r} has dtype {tensor.dtype}, which Keras does not keep")
     array = tensor.array()
     dataset = group.create_dataset(name, data=array.view("V2") if tensor.dtype == BFLOAT16 else array)
     if tensor.dtype == BFLOAT16:
@@ -116,14 +114,14 @@ def _created(path: Path) -> Any:
     return h5py.File(path, "w", track_order=True)
 
 
-def write(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
+def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Write tensors, one by one, each at its path."""
     with refusing(path), _created(path) as file:
         for name, tensor in tensors.items():
             _put(file, name, tensor)
 
 
-def write_models(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
+def save_models(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Write weights as Keras 2 did: a group for each layer of the model, which lists its weights' names."""
     layers = {
         name.partition("/")[0]: [other for other in tensors if other.split("/")[0] == name.partition("/")[0]]
@@ -139,10 +137,10 @@ def write_models(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
                 _put(group, f"{MODEL}/{name}:0", tensors[name])
 
 
-def write_keras(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
+def save_keras(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Write the weights into an archive; what else Keras wants in it is the format's to add."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        write(Path(folder) / WEIGHTS, tensors)
+        save(Path(folder) / WEIGHTS, tensors)
         with refusing(path), zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
             archive.write(Path(folder) / WEIGHTS, WEIGHTS)
 

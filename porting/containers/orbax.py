@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from concord.porting.containers import aside
 from concord.porting.containers.aside import array_of, flat, tree
 from concord.porting.stored import StoredTensor
 from concord.spec.errors import optional
@@ -24,28 +23,14 @@ def load(path: Path) -> dict[str, StoredTensor]:
         return flat(checkpointer.restore(path))
 
 
-def write(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write arrays, as dictionaries in each other.
-
-    Raises:
-        SpecError: if Orbax cannot write them, or is not installed.
-    """
-    aside.write(save, path, tensors, "jax")
-
-
 def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Write arrays, in the process that has Orbax."""
     with _checkpointer() as checkpointer:
-        checkpointer.save(path, _arrays(tree(tensors)))
+        arrays: Any = {name: array_of(tensor) for name, tensor in tensors.items()}
+        checkpointer.save(path, tree(arrays))
 
 
 def _checkpointer() -> Any:
     with optional("a folder of Orbax", "jax"):
         import orbax.checkpoint as orbax
     return orbax.PyTreeCheckpointer()
-
-
-def _arrays(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _arrays(inner) for key, inner in value.items()}
-    return array_of(value)

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from concord.porting.containers import aside
 from concord.porting.containers.aside import Refused, array_of, stored_of
 from concord.porting.stored import NUMPY, Bits, StoredTensor
-from concord.spec.errors import SpecError, optional
+from concord.spec.errors import optional
 
 SUFFIX, OURS = ".index", "/.ATTRIBUTES/VARIABLE_VALUE"
 """How the name of an index ends, and the keys of checkpoints of TensorFlow 2."""
@@ -44,22 +43,11 @@ def _bits(reader: object, name: str) -> Bits:
     return stored_of(np.asarray(reader.get_tensor(name)), name).bits()  # type: ignore[attr-defined]
 
 
-def write(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write tensors; where they bear the keys of TensorFlow 2.
-
-    With the graph of objects by which it finds them.
-
-    Raises:
-        SpecError: if it has no such dtype or is not installed, or they cannot be written.
-    """
-    if wrong := [name for name, tensor in tensors.items() if tensor.dtype.startswith("float8")]:
-        said = "which TensorFlow's checkpoints do not have here"
-        raise SpecError([f"{name!r} has dtype {tensors[name].dtype}, {said}" for name in wrong])
-    aside.write(save, path, tensors, "tf")
-
-
 def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write tensors, in the process that has TensorFlow."""
+    """Write tensors, in the process that has TensorFlow.
+
+    Where they bear the keys of TensorFlow 2, with the graph of objects by which it finds them.
+    """
     with optional("to write a checkpoint of TensorFlow", "tf"):
         import tensorflow as tf
 

@@ -97,17 +97,8 @@ def _unwrapped(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     return tensors
 
 
-def write(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write tensors as a ``state_dict``.
-
-    Raises:
-        SpecError: if PyTorch is not installed, or they cannot be written.
-    """
-    aside.write(save, path, tensors, "torch")
-
-
 def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write tensors, in the process that has PyTorch."""
+    """Write tensors as a ``state_dict``, in the process that has PyTorch."""
     with optional("to write a file of PyTorch", "torch"):
         import torch
 
