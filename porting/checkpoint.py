@@ -5,7 +5,7 @@ And where each came from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.porting.stored import Bits, StoredTensor, in_memory, widened
+from concord.porting.stored import StoredTensor, in_memory, widened
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import WeightsError
 from concord.spec.parameters import validate_weights
@@ -31,23 +31,17 @@ UNKNOWN = "as it is"
 
 
 @dataclass(frozen=True)
-class LazyTensor:
-    """A tensor in the canonical layout, read when it is asked for.
+class LazyTensor(StoredTensor):
+    """A tensor in the canonical layout (SPEC WGT-2), read when it is asked for.
 
     Attributes:
-        dtype: one of :data:`concord.porting.stored.NUMPY`, as the file has it.
-        shape: the canonical one (SPEC WGT-2).
         foreign: its name in the file; where each head has one of its own, they are joined by ``" + "``.
         transform: one of :data:`concord.spec.sources.layouts.WEIGHT_LAYOUTS`: how the file lays it out;
             :data:`UNKNOWN`: nobody knows.
-        bits: reads it in the canonical layout, as bits (:data:`concord.porting.stored.Bits`).
     """
 
-    dtype: str
-    shape: tuple[int, ...]
     foreign: str
     transform: str
-    bits: Callable[[], Bits] = field(repr=False, compare=False)
 
     def read(self) -> NDArray[Any]:
         """Return its numbers, in C order.
@@ -57,6 +51,11 @@ class LazyTensor:
         Nothing is kept: whoever needs them twice keeps them, or reads twice.
         """
         return contiguous(widened(self.bits(), self.dtype))
+
+    @property
+    def held(self) -> tuple[str, str]:
+        """What it holds: its dtype, and the digest of its bits in the canonical layout."""
+        return self.dtype, self.sha256()
 
 
 @dataclass(frozen=True)
@@ -174,6 +173,6 @@ def from_weights(
     tensors, ledger = {}, []
     for name, array in weights.items():
         stored = in_memory(array)
-        tensors[name] = LazyTensor(stored.dtype, stored.shape, name, "as canonical", stored.bits)
+        tensors[name] = LazyTensor(stored.dtype, stored.shape, stored.bits, name, "as canonical")
         ledger.append(LedgerEntry(name, name, "read", "", stored.dtype, stored.shape, stored))
     return Checkpoint(config, part, tensors, tuple(ledger), files or {})

@@ -197,7 +197,7 @@ class _Matching:
             )
         else:
             stored = in_memory(sinusoid(self.config))
-            self.tensors[POSITIONS] = LazyTensor(stored.dtype, stored.shape, "", "table", stored.bits)
+            self.tensors[POSITIONS] = LazyTensor(stored.dtype, stored.shape, stored.bits, "", "table")
             self.made[POSITIONS] = LedgerEntry(
                 "",
                 POSITIONS,
@@ -323,7 +323,7 @@ def _canonical(
             else WEIGHT_LAYOUTS[layout].canonical([piece.bits() for piece in pieces])
         )
 
-    return LazyTensor(pieces[0].dtype, shape, " + ".join(foreign), layout, bits)
+    return LazyTensor(pieces[0].dtype, shape, bits, " + ".join(foreign), layout)
 
 
 def piece(tensor: LazyTensor, place: Binding, number: int, heads: int) -> StoredTensor:

@@ -77,6 +77,16 @@ def widened(bits: Bits, dtype: str) -> Bits:
     return np.asarray((bits.astype(np.uint32) << np.uint32(16)).view(np.float32))
 
 
+def data(bits: Bits) -> memoryview | bytes:
+    """Return bytes in C order."""
+    return contiguous(bits).data.cast("B") if bits.size else b""
+
+
+def digest(bits: Bits) -> str:
+    """Return the SHA-256 of bits, in C order."""
+    return hashlib.sha256(data(bits)).hexdigest()
+
+
 @dataclass(frozen=True)
 class StoredTensor:
     """A tensor of a file.
@@ -99,7 +109,7 @@ class StoredTensor:
 
     def data(self) -> memoryview | bytes:
         """Return its bytes in C order, the least significant byte of a number first."""
-        return self.array().data.cast("B") if self.size else b""
+        return data(self.array())
 
     def array(self) -> Bits:
         """Return its bits in C order."""
@@ -107,7 +117,7 @@ class StoredTensor:
 
     def sha256(self) -> str:
         """Return the digest of these bytes."""
-        return hashlib.sha256(self.data()).hexdigest()
+        return digest(self.array())
 
 
 def sliced(mapped: mmap.mmap | bytes, begin: int, dtype: str, shape: tuple[int, ...]) -> StoredTensor:

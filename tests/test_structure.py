@@ -393,7 +393,7 @@ BY_HAND = {
     "examples/criteria.py": (
         "the field's usual criteria, whose misses and false alarms are counted; no verdict rests on them"
     ),
-    "porting/comparison/words.py": (
+    "porting/comparison/difference.py": (
         "a factor is recognised, to say in words where it may come from; no verdict rests on it"
     ),
     "tests/test_criteria.py": "the same",

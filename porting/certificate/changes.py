@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.porting.checkpoint import LazyTensor
-from concord.porting.comparison.checkpoints import head_axis
+from concord.porting.comparison.difference import head_axis
 from concord.porting.stored import NUMPY, Bits, widened
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig

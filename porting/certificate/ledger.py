@@ -23,7 +23,6 @@ from concord.porting.certificate.certificate import (
 from concord.porting.checkpoint import Checkpoint, LazyTensor
 from concord.porting.comparison.beside import alone, differing
 from concord.porting.comparison.checkpoints import Comparison, Others, compare_others, differences
-from concord.porting.comparison.kinds import digest
 from concord.porting.folder import CARRIED, LABELS, SENTENCES, folder_of
 from concord.porting.reading import AUTO, read, recognise
 from concord.porting.registry import known
@@ -92,7 +91,7 @@ def placements(checkpoint: Checkpoint) -> dict[str, Placement]:
 
 
 def _placed(tensor: LazyTensor) -> Placement:
-    return Placement(tensor.foreign, tensor.transform, tensor.dtype, digest(tensor.bits()))
+    return Placement(tensor.foreign, tensor.transform, *tensor.held)
 
 
 def parameters(

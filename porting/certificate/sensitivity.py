@@ -29,8 +29,7 @@ from concord.porting.certificate.certificate import (
 from concord.porting.certificate.changes import CHANGES, Alteration, changes
 from concord.porting.certificate.evidence import JudgedModel
 from concord.porting.checkpoint import Checkpoint
-from concord.porting.comparison.kinds import digest
-from concord.porting.stored import Bits, widened
+from concord.porting.stored import Bits, digest, widened
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch, from_arrays
 from concord.spec.reference import observe, reference

@@ -3,7 +3,7 @@
 And what is likely to have caused it.
 """
 
-from concord.porting.comparison.checkpoints import Comparison, Pair, compare
-from concord.porting.comparison.kinds import TensorDifference, classify
+from concord.porting.comparison.checkpoints import Comparison, compare
+from concord.porting.comparison.difference import TensorDifference, classify
 
-__all__ = ["Comparison", "Pair", "TensorDifference", "classify", "compare"]
+__all__ = ["Comparison", "TensorDifference", "classify", "compare"]

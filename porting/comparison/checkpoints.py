@@ -9,30 +9,8 @@ from dataclasses import dataclass, field, replace
 from concord.conformance.fields import also
 from concord.porting.checkpoint import UNKNOWN, Checkpoint, LazyTensor
 from concord.porting.comparison.beside import alone, differing
-from concord.porting.comparison.kinds import TensorDifference, classify, digest
-from concord.porting.comparison.words import cause, say
+from concord.porting.comparison.difference import TensorDifference, classify
 from concord.spec.config import EncoderConfig
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A tensor that both checkpoints have, and that is not the same in both.
-
-    Attributes:
-        name: the canonical one; of what is no parameter, the one in the first's file.
-        difference: of the second from the first.
-        words: the same in words.
-        cause: what is likely to have caused it; empty: nobody can say.
-        other: the parameter of the first whose bits the second has here; empty: none, or its own.
-        dtypes: of the first and of the second.
-    """
-
-    name: str
-    difference: TensorDifference
-    words: str
-    cause: str = ""
-    other: str = ""
-    dtypes: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True)
@@ -46,7 +24,7 @@ class Others:
     """
 
     same: int = 0
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[TensorDifference, ...] = ()
     apart: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -70,7 +48,7 @@ class Comparison:
     written = also("exit_code", "summary")
 
     same: int
-    pairs: tuple[Pair, ...]
+    pairs: tuple[TensorDifference, ...]
     missing: tuple[str, ...]
     extra: tuple[str, ...]
     config: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -82,33 +60,28 @@ class Comparison:
     @property
     def exit_code(self) -> int:
         """0: the same bits, names and configuration, and all else that both have says the same; 1: not."""
-        return (
-            1
-            if self.pairs or self.missing or self.extra or self.config or self.files or self.others.pairs
-            else 0
-        )
+        apart = (self.pairs, self.missing, self.extra, self.config, self.files, self.others.pairs)
+        return int(any(apart))
 
     @property
     def summary(self) -> str:
         """What it came to, in a sentence."""
-        counts = Counter("swapped" if pair.other else pair.difference.kind for pair in self.pairs)
-        said = [
-            f"{self.same} of {self.same + len(self.pairs)} parameters have the same bits",
-            *(f"{count} {kind}" for kind, count in counts.items()),
-        ]
-        for count, what in ((self.others.same, "the same bits"), (len(self.others.pairs), "other bits")):
-            said += [
-                f"of the tensors that are no parameters {count} {'have' if count > 1 else 'has'} {what}"
-            ] * bool(count)
-        said += [f"{len(self.others.apart)} not compared"] * bool(self.others.apart)
-        said += [f"{len(self.missing)} missing in B"] * bool(self.missing) + [
-            f"{len(self.extra)} in B alone"
-        ] * bool(self.extra)
+        said = [f"{self.same} of {self.same + len(self.pairs)} parameters have the same bits"]
+        counts = Counter("swapped" if pair.other else pair.kind for pair in self.pairs)
+        said += [f"{count} {kind}" for kind, count in counts.items()]
+        others, apart = "of the tensors that are no parameters", len(self.others.pairs)
+        for count, words in (
+            (self.others.same, f"{others} {{}} {'have' if self.others.same > 1 else 'has'} the same bits"),
+            (apart, f"{others} {{}} {'have' if apart > 1 else 'has'} other bits"),
+            (len(self.others.apart), "{} not compared"),
+            (len(self.missing), "{} missing in B"),
+            (len(self.extra), "{} in B alone"),
+        ):
+            said += [words.format(count)] * bool(count)
         options = f"{len(self.config)} options differ" if len(self.config) > 1 else "1 option differs"
         said.append(options if self.config else "the same configuration")
-        said += [f"{', '.join(self.files)} {'differ' if len(self.files) > 1 else 'differs'}"] * bool(
-            self.files
-        )
+        if self.files:
+            said.append(f"{', '.join(self.files)} {'differ' if len(self.files) > 1 else 'differs'}")
         return "; ".join(said)
 
 
@@ -121,27 +94,20 @@ def compare(
         progress: takes how many parameters have been looked at.
     """
     common = [name for name in first.tensors if name in second.tensors]
-    digests = {name: (tensor.dtype, digest(tensor.bits())) for name, tensor in first.tensors.items()}
+    held = {name: tensor.held for name, tensor in first.tensors.items()}
     pairs = []
     for number, name in enumerate(common, start=1):
-        found = _pair(name, first.tensors, second.tensors, first.config, digests)
-        if found is not None:
-            pairs.append(found)
+        pairs += _pair(name, first.tensors, second.tensors, first.config, held)
         progress(number)
-    missing, extra = (
-        [name for name in one.tensors if name not in other.tensors]
-        for one, other in ((first, second), (second, first))
-    )
-    options, parts = differences(first.config, second.config), (first.part, second.part)
-    beside = differing(first, second), (alone(first, second), alone(second, first))
     return Comparison(
         len(common) - len(pairs),
         tuple(pairs),
-        tuple(missing),
-        tuple(extra),
-        options,
-        parts,
-        *beside,
+        tuple(name for name in first.tensors if name not in second.tensors),
+        tuple(name for name in second.tensors if name not in first.tensors),
+        differences(first.config, second.config),
+        (first.part, second.part),
+        differing(first, second),
+        (alone(first, second), alone(second, first)),
         compare_others(first, second),
     )
 
@@ -152,7 +118,7 @@ def compare_others(first: Checkpoint, second: Checkpoint, sides: tuple[str, str]
     Args:
         sides: what the two are called.
     """
-    found: list[Pair] = []
+    found: list[TensorDifference] = []
     apart: dict[str, str] = {}
     open_ = [
         name
@@ -160,21 +126,15 @@ def compare_others(first: Checkpoint, second: Checkpoint, sides: tuple[str, str]
         if any(name in one.others and name not in one.known for one in (first, second))
     ]
     for name in open_:
-        alone_in = next(
-            (side for one, side in zip((second, first), sides, strict=True) if name not in one.others), ""
-        )
-        foreign = next(one.others[name].foreign for one in (first, second) if name in one.others)
-        pair = None if alone_in else _pair(name, first.others, second.others, first.config, {})
-        if alone_in:
-            apart[foreign] = f"is in {alone_in} alone"
-        elif (
-            pair
-            and first.source != second.source
-            and UNKNOWN in (first.others[name].transform, second.others[name].transform)
-        ):
-            apart[foreign] = "no table says how it is laid out in files of both kinds"
-        elif pair:
-            found.append(replace(pair, name=foreign))
+        tensors = [one.others[name] for one in (first, second) if name in one.others]
+        foreign = tensors[0].foreign
+        if len(tensors) == 1:
+            apart[foreign] = f"is in {sides[name not in first.others]} alone"
+        elif pairs := _pair(name, first.others, second.others, first.config, {}):
+            if first.source != second.source and UNKNOWN in [tensor.transform for tensor in tensors]:
+                apart[foreign] = "no table says how it is laid out in files of both kinds"
+            else:
+                found.append(replace(pairs[0], name=foreign))
     return Others(len(open_) - len(found) - len(apart), tuple(found), apart)
 
 
@@ -193,57 +153,34 @@ def _pair(
     first: Mapping[str, LazyTensor],
     second: Mapping[str, LazyTensor],
     config: EncoderConfig,
-    digests: Mapping[str, tuple[str, str]],
-) -> Pair | None:
-    """Return how a tensor differs; None: not at all.
+    held: Mapping[str, tuple[str, str]],
+) -> list[TensorDifference]:
+    """Return how a tensor differs, if it does.
 
     Args:
-        digests: of those of the first whose place it may have taken.
+        held: what those of the first hold whose place it may have taken.
     """
     mine, theirs = first[name], second[name]
-    found = (theirs.dtype, digest(theirs.bits()))
-    if mine.shape == theirs.shape and found == (digests.get(name) or (mine.dtype, digest(mine.bits()))):
-        return None
+    found = theirs.held
+    if mine.shape == theirs.shape and found == (held.get(name) or mine.held):
+        return []
     dtypes = (mine.dtype, theirs.dtype)
     others = [
         other
-        for other, key in digests.items()
-        if key == found and other != name and first[other].shape == theirs.shape
+        for other, what in held.items()
+        if what == found and other != name and first[other].shape == theirs.shape
     ]
     if others:
         other = next((one for one in others if one.rpartition(".")[2] == name.rpartition(".")[2]), others[0])
+        layers = {one.split(".")[1] if one.startswith("layers.") else "" for one in (name, other)}
         why = (
-            "names were mapped to each other the wrong way"
-            if _same_layer(name, other)
-            else "tensors of one layer were taken for those of another"
+            "tensors of one layer were taken for those of another"
+            if len(layers) > 1
+            else "names were mapped to each other the wrong way"
         )
-        return Pair(
-            name, TensorDifference("different"), f"it is A's {other}, bit for bit", why, other, dtypes
-        )
-    difference = classify(mine.read(), theirs.read(), config.num_heads, head_axis(name))
-    square = len(mine.shape) == 2 and mine.shape[0] == mine.shape[1]
-    return Pair(
-        name, difference, said(difference, mine, theirs), cause(name, difference, config, square), "", dtypes
-    )
-
-
-def said(difference: TensorDifference, mine: LazyTensor, theirs: LazyTensor) -> str:
-    """Return how two tensors differ, in words, and their dtypes if these do."""
-    dtypes = "" if mine.dtype == theirs.dtype else f" ({mine.dtype} in A, {theirs.dtype} in B)"
-    return f"{say(difference, (mine.shape, theirs.shape))}{dtypes}"
-
-
-def _same_layer(name: str, other: str) -> bool:
-    layers = [one.split(".")[1] if one.startswith("layers.") else "" for one in (name, other)]
-    return layers[0] == layers[1]
-
-
-def head_axis(name: str) -> int | None:
-    """Return the axis of a canonical parameter along which the blocks of attention heads stand, if any."""
-    _, inside, rest = name.rpartition("attention.")
-    place, _, leaf = rest.partition(".")
-    if not inside or place not in ("query", "key", "value", "output"):
-        return None
-    if place == "output":
-        return 0 if leaf == "weight" else None
-    return 1 if leaf == "weight" else 0
+        words = f"it is A's {other}, bit for bit"
+        return [TensorDifference("different", words, why, name, other, dtypes)]
+    difference = classify(mine.read(), theirs.read(), name, config)
+    words = difference.words
+    words += "" if mine.dtype == theirs.dtype else f" ({mine.dtype} in A, {theirs.dtype} in B)"
+    return [replace(difference, words=words, dtypes=dtypes)]

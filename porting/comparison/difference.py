@@ -1,0 +1,450 @@
+"""How one tensor differs from another, in words, and what is likely to have caused it.
+
+Each way is a look, from what porting does wrong most often to what nobody can name. A is the first, B the
+second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.porting.stored import digest
+from concord.spec.config import EncoderConfig
+from concord.spec.precision import precision
+from concord.spec.sources.layouts import contiguous
+from concord.spec.sources.table import POSITIONS
+
+Array = NDArray[Any]
+
+FARTHEST = 8
+"""Rows by which tables are shifted at most."""
+
+LOWER = ("bfloat16", "float16", "float32")
+"""Precisions that tensors are rounded to."""
+
+LAST_DIGITS = 8
+"""Units in the last place of float32, of a tensor's largest number, that count as rounding."""
+
+FEW_ROWS = 0.25
+"""Share of rows up to which it is some rows that differ."""
+
+LEVELS = 256
+"""Different numbers that what went through 8 bits or fewer has, at most."""
+
+ALIKE = 0.5
+"""Root mean square of the differences, by that of the numbers, up to which few numbers may be the many of the
+other, quantised."""
+
+WHOLE = 2**22
+"""Numbers up to which all of a tensor is looked at for what is dear to find; of a larger one so many, from
+its beginning, to find what all of it is held to."""
+
+CALLED = ("a number", "NaN", "infinity", "-infinity")
+"""What a number may be, as far as differences go."""
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """How a tensor of B differs from that of A.
+
+    Attributes:
+        kind: a word for it.
+        words: the same in words.
+        cause: what is likely to have caused it; empty: nobody can say.
+        name: the canonical one; of what is no parameter, the one in A's file.
+        other: the parameter of A whose bits B has here; empty: none, or its own.
+        dtypes: in A and in B.
+        elements: how many numbers differ, of ``size``.
+        size: how many there are.
+        largest: the largest difference, where both are finite.
+        relative: the root mean square of these differences, by that of A's numbers.
+    """
+
+    kind: str
+    words: str
+    cause: str = ""
+    name: str = ""
+    other: str = ""
+    dtypes: tuple[str, str] = ("", "")
+    elements: int = 0
+    size: int = 0
+    largest: float = 0.0
+    relative: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Both:
+    """The numbers of both, in canonical layout; bfloat16 as float32."""
+
+    first: Array
+    second: Array
+    name: str
+    config: EncoderConfig
+
+    def strips(self) -> Iterator[tuple[Array, Array]]:
+        """Yield pieces of both."""
+        return _strips(self.first, self.second)
+
+    def sides(self) -> tuple[tuple[Array, Array, str], ...]:
+        """Return one and the other, and which the one is."""
+        return (self.second, self.first, "B"), (self.first, self.second, "A")
+
+
+Found = tuple[str, str, str]
+"""A kind, words and a cause. Words that end in a colon are followed by how much differs."""
+
+Look = Callable[[_Both], Iterator[Found]]
+
+
+def classify(first: Array, second: Array, name: str, config: EncoderConfig) -> TensorDifference:
+    """Say how a tensor differs from another, whose bits are not the same or whose dtype is another.
+
+    Args:
+        first, second: numbers in canonical layout; bfloat16 as float32.
+        name: the canonical one.
+        config: of the first one's model.
+    """
+    both, sizes, said = _Both(first, second, name, config), dict[str, Any](size=first.size), ""
+    with np.errstate(all="ignore"):
+        if first.shape != second.shape:
+            looks: tuple[Look, ...] = (_transposed, _longer)
+            last = ("another shape", f"has shape {first.shape} in A and {second.shape} in B", "")
+        elif _equal(first, second):
+            looks, alike = (), first.dtype == second.dtype
+            words = "the same bits" if alike else "the same numbers in another dtype"
+            last = ("same" if alike else "same numbers", words, "")
+        else:
+            looks = LOOKS if first.dtype.kind == second.dtype.kind == "f" else ()
+            last = ("different", "different:", "")
+            sizes, said = _sizes(both)
+        kind, words, cause = next((found for look in looks for found in look(both)), last)
+    found = TensorDifference(kind, f"{words} {said}" if words.endswith(":") else words, cause, name)
+    return replace(found, **sizes)
+
+
+def _transposed(both: _Both) -> Iterator[Found]:
+    if both.first.ndim == 2 and _equal(both.first.T, both.second):
+        square = "; no shape shows it, since it is square" if len(set(both.first.shape)) == 1 else ""
+        cause = f"a kernel of (out, in) was taken for one of (in, out), or the other way about{square}"
+        yield "transposed", "transposed", cause
+
+
+def _longer(both: _Both) -> Iterator[Found]:
+    """Look for rows that one of the two has besides."""
+    (shorter, _, _), (longer, _, which) = sorted(both.sides(), key=lambda side: side[0].shape[:1])
+    if shorter.ndim == 0 or shorter.shape[1:] != longer.shape[1:]:
+        return
+    rows, more = len(shorter), len(longer) - len(shorter)
+    if rows and _equal(longer[:rows], shorter):
+        padded = "the table was padded to a round number of rows, or tokens were added"
+        cause = padded if "token" in both.name else "the table was cut off or made longer"
+        yield "rows missing", f"{which} has {more} more rows; all others are the same", cause
+    for shift in range(1, min(FARTHEST, rows - 1, more) + 1):
+        if _equal(longer[shift : shift + rows], shorter):
+            yield _of_shift(both.name, "+" if which == "A" else "-", shift)
+
+
+def _signs(both: _Both) -> Iterator[Found]:
+    strips = [*both.strips()]
+    if both.first.dtype == both.second.dtype and all((one == other).all() for one, other in strips):
+        by = int(sum(np.count_nonzero(~_alike(one, other)) for one, other in strips))
+        zeros = "zero has" if by == 1 else "zeros have"
+        yield "signs of zeros", f"{by} {zeros} the other sign; all other bits are the same", ""
+
+
+def _heads(both: _Both) -> Iterator[Found]:
+    first, heads, axis = both.first, both.config.num_heads, head_axis(both.name)
+    if axis is None or heads < 2 or first.shape[axis] % heads:
+        return
+    mine, other = ([digest(one) for one in np.split(array, heads, axis)] for array in (first, both.second))
+    if sorted(mine) == sorted(other):
+        places = defaultdict(list)
+        for place, key in enumerate(mine):
+            places[key].append(place)
+        order = [places[key].pop(0) for key in other]
+        yield (
+            "heads permuted",
+            "heads permuted: B's heads are A's "
+            f"{', '.join(map(str, order[:16]))}{' …' if len(order) > 16 else ''}",
+            "the heads of this tensor alone were reordered, or all of the layer's: then the model computes "
+            "the same",
+        )
+    width = first.shape[axis] // heads
+    for split in ((heads, width), (width, heads)):
+        shape = (*first.shape[:axis], *split, *first.shape[axis + 1 :])
+        if _equal(first.reshape(shape).swapaxes(axis, axis + 1).reshape(first.shape), both.second):
+            yield (
+                "heads interleaved",
+                "heads interleaved: what stands together for each head in A takes turns in B, or the other "
+                "way about",
+                "the width was split as (head_dim, heads) where it is (heads, head_dim)",
+            )
+
+
+def head_axis(name: str) -> int | None:
+    """Return the axis of a canonical parameter along which the blocks of attention heads stand, if any."""
+    _, inside, rest = name.rpartition("attention.")
+    place, _, leaf = rest.partition(".")
+    if not inside or place not in ("query", "key", "value", "output"):
+        return None
+    if place == "output":
+        return 0 if leaf == "weight" else None
+    return 1 if leaf == "weight" else 0
+
+
+def _shifted(both: _Both) -> Iterator[Found]:
+    """Look for rows that stand further up or down."""
+    first, second = both.first, both.second
+    for shift in range(1, min(FARTHEST, len(first) - 2) + 1) if first.ndim == 2 else ():
+        for sign, above, below in (("-", first, second), ("+", second, first)):
+            if _equal(above[:-shift], below[shift:]):
+                yield _of_shift(both.name, sign, shift)
+
+
+def _of_shift(name: str, sign: str, shift: int) -> Found:
+    cause = "rows before the first were added to one of them, such as one for padding"
+    if name == POSITIONS:
+        cause = f"positions counted from {shift} in one and from 0 in the other"
+        if shift == 2:
+            cause = "positions counted from the padding id: the first token has position 2"
+    return "rows shifted", f"rows are shifted by {shift}: row i of B is row i {sign} {shift} of A", cause
+
+
+PERMUTED: dict[int, tuple[str, ...]] = {1: ("elements",), 2: ("rows", "columns")}
+"""What is permuted along each axis, by the number of axes."""
+
+HIDDEN = (
+    ("feed_forward.inner.weight", "columns"),
+    ("feed_forward.inner.bias", "elements"),
+    ("feed_forward.outer.weight", "rows"),
+)
+"""Where the units between the two feed-forward layers stand."""
+
+
+def _reordered(both: _Both) -> Iterator[Found]:
+    """Look for rows, columns or elements in another order."""
+    if both.first.dtype != both.second.dtype:
+        return
+    for axis, what in enumerate(PERMUTED.get(both.first.ndim, ())):
+        mine, other = (contiguous(np.moveaxis(array, axis, 0)) for array in (both.first, both.second))
+        moved = np.flatnonzero(~_alike(mine, other).reshape(len(mine), -1).all(1))
+        if sorted(digest(mine[place]) for place in moved) == sorted(digest(other[place]) for place in moved):
+            places = ", ".join(map(str, moved[:5]))
+            words = f"{len(moved)} {what} stand in another order, the first at {places}"
+            yield f"{what} permuted", words, _of_order(both.name, what)
+
+
+def _of_order(name: str, what: str) -> str:
+    if "token" in name and what == "rows":
+        return "the vocabulary was reordered"
+    if name.startswith("classifier") and what != "rows":
+        return "the classes were reordered"
+    if any(name.endswith(end) and what == along for end, along in HIDDEN):
+        return (
+            "the units between the two feed-forward layers were reordered: the model computes the same if "
+            "all of the layer's tensors were"
+        )
+    return "they were sorted or mapped anew"
+
+
+def _rounded(both: _Both) -> Iterator[Found]:
+    for name in LOWER:
+        for low, high, which in both.sides():
+            if _equal(precision(name).round(high), low) and np.isfinite(low).all():
+                cause = f"the file was saved in, or went through, {name}"
+                yield "rounded", f"{which} is rounded to {name}:", cause
+
+
+def _constant(both: _Both) -> Iterator[Found]:
+    if both.first.size < 2 or (np.isnan(both.first).all() and np.isnan(both.second).all()):
+        return
+    for one, _, which in both.sides():
+        if (one == one.flat[0]).all() or np.isnan(one).all():
+            number = float(one.flat[0])
+            cause = "it was never loaded: this is how a new model begins"
+            cause = cause if number in (0.0, 1.0) else "it was filled, not loaded"
+            said = "NaN" if math.isnan(number) else f"{number:g}"
+            yield "all the same", f"all numbers of {which} are {said}", cause
+
+
+def _scaled(both: _Both) -> Iterator[Found]:
+    mine, other = _wide(both.first), _wide(both.second)
+    squares = float(mine @ mine)
+    by = float(mine @ other) / squares if squares else 0.0
+    if mine.size < 2 or not by or not np.isfinite(by) or abs(by - 1) < 1e-6:
+        return
+    if _near(both, lambda numbers: numbers * by):
+        yield "scaled", f"B is A times {by:.9g}", _of_scale(by, both.config)
+
+
+def _of_scale(by: float, config: EncoderConfig) -> str:
+    """Return where a factor may come from."""
+    roots = {
+        "d_model": (config.d_model, "the scale of embeddings is multiplied into it"),
+        "head_dim": (config.d_model / config.num_heads, "the scale of scores is multiplied into it"),
+    }
+    for what, (number, why) in roots.items():
+        for factor, word in ((by, ""), (1 / by, "1 / ")):
+            if math.isclose(factor, math.sqrt(number), rel_tol=1e-5):
+                return f"{word}the root of {what}: {why}"
+    return "its sign is the other one" if math.isclose(by, -1, rel_tol=1e-6) else ""
+
+
+def _offset(both: _Both) -> Iterator[Found]:
+    by = float(np.median(_wide(both.second) - _wide(both.first)))
+    if both.first.size < 2 or not by or not np.isfinite(by):
+        return
+    largest = max(_largest(wide.astype(np.float64)) for pair in both.strips() for wide in pair)
+    if abs(by) > 1e-5 * largest and _near(both, lambda numbers: numbers + by, largest):
+        gamma = both.name.endswith(".weight") and abs(abs(by) - 1) < 1e-5
+        cause = "one of them keeps a gamma without its 1" if gamma else ""
+        yield "offset", f"B is A plus {by:.9g}", cause
+
+
+def _rounding(both: _Both) -> Iterator[Found]:
+    if _near(both):
+        cause = "it was computed again, or went through another precision and back"
+        yield "rounding", "the same but for the last digits:", cause
+
+
+def _rows(both: _Both) -> Iterator[Found]:
+    """Look for some rows that differ."""
+    apart = np.flatnonzero(~_alike(both.first, both.second).all(1)) if both.first.ndim == 2 else ()
+    if 0 < len(apart) <= FEW_ROWS * len(both.first):
+        padding = [*apart] == [both.config.pad_id]
+        words = f"{len(apart)} rows differ, the first at {', '.join(map(str, apart[:5]))}:"
+        yield "some rows", words, "the row of padding was zeroed, or trained" if padding else ""
+
+
+def _quantised(both: _Both) -> Iterator[Found]:
+    if both.first.ndim != 2 or _sizes(both)[0]["relative"] > ALIKE:
+        return
+    for low, high, which in both.sides():
+        for axis, among in ((None, "all"), (0, "each row"), (1, "each column")):
+            few, many = _levels(low, axis), _levels(high, axis)
+            if few <= LEVELS and 2 * few < many:
+                words = f"{which} has at most {few} different numbers in {among}:"
+                cause = f"it was quantised to {max(math.ceil(math.log2(few)), 1)} bits, and back"
+                yield "quantised", words, cause
+
+
+def _levels(array: Array, axis: int | None) -> int:
+    """Return how many different numbers a matrix has, or the most that a row or column has: axis 0 or 1."""
+    if axis is None:
+        beginning = np.unique(array.reshape(-1)[:WHOLE]).size
+        return beginning if beginning > LEVELS or array.size <= WHOLE else np.unique(array).size
+    ordered = np.sort(np.moveaxis(array, axis, 0), axis=1)
+    return int(np.count_nonzero(np.diff(ordered, axis=1), axis=1).max(initial=0)) + 1
+
+
+LOOKS: tuple[Look, ...] = (
+    _signs,
+    _transposed,
+    _heads,
+    _shifted,
+    _reordered,
+    _rounded,
+    _constant,
+    _scaled,
+    _offset,
+    _rounding,
+    _rows,
+    _quantised,
+)
+"""What is looked for between tensors of one shape."""
+
+
+def _equal(first: Array, second: Array) -> bool:
+    return first.shape == second.shape and all(
+        _alike(one, other).all() for one, other in _strips(first, second)
+    )
+
+
+def _alike(one: Array, other: Array) -> NDArray[np.bool_]:
+    """Say of each number whether it has the same bits in both.
+
+    Of two dtypes, whether it is the same number, or NaN in both.
+    """
+    if one.dtype == other.dtype:
+        bits = f"u{one.dtype.itemsize}"
+        return np.asarray(one.view(bits) == other.view(bits))
+    return np.asarray((one == other) | ((one != one) & (other != other)))
+
+
+def _strips(first: Array, second: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield pieces of two arrays: most that differ do so in the first."""
+    first, second = np.atleast_1d(first, second)
+    step = max(1, WHOLE // max(first[:1].size, 1))
+    for begin in range(0, len(first), step):
+        yield first[begin : begin + step], second[begin : begin + step]
+
+
+def _wide(array: Array) -> NDArray[np.float64]:
+    """Return the numbers in float64, of a large tensor the first ones."""
+    return np.ascontiguousarray(array.reshape(-1)[:WHOLE], np.float64)
+
+
+def _near(
+    both: _Both, change: Callable[[Array], Array] = lambda numbers: numbers, scale: float | None = None
+) -> bool:
+    """Say whether all numbers are the same but for their last digits.
+
+    Args:
+        change: is made of the first one's numbers.
+        scale: whose last digits count; None: those of each number.
+    """
+    digits = max(precision(array.dtype.name).unit_roundoff for array in (both.first, both.second))
+    for one, other in both.strips():
+        mine, theirs = change(one.astype(np.float64)), other.astype(np.float64)
+        size = np.maximum(abs(mine), abs(theirs))
+        close = abs(mine - theirs) <= LAST_DIGITS * digits * (size if scale is None else scale)
+        if not np.where(np.isfinite(size), close, (mine == theirs) | _alike(one, other)).all():
+            return False
+    return True
+
+
+def _sizes(both: _Both) -> tuple[dict[str, Any], str]:
+    """Return how many numbers differ and how much, as fields of the difference and in words."""
+    count, largest, squares, whole = 0, 0.0, 0.0, 0.0
+    odd = np.zeros((len(CALLED), len(CALLED)), np.int64)
+    scale = max((_largest(one.astype(np.float64)) for one, _ in both.strips()), default=0.0) or 1.0
+    for one, other in both.strips():  # squares need not be finite
+        differ, mine, theirs = ~_alike(one, other), one.astype(np.float64), other.astype(np.float64)
+        finite = np.isfinite(mine) & np.isfinite(theirs)
+        gaps = np.where(finite, abs(theirs - mine), 0.0)
+        count += int(np.count_nonzero(differ))
+        largest = max(largest, float(np.max(gaps, initial=0.0)))
+        squares += float(np.square(gaps / scale).sum())
+        whole += float(np.square(np.where(finite, mine, 0.0) / scale).sum())
+        np.add.at(odd, tuple(_kinds(array[differ & ~finite]) for array in (mine, theirs)), 1)
+    relative = float(np.sqrt(squares / whole)) if whole else float("inf") if squares else 0.0
+    said = f"{count} of {both.first.size} numbers differ"
+    if largest:
+        most = f"at most {largest:.3g}" if math.isfinite(largest) else "more than float64 holds"
+        said += f", by {most}"
+    if largest and math.isfinite(relative):
+        said += f", {relative:.2g} of their size (root mean square)"
+    apart = [
+        f"{odd[a, b]} {'are' if odd[a, b] > 1 else 'is'} {CALLED[a]} in "
+        f"{'both, of other bits' if a == b else f'A and {CALLED[b]} in B'}"
+        for a, b in np.argwhere(odd)
+    ]
+    said += f"; of these {', '.join(apart)}" if apart else ""
+    fields = {"elements": count, "size": both.first.size, "largest": largest, "relative": relative}
+    return fields, said
+
+
+def _largest(array: Array) -> float:
+    return float(np.max(abs(array), where=np.isfinite(array), initial=0.0))
+
+
+def _kinds(array: Array) -> NDArray[np.int64]:
+    """Return what each number is, by its place in :data:`CALLED`."""
+    return np.select([np.isnan(array), np.isposinf(array), np.isneginf(array)], [1, 2, 3], 0).astype(np.int64)
