@@ -8,18 +8,13 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from concord import spec
-from concord.backends.worker import Worker
 from concord.cli import main
 from concord.conformance import tolerance
-from concord.conformance.campaign import Job
-from concord.conformance.plugin import Suite
 from concord.spec.cases import OWN, SCENARIOS
 from tests.toys.shared_cache import SharedCache
 from tests.toys.surroundings import EACH_BACKEND, errors
@@ -58,7 +53,7 @@ children too.
 kept = pytest.StashKey[str]()
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     """Let all processes of a session share what they derive, and JAX what it compiles.
 
     Most of what they do otherwise is to do the same again. Let signals arrive.
@@ -75,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at marks
-def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+def pytest_collection_modifyitems(items):
     """Let backends take turns in tests that are made for each of them and for each entry of a long list,
     or of several lists.
 
@@ -84,12 +79,11 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     backends, :func:`turns` says. A case that no other variant has is for all; of a golden file, which holds
     the same in two precisions, those take turns too.
     """
-    functions: dict[str, dict[Any, dict[str, list[pytest.Function]]]] = {}
-    counts: dict[str, int] = {}
+    functions = {}
     for item in items:
         mark = item.get_closest_marker("in_turn")
         if mark or item.path.name == "test_conformance.py":
-            function, (backend,) = item.nodeid.partition("[")[0], item.get_closest_marker("xdist_group").args  # type: ignore[union-attr]
+            function, (backend,) = item.nodeid.partition("[")[0], item.get_closest_marker("xdist_group").args
             golden = item.callspec.params.get("concord_golden")
             seat, entry = (
                 backend,
@@ -100,16 +94,16 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
             entries = functions.setdefault(function, {})
             entries[entry] = entries.pop(entry, {})  # one that comes again has the place of the last time
             entries[entry].setdefault(seat, []).append(item)
-            counts[function] = mark.args[0] if mark and mark.args else 1
-    for function, entries in functions.items():
+    for entries in functions.values():
         for place, seats in enumerate(entries.values()):
-            for seat in seats.keys() - turns(sorted(seats), place, counts[function]):
+            mark = next(iter(seats.values()))[0].get_closest_marker("in_turn")
+            for seat in seats.keys() - turns(sorted(seats), place, *(mark.args if mark else ())):
                 for item in seats[seat]:
                     if not is_the_only_one(item.callspec.params.get("concord_standard")):
                         item.add_marker("slow")
 
 
-def is_the_only_one(job: Job | None) -> bool:
+def is_the_only_one(job):
     """Return whether a standard case has a scenario that one variant alone has, or is of a variant that
     has few.
     """
@@ -119,7 +113,7 @@ def is_the_only_one(job: Job | None) -> bool:
     )
 
 
-def turns(names: Sequence[str], place: int, count: int = 1) -> set[str]:
+def turns(names, place, count=1):
     """Return whose turn an entry is, by its place in the list.
 
     It is the sum of the place's digits, to the base of as many as take turns: where several lists are gone
@@ -132,29 +126,29 @@ def turns(names: Sequence[str], place: int, count: int = 1) -> set[str]:
     return {names[(first + further) % len(names)] for further in range(count)}
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
+def pytest_unconfigure(config):
     if kept in config.stash:
         shutil.rmtree(config.stash[kept], ignore_errors=True)
 
 
-def small_config(name: str = "nndl-paddle-api", **fields: object) -> spec.EncoderConfig:
+def small_config(name="nndl-paddle-api", **fields):
     """Return a variant with small sizes; a flattening head takes exactly the tokens of the batch."""
     room = {"max_positions": TOKENS} if spec.variant(name).pooling == "flatten" else {}
     return spec.variant(name, **{**SIZES, **room, **fields})
 
 
 @pytest.fixture
-def small() -> Callable[..., spec.EncoderConfig]:
+def small():
     return small_config
 
 
 @pytest.fixture(params=spec.variants())
-def variant_config(request: pytest.FixtureRequest) -> spec.EncoderConfig:
+def variant_config(request):
     return small_config(request.param)
 
 
 @pytest.fixture(scope="session")
-def open_worker(concord_workers: Suite) -> Callable[[str], Worker]:
+def open_worker(concord_workers):
     """Return a function that gives the one worker of a backend, and skips visibly where it is not
     installed.
     """
@@ -162,21 +156,19 @@ def open_worker(concord_workers: Suite) -> Callable[[str], Worker]:
 
 
 @pytest.fixture(params=EACH_BACKEND)
-def worker(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]) -> Worker:
+def worker(request, open_worker):
     """Each of the four backends in turn, in its own process."""
     return open_worker(request.param)
 
 
 @pytest.fixture
-def invoke(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, list[str]]]:
+def invoke(monkeypatch, capsys):
     """Return a function that runs the command line here, and gives exit code, output and lines of errors.
 
     It takes a line, and words that follow it.
     """
 
-    def run(line: str = "", *words: str | Path, columns: int = 200) -> tuple[int, str, list[str]]:
+    def run(line="", *words, columns=200):
         monkeypatch.setattr(sys, "argv", ["concord", *shlex.split(line), *map(str, words)])
         monkeypatch.setenv("COLUMNS", str(columns))
         with pytest.raises(SystemExit) as ended:

@@ -6,8 +6,6 @@ this processor has. ``python -m tests.machines verdicts`` judges the four backen
 ``build/machines`` is not made again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -15,9 +13,7 @@ import platform
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 GUIDE = ROOT / "docs" / "guides" / "machines.md"
@@ -48,7 +44,7 @@ The reference, tolerances, verdicts and what is predicted by them.
 """
 
 
-def libraries(openblas: str, onednn: str, aten: str, mkl: str, xla: str) -> dict[str, str]:
+def libraries(openblas, onednn, aten, mkl, xla):
     """Return what tells each library as which processor to compute."""
     return {
         "OPENBLAS_CORETYPE": openblas,
@@ -59,7 +55,7 @@ def libraries(openblas: str, onednn: str, aten: str, mkl: str, xla: str) -> dict
     }
 
 
-PROCESSORS: dict[str, tuple[set[str], dict[str, str]]] = {
+PROCESSORS = {
     "as it is": (set(), {}),
     "AVX2": (AVX2, libraries("Haswell", "AVX2", "avx2", "AVX2", "AVX2")),
     "SSE4": (SSE4, libraries("Nehalem", "SSE41", "default", "SSE4_2", "SSE4_2")),
@@ -74,7 +70,7 @@ EVERY = 12
 """Of so many mutants one is judged."""
 
 
-def features() -> set[str]:
+def features():
     """Return what this processor has, as Linux calls it; nothing where there is no Linux to ask."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -83,7 +79,7 @@ def features() -> set[str]:
     return {word for line in lines if line.startswith("flags") for word in line.partition(":")[2].split()}
 
 
-def kernel(chosen: str) -> str:
+def kernel(chosen):
     """Return the kernel that NumPy's BLAS takes where one is asked for."""
     program = (
         "import numpy, threadpoolctl; print(*{str(one.get('architecture')) for one in "
@@ -95,7 +91,7 @@ def kernel(chosen: str) -> str:
     ).stdout.strip()
 
 
-def obstacle(name: str) -> str:
+def obstacle(name):
     """Say why a kernel cannot run here; nothing if it can."""
     if lacking := KERNELS[name] - features():
         return f"this processor has no {', '.join(sorted(lacking))}"
@@ -103,7 +99,7 @@ def obstacle(name: str) -> str:
     return "" if taken == name else f"NumPy's BLAS takes {taken or 'no kernel that it names'} instead"
 
 
-def run_kernels() -> int:
+def run_kernels():
     """Run the tests under each kernel, say which ran and which did not, and return an exit code."""
     outcomes = {}
     for name in KERNELS:
@@ -124,7 +120,7 @@ def run_kernels() -> int:
     return int("FAILED" in outcomes.values())
 
 
-def commands(backends: Sequence[str], kinds: Sequence[str]) -> dict[str, list[str]]:
+def commands(backends, kinds):
     """Return what is run on backends, by its kind."""
     from concord.conformance.mutants.matrix import chosen
 
@@ -138,7 +134,7 @@ def commands(backends: Sequence[str], kinds: Sequence[str]) -> dict[str, list[st
     return {kind: found[kind] for kind in kinds}
 
 
-def outcomes_of(record: dict[str, Any]) -> dict[tuple[str, ...], str]:
+def outcomes_of(record):
     """Return what came of each run of a record, by what it is.
 
     A status, and of a mutant the tensor that is named.
@@ -151,7 +147,7 @@ def outcomes_of(record: dict[str, Any]) -> dict[tuple[str, ...], str]:
     return {(one["backend"], one["case"], one["dtype"]): one["status"] for one in record["results"]}
 
 
-def judged(name: str, kind: str, command: Sequence[str], folder: Path) -> dict[str, Any]:
+def judged(name, kind, command, folder):
     """Return the record of a command as on a processor."""
     path = folder / f"{name.replace(' ', '-')}.{kind}.json"
     if not path.exists():
@@ -167,18 +163,18 @@ def judged(name: str, kind: str, command: Sequence[str], folder: Path) -> dict[s
         )
         if not path.exists():
             raise SystemExit(f"{name}, {kind}: no record came of it:\n{done.stderr}")
-    found: dict[str, Any] = json.loads(path.read_text())
+    found = json.loads(path.read_text())
     return found
 
 
-def run_verdicts(backends: Sequence[str], kinds: Sequence[str], folder: Path) -> tuple[list[str], list[str]]:
+def run_verdicts(backends, kinds, folder):
     """Judge backends as on each processor.
 
     Returns:
         The lines of a table, and a line for each outcome that is not that of this processor as it is.
     """
     table, differing = ["| as on | " + " | ".join(kinds) + " |", "| --- |" + " --- |" * len(kinds)], []
-    usual: dict[str, dict[tuple[str, ...], str]] = {}
+    usual = {}
     for name, (needs, _) in PROCESSORS.items():
         if lacking := needs - features():
             table.append(
@@ -202,7 +198,7 @@ def run_verdicts(backends: Sequence[str], kinds: Sequence[str], folder: Path) ->
     return table, differing
 
 
-def versions(folder: Path) -> str:
+def versions(folder):
     """Return on what the records were made, in a sentence."""
     record = json.loads((folder / "as-it-is.check.json").read_text())
     said = [f"{name} {about['version']}" for name, about in record["environments"].items()]
@@ -212,7 +208,7 @@ def versions(folder: Path) -> str:
     return f"{record['machine'].get('processor', platform.machine())}; {of_numpy}; {', '.join(said)}."
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("kernels", "verdicts"))
     parser.add_argument("--backend", action="append")

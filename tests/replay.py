@@ -6,15 +6,13 @@ recordings must come from one machine: another processor rounds otherwise. Ratio
 digits; NumPy's products take one thread, since several add up in another order each time.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +35,7 @@ Said = Iterator[tuple[str, Any]]
 """Names of what was judged, and what was said of it."""
 
 
-def of_verdict(verdict: conformance.Verdict) -> dict[str, Any]:
+def of_verdict(verdict):
     """Return what a verdict says.
 
     Status, first tensor, cause, and how near each tensor came to its tolerance.
@@ -53,9 +51,7 @@ def of_verdict(verdict: conformance.Verdict) -> dict[str, Any]:
     }
 
 
-def judged(
-    worker: backends.Worker, case: Any, dtype: str, part: str = "model", implementation: str = "explicit"
-) -> dict[str, Any]:
+def judged(worker, case, dtype, part="model", implementation="explicit"):
     """Run a case and return what its verdict says, or why there is none."""
     try:
         run = worker.run(
@@ -66,7 +62,7 @@ def judged(
         return {"status": type(error).__name__, "detail": str(error)}
 
 
-def check() -> Said:
+def check():
     """Judge the standard cases in each framework, in float64 and float32."""
     for name in FRAMEWORKS:
         with backends.open(name, threads=1) as worker:
@@ -75,7 +71,7 @@ def check() -> Said:
                     yield f"{name} {case.name} {dtype}", judged(worker, case, dtype)
 
 
-def fuzz() -> Said:
+def fuzz():
     """Judge random cases in each framework, in three precisions."""
     from types import SimpleNamespace
 
@@ -91,7 +87,7 @@ def fuzz() -> Said:
                     yield f"{name} {dtype} {index}", judged(worker, case, dtype, drawn.part)
 
 
-def alternatives() -> Said:
+def alternatives():
     """Judge each admissible algorithm, in NumPy."""
     from concord.conformance.bugs.alternatives import ALTERNATIVES
 
@@ -106,19 +102,17 @@ def alternatives() -> Said:
                     )
 
 
-def concord(*arguments: str) -> dict[str, Any]:
+def concord(*arguments):
     """Return the record that a command writes, with how it ended."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "record.json"
         command = [sys.executable, "-m", "concord", *arguments, "--json", str(path)]
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
-        record: dict[str, Any] = (
-            json.loads(path.read_text()) if path.exists() else {"error": ran.stderr[-400:]}
-        )
+        record = json.loads(path.read_text()) if path.exists() else {"error": ran.stderr[-400:]}
         return {**record, "ended": ran.returncode}
 
 
-def golden() -> Said:
+def golden():
     """Judge each framework by the tensors that the published sources computed."""
     asked = [word for name in FRAMEWORKS for word in ("--backend", name)]
     record = concord("golden", str(GOLDEN), *asked, "--threads", "1")
@@ -130,7 +124,7 @@ def golden() -> Said:
         )
 
 
-def mutants() -> Said:
+def mutants():
     """Put every bug of models and of training into each framework."""
     for name in FRAMEWORKS:
         record = concord("mutants", "--backend", name, "--threads", "1")
@@ -140,7 +134,7 @@ def mutants() -> Said:
             yield f"{name} {finding['mutant']}", {key: finding.get(key) for key in said}
 
 
-def lockstep() -> Said:
+def lockstep():
     """Train the standard case in lockstep, in float32 and float64."""
     for dtype in ("float32", "float64"):
         record = concord(
@@ -155,7 +149,7 @@ def lockstep() -> Said:
                 )
 
 
-def conversions() -> Said:
+def conversions():
     """Write one checkpoint in each format, compare it with what it was, and certify one."""
     config = spec.variant(
         "bert", vocab_size=29, d_model=14, num_heads=2, d_ff=17, num_layers=2, max_positions=13
@@ -178,12 +172,10 @@ def conversions() -> Said:
                 yield f"{name} certified", [ended, {claim["name"]: claim["status"] for claim in claims}]
 
 
-PARTS: Mapping[str, Callable[[], Said]] = {
-    part.__name__: part for part in (check, golden, alternatives, lockstep, conversions, fuzz, mutants)
-}
+PARTS = {part.__name__: part for part in (check, golden, alternatives, lockstep, conversions, fuzz, mutants)}
 
 
-def record(folder: Path, parts: list[str]) -> None:
+def record(folder, parts):
     """Write what each part says, one line for each thing that was judged; a file that is there stays."""
     folder.mkdir(parents=True, exist_ok=True)
     for part in parts:
@@ -196,7 +188,7 @@ def record(folder: Path, parts: list[str]) -> None:
         path.with_suffix(".unfinished").rename(path)
 
 
-def differences(before: Path, after: Path) -> Iterator[str]:
+def differences(before, after):
     """Yield what two recordings do not say alike, in one line each."""
     for path in sorted(before.glob("*.jsonl")):
         if not (after / path.name).exists():
@@ -210,7 +202,7 @@ def differences(before: Path, after: Path) -> Iterator[str]:
                 yield f"{path.stem} {name}: {_differing(old[name], new[name])}"
 
 
-def _differing(old: Any, new: Any) -> str:
+def _differing(old, new):
     if isinstance(old, dict) and isinstance(new, dict):
         keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
         most = 3
@@ -219,7 +211,7 @@ def _differing(old: Any, new: Any) -> str:
     return f"{json.dumps(old)[:90]} -> {json.dumps(new)[:90]}"
 
 
-def main() -> int:
+def main():
     """Record, or compare two recordings."""
     parser = argparse.ArgumentParser(prog="python -m tests.replay", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)

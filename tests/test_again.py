@@ -3,25 +3,15 @@
 What a backend carries into a later run is found, and said to be that.
 """
 
-from __future__ import annotations
-
-import os
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from concord.conformance import Settings, check_jobs, conduct
 from concord.conformance.campaign import repeated
 from concord.conformance.check import sequence
-from tests.toys.surroundings import PATIENCE, ROOT, options, toy
-
-Invoke = Callable[..., tuple[int, str, list[str]]]
+from tests.toys.surroundings import options, suite, toy
 
 
-def test_jobs_that_are_repeated_run_so_often_in_all() -> None:
+def test_jobs_that_are_repeated_run_so_often_in_all():
     jobs = sequence(check_jobs(["bert"], ["float32"], cases=["bert-ragged", "bert-full", "bert-single"]))
     ragged, full, single = (f"bert-{name}" for name in ("ragged", "full", "single"))
     assert [job.case for job in repeated(jobs, 3)] == [
@@ -55,7 +45,7 @@ CARRIED = {
 
 
 @pytest.mark.parametrize("name", CARRIED)
-def test_what_a_backend_carries_into_a_later_run_diverges_in_a_plain_check(name: str, invoke: Invoke) -> None:
+def test_what_a_backend_carries_into_a_later_run_diverges_in_a_plain_check(name, invoke):
     cases, tensor, when = CARRIED[name]
     code, output, _ = invoke(
         f"check --variant bert --quick --backend {toy(name, 'stateful')}",
@@ -66,7 +56,7 @@ def test_what_a_backend_carries_into_a_later_run_diverges_in_a_plain_check(name:
     assert (f"diverges only when it is run again: {when}" in output) == bool(when)
 
 
-def test_what_fails_only_when_it_is_run_again_says_so(invoke: Invoke) -> None:
+def test_what_fails_only_when_it_is_run_again_says_so(invoke):
     code, output, _ = invoke(f"check --quick --backend {toy('FailsAgain', 'stateful')} --case bert-ragged")
     assert code == 3
     assert (
@@ -75,7 +65,7 @@ def test_what_fails_only_when_it_is_run_again_says_so(invoke: Invoke) -> None:
     )
 
 
-def test_other_bits_in_a_later_run_are_no_failure_unless_they_are_asked_for() -> None:
+def test_other_bits_in_a_later_run_are_no_failure_unless_they_are_asked_for():
     jobs = sequence(check_jobs(["bert"], ["float32"], cases=["bert-ragged"]))
     (result,) = conduct(jobs, [toy("AddsNoise", "precise")], Settings(threads=1)).results
     assert result.status == "agrees"
@@ -83,7 +73,7 @@ def test_other_bits_in_a_later_run_are_no_failure_unless_they_are_asked_for() ->
     assert result.repeats.differing == ("layers.0.attention.query", "gradients.classifier.bias")
 
 
-def test_what_is_judged_nowhere_when_it_is_run_again_does_not_agree() -> None:
+def test_what_is_judged_nowhere_when_it_is_run_again_does_not_agree():
     jobs = sequence(check_jobs(["bert"], ["float32"], cases=["bert-ragged"]))
     report = conduct(jobs, [toy("LosesGradients", "stateful")], Settings(threads=1))
     (result,) = report.results
@@ -91,7 +81,7 @@ def test_what_is_judged_nowhere_when_it_is_run_again_does_not_agree() -> None:
     assert result.attribution == "is undetermined only when it is run again: run 2 of 2; the first agrees"
 
 
-def test_all_cases_together_say_what_comes_only_with_another_run() -> None:
+def test_all_cases_together_say_what_comes_only_with_another_run():
     jobs = sequence(
         check_jobs(
             ["bert"],
@@ -111,20 +101,11 @@ def test_all_cases_together_say_what_comes_only_with_another_run() -> None:
     )
 
 
-def test_the_suite_runs_a_case_of_each_variant_again_under_pytest(tmp_path: Path) -> None:
-    suite = (
-        "-q -p no:cacheprovider --pyargs concord.conformance -k ragged --concord-variant=bert "
-        f"--concord-backend={toy('AddsGradients', 'stateful')} --concord-dtype=float32 --concord-golden=off"
-    )
-    command = [sys.executable, "-m", "pytest", *suite.split()]
-    ran = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
+def test_the_suite_runs_a_case_of_each_variant_again_under_pytest(tmp_path):
+    ran = suite(
+        f"-k ragged --concord-variant=bert --concord-backend={toy('AddsGradients', 'stateful')} "
+        "--concord-dtype=float32 --concord-golden=off",
+        tmp_path,
     )
     assert ran.returncode == 1, ran.stdout
     assert "1 failed, 1 passed" in ran.stdout

@@ -1,7 +1,5 @@
 """The field's usual criteria beside the judge: what each passes, and that the README's table has them all."""
 
-from __future__ import annotations
-
 import dataclasses
 import runpy
 
@@ -33,16 +31,14 @@ LOGITS = np.array([[2.0, -1.0, 0.5], [0.1, 3.0, -2.0]])
         ("KL 1e-3", LOGITS + 5, LOGITS * 1.2),
     ],
 )
-def test_criterion_passes_what_is_near_and_flags_what_is_far(
-    criterion: str, near: np.ndarray, far: np.ndarray
-) -> None:
+def test_criterion_passes_what_is_near_and_flags_what_is_far(criterion, near, far):
     assert passes(CRITERIA[criterion], LOGITS, LOGITS)
     assert passes(CRITERIA[criterion], near, LOGITS)
     for wrong in (far, np.where(LOGITS == 2, np.nan, LOGITS), LOGITS[:1], None):
         assert not passes(CRITERIA[criterion], wrong, LOGITS)
 
 
-def test_criteria_that_are_not_defined_pass_and_what_is_not_finite_in_the_oracle_is_left_out() -> None:
+def test_criteria_that_are_not_defined_pass_and_what_is_not_finite_in_the_oracle_is_left_out():
     constant = np.full(3, 2.0)
     assert passes(CRITERIA["PCC 0.99"], constant * 3, constant)
     assert passes(CRITERIA["cosine 0.999"], constant, constant * 0)
@@ -50,7 +46,7 @@ def test_criteria_that_are_not_defined_pass_and_what_is_not_finite_in_the_oracle
     assert not passes(CRITERIA["KL 1e-3"], np.array([[-2.0]]), np.array([[2.0]]))
 
 
-def test_right_run_is_not_flagged_and_a_wrong_one_is_by_those_that_see_it() -> None:
+def test_right_run_is_not_flagged_and_a_wrong_one_is_by_those_that_see_it():
     job = job_of(build_case("bert", "full"), "float32")
     right = run(
         ALTERNATIVES["softmax_running"], Request(job.config, job.weights, job.batch, job.part, job.dtype)
@@ -65,7 +61,7 @@ def test_right_run_is_not_flagged_and_a_wrong_one_is_by_those_that_see_it() -> N
     assert f"| {OURS} | 0 % / 0 % | 0 % / 0 % | 0 % / 0 % | 0 % / 0 % |" in table
 
 
-def test_readme_has_every_criterion() -> None:
+def test_readme_has_every_criterion():
     table = (ROOT / "README.md").read_text().partition("<!-- begin criteria -->")[2]
     assert [line.split(" | ")[0][2:] for line in table.splitlines()[3 : 4 + len(CRITERIA)]] == [
         *CRITERIA,

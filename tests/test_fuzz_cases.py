@@ -1,7 +1,5 @@
 """Random cases: what is drawn."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -21,11 +19,11 @@ from concord.spec.parameters import validate_weights
 
 
 @functools.cache
-def drawn_cases() -> tuple[FuzzCase, ...]:
+def drawn_cases():
     return tuple(sample(Plan(names=(), dtypes=tuple(spec.PRECISIONS)), range(300)))
 
 
-def test_every_case_is_one_that_the_specification_takes() -> None:
+def test_every_case_is_one_that_the_specification_takes():
     drawn = drawn_cases()
     for case in drawn:
         config, weights, batch = case.build()
@@ -36,7 +34,7 @@ def test_every_case_is_one_that_the_specification_takes() -> None:
     assert len(set(drawn)) == len(drawn)
 
 
-def test_the_whole_option_space_is_drawn() -> None:
+def test_the_whole_option_space_is_drawn():
     drawn = drawn_cases()
     configs = [case.config for case in drawn]
     for name, values in CHOICES.items():
@@ -77,7 +75,7 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_padding_is_what_it_is_called(padding: str) -> None:
+def test_padding_is_what_it_is_called(padding):
     usual = sample(Plan(names=(), parts=("encoder",)), [0])[0]
     config = usual.config.replace(vocab_size=19, max_positions=40, **PLAIN)
     case = dataclasses.replace(usual, config=config, batch=512, tokens=9, padding=padding)
@@ -92,7 +90,7 @@ def test_padding_is_what_it_is_called(padding: str) -> None:
         assert sum(not row[0] for row in real) == 1
 
 
-def test_a_case_follows_from_seed_and_number_alone() -> None:
+def test_a_case_follows_from_seed_and_number_alone():
     plan = Plan(names=(), seed=4)
     several = sample(plan, range(6))
     assert sample(plan, [5, 2]) == [several[5], several[2]]
@@ -105,7 +103,7 @@ def test_a_case_follows_from_seed_and_number_alone() -> None:
         np.testing.assert_array_equal(array, again[2].arrays()[name])
 
 
-def test_shapes_are_shared_few_and_apart() -> None:
+def test_shapes_are_shared_few_and_apart():
     shapes = pool(3, 12)
     assert shapes == pool(3, 12) != pool(4, 12)
     assert set(FIXED) <= set(shapes)
@@ -122,7 +120,7 @@ def test_shapes_are_shared_few_and_apart() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_every_pool_has_one_of_each_large_kind(seed: int) -> None:
+def test_every_pool_has_one_of_each_large_kind(seed):
     large = [sizes for sizes in pool(seed, 12) if sizes.large]
     assert len(large) == len(LARGE)
     assert sum(sizes.num_heads > 4 for sizes in large) == 1
@@ -131,7 +129,7 @@ def test_every_pool_has_one_of_each_large_kind(seed: int) -> None:
     assert any(sizes.batch == 1 < sizes.tokens for sizes in pool(seed, 12))
 
 
-def test_a_large_table_is_used_to_its_end_and_often() -> None:
+def test_a_large_table_is_used_to_its_end_and_often():
     usual = sample(Plan(names=(), parts=("encoder",)), [0])[0]
     config = usual.config.replace(vocab_size=70_001, max_positions=300, **PLAIN)
     ids = (
@@ -143,16 +141,16 @@ def test_a_large_table_is_used_to_its_end_and_often() -> None:
     assert np.unique(ids, return_counts=True)[1].max() > 9
 
 
-def test_a_large_case_shrinks_to_a_small_one() -> None:
+def test_a_large_case_shrinks_to_a_small_one():
     """Whatever made a case fail, but for its size: what is left is small again."""
     plan = Plan(names=())
     number, case = next(
         (i, case) for i, case in enumerate(drawn_cases()) if case.tokens > 64 or case.config.vocab_size > 256
     )
     plan = dataclasses.replace(plan, dtypes=tuple(spec.PRECISIONS))
-    failing: list[FuzzCase] = []
+    failing = []
 
-    def look(drawn: FuzzCase) -> None:
+    def look(drawn):
         if drawn.part == case.part:
             failing.append(drawn)
             raise Failed

@@ -1,15 +1,10 @@
 """Golden files: what a source computed, read through its table, against the reference."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
@@ -24,12 +19,8 @@ GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
 FILES = sorted(GOLDEN.glob("*/*.safetensors"))
 ABSENT = "no golden files beside the repository, in ../shared/golden"
 
-Arrays = dict[str, NDArray[Any]]
 
-
-def attention_file(
-    path: Path, change: Callable[[Arrays, dict[str, str]], None] = lambda tensors, metadata: None
-) -> Path:
+def attention_file(path, change=lambda tensors, metadata: None):
     """Write a file as the dot product's own source would, B = 2, Q = 3, S = 5, K = 7, with a stored mask."""
     generator = np.random.default_rng(0)
     query, key, value = (generator.standard_normal(shape) for shape in ((2, 3, 7), (2, 5, 7), (2, 5, 7)))
@@ -38,7 +29,7 @@ def attention_file(
     scores = np.where(mask, query @ key.swapaxes(1, 2) / np.sqrt(7), -1e9)
     exponentials = np.exp(scores - scores.max(-1, keepdims=True))
     weights = exponentials / exponentials.sum(-1, keepdims=True)
-    tensors: Arrays = {
+    tensors = {
         "inputs/q": query,
         "inputs/k": key,
         "inputs/v": value,
@@ -63,13 +54,13 @@ def attention_file(
     return path
 
 
-def refusal(path: Path) -> str:
+def refusal(path):
     with pytest.raises(SpecError) as raised:
         golden.read(path)
     return str(raised.value)
 
 
-def test_a_stored_mask_for_each_query_is_read(tmp_path: Path) -> None:
+def test_a_stored_mask_for_each_query_is_read(tmp_path):
     file = golden.read(attention_file(tmp_path / "x.safetensors"))
     (run,) = file.runs
     assert run.part == "dot_product"
@@ -83,7 +74,7 @@ def test_a_stored_mask_for_each_query_is_read(tmp_path: Path) -> None:
         assert (abs(found[name] - expectation.values[name]) <= Z * expectation.sigmas[name]).all(), name
 
 
-def test_two_tensors_of_one_tap_are_both_expected_where_they_differ(tmp_path: Path) -> None:
+def test_two_tensors_of_one_tap_are_both_expected_where_they_differ(tmp_path):
     files = [path for path in FILES if path.parent.name == "vanilla-encoder"]
     if not files:
         pytest.skip(ABSENT)
@@ -98,7 +89,7 @@ def test_two_tensors_of_one_tap_are_both_expected_where_they_differ(tmp_path: Pa
 
 
 @pytest.mark.parametrize("length", [0, 100, -1])
-def test_a_truncated_file_is_refused_in_one_line(tmp_path: Path, length: int) -> None:
+def test_a_truncated_file_is_refused_in_one_line(tmp_path, length):
     path = attention_file(tmp_path / "x.safetensors")
     path.write_bytes(path.read_bytes()[:length])
     message = refusal(path)
@@ -106,7 +97,7 @@ def test_a_truncated_file_is_refused_in_one_line(tmp_path: Path, length: int) ->
     assert "\n" not in message
 
 
-def test_a_corrupt_or_absent_file_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_corrupt_or_absent_file_is_refused_in_one_line(tmp_path):
     path = attention_file(tmp_path / "x.safetensors")
     path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:])
     assert "not a whole safetensors file" in refusal(path)
@@ -138,10 +129,8 @@ def test_a_corrupt_or_absent_file_is_refused_in_one_line(tmp_path: Path) -> None
         ),
     ],
 )
-def test_metadata_that_do_not_say_what_the_file_is_are_refused(
-    tmp_path: Path, key: str, value: str | None, message: str
-) -> None:
-    def change(tensors: Arrays, metadata: dict[str, str]) -> None:
+def test_metadata_that_do_not_say_what_the_file_is_are_refused(tmp_path, key, value, message):
+    def change(tensors, metadata):
         del metadata[key]
         if value is not None:
             metadata[key] = value
@@ -167,10 +156,8 @@ def test_metadata_that_do_not_say_what_the_file_is_are_refused(
         ("weights/w", np.ones(2), "'w' is unexpected"),
     ],
 )
-def test_tensors_that_are_missing_or_misshapen_are_refused(
-    tmp_path: Path, name: str, array: NDArray[Any] | None, message: str
-) -> None:
-    def change(tensors: Arrays, metadata: dict[str, str]) -> None:
+def test_tensors_that_are_missing_or_misshapen_are_refused(tmp_path, name, array, message):
+    def change(tensors, metadata):
         tensors.pop(name, None)
         if array is not None:
             tensors[name] = array
@@ -180,7 +167,7 @@ def test_tensors_that_are_missing_or_misshapen_are_refused(
 
 @pytest.mark.skipif(not FILES, reason=ABSENT)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_golden_files_are_consumed(path: Path) -> None:
+def test_golden_files_are_consumed(path):
     file = golden.read(path)
     assert not [name for name in file.unchecked if name.startswith(("weights/", "grads/"))]
     assert not [name for name, reason in file.unchecked.items() if "has no place" in reason]

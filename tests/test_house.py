@@ -1,10 +1,7 @@
 """The house stays small enough to be held in one's head: sizes, names, and no circles of imports."""
 
-from __future__ import annotations
-
 import ast
 import tokenize
-from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -41,18 +38,18 @@ UNCOUNTED = {
 SOURCES = [name for name in SIZES if name != "tests"]
 
 
-def modules(*folders: str) -> Iterator[Path]:
+def modules(*folders):
     for folder in folders:
         yield from sorted((ROOT / folder).rglob("*.py"))
 
 
-def size(path: Path) -> int:
+def size(path):
     with path.open("rb") as file:
         return sum(token.type not in UNCOUNTED for token in tokenize.tokenize(file.readline))
 
 
 @pytest.mark.parametrize("folder", SIZES)
-def test_a_folder_is_no_larger_than_its_ceiling(folder: str) -> None:
+def test_a_folder_is_no_larger_than_its_ceiling(folder):
     ceiling, aim = SIZES[folder]
     tokens = sum(map(size, modules(folder)))
     print(f"{folder}: {tokens} tokens, at most {ceiling}, aim {aim}")
@@ -60,15 +57,15 @@ def test_a_folder_is_no_larger_than_its_ceiling(folder: str) -> None:
     assert tokens <= ceiling
 
 
-def name_of(path: Path) -> str:
+def name_of(path):
     parts = path.relative_to(ROOT).with_suffix("").parts
     inner = parts[1:] if parts[0] == "concord" else parts
     return ".".join(("concord", *(part for part in inner if part != "__init__")))
 
 
-def imported(path: Path, known: set[str]) -> Iterator[str]:
+def imported(path, known):
     """Yield the modules that a module imports as soon as it is imported itself."""
-    waiting: list[ast.stmt] = list(ast.parse(path.read_text()).body)
+    waiting = list(ast.parse(path.read_text()).body)
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Import):
@@ -83,7 +80,7 @@ def imported(path: Path, known: set[str]) -> Iterator[str]:
             waiting += node.body
 
 
-def test_no_import_goes_in_a_circle() -> None:
+def test_no_import_goes_in_a_circle():
     paths = {name_of(path): path for path in modules(*SOURCES)}
     graph = {
         name: {other for other in imported(path, set(paths)) if other in paths and other != name}

@@ -1,7 +1,5 @@
 """The page: it says everything, needs nothing else, and escapes whatever a backend says."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html
@@ -11,8 +9,6 @@ import math
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -38,34 +34,34 @@ class Outline(HTMLParser):
     What is not balanced, every tag with its attributes, and the text of each kind of element.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
-        self.open: list[str] = []
-        self.wrong: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[tuple[str, str]] = []
+        self.open = []
+        self.wrong = []
+        self.tags = []
+        self.texts = []
         self.feed(text)
         self.close()
         self.wrong += [f"{tag} is never closed" for tag in self.open]
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         if self.open and self.open[-1] == tag:
             self.open.pop()
         else:
             self.wrong.append(f"line {self.getpos()[0]}: </{tag}> in {self.open[-3:]}")
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.texts.append((self.open[-1] if self.open else "", data))
 
-    def attributes(self, name: str) -> list[str]:
+    def attributes(self, name):
         return [
             value
             for _, attributes in self.tags
@@ -74,13 +70,13 @@ class Outline(HTMLParser):
         ]
 
 
-def said(text: str) -> str:
+def said(text):
     """Return what a page says, without markup, in one line."""
     body = re.sub(r"<style>.*?</style>|<script>.*?</script>|<wbr>", "", text, flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
 
 
-def script_of(outline: Outline) -> str:
+def script_of(outline):
     """Return the one script of a page, which its own policy lets run, and nothing else."""
     (attributes,) = [attributes for tag, attributes in outline.tags if tag == "script"]
     assert attributes == {}
@@ -95,12 +91,12 @@ def script_of(outline: Outline) -> str:
     return script
 
 
-def page_of(report: Report, kind: str = "check", title: str = "what was run") -> str:
+def page_of(report, kind="check", title="what was run"):
     return page(record.made(report, kind, title))
 
 
 @pytest.fixture(scope="module")
-def mixed() -> str:
+def mixed():
     return page_of(reports.mixed())
 
 
@@ -116,7 +112,7 @@ REPORTS = {
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_a_page_is_well_formed_and_needs_nothing_else(name: str) -> None:
+def test_a_page_is_well_formed_and_needs_nothing_else(name):
     text = page_of(REPORTS[name](), "golden" if name == "agreement" else "check")
     outline = Outline(text)
     assert outline.wrong == []
@@ -132,7 +128,7 @@ def test_a_page_is_well_formed_and_needs_nothing_else(name: str) -> None:
     assert not [key for _, attributes in outline.tags for key in attributes if key.startswith("on")]
 
 
-def test_a_page_can_be_read_without_eyes_for_colour_or_at_all(mixed: str) -> None:
+def test_a_page_can_be_read_without_eyes_for_colour_or_at_all(mixed):
     outline = Outline(mixed)
     assert dict(outline.tags)["html"] == {"lang": "en"}
     assert all(
@@ -149,76 +145,62 @@ def test_a_page_can_be_read_without_eyes_for_colour_or_at_all(mixed: str) -> Non
     )
 
 
-def test_a_page_names_every_backend_case_and_status(mixed: str) -> None:
-    words = said(mixed)
-    for name in (
-        "torch",
-        "my.plugin:Backend",
-        "jax",
-        "tf",
-        "paddle",
-        "half",
-        "bert-ragged",
-        "bert-full",
-        "what was run",
-    ):
-        assert name in words
-    assert words.count("Exit code 3") == 1
-    assert "12 runs: 3 agree, 1 absent, 1 unsupported, 1 undetermined, 2 crashed, 4 diverge" in words
+TOLD = (
+    # Every backend, case and status.
+    *("torch", "my.plugin:Backend", "half", "bert-ragged", "bert-full", "what was run"),
+    "12 runs: 3 agree, 1 absent, 1 unsupported, 1 undetermined, 2 crashed, 4 diverge",
+    # First divergences.
+    "my.plugin:Backend diverges first at layers.1.attention.scores (SPEC ATT-2)",
+    "float32: element (0, 1)",
+    "500 tolerances (largest error 8e+03 σ of 16 allowed, RMS 1e+03 of 4); 1 of 6 elements lie beyond.",
+    "first at layers.1.attention.scores (SPEC ATT-2), element (0, 1) : 1e+09, oracle 0.5, tolerance ±1. "
+    "1e9 tolerances; 1 of 11 tensors lie beyond theirs. Told above.",
+    "End to end it is 250 tolerances. At the logits, end to end, it is 250 tolerances; 1 of 11 tensors "
+    "lie beyond",
+    "Likely cause: The scores are too large by a factor of 1.001. [scale]",
+    "jax diverges first at layers.0.attention.weights (SPEC ATT-2)",
+    "has shape (2, 3) but must be (3, 2)",
+    # What failed.
+    "tf: crashed killed by SIGSEGV bert-ragged, float32, and 1 more run The last lines of its process "
+    "first words last words",
+    "paddle absent, and not asked for: No module named 'paddle'",
+    "jax unsupported: no such precision",
+    "half , float16: undetermined: the precision determines none of its tensors",
+    # Environments and notes.
+    "precision switches matmul: highest; tf32: off",
+    "peak memory 256 MiB",
+    "Declared deviation from SPEC ATT-5: softmax_floor = -64.0 the kernel clips",
+    "It never came to describing itself.",
+    "not compared, 3 x lr: belongs to the optimizer",
+    # A tensor that diverges, to be opened, and the table of all.
+    "1 tensor beyond its tolerance, each to be opened ✗ layers.1.attention.scores : 1e9 tolerances, "
+    "local error, 1 of 6 elements beyond",
+    "batch ↓ 2 × classes → 3 0 1 beyond at batch 0; classes 1",
+    "batch classes Backend oracle tolerance error in tolerances 0 1 500.5 0.5 1 500",
+    "tensor clause torch f32 torch f64 Backend f32 Backend f64 jax f32 half f16",
+    "layers.1.attention.scores ATT-2 0.10 0.10 500 ✗ 1e9 ✗ not exposed undetermined",
+)
+ONCE = ("Exit code 3", "The scores are too large", "Declared deviation from")
 
 
-def test_a_page_tells_first_divergences_in_words(mixed: str) -> None:
+def test_a_page_tells_everything_once(mixed):
     words = said(mixed)
-    assert "my.plugin:Backend diverges first at layers.1.attention.scores (SPEC ATT-2)" in words
-    assert "float32: element (0, 1)" in words
-    assert (
-        "500 tolerances (largest error 8e+03 σ of 16 allowed, RMS 1e+03 of 4); 1 of 6 elements lie beyond."
-        in words
-    )
-    assert (
-        "first at layers.1.attention.scores (SPEC ATT-2), element (0, 1) : 1e+09, oracle 0.5, tolerance "
-        "±1. 1e9 tolerances; 1 of 11 tensors lie beyond theirs. Told above." in words
-    )
-    assert (
-        "End to end it is 250 tolerances. At the logits, end to end, it is 250 tolerances; 1 of 11 tensors "
-        "lie beyond" in words
-    )
-    assert "Likely cause: The scores are too large by a factor of 1.001. [scale]" in words
-    assert words.count("The scores are too large") == 1
-    assert "jax diverges first at layers.0.attention.weights (SPEC ATT-2)" in words
-    assert "has shape (2, 3) but must be (3, 2)" in words
+    assert [one for one in TOLD if one not in words] == []
+    assert [words.count(one) for one in ONCE] == [1] * len(ONCE)
     assert "published" not in words
+    # Two findings of numbers, and each of the three runs once more with its case.
+    assert mixed.count('<svg class="heat"') == 2 + 3
+    assert Outline(mixed).attributes("data-find") == ["a tensor"] * 2
 
 
-def test_a_page_tells_what_failed(mixed: str) -> None:
-    words = said(mixed)
-    assert (
-        "tf: crashed killed by SIGSEGV bert-ragged, float32, and 1 more run The last lines of its process "
-        "first words last words" in words
-    )
-    assert "paddle absent, and not asked for: No module named 'paddle'" in words
-    assert "jax unsupported: no such precision" in words
-    assert "half , float16: undetermined: the precision determines none of its tensors" in words
-
-
-def test_a_page_tells_environments_and_notes(mixed: str) -> None:
-    words = said(mixed)
-    assert "precision switches matmul: highest; tf32: off" in words
-    assert "peak memory 256 MiB" in words
-    assert "Declared deviation from SPEC ATT-5: softmax_floor = -64.0 the kernel clips" in words
-    assert words.count("Declared deviation from") == 1
-    assert "It never came to describing itself." in words
-    assert "not compared, 3 x lr: belongs to the optimizer" in words
-
-
-def test_golden_pages_speak_of_published_tensors() -> None:
+def test_golden_pages_speak_of_published_tensors():
     report = Report([reports.result(judged=reports.verdict(wrong=2))], {}, Settings())
     words = said(page_of(report, "golden"))
     assert "torch diverges from the published tensors in 1 of 1 run." in words
     assert "500.5, published tensors 0.5" in words
 
 
-def test_grave_cases_come_first_and_open_and_agreeing_ones_folded(mixed: str) -> None:
+def test_grave_cases_come_first_and_open_and_agreeing_ones_folded(mixed):
     details = re.findall(r'<details id="case-(\d+)"( open)?>', mixed)
     assert details == [("1", " open"), ("2", " open")]
     folded = re.findall(r'<details id="case-(\d+)"( open)?>', page_of(reports.agreeing()))
@@ -242,7 +224,7 @@ def test_grave_cases_come_first_and_open_and_agreeing_ones_folded(mixed: str) ->
 
 
 @pytest.mark.parametrize("wrong", [None, 3])
-def test_the_page_of_a_whole_check_stays_small(wrong: int | None) -> None:
+def test_the_page_of_a_whole_check_stays_small(wrong):
     report = reports.large(wrong)
     assert len(report.results) == 352
     text = page_of(report)
@@ -254,7 +236,7 @@ def test_the_page_of_a_whole_check_stays_small(wrong: int | None) -> None:
         assert text.count('<article class="card finding">') <= FINDINGS
 
 
-def test_every_tensor_can_be_read_off_its_column(mixed: str) -> None:
+def test_every_tensor_can_be_read_off_its_column(mixed):
     titles = [text for tag, text in Outline(mixed).texts if tag == "title"]
     assert any(
         "layers.1.attention.scores (ATT-2)\ntorch 0.10: local z 1.6 rms 0.2, end to end z 1.6 rms "
@@ -264,30 +246,7 @@ def test_every_tensor_can_be_read_off_its_column(mixed: str) -> None:
     assert any("jax not exposed: not compared" in title for title in titles)
 
 
-def test_a_diverging_tensor_can_be_opened(mixed: str) -> None:
-    words = said(mixed)
-    assert (
-        "1 tensor beyond its tolerance, each to be opened ✗ layers.1.attention.scores : 1e9 tolerances, "
-        "local error, 1 of 6 elements beyond" in words
-    )
-    assert "batch ↓ 2 × classes → 3 0 1 beyond at batch 0; classes 1" in words
-    assert "batch classes Backend oracle tolerance error in tolerances 0 1 500.5 0.5 1 500" in words
-    assert (
-        mixed.count('<svg class="heat"') == 2 + 3
-    )  # two findings of numbers, and each of the three runs once more with its case
-
-
-def test_the_tensors_of_a_case_are_a_table_that_can_be_searched_and_sorted(mixed: str) -> None:
-    tables = [
-        attributes for tag, attributes in Outline(mixed).tags if tag == "table" and "data-find" in attributes
-    ]
-    assert [attributes["data-find"] for attributes in tables] == ["a tensor"] * 2
-    words = said(mixed)
-    assert "tensor clause torch f32 torch f64 Backend f32 Backend f64 jax f32 half f16" in words
-    assert "layers.1.attention.scores ATT-2 0.10 0.10 500 ✗ 1e9 ✗ not exposed undetermined" in words
-
-
-def test_the_same_finding_is_told_once() -> None:
+def test_the_same_finding_is_told_once():
     names = [f"layers.{layer}.attention.scores" for layer in range(2)]
     results = [
         reports.result(
@@ -312,7 +271,7 @@ def test_the_same_finding_is_told_once() -> None:
     assert "likewise in case-1 f32 (500)" in told
 
 
-def test_every_kind_of_record_has_a_page() -> None:
+def test_every_kind_of_record_has_a_page():
     kinds = {}
     for path in sorted((ROOT / "conformance/results").glob("*.json")):
         made, text = writing.read_page(path)
@@ -344,7 +303,7 @@ def test_every_kind_of_record_has_a_page() -> None:
     assert "beyond at batch 0; classes 1" in kinds["mutants"]
 
 
-def test_the_same_page_is_made_of_a_record_that_was_written_and_read(tmp_path: Path) -> None:
+def test_the_same_page_is_made_of_a_record_that_was_written_and_read(tmp_path):
     for name, report in REPORTS.items():
         made = record.made(report(), "check", name)
         record.write(tmp_path / "out.json", made)
@@ -358,7 +317,7 @@ HOSTILE = (
 )
 
 
-def poisoned(value: Any, keys: bool = False) -> Any:
+def poisoned(value, keys=False):
     """Return data with every text that the schema leaves free made hostile."""
     if isinstance(value, dict):
         return {key + HOSTILE if keys else key: poisoned(entry) for key, entry in value.items()}
@@ -367,25 +326,21 @@ def poisoned(value: Any, keys: bool = False) -> Any:
     return value + HOSTILE if isinstance(value, str) else value
 
 
-def test_whatever_a_backend_says_is_only_text() -> None:
+def free(entry, *keys):
+    """Make hostile what may be any text."""
+    entry.update({key: poisoned(entry[key]) for key in keys if key in entry})
+
+
+def test_whatever_a_backend_says_is_only_text():
     data = json.loads(record.text(record.made(reports.mixed(), "check", "title")))
     for key in ("title", "machine", "settings", "written", "conclusions"):
         data[key] = poisoned(data[key])
     data["notes"], data["environments"] = poisoned(data["notes"], True), poisoned(data["environments"], True)
     for result in data["results"]:
-        result.update(
-            {
-                key: poisoned(result[key])
-                for key in ("backend", "group", "case", "part", "dtype", "detail", "stderr")
-                if key in result
-            }
-        )
-        verdict = result.get("verdict", {})
-        verdict.update({key: poisoned(verdict[key]) for key in ("diagnosis",) if key in verdict})
-        for row in verdict.get("table", []):
-            row.update(
-                {key: poisoned(row[key]) for key in ("tensor", "clause", "note", "axes") if key in row}
-            )
+        free(result, "backend", "group", "case", "part", "dtype", "detail", "stderr")
+        free(result.get("verdict", {}), "diagnosis")
+        for row in result.get("verdict", {}).get("table", []):
+            free(row, "tensor", "clause", "note", "axes")
     text = page(record.parsed(record.lines(data).encode()))
     outline = Outline(text)
     assert outline.wrong == []
@@ -400,7 +355,7 @@ def test_whatever_a_backend_says_is_only_text() -> None:
     assert words.count('torch<script>alert("1")</script>&amp;') > 3
 
 
-def test_characters_that_change_others_are_written_out_and_long_names_shortened() -> None:
+def test_characters_that_change_others_are_written_out_and_long_names_shortened():
     wrong = reports.verdict(wrong=0, tensors=[("n" * 2**20, "EMB-6")])
     report = Report([reports.result("\x1b[31mred\x00\u202e", None, wrong, case="c" * 2**20)], {}, Settings())
     text = page(record.made(report, "check"))
@@ -435,19 +390,17 @@ def test_characters_that_change_others_are_written_out_and_long_names_shortened(
         ({}, "Nothing was judged."),
     ],
 )
-def test_the_headline_says_it_in_a_sentence(statuses: dict[str, str], sentence: str) -> None:
+def test_the_headline_says_it_in_a_sentence(statuses, sentence):
     results = [
         reports.result(name, None, reports.verdict(wrong=2))
         if status == "diverges"
-        else reports.result(name)
-        if status == "agrees"
-        else reports.result(name, status)
+        else reports.result(name, *([status] if status != "agrees" else []))
         for name, status in statuses.items()
     ]
     assert headline(results) == sentence
 
 
-def test_levels_follow_the_error_and_the_verdict() -> None:
+def test_levels_follow_the_error_and_the_verdict():
     assert [
         drawing.level(ratio) for ratio in (0.0, 0.03, 0.05, 0.2, 1.0, 1.01, 100.0, 1e4, 1e9, math.inf)
     ] == [0, 0, 1, 2, 3, 4, 5, 6, 7, 7]
@@ -456,7 +409,7 @@ def test_levels_follow_the_error_and_the_verdict() -> None:
     assert max(drawing.HEIGHTS[: drawing.WITHIN]) < min(drawing.HEIGHTS[drawing.WITHIN :])
 
 
-def test_cases_of_the_same_name_but_another_part_are_apart() -> None:
+def test_cases_of_the_same_name_but_another_part_are_apart():
     report = Report([reports.result(part=part) for part in ("model", "stack", "model")], {}, Settings())
     assert [(case.part, len(case.results)) for case in cases_of(report.results)] == [
         ("model", 2),
@@ -467,7 +420,7 @@ def test_cases_of_the_same_name_but_another_part_are_apart() -> None:
 # The command line.
 
 
-def test_the_command_line_writes_the_page_and_makes_it_again(tmp_path: Path) -> None:
+def test_the_command_line_writes_the_page_and_makes_it_again(tmp_path):
     first, again, data = (tmp_path / name for name in ("first.html", "again.html", "out.json"))
     names = [toy("NumpyBackend"), toy("WrongAfterTheFirstLayer"), toy("KillsItself"), "no.such:Backend"]
     done = concord(

@@ -8,8 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -134,7 +132,7 @@ found["param_dtype reaches each weight"] = dtypes == {"bfloat16"}
 }
 
 
-def run(backend: str, folder: Path) -> dict[str, Any]:
+def run(backend, folder):
     """Run a framework's program in a process of its own, and return what it found."""
     settings = {**os.environ, **environment("cpu", 1), "PYTHONPATH": str(ROOT)}
     program = GIVEN + PROGRAMS[backend] + "print(json.dumps(found))"
@@ -147,14 +145,14 @@ def run(backend: str, folder: Path) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 @pytest.mark.parametrize(
     "backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in PROGRAMS]
 )
-def test_model_lives_outside_the_harness(backend: str, tmp_path: Path) -> None:
+def test_model_lives_outside_the_harness(backend, tmp_path):
     if importlib.util.find_spec({"tf": "tensorflow"}.get(backend, backend)) is None:
         pytest.skip(f"{backend} is not installed")
     found = run(backend, tmp_path)

@@ -1,13 +1,9 @@
 """Nothing that a command reads is lost by what it writes, however either is spelled."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,10 +13,8 @@ from concord.porting.registry import known
 from tests.toys.ready import hugging_face, texts
 from tests.toys.surroundings import commands
 
-Invoke = Callable[..., tuple[int, str, list[str]]]
 
-
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -29,7 +23,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     """A checkpoint in several files, whose folder is in another that looks like a checkpoint too.
 
     And has a checkpoint in it.
@@ -41,13 +35,13 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def linked(source: Path) -> Path:
+def linked(source):
     path = source.parent.parent / "link"
     path.symlink_to(source)
     return path
 
 
-def hard(source: Path) -> Path:
+def hard(source):
     """A folder whose files are the same."""
     path = source.parent.parent / "hard"
     path.mkdir()
@@ -57,7 +51,7 @@ def hard(source: Path) -> Path:
     return path
 
 
-def soft(source: Path) -> Path:
+def soft(source):
     """A folder whose files lead to others, one of them to a file of the source."""
     path = source.parent.parent / "soft"
     path.mkdir()
@@ -66,11 +60,11 @@ def soft(source: Path) -> Path:
     return path
 
 
-def relative(source: Path) -> Path:
+def relative(source):
     return Path(os.path.relpath(source))
 
 
-SPELLINGS: dict[str, Callable[[Path], tuple[Path, Path]]] = {
+SPELLINGS = {
     "itself": lambda source: (source, source),
     "relative": lambda source: (source, relative(source)),
     "with dots": lambda source: (source, source / "inner" / ".."),
@@ -89,9 +83,7 @@ SPELLINGS: dict[str, Callable[[Path], tuple[Path, Path]]] = {
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_a_checkpoint_is_not_ported_onto_itself(
-    tmp_path: Path, source: Path, spelling: str, invoke: Invoke
-) -> None:
+def test_a_checkpoint_is_not_ported_onto_itself(tmp_path, source, spelling, invoke):
     given, target = SPELLINGS[spelling](source)
     before = contents(tmp_path)
     code, output, lines = invoke(f"port {given} -o {target} --to concord --force")
@@ -105,15 +97,13 @@ def test_a_checkpoint_is_not_ported_onto_itself(
     assert contents(tmp_path) == before
 
 
-def test_a_table_and_texts_are_not_replaced_by_the_checkpoint(
-    tmp_path: Path, source: Path, invoke: Invoke
-) -> None:
+def test_a_table_and_texts_are_not_replaced_by_the_checkpoint(tmp_path, source, invoke):
     target = hugging_face(tmp_path / "target")
     given = texts(target / "given.txt")
     before = contents(tmp_path)
     code, _, lines = invoke(
         f"port {source} -o {target} --to concord --force --texts {given} --certificate "
-        f"{tmp_path / 'proof.json'}",
+        f"{tmp_path / 'proof.json'}"
     )
     assert (code, lines) == (
         2,
@@ -122,9 +112,7 @@ def test_a_table_and_texts_are_not_replaced_by_the_checkpoint(
     assert contents(tmp_path) == before
 
 
-def test_a_folder_beside_is_written(
-    tmp_path: Path, source: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_beside_is_written(tmp_path, source, invoke, monkeypatch):
     monkeypatch.chdir(source)
     assert (
         invoke(f"port model.safetensors.index.json -o {tmp_path / 'outer' / 'target'} --to concord")[0] == 0
@@ -137,7 +125,7 @@ def test_a_folder_beside_is_written(
 
 # Files that commands write.
 
-LINES: dict[str, str] = {
+LINES = {
     "run": (
         "case run --checkpoint {source} --backend tests.toys.numpy_backend:NumpyBackend --texts "
         "{texts} -o {out}"
@@ -169,7 +157,7 @@ WAYS = ("a file", "a link to a file", "a hard link", "a file of the folder", "a 
         *((command, WAYS[n % len(WAYS)]) for n, command in enumerate(LINES)),
     ],
 )
-def test_a_file_that_is_read_is_not_replaced(tmp_path: Path, command: str, what: str, invoke: Invoke) -> None:
+def test_a_file_that_is_read_is_not_replaced(tmp_path, command, what, invoke):
     source = hugging_face(tmp_path / "source")
     weights = source / "model.safetensors"
     given = texts(tmp_path / "given.txt") if "{texts}" in LINES[command] else weights
@@ -184,7 +172,7 @@ def test_a_file_that_is_read_is_not_replaced(tmp_path: Path, command: str, what:
     assert contents(tmp_path) == before
 
 
-def test_what_a_command_made_of_a_folder_may_be_made_anew(tmp_path: Path, invoke: Invoke) -> None:
+def test_what_a_command_made_of_a_folder_may_be_made_anew(tmp_path, invoke):
     source = hugging_face(tmp_path / "source")
     for _ in range(2):
         assert invoke(f"show positions --checkpoint {source} --svg {source / 'positions.svg'}")[0] == 0
@@ -196,33 +184,24 @@ def test_what_a_command_made_of_a_folder_may_be_made_anew(tmp_path: Path, invoke
     assert not writing._made(source / "config.json")
 
 
-def test_a_run_is_not_begun_in_its_own_checkpoint(tmp_path: Path, invoke: Invoke) -> None:
+def test_a_run_is_not_begun_in_its_own_checkpoint(tmp_path, invoke):
     source, data = hugging_face(tmp_path / "source"), tmp_path / "train.tsv"
     data.write_text("0\tthe cat\n")
     before = contents(tmp_path)
     for checkpoint in (source, source / "model.safetensors"):
         code, _, lines = invoke(
             f"train --checkpoint {checkpoint} --data {data} --backend "
-            f"tests.toys.numpy_backend:NumpyBackend --out {source}",
+            f"tests.toys.numpy_backend:NumpyBackend --out {source}"
         )
         assert (code, lines) == (2, [f"concord: error: {source}: is read; name another folder to write"])
     assert contents(tmp_path) == before
 
 
-WRITTEN = {
-    "--json",
-    "--html",
-    "--markdown",
-    "--svg",
-    "--certificate",
-    "--out",
-    "--output",
-    "--curves",
-}
+WRITTEN = {"--json", "--html", "--markdown", "--svg", "--certificate", "--out", "--output", "--curves"}
 
 
 @pytest.mark.parametrize("command", commands().values(), ids=commands())
-def test_every_option_for_a_file_says_whether_it_is_read_or_written(command: Any) -> None:
+def test_every_option_for_a_file_says_whether_it_is_read_or_written(command):
     for one in command.params:
         if "Path" in str(one.type_descriptor.annotation):
             about = one.type_descriptor.parameter_info

@@ -12,7 +12,6 @@ import sys
 import sysconfig
 import venv
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +35,7 @@ class Place:
     python: Path
     site: Path
 
-    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments, **environment):
         """Run Python there."""
         surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         command = [str(self.python), *arguments]
@@ -50,12 +49,12 @@ class Place:
             check=False,
         )
 
-    def concord(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def concord(self, *arguments, **environment):
         return self.run("-m", "concord", *arguments, **environment)
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     """The wheel of this checkout."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
@@ -81,7 +80,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def project(folder: Path) -> Path:
+def project(folder):
     """Write a project whose own modules must not be taken for Concord's."""
     for name in TAKEN:
         (folder / name).mkdir(parents=True)
@@ -89,14 +88,14 @@ def project(folder: Path) -> Path:
     return folder
 
 
-def environment(folder: Path) -> tuple[Path, Path]:
+def environment(folder):
     """Make an empty environment; return its interpreter and where packages go."""
     venv.create(folder, with_pip=False, symlinks=True)
     (site,) = folder.glob("lib/python*/site-packages")
     return folder / "bin" / "python", site
 
 
-def pip(python: Path, *arguments: str) -> None:
+def pip(python, *arguments):
     subprocess.run(
         [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *arguments],
         check=True,
@@ -106,7 +105,7 @@ def pip(python: Path, *arguments: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def place(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
+def place(wheel, tmp_path_factory):
     """An environment with the wheel; libraries and frameworks are those of this one."""
     folder = tmp_path_factory.mktemp("elsewhere")
     python, site = environment(folder / "environment")
@@ -116,7 +115,7 @@ def place(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
     return Place(project(folder / "project"), python, site)
 
 
-def test_the_wheel_holds_one_package_with_all_its_data(wheel: Path) -> None:
+def test_the_wheel_holds_one_package_with_all_its_data(wheel):
     with zipfile.ZipFile(wheel) as file:
         names = {name for name in file.namelist() if ".dist-info/" not in name}
     assert {name.partition("/")[0] for name in names} == {"concord"}
@@ -129,7 +128,7 @@ def test_the_wheel_holds_one_package_with_all_its_data(wheel: Path) -> None:
     assert {name.removeprefix("concord/") for name in names} >= here
 
 
-def test_the_public_face_is_that_of_the_package_installed(place: Place) -> None:
+def test_the_public_face_is_that_of_the_package_installed(place):
     done = place.run(
         "-c", "from concord import spec, backends, conformance; print(spec.__file__); print(backends.names())"
     )
@@ -150,9 +149,7 @@ def test_the_public_face_is_that_of_the_package_installed(place: Place) -> None:
     ],
     ids=lambda value: value[0].strip("-") if isinstance(value, tuple) else "",
 )
-def test_commands_run_where_others_have_folders_of_these_names(
-    place: Place, arguments: tuple[str, ...], said: str, hidden: Callable[..., str]
-) -> None:
+def test_commands_run_where_others_have_folders_of_these_names(place, arguments, said, hidden):
     words = [word.format(site=place.site) for word in arguments]
     done = place.concord(*words, PYTHONPATH=hidden("hypothesis", "pytest", "distributed"))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -160,12 +157,12 @@ def test_commands_run_where_others_have_folders_of_these_names(
 
 
 @pytest.fixture
-def hidden(tmp_path: Path) -> Callable[..., str]:
+def hidden(tmp_path):
     """Return a function that makes packages look as if they were not installed, and returns what
     PYTHONPATH has to hold.
     """
 
-    def hide(*names: str) -> str:
+    def hide(*names):
         for name in names:
             (tmp_path / f"{name}.py").write_text(
                 f"raise ModuleNotFoundError(\"No module named '{name}'\", name='{name}')\n"
@@ -176,9 +173,7 @@ def hidden(tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.mark.parametrize("command", [("fuzz", "--cases", "1")], ids=["fuzz"])
-def test_what_a_command_needs_and_is_not_there_is_named_with_how_to_install_it(
-    place: Place, command: tuple[str, ...], hidden: Callable[..., str]
-) -> None:
+def test_what_a_command_needs_and_is_not_there_is_named_with_how_to_install_it(place, command, hidden):
     done = place.concord(*command, "--backend", "torch", PYTHONPATH=hidden("hypothesis"))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith(
@@ -186,13 +181,13 @@ def test_what_a_command_needs_and_is_not_there_is_named_with_how_to_install_it(
     )
 
 
-def test_the_doctor_names_what_installs_a_framework(place: Place, hidden: Callable[..., str]) -> None:
+def test_the_doctor_names_what_installs_a_framework(place, hidden):
     done = place.concord("doctor", "--backend", "torch", PYTHONPATH=hidden("torch"))
     assert done.returncode == 3
     assert "pip install 'concord-conformance[torch]'" in done.stdout
 
 
-def test_the_suite_runs_in_the_pytest_of_others(place: Place) -> None:
+def test_the_suite_runs_in_the_pytest_of_others(place):
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/ci.md").read_text(), re.DOTALL)
     (place.folder / "test_own.py").write_text(example)
     chosen = ("--concord-backend", "torch", "--concord-variant", "bert", "--concord-dtype", "float32")
@@ -231,7 +226,7 @@ def test_the_suite_runs_in_the_pytest_of_others(place: Place) -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_brings_all_that_it_needs(wheel: Path, tmp_path: Path) -> None:
+def test_the_wheel_brings_all_that_it_needs(wheel, tmp_path):
     python, site = environment(tmp_path / "environment")
     pip(python, "-c", str(ROOT / "constraints" / "py311.txt"), f"{wheel}[torch]")
     alone = Place(project(tmp_path / "project"), python, site)

@@ -1,29 +1,24 @@
-"""Library layers: what they express conforms by the same judge, and what they cannot is refused with every
-reason.
-"""
+"""Library layers: what they deliver and declare, and what they cannot express is refused with every reason.
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import Any
+That the rest conforms: ``tests/test_conforming.py``.
+"""
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from concord import spec
-from concord.backends.interface import Run, Unsupported
-from concord.backends.worker import Worker
+from concord.backends.interface import Unsupported
 from concord.conformance.campaign import Report, Settings, deviations_of
 from concord.conformance.judging import judge
 from concord.conformance.report import failures
 from concord.conformance.verdict import Result
-from concord.spec.cases import Case, build_case
+from concord.spec.cases import build_case
 
 INNER = ("scores", "masked_scores", "weights")
 HAS_A_LAYER = ("torch", "paddle")
 
 
-def run_of(worker: Worker, case: Case, dtype: str, implementation: str = "library", **settings: Any) -> Run:
+def run_of(worker, case, dtype, implementation="library", **settings):
     return worker.run(
         case.config,
         case.weights,
@@ -35,120 +30,14 @@ def run_of(worker: Worker, case: Case, dtype: str, implementation: str = "librar
     )
 
 
-def assert_conforms(
-    worker: Worker,
-    case: Case,
-    dtypes: Iterable[str] = ("float64", "float32"),
-    implementation: str = "library",
-    **settings: Any,
-) -> None:
-    for dtype in dtypes:
-        if (worker.name, dtype) == ("jax", "float64"):
-            with pytest.raises(Unsupported, match="softmax in float32"):
-                run_of(worker, case, dtype, implementation, **settings)
-            continue
-        run = run_of(worker, case, dtype, implementation, **settings)
-        verdict = judge(case.config, case.weights, case.batch, run, case.part)
-        assert verdict.passed, f"{dtype}: {verdict.first_divergence}"
-
-
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in HAS_A_LAYER])
-def layered(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]) -> Worker:
+def layered(request, open_worker):
     """Each backend whose framework has an encoder layer."""
     return open_worker(request.param)
 
 
-# What is expressed conforms.
-
-
-@pytest.mark.in_turn(2)
-@pytest.mark.clause("MSK-3", "MSK-5", "ATT-4", "NRM-2", "FFN-2", "PRT-1")
-@pytest.mark.parametrize(
-    ("name", "scenario", "part", "options"),
-    [
-        *(
-            (name, scenario, "model", {})
-            for name in ("bert", "nndl-paddle")
-            for scenario in ("ragged", "peaked", "tiny", "offset", "single")
-        ),
-        *(
-            ("bert", "ragged", "model", options)
-            for options in (
-                {"activation": "gelu_tanh", "norm_placement": "pre", "final_norm": True},
-                {"activation": "relu", "qkv_activation": "relu", "score_scale": "multiply_query"},
-                {"qkv_bias": False, "output_projection": False, "head_computation": "looped"},
-                {"mask_assignment": "batch_major", "norm_epsilon": 1e-3},
-            )
-        ),
-        ("bert", "ragged", "encoder", {}),
-        ("nndl-paddle", "ragged", "stack", {}),
-    ],
-)
-def test_library_conforms(
-    worker: Worker, name: str, scenario: str, part: str, options: dict[str, Any]
-) -> None:
-    assert_conforms(worker, build_case(name, scenario, part, options))
-
-
-@pytest.mark.clause("PRT-1", "MSK-4")
-@pytest.mark.parametrize(("name", "part"), [("keras-attention", "attention"), ("bert", "dot_product")])
-def test_attention_conforms_alone_with_every_mask(worker: Worker, name: str, part: str) -> None:
-    case = build_case(name, "ragged", part)
-    arrays = {name: array for name, array in case.batch.arrays().items() if not name.endswith("_mask")}
-    three = np.random.default_rng(3).random((5, arrays["query"].shape[1], 11)) > 0.4
-    for batch in (case.batch, *(spec.from_arrays({**arrays, **mask}) for mask in ({}, {"key_mask": three}))):
-        assert_conforms(worker, replace(case, batch=batch))
-
-
-def test_compiled_library_conforms(worker: Worker) -> None:
-    assert_conforms(worker, build_case("bert", "ragged"), ("float32",), execution="compiled")
-
-
-@pytest.mark.clause("MSK-5")
-@pytest.mark.xdist_group("torch")
-def test_fused_kernel_conforms_where_each_query_sees_a_key(open_worker: Callable[[str], Worker]) -> None:
-    torch = open_worker("torch")
-    for scenario in ("equal", "full", "single"):
-        assert_conforms(torch, build_case("bert", scenario), implementation="library:fused")
-    case = build_case("nndl-paddle", "ragged")
-    assert_conforms(torch, case, implementation="library:fused", gradients=False)
-    with pytest.raises(
-        Unsupported,
-        match="a query sees no key: the fused kernel differentiates its weights as if each were 1",
-    ):
-        run_of(torch, case, "float32", "library:fused")
-
-
-@pytest.mark.parametrize(
-    ("name", "scenario", "part", "options", "gradients"),
-    [
-        *(
-            (name, scenario, "model", {}, True)
-            for name in ("bert", "nndl-paddle-api")
-            for scenario in ("ragged", "peaked", "tiny")
-        ),
-        *(
-            (
-                "bert",
-                "ragged",
-                part,
-                {"norm_placement": "pre", "activation": "relu", "final_norm": True},
-                True,
-            )
-            for part in ("model", "encoder", "stack")
-        ),
-        ("bert", "ragged", "model", {}, False),  # a fast path without gradients has other rules for masks
-    ],
-)
-def test_whole_layer_conforms(
-    layered: Worker, name: str, scenario: str, part: str, options: dict[str, Any], gradients: bool
-) -> None:
-    case = build_case(name, scenario, part, options)
-    assert_conforms(layered, case, implementation="library:layer", gradients=gradients)
-
-
 @pytest.mark.clause("WGT-4")
-def test_weights_come_back_from_library_layers(worker: Worker) -> None:
+def test_weights_come_back_from_library_layers(worker):
     case = build_case("bert", "ragged")
     for implementation in ("library", *(["library:layer"] if worker.name in HAS_A_LAYER else [])):
         returned = worker.round_trip(case.config, case.weights, case.batch, implementation=implementation)
@@ -156,23 +45,10 @@ def test_weights_come_back_from_library_layers(worker: Worker) -> None:
         assert all(np.array_equal(returned[name], case.weights[name]) for name in returned)
 
 
-@pytest.mark.clause("PRC-3")
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_conforms_or_is_unsupported(worker: Worker, dtype: str) -> None:
-    case = build_case("bert", "full")
-    if worker.name == "paddle" or (worker.name, dtype) == ("torch", "float16"):
-        with pytest.raises(Unsupported, match=dtype):
-            run_of(worker, case, dtype)
-        return
-    assert_conforms(worker, case, (dtype,))
-    with pytest.raises(Unsupported, match=r"float32 scores, where .* \(MSK-5\)"):
-        run_of(worker, build_case("nndl-paddle", "ragged"), dtype)
-
-
 # What is not delivered, and what is declared.
 
 
-def test_taps_inside_the_kernel_are_not_exposed_and_no_others(worker: Worker) -> None:
+def test_taps_inside_the_kernel_are_not_exposed_and_no_others(worker):
     case = build_case("bert", "ragged")
     run = run_of(worker, case, "float32")
     verdict = judge(case.config, case.weights, case.batch, run)
@@ -181,7 +57,7 @@ def test_taps_inside_the_kernel_are_not_exposed_and_no_others(worker: Worker) ->
     assert run_of(worker, case, "float32", "explicit").info["not_exposed"] == []
 
 
-def test_whole_layer_delivers_its_result(layered: Worker) -> None:
+def test_whole_layer_delivers_its_result(layered):
     for placement, result in (("post", "norm2"), ("pre", "residual2")):
         case = build_case("bert", "ragged", options={"norm_placement": placement})
         run = run_of(layered, case, "float32", "library:layer")
@@ -192,7 +68,7 @@ def test_whole_layer_delivers_its_result(layered: Worker) -> None:
 
 
 @pytest.mark.clause("PRC-4")
-def test_deviations_of_library_layers_are_declared_for_them_alone(worker: Worker) -> None:
+def test_deviations_of_library_layers_are_declared_for_them_alone(worker):
     own = {"tf": ["gelu_constant_bits"], "paddle": ["norm_epsilon_bits"]}.get(worker.name, [])
     names = {
         implementation: [entry["name"] for entry in deviations_of(worker.description, "cpu", implementation)]
@@ -216,9 +92,7 @@ def test_deviations_of_library_layers_are_declared_for_them_alone(worker: Worker
         pytest.param("paddle", "norm_epsilon_bits", "norm", marks=pytest.mark.xdist_group("paddle")),
     ],
 )
-def test_without_its_declaration_a_deviation_is_found(
-    open_worker: Callable[[str], Worker], backend: str, name: str, tensor: str
-) -> None:
+def test_without_its_declaration_a_deviation_is_found(open_worker, backend, name, tensor):
     worker = open_worker(backend)
     case = build_case("bert", "tiny", options={"norm_epsilon": 1e-5})
     run = run_of(worker, case, "float64")
@@ -245,7 +119,7 @@ REASONS = {
 
 @pytest.mark.clause("PRC-3")
 @pytest.mark.parametrize("name", REASONS)
-def test_what_library_layers_cannot_express_is_refused_in_one_line(worker: Worker, name: str) -> None:
+def test_what_library_layers_cannot_express_is_refused_in_one_line(worker, name):
     with pytest.raises(Unsupported) as refusal:
         run_of(worker, build_case(name, "single"), "float32")
     said, _, reasons = str(refusal.value).partition(": ")
@@ -257,7 +131,7 @@ def test_what_library_layers_cannot_express_is_refused_in_one_line(worker: Worke
     assert all(reason.endswith(")") for reason in found)
 
 
-def test_report_has_a_line_for_each_reason_and_not_for_each_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_has_a_line_for_each_reason_and_not_for_each_run(capsys):
     head = "torch cannot express this by its library layers: "
     details = [
         f"{head}mask: only added (MSK-3); norm: only inside (NRM-3)",
@@ -276,7 +150,7 @@ def test_report_has_a_line_for_each_reason_and_not_for_each_run(capsys: pytest.C
     ]
 
 
-def test_whole_layer_refuses_what_it_has_not(worker: Worker) -> None:
+def test_whole_layer_refuses_what_it_has_not(worker):
     options = {
         "qkv_bias": False,
         "qkv_activation": "relu",
@@ -297,7 +171,7 @@ def test_whole_layer_refuses_what_it_has_not(worker: Worker) -> None:
 
 
 @pytest.mark.xdist_group("paddle")
-def test_what_only_paddle_cannot_express(open_worker: Callable[[str], Worker]) -> None:
+def test_what_only_paddle_cannot_express(open_worker):
     paddle = open_worker("paddle")
     with pytest.raises(Unsupported, match=r"norm_epsilon=0\.01: nn\.LayerNorm takes none above 0\.001"):
         run_of(paddle, build_case("bert", "single", options={"norm_epsilon": 0.01}), "float32")
@@ -310,3 +184,21 @@ def test_what_only_paddle_cannot_express(open_worker: Callable[[str], Worker]) -
         )
     with pytest.raises(Unsupported, match=r"rounds 1 / sqrt\(K\) to float32"):
         run_of(paddle, build_case("bert", "single"), "float64", "library:layer", execution="compiled")
+
+
+@pytest.mark.clause("MSK-5", "WGT-4")
+@pytest.mark.xdist_group("torch")
+def test_what_kernels_of_torch_alone_refuse(open_worker):
+    torch, case = open_worker("torch"), build_case("nndl-paddle", "ragged")
+    words = "a query sees no key: the fused kernel differentiates its weights as if each were 1"
+    with pytest.raises(Unsupported, match=words):
+        run_of(torch, case, "float32", "library:fused")
+    words = "torch keeps weights in a layout of a kernel's own in its implementation 'library:onednn'"
+    with pytest.raises(Unsupported, match=words):
+        run_of(
+            open_worker("tests.toys.sessions:torch_Stepped"),
+            build_case("bert", "full", options={"num_layers": 1}),
+            "float32",
+            "library:onednn",
+            gradients=False,
+        )

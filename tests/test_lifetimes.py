@@ -1,155 +1,84 @@
-"""No process outlives what it was started for.
+"""Whatever becomes of workers and of their parent.
 
-Not a worker, not what it has started, however its parent ends.
+Nothing is lost, nothing hangs, no process outlives what it was started for, and nobody sees a traceback.
 """
 
-from __future__ import annotations
-
+import json
 import os
+import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import psutil
 import pytest
 
-from concord import backends, spec
+from concord import backends
 from concord.backends.worker import WorkerFailure
+from tests.toys.disturbed import DEADLY, HARMLESS, WHEN, name_of
+from tests.toys.running import Running, alive, noted, until
 from tests.toys.small import request_for, run_of
-from tests.toys.surroundings import PATIENCE, ROOT, errors, fake_ssh, toy
+from tests.toys.surroundings import ROOT, errors, fake_ssh, options, toy
 
-SmallConfig = Callable[..., spec.EncoderConfig]
+RIGHT, HANGS, FORKS = toy("NumpyBackend"), toy("Hangs"), toy("ForksAndHangs")
+ONE_CASE = "--case bert-single --dtype float32 --threads 1"
 
-ONE_CASE = ("--case", "bert-single", "--dtype", "float32", "--threads", "1")
-
-
-def until(done: Callable[[], bool], patience: float = PATIENCE) -> bool:
-    """Whether something comes true in time."""
-    deadline = time.monotonic() + patience
-    while not done():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+HANGING = {
+    "hangs": (f"check --backend {HANGS} {ONE_CASE}", 1),
+    "computes": (f"check --backend {toy('ComputesWithoutEnd')} {ONE_CASE}", 1),
+    "forks": (f"check --backend {FORKS} {ONE_CASE}", 2),
+    "on another host": (f"check --backend {HANGS} --ssh {HANGS}=far:{ROOT} {ONE_CASE}", 1),
+    "hunts": (f"fuzz --backend {HANGS} --cases 200 --threads 1", 1),
+}
+"""Commands whose workers hang, and how many processes do."""
 
 
-def alive(pid: int) -> bool:
+def assert_ended(code, said, how):
+    """A signal is told in a line and in the exit code."""
+    if how == signal.SIGKILL:
+        assert code == -how
+    else:
+        words = "interrupted" if how == signal.SIGINT else f"ended by {how.name}"
+        assert (code, errors(said).splitlines()[-1]) == (128 + how, f"concord: {words}")
+
+
+@pytest.mark.parametrize(
+    ("what", "how"),
+    [
+        *((what, signal.SIGKILL) for what in HANGING),
+        *(("forks", how) for how in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)),
+        *(("hunts", how) for how in (signal.SIGTERM, signal.SIGHUP)),
+    ],
+)
+def test_all_that_a_parent_has_started_ends_when_it_is_gone(what, how, tmp_path):
+    line, hanging = HANGING[what]
+    calls = fake_ssh(tmp_path / "bin", tmp_path)
+    written = ("--out", tmp_path / "found") if what == "hunts" else ("--json", tmp_path / "out.json")
+    command = Running(tmp_path, line, *written, PATH=f"{calls.parent}:{os.environ['PATH']}")
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
-
-
-def descendants(pid: int) -> list[int]:
-    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-
-
-def noted(notes: Path) -> list[int]:
-    """Return the processes that have said that they hang."""
-    file = notes / "hanging"
-    return [int(line) for line in file.read_text().split()] if file.exists() else []
-
-
-def left_by(
-    arguments: tuple[str, ...], how: signal.Signals, notes: Path, hanging: int, **environment: str
-) -> list[int]:
-    """Have a parent's workers hang, end the parent, and return its descendants that live on for more than
-    a few seconds.
-    """
-    with subprocess.Popen(
-        [sys.executable, "-m", "concord", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "TOY_NOTES": str(notes), **environment},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as parent:
-        try:
-            assert until(lambda: len(noted(notes)) == hanging)
-            started = {*descendants(parent.pid), *noted(notes)}
-            assert len(started) >= hanging
-        finally:
-            parent.send_signal(how)
-        parent.wait(PATIENCE)
-    until(lambda: not any(map(alive, started)), 5.0)
-    return [pid for pid in started if alive(pid)]
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize(("name", "hanging"), [("Hangs", 1), ("ComputesWithoutEnd", 1), ("ForksAndHangs", 2)])
-def test_a_worker_ends_when_its_parent_is_gone(
-    name: str, hanging: int, how: signal.Signals, tmp_path: Path
-) -> None:
-    assert left_by(("check", "--backend", toy(name), *ONE_CASE), how, tmp_path, hanging) == []
-
-
-def test_a_worker_on_another_host_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
-    home, notes = tmp_path / "home", tmp_path / "notes"
-    for folder in (home, notes):
-        folder.mkdir()
-    calls = fake_ssh(tmp_path / "bin", home)
-    name = toy("Hangs")
-    arguments = ("check", "--backend", name, "--ssh", f"{name}=far:{ROOT}", *ONE_CASE)
-    assert left_by(arguments, signal.SIGKILL, notes, 1, PATH=f"{calls.parent}:{os.environ['PATH']}") == []
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
-def test_the_processes_of_a_hunt_end_when_their_parent_is_gone(how: signal.Signals, tmp_path: Path) -> None:
-    arguments = (
-        "fuzz",
-        "--backend",
-        toy("Hangs"),
-        "--cases",
-        "200",
-        "--threads",
-        "1",
-        "--out",
-        str(tmp_path / "out"),
-    )
-    assert left_by(arguments, how, tmp_path, 1) == []
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_is_told_in_a_line_and_in_the_exit_code(how: signal.Signals, tmp_path: Path) -> None:
-    arguments = ("check", "--backend", toy("Hangs"), *ONE_CASE, "--json", str(tmp_path / "out.json"))
-    with subprocess.Popen(
-        [sys.executable, "-m", "concord", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "TOY_NOTES": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as parent:
-        assert until(lambda: len(noted(tmp_path)) == 1)
+        assert until(lambda: len(noted(command.notes, "hanging")) == hanging)
+        assert len(command.all()) >= hanging
+    finally:
         for _ in range(2):  # a second one changes nothing
-            parent.send_signal(how)
-        output, said = parent.communicate(timeout=PATIENCE)
-    assert (parent.returncode, output) == (128 + how, "")
-    assert errors(said) == (
-        "concord: interrupted\n" if how == signal.SIGINT else f"concord: ended by {how.name}\n"
-    )
-    assert not (tmp_path / "out.json").exists()
+            command.process.send_signal(how)
+    assert_ended(command.end(), command.said(), how)
+    if how != signal.SIGKILL:
+        assert command.files() - {"found"} == {"bin"}
+        assert what == "hunts" or errors(command.said()).count("\n") == 1
 
 
-def test_what_a_worker_has_started_ends_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig
-) -> None:
+def test_what_a_worker_has_started_ends_with_it(tmp_path, monkeypatch, small):
     monkeypatch.setenv("TOY_NOTES", str(tmp_path))
     with (
-        backends.open(toy("ForksAndHangs"), threads=1, time_limit=5.0) as worker,
+        backends.open(FORKS, threads=1, time_limit=5.0) as worker,
         pytest.raises(WorkerFailure, match="timed out"),
     ):
         run_of(worker, request_for(small()))
-    assert len(noted(tmp_path)) == 2
-    assert until(lambda: not any(map(alive, noted(tmp_path))), 5.0)
+    assert len(noted(tmp_path, "hanging")) == 2
+    assert until(lambda: not any(map(alive, noted(tmp_path, "hanging"))), 5.0)
 
 
 @pytest.mark.parametrize("name", ["ForksAndDies", "LeavesADaemonAndDies"])
-def test_a_process_that_holds_the_pipe_of_a_dead_worker_delays_nothing(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig
-) -> None:
+def test_a_process_that_holds_the_pipe_of_a_dead_worker_delays_nothing(name, tmp_path, monkeypatch, small):
     monkeypatch.setenv("TOY_NOTES", str(tmp_path))
     started = time.monotonic()
     try:
@@ -159,7 +88,114 @@ def test_a_process_that_holds_the_pipe_of_a_dead_worker_delays_nothing(
         ):
             run_of(worker, request_for(small()))
         assert time.monotonic() - started < 20
-        assert until(lambda: not any(map(alive, noted(tmp_path))), 5.0)
+        assert until(lambda: not any(map(alive, noted(tmp_path, "hanging"))), 5.0)
     finally:
-        for pid in filter(alive, noted(tmp_path)):
+        for pid in filter(alive, noted(tmp_path, "hanging")):
             os.kill(pid, signal.SIGKILL)
+
+
+# Two hundred disturbances, of workers and of their parent.
+
+CASES = ("bert-ragged", "bert-single")
+CHECK = "check --dtype float32 --threads 1 --memory-limit 700"
+LIMITED = "--time-limit 15"
+HUNT = "fuzz --cases 100000 --shapes 2 --part dot_product --threads 1"
+
+SEED = 2026
+WITHIN, SIGNALLED, PARENTS = 110, 36, 54
+"""How many come from within workers, how many are signals to workers, and how many to their parent."""
+
+TOGETHER = 11
+"""Disturbances from within that meet one command, each in a backend of its own."""
+
+LATE = 10.0
+STATUSES = {"broken", "crashed", "timed out", "out of memory", "error", "absent", "missing"}
+KILLING = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGSTOP)
+TO_WORKERS = (*KILLING, signal.SIGSEGV, signal.SIGABRT, signal.SIGQUIT)
+
+
+def within():
+    """Return what happens in the backends of each command: everything at some time, then anything."""
+    drawn = random.Random(SEED)
+    all_of_it = [*HARMLESS, *DEADLY]
+    whats = [*all_of_it, *drawn.choices(all_of_it, k=WITHIN)][:WITHIN]
+    happenings = [(what, drawn.choice(WHEN)) for what in whats]
+    drawn.shuffle(happenings)
+    return [happenings[first : first + TOGETHER] for first in range(0, WITHIN, TOGETHER)]
+
+
+def results(command):
+    """Return the status of each case of each backend in its record, which is all that it has written."""
+    assert command.files() == {"out.json"}
+    found = {}
+    for result in json.loads((command.folder / "out.json").read_text())["results"]:
+        found.setdefault(result["backend"], {})[result["case"]] = result["status"]
+        assert "\n" not in result.get("detail", "")
+    assert len({frozenset(of_one) for of_one in found.values()}) == 1, "the same cases of each"
+    return {name: set(of_one.values()) for name, of_one in found.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(within())))
+def test_what_happens_within_a_worker_is_its_row(number, tmp_path):
+    happening = {name_of(what, when): what for what, when in within()[number]}
+    names = [RIGHT, *happening, toy("Raises")]
+    asked = [*options("--case", CASES), *options("--backend", names), "--json", tmp_path / "out.json"]
+    command = Running(tmp_path, f"{CHECK} {LIMITED}", *asked)
+    assert command.end(LATE) == 3
+    found = results(command)
+    assert found.keys() == set(names)
+    assert (found[RIGHT], found[toy("Raises")]) == ({"agrees"}, {"error"})
+    for name, what in happening.items():
+        assert found[name] <= ({"agrees"} if what in HARMLESS else STATUSES | {"agrees"}), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(0, SIGNALLED, 3))
+def test_a_signal_to_a_worker_loses_no_other_s_results(number, tmp_path):
+    drawn = random.Random(SEED + number)
+    usual = {toy("SaysUnsupported"): {"unsupported"}, toy("RaisesOnOneSample"): {"agrees", "error"}}
+    usual |= {name: {"agrees"} for name in (RIGHT, toy("Revealing"), toy("DeclaresNotExposed"))}
+    asked = [*options("--backend", usual), "--json", tmp_path / "out.json"]
+    command, hit = Running(tmp_path, f"{CHECK} --variant bert {LIMITED}", *asked), set()
+    for how in (TO_WORKERS[(number + place) % len(TO_WORKERS)] for place in range(3)):
+        time.sleep(drawn.uniform(0, 1.5))
+        workers = {mark: pids for mark, pids in command.workers().items() if mark not in hit}
+        for mark in drawn.sample(sorted(workers), min(len(workers), 1)):
+            hit.add(mark)
+            for pid in workers[mark] if drawn.random() < 0.2 else [drawn.choice(workers[mark])]:
+                if psutil.pid_exists(pid):
+                    os.kill(pid, how)
+    assert command.end(LATE) == 3  # one of them raises
+    found = results(command)
+    assert found.keys() == usual.keys()
+    assert sum(not found[name] <= usual[name] for name in usual) <= len(hit)
+    assert all(found[name] <= STATUSES | usual[name] for name in usual)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(PARENTS))
+def test_a_signal_to_the_parent_ends_all_of_it(number, tmp_path):
+    drawn, how = random.Random(SEED + number), KILLING[number // 2 % len(KILLING)]
+    hunts, path, out = number % 2, tmp_path / "out.json", tmp_path / "found"
+    line = f"{HUNT} --out {out} --backend {toy('Raises')}" if hunts else f"{CHECK} --backend {FORKS}"
+    command = Running(tmp_path, f"{line} --backend {RIGHT} --json {path}")
+    command.wait_for_handlers()
+    time.sleep(drawn.uniform(0.0, 5.0))
+    if how == signal.SIGSTOP:
+        command.process.send_signal(how)
+        time.sleep(drawn.uniform(0.5, 3.0))
+        command.process.send_signal(signal.SIGCONT)
+        time.sleep(drawn.uniform(0.0, 1.0))
+        how = signal.SIGTERM
+    for _ in range(drawn.choice((1, 1, 2, 3))):  # whoever is impatient
+        command.process.send_signal(how)
+        time.sleep(drawn.uniform(0.0, 0.3))
+    assert_ended(command.end(LATE), command.said(), how)
+    for found in out.glob("[!.]*/found.json"):  # every file is whole
+        assert json.loads(found.read_text())["format"] == "concord.found/1"
+        assert (found.parent / "case.safetensors").exists()
+    recorded = json.loads(path.read_text()) if path.exists() else {"cases": 0}
+    if how != signal.SIGKILL:
+        assert command.files() <= ({"found", "out.json"} if hunts else set())
+        assert recorded["cases"] >= 0

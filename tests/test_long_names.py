@@ -1,24 +1,18 @@
 """Names that no file system has: every command refuses them in a line, wherever it takes a path."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from concord import writing
 from tests.toys.surroundings import commands
 
-COMMANDS: dict[str, Any] = {name: command.params for name, command in commands().items()}
+COMMANDS = {name: command.params for name, command in commands().items()}
 
 
-def is_path(parameter: Any) -> bool:
+def is_path(parameter):
     return parameter.type_descriptor.parameter_info.parser in (writing.path, writing.output)
 
 
-def is_argument(parameter: Any) -> bool:
+def is_argument(parameter):
     return not parameter.opts[0].startswith("-")
 
 
@@ -30,7 +24,7 @@ PATHS = [
 ]
 
 
-def line(command: str, path: str, text: str) -> list[str]:
+def line(command, path, text):
     """Return a command line in which one path is this, and everything else that has to be there is too."""
     arguments = [
         text if one.opts[0] == path else "there"
@@ -47,7 +41,7 @@ def line(command: str, path: str, text: str) -> list[str]:
     return [*command.split(), *arguments, *needed, *([path, *values] if path.startswith("-") else [])]
 
 
-def test_every_command_that_reads_or_writes_is_tried() -> None:
+def test_every_command_that_reads_or_writes_is_tried():
     assert len(PATHS) > 60
     assert {"check", "fuzz", "show report", "certify", "diff", "port", "train", "speed", "case run"} <= {
         command for command, _ in PATHS
@@ -55,13 +49,7 @@ def test_every_command_that_reads_or_writes_is_tried() -> None:
 
 
 @pytest.mark.parametrize(("command", "path"), PATHS)
-def test_a_name_of_300_bytes_is_refused_in_a_line(
-    command: str,
-    path: str,
-    invoke: Callable[..., tuple[int, str, list[str]]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_name_of_300_bytes_is_refused_in_a_line(command, path, invoke, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, _, lines = invoke(*line(command, path, "é" * 150))
     assert code == 2, lines

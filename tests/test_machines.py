@@ -1,25 +1,19 @@
 """Other machines on this one: kernels that a processor has, and verdicts that are the same on all."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from concord.backends.worker import Worker
 from tests import machines
 from tests.machines import FILES, PROCESSORS, run_verdicts
 
 
-def test_the_tests_of_numpy_alone_are_there() -> None:
+def test_the_tests_of_numpy_alone_are_there():
     assert [name for name in FILES if not (Path(__file__).parent / f"{name}.py").exists()] == []
 
 
-def test_an_outcome_that_is_another_on_another_processor_is_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_outcome_that_is_another_on_another_processor_is_a_line(tmp_path, monkeypatch):
     monkeypatch.setattr(machines, "features", lambda: {"sse4_2"})
     for name in PROCESSORS:
         status = "diverges" if name == "SSE4" else "agrees"
@@ -44,9 +38,7 @@ def test_an_outcome_that_is_another_on_another_processor_is_a_line(
 
 
 @pytest.mark.slow
-def test_verdicts_do_not_depend_on_the_processor(
-    open_worker: Callable[[str], Worker], tmp_path: Path
-) -> None:
+def test_verdicts_do_not_depend_on_the_processor(open_worker, tmp_path):
     open_worker("torch")  # or skip
     table, differing = run_verdicts(["torch"], ["check"], tmp_path)
     assert differing == []

@@ -1,10 +1,6 @@
 """What a backend says of itself and of its runs is read with care: nonsense is refused, in words."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,17 +8,18 @@ import pytest
 from concord import spec
 from concord.backends.interface import Run
 from concord.backends.wire import check_description, check_info, decode_run, encode_run, received, returned
+from tests.toys.surroundings import toy
 
 
-def described(**said: Any) -> str:
+def described(**said):
     return json.dumps({"version": "1", **said})
 
 
-def deviation(**said: Any) -> dict[str, Any]:
+def deviation(**said):
     return {"deviations": [{"name": "softmax_floor", "value": -64, "reason": "clipped", **said}]}
 
 
-NONSENSE: dict[str, tuple[str, Callable[[Any], None]]] = {
+NONSENSE = {
     described(licence="x" * (1 << 24)): (
         f"has {(1 << 24) + 31} characters but must have at most {1 << 24}",
         check_description,
@@ -48,15 +45,12 @@ NONSENSE: dict[str, tuple[str, Callable[[Any], None]]] = {
         "'precision_switches' is 'all off' but must be an object",
         check_info,
     ),
-    '{"not_exposed": [["*"]]}': (
-        "'not_exposed' is [['*']] but must be a list of strings",
-        check_info,
-    ),
+    '{"not_exposed": [["*"]]}': ("'not_exposed' is [['*']] but must be a list of strings", check_info),
 }
 
 
 @pytest.mark.parametrize("told", NONSENSE, ids=range(len(NONSENSE)))
-def test_nonsense_that_a_backend_tells_is_refused_in_words(told: str) -> None:
+def test_nonsense_that_a_backend_tells_is_refused_in_words(told):
     words, check = NONSENSE[told]
     with pytest.raises(spec.SpecError) as refused:
         check(received(told))
@@ -68,26 +62,26 @@ ARRAY = np.ones((2, 3), np.float32)
 
 
 @pytest.mark.parametrize("field", ["taps", "gradients", "tap_gradients", "steps", "info", "loss"])
-def test_none_in_place_of_what_a_run_has_by_name_is_none(field: str) -> None:
+def test_none_in_place_of_what_a_run_has_by_name_is_none(field):
     run = returned(Run(ARRAY, ARRAY[0, 0], **{field: None}) if field != "loss" else Run(ARRAY, None))
     found = decode_run(encode_run(run))
     assert getattr(found, field) == (None if field == "loss" else {})
     assert found.output.shape == (2, 3)
 
 
-WRONG: dict[str, tuple[Any, str]] = {
-    "no output": (Run(None, None), ("output is a NoneType but must be an array of numbers")),  # type: ignore[arg-type]
-    "a list of taps": (Run(ARRAY, None, [ARRAY]), ("'taps' is a list but must be a dict")),  # type: ignore[arg-type]
+WRONG = {
+    "no output": (Run(None, None), ("output is a NoneType but must be an array of numbers")),
+    "a list of taps": (Run(ARRAY, None, [ARRAY]), ("'taps' is a list but must be a dict")),
     "a ragged gradient": (
         Run(ARRAY, None, {}, {"x": [[1], [1, 2]]}),
         "gradients['x'] is a list but must be an array of numbers",
-    ),  # type: ignore[dict-item]
+    ),
     "no run": (None, "run() returned a NoneType but must return a Run"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_run_that_is_none_is_refused_in_words(name: str) -> None:
+def test_a_run_that_is_none_is_refused_in_words(name):
     run, words = WRONG[name]
     with pytest.raises(TypeError) as refused:
         returned(run)
@@ -95,15 +89,13 @@ def test_a_run_that_is_none_is_refused_in_words(name: str) -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_a_plug_in_that_returns_none_by_name_is_judged_on_its_output(
-    invoke: Callable[..., tuple[int, str, list[str]]],
-) -> None:
+def test_a_plug_in_that_returns_none_by_name_is_judged_on_its_output(invoke):
     check = ("check", "--case", "bert-single", "--dtype", "float32", "--backend")
-    code, output, _ = invoke(*check, "tests.toys.nonsense:ReturnsNoneByName", "--forward-only")
+    code, output, _ = invoke(*check, toy("ReturnsNoneByName"), "--forward-only")
     assert (code, "1 agrees" in output) == (0, True)
-    code, output, _ = invoke(*check, "tests.toys.nonsense:ReturnsNoneByName")
+    code, output, _ = invoke(*check, toy("ReturnsNoneByName"))
     assert (code, "first at loss (SPEC LOS-2): missing" in output) == (1, True)
-    code, output, _ = invoke(*check, "tests.toys.nonsense:ReturnsNoOutput", "--forward-only")
+    code, output, _ = invoke(*check, toy("ReturnsNoOutput"), "--forward-only")
     assert (
         code,
         "run() returned a Run whose output is a NoneType but must be an array of numbers" in output,

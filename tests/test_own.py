@@ -1,10 +1,6 @@
 """A model of one's own: somebody's checkpoint, and sentences, judged like everything else."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,20 +19,18 @@ from concord.speed import Workload
 from tests.toys.ready import CONFIG, SENTENCES, WORDS, hugging_face, texts
 from tests.toys.surroundings import toy
 
-Invoke = Callable[..., tuple[int, str, list[str]]]
-
 NUMPY = toy("NumpyBackend")
 ID = {word: number for number, word in enumerate(WORDS)}
 
 
-def judged(path: Path) -> tuple[dict, list[str]]:
+def judged(path):
     """Return the one result of a record, and the tensors that were judged."""
     data = json.loads(path.read_text())
     (result,) = data["results"]
     return {"part": "model", **result}, [row["tensor"] for row in result["verdict"]["table"]]
 
 
-def refusal(call: Callable[[], object]) -> str:
+def refusal(call):
     with pytest.raises(SpecError) as caught:
         call()
     return str(caught.value)
@@ -45,7 +39,7 @@ def refusal(call: Callable[[], object]) -> str:
 # Texts.
 
 
-def test_texts_become_the_ids_of_the_models_own_tokenizer(tmp_path: Path) -> None:
+def test_texts_become_the_ids_of_the_models_own_tokenizer(tmp_path):
     found = OwnModel(hugging_face(tmp_path / "bert"), texts=texts(tmp_path / "t.txt"), batch=3).load()
     assert list(found.batches) == ["bert-t-1", "bert-t-4"]
     batch = found.batches["bert-t-1"]
@@ -57,7 +51,7 @@ def test_texts_become_the_ids_of_the_models_own_tokenizer(tmp_path: Path) -> Non
     assert found.part == "model"
 
 
-def test_pairs_have_segments_and_labels_are_the_models(tmp_path: Path) -> None:
+def test_pairs_have_segments_and_labels_are_the_models(tmp_path):
     folder = hugging_face(tmp_path / "bert", id2label={"0": "no", "1": "so so", "2": "yes"})
     pairs = texts(tmp_path / "t.tsv", "the cat\tthe dog", "short\twho ran?")
     (batch,) = OwnModel(folder, texts=pairs).load().batches.values()
@@ -71,7 +65,7 @@ def test_pairs_have_segments_and_labels_are_the_models(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_cut_off_is_said(tmp_path: Path) -> None:
+def test_what_is_cut_off_is_said(tmp_path):
     found = OwnModel(hugging_face(tmp_path / "bert"), texts=texts(tmp_path / "t.txt"), max_tokens=7).load()
     (batch,) = found.batches.values()
     assert batch.input_ids.shape == (5, 7)
@@ -88,7 +82,7 @@ def test_what_is_cut_off_is_said(tmp_path: Path) -> None:
     )
 
 
-def test_a_limit_beside_the_tokenizer_is_kept(tmp_path: Path) -> None:
+def test_a_limit_beside_the_tokenizer_is_kept(tmp_path):
     folder = hugging_face(tmp_path / "bert")
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"model_max_length": 1000000000000000019884624838656, "do_lower_case": True})
@@ -103,12 +97,12 @@ def test_a_limit_beside_the_tokenizer_is_kept(tmp_path: Path) -> None:
     assert batch.input_ids.shape == (5, 8)
 
 
-def test_a_prompt_and_small_letters_are_those_of_sentence_transformers(tmp_path: Path) -> None:
+def test_a_prompt_and_small_letters_are_those_of_sentence_transformers(tmp_path):
     folder = hugging_face(tmp_path / "bert")
     (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
     path = texts(tmp_path / "t.txt", "THE Cat")
 
-    def ids() -> list[list[int]]:
+    def ids():
         (batch,) = OwnModel(folder, texts=path).load().batches.values()
         return batch.required("input_ids").tolist()
 
@@ -151,14 +145,9 @@ def test_a_prompt_and_small_letters_are_those_of_sentence_transformers(tmp_path:
             "t.txt:2: token 2, '[PAD]', has id 0, which is padding ('pad_id') to the model",
         ),
     ],
-    ids=[
-        "no tokenizer",
-        "another's tokenizer",
-        "no special tokens",
-        "padding in a text",
-    ],
+    ids=["no tokenizer", "another's tokenizer", "no special tokens", "padding in a text"],
 )
-def test_what_is_wrong_with_texts_is_said(tmp_path: Path, spoil: Callable[[Path], object], said: str) -> None:
+def test_what_is_wrong_with_texts_is_said(tmp_path, spoil, said):
     hugging_face(tmp_path)
     texts(tmp_path / "t.txt")
     spoil(tmp_path)
@@ -168,7 +157,7 @@ def test_what_is_wrong_with_texts_is_said(tmp_path: Path, spoil: Callable[[Path]
 # Inputs.
 
 
-def test_inputs_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_inputs_are_taken_as_they_are(tmp_path):
     given = {
         "input_ids": np.array([[2, 7, 3], [2, 3, 0]], np.int32),
         "token_type_ids": np.zeros((2, 3), np.int64),
@@ -201,7 +190,7 @@ def test_inputs_are_taken_as_they_are(tmp_path: Path) -> None:
         ({"input_ids": np.array([[2.0, 7.0]])}, "'input_ids' has dtype float64 but must be an integer type"),
     ],
 )
-def test_inputs_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, np.ndarray], said: str) -> None:
+def test_inputs_that_do_not_fit_are_refused(tmp_path, arrays, said):
     save_file(arrays, tmp_path / "i.safetensors")
     found = refusal(
         lambda: OwnModel(hugging_face(tmp_path / "bert"), inputs=tmp_path / "i.safetensors").load()
@@ -214,11 +203,11 @@ def test_inputs_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, np
 
 
 @pytest.mark.parametrize("part", ["model", "encoder"])
-def test_a_plugin_is_judged_on_a_checkpoint_and_texts(invoke: Invoke, tmp_path: Path, part: str) -> None:
+def test_a_plugin_is_judged_on_a_checkpoint_and_texts(invoke, tmp_path, part):
     folder, path = hugging_face(tmp_path / "bert", part), texts(tmp_path / "t.txt")
     code, output, said = invoke(
         f"check --checkpoint {folder} --texts {path} --backend {NUMPY} --dtype float32 "
-        f"--json {tmp_path / 'r.json'}",
+        f"--json {tmp_path / 'r.json'}"
     )
     assert code == 0, said
     assert ("Conformance: encoder" in output) == (part == "encoder")
@@ -232,9 +221,7 @@ def test_a_plugin_is_judged_on_a_checkpoint_and_texts(invoke: Invoke, tmp_path: 
     assert any(name.startswith("gradients.") for name in tensors)
 
 
-def test_options_about_a_checkpoint_need_one_and_exclude_standard_cases(
-    invoke: Invoke, tmp_path: Path
-) -> None:
+def test_options_about_a_checkpoint_need_one_and_exclude_standard_cases(invoke, tmp_path):
     folder = hugging_face(tmp_path / "bert")
     code, _, said = invoke(f"check --texts {texts(tmp_path / 't.txt')} --backend {NUMPY}")
     assert (code, said) == (2, ["concord: error: --texts is given but --checkpoint is not: whose weights?"])
@@ -248,10 +235,7 @@ def test_options_about_a_checkpoint_need_one_and_exclude_standard_cases(
 # Files alone.
 
 
-def answered(
-    folder: Path,
-    spoil: Callable[[spec.EncoderConfig, dict], tuple] = lambda config, weights: (config, weights),
-) -> Path:
+def answered(folder, spoil=lambda config, weights: (config, weights)):
     """Hand back the output alone of each case, computed by the reference.
 
     A mistake is a change of configuration or weights.
@@ -278,20 +262,18 @@ def answered(
     return folder
 
 
-def exported(invoke: Invoke, folder: Path, part: str = "encoder") -> Path:
+def exported(invoke, folder, part="encoder"):
     code, _, said = invoke(
         f"case export {folder / 'cases'} --checkpoint "
         f"{hugging_face(folder / 'bert', part)} --texts {texts(folder / 't.txt')} "
-        "--forward-only --dtype float32",
+        "--forward-only --dtype float32"
     )
     assert code == 0, said
     return folder / "cases"
 
 
 @pytest.mark.parametrize("part", ["model", "encoder"])
-def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(
-    invoke: Invoke, tmp_path: Path, part: str
-) -> None:
+def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(invoke, tmp_path, part):
     cases = exported(invoke, tmp_path, part)
     (path,) = cases.rglob("case.json")
     case = json.loads(path.read_text())
@@ -305,10 +287,8 @@ def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(
     assert "1 run: 1 agrees" in output
 
 
-def swapped(
-    config: spec.EncoderConfig, weights: dict, one: str, other: str
-) -> tuple[spec.EncoderConfig, dict]:
-    def name(given: str) -> str:
+def swapped(config, weights, one, other):
+    def name(given):
         return given.replace(one, "*").replace(other, one).replace("*", other)
 
     return config, {given: weights[name(given)] for given in weights}
@@ -351,7 +331,7 @@ MISTAKES = {
 @pytest.mark.parametrize(
     "mistake", [pytest.param(name, marks=[] if name == "tanh" else [pytest.mark.slow]) for name in MISTAKES]
 )
-def test_of_an_output_alone_the_mistake_is_named(invoke: Invoke, tmp_path: Path, mistake: str) -> None:
+def test_of_an_output_alone_the_mistake_is_named(invoke, tmp_path, mistake):
     spoil, said = MISTAKES[mistake]
     code, output, _ = invoke(f"check --from-dump {answered(exported(invoke, tmp_path), spoil)}")
     assert code == 1
@@ -360,9 +340,7 @@ def test_of_an_output_alone_the_mistake_is_named(invoke: Invoke, tmp_path: Path,
     assert said in words.partition("is explained by")[2]
 
 
-def test_a_case_without_a_cotangent_is_judged_where_it_wants_no_gradients(
-    invoke: Invoke, tmp_path: Path
-) -> None:
+def test_a_case_without_a_cotangent_is_judged_where_it_wants_no_gradients(invoke, tmp_path):
     cases = answered(exported(invoke, tmp_path))
     (path,) = cases.rglob("case.safetensors")
     arrays = load_file(path)
@@ -377,7 +355,7 @@ def test_a_case_without_a_cotangent_is_judged_where_it_wants_no_gradients(
 # Other commands.
 
 
-def test_random_inputs_run_on_the_weights_and_what_fails_is_written(invoke: Invoke, tmp_path: Path) -> None:
+def test_random_inputs_run_on_the_weights_and_what_fails_is_written(invoke, tmp_path):
     folder, out = hugging_face(tmp_path / "bert"), tmp_path / "out"
     options = ("--checkpoint", folder, "--cases", "3", "--seed", "7", "--forward-only", "--out", out)
     code, output, said = invoke(f"fuzz --backend {NUMPY}", *options)
@@ -392,7 +370,7 @@ def test_random_inputs_run_on_the_weights_and_what_fails_is_written(invoke: Invo
     assert (code, "--time is given beside --checkpoint" in said[0]) == (2, True)
 
 
-def test_a_workload_is_as_long_as_texts_are(tmp_path: Path) -> None:
+def test_a_workload_is_as_long_as_texts_are(tmp_path):
     path = hugging_face(tmp_path / "bert", "encoder")
     (preset,) = _own(Trained(path), texts(tmp_path / "t.txt"), Models())
     assert (preset.batch, preset.tokens, preset.config.num_layers) == (5, 13, 2)
@@ -403,11 +381,10 @@ def test_a_workload_is_as_long_as_texts_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batch", [[], ["--batch", "2"]])
-def test_run_writes_what_a_backend_computes(invoke: Invoke, tmp_path: Path, batch: list[str]) -> None:
+def test_run_writes_what_a_backend_computes(invoke, tmp_path, batch):
     folder, path, out = hugging_face(tmp_path / "bert"), texts(tmp_path / "t.txt"), tmp_path / "o.safetensors"
     code, output, said = invoke(
-        f"case run --checkpoint {folder} --backend {NUMPY} --texts {path} -o {out} --dtype float64",
-        *batch,
+        f"case run --checkpoint {folder} --backend {NUMPY} --texts {path} -o {out} --dtype float64", *batch
     )
     assert code == 0, said
     assert f"written: {out}: output float64 (5, 3), 2 inputs" in output
@@ -422,11 +399,11 @@ def test_run_writes_what_a_backend_computes(invoke: Invoke, tmp_path: Path, batc
     assert arrays["output"].shape == truth.logits.shape
 
 
-def test_run_writes_taps_and_gradients_by_name(invoke: Invoke, tmp_path: Path) -> None:
+def test_run_writes_taps_and_gradients_by_name(invoke, tmp_path):
     out = tmp_path / "o.safetensors"
     code, _, said = invoke(
         f"case run --checkpoint {hugging_face(tmp_path / 'bert')} --backend {NUMPY} "
-        f"--texts {texts(tmp_path / 't.txt')} -o {out} --taps --gradients",
+        f"--texts {texts(tmp_path / 't.txt')} -o {out} --taps --gradients"
     )
     assert code == 0, said
     arrays = load_file(out)
@@ -435,7 +412,7 @@ def test_run_writes_taps_and_gradients_by_name(invoke: Invoke, tmp_path: Path) -
     assert arrays["inputs/labels"].tolist() == [0, 1, 2, 0, 1]
 
 
-def test_run_refuses_what_it_cannot_do_and_writes_nothing(invoke: Invoke, tmp_path: Path) -> None:
+def test_run_refuses_what_it_cannot_do_and_writes_nothing(invoke, tmp_path):
     folder, out = hugging_face(tmp_path / "bert"), tmp_path / "o.safetensors"
     code, _, said = invoke(f"case run --checkpoint {folder} --backend {NUMPY} -o {out}")
     assert (code, said[0]) == (
@@ -444,12 +421,12 @@ def test_run_refuses_what_it_cannot_do_and_writes_nothing(invoke: Invoke, tmp_pa
     )
     code, _, said = invoke(
         f"case run --checkpoint {folder} --backend {NUMPY} --texts "
-        f"{texts(tmp_path / 't.txt')} -o {tmp_path / 't.txt'}",
+        f"{texts(tmp_path / 't.txt')} -o {tmp_path / 't.txt'}"
     )
     assert (code, "is read; name another file to write" in said[0]) == (2, True)
     code, _, said = invoke(
         f"case run --checkpoint {folder} --backend {toy('SaysUnsupported')} --texts "
-        f"{tmp_path / 't.txt'} -o {out}",
+        f"{tmp_path / 't.txt'} -o {out}"
     )
     assert code == 3
     assert not out.exists()

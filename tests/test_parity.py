@@ -1,13 +1,9 @@
 """Parity: the four backends are read side by side."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import fnmatch
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -90,17 +86,17 @@ them.
 """
 
 
-def public(name: str) -> bool:
+def public(name):
     return not name.startswith("_") or name in ("__init__", "__call__")
 
 
-def signature(function: ast.FunctionDef, prefix: str = "") -> str:
+def signature(function, prefix=""):
     name = "forward" if function.name in ("call", "__call__") else function.name
     names = [argument.arg for argument in [*function.args.args, *function.args.kwonlyargs]]
     return f"{prefix}{name}({', '.join(names)})"
 
 
-def attributes(function: ast.FunctionDef) -> Iterator[str]:
+def attributes(function):
     """Yield the names that a method assigns to on ``self``."""
     for node in ast.walk(function):
         targets = (
@@ -119,7 +115,7 @@ def attributes(function: ast.FunctionDef) -> Iterator[str]:
                 yield target.attr
 
 
-def outline(path: Path) -> list[str]:
+def outline(path):
     """Return the public definitions of a file in order.
 
     Functions with parameters, classes with constants, methods and attributes, constants.
@@ -150,12 +146,12 @@ def outline(path: Path) -> list[str]:
     return lines
 
 
-def differences(path: Path, twin: Path) -> list[str]:
+def differences(path, twin):
     """Return the lines of outline that are gone (``- ``) or new (``+ ``) in a twin; a moved one is both."""
     return [line for line in difflib.ndiff(outline(path), outline(twin)) if line.startswith(("- ", "+ "))]
 
 
-def documented(path: Path) -> set[str]:
+def documented(path):
     """Return the classes, functions and methods of a file that have a docstring; the module is ``""``."""
     found = {"" for _ in [0] if ast.get_docstring(tree(path))}
     for node in tree(path).body:
@@ -169,7 +165,7 @@ def documented(path: Path) -> set[str]:
     return found
 
 
-def einsums(path: Path) -> list[str]:
+def einsums(path):
     """Return the subscripts of every einsum in a file, in order."""
     calls = [
         node
@@ -189,13 +185,13 @@ each_twin = pytest.mark.parametrize(("backend", "file"), TWINS)
 
 
 @pytest.mark.parametrize("backend", backends.BUILT_IN)
-def test_backend_folders_hold_the_same_files(backend: str) -> None:
+def test_backend_folders_hold_the_same_files(backend):
     found, expected = ({path.name for path in sources(f"backends/{name}")} for name in (backend, "torch"))
     assert found == expected
 
 
 @each_twin
-def test_backends_define_the_same_things_in_the_same_order(backend: str, file: str) -> None:
+def test_backends_define_the_same_things_in_the_same_order(backend, file):
     known = [
         pattern
         for name, place, pattern, _ in PARITY_EXCEPTIONS
@@ -207,9 +203,7 @@ def test_backends_define_the_same_things_in_the_same_order(backend: str, file: s
 
 
 @pytest.mark.parametrize(("backend", "place", "pattern", "words"), PARITY_EXCEPTIONS)
-def test_parity_exceptions_exist_and_are_explained(
-    backend: str, place: str, pattern: str, words: str
-) -> None:
+def test_parity_exceptions_exist_and_are_explained(backend, place, pattern, words):
     pairs = [
         (ROOT / "backends/torch" / file, ROOT / "backends" / backend / file)
         for name, file in TWINS
@@ -223,7 +217,7 @@ def test_parity_exceptions_exist_and_are_explained(
 
 
 @each_twin
-def test_backends_document_what_torch_documents(backend: str, file: str) -> None:
+def test_backends_document_what_torch_documents(backend, file):
     rename = re.compile(r"\.(call|__call__)$")
     expected, found = (
         {rename.sub(".forward", name) for name in documented(ROOT / "backends" / b / file)}
@@ -234,11 +228,11 @@ def test_backends_document_what_torch_documents(backend: str, file: str) -> None
 
 
 @each_twin
-def test_backends_contract_with_the_same_einsum_strings(backend: str, file: str) -> None:
+def test_backends_contract_with_the_same_einsum_strings(backend, file):
     assert einsums(ROOT / "backends" / backend / file) == einsums(ROOT / "backends/torch" / file)
 
 
-def tokens(path: Path, twin: Path) -> list[str]:
+def tokens(path, twin):
     """Return the words and signs of a file, without what its twin does not define.
 
     Tensors and modules have one name for all.
@@ -255,7 +249,7 @@ def tokens(path: Path, twin: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("backend", "file"), [twin for twin in TWINS if twin[1] not in FRAMEWORK_CALLS])
-def test_backends_read_alike(backend: str, file: str) -> None:
+def test_backends_read_alike(backend, file):
     path, twin = (ROOT / "backends" / name / file for name in ("torch", backend))
     found = difflib.SequenceMatcher(None, tokens(path, twin), tokens(twin, path), autojunk=False).ratio()
     least = {
@@ -265,7 +259,7 @@ def test_backends_read_alike(backend: str, file: str) -> None:
     assert found >= least, f"{found:.3f}"
 
 
-def test_parity_notices_a_moved_definition_and_a_lost_method(tmp_path: Path) -> None:
+def test_parity_notices_a_moved_definition_and_a_lost_method(tmp_path):
     first, second = tmp_path / "first.py", tmp_path / "second.py"
     first.write_text("A = 1\ndef f(x): pass\nclass C:\n  def forward(self, x): pass\n  def g(self): pass\n")
     second.write_text("def f(x): pass\nA = 1\nclass C:\n  def __call__(self, x): pass\n")

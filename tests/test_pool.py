@@ -3,61 +3,54 @@
 One worker to a supervisor, started again or given up, and all of them ended at once.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from concord import backends, spec
+from concord import backends
 from concord.backends.pool import HOPELESS, RESTARTS, Pool, Supervisor
-from concord.backends.worker import Worker, WorkerFailure
+from concord.backends.worker import WorkerFailure
 from tests.toys.small import request_for, run_of
 from tests.toys.surroundings import toy
 
-SmallConfig = Callable[..., spec.EncoderConfig]
 
-
-def opening(name: str, **settings: Any) -> Callable[[Callable[[Worker], None]], Worker]:
+def opening(name, **settings):
     return lambda opened: backends.open(toy(name), threads=1, opened=opened, **settings)
 
 
 class Imagined:
     """Stands in for a worker."""
 
-    def __init__(self) -> None:
-        self.dead: WorkerFailure | None = None
+    def __init__(self):
+        self.dead = None
         self.closed = False
 
-    def close(self) -> None:
+    def close(self):
         self.closed = True
 
-    def fail(self, status: str) -> None:
+    def fail(self, status):
         failure = WorkerFailure(status, "as asked")
         self.dead = None if status == "error" else failure
         raise failure
 
 
-def imagined(opened: list[Imagined], hold: Callable[[Any], None]) -> Any:
+def imagined(opened, hold):
     opened.append(Imagined())
     hold(opened[-1])
     return opened[-1]
 
 
-def failures(supervisor: Supervisor, statuses: list[str]) -> list[str]:
+def failures(supervisor, statuses):
     """Have a supervisor's workers fail, and return what was said."""
     said = []
     for status in statuses:
         with pytest.raises(WorkerFailure) as raised:
-            supervisor.do(lambda worker, status=status: worker.fail(status))  # type: ignore[attr-defined, misc]
+            supervisor.do(lambda worker, status=status: worker.fail(status))
         said.append(raised.value.status)
     return said
 
@@ -72,10 +65,8 @@ def failures(supervisor: Supervisor, statuses: list[str]) -> list[str]:
         *((([status, "crashed"]), RESTARTS, 1) for status in HOPELESS),
     ],
 )
-def test_a_worker_is_started_again_as_often_as_said_and_not_where_it_is_hopeless(
-    statuses: list[str], restarts: int | None, count: int
-) -> None:
-    opened: list[Imagined] = []
+def test_a_worker_is_started_again_as_often_as_said_and_not_where_it_is_hopeless(statuses, restarts, count):
+    opened = []
     supervisor = Supervisor(partial(imagined, opened), restarts)
     said = failures(supervisor, statuses)
     assert len(opened) == count
@@ -83,8 +74,8 @@ def test_a_worker_is_started_again_as_often_as_said_and_not_where_it_is_hopeless
     assert all(worker.closed for worker in opened if worker.dead)
 
 
-def test_a_supervisor_that_was_given_up_gets_another_chance() -> None:
-    opened: list[Imagined] = []
+def test_a_supervisor_that_was_given_up_gets_another_chance():
+    opened = []
     supervisor = Supervisor(partial(imagined, opened), 0)
     failures(supervisor, ["crashed", "crashed"])
     assert supervisor.failure is not None
@@ -93,7 +84,7 @@ def test_a_supervisor_that_was_given_up_gets_another_chance() -> None:
     assert len(opened) == 2
 
 
-def test_a_worker_that_died_unseen_is_followed_by_another(small: SmallConfig) -> None:
+def test_a_worker_that_died_unseen_is_followed_by_another(small):
     supervisor = Supervisor(opening("NumpyBackend"))
     first = supervisor.get()
     psutil.Process(first.pid).send_signal(signal.SIGKILL)
@@ -106,7 +97,7 @@ def test_a_worker_that_died_unseen_is_followed_by_another(small: SmallConfig) ->
         supervisor.get()
 
 
-def ended(pids: list[int], patience: float = 10.0) -> bool:
+def ended(pids, patience=10.0):
     """Whether processes end in time."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
@@ -119,18 +110,16 @@ def ended(pids: list[int], patience: float = 10.0) -> bool:
 
 
 @pytest.mark.parametrize("how", ["a task raises", "Ctrl-C", "halted"])
-def test_all_workers_end_together(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig
-) -> None:
+def test_all_workers_end_together(how, tmp_path, monkeypatch, small):
     monkeypatch.setenv("TOY_NOTES", str(tmp_path))
     request = request_for(small())
-    pids: list[int] = []
+    pids = []
     noted = tmp_path / "hanging"
 
-    def both_hang() -> bool:
+    def both_hang():
         return noted.exists() and len(noted.read_text().splitlines()) == 2
 
-    def task(supervisor: Supervisor | None) -> str:
+    def task(supervisor):
         if supervisor is None:
             while not both_hang():
                 time.sleep(0.05)
@@ -160,13 +149,13 @@ def test_all_workers_end_together(
         assert ended(pids)
 
 
-def test_a_worker_that_still_starts_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_still_starts_is_ended_too(tmp_path, monkeypatch):
     monkeypatch.setenv("TOY_NOTES", str(tmp_path))
     pool = Pool(1)
     supervisor = pool.supervise(opening("HangsWhenDescribed"))
-    said: list[str] = []
+    said = []
 
-    def start() -> None:
+    def start():
         try:
             supervisor.get()
         except WorkerFailure as failure:

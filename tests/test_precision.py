@@ -3,28 +3,18 @@
 What is asked for is set, read back and recorded, and what it makes of a run is told.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from concord import backends, spec
-from concord.backends.interface import (
-    PRECISION_MODES,
-    Request,
-    Unsupported,
-    refuse_tf32,
-    refusing_nondeterminism,
-)
-from concord.backends.worker import Worker, WorkerFailure, environment
-from concord.conformance import Repeats, Report, Settings, check_jobs, conduct, doctor, judge, record
+from concord import backends
+from concord.backends.interface import PRECISION_MODES, Unsupported, refuse_tf32, refusing_nondeterminism
+from concord.backends.worker import WorkerFailure, environment
+from concord.conformance import Repeats, Settings, check_jobs, conduct, doctor, record
 from concord.conformance.doctor import Installed
 from concord.conformance.html import page
 from concord.conformance.judging import judge_tensor
@@ -33,34 +23,29 @@ from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case
 from concord.spec.montecarlo import MonteCarlo
 from concord.spec.precision import precision
-from concord.spec.reference import compute
 from tests.test_html import said
+from tests.toys.rounded import run_of, verdict_of
 from tests.toys.small import request_for
 from tests.toys.surroundings import EACH_BACKEND, toy
 
 RIGHT = toy("NumpyBackend")
 
 
-def precise(name: str) -> str:
+def precise(name):
     return toy(name, "precise")
 
 
-def checked(
-    *names: str,
-    cases: tuple[str, ...] = ("bert-single",),
-    dtypes: tuple[str, ...] = ("float32",),
-    **settings: Any,
-) -> Report:
+def checked(*names, cases=("bert-single",), dtypes=("float32",), **settings):
     return conduct(
         check_jobs(["bert"], dtypes, cases=cases), names, Settings(asked=names, threads=1, **settings)
     )
 
 
-def statuses(report: Report) -> list[str]:
+def statuses(report):
     return [result.status for result in report.results]
 
 
-def printed(report: Report) -> str:
+def printed(report):
     text = io.StringIO()
     show(report, Console(width=200, file=text), "title")
     return text.getvalue()
@@ -70,7 +55,7 @@ def printed(report: Report) -> str:
 
 
 @pytest.fixture(scope="module", params=EACH_BACKEND)
-def watched(request: pytest.FixtureRequest) -> Iterator[Worker]:
+def watched(request):
     """Each backend in a deterministic worker; a switch is reset whenever it builds attention alone."""
     try:
         with backends.open(precise(request.param), threads=1, deterministic=True) as worker:
@@ -81,17 +66,13 @@ def watched(request: pytest.FixtureRequest) -> Iterator[Worker]:
         pytest.skip(f"{request.param} is not installed: {failure.detail}")
 
 
-def small_run(
-    worker: Worker, small: Callable[..., spec.EncoderConfig], part: str = "dot_product", **settings: Any
-) -> Any:
+def small_run(worker, small, part="dot_product", **settings):
     request = request_for(small("bert"), part)
     return worker.run(request.config, request.weights, request.batch, part, **settings)
 
 
 @pytest.mark.clause("PRC-3")
-def test_backends_set_what_is_asked_and_say_so(
-    watched: Worker, small: Callable[..., spec.EncoderConfig]
-) -> None:
+def test_backends_set_what_is_asked_and_say_so(watched, small):
     defaults = watched.description["precision_defaults"]
     switches = {name: value for name, value in defaults.items() if name != "products"}
     assert watched.description["precision_switches"] == switches
@@ -118,9 +99,7 @@ def test_backends_set_what_is_asked_and_say_so(
 
 
 @pytest.mark.clause("PRC-3")
-def test_backends_refuse_tf32_on_a_device_that_has_none(
-    watched: Worker, small: Callable[..., spec.EncoderConfig]
-) -> None:
+def test_backends_refuse_tf32_on_a_device_that_has_none(watched, small):
     with pytest.raises(Unsupported, match="has no TF32 products on cpu: tensor cores"):
         small_run(watched, small, precision="tf32")
     # Other precisions multiply in their own.
@@ -128,9 +107,7 @@ def test_backends_refuse_tf32_on_a_device_that_has_none(
 
 
 @pytest.mark.clause("PRC-3")
-def test_a_switch_that_something_else_resets_is_an_error_that_names_it(
-    watched: Worker, small: Callable[..., spec.EncoderConfig]
-) -> None:
+def test_a_switch_that_something_else_resets_is_an_error_that_names_it(watched, small):
     with pytest.raises(
         WorkerFailure,
         match=r"Overruled: \w+ did not compute as it was asked to: after the run \w+ is .* but was set to",
@@ -141,9 +118,7 @@ def test_a_switch_that_something_else_resets_is_an_error_that_names_it(
 
 
 @pytest.mark.xdist_group("jax")
-def test_jax_refuses_determinism_in_a_process_that_was_started_without(
-    open_worker: Callable[[str], Worker], small: Callable[..., spec.EncoderConfig]
-) -> None:
+def test_jax_refuses_determinism_in_a_process_that_was_started_without(open_worker, small):
     worker = open_worker("jax")
     worker.deterministic = True
     try:
@@ -158,9 +133,7 @@ def test_jax_refuses_determinism_in_a_process_that_was_started_without(
 # Requests, and what surrounds a worker.
 
 
-def test_a_deterministic_worker_has_what_libraries_read_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_deterministic_worker_has_what_libraries_read_from_the_environment(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     with backends.open(toy("Revealing"), threads=1, deterministic=True) as worker:
@@ -171,9 +144,7 @@ def test_a_deterministic_worker_has_what_libraries_read_from_the_environment(
     assert "CUBLAS_WORKSPACE_CONFIG" not in environment("cuda", 1)
 
 
-def test_tf32_is_refused_where_the_environment_switches_it_off(
-    monkeypatch: pytest.MonkeyPatch, small: Callable[..., spec.EncoderConfig]
-) -> None:
+def test_tf32_is_refused_where_the_environment_switches_it_off(monkeypatch, small):
     request = request_for(small("bert"), precision="tf32", device="cuda:1")
     refuse_tf32("torch", request, able=True)
     with pytest.raises(Unsupported, match=r"has no TF32 products on cuda:1: .* compute capability 8\.0"):
@@ -188,12 +159,10 @@ def test_tf32_is_refused_where_the_environment_switches_it_off(
         refuse_tf32("torch", other, able=False)
 
 
-def test_a_kernel_that_is_not_deterministic_is_unsupported_only_where_that_was_asked(
-    small: Callable[..., spec.EncoderConfig],
-) -> None:
+def test_a_kernel_that_is_not_deterministic_is_unsupported_only_where_that_was_asked(small):
     request = request_for(small("bert"), deterministic=True)
 
-    def fail(asked: Request) -> None:
+    def fail(asked):
         with refusing_nondeterminism("torch", asked):
             raise RuntimeError("scatter_add does not have a deterministic implementation\nmore")
 
@@ -214,7 +183,7 @@ def test_a_kernel_that_is_not_deterministic_is_unsupported_only_where_that_was_a
 # By which rules a run is judged.
 
 
-def test_rules_follow_precision_and_emulation() -> None:
+def test_rules_follow_precision_and_emulation():
     assert [Settings(precision=mode).rules("float32") for mode in PRECISION_MODES] == [None, "tf32", None]
     assert [Settings(precision="tf32").rules(dtype) for dtype in ("float64", "bfloat16", "float16")] == [
         None
@@ -225,7 +194,7 @@ def test_rules_follow_precision_and_emulation() -> None:
     ] == [None, "tf32", "tf32"]
 
 
-def test_tf32_is_judged_by_its_own_rules_and_a_default_by_those_of_float32() -> None:
+def test_tf32_is_judged_by_its_own_rules_and_a_default_by_those_of_float32():
     name = precise("MultipliesInTf32")
     assert statuses(checked(name, dtypes=("float64", "float32"), precision="tf32")) == ["agrees", "agrees"]
     assert statuses(checked(name, dtypes=("float64", "float32"), precision="default")) == [
@@ -235,7 +204,7 @@ def test_tf32_is_judged_by_its_own_rules_and_a_default_by_those_of_float32() -> 
     assert statuses(checked(name, dtypes=("float64", "float32"), precision="strict")) == ["agrees", "agrees"]
 
 
-def test_a_backend_that_does_not_know_of_tf32_cannot_pass_for_it() -> None:
+def test_a_backend_that_does_not_know_of_tf32_cannot_pass_for_it():
     report = checked(RIGHT, precision="tf32")
     assert statuses(report) == ["unsupported"]
     assert (
@@ -246,7 +215,7 @@ def test_a_backend_that_does_not_know_of_tf32_cannot_pass_for_it() -> None:
     assert statuses(checked(RIGHT, precision="default")) == ["agrees"]
 
 
-def test_a_run_in_another_precision_than_asked_is_an_error() -> None:
+def test_a_run_in_another_precision_than_asked_is_an_error():
     (result,) = checked(precise("SaysAnotherPrecision")).results
     assert (result.status, result.verdict) == ("error", None)
     assert (
@@ -259,7 +228,7 @@ def test_a_run_in_another_precision_than_asked_is_an_error() -> None:
 
 
 @pytest.mark.clause("PRC-1")
-def test_factors_are_cut_off_towards_zero_in_11_bits() -> None:
+def test_factors_are_cut_off_towards_zero_in_11_bits():
     target = precision("tf32")
     values = np.array(
         [1 + 2.0**-10 - 2.0**-23, -(1 + 2.0**-10 - 2.0**-23), 1 + 2.0**-10, np.inf, 0.0], np.float32
@@ -269,7 +238,7 @@ def test_factors_are_cut_off_towards_zero_in_11_bits() -> None:
     assert precision("float32").round_factor(values, cut=True) is values
 
 
-def test_a_long_product_of_equal_signs_may_be_cut_off_as_well_as_rounded() -> None:
+def test_a_long_product_of_equal_signs_may_be_cut_off_as_well_as_rounded():
     """What is cut off errs in one direction.
 
     In a long sum of equal signs by far more than what is rounded.
@@ -280,7 +249,7 @@ def test_a_long_product_of_equal_signs_may_be_cut_off_as_well_as_rounded() -> No
         for shape in ((5, 2048), (2048, 7))
     )
 
-    def product(arithmetic: Arithmetic) -> Any:
+    def product(arithmetic):
         return arithmetic.einsum("ij,jk->ik", arithmetic.leaf(a), arithmetic.leaf(b)).value
 
     truth, samples = a @ b, product(MonteCarlo("tf32", 16))
@@ -295,20 +264,17 @@ def test_a_long_product_of_equal_signs_may_be_cut_off_as_well_as_rounded() -> No
 
 
 @pytest.mark.parametrize("scenario", ["ragged", "offset"])
-def test_a_model_of_products_that_are_cut_off_agrees_by_the_rules_of_tf32_alone(scenario: str) -> None:
+def test_a_model_of_products_that_are_cut_off_agrees_by_the_rules_of_tf32_alone(scenario):
     case = build_case("bert", scenario)
-    truth = compute(
-        case.config, case.weights, case.batch, Arithmetic("tf32", cut=True), True, dtype="float32"
-    )
-    run = backends.Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", "float32")
-    assert judge(case.config, case.weights, case.batch, run, dtype="tf32").passed
-    assert judge(case.config, case.weights, case.batch, run).status == "diverges"
+    run = run_of(case, "float32", Arithmetic("tf32", cut=True))
+    assert verdict_of(case, run, dtype="tf32").passed
+    assert verdict_of(case, run).status == "diverges"
 
 
 # Why a run diverges.
 
 
-def test_what_agrees_under_strict_is_attributed_to_the_precision() -> None:
+def test_what_agrees_under_strict_is_attributed_to_the_precision():
     report = checked(precise("MultipliesInTf32"), precision="default")
     line = (
         "diverges only under the default precision (factors=tf32): agrees under strict; the precision "
@@ -328,7 +294,7 @@ def test_what_agrees_under_strict_is_attributed_to_the_precision() -> None:
     assert f"Precision: it {line}" in said(page(made))
 
 
-def test_what_does_not_agree_under_strict_is_not_attributed() -> None:
+def test_what_does_not_agree_under_strict_is_not_attributed():
     report = checked(precise("WrongInEveryPrecision"), precision="default", cases=("bert-ragged",))
     assert statuses(report) == ["diverges"]
     assert report.results[0].attribution == ""
@@ -339,14 +305,14 @@ def test_what_does_not_agree_under_strict_is_not_attributed() -> None:
 # The same again.
 
 
-def test_repeated_runs_that_are_the_same_are_bit_equal() -> None:
+def test_repeated_runs_that_are_the_same_are_bit_equal():
     report = checked(RIGHT, cases=("bert-single", "bert-ragged"), repeat=3)
     assert [result.repeats for result in report.results] == [Repeats(3), Repeats(3)]
     assert repetitions(report) == [f"{RIGHT}: 3 runs each of 2 jobs: bit-equal"]
     assert repetitions(checked(RIGHT)) == []
 
 
-def test_repeated_runs_that_differ_are_named_in_the_order_of_computation() -> None:
+def test_repeated_runs_that_differ_are_named_in_the_order_of_computation():
     name = precise("AddsNoise")
     report = checked(name, cases=("bert-single", "bert-ragged"), repeat=3)
     differing = {result.case: result.repeats.differing for result in report.results if result.repeats}
@@ -376,7 +342,7 @@ def test_repeated_runs_that_differ_are_named_in_the_order_of_computation() -> No
     assert "repeated 3 runs each of 2 jobs: differ in 3 tensors of 2 jobs, first" in said(page(made))
 
 
-def test_what_diverges_only_when_it_is_run_again_diverges() -> None:
+def test_what_diverges_only_when_it_is_run_again_diverges():
     name = precise("WrongAgain")
     report = checked(name, cases=("bert-single",), repeat=4)
     (result,) = report.results
@@ -395,7 +361,7 @@ def test_what_diverges_only_when_it_is_run_again_diverges() -> None:
 # Several devices.
 
 
-def test_every_backend_runs_on_every_device_under_a_name_of_its_own() -> None:
+def test_every_backend_runs_on_every_device_under_a_name_of_its_own():
     report = checked(RIGHT, devices=("cpu", "cuda"))
     assert [(result.backend, result.status) for result in report.results] == [
         (f"{RIGHT} cpu", "agrees"),
@@ -418,7 +384,7 @@ def test_every_backend_runs_on_every_device_under_a_name_of_its_own() -> None:
 # What doctor says of all of them.
 
 
-def ready(name: str, cuda: str, *devices: str) -> Installed:
+def ready(name, cuda, *devices):
     return Installed(
         name,
         "ready",
@@ -427,7 +393,7 @@ def ready(name: str, cuda: str, *devices: str) -> Installed:
     )
 
 
-def test_doctor_warns_of_defaults_that_differ_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_warns_of_defaults_that_differ_and_says_what_to_do(monkeypatch):
     monkeypatch.setattr(doctor.here, "gpus", lambda: ["NVIDIA H100"])
     found = doctor.conclusions(
         [
@@ -449,7 +415,7 @@ def test_doctor_warns_of_defaults_that_differ_and_says_what_to_do(monkeypatch: p
     )
 
 
-def test_doctor_says_whether_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_whether_there_is_a_gpu(monkeypatch):
     monkeypatch.setattr(doctor.here, "gpus", list)
     (line,) = doctor.conclusions([ready("torch", "float32")], Settings())
     assert line.startswith("not yet measured on a GPU")

@@ -1,14 +1,9 @@
 """The JSON record: it is documented, comes back as it was, and refuses what cannot be."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
@@ -27,7 +22,7 @@ from tests.toys.surroundings import ROOT
 GUIDE = (ROOT / "docs/guides/json.md").read_text()
 
 
-def findings() -> Findings:
+def findings():
     first, second = sample(Plan(names=()), [0, 1])
     judged = Judgement("agrees", 2.0, 0.5, size=6, histogram=tuple(range(len(Z_BINS) + 1)))
     found = Findings(cases=2, seconds=3.5, notes=["jax is absent"], plan=Plan(names=("torch",), seed=7))
@@ -42,14 +37,14 @@ def findings() -> Findings:
     return found
 
 
-def matrix() -> Matrix:
+def matrix():
     row = reports.row("logits", "HED-3", 7.0)
     found = Finding("gelu_quick", "torch", "found", "logits", math.inf, "bert-ragged", "float64", row=row)
     absent = Finding("gelu_quick", "jax", "absent", detail="not installed")
     return Matrix([found, absent], ("torch",), {"torch": "2.0"})
 
 
-OUTCOMES: dict[str, tuple[str, Callable[[], Any]]] = {
+OUTCOMES = {
     "everything": ("check", reports.mixed),
     "agreement": ("golden", reports.agreeing),
     "nothing": ("check", lambda: Report([], {}, Settings())),
@@ -59,7 +54,7 @@ OUTCOMES: dict[str, tuple[str, Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize("name", OUTCOMES)
-def test_what_was_written_is_read_back(tmp_path: Path, name: str) -> None:
+def test_what_was_written_is_read_back(tmp_path, name):
     kind, outcome = OUTCOMES[name]
     made, path = record.made(outcome(), kind, name), tmp_path / "out.json"
     record.write(path, made)
@@ -79,14 +74,14 @@ def test_what_was_written_is_read_back(tmp_path: Path, name: str) -> None:
             assert f"{row.ratio:.4g}" == f"{before.ratio:.4g}"
 
 
-def test_every_record_of_the_repository_is_read_back() -> None:
+def test_every_record_of_the_repository_is_read_back():
     paths = sorted((ROOT / "conformance/results").glob("*.json"))
     assert len(paths) > 8
     for path in paths:
         assert record.text(record.read(path, writing.KINDS)) == path.read_text()
 
 
-def test_what_agrees_is_written_in_short_and_what_does_not_in_full() -> None:
+def test_what_agrees_is_written_in_short_and_what_does_not_in_full():
     data = json.loads(record.text(record.made(reports.mixed(), "check")))
     wrong = next(one for one in data["results"] if one["backend"] == "my.plugin:Backend")["verdict"]
     assert (wrong["status"], wrong["first"], wrong["worst"]) == (
@@ -108,11 +103,11 @@ def test_what_agrees_is_written_in_short_and_what_does_not_in_full() -> None:
     )
 
 
-def test_a_record_of_a_whole_check_is_of_a_sane_size() -> None:
+def test_a_record_of_a_whole_check_is_of_a_sane_size():
     assert len(record.text(record.made(reports.large(3), "check"))) < 12 * 2**20
 
 
-def test_the_guide_names_every_key_of_a_check() -> None:
+def test_the_guide_names_every_key_of_a_check():
     schema = TypeAdapter(Report).json_schema()
     kinds = [schema, *(schema["$defs"][name] for name in ("Result", "Row", "Breakdown", "Settings"))]
     found = {key for kind in kinds for key in kind.get("properties", {})}
@@ -120,7 +115,7 @@ def test_the_guide_names_every_key_of_a_check() -> None:
     assert not [key for key in found if f"`{key}`" not in GUIDE]
 
 
-def test_the_example_of_the_guide_is_read() -> None:
+def test_the_example_of_the_guide_is_read():
     (example,) = re.findall(r"```json\n(.*?)```", GUIDE, re.DOTALL)
     data = record.data(record.made(reports.mixed(), "check")) | {"exit_code": 1, "conclusions": []}
     read = record.parsed(record.lines(data | {"results": [json.loads(example)]}).encode())
@@ -130,23 +125,23 @@ def test_the_example_of_the_guide_is_read() -> None:
 # What cannot be is refused.
 
 
-def at(data: Any, *path: Any) -> Any:
+def at(data, *path):
     for key in path:
         data = data[key]
     return data
 
 
-def put(value: Any, *path: Any) -> Callable[[Any], None]:
+def put(value, *path):
     return lambda data: at(data, *path[:-1]).__setitem__(path[-1], value)
 
 
-def without(*path: Any) -> Callable[[Any], None]:
+def without(*path):
     return lambda data: at(data, *path[:-1]).__delitem__(path[-1])
 
 
 ROW = ("results", 0, "verdict", "table", 0)
 
-DEPARTURES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+DEPARTURES = {
     "no results": (without("results"), "lacks 'results'"),
     "a result of nobody": (without("results", 2, "backend"), "'results[2]' lacks 'backend'"),
     "a status that is none": (
@@ -172,7 +167,7 @@ DEPARTURES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
 
 
 @pytest.mark.parametrize("name", DEPARTURES)
-def test_what_cannot_be_is_refused_and_named(tmp_path: Path, name: str) -> None:
+def test_what_cannot_be_is_refused_and_named(tmp_path, name):
     change, problem = DEPARTURES[name]
     data = json.loads(record.text(record.made(reports.mixed(), "check")))
     change(data)
@@ -183,14 +178,14 @@ def test_what_cannot_be_is_refused_and_named(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema": NaN}', "[" * 10**5, "\udcff", '{"kind": "check"}'])
-def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
+def test_what_is_no_record_is_refused(tmp_path, text):
     (tmp_path / "out.json").write_text(text, errors="surrogateescape")
     with pytest.raises(SpecError, match=r"out\.json: (not valid JSON|has schema None but must have)"):
         record.read(tmp_path / "out.json")
 
 
 @pytest.mark.parametrize("kind", records.RECORDS)
-def test_a_record_of_every_kind_is_read_and_has_a_page(tmp_path: Path, kind: str) -> None:
+def test_a_record_of_every_kind_is_read_and_has_a_page(tmp_path, kind):
     records.write(kind, tmp_path)
     made, page = writing.read_page(tmp_path / records.NAME)
     assert (made.kind, page[:15]) == (kind, "<!doctype html>")

@@ -1,23 +1,18 @@
 """Cases that are made small: what is wrong stays, and the rest goes."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from concord import spec
 from concord.conformance.campaign import Job, Settings
 from concord.conformance.dump import export_cases, read_exported
-from concord.conformance.reducing import SIZES, Reduced, cut, layers_kept, reduce, sizes_of
+from concord.conformance.reducing import SIZES, cut, layers_kept, reduce, sizes_of
 from tests.conftest import small_config
 from tests.toys.surroundings import toy
 
 BATCH, TOKENS = 5, 11
 
 
-def job(variant: str = "bert", part: str = "model", **changes: object) -> Job:
+def job(variant="bert", part="model", **changes):
     config = small_config(variant, **changes)
     weights = spec.initialize(config, 3, part=part)
     return Job(
@@ -32,11 +27,11 @@ def job(variant: str = "bert", part: str = "model", **changes: object) -> Job:
 
 
 @pytest.fixture(scope="module")
-def small_one() -> Reduced:
+def small_one():
     return reduce(job(num_layers=3), toy("WrongAfterTheFirstLayer"), Settings(threads=1))
 
 
-def test_what_a_fault_needs_is_left(small_one: Reduced) -> None:
+def test_what_a_fault_needs_is_left(small_one):
     row = small_one.result.first_divergence
     assert row is not None
     assert row.tensor == "layers.1.attention.scores"
@@ -57,12 +52,12 @@ def test_what_a_fault_needs_is_left(small_one: Reduced) -> None:
     assert small_one.before == sizes_of(job(num_layers=3))
 
 
-def test_numbers_are_those_of_the_case(small_one: Reduced) -> None:
+def test_numbers_are_those_of_the_case(small_one):
     whole, name = job(num_layers=3), "layers.1.feed_forward.inner.weight"
     assert small_one.job.weights[name] == whole.weights[name][:1, :1]
 
 
-def test_case_that_agrees_stays_as_it_is() -> None:
+def test_case_that_agrees_stays_as_it_is():
     found = reduce(job(), toy("NumpyBackend"), Settings(threads=1))
     assert (found.failed, found.tried, found.result.status) == (False, 0, "agrees")
     assert found.after == found.before
@@ -70,7 +65,7 @@ def test_case_that_agrees_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("variant", spec.variants())
 @pytest.mark.parametrize("size", SIZES)
-def test_smaller_case_is_a_case(variant: str, size: str) -> None:
+def test_smaller_case_is_a_case(variant, size):
     whole = job(variant)
     length = max(sizes_of(whole)[size] - 1, 1)
     smaller = cut(whole, size, length)
@@ -85,7 +80,7 @@ def test_smaller_case_is_a_case(variant: str, size: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["encoder", "attention", "dot_product"])
-def test_parts_get_smaller_too(part: str) -> None:
+def test_parts_get_smaller_too(part):
     whole = job(part=part)
     for size in ("batch", "tokens", "num_heads"):
         smaller = cut(whole, size, 1)
@@ -94,7 +89,7 @@ def test_parts_get_smaller_too(part: str) -> None:
         spec.reference(smaller.config, smaller.weights, smaller.batch, part=part)
 
 
-def test_layers_are_kept_by_number() -> None:
+def test_layers_are_kept_by_number():
     whole = job(num_layers=3)
     kept = layers_kept(whole, [2])
     assert kept is not None
@@ -102,13 +97,10 @@ def test_layers_are_kept_by_number() -> None:
     assert (kept.weights["layers.0.norm1.weight"] == whole.weights["layers.2.norm1.weight"]).all()
 
 
-def test_command_writes_the_smallest_case(
-    invoke: Callable[..., tuple[int, str, list[str]]], tmp_path: Path
-) -> None:
+def test_command_writes_the_smallest_case(invoke, tmp_path):
     (folder,) = export_cases(tmp_path / "cases", [job()])
     code, printed, errors = invoke(
-        f"case reduce {folder} --backend {toy('WrongAfterTheFirstLayer')} -o "
-        f"{tmp_path / 'small'} --threads 1",
+        f"case reduce {folder} --backend {toy('WrongAfterTheFirstLayer')} -o {tmp_path / 'small'} --threads 1"
     )
     assert (code, [line for line in errors if "cases" not in line]) == (1, [])
     assert "layers.1.attention.scores" in printed
@@ -116,9 +108,7 @@ def test_command_writes_the_smallest_case(
     assert (request.config.num_layers, request.config.d_model) == (2, 1)
 
 
-def test_command_says_what_is_no_case(
-    invoke: Callable[..., tuple[int, str, list[str]]], tmp_path: Path
-) -> None:
+def test_command_says_what_is_no_case(invoke, tmp_path):
     (folder,) = export_cases(tmp_path / "cases", [job()])
     code, _, errors = invoke(
         f"case reduce {tmp_path / 'cases'} --backend {toy('NumpyBackend')} -o {tmp_path / 'small'}"

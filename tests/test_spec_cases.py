@@ -1,12 +1,7 @@
 """The files of the standard cases: they are what this code would write, and what was changed is noticed."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,23 +11,23 @@ from concord.spec.cases import build_case
 from concord.spec.cases.files import FOLDER, drift, write_case
 
 
-def test_case_files_are_what_this_code_would_write() -> None:
+def test_case_files_are_what_this_code_would_write():
     assert drift() == []
 
 
-def test_a_case_is_written_as_it_lies_there(tmp_path: Path) -> None:
+def test_a_case_is_written_as_it_lies_there(tmp_path):
     write_case(build_case("bert", "single"), tmp_path)
     assert [problem for problem in drift(tmp_path) if not problem.endswith("is missing")] == []
 
 
-def digit(path: Path) -> None:
+def digit(path):
     arrays = path.with_suffix(".safetensors")
     data = bytearray(arrays.read_bytes())
     data[-1] ^= 1
     arrays.write_bytes(data)
 
 
-def said(**fields: Any) -> Callable[[Path], None]:
+def said(**fields):
     return lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), **fields})) and None
 
 
@@ -46,7 +41,7 @@ def said(**fields: Any) -> Callable[[Path], None]:
         (lambda path: path.with_suffix(".safetensors").unlink(), "bert-single.safetensors: no such file"),
     ],
 )
-def test_what_was_changed_is_noticed(tmp_path: Path, change: Callable[[Path], None], expected: str) -> None:
+def test_what_was_changed_is_noticed(tmp_path, change, expected):
     for suffix in (".json", ".safetensors"):
         shutil.copy(FOLDER / f"bert-single{suffix}", tmp_path)
     change(tmp_path / "bert-single.json")
@@ -54,7 +49,7 @@ def test_what_was_changed_is_noticed(tmp_path: Path, change: Callable[[Path], No
     assert expected in problems[0]
 
 
-def test_large_arrays_are_stored_in_part() -> None:
+def test_large_arrays_are_stored_in_part():
     arrays, whole = load_file(FOLDER / "bert-long.safetensors"), build_case("bert", "long")
     stored = json.loads((FOLDER / "bert-long.json").read_text())["stored"]
     table, scores = "embeddings.token.weight", "float64/layers.1.attention.scores"

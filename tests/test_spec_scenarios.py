@@ -8,7 +8,7 @@ shows is not repeated here (``tests/test_mutants.py``).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from concord import spec
 from concord.conformance.check import check_jobs, sequence
 from concord.conformance.estimate import Z
-from concord.conformance.expectation import Expectation
 from concord.conformance.tolerance import expect
 from concord.spec.cases import LANDMARKS, LONG, OWN, SCENARIOS, Case, build_case, scenarios_of, standard_cases
 
@@ -49,12 +48,12 @@ case_of = functools.cache(build_case)
 
 
 @functools.cache
-def expectation_of(variant: str, scenario: str) -> Expectation:
+def expectation_of(variant, scenario):
     case = case_of(variant, scenario)
     return expect(case.config, case.weights, case.batch, dtype="float32")
 
 
-def effect(mistake: Mistake, variant: str, scenario: str) -> float:
+def effect(mistake, variant, scenario):
     """Return the largest error of the mistake in standard deviations."""
     expected, name = expectation_of(variant, scenario), mistake.tensor
     with np.errstate(all="ignore"):
@@ -65,10 +64,10 @@ def effect(mistake: Mistake, variant: str, scenario: str) -> float:
     return float(np.max(np.where(np.isnan(errors), np.inf, errors), initial=0.0))
 
 
-def looked_up(change: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> Callable[[Case, Tensors], Array]:
+def looked_up(change):
     """Return the mistake of looking up other ids: right where the ids are the same."""
 
-    def wrong(case: Case, right: Tensors) -> Array:
+    def wrong(case, right):
         ids, table = case.batch.required("input_ids"), case.weights["embeddings.token.weight"]
         found = table[np.clip(change(ids), 0, case.config.vocab_size - 1)]
         if case.config.embedding_scale == "sqrt_d_model":
@@ -78,18 +77,18 @@ def looked_up(change: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> Calla
     return wrong
 
 
-def softmax(scores: Array) -> Array:
-    powers: Array = np.exp(scores - scores.max(-1, keepdims=True))
+def softmax(scores):
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
 
 
-def in_blocks(size: int, rescaled: bool) -> Callable[[Case, Tensors], Array | None]:
+def in_blocks(size, rescaled):
     """Return a mistake in an attention that takes ``size`` keys at a time; of one block it is right.
 
     The last keys are dropped, or what was summed before the running maximum grew is not rescaled.
     """
 
-    def wrong(case: Case, right: Tensors) -> Array | None:
+    def wrong(case, right):
         scores, weights = right[f"{ATTENTION}.masked_scores"], right[f"{ATTENTION}.weights"]
         count = scores.shape[-1]
         if count <= size:
@@ -107,20 +106,20 @@ def in_blocks(size: int, rescaled: bool) -> Callable[[Case, Tensors], Array | No
     return wrong
 
 
-def repeating(tensor: str, count: int) -> Callable[[Case, Tensors], Array]:
+def repeating(tensor, count):
     """Return the mistake of giving what lies beyond so many along axis 1 the results of the first ones."""
     return lambda case, right: right[tensor][:, np.arange(right[tensor].shape[1]) % count]
 
 
-def activated(change: Callable[[Array, Array], Array]) -> Callable[[Case, Tensors], Array]:
+def activated(change):
     """Return a mistake in the activation, of its input and its right result."""
     return lambda case, right: change(right[f"{FEED_FORWARD}.inner"], right[f"{FEED_FORWARD}.activation"])
 
 
-def loss_of(probabilities: Callable[[Array], Array]) -> Callable[[Case, Tensors], Array | None]:
+def loss_of(probabilities):
     """Return a mistake in the loss by what is taken for probabilities."""
 
-    def wrong(case: Case, right: Tensors) -> Array | None:
+    def wrong(case, right):
         labels, classes = case.batch.required("labels"), case.config.num_classes
         if classes == 1 or case.config.ignore_label is not None:
             return None
@@ -129,13 +128,13 @@ def loss_of(probabilities: Callable[[Array], Array]) -> Callable[[Case, Tensors]
     return wrong
 
 
-def without_maximum(logits: Array) -> Array:
+def without_maximum(logits):
     powers = np.exp(logits.astype(np.float32)).astype(float)
     return powers / powers.sum(1, keepdims=True)
 
 
-def mistakes() -> Iterator[Mistake]:
-    stored: dict[str, Callable[[NDArray[np.int64]], NDArray[np.int64]]] = {
+def mistakes():
+    stored = {
         "uint8": lambda ids: ids & 0xFF,
         "int8": lambda ids: ids.astype(np.int8).astype(int),
         "uint16": lambda ids: ids & 0xFFFF,
@@ -186,7 +185,7 @@ def mistakes() -> Iterator[Mistake]:
 MISTAKES = {mistake.name: mistake for mistake in mistakes()}
 
 
-def home(mistake: Mistake) -> list[str]:
+def home(mistake):
     return [
         name
         for name in spec.variants()
@@ -195,7 +194,7 @@ def home(mistake: Mistake) -> list[str]:
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistake_shows_in_one_standard_case_and_no_other(name: str) -> None:
+def test_mistake_shows_in_one_standard_case_and_no_other(name):
     mistake = MISTAKES[name]
     for variant in home(mistake):
         assert effect(mistake, variant, mistake.scenario) > ENOUGH > Z, variant
@@ -203,8 +202,8 @@ def test_mistake_shows_in_one_standard_case_and_no_other(name: str) -> None:
     assert {scenario: size for scenario in others if (size := effect(mistake, variant, scenario)) > Z} == {}
 
 
-def real_tokens(case: Case) -> NDArray[np.bool_]:
-    real: NDArray[np.bool_] = case.batch.required("input_ids") != case.config.pad_id
+def real_tokens(case):
+    real = case.batch.required("input_ids") != case.config.pad_id
     return real
 
 
@@ -214,12 +213,12 @@ def real_tokens(case: Case) -> NDArray[np.bool_]:
 WHOLE = [name for name in spec.variants() if name not in OWN]
 
 
-def sizes(case: Case) -> tuple[int, ...]:
+def sizes(case):
     return (*case.batch.required("input_ids").shape, case.config.d_model, case.config.vocab_size)
 
 
 @pytest.mark.parametrize("variant", WHOLE)
-def test_the_first_sizes_come_back_after_others(variant: str) -> None:
+def test_the_first_sizes_come_back_after_others(variant):
     run = [sizes(case) for case in standard_cases([variant])]
     assert len(set(run)) == 3
     for other in set(run[1:]) - {run[0]}:
@@ -228,9 +227,9 @@ def test_the_first_sizes_come_back_after_others(variant: str) -> None:
 
 @pytest.mark.parametrize("kept", ["mask", "weights", "inputs", "position of a shorter text"])
 @pytest.mark.parametrize("variant", WHOLE)
-def test_what_is_kept_from_an_earlier_call_shows(variant: str, kept: str) -> None:
+def test_what_is_kept_from_an_earlier_call_shows(variant, kept):
     """Whatever a backend keeps by shape, some later case of that shape is another."""
-    seen: dict[tuple[int, ...], list[Case]] = {}
+    seen = {}
     for case in standard_cases([variant]):
         seen.setdefault(sizes(case), []).append(case)
     first, *later = next(iter(seen.values()))
@@ -252,7 +251,7 @@ def test_what_is_kept_from_an_earlier_call_shows(variant: str, kept: str) -> Non
 
 
 @pytest.mark.parametrize("variant", spec.variants())
-def test_a_check_runs_a_case_twice_and_the_shortest_text_before_and_after_longer_ones(variant: str) -> None:
+def test_a_check_runs_a_case_twice_and_the_shortest_text_before_and_after_longer_ones(variant):
     jobs = check_jobs([variant])
     run = [(job.case.removeprefix(f"{variant}-"), job.dtype) for job in sequence(jobs)]
     twice, short = ("ragged", "float32"), ("single", "float32")
@@ -271,12 +270,12 @@ def test_a_check_runs_a_case_twice_and_the_shortest_text_before_and_after_longer
     assert longer.config.replace(max_positions=model.config.max_positions) == model.config
 
 
-def test_cases_that_are_chosen_run_twice_too() -> None:
+def test_cases_that_are_chosen_run_twice_too():
     (alone,) = check_jobs(["bert"], ["float32"], cases=["bert-long"])
     assert [(job.case, job.times) for job in sequence([alone])] == [("bert-long", 2)] * 2
 
 
-def test_the_long_text_uses_the_rows_at_which_numbers_end() -> None:
+def test_the_long_text_uses_the_rows_at_which_numbers_end():
     for variant in WHOLE:
         case = case_of(variant, "long")
         ids, counts = np.unique(case.batch.required("input_ids"), return_counts=True)
@@ -286,8 +285,8 @@ def test_the_long_text_uses_the_rows_at_which_numbers_end() -> None:
         assert case.batch.required("input_ids")[0, 0] == case.config.pad_id
 
 
-def test_what_one_precision_shows_is_checked_in_one() -> None:
-    def run(**asked: list[str]) -> set[tuple[str, str]]:
+def test_what_one_precision_shows_is_checked_in_one():
+    def run(**asked):
         return {(job.case, job.dtype) for job in check_jobs(["bert"], **asked)}
 
     both = ["float64", "float32"]

@@ -2,27 +2,20 @@
 
 import dataclasses
 import zlib
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from concord import spec
-from concord.backends.interface import Request, Run
-from concord.backends.worker import Worker
+from concord.backends.interface import Request
 from concord.conformance.campaign import Settings, conduct
 from concord.conformance.check import check_jobs
 from concord.conformance.judging import judge
 from concord.conformance.verdict import UNUSED
-from concord.spec.cases import Case, build_case
+from concord.spec.cases import build_case
 from concord.spec.errors import SpecError
-from concord.spec.reference import Truth
 from tests.toys.edited import changed
 from tests.toys.surroundings import EACH_BACKEND
-
-Array = NDArray[np.floating]
 
 STEP = 2.0**-17
 """Of a difference, in units of a tap's largest value: the error that it makes is about its square."""
@@ -31,7 +24,7 @@ MASKED = 1e4
 """What no number reaches that is not masked."""
 
 
-def case_of(name: str, part: str = "model", **options: Any) -> Case:
+def case_of(name, part="model", **options):
     """Return a case of a variant with padding, one layer deep: every axis has a size of its own.
 
     Every sample has a real token: a mask constant that absorbs all scores of a row leaves no difference to
@@ -40,18 +33,18 @@ def case_of(name: str, part: str = "model", **options: Any) -> Case:
     return build_case(name, "equal", part, options={"num_layers": 1, **options})
 
 
-def run_of(worker: Worker, case: Case, dtype: str = "float64", **settings: Any) -> Run:
+def run_of(worker, case, dtype="float64", **settings):
     return worker.run(case.config, case.weights, case.batch, part=case.part, dtype=dtype, **settings)
 
 
-def truth_of(case: Case, forced: Mapping[str, Array] | None = None) -> Truth:
+def truth_of(case, forced=None):
     return spec.reference(case.config, case.weights, case.batch, part=case.part, forced=forced)
 
 
 # What a tap returns is what the model goes on with.
 
 
-def assert_goes_on(worker: Worker, case: Case, tap: str, plain: Run, expected: Truth) -> None:
+def assert_goes_on(worker, case, tap, plain, expected):
     """Change a tap in the backend and in the oracle.
 
     The same tensors become others, and those keep their bits that the oracle's keep.
@@ -66,9 +59,7 @@ def assert_goes_on(worker: Worker, case: Case, tap: str, plain: Run, expected: T
     assert {name for name in run.taps if np.array_equal(run.taps[name], plain.taps[name])} == kept, tap
 
 
-def assert_only_the_tap_diverges(
-    worker: Worker, case: Case, tap: str, dtype: str, implementation: str, execution: str
-) -> None:
+def assert_only_the_tap_diverges(worker, case, tap, dtype, implementation, execution):
     """Change a tap: judged step by step, from the run's own taps, it is the only tensor that is wrong."""
     run = run_of(
         worker,
@@ -83,7 +74,7 @@ def assert_only_the_tap_diverges(
 
 
 @pytest.fixture(params=EACH_BACKEND)
-def editing(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]) -> Worker:
+def editing(request, open_worker):
     """Each of the four backends with one tap changed."""
     return open_worker(f"tests.toys.edited:{request.param}")
 
@@ -93,7 +84,7 @@ def editing(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]
     ("name", "options"),
     [("tf1-text-classifier", {"head_computation": "looped"}), ("bert-pytorch", {}), ("bert", {})],
 )
-def test_model_goes_on_with_every_tap(editing: Worker, name: str, options: dict[str, Any]) -> None:
+def test_model_goes_on_with_every_tap(editing, name, options):
     case = case_of(name, **options)
     plain, expected = run_of(editing, case, implementation="edit::explicit", gradients=False), truth_of(case)
     for tap in spec.taps(case.config):
@@ -101,12 +92,12 @@ def test_model_goes_on_with_every_tap(editing: Worker, name: str, options: dict[
 
 
 @pytest.mark.parametrize("tap", ["scores", "masked_scores", "weights", "context"])
-def test_model_goes_on_with_taps_that_are_joined_from_heads(editing: Worker, tap: str) -> None:
+def test_model_goes_on_with_taps_that_are_joined_from_heads(editing, tap):
     case = case_of("keras-attention", "dot_product", head_computation="looped", mask_assignment="per_sample")
     assert_only_the_tap_diverges(editing, case, f"attention.{tap}", "float64", "explicit", "eager")
 
 
-def test_model_goes_on_with_taps_when_compiled(editing: Worker) -> None:
+def test_model_goes_on_with_taps_when_compiled(editing):
     assert_only_the_tap_diverges(
         editing,
         case_of("nndl-paddle", head_computation="looped"),
@@ -125,14 +116,14 @@ def test_model_goes_on_with_taps_when_compiled(editing: Worker) -> None:
         ("pooler.dense", "unpadded"),
     ],
 )
-def test_model_goes_on_with_taps_of_library_layers(editing: Worker, tap: str, execution: str) -> None:
+def test_model_goes_on_with_taps_of_library_layers(editing, tap, execution):
     assert_only_the_tap_diverges(editing, case_of("bert"), tap, "float32", "library", execution)
 
 
 # Gradients of taps.
 
 
-def slope(case: Case, tap: str, tensor: Array, direction: Array) -> float:
+def slope(case, tap, tensor, direction):
     """Return how the oracle's loss changes with a tap along a direction, by a central difference."""
     step = STEP * float(np.abs(tensor[np.abs(tensor) < MASKED]).max())
     above, below = (
@@ -141,9 +132,7 @@ def slope(case: Case, tap: str, tensor: Array, direction: Array) -> float:
     return (above - below) / (2 * step)
 
 
-def assert_gradients_of_taps(
-    case: Case, run: Run, error: float, missing: tuple[str, ...] = ("loss",)
-) -> None:
+def assert_gradients_of_taps(case, run, error, missing=("loss",)):
     """Compare the gradient by every tap with the oracle's slope along two directions."""
     taps = truth_of(case).taps
     assert set(run.tap_gradients) == {name for name in taps if not name.endswith(missing)}
@@ -161,31 +150,31 @@ def assert_gradients_of_taps(
 @pytest.mark.in_turn
 @pytest.mark.clause("GRD-1", "EMB-4", "EMB-5")
 @pytest.mark.parametrize("name", spec.variants())
-def test_loss_has_the_gradient_of_every_tap(worker: Worker, name: str) -> None:
+def test_loss_has_the_gradient_of_every_tap(worker, name):
     case = case_of(name)
     assert_gradients_of_taps(case, run_of(worker, case, tap_gradients=True), 1e-6)
 
 
 @pytest.mark.parametrize("part", ["encoder", "stack", "attention", "dot_product"])
-def test_parts_have_gradients_of_taps(worker: Worker, part: str) -> None:
+def test_parts_have_gradients_of_taps(worker, part):
     case = case_of("bert", part)
     assert_gradients_of_taps(case, run_of(worker, case, tap_gradients=True), 1e-6)
 
 
-def test_compiled_runs_have_gradients_of_taps(worker: Worker) -> None:
+def test_compiled_runs_have_gradients_of_taps(worker):
     case = case_of("bert", token_padding_row=0)
     assert_gradients_of_taps(
         case, run_of(worker, case, "float32", execution="compiled", tap_gradients=True), 1e-3
     )
 
 
-def test_library_layers_have_gradients_of_their_taps(worker: Worker) -> None:
+def test_library_layers_have_gradients_of_their_taps(worker):
     case = case_of("bert")
     run = run_of(worker, case, "float32", implementation="library", tap_gradients=True)
     assert_gradients_of_taps(case, run, 1e-3, ("loss", "scores", "attention.weights"))
 
 
-def test_gradients_of_taps_change_nothing_else(worker: Worker) -> None:
+def test_gradients_of_taps_change_nothing_else(worker):
     case = case_of("nndl-paddle")
     without, run = (run_of(worker, case, "float32", tap_gradients=asked) for asked in (False, True))
     assert without.tap_gradients == {}
@@ -195,9 +184,7 @@ def test_gradients_of_taps_change_nothing_else(worker: Worker) -> None:
 
 @pytest.mark.clause("GRD-6")
 @pytest.mark.parametrize("backend", EACH_BACKEND)
-def test_weights_that_are_an_output_alone_have_no_gradient_that_could_be_wrong(
-    open_worker: Callable[[str], Worker], backend: str
-) -> None:
+def test_weights_that_are_an_output_alone_have_no_gradient_that_could_be_wrong(open_worker, backend):
     case = case_of("bert")
     verdict = judge(
         case.config,
@@ -214,14 +201,14 @@ def test_weights_that_are_an_output_alone_have_no_gradient_that_could_be_wrong(
     assert {row.note for row in weights} <= {UNUSED}
 
 
-def test_gradients_of_taps_come_beside_the_others() -> None:
+def test_gradients_of_taps_come_beside_the_others():
     case = case_of("bert")
     request = Request(case.config, case.weights, case.batch, gradients=False, tap_gradients=True)
     with pytest.raises(SpecError, match="'tap_gradients' is true but 'gradients' is false"):
         request.validate()
 
 
-def test_campaigns_ask_for_gradients_of_taps_where_nobody_has_published_others() -> None:
+def test_campaigns_ask_for_gradients_of_taps_where_nobody_has_published_others():
     (job,) = check_jobs(["bert"], ["float32"], cases=["bert-single"])
     published = dataclasses.replace(job, expectation={})
     report = conduct([job, published], ["tests.toys.numpy_backend:SaysWhatItIsAsked"], Settings(threads=1))

@@ -8,11 +8,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from concord.backends.interface import Run
 from concord.conformance import estimate, tolerance
 from concord.conformance.estimate import Cache, Z
 from concord.conformance.expectation import Expectation, JudgedProblem
-from concord.conformance.judging import judge
 from concord.conformance.scoring import independent_elements, judge_tensor
 from concord.conformance.tolerance import expect
 from concord.spec.arithmetic import Arithmetic
@@ -24,6 +22,7 @@ from concord.spec.montecarlo import MonteCarlo
 from concord.spec.parameters import initialize
 from concord.spec.precision import EXTENDED
 from concord.spec.reference import compute, reference
+from tests.toys.rounded import as_run, other, put, truth_of, verdict_of
 
 wide = pytest.mark.skipif(EXTENDED is np.float64, reason="this platform has no type wider than float64")
 
@@ -37,12 +36,10 @@ def judged(case, dtype="float32", **fields):
     return JudgedProblem(case.config, case.weights, case.batch, case.part, dtype, **fields)
 
 
-def run_of(case, dtype="float32", **fields):
-    truth = compute(case.config, case.weights, case.batch, Arithmetic(dtype), True, case.part, dtype)
-    run = Run(
-        truth.output, truth.loss, truth.taps, truth.gradients, "toy", dtype, tap_gradients=truth.tap_gradients
-    )
-    return dataclasses.replace(run, **fields)
+def run_of(case, arithmetic=None):
+    """Return a run with gradients by taps, in arithmetic that is not shuffled."""
+    truth = truth_of(case, case.dtype, arithmetic or Arithmetic(case.dtype))
+    return as_run(truth, case.dtype, tap_gradients=truth.tap_gradients)
 
 
 @wide
@@ -159,15 +156,10 @@ def test_a_wrong_derivative_is_named_where_it_is(case, dtype):
             value.operands = ((operand, lambda g: pullback(g) / 2), *rest)
             return value
 
-    truth = compute(case.config, case.weights, case.batch, Halved(dtype), True, dtype=dtype)
-    run = Run(
-        truth.output, truth.loss, truth.taps, truth.gradients, "toy", dtype, tap_gradients=truth.tap_gradients
-    )
-    assert (
-        judge(case.config, case.weights, case.batch, run).first_divergence.tensor
-        == "gradients.taps.pooler.dense"
-    )
-    alone = judge(case.config, case.weights, case.batch, dataclasses.replace(run, tap_gradients={}))
+    asked = judged(case, dtype)
+    run = run_of(asked, Halved(dtype))
+    assert verdict_of(asked, run).first_divergence.tensor == "gradients.taps.pooler.dense"
+    alone = verdict_of(asked, dataclasses.replace(run, tap_gradients={}))
     assert alone.first_divergence.tensor.startswith("gradients.pooler.")
 
 
@@ -175,18 +167,10 @@ def test_a_wrong_derivative_is_named_where_it_is(case, dtype):
 
 
 def test_a_row_of_a_table_that_nothing_looked_up_must_have_no_gradient(case):
-    run = run_of(case)
-    gradient = run.gradients["embeddings.token.weight"].copy()
-    row = next(row for row in range(len(gradient)) if row not in case.batch.input_ids)
-    gradient[row, 3] = 1e-20
-    verdict = judge(
-        case.config,
-        case.weights,
-        case.batch,
-        dataclasses.replace(run, gradients={**run.gradients, "embeddings.token.weight": gradient}),
-    )
-    assert verdict.first_divergence.tensor == "gradients.embeddings.token.weight"
-    assert verdict.first_divergence.element == (row, 3)
+    row, name = next(row for row in range(99) if row not in case.batch.input_ids), "embeddings.token.weight"
+    run = other(run_of(judged(case)), f"gradients.{name}", put((row, 3), 1e-20))
+    first = verdict_of(case, run).first_divergence
+    assert (first.tensor, first.element) == (f"gradients.{name}", (row, 3))
 
 
 def test_an_estimate_is_made_once_for_equal_content():
@@ -314,18 +298,17 @@ def test_beyond_a_gradient_that_is_out_of_range_it_is_no_question_what_is_finite
 def test_a_norm_of_one_element_may_be_multiplied_out(small):
     config = small("bert", d_model=1, num_heads=1, norm_epsilon=1e-2)
     weights, batch = initialize(config, seed=3), example_batch(config, 3, 7)
-    judged = JudgedProblem(config, weights, batch, "model", "float32", gradients=True)
-    run = run_of(judged)
+    problem, name = JudgedProblem(config, weights, batch), "gradients.taps.layers.1.residual2"
+    run = run_of(problem)
     wrong = (
         run.tap_gradients["layers.1.norm2"] * weights["layers.1.norm2.weight"] / np.sqrt(config.norm_epsilon)
     )
     assert (run.tap_gradients["layers.1.residual2"] == 0).all()
     assert wrong.any()
     for units, status in ((1, "agrees"), (1000, "diverges")):
-        delivered = {**run.tap_gradients, "layers.1.residual2": (2.0**-24 * units * wrong).astype(np.float32)}
-        verdict = judge(config, weights, batch, dataclasses.replace(run, tap_gradients=delivered))
-        found = {row.tensor: row.status for row in verdict.table}
-        assert found["gradients.taps.layers.1.residual2"] == status
+        moved = (2.0**-24 * units * wrong).astype(np.float32)
+        found = verdict_of(problem, other(run, name, lambda gradient, moved=moved: moved))
+        assert found.row(name).status == status
 
 
 @pytest.mark.clause("ALG-3")

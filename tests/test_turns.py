@@ -11,7 +11,7 @@ from concord.spec.cases import OWN, SCENARIOS
 from tests.conftest import is_the_only_one, turns
 
 
-def test_every_backend_meets_every_variant_in_every_precision_and_every_scenario() -> None:
+def test_every_backend_meets_every_variant_in_every_precision_and_every_scenario():
     met = defaultdict(set)
     for place, job in enumerate(check_jobs()):
         for entry in ((job.group, job.dtype), job.case.removeprefix(f"{job.group}-")):
@@ -22,7 +22,7 @@ def test_every_backend_meets_every_variant_in_every_precision_and_every_scenario
     ) + len(check_jobs(list(OWN)))
 
 
-def test_every_backend_meets_every_entry_of_two_lists() -> None:
+def test_every_backend_meets_every_entry_of_two_lists():
     met = {
         (name, which, entry)
         for place in range(16)
@@ -32,7 +32,7 @@ def test_every_backend_meets_every_entry_of_two_lists() -> None:
     assert len(met) == len(BUILT_IN) * 2 * 4
 
 
-def test_whose_turn_it_is_as_many_as_are_asked_for() -> None:
+def test_whose_turn_it_is_as_many_as_are_asked_for():
     assert [turns("ABCD", place) for place in range(6)] == [{"A"}, {"B"}, {"C"}, {"D"}, {"B"}, {"C"}]
     assert turns("ABCD", 3, 2) == {"D", "A"}
     assert turns(["alone"], 5) == {"alone"}

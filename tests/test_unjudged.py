@@ -3,15 +3,8 @@
 Through every command that judges, with runs of which nothing, or not every section, can be judged.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,9 +22,7 @@ from concord.speed import presets, truth
 from tests.test_speed import small_preset
 from tests.toys import reports
 from tests.toys.ready import hugging_face
-from tests.toys.surroundings import PATIENCE, ROOT, toy
-
-Invoke = Callable[..., tuple[int, str, list[str]]]
+from tests.toys.surroundings import ROOT, suite, toy
 
 RIGHT, NOTHING, A_SECTION = toy("NumpyBackend"), toy("SaysUnsupported"), toy("LeavesOutGradients")
 """Right; a backend of which nothing can be judged; one of whose runs a section cannot."""
@@ -40,7 +31,7 @@ CASE = "keras-attention-single-attention"
 ONE = f"--variant keras-attention --case {CASE} --part attention --dtype float64"
 
 
-def of_dump(invoke: Invoke, folder: Path, backend: str) -> str:
+def of_dump(invoke, folder, backend):
     """Write a case and a run of it that has no gradients."""
     assert invoke(f"case export {folder / 'cases'} {ONE}")[0] == 0
     (path,) = folder.rglob("case.json")
@@ -53,18 +44,18 @@ def of_dump(invoke: Invoke, folder: Path, backend: str) -> str:
     return f"check --from-dump {folder / 'cases'}"
 
 
-def of_own_weights(invoke: Invoke, folder: Path, backend: str) -> str:
+def of_own_weights(invoke, folder, backend):
     checkpoint = hugging_face(folder / "bert")
     return f"fuzz --checkpoint {checkpoint} --cases 1 --backend {backend} --out {folder / 'out'}"
 
 
-def of_case(invoke: Invoke, folder: Path, backend: str) -> str:
+def of_case(invoke, folder, backend):
     assert invoke(f"case export {folder / 'cases'} {ONE}")[0] == 0
     (path,) = folder.rglob("case.json")
     return f"case reduce {path.parent} --backend {backend} -o {folder / 'small'}"
 
 
-def of_record(invoke: Invoke, folder: Path, backend: str) -> str:
+def of_record(invoke, folder, backend):
     assert invoke(f"check --backend {backend} {ONE} --json {folder / 'out.json'}")[0] == 3
     return f"show report {folder / 'out.json'} --html {folder / 'page.html'}"
 
@@ -79,7 +70,7 @@ PAGES = ("check", "golden", "fuzz", "report")
 
 GOLDEN = ROOT / "conformance" / "golden" / "keras-attention"
 
-COMMANDS: dict[str, Callable[[Invoke, Path, str], str]] = {
+COMMANDS = {
     "check": lambda invoke, folder, backend: f"check --backend {backend} {ONE} --html {folder / 'page.html'}",
     "check --from-dump": of_dump,
     "golden": lambda invoke, folder, backend: (
@@ -97,9 +88,7 @@ COMMANDS: dict[str, Callable[[Invoke, Path, str], str]] = {
 
 @pytest.mark.parametrize("backend", [NOTHING, A_SECTION], ids=["nothing", "a section"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_does_not_pass_what_it_did_not_judge(
-    command: str, backend: str, invoke: Invoke, tmp_path: Path
-) -> None:
+def test_a_command_does_not_pass_what_it_did_not_judge(command, backend, invoke, tmp_path):
     if why := ELSEWISE.get((command, backend)):
         pytest.skip(why)
     code, output, lines = invoke(COMMANDS[command](invoke, tmp_path, backend))
@@ -114,21 +103,11 @@ def test_a_command_does_not_pass_what_it_did_not_judge(
         assert 'class="seal good"' not in page.read_text()
 
 
-def test_a_suite_under_pytest_does_not_pass_what_it_did_not_judge(tmp_path: Path) -> None:
-    suite = (
-        f"-q -p no:cacheprovider -k single --pyargs concord.conformance --concord-backend {A_SECTION} "
-        "--concord-part attention --concord-variant keras-attention --concord-golden off "
-        "--concord-dtype float64"
-    )
-    command = [sys.executable, "-m", "pytest", *suite.split()]
-    ran = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=10 * PATIENCE,
-        check=False,
+def test_a_suite_under_pytest_does_not_pass_what_it_did_not_judge(tmp_path):
+    ran = suite(
+        f"-k single --concord-backend {A_SECTION} --concord-part attention --concord-dtype float64 "
+        "--concord-variant keras-attention --concord-golden off",
+        tmp_path,
     )
     assert ran.returncode == 1, ran.stdout
     assert f"concord: {A_SECTION}: nothing was judged" in ran.stdout
@@ -138,7 +117,7 @@ def test_a_suite_under_pytest_does_not_pass_what_it_did_not_judge(tmp_path: Path
 # The rule, where a command is more than a test should run.
 
 
-def test_runs_pass_only_if_each_backend_that_is_there_was_judged() -> None:
+def test_runs_pass_only_if_each_backend_that_is_there_was_judged():
     assert exit_code_of([("a", "agrees"), ("b", "absent")]) == 0
     assert exit_code_of([("a", "agrees"), ("a", "unsupported")]) == 0
     for statuses in (
@@ -153,7 +132,7 @@ def test_runs_pass_only_if_each_backend_that_is_there_was_judged() -> None:
     assert exit_code_of([("a", "diverges"), ("a", "unsupported")]) == 1
 
 
-def unjudged() -> Verdict:
+def unjudged():
     return Verdict(
         [
             Row("logits", "HED-3", "agrees", None, Judgement("agrees", 0.1, size=6), size=6),
@@ -162,7 +141,7 @@ def unjudged() -> Verdict:
     )
 
 
-def test_a_page_names_what_was_not_judged_beside_what_agrees() -> None:
+def test_a_page_names_what_was_not_judged_beside_what_agrees():
     results = [
         reports.result("torch"),
         reports.result("jax"),
@@ -175,7 +154,7 @@ def test_a_page_names_what_was_not_judged_beside_what_agrees() -> None:
 
 
 @pytest.mark.parametrize("status", ["agrees", "diverges"])
-def test_a_record_that_claims_what_its_tensors_do_not_is_refused(status: str) -> None:
+def test_a_record_that_claims_what_its_tensors_do_not_is_refused(status):
     report = Report([reports.result("torch", "undetermined", unjudged())], {}, Settings())
     data = json.loads(record.text(record.made(report, "check")))
     assert (data["exit_code"], data["results"][0]["status"]) == (3, "undetermined")
@@ -188,16 +167,14 @@ def test_a_record_that_claims_what_its_tensors_do_not_is_refused(status: str) ->
 
 
 @pytest.mark.parametrize(("sigma", "value"), [(np.nan, 1.0), (np.inf, 1.0), (1.0, np.nan)])
-def test_an_error_of_what_is_not_determined_is_none(sigma: float, value: float) -> None:
+def test_an_error_of_what_is_not_determined_is_none(sigma, value):
     worst, tensor = truth.Expected({"logits": np.full((2, 3), value)}, {"logits": sigma}).worst(
         {"logits": np.ones((2, 3))}, 16.0
     )
     assert (np.isnan(worst), tensor) == (True, "logits")
 
 
-def test_speed_of_what_was_not_judged_is_not_measured(
-    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_speed_of_what_was_not_judged_is_not_measured(invoke, monkeypatch, tmp_path):
     expected = truth.expected
     monkeypatch.setattr(presets, "presets", lambda: {"nndl": small_preset("nndl")})
     monkeypatch.setattr(
@@ -215,7 +192,7 @@ def test_speed_of_what_was_not_judged_is_not_measured(
     } == {("undetermined", None)}
 
 
-def test_a_mutant_that_nothing_can_show_has_to_be_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_that_nothing_can_show_has_to_be_judged(monkeypatch):
     mutant = next(one for one in BUGS.values() if one.equivalent and not one.after)
     hunt = Hunt.__new__(Hunt)
     hunt.backend = "torch"

@@ -9,17 +9,10 @@ import pytest
 
 from concord import spec
 from concord.backends import wire
-from concord.backends.interface import Run
-from concord.conformance.judging import judge
 from concord.conformance.verdict import UNUSED
-from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case
 from concord.spec.model import Model
-from concord.spec.reference import compute
-
-
-def verdict_of(case, run):
-    return judge(case.config, case.weights, case.batch, run, case.part).explained()
+from tests.toys.rounded import as_run, truth_of, verdict_of
 
 
 class Cut(Model):
@@ -38,23 +31,14 @@ def run_with(case, cut, aside, nothing, dtype):
     Their gradient is nothing.
     """
     model = type("WithACut", (Cut,), {"cut": cut})
-    truth = compute(
-        case.config,
-        case.weights,
-        case.batch,
-        Arithmetic(dtype, shuffle=97),
-        True,
-        case.part,
-        dtype,
-        model=model,
-    )
+    truth = truth_of(case, dtype, model=model)
     by_taps = {
         name: truth.tap_gradients.get(name, np.zeros_like(tap))
         for name, tap in truth.taps.items()
         if name != "loss"
     }
     by_taps |= {name: nothing(by_taps[name]) for name in aside}
-    return Run(truth.output, truth.loss, truth.taps, truth.gradients, "numpy", dtype, tap_gradients=by_taps)
+    return as_run(truth, dtype, info={}, tap_gradients=by_taps)
 
 
 ATTENTION = tuple(f"layers.1.attention.{step}" for step in ("weights", "masked_scores", "scores"))
@@ -124,5 +108,6 @@ def test_branch_that_is_cut_off_is_found_where_it_is_cut(cut):
             f"gradients.taps.{name}" for name in aside
         ]
         if cut == "attention.weights" and not aside:
+            verdict = verdict.explained()
             assert verdict.diagnosis.clause == "ATT-6"
             assert "no gradient at all" in verdict.cause.text

@@ -1,12 +1,9 @@
 """What is said of a judgement that takes long."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import pytest
 
 from concord import conformance, spec
 from concord.backends import Run
@@ -17,10 +14,10 @@ from concord.spec.arithmetic import Arithmetic
 from concord.spec.reference import compute
 
 
-def test_each_step_says_how_many_are_left_and_how_long_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_step_says_how_many_are_left_and_how_long_they_take(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    said: list[str] = []
+    said = []
     with told(said.append):
         steps = Countdown("work", 7)
     for seconds in (3, 3, 1, 6, 6, 6, 6):
@@ -34,9 +31,9 @@ def test_each_step_says_how_many_are_left_and_how_long_they_take(monkeypatch: py
     ]
 
 
-def test_steps_of_other_threads_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_other_threads_are_counted(monkeypatch):
     monkeypatch.setattr(watching, "EVERY", -1.0)
-    said: list[str] = []
+    said = []
     with told(said.append):
         steps = Countdown("work", 11)
     with ThreadPoolExecutor(3) as pool:
@@ -45,7 +42,7 @@ def test_steps_of_other_threads_are_counted(monkeypatch: pytest.MonkeyPatch) -> 
     assert [line.split()[1] for line in said] == [str(number) for number in range(1, 11)]
 
 
-def test_a_judgement_says_how_far_it_has_come_and_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_judgement_says_how_far_it_has_come_and_is_the_same(monkeypatch):
     monkeypatch.setattr(watching, "EVERY", -1.0)
     config = spec.variant(
         "bert", vocab_size=29, d_model=14, num_heads=2, d_ff=17, num_classes=3, num_layers=2, max_positions=13
@@ -58,7 +55,7 @@ def test_a_judgement_says_how_far_it_has_come_and_is_the_same(monkeypatch: pytes
         {name: np.asarray(tap) for name, tap in made.taps.items()},
         requested=("taps",),
     )
-    said: list[str] = []
+    said = []
     with told(said.append):
         verdict = conformance.judge(config, weights, batch, run)
     assert verdict.passed
@@ -69,7 +66,7 @@ def test_a_judgement_says_how_far_it_has_come_and_is_the_same(monkeypatch: pytes
     assert all(isinstance(line, Underway) for line in said)
 
 
-def test_what_is_under_way_is_not_counted_as_done(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_under_way_is_not_counted_as_done(capsys):
     with counting(["torch"], 2) as progress:
         progress("torch", "started")
         progress("torch", Underway("half of it"))

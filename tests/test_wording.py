@@ -1,7 +1,5 @@
 """Numbers in sentences: two that differ never look the same."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path
@@ -19,7 +17,7 @@ NUMBERS = [float(x) for x in RANDOM.standard_normal(53) * 10.0 ** RANDOM.integer
 
 
 @pytest.mark.parametrize("units", [1, 3, 1000, 10**9])
-def test_numbers_that_differ_look_different(units: int) -> None:
+def test_numbers_that_differ_look_different(units):
     """The nearest neighbours that float64 has, and others."""
     for number in NUMBERS:
         other = number + units * math.ulp(number)
@@ -28,7 +26,7 @@ def test_numbers_that_differ_look_different(units: int) -> None:
         assert max(abs(float(made) / other - 1), abs(float(right) / number - 1)) < 1e-5
 
 
-def test_no_more_digits_are_said_than_tell_numbers_apart() -> None:
+def test_no_more_digits_are_said_than_tell_numbers_apart():
     assert instead(1e-5, 1e-12) == "1e-05 instead of 1e-12"
     assert instead(float(np.float32(0.1)), 0.1) == "0.100000001 instead of 0.1"
     assert instead(-4294967295.0, -4294967296.0, digits=12) == "-4294967295 instead of -4294967296"
@@ -36,21 +34,21 @@ def test_no_more_digits_are_said_than_tell_numbers_apart() -> None:
     assert distinct(2.0, 2.0) == ("2", "2")
 
 
-def test_options_of_other_kinds_are_said_as_they_are() -> None:
+def test_options_of_other_kinds_are_said_as_they_are():
     assert instead(None, 3) == "absent instead of 3"
     assert instead("gelu_tanh", "gelu_erf") == "gelu_tanh instead of gelu_erf"
     assert instead((), ("gain", "bias")) == "none instead of gain, bias"
 
 
 @pytest.mark.parametrize("whole", [0.0, 1.0, -1.0])
-def test_a_factor_that_changes_something_is_told_from_one_that_does_not(whole: float) -> None:
+def test_a_factor_that_changes_something_is_told_from_one_that_does_not(whole):
     for exponent in range(-50, 1):
         factor = whole + 2.0**exponent
         assert float(multiple(factor)) != whole or factor == whole
     assert multiple(whole) == f"{whole:g}"
 
 
-def test_no_sentence_says_a_pair_of_numbers_in_another_way() -> None:
+def test_no_sentence_says_a_pair_of_numbers_in_another_way():
     """What may be equal once it is rounded for print goes through one formatter."""
     found = [
         f"{path.name}: {line.strip()}"

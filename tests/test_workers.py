@@ -1,7 +1,5 @@
 """Workers: processes of their own, on this machine and others, whatever becomes of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import io
@@ -11,21 +9,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 import pytest
-from numpy.typing import NDArray
 from rich.console import Console
 
 import conformance.campaign
 from concord import backends, spec
 from concord.backends.pool import RESTARTS
 from concord.backends.worker import THREADS, WorkerFailure, environment
-from concord.conformance import Report, Settings, check_jobs, conduct, record
+from concord.conformance import Settings, check_jobs, conduct, record
 from concord.conformance.html import page
 from concord.conformance.report import declarations, show
 from tests.conftest import small_config
@@ -44,10 +39,8 @@ from tests.toys.surroundings import (
 
 MIB = 2**20
 
-SmallConfig = Callable[..., spec.EncoderConfig]
 
-
-def checking(name: str, folder: Path) -> str:
+def checking(name, folder):
     """Return a short check, whose results go into a folder."""
     return f"check --backend {name} --case bert-single --dtype float32 --json {folder / 'out.json'}"
 
@@ -55,7 +48,7 @@ def checking(name: str, folder: Path) -> str:
 # The parent and its frameworks.
 
 
-def test_the_parent_imports_no_framework_not_even_in_a_check() -> None:
+def test_the_parent_imports_no_framework_not_even_in_a_check():
     program = f"""
 import sys
 import concord.cli
@@ -80,7 +73,21 @@ assert not frameworks & {{name.partition(".")[0] for name in sys.modules}}, sort
     assert "2 agree" in done.stdout
 
 
-def test_a_worker_gets_threads_and_device_whatever_the_parent_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_process_needs_neither_execnet_nor_psutil():
+    """Another environment's interpreter brings its framework, NumPy and safetensors, and nothing else of
+    ours.
+    """
+    program = (
+        "import sys, concord.backends.remote; print(sorted({'execnet', 'psutil', 'rich', 'typer', "
+        "'pytest'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_worker_gets_threads_and_device_whatever_the_parent_has(monkeypatch):
     for name in (*THREADS, "JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "7")
     with backends.open(toy("Revealing"), threads=3) as worker:
@@ -90,9 +97,7 @@ def test_a_worker_gets_threads_and_device_whatever_the_parent_has(monkeypatch: p
     assert environment("cpu", 3).items() <= found.items()
 
 
-def test_a_worker_for_the_gpu_keeps_the_devices_and_takes_no_memory_in_advance(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_worker_for_the_gpu_keeps_the_devices_and_takes_no_memory_in_advance(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     with backends.open(toy("Revealing"), "cuda:0", threads=1) as worker:
@@ -103,7 +108,7 @@ def test_a_worker_for_the_gpu_keeps_the_devices_and_takes_no_memory_in_advance(
 
 
 @pytest.mark.parametrize("linked", [False, True], ids=["in the folder", "through a link on PYTHONPATH"])
-def test_a_framework_is_the_installed_one_beside_folders_of_its_name(tmp_path: Path, linked: bool) -> None:
+def test_a_framework_is_the_installed_one_beside_folders_of_its_name(tmp_path, linked):
     folder = ROOT / "backends"
     if linked:
         (tmp_path / "link").symlink_to(folder)
@@ -124,19 +129,17 @@ def test_a_framework_is_the_installed_one_beside_folders_of_its_name(tmp_path: P
 # Other interpreters, other hosts.
 
 
-def test_the_given_interpreter_is_used(tmp_path: Path) -> None:
+def test_the_given_interpreter_is_used(tmp_path):
     python = marked_python(tmp_path / "a folder" / "python", "other")
     with backends.open(toy("Revealing"), python=str(python), threads=1) as worker:
         assert worker.description["environment"]["TOY_MARKER"] == "other"
         assert worker.description["pid"] == worker.pid
 
 
-def test_the_command_line_gives_each_backend_its_interpreter(tmp_path: Path) -> None:
+def test_the_command_line_gives_each_backend_its_interpreter(tmp_path):
     python = marked_python(tmp_path / "python", "other")
     done = concord(
-        checking(toy("Revealing"), tmp_path),
-        "--python",
-        f"{toy('Revealing')}={tmp_path}//{python.name}",
+        checking(toy("Revealing"), tmp_path), "--python", f"{toy('Revealing')}={tmp_path}//{python.name}"
     )
     assert done.returncode == 0, done.stderr
     about = json.loads((tmp_path / "out.json").read_text())["environments"]
@@ -144,7 +147,7 @@ def test_the_command_line_gives_each_backend_its_interpreter(tmp_path: Path) -> 
     assert "TOY_MARKER" not in concord(f"doctor --backend {toy('Revealing')}").stdout
 
 
-def failure_to_open(**settings: Any) -> tuple[str, str]:
+def failure_to_open(**settings):
     """Return status and detail of a toy that does not start."""
     try:
         backends.open(toy("NumpyBackend"), **settings).close()
@@ -154,13 +157,13 @@ def failure_to_open(**settings: Any) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("program", ["/no/such/python", str(ROOT), "/bin/false", "/bin/echo"])
-def test_an_interpreter_that_is_none_is_broken(program: str) -> None:
+def test_an_interpreter_that_is_none_is_broken(program):
     status, detail = failure_to_open(python=program)
     assert status == "broken"
     assert detail.startswith(f"its process could not be started: {program}: ")
 
 
-def test_an_interpreter_that_never_answers_is_stopped(tmp_path: Path) -> None:
+def test_an_interpreter_that_never_answers_is_stopped(tmp_path):
     python = script(tmp_path / "python", "exec sleep 600")
     assert failure_to_open(python=str(python), time_limit=0.5) == (
         "timed out",
@@ -169,9 +172,7 @@ def test_an_interpreter_that_never_answers_is_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("checkout", [str(ROOT), "checkout", "~/checkout"])
-def test_a_backend_runs_on_another_host_from_its_checkout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig, checkout: str
-) -> None:
+def test_a_backend_runs_on_another_host_from_its_checkout(tmp_path, monkeypatch, small, checkout):
     home = tmp_path / "home"
     home.mkdir()
     (home / "checkout").symlink_to(ROOT)
@@ -188,14 +189,13 @@ def test_a_backend_runs_on_another_host_from_its_checkout(
 
 
 def test_the_command_line_runs_a_backend_on_another_host_with_an_interpreter_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     calls = fake_ssh(tmp_path / "bin", tmp_path)
     monkeypatch.setenv("PATH", str(calls.parent), prepend=":")
     name = toy("Revealing")
     done = concord(
-        checking(name, tmp_path),
-        *f"--ssh {name}=far:{ROOT} --python {name}={sys.executable}".split(),
+        checking(name, tmp_path), *f"--ssh {name}=far:{ROOT} --python {name}={sys.executable}".split()
     )
     assert done.returncode == 0, done.stderr
     assert (
@@ -205,9 +205,7 @@ def test_the_command_line_runs_a_backend_on_another_host_with_an_interpreter_of_
     assert f"far {sys.executable} -c" in calls.read_text()
 
 
-def test_what_goes_wrong_on_another_host_comes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: SmallConfig
-) -> None:
+def test_what_goes_wrong_on_another_host_comes_back(tmp_path, monkeypatch, small):
     calls = fake_ssh(tmp_path / "bin", tmp_path)
     monkeypatch.setenv("PATH", str(calls.parent), prepend=":")
     status, detail = failure_to_open(ssh="unreachable")
@@ -246,49 +244,27 @@ FAILURES = {
         "ImportError: libtoy.so.1: cannot open shared object file",
         "ImportError: libtoy.so.1",
     ),
-    "tests.toys.nonsense:DescribesNothing": (
-        "broken",
-        "describe() returned a NoneType but must return a dict",
-        "",
-    ),
-    "tests.toys.nonsense:DescribesAList": ("broken", "describe() returned a list but must return a dict", ""),
-    "tests.toys.nonsense:DescribesWithoutEnd": (
-        "broken",
-        "RecursionError: maximum recursion depth exceeded",
-        "RecursionError: ",
-    ),
-    "tests.toys.nonsense:DeclaresText": ("broken", "describe(): 'deviations' must be a list of dicts", ""),
-    "tests.toys.nonsense:DeclaresNoNumber": (
-        "broken",
-        "deviation 'softmax_floor' has value 'low' but must have a number",
-        "",
-    ),
-    "tests.toys.nonsense:DescribesInDepth": ("broken", "is nested deeper than 32 levels", ""),
-    "tests.toys.nonsense:ReturnsATuple": (
-        "error",
-        "TypeError: run() returned a tuple but must return a Run",
-        "TypeError: run() returned a tuple",
-    ),
-    "tests.toys.nonsense:CannotSayWhatIsWrong": ("error", "Unspeakable: it cannot be told as text", ""),
-    "tests.toys.nonsense:SaysWhatCannotBeShown": (
+    "DescribesNothing": ("broken", "describe() returned a NoneType but must return a dict", ""),
+    "DescribesWithoutEnd": ("broken", "RecursionError: maximum recursion depth exceeded", "RecursionError: "),
+    "DeclaresNoNumber": ("broken", "deviation 'softmax_floor' has value 'low' but must have a number", ""),
+    "CannotSayWhatIsWrong": ("error", "Unspeakable: it cannot be told as text", ""),
+    "SaysWhatCannotBeShown": (
         "error",
         r"lone \ud800 surrogate, [/red] markup, \x1b[31m colour",
         r"ArithmeticError: lone \ud800 surrogate, [/red] markup, \x1b[31m",
     ),
-    "tests.toys.nonsense:WritesMuchAndRaises": (
+    "WritesMuchAndRaises": (
         "error",
         "ArithmeticError: after much noise",
         "ArithmeticError: after much noise",
     ),
-    "tests.toys.nonsense:DiesOfANamelessSignal": ("crashed", f"killed by signal {signal.SIGRTMIN + 3}", ""),
+    "DiesOfANamelessSignal": ("crashed", f"killed by signal {signal.SIGRTMIN + 3}", ""),
     "tests.toys.frameworkless:NumpyBackend": ("missing", "No module named 'no_such_framework'", ""),
 }
 
 
 @pytest.fixture(scope="module")
-def wreckage(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[subprocess.CompletedProcess[str], dict[str, dict[str, Any]]]:
+def wreckage(tmp_path_factory):
     """One check with a backend for every way to fail, and one that is right; results by name."""
     path = tmp_path_factory.mktemp("wreckage") / "out.json"
     names = [toy("NumpyBackend"), *(name if ":" in name else toy(name) for name in FAILURES)]
@@ -304,9 +280,7 @@ def wreckage(
 
 @pytest.mark.xdist_group("wreckage")
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_worker_that_fails_says_how(
-    wreckage: tuple[subprocess.CompletedProcess[str], dict[str, dict[str, Any]]], name: str
-) -> None:
+def test_a_worker_that_fails_says_how(wreckage, name):
     done, results = wreckage
     status, detail, words = FAILURES[name]
     assert results[name]["status"] == status
@@ -320,9 +294,7 @@ def test_a_worker_that_fails_says_how(
 
 
 @pytest.mark.xdist_group("wreckage")
-def test_a_worker_that_fails_leaves_the_others_results_and_exit_code_3(
-    wreckage: tuple[subprocess.CompletedProcess[str], dict[str, dict[str, Any]]],
-) -> None:
+def test_a_worker_that_fails_leaves_the_others_results_and_exit_code_3(wreckage):
     done, results = wreckage
     assert done.returncode == 3
     assert errors(done.stderr) == ""
@@ -331,9 +303,7 @@ def test_a_worker_that_fails_leaves_the_others_results_and_exit_code_3(
     assert "Traceback" not in done.stdout.replace("| Traceback", "")
 
 
-def conducted(
-    names: list[str], cases: list[str], monkeypatch: pytest.MonkeyPatch, notes: Path, **settings: Any
-) -> Report:
+def conducted(names, cases, monkeypatch, notes, **settings):
     monkeypatch.setenv("TOY_NOTES", str(notes))
     return conduct(
         check_jobs(["bert"], ["float32"], cases=[f"bert-{case}" for case in cases]),
@@ -342,18 +312,16 @@ def conducted(
     )
 
 
-def noted(notes: Path, name: str) -> int:
+def noted(notes, name):
     """Return how often toys noted something."""
     return len((notes / name).read_text().splitlines())
 
 
-def statuses(report: Report) -> list[str]:
+def statuses(report):
     return [result.status for result in report.results]
 
 
-def test_what_a_run_declares_is_said_under_the_table_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_run_declares_is_said_under_the_table_once(tmp_path, monkeypatch):
     name = toy("DeclaresInItsRun")
     assert declarations(conducted([name], ["single", "full"], monkeypatch, tmp_path)) == [
         f"{name} declares softmax_floor = -1e+06 (SPEC ATT-5): the toy's own"
@@ -376,13 +344,8 @@ CASES = ("ragged", "peaked", "tiny", "single", "full")
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_a_worker_that_died_is_started_again_unless_that_is_hopeless(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    names: list[str],
-    settings: dict[str, float],
-    expected: list[str],
-    started: int,
-) -> None:
+    tmp_path, monkeypatch, names, settings, expected, started
+):
     began = time.monotonic()
     run = [name if ":" in name else toy(name) for name in names]
     report = conducted(run, list(CASES), monkeypatch, tmp_path, **settings)
@@ -392,7 +355,7 @@ def test_a_worker_that_died_is_started_again_unless_that_is_hopeless(
     assert time.monotonic() - began < 60
 
 
-def test_memory_is_limited_where_the_limit_lies(small: SmallConfig) -> None:
+def test_memory_is_limited_where_the_limit_lies(small):
     with backends.open(toy("FillsMemory"), threads=1) as worker:
         worker.memory_limit = psutil.Process(worker.pid).memory_info().rss + 400 * MIB
         with pytest.raises(WorkerFailure, match="out of memory: it held") as failed:
@@ -401,8 +364,8 @@ def test_memory_is_limited_where_the_limit_lies(small: SmallConfig) -> None:
         assert failed.value.stderr == "allocating"
 
 
-def test_the_memory_limit_counts_what_a_worker_has_started() -> None:
-    def ran(limit: int) -> WorkerFailure:
+def test_the_memory_limit_counts_what_a_worker_has_started():
+    def ran(limit):
         with backends.open(
             "tests.toys.disturbed:forks_a_hungry_one_run", threads=1, memory_limit=limit, time_limit=6.0
         ) as worker:
@@ -415,33 +378,31 @@ def test_the_memory_limit_counts_what_a_worker_has_started() -> None:
     assert ran(6000 * MIB).status == "timed out"
 
 
-def test_a_worker_that_has_grown_is_followed_by_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_has_grown_is_followed_by_another(tmp_path, monkeypatch):
     monkeypatch.setattr("concord.backends.worker.MUCH", 1)
-    report = conducted(["tests.toys.nonsense:Grows"], list(CASES), monkeypatch, tmp_path)
+    report = conducted(["tests.toys.numpy_backend:Grows"], list(CASES), monkeypatch, tmp_path)
     assert statuses(report) == ["agrees"] * 5
     assert 1 < noted(tmp_path, "started") < 5
     (about,) = report.environments.values()
     assert about["peak_memory_bytes"] >= 0
 
 
-def test_what_a_worker_writes_is_kept_to_its_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_worker_writes_is_kept_to_its_end_alone(monkeypatch):
     monkeypatch.setattr("concord.backends.process.MOST_WORDS", 1 << 20)
-    with backends.open("tests.toys.nonsense:WritesMuchAndRaises", threads=1) as worker:
+    with backends.open("tests.toys.numpy_backend:WritesMuchAndRaises", threads=1) as worker:
         with pytest.raises(WorkerFailure, match="after much noise") as failed:
             run_of(worker, request_for(small_config()))
         assert failed.value.stderr.endswith("ArithmeticError: after much noise")
         assert os.fstat(worker._stderr.fileno()).st_size < 1 << 24  # of 25 MiB
 
 
-def test_weights_reach_a_backend_in_the_order_of_the_specification() -> None:
+def test_weights_reach_a_backend_in_the_order_of_the_specification():
     request = request_for(small_config())
     shuffled = dataclasses.replace(
         request, weights=dict(sorted(request.weights.items(), key=lambda pair: pair[0][::-1]))
     )
     assert list(shuffled.weights) != list(request.weights)
-    with backends.open("tests.toys.nonsense:SaysTheOrder", threads=1) as worker:
+    with backends.open("tests.toys.numpy_backend:SaysTheOrder", threads=1) as worker:
         assert [run_of(worker, one).info["order"] for one in (request, shuffled, request)] == [
             list(spec.parameters(request.config))
         ] * 3
@@ -450,7 +411,7 @@ def test_weights_reach_a_backend_in_the_order_of_the_specification() -> None:
 SHADOWS = ("torch", "json", "select", "numpy", "safetensors", "logging")
 
 
-def test_the_folder_where_somebody_stands_comes_last(tmp_path: Path) -> None:
+def test_the_folder_where_somebody_stands_comes_last(tmp_path):
     for name in SHADOWS:
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('it stands in the place of another')\n")
     (tmp_path / "mine.py").write_text(
@@ -468,7 +429,7 @@ def test_the_folder_where_somebody_stands_comes_last(tmp_path: Path) -> None:
     assert "PYTHONSAFEPATH" not in about["environment"]
 
 
-def test_a_worker_killed_between_requests_is_noticed_and_stays_dead(small: SmallConfig) -> None:
+def test_a_worker_killed_between_requests_is_noticed_and_stays_dead(small):
     with backends.open(toy("NumpyBackend"), threads=1) as worker:
         psutil.Process(worker.pid).send_signal(signal.SIGTERM)
         psutil.Process(worker.pid).wait(10)
@@ -477,7 +438,7 @@ def test_a_worker_killed_between_requests_is_noticed_and_stays_dead(small: Small
                 run_of(worker, request_for(small()))
 
 
-def test_no_worker_process_outlives_its_parents_interest(small: SmallConfig) -> None:
+def test_no_worker_process_outlives_its_parents_interest(small):
     with backends.open(toy("NumpyBackend"), threads=1) as worker:
         process = psutil.Process(worker.pid)
         run_of(worker, request_for(small()))
@@ -485,9 +446,7 @@ def test_no_worker_process_outlives_its_parents_interest(small: SmallConfig) -> 
     worker.close()
 
 
-def test_an_answer_that_cannot_be_read_is_an_error_of_that_backend(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_cannot_be_read_is_an_error_of_that_backend(tmp_path, monkeypatch):
     if importlib.util.find_spec("ml_dtypes") is None:
         pytest.skip("ml_dtypes is not installed")
     report = conducted(
@@ -505,8 +464,8 @@ def test_an_answer_that_cannot_be_read_is_an_error_of_that_backend(
 
 
 @pytest.mark.parametrize("name", ["ReturnsAWrongShape", "ReturnsIntegers"])
-def test_an_answer_that_cannot_be_judged_is_broken(name: str) -> None:
-    def derive(tensors: Any) -> dict[str, NDArray[Any]]:
+def test_an_answer_that_cannot_be_judged_is_broken(name):
+    def derive(tensors):
         return {"logits": np.add(tensors["logits"], np.ones((1, 3)))}
 
     (job,) = check_jobs(["bert"], ["float32"], cases=["bert-single"])
@@ -523,10 +482,8 @@ def test_an_answer_that_cannot_be_judged_is_broken(name: str) -> None:
 
 
 @pytest.mark.parametrize("error", [TypeError, AssertionError])
-def test_a_fault_while_judging_is_concord_s_and_all_other_results_are_kept(
-    error: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def judge(config: Any, weights: Any, batch: spec.Batch, *more: Any) -> Any:
+def test_a_fault_while_judging_is_concord_s_and_all_other_results_are_kept(error, monkeypatch):
+    def judge(config, weights, batch, *more):
         if len(batch.required("labels")) == 1:
             raise error("of the judge\nin two lines")
         return right(config, weights, batch, *more)

@@ -50,6 +50,10 @@ class Over(BaseException):  # hypothesis lets through what is no Exception
     """The hunt ends here."""
 
 
+class Enough(BaseException):
+    """As many smaller cases were tried as may be."""
+
+
 def hunt(
     plan: Plan,
     settings: Settings,
@@ -184,11 +188,11 @@ class _Hunt:
         tried, smallest, failing = {case: True}, list[FuzzCase](), (result, case)
 
         def fails(other: FuzzCase) -> bool:
-            """Return whether a case fails in the same way; none does once there were attempts enough."""
+            """Return whether a case fails in the same way."""
             nonlocal failing
             if other not in tried:
                 if enough or len(tried) > ATTEMPTS[status] or self.over:
-                    return False
+                    raise Enough
                 self.runners[result.backend].supervisor.refresh(RESTARTS)
                 (found,) = self.attempt(other, origin, result.backend)
                 tried[other] = signature_of(found) == signature
@@ -200,10 +204,11 @@ class _Hunt:
                 raise Failed  # in one place: hypothesis takes failures of different lines for different ones
 
         try:
-            with contextlib.suppress(Failed, Flaky):  # the latter: a backend that does not fail each time
-                draw(self.plan, origin.index, look, smallest.append)
-            for passed in smallest:
-                fails(passed)  # hypothesis believes that it passes
+            with contextlib.suppress(Enough):
+                with contextlib.suppress(Failed, Flaky):  # the latter: a backend that does not fail each time
+                    draw(self.plan, origin.index, look, smallest.append)
+                for passed in smallest:
+                    fails(passed)  # hypothesis believes that it passes
         finally:
             self.known.add(signature)
             self.findings.failures.append(failure_of(*failing, case, origin, len(tried) - 1))

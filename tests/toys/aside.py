@@ -4,24 +4,22 @@
 """
 
 import importlib
-from typing import Any
 
 from concord.backends import BUILT_IN
-from concord.backends.interface import Request
 
 
-def __getattr__(name: str) -> type:
+def __getattr__(name):
     if name not in BUILT_IN:
         raise AttributeError(name)
-    adapter: Any = importlib.import_module(f"concord.backends.{name}.backend").Adapter
+    adapter = importlib.import_module(f"concord.backends.{name}.backend").Adapter
 
-    class Aside(adapter):  # type: ignore[misc]
+    class Aside(adapter):
         """Delivers weights with which the model does not go on, as beside a fused kernel that keeps its
         own.
         """
 
-        def trace(self, request: Request) -> Any:
-            def beside(record: Any, tap: str, tensor: Any) -> Any:
+        def trace(self, request):
+            def beside(record, tap, tensor):
                 recorded = record(tap, tensor)
                 return tensor if tap.endswith("attention.weights") else recorded
 

@@ -1,12 +1,9 @@
 """Copies of this process, which are quicker than new ones: what may crash is done there."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
 
 
-def in_a_copy(act: Callable[[], bytes]) -> tuple[bytes, int]:
+def in_a_copy(act):
     """Do something in a copy of this process.
 
     Return what it gives, nothing if it raises or is killed, and the status with which it ended.

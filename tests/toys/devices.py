@@ -6,9 +6,8 @@ A device whose clock and memory are made up, and the frameworks' own events.
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
-from concord.backends.interface import Request, Run, Session, Unsupported
+from concord.backends.interface import Unsupported
 from tests.toys.measurable import Measurable, Told
 
 SECONDS = 0.25
@@ -18,18 +17,18 @@ SECONDS = 0.25
 class OnADevice(Told):
     """Notes when it is told to wait."""
 
-    def __init__(self, *given: Any) -> None:
+    def __init__(self, *given):
         super().__init__(*given)
-        self.said: list[str] = []
+        self.said = []
 
-    def step(self) -> None:
+    def step(self):
         self.said.append("step")
         super().step()
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         self.said.append("synchronize")
 
-    def timed(self, steps: int) -> list[float]:
+    def timed(self, steps):
         for _ in range(steps):
             self.step()
         self.synchronize()
@@ -41,10 +40,10 @@ class WithADevice(Measurable):
 
     held = 7 * 2**20
 
-    def made(self, request: Request) -> Session:
+    def made(self, request):
         return OnADevice("WithADevice", request)
 
-    def peak_memory(self, device: str, reset: bool = False) -> int | None:
+    def peak_memory(self, device, reset=False):
         return self.held
 
 
@@ -53,14 +52,14 @@ class _Event:
 
     recorded: list[_Event] = []
 
-    def __init__(self, enable_timing: bool = False) -> None:
+    def __init__(self, enable_timing=False):
         self.timed, self.place = enable_timing, -1
 
-    def record(self) -> None:
+    def record(self):
         self.place = len(self.recorded)
         self.recorded.append(self)
 
-    def elapsed_time(self, other: _Event) -> float:
+    def elapsed_time(self, other):
         assert self.timed
         assert other.timed
         return float(other.place - self.place)
@@ -69,13 +68,13 @@ class _Event:
 class _Steps:
     """Steps that note what is done with it."""
 
-    def __init__(self) -> None:
-        self.said: list[str] = []
+    def __init__(self):
+        self.said = []
 
-    def step(self) -> None:
+    def step(self):
         self.said.append("step")
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         self.said.append("synchronize")
 
 
@@ -85,7 +84,7 @@ class Clock:
     name = "clock"
     package, owner = "", ""
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self):
         timed = importlib.import_module(f"backends.{self.package}.backend").timed
         if self.owner:
             module, _, rest = self.owner.partition(".")
@@ -96,7 +95,7 @@ class Clock:
         steps = _Steps()
         return {"version": "", "seconds": timed(steps, 3), "said": steps.said}
 
-    def run(self, request: Request) -> Run:
+    def run(self, request):
         raise Unsupported("a clock")
 
 

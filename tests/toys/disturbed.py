@@ -4,8 +4,6 @@
 test.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
@@ -15,12 +13,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from concord.backends.interface import Request, Run
 from tests.toys.numpy_backend import NumpyBackend
 
 WHEN = ("found", "built", "described", "run")
@@ -28,32 +23,32 @@ WHEN = ("found", "built", "described", "run")
 LONG = 100
 """Seconds that what does not end lasts: far longer than a test waits."""
 
-HELD: list[Any] = []
+HELD = []
 
 
 class Odd(BaseException):
     """No Exception, and it cannot say what it is."""
 
-    def __str__(self) -> str:
+    def __str__(self):
         raise ValueError("it cannot be said")
 
 
-def raising(error: BaseException) -> Callable[[], None]:
-    def happens() -> None:
+def raising(error):
+    def happens():
         raise error
 
     return happens
 
 
-def signalled(number: int) -> Callable[[], None]:
-    def happens() -> None:
+def signalled(number):
+    def happens():
         os.kill(os.getpid(), number)
         time.sleep(LONG)
 
     return happens
 
 
-def forks(daemon: bool = False, hungry: bool = False) -> None:
+def forks(daemon=False, hungry=False):
     """Start a process that holds everything this one has."""
     if os.fork() == 0:
         if daemon:
@@ -64,56 +59,56 @@ def forks(daemon: bool = False, hungry: bool = False) -> None:
         os._exit(0)
 
 
-def forks_a_hungry_one() -> None:
+def forks_a_hungry_one():
     forks(hungry=True)
     time.sleep(LONG)
 
 
-def spins() -> None:
+def spins():
     sum(range(10**15))
 
 
-def waits_for_itself() -> None:
+def waits_for_itself():
     lock = threading.Lock()
     lock.acquire()
     lock.acquire()
 
 
-def heeds_nothing() -> None:
+def heeds_nothing():
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     time.sleep(LONG)
 
 
-def recurses() -> None:
+def recurses():
     recurses()
 
 
-def prints() -> None:
+def prints():
     for file in (sys.stdout, sys.__stdout__, sys.stderr):
         print("garbage\0\x1b[31m" * 10_000, file=file, flush=True)
     os.write(1, b"\xff" * 10_000)
 
 
-def scribbles() -> None:
+def scribbles():
     """Write into whatever is open: into the pipe of the answers too."""
     for number in range(3, 20):
         with contextlib.suppress(OSError):
             os.write(number, b"\xff" * 100)
 
 
-def floods() -> None:
+def floods():
     for _ in range(256):
         os.write(2, b"noise\n" * (1 << 16) * 1)
 
 
-def hoards() -> None:
+def hoards():
     for _ in range(96):
         HELD.append(np.ones(1 << 22))  # 32 MiB, touched
         time.sleep(0.01)
 
 
-def opens_all() -> None:
+def opens_all():
     try:
         while True:
             HELD.append(os.open(os.devnull, os.O_RDONLY))
@@ -121,14 +116,14 @@ def opens_all() -> None:
         pass
 
 
-def starves() -> None:
+def starves():
     """Take what a process needs away from it."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (1, 1))
     spins()
 
 
-HARMLESS: dict[str, Callable[[], None]] = {
+HARMLESS = {
     "forks": forks,
     "leaves a daemon": lambda: forks(daemon=True),
     "starts another": lambda: HELD.append(subprocess.Popen(["sleep", str(LONG)], start_new_session=True)),
@@ -138,7 +133,7 @@ HARMLESS: dict[str, Callable[[], None]] = {
 }
 """After these a backend is right all the same."""
 
-DEADLY: dict[str, Callable[[], None]] = {
+DEADLY = {
     "exits": lambda: os._exit(0),
     "exits with a code": lambda: os._exit(77),
     "leaves": raising(SystemExit("it leaves")),
@@ -180,12 +175,12 @@ DEADLY: dict[str, Callable[[], None]] = {
 """After these it may have no result."""
 
 
-def name_of(what: str, when: str) -> str:
+def name_of(what, when):
     """Return how a backend to which something happens is asked for."""
     return f"tests.toys.disturbed:{what.replace(' ', '_')}_{when}"
 
 
-def __getattr__(name: str) -> type[NumpyBackend]:
+def __getattr__(name):
     what, _, when = name.rpartition("_")
     happens = (HARMLESS | DEADLY).get(what.replace("_", " "))
     if happens is None or when not in WHEN:
@@ -194,17 +189,17 @@ def __getattr__(name: str) -> type[NumpyBackend]:
         happens()
 
     class Disturbed(NumpyBackend):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             if when == "built":
                 happens()
 
-        def describe(self) -> dict[str, Any]:
+        def describe(self):
             if when == "described":
                 happens()
             return super().describe()
 
-        def run(self, request: Request) -> Run:
+        def run(self, request):
             if when == "run":
                 happens()
             return super().run(request)

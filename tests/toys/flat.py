@@ -1,17 +1,10 @@
 """A session that clips by the norm of one flat buffer, summed term by term, or by another that is wrong."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
 import numpy as np
 
-from concord.conformance.expectation import JudgedTraining
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.tape import Node
 from concord.spec.training.trajectory import Trajectory
-from tests.toys.stepping import Array, Stepping
+from tests.toys.stepping import Stepping
 
 
 class FlatTrajectory(Trajectory):
@@ -26,13 +19,11 @@ class FlatTrajectory(Trajectory):
 
     off, limit, epsilon, left_out, silent = 0.0, 1.0, 0.0, "nothing", False
 
-    def limited(
-        self, gradients: Mapping[str, Node], squares: Callable[[str], Node]
-    ) -> tuple[dict[str, Node], Node | None]:
+    def limited(self, gradients, squares):
         stored = np.dtype(self.dtype).type
         sums = np.float32 if stored == np.float16 else stored
 
-        def norm_of(names: Sequence[str]) -> Any:
+        def norm_of(names):
             flat = np.concatenate([np.asarray(gradients[name].value, sums).reshape(-1) for name in names])
             return np.sqrt(np.cumsum(np.square(flat), dtype=sums)[-1])
 
@@ -49,7 +40,7 @@ class FlatTrajectory(Trajectory):
         }
         return found, self.made(stored(right if self.silent else used))
 
-    def made(self, values: Array) -> Node:
+    def made(self, values):
         """Return values as the arithmetic holds them."""
         return self.node(np.asarray(values, self.a.precision.storage))
 
@@ -57,11 +48,11 @@ class FlatTrajectory(Trajectory):
 class Flat(Stepping):
     """A session of it; keywords are attributes of :class:`FlatTrajectory`."""
 
-    def __init__(self, case: JudgedTraining, **otherwise: Any) -> None:
+    def __init__(self, case, **otherwise):
         super().__init__(case)
         self.kind = type("Otherwise", (FlatTrajectory,), otherwise)
 
-    def trajectory(self, case: JudgedTraining) -> Trajectory:
+    def trajectory(self, case):
         """Return the training by such a norm, before its first step."""
         arithmetic = Arithmetic(case.dtype)
         return self.kind(case.config, case.weights, case.training, arithmetic, case.part, case.dtype)

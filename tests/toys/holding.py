@@ -3,35 +3,29 @@
 Ones that are right, and ones whose session returns or raises what none may.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import numpy as np
 
-from concord.backends.interface import Request, Run, Unsupported
+from concord.backends.interface import Unsupported
 from concord.conformance.expectation import JudgedTraining
-from concord.spec.batch import Batch
 from concord.spec.training.plan import StepPlan
-from tests.toys.stepping import Array, Stepping
+from tests.toys.stepping import Stepping
 
 
 class Session(Stepping):
     """A right session, which says no more of itself than it must."""
 
-    def info(self) -> Any:
+    def info(self):
         """Return what it says of itself."""
         return {}
 
-    def step(self, batches: Sequence[Batch], report: bool = False) -> Any:
+    def step(self, batches, report=False):
         """Make a step."""
         stored = np.dtype(self.case.dtype)
         return self.told(
             {name: array.astype(stored) for name, array in super().step(batches, report).items()}
         )
 
-    def told(self, found: dict[str, Array]) -> Any:
+    def told(self, found):
         """Return what a step returns of what it found."""
         return found
 
@@ -41,15 +35,15 @@ class Right:
 
     name, session = "holding", Session
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self):
         """Return JSON data."""
         return {"version": "1"}
 
-    def run(self, request: Request) -> Run:
+    def run(self, request):
         """Refuse to run."""
         raise Unsupported("it trains alone")
 
-    def train(self, request: Request) -> Any:
+    def train(self, request):
         """Hold training open."""
         assert request.training is not None
         return self.session(
@@ -57,22 +51,22 @@ class Right:
         )
 
 
-def of(**methods: Any) -> type[Right]:
+def of(**methods):
     """Return a backend whose session has other methods."""
     return type("Wrong", (Right,), {"session": type("Wrong", (Session,), methods)})
 
 
-def without(found: dict[str, Array], *prefixes: str) -> dict[str, Array]:
+def without(found, *prefixes):
     """Return tensors but for those whose names begin so."""
     return {name: array for name, array in found.items() if not name.startswith(prefixes)}
 
 
-def planned(**fields: Any) -> Any:
+def planned(**fields):
     """Return a method that plans otherwise."""
     return lambda self, steps: StepPlan(**{**vars(Stepping.plan(self, steps)), **fields})
 
 
-def failing(self: Session, state: Mapping[str, Array], step: int) -> None:
+def failing(self, state, step):
     """Fail to load what comes after the first step."""
     if step:
         raise ArithmeticError("no state fits\nat all")

@@ -3,29 +3,21 @@
 One that shows at its third step alone, and one that is there before the first.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
-
 from concord.backends.torch.backend import Adapter
 from concord.backends.torch.optimizers import OwnOptimizer, optimizer
-from concord.spec.training.recipe import Recipe
 
 
 class Forgetful(OwnOptimizer):
     """Takes another epsilon at the height of the schedule."""
 
-    def step(
-        self, gradients: Mapping[str, Any], numbers: Mapping[str, float], rows: Mapping[str, Any]
-    ) -> None:
+    def step(self, gradients, numbers, rows):
         """Update every parameter."""
         for group in self.native.param_groups:
             group["eps"] = 1e-6 if numbers["rate"] == self.recipe.learning_rate else self.recipe.epsilon
         super().step(gradients, numbers, rows)
 
 
-def forgetful(recipe: Recipe, variables: Mapping[str, Any], kinds: Mapping[str, str]) -> Forgetful:
+def forgetful(recipe, variables, kinds):
     """Return such an optimizer."""
     made = optimizer(recipe, variables, kinds)
     assert isinstance(made, OwnOptimizer)

@@ -3,24 +3,20 @@
 What other projects do, on the reference's arithmetic.
 """
 
-from __future__ import annotations
-
-from typing import Any
+import dataclasses
 
 import numpy as np
 
-from concord.backends.interface import Run
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.cases import Case
 from concord.spec.masks import real_tokens
 from concord.spec.model import Model
-from concord.spec.reference import compute
+from tests.toys.rounded import as_run, truth_of
 
 
 class OuterMask(Model):
     """Its mask is an outer product, so that padded queries see nothing either."""
 
-    def attention(self, name: str, query: Any, key: Any, value: Any, key_mask: Any, query_mask: Any) -> Any:
+    def attention(self, name, query, key, value, key_mask, query_mask):
         return super().attention(
             name, query, key, value, key_mask[:, :, None] & key_mask[:, None, :], query_mask
         )
@@ -31,7 +27,7 @@ class Unpadded(Model):
 
     filling = 0.0
 
-    def tap(self, name: str, tensor: Any) -> Any:
+    def tap(self, name, tensor):
         real = real_tokens(self.config, self.batch.required("input_ids"))
         if tensor.value.ndim > 2 and tensor.shape[:2] == real.shape:
             tensor = self.a.replace(
@@ -43,10 +39,10 @@ class Unpadded(Model):
 class Uninitialised(Unpadded):
     """What nobody computes is whatever memory held; it is handed out, and nothing is computed from it."""
 
-    def observe(self, observer: Any, gradients: bool, part: str) -> int:
+    def observe(self, observer, gradients, part):
         real = real_tokens(self.config, self.batch.required("input_ids"))
 
-        def spoilt(name: str, array: Any) -> None:
+        def spoilt(name, array):
             if array.ndim > 2 and array.shape[:2] == real.shape:
                 array = np.where(real.reshape(*real.shape, *[1] * (array.ndim - 2)), array, np.nan)
             observer(name, array)
@@ -57,7 +53,7 @@ class Uninitialised(Unpadded):
 class BlindZero(Model):
     """As PyTorch's scaled_dot_product_attention: a query without any visible key has a context of zero."""
 
-    def dot_product(self, name: str, q: Any, k: Any, v: Any, key_mask: Any, query_mask: Any) -> Any:
+    def dot_product(self, name, q, k, v, key_mask, query_mask):
         softmax, self.a.softmax = (
             self.a.softmax,
             lambda *given: self.a.replace(softmax(*given), key_mask.any(-1)[:, None, None, None], 0.0),
@@ -68,14 +64,7 @@ class BlindZero(Model):
             self.a.softmax = softmax
 
 
-def run_of(
-    case: Case,
-    model: type[Model],
-    dtype: str = "float32",
-    batch: Any = None,
-    declares: str = "",
-    **weights: Any,
-) -> Run:
+def run_of(case, model, dtype="float32", batch=None, declares="", **weights):
     """Return what a backend with such a model returns.
 
     Args:
@@ -83,16 +72,7 @@ def run_of(
         declares: the deviation that it declares.
         weights: that are other ones.
     """
-    given = batch or case.batch
-    made = compute(
-        case.config,
-        {**case.weights, **weights},
-        given,
-        Arithmetic(dtype, shuffle=89),
-        True,
-        case.part,
-        dtype,
-        model=model,
-    )
+    given = dataclasses.replace(case, weights={**case.weights, **weights}, batch=batch or case.batch)
     info = {"deviations": [{"name": declares, "value": 1, "reason": "it is made so"}]} if declares else {}
-    return Run(made.output, made.loss, dict(made.taps), dict(made.gradients), "numpy", dtype, info)
+    truth = truth_of(given, dtype, Arithmetic(dtype, shuffle=89), model=model)
+    return as_run(truth, dtype, info=info)

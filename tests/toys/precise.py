@@ -1,16 +1,13 @@
 """Backends that have a precision besides what is asked for, or results that change from run to run."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from concord.backends.interface import Request, Run
+from concord.backends.interface import Run
 from concord.spec.reference import reference
-from tests.toys.numpy_backend import NumpyBackend, _reference_module, _WrongScores
+from tests.toys.numpy_backend import NumpyBackend, WrongScores, _reference_module
 
 ARITHMETIC = {"strict": "float32", "tf32": "tf32", "default": "tf32"}
 
@@ -21,10 +18,10 @@ class MultipliesInTf32(NumpyBackend):
     Unless told otherwise it rounds the factors of float32 products, as frameworks do on a GPU.
     """
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self):
         return {**super().describe(), "precision_defaults": {"products": {"cpu": "tf32", "cuda": "tf32"}}}
 
-    def run(self, request: Request) -> Run:
+    def run(self, request):
         arithmetic = ARITHMETIC[request.precision] if request.dtype == "float32" else request.dtype
         truth = reference(
             request.config,
@@ -46,22 +43,15 @@ class MultipliesInTf32(NumpyBackend):
 class WrongInEveryPrecision(MultipliesInTf32):
     """Rounds factors too, and is wrong without."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        _reference_module.Model = _WrongScores
-
-
-class FailsWhenStrict(MultipliesInTf32):
-    def run(self, request: Request) -> Run:
-        if request.precision == "strict":
-            raise ArithmeticError("the toy has no full products")
-        return super().run(request)
+        _reference_module.Model = WrongScores
 
 
 class SaysAnotherPrecision(NumpyBackend):
     """Ran in another precision than it was asked for, and does not hide it."""
 
-    def run(self, request: Request) -> Run:
+    def run(self, request):
         return replace(super().run(request), info={"precision": "default"})
 
 
@@ -70,7 +60,7 @@ class AddsNoise(NumpyBackend):
 
     runs = 0
 
-    def run(self, request: Request) -> Run:
+    def run(self, request):
         run = super().run(request)
         AddsNoise.runs += 1
         if AddsNoise.runs > 1:
@@ -87,7 +77,7 @@ class WrongAgain(NumpyBackend):
 
     runs = 0
 
-    def run(self, request: Request) -> Run:
+    def run(self, request):
         run = super().run(request)
         WrongAgain.runs += 1
         if WrongAgain.runs % 3 == 0:
@@ -95,7 +85,7 @@ class WrongAgain(NumpyBackend):
         return run
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name):
     """Return a built-in backend whose switches something sets anew while it builds attention alone.
 
     A library, say.
@@ -105,7 +95,7 @@ def __getattr__(name: str) -> Any:
     adapter = importlib.import_module(f"concord.backends.{name}.backend")
 
     class Reset(adapter.Adapter):
-        def build(self, request: Request, *given: Any) -> Any:
+        def build(self, request, *given):
             built = super().build(request, *given)
             if request.part == "attention":
                 self.set_precision("tf32")

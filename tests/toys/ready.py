@@ -3,11 +3,7 @@
 A BERT of Hugging Face with random weights and a vocabulary.
 """
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -63,7 +59,7 @@ CONFIG = spec.variant(
 )
 
 
-def hugging_face(folder: Path, part: str = "model", seed: int = 3, **stated: Any) -> Path:
+def hugging_face(folder, part="model", seed=3, **stated):
     """Write a checkpoint: ``config.json``, ``model.safetensors`` and ``vocab.txt``.
 
     Args:
@@ -84,13 +80,13 @@ def hugging_face(folder: Path, part: str = "model", seed: int = 3, **stated: Any
     return folder
 
 
-def texts(path: Path, *lines: str) -> Path:
+def texts(path, *lines):
     """Write texts, one on a line; by default :data:`SENTENCES`."""
     path.write_text("\n".join(lines or SENTENCES) + "\n")
     return path
 
 
-def headed(folder: Path, **others: np.ndarray[Any, Any]) -> Path:
+def headed(folder, **others):
     """Write a checkpoint whose encoder has a pooler and heads of pretraining beside it, and whatever else.
 
     Args:

@@ -3,16 +3,10 @@
 Those that are kept here, cut down, and others of runs that never were.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from concord.conformance import record
-from concord.conformance.record import Record
 from concord.porting.certificate import sealed
 from concord.spec.files import write_text
 from concord.writing import KINDS
@@ -24,14 +18,14 @@ NAME = "record.json"
 RESULTS = ROOT / "conformance" / "results"
 
 
-def kept(name: str, **shorter: int) -> Record:
+def kept(name, **shorter):
     """Return a record that is kept here, with so many entries of some of its lists."""
-    data: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    data = json.loads((RESULTS / f"{name}.json").read_text())
     cut = {key: entry[: shorter[key]] if key in shorter else entry for key, entry in data.items()}
     return record.parsed(json.dumps(cut).encode(), KINDS)
 
 
-def certificate() -> Record:
+def certificate():
     made, found = sealed.read(ROOT / "docs" / "certificates" / "minilm-flax.json")
     errors = {
         backend: {dtype: dict(list(worst.items())[:3]) for dtype, worst in of.items()}
@@ -41,7 +35,7 @@ def certificate() -> Record:
     return replace(made, outcome=replace(found, errors=errors, **few))
 
 
-RECORDS: dict[str, Callable[[], Record]] = {
+RECORDS = {
     "check": lambda: record.made(reports.mixed(), "check", "a check"),
     "fuzz": lambda: kept("fuzz-bfloat16-jax"),
     "mutants": lambda: kept("mutants-jax", findings=5),
@@ -51,7 +45,7 @@ RECORDS: dict[str, Callable[[], Record]] = {
 }
 
 
-def write(kind: str, folder: Path) -> None:
+def write(kind, folder):
     """Write a record of a kind into a folder."""
     made = RECORDS[kind]()
     write_text(folder / NAME, sealed.text(made) if kind == "certificate" else record.text(made))

@@ -1,14 +1,10 @@
 """Reports of runs that never were."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from concord.conformance.breakdown import Breakdown, break_down
+from concord.conformance.breakdown import break_down
 from concord.conformance.campaign import Report, Settings
 from concord.conformance.diagnosis import Diagnosis
 from concord.conformance.diagnosis.conclusions import conclude
@@ -33,7 +29,7 @@ TENSORS = [
 AXES = ("batch", "classes")
 
 
-def judgement(ratio: float, size: int = 6, **fields: Any) -> Judgement:
+def judgement(ratio, size=6, **fields):
     """Return a judgement of so many tolerances.
 
     One element has the largest error, the others a tenth of it.
@@ -54,7 +50,7 @@ def judgement(ratio: float, size: int = 6, **fields: Any) -> Judgement:
     )
 
 
-def row(name: str, clause: str, local: float | None, end_to_end: float | None = None, note: str = "") -> Row:
+def row(name, clause, local, end_to_end=None, note=""):
     """Return a row; one without judgements could not be compared."""
     judged = [None if ratio is None else judgement(ratio) for ratio in (local, end_to_end)]
     way = 0 if judged[0] else 1
@@ -64,7 +60,7 @@ def row(name: str, clause: str, local: float | None, end_to_end: float | None = 
     return Row(name, clause, deciding.status if deciding else "diverges", *judged, note, 6, AXES)
 
 
-def breakdown(ratio: float) -> Breakdown:
+def breakdown(ratio):
     """Return where the error of a tensor of two rows and three columns lies: all in one element."""
     scores = np.full((2, 3), Z / 10)
     scores[0, 1] = ratio * Z
@@ -72,13 +68,7 @@ def breakdown(ratio: float) -> Breakdown:
     return break_down(value + scores / Z, value, sigma, scores, AXES)
 
 
-def verdict(
-    ratio: float = 0.1,
-    wrong: int | None = None,
-    error: float = 500.0,
-    cause: Cause | None = None,
-    tensors: Sequence[tuple[str, str]] = TENSORS,
-) -> Verdict:
+def verdict(ratio=0.1, wrong=None, error=500.0, cause=None, tensors=TENSORS):
     """Return a verdict, in which perhaps the tensor at one place is wrong, and all that follow inherit it."""
     table = []
     for place, (name, clause) in enumerate(tensors):
@@ -88,9 +78,7 @@ def verdict(
     return Verdict(table, Diagnosis(first[0], (first[1],), cause) if cause else None)
 
 
-def result(
-    backend: str = "torch", status: str | None = None, judged: Verdict | None = None, **fields: Any
-) -> Result:
+def result(backend="torch", status=None, judged=None, **fields):
     """Return a result: of a status without a verdict, or of a verdict."""
     judged = judged or (verdict() if status is None else None)
     values = {"group": "bert", "case": "bert-ragged", "dtype": "float32", "seconds": 0.25, **fields}
@@ -100,7 +88,7 @@ def result(
 CAUSE = Cause("scale", "The scores are too large by a factor of 1.001.", True)
 
 
-def mixed() -> Report:
+def mixed():
     """Return a report of everything that can become of a run."""
     undetermined = Verdict(
         [
@@ -165,11 +153,7 @@ def mixed() -> Report:
     return Report(results, environments, Settings(), 12.0, notes, conclusions)
 
 
-def agreeing(
-    names: Sequence[str] = ("torch", "tf", "paddle", "jax"),
-    cases: int = 2,
-    tensors: Sequence[tuple[str, str]] = TENSORS,
-) -> Report:
+def agreeing(names=("torch", "tf", "paddle", "jax"), cases=2, tensors=TENSORS):
     """Return a report in which everything agrees."""
     verdicts = [verdict(0.05 + 0.01 * case, tensors=tensors) for case in range(cases)]
     results = [
@@ -181,7 +165,7 @@ def agreeing(
     return Report(results, {name: {"version": "1.0"} for name in names}, Settings(), 3.0)
 
 
-def large(wrong: int | None = None, cases: int = 44) -> Report:
+def large(wrong=None, cases=44):
     """Return a report as large as that of a whole check, if it is of all cases: 352 runs of 60 tensors."""
     taps = [(f"layers.{place // 16}.attention.masked_scores{place}", "ATT-2") for place in range(40)]
     tensors = [

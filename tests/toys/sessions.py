@@ -5,28 +5,25 @@
 
 import dataclasses
 import importlib
-from typing import Any
 
 import numpy as np
 
 from concord.backends import BUILT_IN
-from concord.backends.interface import Request, Run
-from concord.spec.batch import Batch
 from concord.spec.parameters import trainable
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
 
 
-def __getattr__(name: str) -> type:
+def __getattr__(name):
     name, _, kind = name.partition("_")
     if name not in BUILT_IN or kind not in ("Stepped", "Trained"):
         raise AttributeError(name)
-    adapter: Any = importlib.import_module(f"concord.backends.{name}.backend").Adapter
+    adapter = importlib.import_module(f"concord.backends.{name}.backend").Adapter
 
-    class Stepped(adapter):  # type: ignore[misc]
+    class Stepped(adapter):
         """Runs in a session that had other weights and inputs, and was stepped with both."""
 
-        def run(self, request: Request) -> Run:
+        def run(self, request):
             others = {name: array * np.asarray(1.5, array.dtype) for name, array in request.weights.items()}
             batch = dataclasses.replace(request.batch, labels=request.batch.required("labels")[::-1].copy())
             session = super().session(dataclasses.replace(request, weights=others, batch=batch))
@@ -37,14 +34,14 @@ def __getattr__(name: str) -> type:
             session.forward()
             logits = session.results()["logits"]
             session.synchronize()
-            run: Run = session.read()
+            run = session.read()
             run.output = run.taps["logits"] = logits
             return run
 
-    class Trained(adapter):  # type: ignore[misc]
+    class Trained(adapter):
         """Says what training from the same weights, in a session that was trained before, comes to, twice."""
 
-        def run(self, request: Request) -> Run:
+        def run(self, request):
             others = {name: array * np.asarray(1.5, array.dtype) for name, array in request.weights.items()}
             batch = dataclasses.replace(request.batch, labels=request.batch.required("labels")[::-1].copy())
             training = Training(Recipe(algorithm="adam", learning_rate=0.01), [])
@@ -54,7 +51,7 @@ def __getattr__(name: str) -> type:
             session.compile()
             session.step()
             first, second = (states(session, request, batch) for _ in range(2))
-            run: Run = super().run(request)
+            run = super().run(request)
             run.info["unmoved"] = [
                 name
                 for name in trainable(request.config)
@@ -69,7 +66,7 @@ def __getattr__(name: str) -> type:
     return {"Stepped": Stepped, "Trained": Trained}[kind]
 
 
-def states(session: Any, request: Request, batch: Batch) -> dict[str, Any]:
+def states(session, request, batch):
     """Return what two steps from the weights of a request, on its batch and another, come to."""
     session.load(request.weights)
     session.feed(request.batch)

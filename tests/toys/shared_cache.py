@@ -6,10 +6,7 @@ To derive takes a hundred times as long as to read.
 import hashlib
 import os
 import pickle
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from concord.conformance.estimate import Cache
 
@@ -21,14 +18,14 @@ class SharedCache(Cache):
         folder: where results lie, each in a file of its own, under a digest of its key.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         super().__init__()
         self.folder = folder
 
-    def get(self, key: str, make: Callable[[], Any]) -> Any:
+    def get(self, key, make):
         return super().get(key, partial(self._read, key, make))
 
-    def _read(self, key: str, make: Callable[[], Any]) -> Any:
+    def _read(self, key, make):
         file = self.folder / hashlib.sha256(key.encode()).hexdigest()
         if file.exists():
             return pickle.loads(file.read_bytes())

@@ -1,15 +1,10 @@
 """Small requests, and how to make them of a worker."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from concord import spec
-from concord.backends.interface import Request, Run
-from concord.backends.worker import Worker
+from concord.backends.interface import Request
 
 
-def request_for(config: spec.EncoderConfig, part: str = "model", **fields: Any) -> Request:
+def request_for(config, part="model", **fields):
     """Return a request with small weights and a small batch."""
     tokens = 5 if part in ("attention", "dot_product") or config.pooling != "flatten" else None
     return Request(
@@ -21,6 +16,6 @@ def request_for(config: spec.EncoderConfig, part: str = "model", **fields: Any) 
     )
 
 
-def run_of(worker: Worker, request: Request) -> Run:
+def run_of(worker, request):
     """Return what a worker makes of a request."""
     return worker.run(request.config, request.weights, request.batch, request.part, request.dtype)

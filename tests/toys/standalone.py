@@ -15,10 +15,10 @@ from safetensors.numpy import load_file, save_file
 from concord import spec
 
 
-def answer(folder: Path, wrong: str | None) -> None:
+def answer(folder, wrong):
     case, arrays = json.loads((folder / "case.json").read_text()), load_file(folder / "case.safetensors")
 
-    def given(prefix: str) -> dict[str, np.ndarray]:
+    def given(prefix):
         return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
     truth = spec.reference(

@@ -7,19 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from concord.backends.interface import Request, Run
-from concord.spec.tape import Node
 from concord.spec.tensors import output_name
 from tests.toys.numpy_backend import NumpyBackend, _reference_module
 
 POSITIONS = "embeddings.position.weight"
 
 
-def tokens_of(request: Request) -> int:
+def tokens_of(request):
     return request.batch.required("input_ids").shape[1]
 
 
-def model_of(request: Request) -> tuple[Any, ...]:
+def model_of(request):
     """Return what tells models apart: weights too."""
     return (request.config, request.dtype, *(array.tobytes() for array in request.weights.values()))
 
@@ -29,7 +27,7 @@ class AddsGradients(NumpyBackend):
 
     model: tuple[Any, ...] = ()
 
-    def run(self, request: Request) -> Run:
+    def run(self, request):
         run = super().run(request)
         if self.model == model_of(request):
             run = replace(
@@ -42,13 +40,11 @@ class AddsGradients(NumpyBackend):
 class KeepsItsMask(NumpyBackend):
     """Makes a mask for each model and shape, once."""
 
-    def run(self, request: Request) -> Run:
+    def run(self, request):
         kept = self.__dict__.setdefault("masks", {}).setdefault((model_of(request), tokens_of(request)), {})
 
-        class Masked(_reference_module.Model):  # type: ignore[name-defined, misc]
-            def dot_product(
-                self, name: str, q: Node, k: Node, v: Node, key_mask: Any, query_mask: Any
-            ) -> Node:
+        class Masked(_reference_module.Model):
+            def dot_product(self, name, q, k, v, key_mask, query_mask):
                 return super().dot_product(name, q, k, v, *kept.setdefault(name, (key_mask, query_mask)))
 
         right, _reference_module.Model = _reference_module.Model, Masked
@@ -61,7 +57,7 @@ class KeepsItsMask(NumpyBackend):
 class CutsItsPositions(NumpyBackend):
     """Makes a table of positions for each configuration, as long as its first text."""
 
-    def run(self, request: Request) -> Run:
+    def run(self, request):
         length = self.__dict__.setdefault("lengths", {}).setdefault(
             (request.config, request.dtype), tokens_of(request)
         )
@@ -75,7 +71,7 @@ class ShiftsAfterALongerText(NumpyBackend):
     end.
     """
 
-    def run(self, request: Request) -> Run:
+    def run(self, request):
         longest = self.__dict__.setdefault("longest", {})
         key = (request.config, request.dtype)
         longest[key] = max(longest.get(key, 0), tokens_of(request))
@@ -86,7 +82,7 @@ class ShiftsAfterALongerText(NumpyBackend):
 class KeepsItsOutput(NumpyBackend):
     """Keeps its output by the shape of a text."""
 
-    def run(self, request: Request) -> Run:
+    def run(self, request):
         run, name = super().run(request), output_name(request.config, request.part)
         kept = self.__dict__.setdefault("kept", {}).setdefault(
             (request.dtype, request.batch.required("input_ids").shape), run.output
@@ -97,7 +93,7 @@ class KeepsItsOutput(NumpyBackend):
 class FailsAgain(NumpyBackend):
     """Cannot run the same inputs twice."""
 
-    def run(self, request: Request) -> Run:
+    def run(self, request):
         seen = self.__dict__.setdefault("seen", set())
         inputs = (model_of(request), request.batch.required("input_ids").tobytes())
         if inputs in seen:
@@ -109,16 +105,7 @@ class FailsAgain(NumpyBackend):
 class LosesGradients(NumpyBackend):
     """Hands out gradients once."""
 
-    def run(self, request: Request) -> Run:
+    def run(self, request):
         run = super().run(request)
         self.__dict__.setdefault("given", []).append(run)
         return run if len(self.given) == 1 else replace(run, gradients={})
-
-
-class WrongThenFails(FailsAgain):
-    """Is wrong in its first run, and fails in the next."""
-
-    def run(self, request: Request) -> Run:
-        run = super().run(request)
-        run.taps["logits"][...] += 1
-        return run

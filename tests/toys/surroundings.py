@@ -1,21 +1,17 @@
 """What surrounds a run in a test: the command line, installed packages, another interpreter, another host."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 from typer.main import get_command
 
 from concord import backends, cli
-from concord.spec.cases import Case
 
 T = TypeVar("T")
 
@@ -26,7 +22,7 @@ All that one of them computes is computed in the same process, whose workers sta
 """
 
 
-def sample_of(entries: Sequence[T], sampled: Callable[[int, T], bool]) -> list[Any]:
+def sample_of(entries, sampled):
     """Return the entries of a table, as parameters of a test, of which a sample is quick.
 
     The others are slow.
@@ -37,7 +33,7 @@ def sample_of(entries: Sequence[T], sampled: Callable[[int, T], bool]) -> list[A
     ]
 
 
-def quick_case(_: int, case: Case) -> bool:
+def quick_case(_, case):
     """Whether a standard case is of a usual size.
 
     The long ones take as much as all others together, and one of them will do.
@@ -52,23 +48,21 @@ PROGRESS = re.compile(r" *\d+ s  \S")
 """How a line of :mod:`concord.progress` begins."""
 
 
-def commands(group: Any = None, before: str = "") -> dict[str, Any]:
+def commands(group=None, before=""):
     """Return every command of the command line by the words that call it."""
-    found: dict[str, Any] = {}
+    found = {}
     for name, command in (group or get_command(cli.app)).commands.items():
         within = hasattr(command, "commands")
         found |= commands(command, f"{before}{name} ") if within else {f"{before}{name}": command}
     return found
 
 
-def toy(name: str, module: str = "numpy_backend") -> str:
+def toy(name, module="numpy_backend"):
     """Return how a toy is asked for."""
     return f"tests.toys.{module}:{name}"
 
 
-def concord(
-    line: str, *words: str | Path, folder: Path = ROOT, **environment: str
-) -> subprocess.CompletedProcess[str]:
+def concord(line, *words, folder=ROOT, **environment):
     """Run a command line, and words that follow it, in a process of its own, in a wide terminal."""
     return subprocess.run(
         [sys.executable, "-m", "concord", *shlex.split(line), *map(str, words)],
@@ -81,17 +75,31 @@ def concord(
     )
 
 
-def errors(said: str) -> str:
+def suite(line, folder=ROOT):
+    """Run the conformance suite in a pytest of its own, from a folder."""
+    words = f"-m pytest -q -p no:cacheprovider --pyargs concord.conformance {line}".split()
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=10 * PATIENCE,
+        check=False,
+    )
+
+
+def errors(said):
     """Return what a command said on standard error but for how far it had come."""
     return "".join(line for line in said.splitlines(keepends=True) if not PROGRESS.match(line))
 
 
-def options(option: str, values: Iterable[str]) -> list[str]:
+def options(option, values):
     """Return an option repeated for each value."""
     return [word for value in values for word in (option, value)]
 
 
-def offer(folder: Path, **backends: str) -> Path:
+def offer(folder, **backends):
     """Write the metadata of an installed package that offers backends; return what PYTHONPATH has to hold."""
     about = folder / "toy_backends-1.0.dist-info"
     about.mkdir(parents=True)
@@ -101,7 +109,7 @@ def offer(folder: Path, **backends: str) -> Path:
     return folder
 
 
-def hide_frameworks(folder: Path) -> Path:
+def hide_frameworks(folder):
     """Write modules that make the four frameworks look absent; return what PYTHONPATH has to hold."""
     for name in ("torch", "tensorflow", "keras", "paddle", "jax", "jaxlib", "flax"):
         (folder / name).mkdir(parents=True)
@@ -111,7 +119,7 @@ def hide_frameworks(folder: Path) -> Path:
     return folder
 
 
-def script(path: Path, text: str) -> Path:
+def script(path, text):
     """Write a shell script that can be executed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{text}\n")
@@ -119,12 +127,12 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
-def marked_python(path: Path, marker: str) -> Path:
+def marked_python(path, marker):
     """Write an interpreter that can be told apart: it has ``TOY_MARKER`` in its environment."""
     return script(path, f'TOY_MARKER={shlex.quote(marker)} exec {shlex.quote(sys.executable)} "$@"')
 
 
-def fake_ssh(folder: Path, home: Path) -> Path:
+def fake_ssh(folder, home):
     """Write an ``ssh`` that runs its last argument here, in a home folder, and notes what it was asked for.
 
     Returns:

@@ -1,0 +1,273 @@
+"""The four backends beyond the standard cases, by the same judge: what they compute, and what they refuse.
+
+Parts, masks, options, precisions, compilation, library layers, runs without padding, and sessions that had
+other weights and inputs before.
+"""
+
+import dataclasses
+import functools
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from concord import spec
+from concord.backends import BUILT_IN
+from concord.backends.interface import Unsupported
+from concord.conformance.judging import judge
+from concord.spec.cases import build_case
+
+BOTH = ("float64", "float32")
+HALVES = ("bfloat16", "float16")
+PADDING = "unpadded"
+EVERYWHERE = len(BUILT_IN)
+HAS_A_LAYER = ("torch", "paddle")
+STEPPED = "tests.toys.sessions:{}_Stepped"
+"""A session that had other weights and inputs before."""
+
+
+@dataclass(eq=False)
+class Asked:
+    """A case, and how it is run.
+
+    Attributes:
+        dtypes: in each of which it is run.
+        settings: of the run.
+        turns: on how many backends, which take turns.
+        only: the backends that have it.
+        changed: makes another case of it.
+        backend: how a backend is asked for by its name.
+    """
+
+    variant: str
+    scenario: str = "ragged"
+    part: str = "model"
+    options: dict = field(default_factory=dict)
+    dtypes: tuple = ("float32",)
+    settings: dict = field(default_factory=dict)
+    turns: int = EVERYWHERE
+    only: tuple = tuple(sorted(BUILT_IN))
+    changed: functools.partial = lambda case: case
+    backend: str = "{}"
+
+    def __str__(self):
+        said = (self.variant, self.scenario, self.part, *self.options, *map(str, self.settings.values()))
+        return "-".join((*said, *self.dtypes))
+
+
+def with_masks(case, mask):
+    """Return a case of attention with other masks than its own."""
+    arrays = {name: array for name, array in case.batch.arrays().items() if not name.endswith("_mask")}
+    if mask == "three-dimensional":
+        shape = (len(arrays["query"]), arrays["query"].shape[1], arrays["key"].shape[1])
+        arrays["key_mask"] = np.random.default_rng(2).random(shape) > 0.4
+    return dataclasses.replace(case, batch=spec.from_arrays(arrays))
+
+
+def without_empty_samples(case):
+    """Give each sample a real token; and one sample padding in front, where pooling looks."""
+    ids = case.batch.required("input_ids").copy()
+    ids[(ids == case.config.pad_id).all(axis=1), 2] = 5
+    ids[2, 0] = case.config.pad_id
+    return dataclasses.replace(case, batch=spec.from_arrays({**case.batch.arrays(), "input_ids": ids}))
+
+
+def refusal(backend, variant, dtype, implementation="explicit"):
+    """Return in which words a backend refuses a precision; nothing if it has it."""
+    if backend == "paddle" and dtype in HALVES:
+        return f"no {dtype} matrix product on cpu"
+    if implementation == "explicit":
+        return ""
+    if (backend, dtype) == ("torch", "float16"):
+        return dtype
+    if dtype in HALVES and variant == "nndl-paddle":
+        return r"float32 scores, where .* \(MSK-5\)"
+    return "softmax in float32" if (backend, dtype) == ("jax", "float64") else ""
+
+
+LIBRARY, LAYER, FUSED = ({"implementation": name} for name in ("library", "library:layer", "library:fused"))
+KEPT_OUT = {**LIBRARY, "execution": PADDING}
+OTHER_LAYERS = (
+    {"activation": "gelu_tanh", "norm_placement": "pre", "final_norm": True},
+    {"activation": "relu", "qkv_activation": "relu", "score_scale": "multiply_query"},
+    {"qkv_bias": False, "output_projection": False, "head_computation": "looped"},
+    {"mask_assignment": "batch_major", "norm_epsilon": 1e-3},
+)
+PRE = {"norm_placement": "pre", "final_norm": True, "activation": "relu"}
+POSITIONS = {"position_start": 3, "position_of_padding": "pad_row", "position_padding_row": 2, "pad_id": 2}
+
+ASKED = [
+    *(
+        Asked(name, part=part, dtypes=BOTH, turns=1)
+        for name in ("tf1-text-classifier", "bert-pytorch", "nndl-paddle", "keras-attention")
+        for part in ("encoder", "stack", "attention", "dot_product")
+    ),
+    *(
+        Asked(
+            "keras-attention",
+            "ragged",
+            part,
+            {"head_computation": heads, "mask_assignment": masks},
+            ("float64",),
+            turns=1,
+            changed=functools.partial(with_masks, mask=mask),
+        )
+        for heads, masks in (("batched", "batch_major"), ("batched", "per_sample"), ("looped", "per_sample"))
+        for mask in ("none", "three-dimensional")
+        for part in ("attention", "dot_product")
+    ),
+    *(Asked(name, dtypes=HALVES) for name in ("bert", "nndl-paddle")),
+    *(
+        Asked(name, "peaked", settings={"execution": "compiled"})
+        for name in ("nndl-paddle", "keras-attention")
+    ),
+    # Library layers.
+    *(
+        Asked(name, scenario, "model", {}, BOTH, LIBRARY, 2)
+        for name in ("bert", "nndl-paddle")
+        for scenario in ("ragged", "peaked", "tiny", "offset", "single")
+    ),
+    *(Asked("bert", "ragged", "model", options, BOTH, LIBRARY, 2) for options in OTHER_LAYERS),
+    *(
+        Asked(name, part=part, dtypes=BOTH, settings=LIBRARY, turns=2)
+        for name, part in (("bert", "encoder"), ("nndl-paddle", "stack"))
+    ),
+    *(
+        Asked(
+            name,
+            part=part,
+            dtypes=BOTH,
+            settings=LIBRARY,
+            turns=2,
+            changed=functools.partial(with_masks, mask=mask),
+        )
+        for name, part in (("keras-attention", "attention"), ("bert", "dot_product"))
+        for mask in ("none", "three-dimensional")
+    ),
+    *(
+        Asked(name, scenario, dtypes=HALVES, settings=LIBRARY)
+        for name, scenario in (("bert", "full"), ("nndl-paddle", "ragged"))
+    ),
+    Asked("bert", settings={**LIBRARY, "execution": "compiled"}),
+    *(
+        Asked("bert", scenario, dtypes=BOTH, settings=FUSED, only=("torch",))
+        for scenario in ("equal", "full", "single")
+    ),
+    Asked("nndl-paddle", dtypes=BOTH, settings={**FUSED, "gradients": False}, only=("torch",)),
+    # A whole layer; without gradients there is a fast path with other rules for masks.
+    *(
+        Asked(name, scenario, dtypes=BOTH, settings=LAYER, only=HAS_A_LAYER)
+        for name in ("bert", "nndl-paddle-api")
+        for scenario in ("ragged", "peaked", "tiny")
+    ),
+    *(
+        Asked("bert", part=part, options=PRE, dtypes=BOTH, settings=LAYER, only=HAS_A_LAYER)
+        for part in ("model", "encoder", "stack")
+    ),
+    Asked("bert", dtypes=BOTH, settings={**LAYER, "gradients": False}, only=HAS_A_LAYER),
+    # Without padding.
+    *(
+        Asked(
+            name,
+            scenario,
+            dtypes=(dtype,),
+            settings=KEPT_OUT,
+            turns=2,
+            changed=without_empty_samples if scenario == "ragged" else lambda case: case,
+        )
+        for name, scenario in (
+            ("bert", "ragged"),
+            ("bert", "equal"),
+            ("nndl-paddle", "ragged"),
+            ("bert", "single"),
+        )
+        for dtype in BOTH
+    ),
+    *(
+        Asked("bert", options=options, settings=KEPT_OUT, changed=without_empty_samples)
+        for options in (
+            {**PRE, "qkv_activation": "relu"},
+            {**POSITIONS, "max_positions": 17, "pooling": "mean", "length_epsilon": 1e-12},
+            {
+                "position_start": 1,
+                "position_of_padding": "zero_row",
+                "head_computation": "looped",
+                "num_segments": 0,
+            },
+        )
+    ),
+    Asked("bert", "equal", settings={**FUSED, "execution": PADDING}, only=("torch",)),
+    Asked(
+        "nndl-paddle", settings={**LIBRARY, "execution": "unpadded-compiled"}, changed=without_empty_samples
+    ),
+    # Sessions: a model that was loaded, fed and stepped computes what one that was just built does.
+    *(
+        Asked(
+            "bert",
+            options={"num_layers": 1},
+            settings={"execution": execution, "tap_gradients": True},
+            backend=STEPPED,
+        )
+        for execution in ("eager", "compiled")
+    ),
+    Asked("tf1-text-classifier", options={"num_layers": 1}, settings={"gradients": False}, backend=STEPPED),
+]
+
+
+@pytest.mark.clause("PRT-1", "GRD-1", "GRD-2", "GRD-5", "MSK-1", "MSK-3", "MSK-4", "MSK-5", "MSK-7", "ATT-3")
+@pytest.mark.clause("ATT-4", "ATT-7", "NRM-2", "FFN-2", "PRC-2", "PRC-3")
+@pytest.mark.parametrize(
+    ("backend", "asked"),
+    [
+        pytest.param(name, asked, marks=[pytest.mark.xdist_group(name), pytest.mark.in_turn(asked.turns)])
+        for asked in ASKED
+        for name in asked.only
+    ],
+    ids=str,
+)
+def test_backend_conforms(backend, asked, open_worker):
+    worker = open_worker(asked.backend.format(backend))
+    case = asked.changed(build_case(asked.variant, asked.scenario, asked.part, asked.options))
+    for dtype in asked.dtypes:
+        run = functools.partial(
+            worker.run, case.config, case.weights, case.batch, part=case.part, dtype=dtype, **asked.settings
+        )
+        if words := refusal(backend, asked.variant, dtype, asked.settings.get("implementation", "explicit")):
+            with pytest.raises(Unsupported, match=words):
+                run()
+            continue
+        found = run()
+        verdict = judge(case.config, case.weights, case.batch, found, case.part)
+        assert verdict.passed, f"{dtype}: {verdict.first_divergence}"
+        assert bool(found.gradients) == asked.settings.get("gradients", True)
+
+
+@pytest.mark.clause("MSK-6")
+def test_mask_constants_survive_in_float64(worker):
+    """A framework that passes constants through float32 turns -2^32 + 1 into -2^32."""
+    for fill in ("replace", "add"):
+        options = {"mask_fill": fill, "query_mask": "none"}
+        case = build_case("tf1-text-classifier", "ragged", "attention", options)
+        run = worker.run(case.config, case.weights, case.batch, part="attention", dtype="float64")
+        hidden = ~case.batch.key_mask[3]
+        assert (run.taps["attention.masked_scores"][3][..., hidden] != -4294967296.0).all()
+        assert judge(case.config, case.weights, case.batch, run, "attention").passed
+
+
+def test_run_without_taps_or_gradients_delivers_output_and_loss(worker):
+    case = build_case("bert", "ragged")
+    run = worker.run(case.config, case.weights, case.batch, dtype="float64", taps=False, gradients=False)
+    assert (run.taps, run.gradients) == ({}, {})
+    verdict = judge(case.config, case.weights, case.batch, run)
+    assert verdict.passed
+    assert [row.tensor for row in verdict.table] == ["logits", "loss"]
+
+
+@pytest.mark.parametrize("execution", ["eager", "compiled"])
+def test_training_begins_anew_with_what_is_loaded(worker, open_worker, execution):
+    case = build_case("bert", "ragged", options={"num_layers": 1})
+    trained = open_worker(f"tests.toys.sessions:{worker.name}_Trained")
+    info = trained.run(case.config, case.weights, case.batch, execution=execution, gradients=False).info
+    assert info["unmoved"] == []
+    assert info["moments"] == ["first_moment", "parameters", "second_moment"]
+    assert info["unlike"] == []

@@ -1,0 +1,105 @@
+"""A command that runs while a test does something to it, and what becomes of all that it has started."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+from concord.backends import machine
+from concord.backends.process import MARK
+from tests.toys.surroundings import PATIENCE, ROOT, errors
+
+BOUND = 240.0
+"""Seconds after which a command hangs, on a machine that has much else to do."""
+
+
+def until(done, patience=PATIENCE):
+    """Whether something comes true in time."""
+    deadline = time.monotonic() + patience
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def noted(folder, name):
+    """Return the processes of toys that have noted something, by how often they did."""
+    file = folder / name
+    return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+
+class Running:
+    """A command in a process of its own, whose descendants are known by a variable of their environment."""
+
+    def __init__(self, folder, line, *words, **environment):
+        if not Path("/proc/self/environ").exists():
+            pytest.skip("processes are found by their environment")
+        self.mark, self.folder, self.notes = f"TOY_DISTURBANCE={uuid.uuid4().hex}", folder, folder / "notes"
+        self.notes.mkdir()
+        given = dict([self.mark.split("=")], COLUMNS="200", TMPDIR=str(folder), TOY_NOTES=str(self.notes))
+        with (folder / "out.txt").open("w") as out, (folder / "err.txt").open("w") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "concord", *shlex.split(line), *map(str, words)],
+                cwd=ROOT,
+                env={**os.environ, **given, **environment},
+                stdout=out,
+                stderr=err,
+            )
+
+    def wait_for_handlers(self):
+        """Wait until the command heeds signals: before that, it is Python that starts."""
+        status, bit = Path(f"/proc/{self.process.pid}/status"), 1 << (signal.SIGTERM - 1)
+        until(lambda: int(status.read_text().partition("SigCgt:")[2].split()[0], 16) & bit)
+
+    def all(self):
+        """Return the processes that the command has started and that live."""
+        return [pid for pid in machine.marked(self.mark) if pid not in (self.process.pid, os.getpid())]
+
+    def workers(self):
+        """Return the processes of each worker."""
+        found = {}
+        for pid in self.all():
+            try:
+                found.setdefault(psutil.Process(pid).environ().get(MARK, ""), []).append(pid)
+            except psutil.Error:
+                continue
+        return {mark: pids for mark, pids in found.items() if mark}
+
+    def end(self, patience=5.0):
+        """Wait for its end, and return its exit code.
+
+        Within so many seconds it has left nothing, and it has shown no traceback.
+        """
+        try:
+            code = self.process.wait(BOUND)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            pytest.fail(f"it hangs: {self.said()[-2000:]}")
+        until(lambda: not any(map(alive, self.all())), patience)
+        left = [pid for pid in self.all() if alive(pid)]
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        assert left == []
+        assert "Traceback" not in errors(self.said()).replace("| Traceback", "")
+        return code
+
+    def said(self):
+        return (self.folder / "out.txt").read_text() + (self.folder / "err.txt").read_text()
+
+    def files(self):
+        return {path.name for path in self.folder.iterdir()} - {"out.txt", "err.txt", "notes"}
