@@ -62,7 +62,9 @@ def pytest_configure(config):
         config.stash[kept] = folder = tempfile.mkdtemp(prefix="concord-tests-")
         os.environ[SHARED] = folder
         if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-            os.environ.update(COMPILED, JAX_COMPILATION_CACHE_DIR=f"{folder}/jax")
+            cache = getattr(config, "cache", None)  # what is compiled is known by content: it is kept
+            compiled = cache.mkdir("jax") if cache else Path(folder) / "jax"
+            os.environ.update(COMPILED, JAX_COMPILATION_CACHE_DIR=str(compiled))
     tolerance._estimates = SharedCache(Path(os.environ[SHARED]))
     for number, action in STOPPING.items():
         if signal.getsignal(number) is signal.SIG_IGN:

@@ -43,9 +43,9 @@ def test_texts_become_the_ids_of_the_models_own_tokenizer(tmp_path):
     found = OwnModel(hugging_face(tmp_path / "bert"), texts=texts(tmp_path / "t.txt"), batch=3).load()
     assert list(found.batches) == ["bert-t-1", "bert-t-4"]
     batch = found.batches["bert-t-1"]
-    row = ["[CLS]", "a", "quick", "dog", "ran", ",", "look", "##ing", "in", "the", "bank", "?", "[SEP]"]
-    assert batch.input_ids[1].tolist() == [ID[word] for word in row]
-    assert batch.input_ids[2].tolist() == [ID[word] for word in ("[CLS]", "short", ".", "[SEP]")] + [0] * 9
+    row = "[CLS] a quick dog ran , look ##ing in the bank ? [SEP]"
+    assert batch.input_ids[1].tolist() == ids_of(row)
+    assert batch.input_ids[2].tolist() == ids_of("[CLS] short . [SEP]") + [0] * 9
     assert found.batches["bert-t-4"].input_ids.shape == (2, 12)
     assert found.tokens[4].endswith("t.txt:5: [CLS] the cat ##s said [SEP]")
     assert found.part == "model"
@@ -65,62 +65,46 @@ def test_pairs_have_segments_and_labels_are_the_models(tmp_path):
     )
 
 
+def ids_of(words):
+    return [ID[word] for word in words.split()]
+
+
 def test_what_is_cut_off_is_said(tmp_path):
     found = OwnModel(hugging_face(tmp_path / "bert"), texts=texts(tmp_path / "t.txt"), max_tokens=7).load()
     (batch,) = found.batches.values()
     assert batch.input_ids.shape == (5, 7)
-    assert (
-        batch.input_ids[0] == [ID[word] for word in ["[CLS]", "the", "cat", "sat", "on", "the", "[SEP]"]]
-    ).all()
+    assert batch.input_ids[0].tolist() == ids_of("[CLS] the cat sat on the [SEP]")
     assert [line.partition(": ")[2] for line in found.remarks if "cut off" in line] == [
-        "2 tokens were cut off: 7 are as many as it may have",
-        "6 tokens were cut off: 7 are as many as it may have",
-        "5 tokens were cut off: 7 are as many as it may have",
+        f"{count} tokens were cut off: 7 are as many as it may have" for count in (2, 6, 5)
     ]
     assert "at most 19" in refusal(
         lambda: OwnModel(tmp_path / "bert", texts=tmp_path / "t.txt", max_tokens=20).load()
     )
 
 
-def test_a_limit_beside_the_tokenizer_is_kept(tmp_path):
+LIMIT, SMALL, PROMPTS = "sentence_bert_config", "tokenizer_config", "config_sentence_transformers"
+
+BESIDE = [
+    ({LIMIT: {"max_seq_length": 4}, SMALL: {"model_max_length": 10**30}}, "[CLS] [UNK] [UNK] [SEP]"),
+    # sentence-transformers does not ask the tokenizer then
+    ({LIMIT: {"max_seq_length": 4}, SMALL: {"model_max_length": 3}}, "[CLS] [UNK] [UNK] [SEP]"),
+    ({SMALL: {"do_lower_case": False}}, "[CLS] [UNK] [UNK] , the [SEP]"),
+    ({LIMIT: {"do_lower_case": True}}, "[CLS] the cat , the [SEP]"),
+    ({PROMPTS: {"prompts": {"query": "dog "}, "default_prompt_name": None}}, "[CLS] [UNK] [UNK] , the [SEP]"),
+    (
+        {PROMPTS: {"prompts": {"query": "dog, "}, "default_prompt_name": "query"}},
+        "[CLS] dog , [UNK] [UNK] , the [SEP]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("beside", "expected"), BESIDE)
+def test_limit_prompt_and_small_letters_are_those_of_sentence_transformers(tmp_path, beside, expected):
     folder = hugging_face(tmp_path / "bert")
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"model_max_length": 1000000000000000019884624838656, "do_lower_case": True})
-    )
-    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 8}))
-    (batch,) = OwnModel(folder, texts=texts(tmp_path / "t.txt")).load().batches.values()
-    assert batch.input_ids.shape == (5, 8)
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"model_max_length": 5})
-    )  # sentence-transformers does not ask it then
-    (batch,) = OwnModel(folder, texts=tmp_path / "t.txt").load().batches.values()
-    assert batch.input_ids.shape == (5, 8)
-
-
-def test_a_prompt_and_small_letters_are_those_of_sentence_transformers(tmp_path):
-    folder = hugging_face(tmp_path / "bert")
-    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
-    path = texts(tmp_path / "t.txt", "THE Cat")
-
-    def ids():
-        (batch,) = OwnModel(folder, texts=path).load().batches.values()
-        return batch.required("input_ids").tolist()
-
-    assert ids() == [[ID[word] for word in ("[CLS]", "[UNK]", "[UNK]", "[SEP]")]]
-    (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
-    assert ids() == [[ID[word] for word in ("[CLS]", "the", "cat", "[SEP]")]]
-    (folder / "config_sentence_transformers.json").write_text(
-        json.dumps({"prompts": {"query": "Dog: ", "passage": ""}, "default_prompt_name": None})
-    )
-    assert ids() == [[ID[word] for word in ("[CLS]", "the", "cat", "[SEP]")]]
-    (folder / "config_sentence_transformers.json").write_text(
-        json.dumps({"prompts": {"query": "Dog, "}, "default_prompt_name": "query"})
-    )
-    assert ids() == [[ID[word] for word in ("[CLS]", "dog", ",", "the", "cat", "[SEP]")]]
-    (folder / "config_sentence_transformers.json").write_text(
-        json.dumps({"prompts": {}, "default_prompt_name": "query"})
-    )
-    assert "'default_prompt_name' is \"query\" but must be the name of one of its 'prompts'" in refusal(ids)
+    for name, said in ({SMALL: {"do_lower_case": False}} | beside).items():
+        (folder / f"{name}.json").write_text(json.dumps({"do_lower_case": False} | said))
+    (batch,) = OwnModel(folder, texts=texts(tmp_path / "t.txt", "THE Cat, the")).load().batches.values()
+    assert batch.input_ids.tolist() == [ids_of(expected)]
 
 
 @pytest.mark.parametrize(
@@ -141,11 +125,14 @@ def test_a_prompt_and_small_letters_are_those_of_sentence_transformers(tmp_path)
             "vocab.txt: vocabulary lacks [PAD], [UNK], [CLS], [SEP]",
         ),
         (
+            lambda folder: (folder / f"{PROMPTS}.json").write_text('{"default_prompt_name": "query"}'),
+            "'default_prompt_name' is \"query\" but must be the name of one of its 'prompts'",
+        ),
+        (
             lambda folder: (folder / "t.txt").write_text("the cat\na [PAD] dog\n"),
             "t.txt:2: token 2, '[PAD]', has id 0, which is padding ('pad_id') to the model",
         ),
     ],
-    ids=["no tokenizer", "another's tokenizer", "no special tokens", "padding in a text"],
 )
 def test_what_is_wrong_with_texts_is_said(tmp_path, spoil, said):
     hugging_face(tmp_path)
@@ -242,21 +229,11 @@ def answered(folder, spoil=lambda config, weights: (config, weights)):
     """
     for path in folder.rglob("case.json"):
         case, arrays = json.loads(path.read_text()), load_file(path.with_name("case.safetensors"))
-        config, weights = spoil(
-            from_mapping(case["config"]),
-            {
-                name.removeprefix("weights/"): array
-                for name, array in arrays.items()
-                if name.startswith("weights/")
-            },
+        held, inputs = (
+            {name.removeprefix(of): array for name, array in arrays.items() if name.startswith(of)}
+            for of in ("weights/", "inputs/")
         )
-        batch = from_arrays(
-            {
-                name.removeprefix("inputs/"): array
-                for name, array in arrays.items()
-                if name.startswith("inputs/")
-            }
-        )
+        (config, weights), batch = spoil(from_mapping(case["config"]), held), from_arrays(inputs)
         made = compute(config, weights, batch, Arithmetic(case["dtype"]), False, case["part"], case["dtype"])
         save_file({"output": np.asarray(made.output, order="C")}, path.with_name("run.safetensors"))
     return folder
@@ -287,42 +264,30 @@ def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(invoke, tmp_pat
     assert "1 run: 1 agrees" in output
 
 
-def swapped(config, weights, one, other):
-    def name(given):
-        return given.replace(one, "*").replace(other, one).replace("*", other)
+def option(**fields):
+    return lambda config, weights: (config.replace(**fields), weights)
 
-    return config, {given: weights[name(given)] for given in weights}
+
+def weights_as(change):
+    """Return the mistake that has another array for a name."""
+    return lambda config, weights: (config, {name: change(name, weights) for name in weights})
+
+
+def swapped(name, weights):
+    return weights[name.replace(".query.", "*").replace(".key.", ".query.").replace("*", ".key.")]
 
 
 MISTAKES = {
-    "tanh": (
-        lambda config, weights: (config.replace(activation="gelu_tanh"), weights),
-        "activation = gelu_tanh instead of gelu_erf (FFN-2)",
-    ),
-    "unmasked": (
-        lambda config, weights: (config.replace(mask_value=-1e-30), weights),
-        "no mask at all, in every layer (MSK-1)",
-    ),
-    "epsilon": (
-        lambda config, weights: (config.replace(norm_epsilon=1e-5), weights),
-        "norm_epsilon = 1e-05 instead of 1e-12 (NRM-2)",
-    ),
-    "no segments": (
-        lambda config, weights: (
-            config,
-            {**weights, "embeddings.segment.weight": 0 * weights["embeddings.segment.weight"]},
-        ),
-        "segment",
-    ),
+    "tanh": (option(activation="gelu_tanh"), "activation = gelu_tanh instead of gelu_erf (FFN-2)"),
+    "unmasked": (option(mask_value=-1e-30), "padding is not masked, in every layer (MSK-1)"),
+    "epsilon": (option(norm_epsilon=1e-5), "norm_epsilon = 1e-05 instead of 1e-12 (NRM-2)"),
+    "no segments": (weights_as(lambda name, held: held[name] * ("segment" not in name)), "segment"),
     "query and key": (
-        lambda config, weights: swapped(config, weights, ".query.", ".key."),
-        "queries and keys have changed places, in every layer (ATT-3)",
+        weights_as(swapped),
+        "the product is that of keys and queries: rows and columns have changed places, in every layer",
     ),
     "not transposed": (
-        lambda config, weights: (
-            config,
-            {**weights, "layers.0.attention.output.weight": weights["layers.0.attention.output.weight"].T},
-        ),
+        weights_as(lambda name, held: held[name].T if "0.attention.output.w" in name else held[name]),
         "layers.0.attention.output.weight",
     ),
 }

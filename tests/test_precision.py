@@ -51,6 +51,13 @@ def printed(report):
     return text.getvalue()
 
 
+def recorded(report):
+    """Return the data of a record, which is read back, and what its page says."""
+    made = record.made(report, "check")
+    record.parsed(record.text(made).encode())
+    return json.loads(record.text(made)), said(page(made))
+
+
 # The four backends.
 
 
@@ -194,34 +201,35 @@ def test_rules_follow_precision_and_emulation():
     ] == [None, "tf32", "tf32"]
 
 
-def test_tf32_is_judged_by_its_own_rules_and_a_default_by_those_of_float32():
-    name = precise("MultipliesInTf32")
-    assert statuses(checked(name, dtypes=("float64", "float32"), precision="tf32")) == ["agrees", "agrees"]
-    assert statuses(checked(name, dtypes=("float64", "float32"), precision="default")) == [
-        "agrees",
-        "diverges",
-    ]
-    assert statuses(checked(name, dtypes=("float64", "float32"), precision="strict")) == ["agrees", "agrees"]
+TF32, BOTH = "MultipliesInTf32", ("float64", "float32")
+
+JUDGED = [
+    (TF32, {"precision": "tf32", "dtypes": BOTH}, ["agrees", "agrees"], ""),
+    (TF32, {"precision": "default", "dtypes": BOTH}, ["agrees", "diverges"], ""),
+    (TF32, {"precision": "strict", "dtypes": BOTH}, ["agrees", "agrees"], ""),
+    # A backend that does not know of it cannot pass for it.
+    (
+        "Plain",
+        {"precision": "tf32"},
+        ["unsupported"],
+        "does not say that its run had precision = 'tf32': its info has no 'precision'",
+    ),
+    ("Plain", {"deterministic": True}, ["unsupported"], "its info has no 'deterministic'"),
+    ("Plain", {"precision": "default"}, ["agrees"], ""),
+    (
+        "SaysAnotherPrecision",
+        {},
+        ["error"],
+        "its run says that precision was 'default' but it was asked for 'strict' [clause=PRC-3]",
+    ),
+]
 
 
-def test_a_backend_that_does_not_know_of_tf32_cannot_pass_for_it():
-    report = checked(RIGHT, precision="tf32")
-    assert statuses(report) == ["unsupported"]
-    assert (
-        report.results[0].detail
-        == f"{RIGHT} does not say that its run had precision = 'tf32': its info has no 'precision'"
-    )
-    assert statuses(checked(RIGHT, deterministic=True)) == ["unsupported"]
-    assert statuses(checked(RIGHT, precision="default")) == ["agrees"]
-
-
-def test_a_run_in_another_precision_than_asked_is_an_error():
-    (result,) = checked(precise("SaysAnotherPrecision")).results
-    assert (result.status, result.verdict) == ("error", None)
-    assert (
-        result.detail
-        == "its run says that precision was 'default' but it was asked for 'strict' [clause=PRC-3]"
-    )
+@pytest.mark.parametrize(("name", "settings", "expected", "words"), JUDGED)
+def test_a_run_is_judged_by_the_rules_of_the_precision_that_it_says(name, settings, expected, words):
+    report = checked(precise(name), **settings)
+    assert statuses(report) == expected
+    assert report.results[0].detail.endswith(words)
 
 
 # Factors that are cut off.
@@ -282,16 +290,14 @@ def test_what_agrees_under_strict_is_attributed_to_the_precision():
     )
     assert [result.attribution for result in report.results] == [line]
     assert f"  {line}" in printed(report).splitlines()
-    made = record.made(report, "check")
-    data = json.loads(record.text(made))
-    record.parsed(record.text(made).encode())
+    data, words = recorded(report)
     assert data["results"][0]["attribution"] == line
     assert (data["settings"]["precision"], data["settings"].get("deterministic")) == ("default", None)
     assert data["environments"][precise("MultipliesInTf32")]["precision_switches"] == {
         "factors": "tf32",
         "reductions": "full",
     }
-    assert f"Precision: it {line}" in said(page(made))
+    assert f"Precision: it {line}" in words
 
 
 def test_what_does_not_agree_under_strict_is_not_attributed():
@@ -331,15 +337,13 @@ def test_repeated_runs_that_differ_are_named_in_the_order_of_computation():
     assert (statuses(report), report.exit_code) == (["nondeterministic"] * 2, 1)
     assert report.results[0].verdict is not None
     assert report.results[0].verdict.passed
-    made = record.made(report, "check")
-    data = json.loads(record.text(made))
-    record.parsed(record.text(made).encode())
+    data, words = recorded(report)
     assert data["results"][0]["repeats"] == {
         "times": 3,
         "equal": False,
         "differing": list(differing[first.case]),
     }
-    assert "repeated 3 runs each of 2 jobs: differ in 3 tensors of 2 jobs, first" in said(page(made))
+    assert "repeated 3 runs each of 2 jobs: differ in 3 tensors of 2 jobs, first" in words
 
 
 def test_what_diverges_only_when_it_is_run_again_diverges():
@@ -353,8 +357,7 @@ def test_what_diverges_only_when_it_is_run_again_diverges():
     assert result.attribution in printed(report)
     assert result.repeats is not None
     assert result.repeats.differing[0] == "layers.0.attention.query"
-    made = record.made(report, "check")
-    record.parsed(record.text(made).encode())
+    recorded(report)
     assert checked(name, cases=("bert-single",)).exit_code == 0
 
 
@@ -373,10 +376,8 @@ def test_every_backend_runs_on_every_device_under_a_name_of_its_own():
         f"{RIGHT} cuda": "cuda",
     }
     assert report.exit_code == 3  # nothing was judged on one of the two
-    made = record.made(report, "check")
-    data = json.loads(record.text(made))
+    data, words = recorded(report)
     assert data["settings"]["devices"] == ["cpu", "cuda"]
-    words = said(page(made))
     assert "No declared deviations on cuda." in words
     assert "No declared deviations on cpu." in words
 

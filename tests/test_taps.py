@@ -79,6 +79,7 @@ def editing(request, open_worker):
     return open_worker(f"tests.toys.edited:{request.param}")
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.clause("PRT-2", "ATT-7")
 @pytest.mark.parametrize(
     ("name", "options"),
@@ -91,6 +92,7 @@ def test_model_goes_on_with_every_tap(editing, name, options):
         assert_goes_on(editing, case, tap, plain, expected)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("tap", ["scores", "masked_scores", "weights", "context"])
 def test_model_goes_on_with_taps_that_are_joined_from_heads(editing, tap):
     case = case_of("keras-attention", "dot_product", head_computation="looped", mask_assignment="per_sample")
@@ -108,6 +110,7 @@ def test_model_goes_on_with_taps_when_compiled(editing):
     )
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize(
     ("tap", "execution"),
     [
@@ -155,6 +158,7 @@ def test_loss_has_the_gradient_of_every_tap(worker, name):
     assert_gradients_of_taps(case, run_of(worker, case, tap_gradients=True), 1e-6)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("part", ["encoder", "stack", "attention", "dot_product"])
 def test_parts_have_gradients_of_taps(worker, part):
     case = case_of("bert", part)

@@ -40,6 +40,9 @@ class MultipliesInTf32(NumpyBackend):
         return Run(truth.output, truth.loss, truth.taps, truth.gradients, self.name, request.dtype, info)
 
 
+Plain = NumpyBackend
+
+
 class WrongInEveryPrecision(MultipliesInTf32):
     """Rounds factors too, and is wrong without."""
 
