@@ -10,8 +10,10 @@ import pytest
 
 from concord.backends.interface import Request
 from concord.backends.worker import Worker
-from concord.conformance.bugs import ways
-from concord.conformance.bugs.alternatives import ALL, ALTERNATIVES, Alternative
+from concord.conformance.bugs import alternatives, ways
+from concord.conformance.bugs.alternatives import ALL, ALTERNATIVES, Alternative, edit, log_sum_exp, norm
+from concord.conformance.bugs.attention import WEIGHTS, without_maximum
+from concord.conformance.bugs.norms import NORMS
 from concord.conformance.bugs.numpy_backend import Alternatives, run
 from concord.conformance.check import job_of
 from concord.conformance.fuzz.plan import Plan, sample
@@ -21,7 +23,7 @@ from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case, scenarios_of, standard_cases
 from concord.spec.elementary import contract
 from concord.spec.errors import UnknownNameError
-from concord.spec.tape import Node, Values
+from concord.spec.tape import Values
 from tests.toys.surroundings import EACH_BACKEND, sample_of, toy
 
 each_alternative = pytest.mark.parametrize("alternative", ALL, ids=lambda alternative: alternative.name)
@@ -211,29 +213,6 @@ def test_no_alternative_in_a_framework_is_flagged_in_any_standard_case(mutated: 
 # Ways that are not admissible.
 
 
-class Unshifted(Arithmetic):
-    """Exponentials of scores as they are."""
-
-    def softmax(self, a: Node, floor: object = None, *rest: object, **named: object) -> Node:
-        with np.errstate(all="ignore"):
-            value = np.exp(a.value) / np.exp(a.value).sum(-1, keepdims=True)
-        return self._record(value, (a, lambda g: value * (g - (g * value).sum(-1, keepdims=True))))
-
-
-class LogOfSoftmax(Arithmetic):
-    """The logarithm of the softmax."""
-
-    def log_softmax(self, a: Node, floor: object = None) -> Node:
-        share = ways.by_reciprocal(a.value)
-        with np.errstate(all="ignore"):
-            value = np.log(share)
-        return self._record(value, (a, lambda g: g - share * g.sum(-1, keepdims=True)))
-
-
-class ForwardFromNormalizer(ways.softmax(ways.from_normalizer)):  # type: ignore[misc]
-    """Weights as exp(score - log-sum-exp), also where a mask constant absorbs the logarithm."""
-
-
 class NarrowSums(Arithmetic):
     """Partial sums of products are rounded to the precision."""
 
@@ -244,35 +223,28 @@ class NarrowSums(Arithmetic):
         return total
 
 
+def one_pass(name: str) -> Alternative:
+    """Return the mean square less the square of the mean, of which nothing was taken off."""
+    return edit(name, "ALG-5", "", norm(alternatives.one_pass(lambda m, x: x[..., :1] * 0.0)), *NORMS)
+
+
 WRONG = (
     (
-        Alternative("unshifted", "ALG-1", "", arithmetic=Unshifted),
-        "vanilla-encoder",
-        "peaked",
-        "float32",
-        "weights",
+        edit("unshifted", "ALG-1", "", without_maximum, WEIGHTS),
+        *("vanilla-encoder", "peaked", "float32", "weights"),
     ),
-    (
-        Alternative("from_normalizer", "ALG-3", "", arithmetic=ForwardFromNormalizer),
-        "nndl-paddle",
-        "ragged",
-        "float32",
-        "weights",
+    (  # also where a mask constant absorbs the logarithm
+        edit(
+            "from_normalizer",
+            "ALG-3",
+            "",
+            lambda m, y: m.o.exp(m.unnormalised - log_sum_exp(m, m.unnormalised)),
+            WEIGHTS,
+        ),
+        *("nndl-paddle", "ragged", "float32", "weights"),
     ),
-    (
-        Alternative("one_pass", "ALG-5", "", model=ways.norm(ways.one_pass(ways.unshifted))),
-        "bert",
-        "offset",
-        "float32",
-        "norm",
-    ),
-    (
-        Alternative("one_pass_64", "ALG-5", "", model=ways.norm(ways.one_pass(ways.unshifted))),
-        "nndl-paddle",
-        "offset",
-        "float64",
-        "norm",
-    ),
+    (one_pass("one_pass"), "bert", "offset", "float32", "norm"),
+    (one_pass("one_pass_64"), "nndl-paddle", "offset", "float64", "norm"),
 )
 
 
@@ -304,6 +276,7 @@ def test_logarithm_of_the_softmax_is_flagged_where_a_share_vanishes() -> None:
     job = job_of(case, "float32")
     job = type(job)(job.group, job.case, job.dtype, job.part, job.config, weights, job.batch)
     assert not flagged(job.judge(run(ALTERNATIVES["log_softmax_from_normalizer"], request)))
-    assert "log_probabilities" in flagged(
-        job.judge(run(Alternative("log_of_softmax", "ALG-4", "", arithmetic=LogOfSoftmax), request))
+    logarithm = edit(
+        "log_of_softmax", "ALG-4", "", lambda m, y: m.o.log(m.o.softmax(m.source(), 1)), "log_probabilities"
     )
+    assert "log_probabilities" in flagged(job.judge(run(logarithm, request)))

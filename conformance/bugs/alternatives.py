@@ -1,9 +1,8 @@
 """Every allowed alternative: a way to compute a step that the specification admits, and that must not be
 flagged.
 
-Most are edits of taps: one text for the four frameworks, whose own differentiation makes the backward pass,
-and for NumPy. Those whose backward pass is their point are arithmetics of
-:mod:`concord.conformance.bugs.ways`.
+An alternative of a step is an edit of taps: one text for the four frameworks and for NumPy. One of every sum,
+product or division is an arithmetic of :mod:`concord.conformance.bugs.ways`.
 
 Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim.
 """
@@ -14,17 +13,22 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from concord.conformance.bugs import ways
 from concord.conformance.bugs.attention import CONTEXT, SCORES, WEIGHTS
-from concord.conformance.bugs.bug import Change, edited
+from concord.conformance.bugs.bug import Change, edited, where
 from concord.conformance.bugs.context import Context, Edit
+from concord.conformance.bugs.gradients import norm_slope, of_softmax
 from concord.conformance.bugs.norms import NORMS
 from concord.conformance.bugs.operations import Array
-from concord.conformance.bugs.ways import BLOCK, blocks
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.model import Model
 
 LINEAR = ("*.feed_forward.inner", "*.feed_forward.outer")
+
+BLOCK = 4
+"""Entries of a block: few, so that small cases have several."""
 
 
 # Attention.
@@ -42,6 +46,11 @@ def detached(m: Context, x: Array) -> Array:
     return m.o.stop_gradient(x)
 
 
+def powers(m: Context, x: Array, taken_off: Edit = detached) -> Array:
+    """Return exponentials of scores less the largest of their row."""
+    return m.o.exp(x - taken_off(m, m.o.max(x, 3)))
+
+
 def running(
     m: Context, scores: Array, values: Array | None, taken_off: Edit = detached, order: int = 1
 ) -> Array:
@@ -53,15 +62,15 @@ def running(
     largest: Array = None
     total: Array = None
     found: Array = None
-    for block in blocks(size(scores, 3))[::order]:
-        part = scores[:, :, :, block]
+    for first in range(0, size(scores, 3), BLOCK)[::order]:
+        part = scores[:, :, :, first : first + BLOCK]
         top = taken_off(m, m.o.max(part, 3))
         now = top if largest is None else m.o.where(top > largest, top, largest)
         exponentials = m.o.exp(part - now)
         summed = m.o.sum(exponentials, 3)
         new = exponentials
         if values is not None:
-            new = m.o.einsum("bhqs,bshk->bhqk", exponentials, values[:, block])
+            new = m.o.einsum("bhqs,bshk->bhqk", exponentials, values[:, first : first + BLOCK])
         if largest is None:
             total, found = summed, new
         else:
@@ -72,34 +81,80 @@ def running(
     return found / total
 
 
-def by_logarithm(m: Context, y: Array) -> Array:
-    return m.o.exp(m.o.log_softmax(m.unnormalised, 3))
+def softmax(taken_off: Edit = detached, order: int = 1) -> Edit:
+    """Return a running softmax."""
+    return lambda m, y: running(m, m.unnormalised, None, taken_off, order)
 
 
 def by_reciprocal(m: Context, y: Array, taken_off: Edit = detached) -> Array:
-    exponentials = m.o.exp(m.unnormalised - taken_off(m, m.o.max(m.unnormalised, 3)))
+    exponentials = powers(m, m.unnormalised, taken_off)
     return exponentials * (1.0 / m.o.sum(exponentials, 3))
 
 
-def recomputed(m: Context, y: Array) -> Array:
+def log_sum_exp(m: Context, x: Array, axis: int = 3, taken_off: Edit = detached) -> Array:
+    largest = taken_off(m, m.o.max(x, axis))
+    return largest + m.o.log(m.o.sum(m.o.exp(x - largest), axis))
+
+
+def recomputed(m: Context, weights: Array) -> Array:
     """The weights as they are, and the derivative from those that the log-sum-exp gives, where a query sees a
     key.
     """
     scores = m.unnormalised
-    largest = m.o.stop_gradient(m.o.max(scores, 3))
-    normalizer = largest + m.o.log(m.o.sum(m.o.exp(scores - largest), 3))
-    again = m.o.value_of(y, m.o.exp(scores - normalizer))
-    return m.o.where(m.visible.any(-1, keepdims=True), again, y)
+    again = m.o.value_of(weights, m.o.exp(scores - log_sum_exp(m, scores)))
+    return m.o.where(m.visible.any(-1, keepdims=True), again, weights)
 
 
-def attention_in_blocks(m: Context, y: Array) -> Array:
-    """The context is divided at the end, so that the derivative of the sum is the row sum of context times
-    gradient.
+def through_largest(share: Edit) -> Edit:
+    """Return a softmax whose derivative flows through the entry that was taken off too.
+
+    Args:
+        share: of the gradient of a row's largest entry, for each entry, made of the scores.
     """
-    if m.config.query_mask == "overwrite":
-        return y
-    context = m.o.transpose(running(m, m.unnormalised, m.beside("value")), (0, 2, 1, 3))
-    return m.o.reshape(context, tuple(y.shape))
+
+    def pull(m: Context, gradient: Array, weights: Array) -> Array:
+        scores = m.o.stop_gradient(m.unnormalised)
+        exponentials = powers(m, scores)
+        total = m.o.sum(exponentials, 3)
+        shifted = (gradient / total - m.o.sum(gradient * weights / total, 3)) * exponentials
+        return shifted - share(m, scores) * m.o.sum(shifted, 3)
+
+    return of_softmax(pull)
+
+
+def are_largest(m: Context, x: Array) -> Array:
+    """Return 1 for the largest of a row, and 0 for all others."""
+    return m.o.where(x < m.o.max(x, 3), x * 0.0, x * 0.0 + 1.0)
+
+
+def in_equal_shares(m: Context, x: Array) -> Array:
+    return are_largest(m, x) / m.o.sum(are_largest(m, x), 3)
+
+
+def of_the_first(m: Context, x: Array) -> Array:
+    return are_largest(m, are_largest(m, x) * m.o.constant(np.arange(size(x, 3), 0.0, -1.0), x))
+
+
+def attention(made: Edit) -> Edit:
+    """Return a context, (B, H, Q, K), with its heads joined, where it is of the softmax itself."""
+
+    def joined(m: Context, y: Array) -> Array:
+        return m.o.reshape(m.o.transpose(made(m, y), (0, 2, 1, 3)), tuple(y.shape))
+
+    return where(joined, query_mask="none")
+
+
+def divided_last(m: Context, exponentials: Array) -> Array:
+    """Divide the context by the sum at the end: row sums of the derivative are of context times gradient."""
+    summed = m.o.einsum("bhqs,bshk->bhqk", exponentials, m.beside("value"))
+    return summed / m.o.sum(exponentials, 3)
+
+
+def fused(m: Context, y: Array) -> Array:
+    """Go forward in blocks, and backward from the log-sum-exp, where a query sees a key."""
+    scores, seen = m.unnormalised, m.visible.any(-1, keepdims=True)
+    shift = m.o.stop_gradient(m.o.where(seen, log_sum_exp(m, scores), m.o.max(scores, 3)))
+    return m.o.value_of(running(m, scores, m.beside("value")), divided_last(m, m.o.exp(scores - shift)))
 
 
 def scaled(of_query: float, of_key: float) -> Edit:
@@ -116,6 +171,9 @@ def scaled(of_query: float, of_key: float) -> Edit:
 
 
 # Layer norm.
+
+Statistics = Callable[[Context, Array], tuple[Array, Array]]
+"""Gives the mean of rows, and the squared differences from it."""
 
 
 def welford(m: Context, x: Array) -> tuple[Array, Array]:
@@ -158,11 +216,34 @@ def corrected(m: Context, x: Array) -> tuple[Array, Array]:
     return mean, squares - left * left / float(size(x, -1))
 
 
-def one_pass(m: Context, x: Array) -> tuple[Array, Array]:
-    """Return the same from the mean square less the square of the mean, the first entry taken off."""
-    left = x - x[..., :1]
-    mean = m.o.mean(left, -1)
-    return x[..., :1] + mean, (m.o.mean(left * left, -1) - mean * mean) * float(size(x, -1))
+def plainly(m: Context, x: Array) -> tuple[Array, Array]:
+    mean = m.o.mean(x, -1)
+    return mean, m.o.sum((x - mean) * (x - mean), -1)
+
+
+def one_pass(shift: Edit) -> Statistics:
+    """Return the same from the mean square less the square of the mean, after a number was taken off."""
+
+    def statistics(m: Context, x: Array) -> tuple[Array, Array]:
+        taken_off = shift(m, x)
+        left = x - taken_off
+        mean = m.o.mean(left, -1)
+        return taken_off + mean, (m.o.mean(left * left, -1) - mean * mean) * float(size(x, -1))
+
+    return statistics
+
+
+def zero_or_first(m: Context, x: Array) -> Array:
+    """Zero where it lies between a row's entries; else the first of them."""
+    first, lowest = x[..., :1], -m.o.max(-x, -1)
+    return m.o.where(lowest > 0.0, first, m.o.where(m.o.max(x, -1) < 0.0, first, first * 0.0))
+
+
+def farthest(m: Context, x: Array) -> Array:
+    """The entry of a row that is farthest from its mean."""
+    mean = m.o.mean(x, -1)
+    above, below = m.o.max(x, -1), -m.o.max(-x, -1)
+    return m.o.where(above - mean > mean - below, above, below)
 
 
 def times_reciprocal(x: Array, mean: Array, inverse: Array, gain: Array) -> Array:
@@ -178,7 +259,7 @@ def multiplied_out(x: Array, mean: Array, inverse: Array, gain: Array) -> Array:
 
 
 def norm(
-    statistics: Callable[[Context, Array], tuple[Array, Array]],
+    statistics: Statistics,
     normed: Callable[[Array, Array, Array, Array], Array] = times_reciprocal,
 ) -> Edit:
     """Return a layer norm from these statistics.
@@ -196,6 +277,15 @@ def norm(
         return normed(x, mean, inverse, m.weight(f"{m.owner}.weight")) + m.weight(f"{m.owner}.bias")
 
     return edit
+
+
+def in_closed_form(m: Context, gradient: Array, row: Array, deviation: Array) -> Array:
+    """Return the derivative of a norm, made of the gained gradient, the normed row and its deviation."""
+    inside = m.config.norm_epsilon_placement == "inside"
+    root = deviation if inside else deviation - m.config.norm_epsilon
+    count = float(m.config.d_model - (m.config.norm_variance == "unbiased"))
+    along = m.o.sum(gradient * row, -1) / count * (deviation / root)
+    return (gradient - m.o.mean(gradient, -1) - row * along) / deviation
 
 
 # The rest.
@@ -230,10 +320,17 @@ def position_first(m: Context, y: Array) -> Array:
     return sum(terms[1:], start=terms[0])
 
 
-def log_softmax_from_normalizer(m: Context, y: Array, taken_off: Edit = detached) -> Array:
-    logits = m.now["logits"]
-    largest = taken_off(m, m.o.max(logits, 1))
-    return logits - (largest + m.o.log(m.o.sum(m.o.exp(logits - largest), 1)))
+def of_cross_entropy(m: Context, y: Array) -> Array:
+    """Log-softmax whose derivative is one step: softmax less what flows back."""
+    logits, chance = m.now["logits"], m.o.stop_gradient(m.o.softmax(m.now["logits"], 1))
+    return m.o.value_of(
+        y, m.o.with_gradient(logits, lambda gradient: gradient - chance * m.o.sum(gradient, 1))
+    )
+
+
+def from_normalizer(taken_off: Edit = detached) -> Edit:
+    """Return the logit less its log-sum-exp."""
+    return lambda m, y: m.now["logits"] - log_sum_exp(m, m.now["logits"], 1, taken_off)
 
 
 @dataclass(frozen=True)
@@ -245,7 +342,7 @@ class Alternative:
         clause: of SPEC.md that admits it.
         what: what it does, in one sentence.
         change: the edit that computes it so, in the frameworks and in NumPy.
-        arithmetic, model: instead of an edit in NumPy, the operations and the steps that are made of several.
+        arithmetic, model: instead of an edit, what computes so in NumPy alone.
         fused: whether weights stay inside attention, and are not delivered (ALG-2, ALG-3).
     """
 
@@ -254,27 +351,18 @@ class Alternative:
     what: str
     change: Change = field(default_factory=Change)
     arithmetic: type[Arithmetic] = Arithmetic
-    model: type[Model] = Model
+    model: type[Model] | None = None
     fused: bool = False
 
 
-def edit(name: str, clause: str, what: str, made: Edit, *taps: str, **fields: bool) -> Alternative:
+def edit(name: str, clause: str, what: str, made: Edit, *taps: str, fused: bool = False) -> Alternative:
     """Return an alternative that is an edit of taps."""
-    return Alternative(name, clause, what, edited(made, *taps), **fields)  # type: ignore[arg-type]
+    return Alternative(name, clause, what, edited(made, *taps), fused=fused)
 
 
-def way(
-    name: str, clause: str, what: str, made: type[Arithmetic] | type[Model], fused: bool = False
-) -> Alternative:
-    """Return an alternative that is an arithmetic, or a model, in NumPy."""
-    if issubclass(made, Model):
-        return Alternative(name, clause, what, model=made)
-    return Alternative(name, clause, what, arithmetic=made, fused=fused)
-
-
-def softmax(taken_off: Edit = detached, order: int = 1) -> Edit:
-    """Return a running softmax."""
-    return lambda m, y: running(m, m.unnormalised, None, taken_off, order)
+def way(name: str, clause: str, what: str, made: type[Arithmetic]) -> Alternative:
+    """Return an alternative that is an arithmetic in NumPy."""
+    return Alternative(name, clause, what, arithmetic=made)
 
 
 SLOPE = "The derivative of softmax flows through the largest entry too"
@@ -290,7 +378,11 @@ ALL: tuple[Alternative, ...] = (
         WEIGHTS,
     ),
     edit(
-        "softmax_by_logarithm", "ALG-1", "Softmax as the exponential of log-softmax.", by_logarithm, WEIGHTS
+        "softmax_by_logarithm",
+        "ALG-1",
+        "Softmax as the exponential of log-softmax.",
+        lambda m, y: m.o.exp(m.o.log_softmax(m.unnormalised, 3)),
+        WEIGHTS,
     ),
     edit(
         "softmax_by_reciprocal", "ALG-1", "Softmax with one reciprocal for each row.", by_reciprocal, WEIGHTS
@@ -299,13 +391,14 @@ ALL: tuple[Alternative, ...] = (
         "softmax_by_powers_of_two",
         "ALG-1",
         "Softmax from powers of two of scores times log2(e).",
-        ways.softmax(ways.by_powers_of_two),
+        ways.PowersOfTwo,
     ),
-    way(
+    edit(
         "softmax_backward_multiplied_out",
         "ALG-3",
         "The derivative of softmax as g w - w sum(g w).",
-        ways.softmax(backward=ways.multiplied_out),
+        of_softmax(lambda m, g, w: g * w - w * m.o.sum(g * w, 3)),
+        WEIGHTS,
     ),
     edit(
         "softmax_recomputed",
@@ -314,24 +407,26 @@ ALL: tuple[Alternative, ...] = (
         recomputed,
         WEIGHTS,
     ),
-    Alternative(
+    edit(
         "softmax_through_largest",
         "ALG-3",
         f"{SLOPE}, equal ones share it.",
-        edited(lambda m, y: by_reciprocal(m, y, kept), WEIGHTS),
-        ways.softmax(backward=ways.through_largest(ways.in_equal_shares)),
+        through_largest(in_equal_shares),
+        WEIGHTS,
     ),
-    way(
+    edit(
         "softmax_through_first_largest",
         "ALG-3",
         f"{SLOPE}, and the first of equal ones gets it.",
-        ways.softmax(backward=ways.through_largest(ways.of_the_first)),
+        through_largest(of_the_first),
+        WEIGHTS,
     ),
-    way(
+    edit(
         "softmax_through_each_largest",
         "ALG-3",
         f"{SLOPE}, and every one of equal ones gets it whole.",
-        ways.softmax(backward=ways.through_largest(ways.of_each)),
+        lambda m, y: by_reciprocal(m, y, kept),
+        WEIGHTS,
     ),
     edit(
         "softmax_running_through_largest",
@@ -344,57 +439,62 @@ ALL: tuple[Alternative, ...] = (
         "attention_in_blocks",
         "ALG-2",
         "The context accumulates over blocks of keys, and is divided at the end.",
-        attention_in_blocks,
+        attention(lambda m, y: running(m, m.unnormalised, m.beside("value"))),
         CONTEXT,
         fused=True,
     ),
-    way(
+    edit(
         "attention_row_sums_of_context",
         "ALG-3",
         "Row sums of the backward pass are of the context times its gradient.",
-        ways.attention(False, False, True),
-        True,
+        attention(lambda m, y: divided_last(m, powers(m, m.unnormalised))),
+        CONTEXT,
+        fused=True,
     ),
-    way(
+    edit(
         "attention_recomputed",
         "ALG-3",
         "The backward pass of attention computes weights again from the log-sum-exp.",
-        ways.attention(False, True, False),
-        True,
+        where(lambda m, y: m.context(recomputed(m, m.beside("weights"))), query_mask="none"),
+        CONTEXT,
+        fused=True,
     ),
-    way(
+    edit(
         "attention_fused",
         "ALG-3",
         "All three: blocks, log-sum-exp, row sums of the context.",
-        ways.attention(True, True, True),
-        True,
+        attention(fused),
+        CONTEXT,
+        fused=True,
     ),
-    way(
+    edit(
         "log_softmax_fused",
         "ALG-4",
         "Cross-entropy as one step: its gradient is softmax less one-hot.",
-        ways.CrossEntropy,
+        of_cross_entropy,
+        "log_probabilities",
     ),
     edit(
         "log_softmax_from_normalizer",
         "ALG-4",
         "The logit less its log-sum-exp.",
-        log_softmax_from_normalizer,
+        from_normalizer(),
         "log_probabilities",
     ),
     edit(
         "log_softmax_through_largest",
         "ALG-4",
         "The derivative flows through the largest logit too.",
-        lambda m, y: log_softmax_from_normalizer(m, y, kept),
+        from_normalizer(kept),
         "log_probabilities",
     ),
     way("cross_entropy_softplus", "ALG-4", "Binary cross-entropy as softplus.", ways.Softplus),
-    way(
+    edit(
         "norm_closed_form",
         "ALG-5",
         "Layer norm as one step, forward and backward.",
-        ways.norm(ways.two_passes),
+        norm_slope(in_closed_form),
+        *NORMS,
     ),
     edit(
         "norm_two_passes",
@@ -412,24 +512,26 @@ ALL: tuple[Alternative, ...] = (
     ),
     edit("norm_welford", "ALG-5", "Mean and variance by Welford's updates.", norm(welford), *NORMS),
     edit("norm_merged", "ALG-5", "The variance in blocks that are merged.", norm(merged), *NORMS),
-    Alternative(
+    edit(
         "norm_one_pass",
         "ALG-5",
         "The sum of squares less the square of the sum; rows on one side of zero less their first entry.",
-        edited(norm(one_pass), *NORMS),
-        model=ways.norm(ways.one_pass(ways.zero_or_first)),
+        norm(one_pass(zero_or_first)),
+        *NORMS,
     ),
-    way(
+    edit(
         "norm_one_pass_from_farthest",
         "ALG-5",
         "The same of rows less the entry that is farthest from their mean.",
-        ways.norm(ways.one_pass(ways.farthest)),
+        norm(one_pass(farthest)),
+        *NORMS,
     ),
-    way(
+    edit(
         "norm_times_reciprocal",
         "ALG-5",
         "The reciprocal of the deviation is multiplied with.",
-        ways.norm(ways.two_passes, ways.times_reciprocal),
+        norm(plainly),
+        *NORMS,
     ),
     edit(
         "norm_gain_first",
@@ -438,25 +540,17 @@ ALL: tuple[Alternative, ...] = (
         norm(welford, gain_first),
         *NORMS,
     ),
-    Alternative(
+    edit(
         "norm_multiplied_out",
         "ALG-5",
         "Row and mean are divided by the deviation one by one, forward and backward.",
-        edited(norm(two_passes, multiplied_out), *NORMS),
-        model=ways.norm(ways.two_passes, ways.multiplied_out_rows, ways.of_products),
+        norm(two_passes, multiplied_out),
+        *NORMS,
     ),
-    way(
-        "norm_fused_multiply_add",
-        "ALG-5",
-        "Gain and offset in one rounding.",
-        ways.norm(ways.two_passes, ways.fused_multiply_add),
-    ),
+    way("norm_fused_multiply_add", "ALG-5", "Gain and offset in one rounding.", ways.FusedGain),
     way("reciprocals", "ALG-5", "Every division and root by a reciprocal.", ways.Reciprocals),
-    way(
-        "gelu_erfc",
-        "ALG-6",
-        "GELU from erfc, its derivative in closed form.",
-        ways.activation(gelu_erf=ways.gelu_erfc),
+    Alternative(
+        "gelu_erfc", "ALG-6", "GELU from erfc, its derivative in closed form.", model=ways.GeluByErfc
     ),
     edit("gelu_sigmoid", "ALG-6", "The tanh of GELU from the logistic function.", gelu_sigmoid, ACTIVATION),
     edit("gelu_exponential", "ALG-6", "The tanh of GELU from one exponential.", gelu_exponential, ACTIVATION),

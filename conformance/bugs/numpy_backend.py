@@ -9,9 +9,7 @@ import numpy as np
 from concord.backends.interface import Request, Run
 from concord.conformance.bugs.alternatives import ALTERNATIVES, Alternative
 from concord.conformance.bugs.tape import as_one_step
-from concord.spec.arithmetic import Arithmetic
 from concord.spec.errors import unknown
-from concord.spec.model import Model
 from concord.spec.precision import PRECISIONS
 from concord.spec.reference import compute
 
@@ -44,7 +42,6 @@ class Alternatives:
 def run(alternative: Alternative, request: Request) -> Run:
     """Compute a request by an alternative."""
     dtype = request.dtype
-    by_edit = alternative.model is Model and alternative.arithmetic is Arithmetic
     truth = compute(
         request.config,
         request.weights,
@@ -53,7 +50,7 @@ def run(alternative: Alternative, request: Request) -> Run:
         request.gradients,
         request.part,
         dtype,
-        model=as_one_step(alternative.change.edit, request.part) if by_edit else alternative.model,
+        model=alternative.model or as_one_step(alternative.change.edit, request.part),
     )
     hidden = "attention.weights" if alternative.fused else "nothing"
     taps = {name: tap for name, tap in truth.taps.items() if request.taps and not name.endswith(hidden)}
