@@ -84,7 +84,7 @@ def test_what_people_do_most_often_is_tried_first():
     names = [
         one.name
         for one in search.likeliest_first(
-            Hypothesis(name=name, text=name, clause="", rare=name == "rare")
+            Hypothesis(name, name, "", rare=name == "rare")
             for name in (
                 "rare",
                 "elu",
@@ -148,7 +148,7 @@ def test_explanations_hold_no_arrays():
 def test_what_comes_before_a_mistake_is_computed_once(home):
     case = build_case(home, "ragged")
     run = run_of(case, SOUND)
-    question = whole._Whole(Judged(case.config, case.weights, case.batch), {}, "logits", run.taps["logits"])
+    question = whole.Whole(Judged(case.config, case.weights, case.batch), {}, "logits", run.taps["logits"])
     assert len(question.ends) == 1 + case.config.num_layers
     places = set()
     for tap in question.span:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 from concord.conformance.bugs.bug import group, of_source, option, where
 from concord.conformance.bugs.context import Context, Edit
@@ -12,14 +14,18 @@ GROUP = group("activations", "*.feed_forward.activation", clause="FFN-2")
 bug, also = GROUP.bug, GROUP.also
 
 
-def gelu(**constants: float) -> Edit:
+def gelu(**constants: Any) -> Edit:
     """Return GELU with tanh, with other constants."""
     return of_source(lambda m, x: m.gelu_tanh(x, **constants))
 
 
+def gelu_by(erf: Callable[[Context, Array], Array], root: float = math.sqrt(2.0)) -> Edit:
+    """Return GELU with something else for erf, or another number for sqrt(2)."""
+    return of_source(lambda m, x: x * 0.5 * (erf(m, x / root) + 1.0))
+
+
 def gelu_of(root: float) -> Edit:
-    """Return GELU with erf, with another number for sqrt(2)."""
-    return of_source(lambda m, x: x * 0.5 * (m.o.erf(x / root) + 1.0))
+    return gelu_by(lambda m, z: m.o.erf(z), root)
 
 
 def softplus(m: Context, x: Array) -> Array:

@@ -19,6 +19,7 @@ from concord.conformance.bugs import ways
 from concord.conformance.bugs.attention import CONTEXT, SCORES, WEIGHTS
 from concord.conformance.bugs.bug import Change, edited, where
 from concord.conformance.bugs.context import Context, Edit
+from concord.conformance.bugs.embeddings import summed
 from concord.conformance.bugs.gradients import norm_slope, of_softmax
 from concord.conformance.bugs.norms import NORMS
 from concord.conformance.bugs.operations import Array
@@ -112,14 +113,18 @@ def through_largest(share: Edit) -> Edit:
         share: of the gradient of a row's largest entry, for each entry, made of the scores.
     """
 
-    def pull(m: Context, gradient: Array, weights: Array) -> Array:
+    def edit(m: Context, y: Array) -> Array:
         scores = m.o.stop_gradient(m.unnormalised)
-        exponentials = powers(m, scores)
+        exponentials, shares = powers(m, scores), share(m, scores)
         total = m.o.sum(exponentials, 3)
-        shifted = (gradient / total - m.o.sum(gradient * weights / total, 3)) * exponentials
-        return shifted - share(m, scores) * m.o.sum(shifted, 3)
 
-    return of_softmax(pull)
+        def pull(m: Context, gradient: Array, weights: Array) -> Array:
+            shifted = (gradient / total - m.o.sum(gradient * weights / total, 3)) * exponentials
+            return shifted - shares * m.o.sum(shifted, 3)
+
+        return of_softmax(pull)(m, y)
+
+    return edit
 
 
 def are_largest(m: Context, x: Array) -> Array:
@@ -312,12 +317,6 @@ def in_halves(m: Context, y: Array) -> Array:
     x, weight = m.source(), m.weight(f"{m.tap}.weight")
     half = size(x, -1) // 2
     return (m.weight(f"{m.tap}.bias") + x[..., :half] @ weight[:half]) + x[..., half:] @ weight[half:]
-
-
-def position_first(m: Context, y: Array) -> Array:
-    names = [f"embeddings.{name}" for name in ("segment", "position", "token")]
-    terms = [m.now[name] for name in names if name in m.now]
-    return sum(terms[1:], start=terms[0])
 
 
 def of_cross_entropy(m: Context, y: Array) -> Array:
@@ -583,7 +582,7 @@ ALL: tuple[Alternative, ...] = (
         "embeddings_position_first",
         "ALG-7",
         "Position and segment vectors are added first.",
-        position_first,
+        summed("segment position token"),
         "embeddings.sum",
     ),
     edit("scale_of_query", "ALG-8", "The scale is folded into the query.", scaled(-0.5, 0.0), SCORES),

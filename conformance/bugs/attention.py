@@ -197,14 +197,12 @@ BUGS = (
         split_by_reshape,
         *PROJECTIONS,
         input=SEVERAL,
-        clause="ATT-2",
     ),
     bug(
         "heads_interleaved",
         "A head has every H-th column, not K columns in a row.",
         split_interleaved,
         *PROJECTIONS,
-        clause="ATT-2",
     ),
     *(
         GROUP.also(
@@ -271,7 +269,6 @@ BUGS = (
         joined((0, 2, 1, 3)),
         CONTEXT,
         input=SEVERAL,
-        clause="ATT-6",
     ),
     GROUP.also(
         "heads_interleaved", "heads joined column by column", joined((0, 1, 3, 2)), CONTEXT, clause="ATT-6"
@@ -282,7 +279,6 @@ BUGS = (
         joined_in_reverse,
         CONTEXT,
         cause="heads_permuted",
-        clause="ATT-6",
     ),
     bug(
         "heads_loop_keeps_first_value",
@@ -308,7 +304,6 @@ BUGS = (
         "The weighted sum is one of keys, not of values.",
         lambda m, y: m.context(m.used_weights, m.beside("key")),
         CONTEXT,
-        clause="ATT-6",
     ),
     GROUP.also(
         "context_of_queries",
@@ -338,7 +333,6 @@ BUGS = (
         lambda m, y: m.source(),
         "*attention.output",
         cause="linear_missing",
-        clause="ATT-6",
     ),
     bug(
         "score_scale_on_query",

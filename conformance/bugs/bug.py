@@ -17,8 +17,9 @@ from concord.backends.optimizers import Optimizer
 from concord.conformance.bugs.context import Context, Edit
 from concord.spec.batch import Batch
 from concord.spec.cases import scenarios_of
-from concord.spec.config import EncoderConfig
+from concord.spec.config import EncoderConfig, variant
 from concord.spec.parameters import Weights
+from concord.spec.tensors import clause_of
 from concord.spec.training.recipe import Recipe
 
 Array = NDArray[np.floating]
@@ -40,6 +41,8 @@ GROUPS = (
     *("optimizer", "decay", "clipping", "schedule", "accumulation", "dropout", "data", "resume"),
 )
 """Where a bug sits; the last line is of training."""
+
+_variant = functools.cache(variant)
 
 HUB = "https://github.com/"
 
@@ -229,12 +232,16 @@ class BugGroup:
     common: Mapping[str, Any] = field(default_factory=dict)
 
     def bug(self, name: str, what: str, change: Edit | Change, *taps: str, **fields: Any) -> Bug:
-        """Return a mutant; it shows first at the first of the taps that its edit changes, in the first
-        layer.
+        """Return a mutant.
+
+        It shows first at the first of the taps that its edit changes, in the first layer, and breaks the
+        clause of that step.
         """
         taps = taps or self.taps
         first = (_in_first_layer(taps[0]),) if taps else ()
         known = {"variant": "bert", "cause": name, "first": first, **self.common, **fields}
+        if taps and "clause" not in known:
+            known["clause"] = clause_of(_variant(known["variant"]), _in_first_layer(taps[0]))
         known["source"] = f"{HUB}{known['source']}" if "source" in known else ""
         return Bug(name=name, group=self.name, what=what, change=_change(change, taps), **known)
 

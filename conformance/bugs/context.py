@@ -265,6 +265,17 @@ class Context:
             return self.now.get(full, self.now.get(f"{self.scope}.scores"))
         return self.masked(self.visible)
 
+    def softmax(
+        self,
+        exponential: Callable[[Array], Array] | None = None,
+        powers: Callable[[Array], Array] = lambda powers: powers,
+        total: Callable[[Array], Array] = lambda total: total,
+    ) -> Array:
+        """Return the weights of the tap, with some of their steps taken in another way (SPEC ATT-5)."""
+        scores = self.unnormalised
+        made = powers((exponential or self.o.exp)(scores - self.o.max(scores, 3)))
+        return made / total(self.o.sum(made, 3))
+
     @property
     def used_weights(self) -> Array:
         """The weights that values are summed by, (B, H, Q, S)."""
@@ -293,9 +304,15 @@ class Context:
             return x * 0.5 * (self.o.erf(x / math.sqrt(2.0)) + 1.0)
         return self.gelu_tanh(x)
 
-    def gelu_tanh(self, x: Array, cubic: float = 0.044715, factor: float = math.sqrt(2.0 / math.pi)) -> Array:
+    def gelu_tanh(
+        self,
+        x: Array,
+        cubic: float = 0.044715,
+        factor: float = math.sqrt(2.0 / math.pi),
+        tanh: Callable[[Array], Array] | None = None,
+    ) -> Array:
         """Return GELU by its approximation (SPEC FFN-2)."""
-        return x * 0.5 * (self.o.tanh((x + x * x * x * cubic) * factor) + 1.0)
+        return x * 0.5 * ((tanh or self.o.tanh)((x + x * x * x * cubic) * factor) + 1.0)
 
     def binary_losses(self, logits: Array, wanted: Flags) -> Array:
         """Return the cross-entropy of each logit by itself (SPEC LOS-1)."""

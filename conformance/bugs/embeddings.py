@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from concord.conformance.bugs.bug import edited, group, option, weight, where
+from concord.conformance.bugs.bug import group, option, weight, where
 from concord.conformance.bugs.context import Context, Edit, Ids
 from concord.conformance.bugs.operations import Array
-from concord.conformance.bugs.places import lookup
+from concord.spec.config import EncoderConfig
 
 TOKEN, SEGMENT, SUM = "embeddings.token", "embeddings.segment", "embeddings.sum"
 ORDER = "sums in another order round differently, and differ in nothing else"
@@ -20,23 +20,32 @@ OF_SEGMENTS, OF_SUM = group("embeddings", SEGMENT, clause="EMB-5"), group("embed
 bug, also = GROUP.bug, GROUP.also
 
 
-def summed(**factors: Callable[[float], float]) -> Edit:
-    """Return the sum of the vectors, each times a factor made of D."""
+def summed(order: str = "token position segment", /, **factors: Callable[[float], float]) -> Edit:
+    """Return the sum of the vectors in an order, each times a factor made of D."""
 
     def edit(m: Context, y: Array) -> Array:
-        names = ["token", "position", *(["segment"] if m.config.num_segments else [])]
-        terms = [m.beside(name) for name in names]
-        scaled = [
-            term * factors[name](m.config.d_model) if name in factors else term
-            for name, term in zip(names, terms, strict=True)
+        names = [name for name in order.split() if name != "segment" or m.config.num_segments]
+        terms = [
+            m.beside(name) * factors[name](m.config.d_model) if name in factors else m.beside(name)
+            for name in names
         ]
-        return sum(scaled[1:], start=scaled[0])
+        return sum(terms[1:], start=terms[0])
 
     return edit
 
 
 def root(width: float) -> float:
     return float(width**0.5)
+
+
+def lookup(ids: Callable[[EncoderConfig, Ids], Ids]) -> Edit:
+    """Return the edit that looks other ids up, made of the right ones."""
+
+    def edit(m: Context, y: Array) -> Array:
+        wrong = ids(m.config, m.ids)
+        return y if (wrong == m.ids).all() else m.rows_of("token", wrong)
+
+    return edit
 
 
 def renormalised(m: Context, y: Array) -> Array:
@@ -50,12 +59,6 @@ def dropped(m: Context, y: Array) -> Array:
     shape = tuple(y.shape)
     kept = (np.arange(np.prod(shape)) % 7 > 0).reshape(shape) * (7 / 6)
     return y * m.o.constant(kept, y)
-
-
-def token_last(m: Context, y: Array) -> Array:
-    names = ["position", *(["segment"] if m.config.num_segments else []), "token"]
-    terms = [m.beside(name) for name in names]
-    return sum(terms[1:], start=terms[0])
 
 
 def segments(ids: Callable[[Ids, int], Ids]) -> Edit:
@@ -206,7 +209,7 @@ BUGS = (
     OF_SUM.bug(
         "embedding_sum_reordered",
         "Position and segment are added first, the token last.",
-        edited(token_last, SUM),
+        summed("position segment token"),
         first=(),
         equivalent={"float64": ORDER, "float32": ORDER},
         cause=None,

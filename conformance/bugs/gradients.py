@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from concord.conformance.bugs.attention import SCORES, WEIGHTS
 from concord.conformance.bugs.bug import REFUSED, BugGroup, Gradients, group, handed_out, option, where
 from concord.conformance.bugs.context import Context, Edit, Flags, Ids
-from concord.conformance.bugs.norms import NORMS, RESIDUALS
+from concord.conformance.bugs.norms import NORMS, RESIDUALS, normed, one, zero
 from concord.conformance.bugs.operations import Array
 from concord.conformance.bugs.pooling import rightly
 
@@ -244,21 +243,7 @@ def tail(m: Context, y: Array) -> Flags:
     return np.asarray(np.arange(width) >= width // VECTOR * VECTOR)
 
 
-def without_bias(m: Context, y: Array) -> Array:
-    return m.o.reshape(m.source() @ m.weight(f"{m.tap}.weight"), tuple(y.shape))
-
-
 # Norms.
-
-
-def normed(**how: Callable[..., Array]) -> Edit:
-    """Return the norm with some of its steps taken in another way, made of the operations."""
-
-    def edit(m: Context, y: Array) -> Array:
-        steps: dict[str, Any] = {name: partial(step, m) for name, step in how.items()}
-        return m.norm(m.source(), **steps)
-
-    return edit
 
 
 def mean_stopped(m: Context, x: Array, mean: Array) -> Array:
@@ -294,17 +279,13 @@ def closed_form(m: Context, gradient: Array, row: Array, sign: float = 1.0, tota
 
 def without_gain(m: Context, y: Array) -> Array:
     """Send the gradient on as if the gain were 1."""
-    x = m.source()
-    row = m.norm(x, gain=lambda gain: gain * 0.0 + 1.0, offset=lambda offset: offset * 0.0)
+    row = normed(gain=one, offset=zero)(m, y)
     return row + m.o.stop_gradient(row) * m.weight(f"{m.owner}.weight") + m.weight(f"{m.owner}.bias")
 
 
-def unbiased(m: Context, y: Array) -> Array:
+def unbiased(m: Context, variance: Array) -> Array:
     """Divide by D - 1 in the derivative."""
-    width = tuple(y.shape)[-1]
-    return m.norm(
-        m.source(), variance=lambda variance: m.o.value_of(variance, variance * (width / (width - 1.0)))
-    )
+    return m.o.value_of(variance, variance * (m.config.d_model / (m.config.d_model - 1.0)))
 
 
 def rows_dropped(m: Context, y: Array) -> Array:
@@ -701,7 +682,7 @@ BUGS = (
     KEY.bug(
         "key_bias_without_gradient",
         "The bias of the keys gets no gradient.",
-        instead(without_bias),
+        instead(lambda m, y: m.o.reshape(m.source() @ m.weight(f"{m.tap}.weight"), tuple(y.shape))),
         first=(),
         equivalent={"float64": SHIFT, "float32": SHIFT},
         cause=None,
@@ -848,7 +829,7 @@ BUGS = (
     NORM.bug(
         "norm_gradient_unbiased",
         "The derivative of the variance divides by D - 1.",
-        unbiased,
+        normed(variance=unbiased),
         clause="NRM-4",
         source="pytorch/pytorch/issues/141425",
     ),

@@ -6,15 +6,15 @@ Blocks, tails of a vector, heads, statistics of a row (SPEC ATT-2 to ATT-6, NRM-
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from concord.conformance.bugs.bug import group
 from concord.conformance.bugs.context import Context, Edit, Flags
 from concord.conformance.bugs.operations import Array
 
-NAME = "layers.0.attention"
 BLOCK = 64
 """Keys that a kernel reads at a time."""
 
@@ -22,28 +22,10 @@ VECTOR = 4
 """Features that a kernel reads at a time."""
 
 
-def beyond_blocks(m: Context, size: int) -> Flags:
+def beyond_blocks(m: Context) -> Flags:
     """Return which keys stand in the block that is not full, where others are: (S,)."""
     keys = m.ids.shape[1]
-    return np.arange(keys) >= keys // size * size if keys > size else np.zeros(keys, bool)
-
-
-def last_block_masked_as_first(m: Context, y: Array) -> Array:
-    keys = np.arange(m.ids.shape[1])
-    taken = np.where(beyond_blocks(m, BLOCK), keys % BLOCK, keys)
-    return m.masked(m.visible[..., taken])
-
-
-def last_block_dropped(m: Context, y: Array) -> Array:
-    weights = m.used_weights
-    return m.context(m.o.where(beyond_blocks(m, BLOCK), weights * 0.0, weights))
-
-
-def block_counted_to_its_end(m: Context, y: Array) -> Array:
-    """Add to the sum what scores of zero give for the keys that fill the last block."""
-    scores = m.unnormalised
-    powers, short = m.o.exp(scores - m.o.max(scores, 3)), -tuple(scores.shape)[3] % BLOCK
-    return powers / (m.o.sum(powers, 3) + m.o.exp(-m.o.max(scores, 3)) * float(short))
+    return np.arange(keys) >= keys // BLOCK * BLOCK if keys > BLOCK else np.zeros(keys, bool)
 
 
 def maximum_of_last_block(m: Context, y: Array) -> Array:
@@ -68,15 +50,7 @@ def without_tail(m: Context, x: Array) -> Array:
     return m.o.where(np.arange(width) < width // VECTOR * VECTOR, x, x * 0.0)
 
 
-def scores_without_tail(m: Context, y: Array) -> Array:
-    return m.scores(without_tail(m, m.beside("query")))
-
-
-def context_without_tail(m: Context, y: Array) -> Array:
-    return m.context(m.used_weights, without_tail(m, m.beside("value")))
-
-
-def key_of_head(order: Any) -> Edit:
+def key_of_head(order: Callable[[int, int], int]) -> Edit:
     """Return the edit that gives each head the key of another, made of its number and how many there are."""
 
     def edit(m: Context, y: Array) -> Array:
@@ -86,26 +60,36 @@ def key_of_head(order: Any) -> Edit:
     return edit
 
 
-def grouped(head: int, heads: int) -> int:
-    """Two heads share a key in the order of tiles, which is right for none but the first and last."""
-    return head if heads <= VECTOR else head % VECTOR
+def counted(more: Callable[[Context, Array], Array]) -> Edit:
+    """Return a softmax whose sum has another term, made of the scores."""
+    return lambda m, y: m.softmax(total=lambda total: total + more(m, m.unnormalised))
 
 
-def mask_of_first_heads(m: Context, y: Array) -> Array:
-    heads = np.arange(tuple(y.shape)[1])[None, :, None, None]
-    return m.o.where(heads < VECTOR, y, m.beside("scores"))
+def hidden_for(heads: Callable[[NDArray[np.int64]], Flags]) -> Edit:
+    """Return the mask of some heads alone, made of their numbers."""
+
+    def edit(m: Context, y: Array) -> Array:
+        numbers = np.arange(tuple(y.shape)[1])[:, None, None]
+        return m.o.where(heads(numbers), y, m.beside("scores"))
+
+    return edit
 
 
-def mask_of_first_head(m: Context, y: Array) -> Array:
-    return m.o.where(m.flags(y, 1, 0), y, m.beside("scores"))
+def padded_to(width: Callable[[int], int], filled: bool) -> Edit:
+    """Return a norm of a row that is filled to another width, made of its own.
 
+    Args:
+        filled: whether the distances of what fills it, zeros, count in the variance.
+    """
 
-def one_more(m: Context, y: Array) -> Array:
-    """Divide by the sum and 1 more, as a softmax that may attend to nothing."""
-    scores = m.unnormalised
-    largest = m.o.max(scores, 3)
-    powers = m.o.exp(scores - largest)
-    return powers / (m.o.sum(powers, 3) + m.o.exp(-largest))
+    def edit(m: Context, y: Array) -> Array:
+        x, own = m.source(), tuple(y.shape)[-1]
+        if not filled:
+            return m.norm(x, variance=lambda variance: variance * (own / width(own)))
+        mean = m.o.mean(x, -1)
+        return m.norm(x, variance=lambda variance: variance + mean * mean * (width(own) / own - 1))
+
+    return edit
 
 
 def bias_unscaled(m: Context, y: Array) -> Array:
@@ -115,41 +99,16 @@ def bias_unscaled(m: Context, y: Array) -> Array:
     return m.scores(m.beside("query") + bias * (root - 1.0))
 
 
-def by_layer(m: Context, y: Array) -> Array:
-    return y / float(m.layer + 1)
-
-
-def padded_to_power_of_two(m: Context, y: Array) -> Array:
-    """Fill the row with zeros whose distance from the mean counts in the variance."""
-    x = m.source()
-    width = tuple(x.shape)[-1]
-    mean = m.o.mean(x, -1)
-    short = 2 ** math.ceil(math.log2(width)) - width
-    return m.norm(x, variance=lambda variance: variance + mean * mean * (short / width))
-
-
-def variance_of_padded_row(m: Context, y: Array) -> Array:
-    """Divide the sum of squares by the width that the kernel has, not by the row's."""
-    width = tuple(y.shape)[-1]
-    return m.norm(
-        m.source(), variance=lambda variance: variance * (width / (VECTOR * math.ceil(width / VECTOR)))
-    )
-
-
-def bool_as_number(m: Context, y: Array) -> Array:
-    """Add the mask, True where a key is visible, to the scores."""
-    return m.beside("scores") + m.o.constant(np.broadcast_to(m.visible, tuple(y.shape)).astype(np.float64), y)
-
-
 bug = group("kernels").bug
 
 BUGS = (
     bug(
         "block_last_masked_as_first",
         "The last block, which is not full, has the mask of the first.",
-        last_block_masked_as_first,
+        lambda m, y: m.masked(
+            m.visible[..., np.arange(m.ids.shape[1]) % np.where(beyond_blocks(m), BLOCK, m.ids.shape[1])]
+        ),
         "*attention.masked_scores",
-        clause="MSK-3",
         scenario="long",
         input="more tokens than a block, padding in the first",
         source="pytorch/pytorch/issues/162588",
@@ -157,9 +116,8 @@ BUGS = (
     bug(
         "block_last_dropped",
         "Values in the last block, which is not full, are not added.",
-        last_block_dropped,
+        lambda m, y: m.context(m.o.where(beyond_blocks(m), m.used_weights * 0.0, m.used_weights)),
         "*attention.context",
-        clause="ATT-6",
         scenario="long",
         input="more tokens than a block",
         source="tenstorrent/tt-metal/issues/32502",
@@ -167,9 +125,8 @@ BUGS = (
     bug(
         "block_counted_to_its_end",
         "Keys that fill the last block have score 0 and count in the sum of the softmax.",
-        block_counted_to_its_end,
+        counted(lambda m, x: m.o.exp(-m.o.max(x, 3)) * float(-tuple(x.shape)[3] % BLOCK)),
         "*attention.weights",
-        clause="ATT-5",
         source="flashinfer-ai/flashinfer/pull/5090",
     ),
     bug(
@@ -177,7 +134,6 @@ BUGS = (
         "A softmax in blocks does not scale earlier sums when a larger score turns up.",
         maximum_of_last_block,
         "*attention.weights",
-        clause="ATT-5",
         scenario="long",
         input="more tokens than a block",
         source="triton-lang/triton/issues/621",
@@ -185,25 +141,22 @@ BUGS = (
     bug(
         "head_tail_left_out_of_scores",
         "Features of a head that a vector of four does not fill are left out of the scores.",
-        scores_without_tail,
+        lambda m, y: m.scores(without_tail(m, m.beside("query"))),
         "*attention.scores",
-        clause="ATT-4",
         source="triton-lang/triton/issues/621",
     ),
     bug(
         "head_tail_left_out_of_context",
         "Features of a head that a vector of four does not fill are left out of the values.",
-        context_without_tail,
+        lambda m, y: m.context(m.used_weights, without_tail(m, m.beside("value"))),
         "*attention.context",
-        clause="ATT-6",
         source="Dao-AILab/flash-attention/issues/2552",
     ),
     bug(
         "heads_beyond_four_repeated",
         "From the fifth head on the keys of the first four are taken again.",
-        key_of_head(grouped),
+        key_of_head(lambda head, heads: head if heads <= VECTOR else head % VECTOR),
         "*attention.key",
-        clause="ATT-2",
         options={"num_heads": 7},
         input="more than four heads",
         source="onnx/onnx/pull/7274",
@@ -211,7 +164,7 @@ BUGS = (
     bug(
         "heads_beyond_four_unmasked",
         "From the fifth head on nothing is masked.",
-        mask_of_first_heads,
+        hidden_for(lambda head: head < VECTOR),
         "*attention.masked_scores",
         clause="MSK-7",
         options={"num_heads": 7},
@@ -223,13 +176,12 @@ BUGS = (
         "All heads take the key of the first, as if there were one group of them.",
         key_of_head(lambda head, heads: 0),
         "*attention.key",
-        clause="ATT-2",
         source="apple/axlearn/pull/842",
     ),
     bug(
         "mask_of_first_head_alone",
         "The mask is not broadcast over heads: it hides keys from the first one alone.",
-        mask_of_first_head,
+        hidden_for(lambda head: head == 0),
         "*attention.masked_scores",
         clause="MSK-7",
         input="padding",
@@ -238,17 +190,15 @@ BUGS = (
     bug(
         "mask_added_as_number",
         "A mask of truth values is added to the scores as 0 and 1.",
-        bool_as_number,
+        lambda m, y: m.beside("scores") + m.o.constant(np.broadcast_to(m.visible, tuple(y.shape)) * 1.0, y),
         "*attention.masked_scores",
-        clause="MSK-3",
         source="facebookresearch/xformers/issues/683",
     ),
     bug(
         "softmax_with_one_more",
         "The sum of the softmax has a term of 1 more, as if there were a key that nobody has.",
-        one_more,
+        counted(lambda m, x: m.o.exp(-m.o.max(x, 3))),
         "*attention.weights",
-        clause="ATT-5",
         source="flashinfer-ai/flashinfer/pull/5090",
     ),
     bug(
@@ -256,15 +206,13 @@ BUGS = (
         "The query is scaled before its bias is added.",
         bias_unscaled,
         "*attention.scores",
-        clause="ATT-4",
         source="keras-team/keras/issues/16916",
     ),
     bug(
         "scores_divided_by_layer",
         "Scores are divided by the number of the layer too.",
-        by_layer,
+        lambda m, y: y / float(m.layer + 1),
         "*attention.scores",
-        clause="ATT-4",
         first=("layers.1.attention.scores",),
         input="two layers",
         source="huggingface/transformers/pull/13573",
@@ -272,7 +220,7 @@ BUGS = (
     bug(
         "norm_of_padded_row",
         "Rows are filled with zeros to a power of two, whose distance from the mean counts in the variance.",
-        padded_to_power_of_two,
+        padded_to(lambda width: 2 ** math.ceil(math.log2(width)), filled=True),
         "embeddings.norm",
         clause="NRM-2",
         source="unslothai/unsloth/pull/1867",
@@ -280,7 +228,7 @@ BUGS = (
     bug(
         "norm_count_of_padded_row",
         "The variance is divided by the width of the kernel, not by that of the row.",
-        variance_of_padded_row,
+        padded_to(lambda width: VECTOR * math.ceil(width / VECTOR), filled=False),
         "embeddings.norm",
         clause="NRM-2",
         source="tenstorrent/tt-metal/issues/49902",

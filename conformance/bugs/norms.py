@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-from concord.conformance.bugs.bug import Array as Weight
 from concord.conformance.bugs.bug import group, of_source, option, where
 from concord.conformance.bugs.bug import weights as loaded
 from concord.conformance.bugs.context import Context, Edit
 from concord.conformance.bugs.operations import Array
-from concord.spec.config import EncoderConfig
-from concord.spec.parameters import Weights
 
 NORMS = ("embeddings.norm", "*.norm1", "*.norm2", "final_norm")
 RESIDUALS = ("*.residual1", "*.residual2")
@@ -29,9 +28,22 @@ def axes(*given: int) -> Edit:
     return of_source(lambda m, x: m.norm(x, axes=given))
 
 
-def deviation(made: Callable[[Context, Array], Array]) -> Edit:
-    """Return a norm that divides by something else, made of the variance."""
-    return of_source(lambda m, x: m.norm(x, deviation=lambda variance: made(m, variance)))
+def normed(**how: Callable[..., Array]) -> Edit:
+    """Return the norm with some of its steps taken in another way, made of the context and what they take."""
+
+    def edit(m: Context, y: Array) -> Array:
+        steps: dict[str, Any] = {name: partial(step, m) for name, step in how.items()}
+        return m.norm(m.source(), **steps)
+
+    return edit
+
+
+def one(m: Context, gain: Array) -> Array:
+    return gain * 0.0 + 1.0
+
+
+def zero(m: Context, offset: Array) -> Array:
+    return offset * 0.0
 
 
 def floored(m: Context, variance: Array) -> Array:
@@ -49,22 +61,6 @@ def norm_before_residual(m: Context, y: Array) -> Array:
     return m.source(of=of) + m.norm(m.source("result", of=of))
 
 
-def norms_alike(config: EncoderConfig, given: Weights) -> dict[str, Weight]:
-    """Let the second norm of each layer have the weights of the first."""
-    return {name: given[name.replace("norm2", "norm1")] for name in given if ".norm2." in name}
-
-
-def initial(gain: bool, offset: bool) -> Edit:
-    """Return a norm whose gain is 1, or whose offset is 0."""
-    return of_source(
-        lambda m, x: m.norm(
-            x,
-            gain=lambda right: right * 0.0 + 1.0 if gain else right,
-            offset=lambda right: right * 0.0 if offset else right,
-        )
-    )
-
-
 def total(made: Callable[[Array, Array], Array]) -> Edit:
     """Return something else than the sum of a sublayer's input and its result."""
     return lambda m, y: made(m.source(), m.source("result"))
@@ -73,10 +69,6 @@ def total(made: Callable[[Array, Array], Array]) -> Edit:
 def scaled(factor: float, whole: bool = False) -> Edit:
     """Return the sum whose second term is multiplied, or all of it."""
     return total(lambda x, result: (x + result) * factor if whole else x + result * factor)
-
-
-def of_layer_input(m: Context, y: Array) -> Array:
-    return m.source(of=m.tap.replace("residual2", "residual1")) + m.source("result")
 
 
 NORMED = "*.norm1", "*.norm2"
@@ -139,7 +131,7 @@ BUGS = (
     norm(
         "norm_epsilon_as_floor",
         "The variance is at least epsilon, instead of having epsilon added.",
-        deviation(floored),
+        normed(deviation=floored),
         scenario="tiny",
         input=NEAR,
         clause="NRM-3",
@@ -147,7 +139,7 @@ BUGS = (
     norm(
         "norm_epsilon_lost",
         "Epsilon is 1e-12 in float16, which is 0.",
-        deviation(lambda m, variance: m.o.sqrt(variance)),
+        normed(deviation=lambda m, variance: m.o.sqrt(variance)),
         scenario="tiny",
         input=NEAR,
         alone=True,
@@ -157,7 +149,7 @@ BUGS = (
     OF_NORMS.also(
         "norm_of_variance",
         "a division by the variance instead of the deviation",
-        deviation(lambda m, variance: variance + m.config.norm_epsilon),
+        normed(deviation=lambda m, variance: variance + m.config.norm_epsilon),
     ),
     norm(
         "norm_variance_biased",
@@ -178,7 +170,7 @@ BUGS = (
     norm(
         "norm_mean_kept",
         "The mean is not taken off: a root-mean-square norm.",
-        of_source(lambda m, x: m.norm(x, center=lambda x, mean: x)),
+        normed(center=lambda m, x, mean: x),
     ),
     OF_NORMS.also(
         "norm_variance_about_zero",
@@ -197,12 +189,12 @@ BUGS = (
         OF_NORMS.also("norm_axis", f"mean and variance over {text} instead of features", axes(*given))
         for text, given in (("tokens", (-2,)), ("samples", (-3,)), ("the whole batch", (-1, -2, -3)))
     ),
-    norm("norm_gain_missing", "The norm has no gain.", initial(gain=True, offset=False)),
-    norm("norm_offset_missing", "The norm has no offset.", initial(gain=False, offset=True)),
+    norm("norm_gain_missing", "The norm has no gain.", normed(gain=one)),
+    norm("norm_offset_missing", "The norm has no offset.", normed(offset=zero)),
     norm(
         "norm_separate_for_shared",
         "The second sublayer has a norm of its own, for which no weights were found.",
-        initial(gain=True, offset=True),
+        normed(gain=one, offset=zero),
         "*.norm2",
         variant="nndl-paddle",
         cause="norm_gain_and_offset_missing",
@@ -211,7 +203,7 @@ BUGS = (
     norm(
         "norm_gain_from_zero",
         "The gain is taken for its distance from 1.",
-        of_source(lambda m, x: m.norm(x, gain=lambda gain: gain + 1.0)),
+        normed(gain=lambda m, gain: gain + 1.0),
     ),
     norm(
         "norm_pre_for_post",
@@ -251,7 +243,11 @@ BUGS = (
     norm(
         "norm_shared_for_separate",
         "Both sublayers use the first norm's weights.",
-        loaded(norms_alike),
+        loaded(
+            lambda config, given: {
+                name: given[name.replace("norm2", "norm1")] for name in given if ".norm2." in name
+            }
+        ),
         variant="nndl-paddle-api",
         first=("layers.0.norm2",),
         cause="norm_sharing",
@@ -308,7 +304,7 @@ BUGS = (
     OF_RESIDUALS.also(
         "residual_of_layer_input",
         "the residual taken from the input of the layer",
-        of_layer_input,
+        lambda m, y: m.source(of=m.tap.replace("residual2", "residual1")) + m.source("result"),
         "*.residual2",
     ),
     OF_RESIDUALS.also(

@@ -4,14 +4,16 @@ call.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.conformance.bugs.bug import group
-from concord.conformance.bugs.context import Context, Edit, Flags
+from concord.conformance.bugs.context import Context, Edit, Flags, Ids
+from concord.conformance.bugs.embeddings import lookup, segments
 from concord.conformance.bugs.operations import Array
+from concord.conformance.bugs.rounding import in_last_layer
 from concord.spec.config import EncoderConfig
 
 TOKEN, POSITION, SEGMENT, SUM = (
@@ -22,22 +24,7 @@ TOKEN, POSITION, SEGMENT, SUM = (
 )
 MASKED = "*attention.masked_scores"
 
-Ids = NDArray[np.int64]
-
-
 # Ids.
-
-
-def lookup(ids: Any) -> Edit:
-    """Return the edit that looks other ids up, made of the right ones."""
-
-    def edit(m: Context, y: Array) -> Array:
-        wrong = ids(m.config, m.ids)
-        if (wrong == m.ids).all():
-            return y
-        return m.rows_of("token", wrong)
-
-    return edit
 
 
 def stored(dtype: str) -> Edit:
@@ -45,19 +32,11 @@ def stored(dtype: str) -> Edit:
     return lookup(lambda config, ids: ids.astype(dtype).astype(np.int64) % config.vocab_size)
 
 
-def halved_mantissa(config: EncoderConfig, ids: Ids) -> Ids:
-    return ids.astype(np.float16).astype(np.float64).clip(0, config.vocab_size - 1).astype(np.int64)
-
-
 def eight_bits(config: EncoderConfig, ids: Ids) -> Ids:
     """Keep ids as bfloat16 numbers."""
     bits = ids.astype(np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
     return rounded.astype(np.uint32).view(np.float32).astype(np.int64)
-
-
-def last_id_clamped(config: EncoderConfig, ids: Ids) -> Ids:
-    return np.minimum(ids, config.vocab_size - 2)
 
 
 # Positions.
@@ -78,24 +57,6 @@ def from_first_real(m: Context, real: Flags) -> Ids:
     return numbers + m.config.position_start
 
 
-def real_alone_from_one(m: Context, real: Flags) -> Ids:
-    """Number real tokens from the id of padding on, which padding has itself."""
-    return np.cumsum(real, 1) * real + m.config.pad_id
-
-
-def padding_at_one(m: Context, real: Flags) -> Ids:
-    return np.where(real, np.maximum(np.cumsum(real, 1) - 1, 0), 1)
-
-
-def last_repeated(m: Context, real: Flags) -> Ids:
-    return np.minimum(np.arange(real.shape[1]), max(real.shape[1] - 2, 0)) + m.config.position_start
-
-
-def of_packed_batch(m: Context, real: Flags) -> Ids:
-    """Count on from one sample to the next."""
-    return np.arange(real.size).reshape(real.shape) % m.config.max_positions
-
-
 # Samples, heads, layers, positions.
 
 
@@ -110,48 +71,19 @@ def by_length(m: Context, y: Array) -> Array:
     return m.o.concat([y[int(i) : int(i) + 1] for i in order], 0)
 
 
-def last_head_of_first(m: Context, y: Array) -> Array:
-    heads = tuple(y.shape)[2]
-    return m.o.where(m.flags(y, 2, -1), m.o.concat([y[:, :, :1]] * heads, 2), y)
-
-
-def last_layer(edit: Edit) -> Edit:
-    """Return the edit in the last layer alone."""
-    return lambda m, y: edit(m, y) if m.layer == m.config.num_layers - 1 else y
-
-
-def masked_without_last_layer(m: Context, y: Array) -> Array:
+def unmasked(m: Context, y: Array) -> Array:
     return m.beside("scores")
 
 
-def gelu_of_other_kind(m: Context, y: Array) -> Array:
-    return m.activation(m.source(), "gelu_tanh")
+def hidden(keys: Callable[[Ids, Ids], Flags]) -> Edit:
+    """Return the mask that hides more, made of the numbers of queries, (Q, 1), and of keys, (S,)."""
 
+    def edit(m: Context, y: Array) -> Array:
+        queries, of_keys = np.arange(tuple(y.shape)[2])[:, None], np.arange(tuple(y.shape)[3])
+        more = keys(queries, of_keys)
+        return m.masked(m.visible & ~more) if more.any() else y
 
-def first_position_alone(m: Context, y: Array) -> Array:
-    """Let the first token see the whole text, padding too."""
-    return m.o.where(m.flags(y, 2, 0), m.beside("scores"), y)
-
-
-def first_key_visible(m: Context, y: Array) -> Array:
-    return m.o.where(m.flags(y, 3, 0), m.beside("scores"), y)
-
-
-def own_key_hidden(m: Context, y: Array) -> Array:
-    own = np.eye(tuple(y.shape)[2], dtype=bool) & (tuple(y.shape)[2] > 1)
-    return m.masked(m.visible & ~own)
-
-
-def last_token_unseen(m: Context, y: Array) -> Array:
-    keys = np.arange(tuple(y.shape)[3])
-    return m.masked(m.visible & ((keys < keys[-1]) | (len(keys) == 1)))
-
-
-def local_window(m: Context, y: Array) -> Array:
-    """Let a token see no further than 256 others."""
-    keys = np.arange(tuple(y.shape)[3])
-    far = abs(keys[:, None] - keys) > 256
-    return m.masked(m.visible & ~far) if far.any() else y
+    return edit
 
 
 # A batch of one.
@@ -162,33 +94,11 @@ def alone(edit: Edit) -> Edit:
     return lambda m, y: edit(m, y) if m.ids.shape[0] == 1 else y
 
 
-def unmasked(m: Context, y: Array) -> Array:
-    return m.beside("scores")
-
-
-def over_samples(m: Context, y: Array) -> Array:
-    return m.o.log_softmax(m.source(), 0)
-
-
-def mean_over_tokens(m: Context, y: Array) -> Array:
-    """Take the mean over tokens, whose axis is the first one of a sample without its batch."""
-    return m.norm(m.source(), axes=(-1, -2))
-
-
 # Padding.
 
 
 def padding_zeroed(m: Context, y: Array) -> Array:
     return m.o.where(m.real[..., None], y, y * 0.0)
-
-
-def segments_of_first(m: Context, y: Array) -> Array:
-    given = m.batch.required("segment_ids")
-    return m.rows_of("segment", np.broadcast_to(given[:1], given.shape))
-
-
-def segment_of_next(m: Context, y: Array) -> Array:
-    return m.rows_of("segment", np.roll(m.batch.required("segment_ids"), 1, axis=1))
 
 
 # A second call.
@@ -203,17 +113,9 @@ def kept(what: str, made: Any, edit: Any) -> Edit:
         size = min(before.shape[1], now.shape[1]), min(before.shape[0], now.shape[0])
         stale = now.copy()
         stale[: size[1], : size[0]] = before[: size[1], : size[0]]
-        return y if (stale == now).all() else edit(m, y, stale)
+        return y if (stale == now).all() else edit(m, stale)
 
     return change
-
-
-def stale_mask(m: Context, y: Array, real: Any) -> Array:
-    return m.masked(real[:, None, None, :])
-
-
-def stale_ids(m: Context, y: Array, ids: Any) -> Array:
-    return m.rows_of("token", ids)
 
 
 def growing(m: Context, y: Array) -> Array:
@@ -259,7 +161,11 @@ BUGS = (
     bug(
         "ids_as_float16",
         "Ids pass through float16.",
-        lookup(halved_mantissa),
+        lookup(
+            lambda config, ids: (
+                ids.astype(np.float16).astype(np.float64).clip(0, config.vocab_size - 1).astype(np.int64)
+            )
+        ),
         TOKEN,
         clause="EMB-1",
         scenario="long",
@@ -279,7 +185,7 @@ BUGS = (
     bug(
         "id_last_clamped",
         "The last id of the vocabulary takes the row before it.",
-        lookup(last_id_clamped),
+        lookup(lambda config, ids: np.minimum(ids, config.vocab_size - 2)),
         TOKEN,
         clause="EMB-1",
         scenario="full",
@@ -291,7 +197,6 @@ BUGS = (
         "Positions count from the first real token, as for padding on the left.",
         positions(from_first_real),
         POSITION,
-        clause="POS-5",
         variant="vanilla-encoder",
         scenario="extreme",
         input="padding on the left",
@@ -300,15 +205,14 @@ BUGS = (
     bug(
         "positions_from_padding_id",
         "Real tokens alone are numbered, from the id of padding on.",
-        positions(real_alone_from_one),
+        positions(lambda m, real: np.cumsum(real, 1) * real + m.config.pad_id),
         POSITION,
-        clause="POS-5",
         source="huggingface/transformers/issues/1761",
     ),
     bug(
         "positions_of_padding_one",
         "Real tokens alone are numbered, and padding has position 1.",
-        positions(padding_at_one),
+        positions(lambda m, real: np.where(real, np.maximum(np.cumsum(real, 1) - 1, 0), 1)),
         POSITION,
         clause="POS-6",
         input="padding",
@@ -317,17 +221,15 @@ BUGS = (
     bug(
         "positions_last_repeated",
         "The last token has the position of the one before it.",
-        positions(last_repeated),
+        positions(lambda m, real: np.minimum(m.rows, max(real.shape[1] - 2, 0) + m.config.position_start)),
         POSITION,
-        clause="POS-5",
         source="huggingface/transformers/issues/11242",
     ),
     bug(
         "positions_counted_over_batch",
         "Positions count on from one sample to the next, as in a packed batch.",
-        positions(of_packed_batch),
+        positions(lambda m, real: np.arange(real.size).reshape(real.shape) % m.config.max_positions),
         POSITION,
-        clause="POS-5",
         source="huggingface/sentence-transformers/pull/3879",
     ),
     bug(
@@ -335,7 +237,6 @@ BUGS = (
         "The last sample is the one before it: a loop that ends too early.",
         last_sample_twice,
         "pooling",
-        clause="HED-1",
         source="triton-lang/triton/issues/621",
     ),
     bug(
@@ -343,24 +244,21 @@ BUGS = (
         "Samples are sorted by length and not put back.",
         by_length,
         "pooling",
-        clause="HED-1",
         input="lengths that differ",
         source="pytorch/pytorch/issues/3584",
     ),
     bug(
         "head_last_value_of_first",
         "The last head has the value of the first.",
-        last_head_of_first,
+        lambda m, y: m.o.where(m.flags(y, 2, -1), m.o.concat([y[:, :, :1]] * m.config.num_heads, 2), y),
         "*attention.value",
-        clause="ATT-2",
         source="XunhaoLai/native-sparse-attention-triton/issues/27",
     ),
     bug(
         "layer_last_unmasked",
         "The last layer is not given the mask.",
-        last_layer(masked_without_last_layer),
+        in_last_layer(unmasked),
         MASKED,
-        clause="MSK-3",
         first=("layers.1.attention.masked_scores",),
         input="padding, two layers",
         cause="mask_ignored",
@@ -369,9 +267,8 @@ BUGS = (
     bug(
         "layer_last_gelu_by_tanh",
         "The last layer approximates GELU with tanh.",
-        last_layer(gelu_of_other_kind),
+        in_last_layer(lambda m, y: m.activation(m.source(), "gelu_tanh")),
         "*.feed_forward.activation",
-        clause="FFN-2",
         first=("layers.1.feed_forward.activation",),
         input="two layers",
         cause="activation",
@@ -380,7 +277,7 @@ BUGS = (
     bug(
         "mask_not_for_first_query",
         "The first token sees padding too.",
-        first_position_alone,
+        lambda m, y: m.o.where(m.flags(y, 2, 0), m.beside("scores"), y),
         MASKED,
         clause="MSK-4",
         input="padding",
@@ -389,7 +286,7 @@ BUGS = (
     bug(
         "mask_not_for_first_key",
         "The first key is visible even where it is padding.",
-        first_key_visible,
+        lambda m, y: m.o.where(m.flags(y, 3, 0), m.beside("scores"), y),
         MASKED,
         clause="MSK-1",
         scenario="extreme",
@@ -399,7 +296,7 @@ BUGS = (
     bug(
         "mask_hides_own_key",
         "No token sees itself.",
-        own_key_hidden,
+        hidden(lambda queries, keys: (queries == keys) & (keys.size > 1)),
         MASKED,
         clause="MSK-4",
         source="meta-pytorch/attention-gym/issues/34",
@@ -407,7 +304,7 @@ BUGS = (
     bug(
         "mask_hides_last_key",
         "No token sees the last key.",
-        last_token_unseen,
+        hidden(lambda queries, keys: (keys == keys.size - 1) & (keys.size > 1)),
         MASKED,
         clause="MSK-4",
         scenario="full",
@@ -416,7 +313,7 @@ BUGS = (
     bug(
         "mask_local_window",
         "A token sees no further than 256 others.",
-        local_window,
+        hidden(lambda queries, keys: abs(queries - keys) > 256),
         MASKED,
         clause="MSK-4",
         scenario="long",
@@ -428,7 +325,6 @@ BUGS = (
         "A batch of one sample is taken for one without padding.",
         alone(unmasked),
         MASKED,
-        clause="MSK-3",
         scenario="long",
         input="one sample, with padding",
         cause="mask_ignored",
@@ -437,9 +333,8 @@ BUGS = (
     bug(
         "log_softmax_over_one_sample",
         "For one sample the softmax of the loss runs over samples.",
-        alone(over_samples),
+        alone(lambda m, y: m.o.log_softmax(m.source(), 0)),
         "log_probabilities",
-        clause="LOS-1",
         scenario="single",
         input="one sample",
         cause="softmax_axis",
@@ -448,7 +343,7 @@ BUGS = (
     bug(
         "norm_over_tokens_of_one_sample",
         "For one sample the norm takes mean and variance over tokens too.",
-        alone(mean_over_tokens),
+        alone(lambda m, y: m.norm(m.source(), axes=(-1, -2))),
         "embeddings.norm",
         clause="NRM-2",
         scenario="long",
@@ -461,7 +356,6 @@ BUGS = (
         "The sum of the embeddings is set to zero for padding.",
         padding_zeroed,
         SUM,
-        clause="EMB-6",
         input="padding",
         source="huggingface/transformers/issues/1761",
     ),
@@ -470,32 +364,29 @@ BUGS = (
         "Padded rows are set to zero after each layer.",
         padding_zeroed,
         "*.norm2",
-        clause="NRM-1",
         input="padding",
         source="huggingface/transformers/issues/1761",
     ),
     bug(
         "segments_of_first_sample",
         "All samples have the segments of the first.",
-        segments_of_first,
+        segments(lambda ids, last: np.broadcast_to(ids[:1], ids.shape)),
         SEGMENT,
-        clause="EMB-5",
         input="segments that differ within a batch",
         source="huggingface/candle/pull/1920",
     ),
     bug(
         "segments_shifted",
         "Segments begin one token too late.",
-        segment_of_next,
+        segments(lambda ids, last: np.roll(ids, 1, axis=1)),
         SEGMENT,
-        clause="EMB-5",
         input="two segments",
         source="huggingface/transformers/pull/1052",
     ),
     bug(
         "mask_of_first_call",
         "The mask of the first call is kept.",
-        kept("mask", lambda m: m.real, stale_mask),
+        kept("mask", lambda m: m.real, lambda m, real: m.masked(real[:, None, None, :])),
         MASKED,
         clause="MSK-1",
         scenario="full",
@@ -506,7 +397,7 @@ BUGS = (
     bug(
         "ids_of_first_call",
         "Ids are read from a buffer that the first call filled.",
-        kept("ids", lambda m: m.ids, stale_ids),
+        kept("ids", lambda m: m.ids, lambda m, ids: m.rows_of("token", ids)),
         TOKEN,
         clause="EMB-1",
         scenario="full",
@@ -519,7 +410,6 @@ BUGS = (
         "Positions are moved in place, once more with each call.",
         growing,
         POSITION,
-        clause="POS-5",
         scenario="full",
         after="ragged",
         input="a second call",

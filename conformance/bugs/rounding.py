@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
-from concord.conformance.bugs.bug import group, weight
+from concord.conformance.bugs.activations import gelu_by
+from concord.conformance.bugs.bug import Change, group, weight
 from concord.conformance.bugs.context import Context, Edit
+from concord.conformance.bugs.gradients import passed
+from concord.conformance.bugs.norms import normed
 from concord.conformance.bugs.operations import Array
 from concord.spec.precision import precision
 
@@ -17,41 +18,15 @@ def stored(number_format: str) -> Edit:
     return lambda m, y: m.o.round_to(y, number_format)
 
 
-def powers_rounded(m: Context, y: Array) -> Array:
-    """Sum up powers that were rounded to bfloat16."""
-    scores = m.unnormalised
-    powers = m.o.round_to(m.o.exp(scores - m.o.max(scores, 3)), "bfloat16")
-    return powers / m.o.sum(powers, 3)
-
-
-def scores_rounded_first(m: Context, y: Array) -> Array:
-    return m.o.softmax(m.o.round_to(m.unnormalised, "float16"), 3)
-
-
-def reciprocal_rounded(m: Context, y: Array) -> Array:
-    """Multiply by the reciprocal of the sum, taken in half precision."""
-    scores = m.unnormalised
-    powers = m.o.exp(scores - m.o.max(scores, 3))
-    return powers * m.o.round_to(1.0 / m.o.sum(powers, 3), "float16")
-
-
 def variance_in(number_format: str) -> Edit:
-    return lambda m, y: m.norm(m.source(), variance=lambda variance: m.o.round_to(variance, number_format))
+    return normed(variance=lambda m, variance: m.o.round_to(variance, number_format))
 
 
-def mean_in_float16(m: Context, y: Array) -> Array:
-    return m.norm(m.source(), center=lambda x, mean: x - m.o.round_to(mean, "float16"))
-
-
-def deviation_by_one_step(m: Context, y: Array) -> Array:
+def deviation_by_one_step(m: Context, variance: Array) -> Array:
     """Refine a reciprocal of half precision by one step of Newton's method."""
-
-    def deviation(variance: Array) -> Array:
-        rough = m.o.round_to(1.0 / m.deviation(variance), "bfloat16")
-        squared = m.deviation(variance) * m.deviation(variance)
-        return 1.0 / (rough * (1.5 - squared * rough * rough * 0.5))
-
-    return m.norm(m.source(), deviation=deviation)
+    rough = m.o.round_to(1.0 / m.deviation(variance), "bfloat16")
+    squared = m.deviation(variance) * m.deviation(variance)
+    return 1.0 / (rough * (1.5 - squared * rough * rough * 0.5))
 
 
 def linear_in_tf32(name: str) -> Edit:
@@ -69,32 +44,27 @@ def in_last_layer(edit: Edit) -> Edit:
     return lambda m, y: edit(m, y) if m.layer == m.config.num_layers - 1 else y
 
 
-def context_in_tf32(m: Context, y: Array) -> Array:
-    return m.context(m.o.round_to(m.used_weights, "tf32"), m.o.round_to(m.beside("value"), "tf32"))
+def reciprocal_rounded(m: Context, y: Array) -> Array:
+    """Multiply by the reciprocal of the sum, taken in half precision."""
+    return m.softmax(total=lambda total: 1.0 / m.o.round_to(1.0 / total, "float16"))
 
 
-def weights_rounded_for_product(m: Context, y: Array) -> Array:
-    return m.context(m.o.round_to(m.used_weights, "bfloat16"))
+def through(number_format: str, tap: str) -> Change:
+    """Return the change that sends the weight of a tap through a shorter format."""
+    return weight(f"{tap}.weight", precision(number_format).round)
 
 
 def exponential_by_parts(m: Context, y: Array) -> Array:
     """Take 2^f for a parabola between whole powers of two, with an error of 2e-3, by squaring ten times."""
-    scores = m.unnormalised
-    shifted = scores - m.o.max(scores, 3)
-    root = m.o.where(shifted < -80.0, shifted * 0.0 - 80.0, shifted) / 1024.0
-    power = root + root * root * 0.4 + 1.0
-    for _ in range(10):
-        power = power * power
-    return power / m.o.sum(power, 3)
 
+    def exponential(x: Array) -> Array:
+        root = m.o.where(x < -80.0, x * 0.0 - 80.0, x) / 1024.0
+        power = root + root * root * 0.4 + 1.0
+        for _ in range(10):
+            power = power * power
+        return power
 
-def gelu_rounded_inside(m: Context, y: Array) -> Array:
-    x = m.source()
-    return x * 0.5 * (m.o.round_to(m.o.erf(x / math.sqrt(2.0)), "bfloat16") + 1.0)
-
-
-def gradient_rounded(number_format: str) -> Edit:
-    return lambda m, y: m.o.with_gradient(y, lambda gradient: m.o.rounded(gradient, number_format))
+    return m.softmax(exponential)
 
 
 bug = group("rounding", clause="PRC-2").bug
@@ -103,14 +73,14 @@ BUGS = (
     bug(
         "softmax_powers_in_bfloat16",
         "The powers of the softmax are rounded to bfloat16 before they are summed.",
-        powers_rounded,
+        lambda m, y: m.softmax(powers=lambda powers: m.o.round_to(powers, "bfloat16")),
         WEIGHTS,
         source="tinygrad/tinygrad/pull/12280",
     ),
     bug(
         "softmax_of_float16_scores",
         "The softmax is of scores in float16.",
-        scores_rounded_first,
+        lambda m, y: m.o.softmax(m.o.round_to(m.unnormalised, "float16"), 3),
         WEIGHTS,
         source="pytorch/pytorch/issues/123911",
     ),
@@ -155,14 +125,14 @@ BUGS = (
     bug(
         "norm_mean_in_float16",
         "The mean of a norm is kept in float16.",
-        mean_in_float16,
+        normed(center=lambda m, x, mean: x - m.o.round_to(mean, "float16")),
         "embeddings.norm",
         source="flagos-ai/FlagGems/pull/221",
     ),
     bug(
         "norm_deviation_by_one_step",
         "The deviation is refined once from bfloat16.",
-        deviation_by_one_step,
+        normed(deviation=deviation_by_one_step),
         "embeddings.norm",
         source="Xilinx/finn/pull/1667",
     ),
@@ -186,7 +156,7 @@ BUGS = (
     bug(
         "context_in_tf32",
         "The weighted sum of values is a product in TF32.",
-        context_in_tf32,
+        lambda m, y: m.context(m.o.round_to(m.used_weights, "tf32"), m.o.round_to(m.beside("value"), "tf32")),
         CONTEXT,
         cause="tf32_products",
         source="tensorflow/tensorflow/issues/127346",
@@ -194,7 +164,7 @@ BUGS = (
     bug(
         "weights_in_bfloat16_for_context",
         "Weights are rounded to bfloat16 for the sum of values alone.",
-        weights_rounded_for_product,
+        lambda m, y: m.context(m.o.round_to(m.used_weights, "bfloat16")),
         CONTEXT,
         source="pytorch/pytorch/pull/128922",
     ),
@@ -217,7 +187,7 @@ BUGS = (
     bug(
         "positions_through_bfloat16",
         "The position table was stored in bfloat16.",
-        weight("embeddings.position.weight", lambda array: precision("bfloat16").round(array)),
+        through("bfloat16", "embeddings.position"),
         variant="vanilla-encoder",
         first=("embeddings.position",),
         cause="weight_in_bfloat16 or stored_in_bfloat16",
@@ -226,7 +196,7 @@ BUGS = (
     bug(
         "gelu_erf_in_bfloat16",
         "erf is rounded to bfloat16.",
-        gelu_rounded_inside,
+        gelu_by(lambda m, z: m.o.round_to(m.o.erf(z), "bfloat16")),
         "*.feed_forward.activation",
         source="pytorch/pytorch/pull/186286",
     ),
@@ -241,7 +211,7 @@ BUGS = (
     bug(
         "gradient_of_layer_in_bfloat16",
         "The gradient between the layers is rounded to bfloat16.",
-        gradient_rounded("bfloat16"),
+        passed(lambda m, gradient: m.o.rounded(gradient, "bfloat16")),
         "layers.0.norm2",
         first=("gradients.taps.layers.0.norm2", "gradients.layers.0.norm2.*"),
         source="NVIDIA/TransformerEngine/pull/545",

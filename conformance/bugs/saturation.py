@@ -6,42 +6,43 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-from concord.conformance.bugs.bug import group
+from concord.conformance.bugs.activations import gelu_by
+from concord.conformance.bugs.bug import group, of_source
 from concord.conformance.bugs.context import Context, Edit
+from concord.conformance.bugs.losses import clipped
 from concord.conformance.bugs.operations import Array
 
 ACTIVATION, WEIGHTS, SCORES = "*.feed_forward.activation", "*attention.weights", "*attention.scores"
 
 
-def relu_to_six(m: Context, y: Array) -> Array:
-    return m.o.where(y > 6.0, y * 0.0 + 6.0, y)
-
-
-def negative_tail_cut(m: Context, y: Array) -> Array:
-    return m.o.where(m.source() < -2.5, y * 0.0, y)
-
-
-def positive_tail_straight(m: Context, y: Array) -> Array:
-    x = m.source()
-    return m.o.where(x > 3.0, x, y)
-
-
-def erf_by_series(m: Context, y: Array) -> Array:
+def erf_by_series(m: Context, z: Array) -> Array:
     """Sum ten terms of erf's series, and cut off what leaves -1 to 1."""
-    x = m.source()
-    z = x / math.sqrt(2.0)
     power, total = z, z
     for n in range(1, 11):
         power = power * z * z * (-1.0 / n)
         total = total + power * (1.0 / (2 * n + 1))
-    return x * 0.5 * (m.o.within(total * (2.0 / math.sqrt(math.pi)), -1.0, 1.0) + 1.0)
+    return m.o.within(total * (2.0 / math.sqrt(math.pi)), -1.0, 1.0)
 
 
-def tanh_argument_cut(m: Context, y: Array) -> Array:
-    x = m.source()
-    inner = (x + x * x * x * 0.044715) * math.sqrt(2.0 / math.pi)
-    return x * 0.5 * (m.o.tanh(m.o.within(inner, -2.0, 2.0)) + 1.0)
+def tail(beyond: Callable[[Array], Array], made: Callable[[Array], Array]) -> Edit:
+    """Return the tap with something else where what goes in is beyond a limit, made of that."""
+    return lambda m, y: m.o.where(beyond(m.source()), made(m.source()), y)
+
+
+def at_least(least: float) -> Edit:
+    """Return the tap with a number where it is smaller."""
+    return lambda m, y: m.o.where(y < least, y * 0.0 + least, y)
+
+
+def at_most(most: float) -> Edit:
+    """Return the tap with a number where it is larger."""
+    return lambda m, y: m.o.where(y > most, y * 0.0 + most, y)
+
+
+def soft_cap(cap: float) -> Edit:
+    return lambda m, y: m.o.tanh(y / cap) * cap
 
 
 def tanh_by_fraction(m: Context, y: Array) -> Array:
@@ -51,36 +52,10 @@ def tanh_by_fraction(m: Context, y: Array) -> Array:
     return x * (square + 27.0) / (square * 9.0 + 27.0)
 
 
-def exponential_cut(m: Context, y: Array) -> Array:
-    """Take powers below e^-10 for zero."""
-    scores = m.unnormalised
-    shifted = scores - m.o.max(scores, 3)
-    powers = m.o.where(shifted < -10.0, shifted * 0.0, m.o.exp(shifted))
-    return powers / m.o.sum(powers, 3)
-
-
-def soft_cap(cap: float) -> Edit:
-    return lambda m, y: m.o.tanh(y / cap) * cap
-
-
 def clipped_weights(m: Context, y: Array) -> Array:
     """Keep weights at least 1e-6, and divide by their sum again."""
-    least = m.o.where(y < 1e-6, y * 0.0 + 1e-6, y)
+    least = at_least(1e-6)(m, y)
     return least / m.o.sum(least, 3)
-
-
-def keras_clip(m: Context, y: Array) -> Array:
-    """Take the logarithm of probabilities that are kept between 1e-7 and 1 - 1e-7."""
-    shares = m.o.softmax(m.source(), -1)
-    return m.o.log(m.o.within(shares, 1e-7, 1.0 - 1e-7))
-
-
-def gap_cut(m: Context, y: Array) -> Array:
-    return m.o.where(y < -20.0, y * 0.0 - 20.0, y)
-
-
-def losses_capped(m: Context, y: Array) -> Array:
-    return m.o.where(y > 10.0, y * 0.0 + 10.0, y)
 
 
 bug = group("saturation").bug
@@ -89,9 +64,8 @@ BUGS = (
     bug(
         "relu_to_six",
         "The ReLU is one that saturates at 6.",
-        relu_to_six,
+        at_most(6.0),
         ACTIVATION,
-        clause="FFN-2",
         variant="vanilla-encoder",
         scenario="extreme",
         input="activations beyond 6",
@@ -101,9 +75,8 @@ BUGS = (
     bug(
         "gelu_negative_tail_cut",
         "GELU is zero below -2.5.",
-        negative_tail_cut,
+        tail(lambda x: x < -2.5, lambda x: x * 0.0),
         ACTIVATION,
-        clause="FFN-2",
         scenario="extreme",
         input="activations below -2.5",
         source="tenstorrent/tt-metal/issues/5578",
@@ -111,9 +84,8 @@ BUGS = (
     bug(
         "gelu_positive_tail_straight",
         "GELU is x beyond 3.",
-        positive_tail_straight,
+        tail(lambda x: x > 3.0, lambda x: x),
         ACTIVATION,
-        clause="FFN-2",
         scenario="extreme",
         input="activations beyond 3",
         source="tenstorrent/tt-metal/issues/20562",
@@ -121,9 +93,8 @@ BUGS = (
     bug(
         "gelu_erf_by_series",
         "erf is summed up from ten terms of its series.",
-        erf_by_series,
+        gelu_by(erf_by_series),
         ACTIVATION,
-        clause="FFN-2",
         scenario="extreme",
         input="activations beyond 3",
         source="sonos/tract/pull/2633",
@@ -131,9 +102,8 @@ BUGS = (
     bug(
         "gelu_tanh_argument_cut",
         "The argument of tanh in GELU is kept within 2.",
-        tanh_argument_cut,
+        of_source(lambda m, x: m.gelu_tanh(x, tanh=lambda z: m.o.tanh(m.o.within(z, -2.0, 2.0)))),
         ACTIVATION,
-        clause="FFN-2",
         variant="bert-pytorch",
         scenario="extreme",
         input="activations beyond 2",
@@ -144,15 +114,13 @@ BUGS = (
         "tanh is approximated by a fraction and cut off at 3.",
         tanh_by_fraction,
         "pooler.output",
-        clause="HED-2",
         source="sonos/tract/pull/2633",
     ),
     bug(
         "softmax_powers_cut",
         "Powers below e^-10 are taken for zero.",
-        exponential_cut,
+        lambda m, y: m.softmax(lambda x: m.o.where(x < -10.0, x * 0.0, m.o.exp(x))),
         WEIGHTS,
-        clause="ATT-5",
         scenario="peaked",
         input="scores that differ by more than 10",
         source="openvinotoolkit/openvino/pull/37857",
@@ -162,7 +130,6 @@ BUGS = (
         "Weights are at least 1e-6.",
         clipped_weights,
         WEIGHTS,
-        clause="ATT-5",
         scenario="peaked",
         source="keras-team/keras/pull/1368",
     ),
@@ -171,7 +138,6 @@ BUGS = (
         "Scores are capped at 50 by a tanh.",
         soft_cap(50.0),
         SCORES,
-        clause="ATT-4",
         source="vllm-project/vllm-metal/issues/665",
     ),
     bug(
@@ -179,15 +145,13 @@ BUGS = (
         "Logits are capped at 30 by a tanh.",
         soft_cap(30.0),
         "logits",
-        clause="HED-3",
         source="unslothai/unsloth-zoo/pull/593",
     ),
     bug(
         "probabilities_clipped",
         "The loss is of probabilities between 1e-7 and 1 - 1e-7.",
-        keras_clip,
+        clipped(1e-7),
         "log_probabilities",
-        clause="LOS-1",
         scenario="extreme",
         input="logits that differ by more than 16",
         source="keras-team/keras/issues/17634",
@@ -195,9 +159,8 @@ BUGS = (
     bug(
         "log_probabilities_cut",
         "Logarithms of probabilities are at least -20.",
-        gap_cut,
+        at_least(-20.0),
         "log_probabilities",
-        clause="LOS-1",
         scenario="extreme",
         input="logits that differ by more than 20",
         cause="clamped",
@@ -206,9 +169,8 @@ BUGS = (
     bug(
         "losses_capped",
         "Losses are at most 10.",
-        losses_capped,
+        at_most(10.0),
         "losses",
-        clause="LOS-1",
         scenario="extreme",
         input="losses beyond 10",
         cause="clamped",

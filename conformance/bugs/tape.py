@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.bugs.context import Context, Edit
+from concord.conformance.bugs.context import Context, Edit, Flags
 from concord.conformance.bugs.operations import SIGNIFICANT_BITS, TensorOperations
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.model import Model
 from concord.spec.precision import round_to_bits
 from concord.spec.tape import Node
-
-Flags = NDArray[np.bool_]
 
 
 class Value:
@@ -56,31 +54,23 @@ class Value:
         )
         return one, two
 
+    def with_other(self, other: Any, of_tensors: str, of_number: str, sign: float = 1) -> Value:
+        """Apply one operation of the arithmetic to two tensors, or another to a tensor and a number."""
+        if isinstance(other, Value):
+            return self.of(getattr(self.a, of_tensors)(*self.aligned(other)))
+        return self.of(getattr(self.a, of_number)(self.tensor, sign * other))
+
     def __add__(self, other: Any) -> Value:
-        return self.of(
-            self.a.add(*self.aligned(other)) if isinstance(other, Value) else self.a.shift(self.tensor, other)
-        )
+        return self.with_other(other, "add", "shift")
 
     def __sub__(self, other: Any) -> Value:
-        return self.of(
-            self.a.subtract(*self.aligned(other))
-            if isinstance(other, Value)
-            else self.a.shift(self.tensor, -other)
-        )
+        return self.with_other(other, "subtract", "shift", -1)
 
     def __mul__(self, other: Any) -> Value:
-        return self.of(
-            self.a.multiply(*self.aligned(other))
-            if isinstance(other, Value)
-            else self.a.scale(self.tensor, other)
-        )
+        return self.with_other(other, "multiply", "scale")
 
     def __truediv__(self, other: Any) -> Value:
-        return self.of(
-            self.a.divide(*self.aligned(other))
-            if isinstance(other, Value)
-            else self.a.divide_by(self.tensor, other)
-        )
+        return self.with_other(other, "divide", "divide_by")
 
     def __matmul__(self, other: Value) -> Value:
         rows = self.a.reshape(self.tensor, (int(np.prod(self.shape[:-1])), self.shape[-1]))

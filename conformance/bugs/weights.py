@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from concord.conformance.bugs.bug import Array, group, weight, weights
+from concord.conformance.bugs.bug import Array, Bug, group, weight, weights
 from concord.conformance.bugs.bug import Change as Changed
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import Weights
@@ -26,11 +27,6 @@ def exchanged(first: str, second: str) -> Changed:
             name: given[partner(name)] for name in given if first in name or second in name
         }
     )
-
-
-def renamed(wrong: Callable[[str], str]) -> Changed:
-    """Return the change that takes each weight from another name."""
-    return weights(lambda config, given: {name: given[wrong(name)] for name in given})
 
 
 def heads_rolled(config: EncoderConfig, given: Weights) -> dict[str, Array]:
@@ -61,11 +57,6 @@ def fused_by_head(config: EncoderConfig, given: Weights) -> dict[str, Array]:
     }
 
 
-def initial(config: EncoderConfig, given: Weights) -> dict[str, Array]:
-    """Leave a norm as it was initialised, its weights not found under their names."""
-    return {"layers.0.norm1.weight": np.ones(config.d_model), "layers.0.norm1.bias": np.zeros(config.d_model)}
-
-
 def features_first(config: EncoderConfig, given: Weights) -> dict[str, Array]:
     """Take the rows of the flattening head's weight for (D, T) where they are (T, D)."""
     array = given["classifier.weight"]
@@ -88,187 +79,197 @@ def one_element(change: Callable[[Array], Array]) -> Callable[[Array], Array]:
     return changed
 
 
-bug = group("weights").bug
+def loaded(name: str, what: str, tap: str, change: Changed, **fields: Any) -> Bug:
+    """Return the bug of weights that shows first at a tap."""
+    return group("weights", first=(tap,)).bug(name, what, change, **fields)
+
 
 BUGS = (
-    bug(
+    loaded(
         "weight_transposed",
         "A square weight is transposed.",
-        first=(f"{NAME}.key",),
+        f"{NAME}.key",
+        weight(f"{NAME}.key.weight", np.transpose),
         cause="transposed_weight",
-        change=weight(f"{NAME}.key.weight", np.transpose),
     ),
-    bug(
+    loaded(
         "weight_of_pooler_transposed",
         "The pooler's weight is transposed.",
-        first=("pooler.dense",),
+        "pooler.dense",
+        weight("pooler.weight", np.transpose),
         cause="transposed_weight",
-        change=weight("pooler.weight", np.transpose),
     ),
-    bug(
+    loaded(
         "weight_column_major",
         "A weight is read in column-major order.",
-        first=("layers.0.feed_forward.inner",),
-        change=weight(
+        "layers.0.feed_forward.inner",
+        weight(
             "layers.0.feed_forward.inner.weight",
             lambda array: array.reshape(-1).reshape(array.shape, order="F"),
         ),
         cause="weight_in_wrong_order",
         clause="WGT-2",
     ),
-    bug(
+    loaded(
         "weight_heads_permuted",
         "Each head has the query of another.",
-        first=(f"{NAME}.query",),
-        change=weights(heads_rolled),
+        f"{NAME}.query",
+        weights(heads_rolled),
         cause="heads_permuted",
         clause="ATT-2",
     ),
-    bug(
+    loaded(
         "weight_fused_by_head",
         "A fused weight that holds query, key and value head by head is cut into thirds.",
-        first=(f"{NAME}.query",),
-        change=weights(fused_by_head),
+        f"{NAME}.query",
+        weights(fused_by_head),
         cause="fused_weight",
         clause="WGT-1",
     ),
-    bug(
+    loaded(
         "weight_query_and_key_swapped",
         "Query and key have each other's weights.",
-        first=(f"{NAME}.query",),
-        change=exchanged(".query.", ".key."),
+        f"{NAME}.query",
+        exchanged(".query.", ".key."),
         cause="swapped_weights",
         clause="WGT-1",
     ),
-    bug(
+    loaded(
         "weight_key_and_value_swapped",
         "Key and value have each other's weights.",
-        first=(f"{NAME}.key",),
-        change=exchanged(".key.", ".value."),
+        f"{NAME}.key",
+        exchanged(".key.", ".value."),
         cause="swapped_weights",
         clause="WGT-1",
     ),
-    bug(
+    loaded(
         "weight_rows_swapped",
         "Two rows of a value weight have changed places.",
-        first=(f"{NAME}.value",),
-        change=weight(f"{NAME}.value.weight", lambda array: array[[1, 0, *range(2, len(array))]]),
+        f"{NAME}.value",
+        weight(f"{NAME}.value.weight", lambda array: array[[1, 0, *range(2, len(array))]]),
         cause="weight_permuted",
         clause="WGT-2",
     ),
-    bug(
+    loaded(
         "weight_element_off",
         "One element of a weight is off by a hundredth.",
-        first=(f"{NAME}.output",),
-        change=weight(f"{NAME}.output.weight", one_element(lambda x: x * 1.01)),
+        f"{NAME}.output",
+        weight(f"{NAME}.output.weight", one_element(lambda x: x * 1.01)),
         cause="weight_element",
         clause="WGT-4",
     ),
-    bug(
+    loaded(
         "weight_element_in_bfloat16",
         "One element of a weight was rounded to bfloat16.",
-        first=(f"{NAME}.output",),
-        change=weight(f"{NAME}.output.weight", one_element(lambda x: precision("bfloat16").round(x))),
+        f"{NAME}.output",
+        weight(f"{NAME}.output.weight", one_element(lambda x: precision("bfloat16").round(x))),
         cause="weight_element",
         clause="WGT-4",
     ),
-    bug(
+    loaded(
         "weight_sign_lost",
         "The sign of one element of a weight is lost.",
-        first=("logits",),
-        change=weight("classifier.weight", one_element(np.negative)),
+        "logits",
+        weight("classifier.weight", one_element(np.negative)),
         cause="weight_element",
         clause="WGT-4",
     ),
-    bug(
+    loaded(
         "weight_stale_layer",
         "Layer 1 has the weights of layer 0.",
-        first=("layers.1.attention.query",),
+        "layers.1.attention.query",
+        weights(
+            lambda config, given: {name: given[name.replace("layers.1.", "layers.0.")] for name in given}
+        ),
         input="two layers",
         alone=True,
-        change=renamed(lambda name: name.replace("layers.1.", "layers.0.")),
         cause="weights_of_another_layer",
         clause="WGT-1",
     ),
-    bug(
+    loaded(
         "weight_layers_reversed",
         "Layers are loaded in reverse order.",
-        first=(f"{NAME}.query",),
+        f"{NAME}.query",
+        exchanged("layers.0.", "layers.1."),
         input="two layers",
-        change=exchanged("layers.0.", "layers.1."),
         cause="weights_of_another_layer",
         clause="WGT-1",
     ),
-    bug(
+    loaded(
         "weight_bias_missing",
         "The bias of a linear layer is not loaded, and zero.",
-        first=("layers.0.feed_forward.outer",),
-        change=weight("layers.0.feed_forward.outer.bias", np.zeros_like),
+        "layers.0.feed_forward.outer",
+        weight("layers.0.feed_forward.outer.bias", np.zeros_like),
         cause="missing_bias",
         clause="WGT-2",
     ),
-    bug(
+    loaded(
         "weight_projection_biases_missing",
         "Query, key and value have no bias.",
-        first=(f"{NAME}.query",),
-        change=weight("layers.*.attention.[qkv]*.bias", np.zeros_like),
+        f"{NAME}.query",
+        weight("layers.*.attention.[qkv]*.bias", np.zeros_like),
         cause="missing_bias",
         clause="WGT-2",
     ),
-    bug(
+    loaded(
         "weight_classifier_bias_missing",
         "The classifier's bias is not loaded, and zero.",
-        first=("logits",),
-        change=weight("classifier.bias", np.zeros_like),
+        "logits",
+        weight("classifier.bias", np.zeros_like),
         cause="missing_bias",
         clause="WGT-2",
     ),
-    bug(
+    loaded(
         "weight_gain_and_offset_swapped",
         "Gain and offset of a norm have changed places.",
-        first=("layers.0.norm1",),
-        change=exchanged("layers.0.norm1.weight", "layers.0.norm1.bias"),
+        "layers.0.norm1",
+        exchanged("layers.0.norm1.weight", "layers.0.norm1.bias"),
         cause="norm_gain_and_offset_swapped",
         clause="WGT-1",
     ),
-    bug(
+    loaded(
         "weight_norms_swapped",
         "The two norms of a layer have changed places.",
-        first=("layers.0.norm1",),
-        change=exchanged(".norm1.", ".norm2."),
+        "layers.0.norm1",
+        exchanged(".norm1.", ".norm2."),
         cause="norm_sharing",
         clause="WGT-1",
     ),
-    bug(
+    loaded(
         "weight_norm_not_loaded",
         "A norm's weights bear other names, and it keeps gain 1 and offset 0.",
-        first=("layers.0.norm1",),
-        change=weights(initial),
+        "layers.0.norm1",
+        weights(
+            lambda config, given: {
+                "layers.0.norm1.weight": np.ones(config.d_model),
+                "layers.0.norm1.bias": np.zeros(config.d_model),
+            }
+        ),
         cause="norm_gain_and_offset_missing",
         clause="WGT-1",
     ),
-    bug(
+    loaded(
         "weight_segment_table_zero",
         "The segment table is not loaded, and zero.",
-        first=("embeddings.segment",),
-        change=weight("embeddings.segment.weight", np.zeros_like),
+        "embeddings.segment",
+        weight("embeddings.segment.weight", np.zeros_like),
         cause="segments_ignored",
         clause="WGT-1",
     ),
-    bug(
+    loaded(
         "weight_classes_permuted",
         "The classes are in another order.",
-        first=("logits",),
-        change=weight("classifier.*", lambda array: array[..., ::-1]),
+        "logits",
+        weight("classifier.*", lambda array: array[..., ::-1]),
         cause="classes_reversed",
         clause="WGT-1",
     ),
-    bug(
+    loaded(
         "weight_of_flattened_features_first",
         "The flattening head's weight has features before tokens.",
+        "logits",
+        weights(features_first),
         variant="tf1-text-classifier",
-        first=("logits",),
-        change=weights(features_first),
         cause="flatten_order",
         clause="HED-1",
     ),

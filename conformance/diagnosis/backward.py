@@ -12,13 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.bugs.bug import fits
+from concord.conformance.expectation import Array
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.reading import within
 from concord.conformance.wording import few
 from concord.spec.tape import Node
 from concord.spec.tensors import clause_of
-
-Array = NDArray[np.floating]
 
 SUMS = ("*.residual1", "*.residual2", "embeddings.sum")
 """Taps whose gradient is that of each of their terms."""

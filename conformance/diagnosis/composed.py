@@ -5,28 +5,24 @@ Tried where no single mistake explains a tensor.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.conformance.bugs.context import Edit
 from concord.conformance.diagnosis.backward import made_of
 from concord.conformance.diagnosis.regions import WORDS, Region
 from concord.conformance.diagnosis.relations import moves
+from concord.conformance.expectation import Array
 from concord.conformance.explain import Cause, search
 from concord.conformance.explain.effort import Effort
-from concord.conformance.explain.hypothesis import RIGHT, Hypothesis, changed
+from concord.conformance.explain.hypothesis import Hypothesis
 from concord.conformance.explain.question import Question, rounding
 from concord.conformance.explain.reading import clear
 from concord.conformance.explain.weights import LINEAR
 from concord.spec.precision import precision
 from concord.spec.tensors import taps
-
-Array = NDArray[np.floating]
 
 MOST_PLACES = 16
 """How many places along an axis are tried one by one."""
@@ -35,29 +31,18 @@ MOST_ELEMENTS = 2**22
 """Inputs of larger tensors are not tried: each way takes a step of the model."""
 
 
-@dataclass(frozen=True)
-class _Way:
-    """What may explain a tensor: a hypothesis, of a question whose inputs may be others than the run's."""
-
-    text: str
-    name: str
-    clause: str
-    question: Question
-    hypothesis: Hypothesis = RIGHT
-
-    def explains(self, question: Question, region: Region) -> bool:
-        """Return whether the tensor is this in a region, and right elsewhere."""
-        right, actual = question.right, question.actual
-        value = self.question.values(self.hypothesis)
-        sound = value.shape == actual.shape and np.isfinite(value[region.flags]).all()
-        if not (sound and np.isfinite(actual).all()):
-            return False
-        before, left = actual - right.value, actual - np.where(region.flags, value, right.value)
-        if np.sqrt(np.mean(np.square(left))) > 0.1 * np.sqrt(np.mean(np.square(before))):
-            return False
-        made = self.question.predict(self.hypothesis)
-        left = actual - np.where(region.flags, made.value, right.value)
-        return clear(before, left, np.where(region.flags, made.sigma, right.sigma))
+def _explains(question: Question, one: Hypothesis, region: Region) -> bool:
+    """Return whether the tensor is what a hypothesis gives in a region, and right elsewhere."""
+    right, actual, value = question.right, question.actual, question.values(one)
+    sound = value.shape == actual.shape and np.isfinite(value[region.flags]).all()
+    if not (sound and np.isfinite(actual).all()):
+        return False
+    before, left = actual - right.value, actual - np.where(region.flags, value, right.value)
+    if np.sqrt(np.mean(np.square(left))) > 0.1 * np.sqrt(np.mean(np.square(before))):
+        return False
+    made = question.predict(one)
+    left = actual - np.where(region.flags, made.value, right.value)
+    return clear(before, left, np.where(region.flags, made.sigma, right.sigma))
 
 
 def compose(question: Question, region: Region, clause: str, exact: bool, effort: Effort) -> Cause | None:
@@ -69,41 +54,34 @@ def compose(question: Question, region: Region, clause: str, exact: bool, effort
         exact: whether it is known already what it is there: then only known mistakes say more.
         effort: what it may take: when that is spent, what was found by then is the answer.
     """
-    found: list[_Way] = []
-    for way in effort.among(_ways(question, region, clause, exact)):
+    found: list[Hypothesis] = []
+    for one in effort.among(_hypotheses(question, region, clause, exact)):
         if len(found) >= search.MOST_NAMED:
             break
         try:
             with np.errstate(all="ignore"):
-                found += [way] if way.explains(question, region) else []
+                found += [one] if _explains(question, one, region) else []
         except (LookupError, ValueError, TypeError, ArithmeticError):  # it does not apply here
             continue
     if not found or (exact and len(found) > 2):  # what fits wherever it may says less than what is seen
         return None
     only = f", only {'' if region.text.startswith('where') else 'in '}{region.text}" if region.text else ""
-    said = " or by ".join(f"{way.text}{only} ({way.clause})" for way in found)
-    names, clauses = dict.fromkeys(way.name for way in found), dict.fromkeys(way.clause for way in found)
+    said = " or by ".join(f"{one.text}{only} ({one.clause})" for one in found)
+    names, clauses = dict.fromkeys(one.name for one in found), dict.fromkeys(one.clause for one in found)
     return Cause(" or ".join(names), f"`{question.tensor}` may be explained by {said}", False, tuple(clauses))
 
 
-def _ways(question: Question, region: Region, clause: str, exact: bool) -> Iterator[_Way]:
-    known = (
-        [one for one in search.mistakes(question) if not one.rare]
-        if region.text and not question.parameter
-        else []
-    )
+def _hypotheses(question: Question, region: Region, clause: str, exact: bool) -> Iterator[Hypothesis]:
+    if region.text and not question.parameter:
+        yield from [one for one in search.mistakes(question) if not one.rare]
     if question.is_tap(LINEAR) and not exact:
-        known += _of_other_inputs(question)
-    yield from (_Way(one.text, one.name, one.clause, question, one) for one in known)
+        yield from _of_other_inputs(question)
     if exact or question.parameter or question.actual.size > MOST_ELEMENTS:
         return
     for name in sources(question):
         for text, array in _edits(question, name) if name in question.forced else ():
-            other = copy.copy(question)
-            for derived in ("right", "exact", "span"):
-                other.__dict__.pop(derived, None)
-            other.forced = {**question.forced, name: array}
-            yield _Way(text, "other_input", "PRC-2" if "rounded to" in text else clause, other)
+            broken = "PRC-2" if "rounded to" in text else clause
+            yield Hypothesis("other_input", text, broken, inputs={name: array})
 
 
 def _of_other_inputs(question: Question) -> Iterator[Hypothesis]:
@@ -115,7 +93,8 @@ def _of_other_inputs(question: Question) -> Iterator[Hypothesis]:
         if tensor.shape == exact.inputs[tap].shape and tensor is not exact.inputs[tap]:
             text = f"{name} instead of what should go into it"
             clause = "NRM-1" if " entered " in name else "RES-1"
-            yield changed("linear_of_other_input", text, clause, _applied_to(tensor.value)).at(tap)
+            edit = _applied_to(tensor.value)
+            yield Hypothesis("linear_of_other_input", text, clause, change=edit, on=(tap,))
 
 
 def _applied_to(values: Array) -> Edit:

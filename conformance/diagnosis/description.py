@@ -9,17 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from concord.conformance.bugs.context import Flags
 from concord.conformance.diagnosis.regions import FILLED, Region, smallest
 from concord.conformance.diagnosis.relations import relate
 from concord.conformance.estimate import R, Z
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.reading import within
 from concord.conformance.fields import Count, Number, also
-
-Array = NDArray[np.floating]
-Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from concord.conformance.diagnosis.backward import Backward, Bounds, shares
@@ -17,7 +16,7 @@ from concord.conformance.diagnosis.clauses import likely
 from concord.conformance.diagnosis.composed import compose
 from concord.conformance.diagnosis.description import Description, describe
 from concord.conformance.diagnosis.replacement import elsewhere, replace
-from concord.conformance.expectation import JudgedProblem, is_gradient
+from concord.conformance.expectation import Array, JudgedProblem, is_gradient
 from concord.conformance.explain import Cause, search, whole
 from concord.conformance.explain.effort import Effort, one_thread
 from concord.conformance.explain.question import Question
@@ -25,7 +24,6 @@ from concord.conformance.explain.step import group_of
 from concord.conformance.watching import say
 from concord.spec.tensors import clause_of
 
-Array = NDArray[np.floating]
 T = TypeVar("T")
 
 CLAUSE = re.compile(r"\b[A-Z]{3}-\d+\b")
@@ -111,7 +109,10 @@ def diagnose(
     """Return what can be said of the first tensor that is wrong.
 
     Args:
-        case, forced, tensor, judge: as in :func:`concord.conformance.explain.explain`.
+        case: what was computed.
+        forced: the taps that the run delivered.
+        tensor: the first one, or the first gradient, that is wrong.
+        judge: judges values, given what they should be, their sigma and the precision.
         delivered: every tensor of the run.
         statuses: what each was judged to be.
     """
@@ -125,13 +126,17 @@ def diagnose(
         cause = _tried(
             "the search for a cause in the whole model",
             notes,
-            lambda: whole.of_whole(case, forced, tensor, delivered[tensor], judge, effort),
+            lambda: whole.WholeSearch(
+                whole.Whole(case, forced, tensor, delivered[tensor]).of_one_sample(), judge, effort
+            ).cause(),
         )
         if cause and cause.confident:
             return Diagnosis(tensor, _clauses(cause, None, ()), cause)
     with np.errstate(all="ignore"):  # what is not finite is compared as such
         if cause is None and not effort.untried:
-            cause = _tried("the search for a cause", notes, lambda: search.of(question, judge, effort))
+            cause = _tried(
+                "the search for a cause", notes, lambda: search.Search(question, judge, effort).cause()
+            )
         notes += [effort.text] if effort.untried else []
         if cause and not far:
             found = cause

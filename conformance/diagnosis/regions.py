@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.expectation import subject_of
+from concord.conformance.bugs.context import Flags
+from concord.conformance.expectation import Array, subject_of
 from concord.conformance.explain.question import Question
 from concord.conformance.wording import few, limit_between
 from concord.spec.masks import visible_keys
 from concord.spec.parameters import parameters
 from concord.spec.tensors import taps
-
-Array = NDArray[np.floating]
-Flags = NDArray[np.bool_]
 
 FILLED = 0.9
 """Which share of a region has to be wrong for the region to be said: some errors are small by chance."""

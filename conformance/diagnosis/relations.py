@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.diagnosis.regions import WORDS, Region, axes_of, inputs_of
+from concord.conformance.expectation import Array
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.reading import within
 from concord.conformance.explain.weights import norm_of, parameters_of
 from concord.conformance.wording import distinct, few, multiple
 from concord.spec.precision import precision, round_to_bits
-
-Array = NDArray[np.floating]
 
 LARGEST = 1e6
 """A larger multiple is no multiple: the right tensor is zero but for rounding."""

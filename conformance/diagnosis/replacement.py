@@ -11,15 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from concord.conformance.expectation import is_gradient, is_tap_gradient, subject_of
+from concord.conformance.expectation import Array, is_gradient, is_tap_gradient, subject_of
 from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
 from concord.conformance.explain.question import Exact, Question
 from concord.conformance.explain.step import Step, group_of
 from concord.conformance.wording import few
-
-Array = NDArray[np.floating]
 
 EXPLAINS = 5.0
 """How many times nearer a tensor must be to what a hypothesis gives than to what is right."""

@@ -5,54 +5,53 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
-from concord.conformance.explain.hypothesis import Hypothesis
+from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
 from concord.conformance.explain.question import Question, rounding
-from concord.conformance.explain.weights import STORED
+from concord.conformance.explain.reading import LEAST, root_mean_square, within
 from concord.spec.precision import precision
 
-Array = NDArray[np.floating]
+SHORTER = {"float64": ("float32", "float16", "bfloat16"), "float32": ("float16", "bfloat16")}
+"""The shorter formats that numbers of a precision are stored in, from more bits to fewer."""
 
-SHORTER = {"float64": ("float32", "tf32", "float16", "bfloat16"), "float32": ("tf32", "float16", "bfloat16")}
-"""The formats that have fewer bits than a precision, from more to fewer."""
-
-SPELLED = {
-    "float32": "float32",
-    "tf32": "11 bits, as TF32 and float16 have",
-    "float16": "float16",
-    "bfloat16": "bfloat16",
-}
+SPELLED = {"tf32": "11 bits, as TF32 and float16 have"}
 
 
 def of_factors(question: Question) -> Iterator[Hypothesis]:
     """Yield products whose factors are rounded first."""
-    for name in SHORTER.get(question.case.dtype, ()):
-        if name == "float16":  # as long as TF32
-            continue
-        text = f"products whose factors are rounded to {SPELLED[name]}"
-        yield Hypothesis(name=f"{name}_products", text=text, clause="PRC-2", factors=name)
-    if "tf32" in SHORTER.get(question.case.dtype, ()):
+    shorter = SHORTER.get(question.case.dtype, ())
+    for name in shorter:
+        short = "tf32" if name == "float16" else name  # which has as many bits
+        text = f"products whose factors are rounded to {SPELLED.get(short, short)}"
+        yield Hypothesis(f"{short}_products", text, "PRC-2", factors=short)
+    if shorter:
         text = "products whose factors are cut off, not rounded, to 11 bits (TF32)"
-        yield Hypothesis(name="tf32_products", text=text, clause="PRC-2", factors="tf32 cut off")
+        yield Hypothesis("tf32_products", text, "PRC-2", factors="tf32 cut off")
 
 
-def held_in(question: Question) -> str | None:
-    """Return the shortest format that holds every number of the tensor, if few of the right ones are
-    numbers of it too.
-    """
-    finite = np.isfinite(question.actual) & np.isfinite(question.right.value)
-    actual, right = question.actual[finite], question.right.value[finite]
-    for name in reversed(STORED.get(question.case.dtype, ())):
-        if (rounding(name)(actual) == actual).all() and (rounding(name)(right) != right).sum() >= 2:
-            return name
-    return None
-
-
-def stored(question: Question, name: str) -> Array:
-    """Return what is left of the tensor's error when it may have been rounded to a format at last."""
-    error = abs(question.actual - question.right.value)
-    exponent = np.floor(np.log2(np.maximum(abs(question.actual), precision(name).smallest_normal)))
+def of_format(question: Question) -> Iterator[Hypothesis]:
+    """Read off that every number, and few of the right ones, is one of a shorter format."""
+    actual, right = question.actual, question.right
+    finite = np.isfinite(actual) & np.isfinite(right.value)
+    for name in reversed(SHORTER.get(question.case.dtype, ())):
+        held, numbers = (rounding(name)(array[finite]) == array[finite] for array in (actual, right.value))
+        if held.all() and (~numbers).sum() >= 2:
+            break
+    else:
+        return
+    exponent = np.floor(np.log2(np.maximum(abs(actual), precision(name).smallest_normal)))
     # A number just below a power of two may have been rounded up to it, by half the larger spacing.
     half = 2.0**exponent * precision(name).unit_roundoff
-    return np.maximum(error - half, 0)
+    if within(np.maximum(abs(actual - right.value) - half, 0), right.sigma):
+        yield Hypothesis(f"stored_in_{name}", f"numbers that were rounded to {name}", "PRC-2")
+        return
+    prediction = question.predict(RIGHT, name)
+    # What the format cannot hold may have become infinity, and then no number at all.
+    lost = ~np.isfinite(actual)
+    error = np.where(lost, 0.0, actual - prediction.value)
+    if (
+        not (lost & np.isfinite(question.rounded(name))).any()
+        and within(error, prediction.sigma)
+        and root_mean_square(error) >= LEAST * root_mean_square(prediction.sigma)
+    ):
+        yield Hypothesis(f"computed_in_{name}", f"a step that was computed in {name}", "PRC-2")

@@ -7,16 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from concord.conformance.bugs.bug import fits
 from concord.conformance.bugs.context import Edit
+from concord.conformance.expectation import Array
 from concord.conformance.wording import instead
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import ConfigError, SpecError
-
-Array = NDArray[np.floating]
 
 Gradients = Callable[[str], Array]
 """Gives the gradient of a parameter."""
@@ -28,7 +24,7 @@ To this model, as a width of 1 less 1 to divide by, or to this batch.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Hypothesis:
     """A mistake that a run may contain.
 
@@ -40,10 +36,12 @@ class Hypothesis:
         weights: that are others, each made when it is wanted: of a large model there is no room for all that
             may be tried.
         deviations: of :mod:`concord.spec.deviations` that nobody declared.
+        inputs: taps that the step in question is made of, that are others.
         change: what is made of a tap.
         on: patterns of the taps that ``change`` changes; by default the one in question.
         gradient: what the gradient in question is made of, where it is not the parameter's own.
         factors: the format that factors of products are rounded to.
+        sure: whether what shows it, if it is read off, can be a sign of nothing else.
         rare: whether hardly anyone makes it: it is tried only to show how well others are told apart from it.
     """
 
@@ -53,10 +51,12 @@ class Hypothesis:
     fields: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, Callable[[], Array]] = field(default_factory=dict)
     deviations: Mapping[str, float] = field(default_factory=dict)
+    inputs: Mapping[str, Array] = field(default_factory=dict)
     change: Edit | None = None
     on: tuple[str, ...] = ()
     gradient: Callable[[Gradients], Array] | None = None
     factors: str | None = None
+    sure: bool = True
     rare: bool = False
 
     def at(self, tap: str) -> Hypothesis:
@@ -68,21 +68,12 @@ class Hypothesis:
         return self.change if self.change and fits(tap, self.on) else None
 
 
-def changed(name: str, text: str, clause: str, change: Edit, *on: str) -> Hypothesis:
-    """Return the hypothesis of a tap that something else is made of.
-
-    Args:
-        on: patterns of the taps; by default the one in question.
-    """
-    return Hypothesis(name=name, text=text, clause=clause, change=change, on=on)
-
-
 def loaded(name: str, text: str, clause: str, weights: Mapping[str, Callable[[], Array]]) -> Hypothesis:
     """Return the hypothesis of other weights, given as what makes them."""
-    return Hypothesis(name=name, text=text, clause=clause, weights=weights)
+    return Hypothesis(name, text, clause, weights=weights)
 
 
-RIGHT = Hypothesis(name="right", text="nothing", clause="PRT-1")
+RIGHT = Hypothesis("right", "nothing", "PRT-1")
 """No mistake at all."""
 
 
@@ -103,17 +94,15 @@ def options(
             config.replace(**fields)
         except ConfigError:
             continue
-        yield Hypothesis(
-            name=name, text=f"{name} = {instead(value, right, digits=12)}", clause=clause, fields=fields
-        )
+        yield Hypothesis(name, f"{name} = {instead(value, right, digits=12)}", clause, fields)
 
 
 def both(first: Hypothesis, second: Hypothesis) -> Hypothesis:
     """Return two mistakes made at once."""
     return Hypothesis(
-        name=f"{first.name} and {second.name}",
-        text=f"{first.text} and {second.text}",
-        clause=f"{first.clause}, {second.clause}",
-        fields={**first.fields, **second.fields},
-        weights={**first.weights, **second.weights},
+        f"{first.name} and {second.name}",
+        f"{first.text} and {second.text}",
+        f"{first.clause}, {second.clause}",
+        {**first.fields, **second.fields},
+        {**first.weights, **second.weights},
     )

@@ -47,6 +47,36 @@ CHOICES: tuple[Choice, ...] = (
 )
 """The taps (patterns) that show it, the field, its values and the clause."""
 
+DEVIATIONS = (
+    (
+        NORMS,
+        "norm_epsilon_in_float32",
+        "an epsilon that was rounded to float32",
+        "NRM-2",
+        "norm_epsilon_bits",
+        24,
+    ),
+    (
+        ("*attention.weights",),
+        "softmax_floor",
+        "a softmax that clips what lies 64 below the largest score",
+        "ATT-5",
+        "softmax_floor",
+        -64.0,
+    ),
+    (
+        ("log_probabilities",),
+        "log_softmax_floor",
+        "a log-softmax that clips what lies 64 below the largest logit",
+        "LOS-1",
+        "log_softmax_floor",
+        -64.0,
+    ),
+)
+"""The taps that show a deviation that nobody declared, its name as a cause, what is said of it, the clause,
+the deviation and its value.
+"""
+
 DIFFERENTIATED = (
     "norm_epsilon",
     "norm_epsilon_placement",
@@ -67,30 +97,9 @@ def of_options(question: Question, tap: str) -> Iterator[Hypothesis]:
     if fits(tap, NORMS):
         for hypothesis in options(config, "norm_epsilon", RARE_EPSILONS, "NRM-2"):
             yield dataclasses.replace(hypothesis, rare=True)
-        if question.case.dtype == "float64":
-            yield _deviation(
-                "norm_epsilon_in_float32",
-                "an epsilon that was rounded to float32",
-                "NRM-2",
-                "norm_epsilon_bits",
-                24,
-            )
-    if fits(tap, ("*attention.weights",)):
-        yield _deviation(
-            "softmax_floor",
-            "a softmax that clips what lies 64 below the largest score",
-            "ATT-5",
-            "softmax_floor",
-            -64.0,
-        )
-    if tap == "log_probabilities":
-        yield _deviation(
-            "log_softmax_floor",
-            "a log-softmax that clips what lies 64 below the largest logit",
-            "LOS-1",
-            "log_softmax_floor",
-            -64.0,
-        )
+    for taps, name, text, clause, deviation, value in DEVIATIONS:
+        if fits(tap, taps) and (name != "norm_epsilon_in_float32" or question.case.dtype == "float64"):
+            yield Hypothesis(name, text, clause, deviations={deviation: value})
     if tap == "embeddings.token":
         yield from _of_padding_vector(question)
     if fits(tap, ("*.masked_scores", "*.masked_weights")) and question.case.part in BY_IDS:
@@ -98,10 +107,6 @@ def of_options(question: Question, tap: str) -> Iterator[Hypothesis]:
         yield from options(config, "pad_id", sorted(_occurring(question) & {0, 1, 2, 3}), "MSK-1")
     if tap == "loss" and question.case.part == "model":
         yield from _of_loss(config, (0.1, 0.01, 0.001, 1e-4))
-
-
-def _deviation(name: str, text: str, clause: str, deviation: str, value: float) -> Hypothesis:
-    return Hypothesis(name=name, text=text, clause=clause, deviations={deviation: value})
 
 
 def _occurring(question: Question) -> set[int]:
@@ -116,12 +121,8 @@ def _of_padding_vector(question: Question) -> Iterator[Hypothesis]:
         yield from options(config, "token_padding_row", sorted(occurring & {0, 1, 2, 3}), "EMB-3")
         return
     for other in sorted(occurring & {0, 1} - {row}):
-        yield Hypothesis(
-            name="token_padding_forward",
-            text=f"a zero vector for token {other}",
-            clause="EMB-3",
-            fields={"token_padding_forward": "zero", "token_padding_row": other},
-        )
+        fields = {"token_padding_forward": "zero", "token_padding_row": other}
+        yield Hypothesis("token_padding_forward", f"a zero vector for token {other}", "EMB-3", fields)
 
 
 def _of_loss(config: EncoderConfig, others: tuple[float, ...] = ()) -> Iterator[Hypothesis]:

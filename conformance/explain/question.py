@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.conformance.bugs.bug import fits
 from concord.conformance.estimate import Observer, estimate
-from concord.conformance.expectation import JudgedProblem, is_gradient
+from concord.conformance.expectation import Array, JudgedProblem, is_gradient
 from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
 from concord.conformance.explain.step import Reached, Step, group_of
 from concord.spec.arithmetic import Arithmetic
@@ -22,8 +21,6 @@ from concord.spec.batch import round_inputs
 from concord.spec.config import EncoderConfig
 from concord.spec.precision import cut_to_bits, precision, round_to_bits
 from concord.spec.tensors import taps
-
-Array = NDArray[np.floating]
 
 
 @dataclass(frozen=True)
@@ -113,7 +110,8 @@ class Question:
             )
         if hypothesis.deviations:
             case = dataclasses.replace(case, deviations={**case.deviations, **hypothesis.deviations})
-        step = Step(case, arithmetic, self.forced, self.tensor, hypothesis.changes, whole)
+        forced = {**self.forced, **hypothesis.inputs}
+        step = Step(case, arithmetic, forced, self.tensor, hypothesis.changes, whole)
         with (
             np.errstate(all="ignore"),
             contextlib.suppress(Reached),

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.conformance import expectation
 from concord.conformance.estimate import R, Z
-from concord.conformance.explain.hypothesis import Hypothesis
-
-Array = NDArray[np.floating]
-
+from concord.conformance.expectation import Array
 
 CLEAR = 5.0
 """How many times smaller an error must be under an explanation than without.
@@ -21,22 +15,11 @@ Chance makes smaller differences.
 """
 
 
-@dataclass(frozen=True)
-class Reading:
-    """What a tensor shows.
+LEAST = 0.1
+"""How large an error must at least be, in sigma of the arithmetic that is to explain it.
 
-    Attributes:
-        hypothesis: what it is a sign of.
-        sure: whether it can be a sign of nothing else.
-    """
-
-    hypothesis: Hypothesis
-    sure: bool
-
-
-def reading(name: str, text: str, clause: str, sure: bool = True) -> Reading:
-    """Return what a tensor shows."""
-    return Reading(Hypothesis(name=name, text=text, clause=clause), sure)
+A wide sigma would explain any smaller one.
+"""
 
 
 def within(error: Array, sigma: Array) -> bool:

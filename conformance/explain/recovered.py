@@ -9,19 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.bugs.attention import PROJECTIONS
-from concord.conformance.explain.hypothesis import loaded
+from concord.conformance.expectation import Array
+from concord.conformance.explain.hypothesis import Hypothesis, loaded
 from concord.conformance.explain.question import Question
-from concord.conformance.explain.reading import Reading, clear, reading, within
+from concord.conformance.explain.reading import clear, within
 from concord.conformance.explain.weights import LINEAR, parameters_of
 from concord.conformance.wording import few, instead
-
-Array = NDArray[np.floating]
 
 STRAIGHT = 1e-3
 """How far the squared cosine of two directions that may agree lies below 1."""
 
 
-def of_recovered(question: Question) -> Iterator[Reading]:
+def of_recovered(question: Question) -> Iterator[Hypothesis]:
     """Read off what is wrong with a weight or a bias."""
     if not question.is_tap(LINEAR) or (
         question.config.qkv_activation == "relu" and question.is_tap(PROJECTIONS)
@@ -59,7 +58,7 @@ class _Recovery:
             [column for column in columns if not within(self.error[:, column], self.sigma[:, column])], int
         )
 
-    def element(self) -> Reading | None:
+    def element(self) -> Hypothesis | None:
         """Look for one element whose change explains everything."""
         if len(self.wrong) != 1 or not within(
             np.delete(self.error, self.wrong, axis=1), np.delete(self.sigma, self.wrong, axis=1)
@@ -80,17 +79,17 @@ class _Recovery:
         row, change = found[0]
         if row == len(self.weight):
             text = f"element {column} of `{self.name}.bias` being off by {change:.3g}"
-            return reading("bias_element", text, "WGT-4", sure=False)  # or something added to it later
+            return Hypothesis("bias_element", text, "WGT-4", sure=False)  # or something added to it later
         before = float(self.weight[row, column])
         if before + change == before:
             return None
-        return reading(
+        return Hypothesis(
             "weight_element",
             f"`{self.name}.weight` at {(row, column)} being {instead(before + change, before)}",
             "WGT-4",
         )
 
-    def columns(self) -> Reading | None:
+    def columns(self) -> Hypothesis | None:
         """Look for columns that have changed places, with their bias or without it."""
         name = f"{self.name}.bias"
         bias = (
@@ -121,7 +120,7 @@ class _Recovery:
                 return found
         return None
 
-    def rows(self) -> Reading | None:
+    def rows(self) -> Hypothesis | None:
         """Look for one row that is another, or two that have changed places.
 
         Either way the error has rank 1.
@@ -136,7 +135,7 @@ class _Recovery:
         )  # the last stands for the bias
         single = [row for row, factor in enumerate(factors.T) if self.spanned(factor)]
         if len(single) == 1 and single[0] < len(self.weight):
-            return reading("weight_row", f"row {single[0]} of `{self.name}.weight` being another", "WGT-4")
+            return Hypothesis("weight_row", f"row {single[0]} of `{self.name}.weight` being another", "WGT-4")
         pairs = [] if single else self.pairs(left[:, 0])
         if len(pairs) != 1:
             return None
@@ -169,20 +168,19 @@ class _Recovery:
             self.error, self.error - np.outer(factor, factor @ self.error / power), self.sigma
         )
 
-    def permuted(self, source: NDArray[np.integer], words: str, weights: dict[str, Array]) -> Reading | None:
+    def permuted(
+        self, source: NDArray[np.integer], words: str, weights: dict[str, Array]
+    ) -> Hypothesis | None:
         """Return that rows or columns have changed places, if that explains the tensor."""
         if len(set(source.tolist())) < len(source) or (source == np.arange(len(source))).all():
             return None
         made = {name: partial(np.asarray, array) for name, array in weights.items()}
         hypothesis = loaded("weight_permuted", f"{words} having changed places", "WGT-2", made)
         prediction = self.question.predict(hypothesis)
-        return (
-            Reading(hypothesis, True)
-            if within(self.question.actual - prediction.value, prediction.sigma)
-            else None
-        )
+        explained = within(self.question.actual - prediction.value, prediction.sigma)
+        return hypothesis if explained else None
 
-    def anything(self) -> Reading | None:
+    def anything(self) -> Hypothesis | None:
         """Look for any weight and bias at all: with enough rows, few tensors are linear in what went in."""
         design = np.concatenate([self.inputs, np.ones((len(self.inputs), 1))], axis=1)
         if len(design) < 2 * design.shape[1]:
@@ -194,5 +192,5 @@ class _Recovery:
         if not clear(self.error, left, self.sigma):
             return None
         if within(self.error - self.error.mean(0), self.sigma):
-            return reading("other_bias", f"other numbers in `{self.name}.bias`", "WGT-4", sure=False)
-        return reading("other_weight", f"other numbers in `{self.name}.weight`", "WGT-4", sure=False)
+            return Hypothesis("other_bias", f"other numbers in `{self.name}.bias`", "WGT-4", sure=False)
+        return Hypothesis("other_weight", f"other numbers in `{self.name}.weight`", "WGT-4", sure=False)

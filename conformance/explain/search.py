@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.conformance.bugs.bug import fits
 from concord.conformance.bugs.norms import NORMS
 from concord.conformance.estimate import R
-from concord.conformance.expectation import JudgedProblem
+from concord.conformance.expectation import Array
 from concord.conformance.explain.effort import Effort
-from concord.conformance.explain.formats import of_factors
+from concord.conformance.explain.formats import of_factors, of_format
 from concord.conformance.explain.gradients import of_gradient
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.explain.options import of_options, of_other_constants, two_of_norms
@@ -25,14 +25,11 @@ from concord.conformance.explain.structure import (
     of_cancellation,
     of_dropout,
     of_dropped_weights,
-    of_format,
     of_limit,
 )
 from concord.conformance.explain.tried import of_backward, of_hidden, of_tap
 from concord.conformance.explain.weights import of_joined_heads, of_weights
 from concord.conformance.fields import Unwritten
-
-Array = NDArray[np.floating]
 
 Family = Callable[[Question, str], Iterator[Hypothesis]]
 
@@ -92,9 +89,10 @@ class Cause:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A hypothesis that explains a tensor, and how the tensor is judged by it."""
+    """A hypothesis that explains a tensor, what it predicts, and how the tensor is judged by it."""
 
     hypothesis: Hypothesis
+    prediction: Prediction
     judgement: Any
 
 
@@ -112,8 +110,7 @@ def mistakes_at(question: Question, tap: str) -> Iterator[Hypothesis]:
 
 def of_kind(question: Question, name: str) -> Iterator[Hypothesis]:
     """Yield the hypotheses of a name that may be made of the tensor in question."""
-    search = Search.__new__(Search)
-    search.question = question
+    search = Search(question, lambda *of: None, Effort())
     for hypotheses in (search.simple(), search.unusual()):
         yield from (hypothesis for hypothesis in hypotheses if hypothesis.name == name)
 
@@ -131,48 +128,40 @@ def likeliest_first(hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:
     return sorted(hypotheses, key=place)
 
 
-def of(question: Question, judge: Callable[..., Any], effort: Effort | None = None) -> Cause | None:
-    """Return the hypothesis that explains the tensor in question to within its tolerance.
+class Search:
+    """One search for the hypothesis that explains the tensor in question to within its tolerance.
 
     Args:
+        judge: judges values, given what they should be, their sigma and the precision.
         effort: what it may take: when that is spent, what was found by then is the answer, and not a sure
             one.
     """
-    with np.errstate(all="ignore"):  # what is not finite is compared as such
-        return Search(question, judge, effort or Effort()).cause()
 
-
-def explain(
-    case: JudgedProblem, forced: Mapping[str, Array], tensor: str, actual: Array, judge: Callable[..., Any]
-) -> Cause | None:
-    """Return the hypothesis that explains a tensor to within its tolerance.
-
-    Args:
-        case: what was computed.
-        forced: the taps that the run delivered.
-        tensor: the first one, or the first gradient, that is wrong.
-        actual: the run's values of it.
-        judge: judges values, given what they should be, their sigma and the precision.
-    """
-    return of(Question(case, forced, tensor, actual), judge)
-
-
-class Search:
-    """One search for one tensor; see :func:`explain`."""
+    same_name = True
+    """Whether only explanations of one name are one mistake in other words where they come to the same."""
 
     def __init__(self, question: Question, judge: Callable[..., Any], effort: Effort) -> None:
         self.question, self.judge, self.effort = question, judge, effort
-        self.before = self.judged(question.actual, question.right)
 
     def cause(self) -> Cause | None:
-        for hypotheses in (likeliest_first(self.simple()), self.unusual()):
-            found = self.explaining(hypotheses)
-            if found:
-                return self.conclude(found)
-        for look in READINGS if not self.effort.untried else ():
-            for seen in look(self.question):
-                return caused(self.question.tensor, [seen.hypothesis], seen.sure)
+        """Return what the first stage that explains the tensor says, or what is read off it."""
+        with np.errstate(all="ignore"):  # what is not finite is compared as such
+            for hypotheses in self.stages():
+                found = self.explaining(hypotheses)
+                if found:
+                    return self.conclude(found)
+            for one in self.readings() if not self.effort.untried else ():
+                return caused(self.question.tensor, [one], one.sure)
         return None
+
+    def stages(self) -> Iterable[Iterable[Hypothesis]]:
+        """Yield the hypotheses that are tried together."""
+        yield likeliest_first(self.simple())
+        yield self.unusual()
+
+    def readings(self) -> Iterator[Hypothesis]:
+        """Yield what the tensor shows by itself."""
+        return (one for look in READINGS for one in look(self.question))
 
     def simple(self) -> Iterator[Hypothesis]:
         """Yield single mistakes."""
@@ -193,32 +182,45 @@ class Search:
                 yield from of_other_constants(self.question, tap)
 
     def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[Explanation]:
-        """Return the hypotheses under which the tensor is right, and which do not leave it as it should
-        be.
+        """Return the hypotheses under which the tensor is right, and which do not leave it as it should be.
+
+        Of several that are one mistake in other words, the first.
         """
-        found: list[tuple[Explanation, Prediction]] = []
-        for hypothesis in self.effort.among(hypotheses):
+        found: list[Explanation] = []
+        for one in self.chosen(self.tried(hypotheses)):
+            if found and self.effort.spent():
+                self.effort.untried += 1
+                continue
             try:
-                near = self.near(hypothesis, self.question.values(hypothesis))
-                prediction = self.question.predict(hypothesis) if near else None
+                prediction = self.question.predict(one)
             except INAPPLICABLE:
                 continue
-            if prediction and self.explains(prediction) and not self.known(found, hypothesis, prediction):
-                explanation = Explanation(hypothesis, self.judged(self.question.actual, prediction))
-                found.append((explanation, prediction))
-        return [explanation for explanation, _ in found]
+            known = any(
+                (one.name == other.hypothesis.name or not self.same_name)
+                and self.judged(prediction.value, other.prediction).ratio <= SAME
+                for other in found
+            )
+            if not known and self.explains(prediction):
+                found.append(Explanation(one, prediction, self.judged(self.question.actual, prediction)))
+        return found
 
-    def known(
-        self, found: Sequence[tuple[Explanation, Prediction]], one: Hypothesis, prediction: Prediction
-    ) -> bool:
-        """Return whether an explanation of the same name gave the same numbers.
+    def tried(
+        self, hypotheses: Iterable[Hypothesis], share: float = 1.0
+    ) -> Iterator[tuple[Hypothesis, Array]]:
+        """Yield hypotheses that come near the tensor, and what it is under each.
 
-        It is one mistake in other words.
+        Args:
+            share: of the time that it may take.
         """
-        return any(
-            one.name == explanation.hypothesis.name and self.judged(prediction.value, other).ratio <= SAME
-            for explanation, other in found
-        )
+        for hypothesis in self.effort.among(hypotheses, share):
+            with contextlib.suppress(*INAPPLICABLE):
+                value = self.question.values(hypothesis)
+                if self.near(hypothesis, value):
+                    yield hypothesis, value
+
+    def chosen(self, tried: Iterator[tuple[Hypothesis, Array]]) -> Iterable[Hypothesis]:
+        """Return those whose own tolerance is worth deriving."""
+        return (hypothesis for hypothesis, _ in tried)
 
     def near(self, hypothesis: Hypothesis, value: Array) -> bool:
         """Return whether a value halves the error where there is one, in most places.
@@ -238,7 +240,8 @@ class Search:
 
     def explains(self, prediction: Prediction) -> bool:
         question, judgement = self.question, self.judged(self.question.actual, prediction)
-        if judgement.status != "agrees" or self.before.ratio < CLEAR * judgement.ratio:
+        before = self.judged(question.actual, question.right)
+        if judgement.status != "agrees" or before.ratio < CLEAR * judgement.ratio:
             return False
         if not _same_infinities(prediction.value, question.right.value):
             return True

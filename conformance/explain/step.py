@@ -7,17 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
-from concord.conformance.bugs.context import Edit
+from concord.conformance.bugs.context import Edit, Flags
 from concord.conformance.bugs.tape import Edited
-from concord.conformance.expectation import JudgedProblem, is_gradient, subject_of
+from concord.conformance.expectation import Array, JudgedProblem, is_gradient, subject_of
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.masks import real_tokens
 from concord.spec.tape import Node
-
-Array = NDArray[np.floating]
-Flags = NDArray[np.bool_]
 
 
 class Reached(Exception):

@@ -6,54 +6,21 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.conformance.bugs.norms import NORMS, RESIDUALS
 from concord.conformance.bugs.precisions import variance_by_squares
 from concord.conformance.estimate import R, Z
-from concord.conformance.explain.formats import SPELLED, held_in, stored
-from concord.conformance.explain.hypothesis import RIGHT, changed
+from concord.conformance.expectation import Array
+from concord.conformance.explain.hypothesis import Hypothesis
 from concord.conformance.explain.question import Question
-from concord.conformance.explain.reading import Reading, clear, reading, root_mean_square, within
+from concord.conformance.explain.reading import LEAST, clear, root_mean_square, within
 from concord.conformance.explain.weights import norm_of
 from concord.spec.tensors import clause_of
-
-Array = NDArray[np.floating]
-
-LEAST = 0.1
-"""How large an error must at least be, in sigma of the arithmetic that is to explain it.
-
-A wide sigma would explain any smaller one.
-"""
-
-
-# Fewer bits.
-
-
-def of_format(question: Question) -> Iterator[Reading]:
-    """Read off that every number is one of a shorter format."""
-    name = held_in(question)
-    if name is None:
-        return
-    if within(stored(question, name), question.right.sigma):
-        yield reading(f"stored_in_{name}", f"numbers that were rounded to {SPELLED[name]}", "PRC-2")
-        return
-    prediction = question.predict(RIGHT, name)
-    # What the format cannot hold may have become infinity, and then no number at all.
-    lost = ~np.isfinite(question.actual)
-    error = np.where(lost, 0.0, question.actual - prediction.value)
-    if (
-        not (lost & np.isfinite(question.rounded(name))).any()
-        and within(error, prediction.sigma)
-        and root_mean_square(error) >= LEAST * root_mean_square(prediction.sigma)
-    ):
-        yield reading(f"computed_in_{name}", f"a step that was computed in {SPELLED[name]}", "PRC-2")
-
 
 # Limits.
 
 
-def of_limit(question: Question) -> Iterator[Reading]:
+def of_limit(question: Question) -> Iterator[Hypothesis]:
     """Read off that whatever is beyond a limit was set to it."""
     right, actual, clause = (
         question.right.value,
@@ -65,24 +32,22 @@ def of_limit(question: Question) -> Iterator[Reading]:
     )  # where a constant is no sign of a limit
     if masked or not (np.isfinite(right).all() and np.isfinite(actual).all()):
         return
-    for text, limited in (
-        ("at least", np.maximum(right, actual.min())),
-        ("at most", np.minimum(right, actual.max())),
+    limit = float(abs(actual).max())
+    for text, low, high in (
+        ("be at least ", float(actual.min()), math.inf),
+        ("be at most ", -math.inf, float(actual.max())),
+        ("", -limit, limit),
     ):
+        limited = np.clip(right, low, high)
         beyond = limited != right
         if (
             beyond.sum() >= 3
-            and (~beyond).sum() >= 3
+            and ((~beyond).sum() >= 3 or not text)
             and clear(actual - right, actual - limited, question.right.sigma)
         ):
-            yield reading(
-                "clamped", f"numbers that are clamped to be {text} {float(limited[beyond][0]):.6g}", clause
-            )
+            reached = low if math.isfinite(low) and text else high
+            yield Hypothesis("clamped", f"numbers that are clamped to {text}{reached:.6g}", clause)
             return
-    limit = abs(actual).max()
-    limited = np.clip(right, -limit, limit)
-    if (limited != right).sum() >= 3 and clear(actual - right, actual - limited, question.right.sigma):
-        yield reading("clamped", f"numbers that are clamped to {float(limit):.6g}", clause)
 
 
 # Dropout.
@@ -99,7 +64,7 @@ DROPPED = (
 )
 
 
-def of_dropout(question: Question) -> Iterator[Reading]:
+def of_dropout(question: Question) -> Iterator[Hypothesis]:
     """Read off that some numbers are 0 and the others are all enlarged by the same factor."""
     if question.is_tap(DROPPED):
         base: Array = np.zeros_like(question.actual)
@@ -120,7 +85,7 @@ def of_dropout(question: Question) -> Iterator[Reading]:
         share = 1 - 1 / factor
         expected = share * visible.sum()
         if abs(dropped.sum() - expected) <= 5 * math.sqrt(expected) + 1:
-            yield reading("dropout", f"dropout of {100 * share:.3g} % that was left on", "DRP-1")
+            yield Hypothesis("dropout", f"dropout of {100 * share:.3g} % that was left on", "DRP-1")
 
 
 SHARES = (0.1, 0.2, 0.5, 0.3, 0.4, 0.25, 0.15, 0.05)
@@ -133,7 +98,7 @@ There are 2 to that power ways.
 """
 
 
-def of_dropped_weights(question: Question) -> Iterator[Reading]:
+def of_dropped_weights(question: Question) -> Iterator[Hypothesis]:
     """Read off that each query's context is that of some keys alone, their weights all enlarged by the
     same factor.
     """
@@ -163,7 +128,7 @@ def of_dropped_weights(question: Question) -> Iterator[Reading]:
         if not left:
             return
     if len(left) == 1 and whole <= batch * heads * queries - 2:
-        yield reading(
+        yield Hypothesis(
             "dropout", f"dropout of {100 * left[0]:.3g} % of the attention weights that was left on", "DRP-1"
         )
 
@@ -171,16 +136,16 @@ def of_dropped_weights(question: Question) -> Iterator[Reading]:
 # A variance that loses digits.
 
 
-def of_cancellation(question: Question) -> Iterator[Reading]:
+def of_cancellation(question: Question) -> Iterator[Hypothesis]:
     """Read off that each row is stretched by a factor of its own, as large as rounding makes it in E[x²] -
     E[x]².
     """
     if not question.is_tap(NORMS):
         return
-
-    hypothesis = changed(
-        "variance_by_squares", "a variance computed as E[x²] - E[x]²", "NRM-2", variance_by_squares
-    ).at(question.tensor)
+    text = "a variance computed as E[x²] - E[x]²"
+    hypothesis = Hypothesis(
+        "variance_by_squares", text, "NRM-2", change=variance_by_squares, on=(question.tensor,)
+    )
     prediction = question.predict(hypothesis)
     error = question.actual - question.right.value
     offset = question.case.weights[f"{norm_of(question.config.norm_sharing, question.tensor)}.bias"].astype(
@@ -196,4 +161,4 @@ def of_cancellation(question: Question) -> Iterator[Reading]:
         and root_mean_square(prediction.sigma)
         >= R * root_mean_square(question.right.sigma)  # else it is no worse than any other
     ):
-        yield Reading(hypothesis, True)
+        yield hypothesis

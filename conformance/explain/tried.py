@@ -98,7 +98,7 @@ def _of_request(question: Question, bug: Bug) -> Iterator[Hypothesis]:
         if not np.array_equal(array, asked.weights[name])
     }
     if fields or weights:
-        yield Hypothesis(name=_name(bug), text=bug.text, clause=bug.clause, fields=fields, weights=weights)
+        yield Hypothesis(_name(bug), bug.text, bug.clause, fields, weights)
 
 
 def hypothesis(bug: Bug, edit: Edit, *on: str) -> Hypothesis:
@@ -108,7 +108,7 @@ def hypothesis(bug: Bug, edit: Edit, *on: str) -> Hypothesis:
         edit: what is made of a tap.
         on: patterns of the taps that are changed.
     """
-    return Hypothesis(name=_name(bug), text=bug.text, clause=bug.clause, change=edit, on=on)
+    return Hypothesis(_name(bug), bug.text, bug.clause, change=edit, on=on)
 
 
 def _name(bug: Bug) -> str:

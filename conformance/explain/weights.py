@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.conformance.bugs.attention import PROJECTIONS
 from concord.conformance.bugs.bug import fits
@@ -19,13 +18,14 @@ from concord.conformance.bugs.context import Context
 from concord.conformance.bugs.norms import NORMS
 from concord.conformance.bugs.tape import Value
 from concord.conformance.bugs.weights import cut_from_fused
-from concord.conformance.explain.hypothesis import Hypothesis, changed, loaded, options
+from concord.conformance.expectation import Array
+from concord.conformance.explain.formats import SHORTER
+from concord.conformance.explain.hypothesis import Hypothesis, loaded, options
 from concord.conformance.explain.question import Question, rounding
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import parameters
 from concord.spec.positions import sinusoid
 
-Array = NDArray[np.floating]
 Made = Mapping[str, Callable[[], Array]]
 
 LINEAR = (
@@ -36,9 +36,6 @@ LINEAR = (
     "pooler.dense",
     "logits",
 )
-
-STORED = {"float64": ("float32", "float16", "bfloat16"), "float32": ("float16", "bfloat16")}
-"""The shorter formats that numbers of a precision are stored in, from more bits to fewer."""
 
 
 def parameters_of(tap: str) -> str:
@@ -68,7 +65,7 @@ def _rounded(question: Question, own: str) -> Iterator[Hypothesis]:
     """Yield parameters of a step that were rounded."""
     weights = question.case.weights
     names = [name for name in (f"{own}.weight", f"{own}.bias") if name in weights]
-    for name in STORED.get(question.case.dtype, ()):
+    for name in SHORTER.get(question.case.dtype, ()):
         short: Made = {parameter: partial(_shorter, name, weights[parameter]) for parameter in names}
         for chosen in dict.fromkeys((*((parameter,) for parameter in names), tuple(names))):
             text = " and ".join(f"`{parameter}`" for parameter in chosen)
@@ -266,7 +263,7 @@ def of_joined_heads(question: Question, tap: str) -> Iterator[Hypothesis]:
     if fits(tap, ("*attention.context",)):
         for order in _orders(question.config.num_heads):
             text = f"heads joined in the order {', '.join(map(str, order))}"
-            yield changed("heads_permuted", text, "ATT-6", partial(_joined, order))
+            yield Hypothesis("heads_permuted", text, "ATT-6", change=partial(_joined, order))
 
 
 def _joined(order: tuple[int, ...], m: Context, y: Value) -> Value:

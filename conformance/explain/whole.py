@@ -10,29 +10,22 @@ comes near, with its own tolerance.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.conformance.bugs.context import Context
 from concord.conformance.bugs.tape import Value
 from concord.conformance.estimate import SAMPLES
-from concord.conformance.expectation import JudgedProblem, is_gradient, root_mean_square
-from concord.conformance.explain.effort import Effort
-from concord.conformance.explain.hypothesis import INAPPLICABLE, RIGHT, Hypothesis
-from concord.conformance.explain.question import Prediction, Question
+from concord.conformance.expectation import Array, JudgedProblem, is_gradient, root_mean_square
+from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
+from concord.conformance.explain.question import Question
 from concord.conformance.explain.search import (
     MUCH_BETTER,
-    SAME,
-    Cause,
-    Explanation,
     Search,
     likeliest_first,
     mistakes_at,
@@ -43,8 +36,6 @@ from concord.spec.arithmetic import Arithmetic
 from concord.spec.masks import real_tokens
 from concord.spec.precision import PRECISIONS
 from concord.spec.tensors import taps
-
-Array = NDArray[np.floating]
 
 LARGE_ERROR = 0.1
 """Share of the largest error of a sample from which on another one shows the mistake as well."""
@@ -88,26 +79,7 @@ def reaches_far(case: JudgedProblem, forced: Mapping[str, Array], tensor: str) -
     return any(group_of(name) != group_of(tensor) for name in hidden(case, forced, tensor))
 
 
-def of_whole(
-    case: JudgedProblem,
-    forced: Mapping[str, Array],
-    tensor: str,
-    actual: Array,
-    judge: Callable[..., Any],
-    effort: Effort,
-) -> Cause | None:
-    """Return the mistake that explains a tensor before which nothing was delivered.
-
-    Args:
-        case, forced, tensor, actual, judge: as in :func:`concord.conformance.explain.explain`.
-        effort: as in :func:`concord.conformance.explain.search.of`.
-    """
-    question = _Whole(case, forced, tensor, actual).of_one_sample()
-    with np.errstate(all="ignore"):  # what is not finite is compared as such
-        return _Search(question, judge, effort).cause()
-
-
-class _Whole(Question):
+class Whole(Question):
     """A tensor in question that anything may have gone wrong before."""
 
     @property
@@ -136,9 +108,8 @@ class _Whole(Question):
         return self._rounded(hypothesis, {})
 
     def _rounded(self, hypothesis: Hypothesis, ends: Mapping[str, Array]) -> Array:
-        other = copy.copy(self)
-        other.forced = {**self.forced, **ends}
-        return np.asarray(self._taken(other.run(hypothesis, self.arithmetic)), np.float64)
+        run = self.run(dataclasses.replace(hypothesis, inputs=ends), self.arithmetic)
+        return np.asarray(self._taken(run), np.float64)
 
     @functools.cached_property
     def ends(self) -> dict[str, Array]:
@@ -164,7 +135,7 @@ class _Whole(Question):
         """
         return elements // SAMPLES
 
-    def of_one_sample(self) -> _Whole:
+    def of_one_sample(self) -> Whole:
         """Return the same of the one sample that shows most, where samples are computed each by itself."""
         ids, config = self.case.batch.input_ids, self.case.config
         axes = taps(config, self.case.part, list(self.case.batch.arrays()))
@@ -194,66 +165,37 @@ class _Whole(Question):
             name: array[[best]] if axes[name].shape.split()[:1] == ["batch"] else array
             for name, array in self.forced.items()
         }
-        return _Whole(dataclasses.replace(self.case, batch=batch), forced, self.tensor, self.actual[[best]])
+        return Whole(dataclasses.replace(self.case, batch=batch), forced, self.tensor, self.actual[[best]])
 
 
-class _Search(Search):
-    """The search for a mistake anywhere before a tensor."""
+class WholeSearch(Search):
+    """The search for a mistake anywhere before a tensor before which nothing was delivered.
 
-    question: _Whole
+    An option or one mistake in all layers, a weight of one layer, the table, one layer.
+    """
 
-    def cause(self) -> Cause | None:
-        """Return the first kind of mistake that explains it.
+    question: Whole
+    same_name = False
 
-        An option or one mistake in all layers, a weight of one layer, the table, one layer.
-        """
-        stages = (
-            likeliest_first(self.everywhere()),
-            self.somewhere(usual=True),
-            of_hidden(self.question),
-            self.somewhere(usual=False),
-        )
-        for hypotheses in stages:
-            found = self.explaining(hypotheses)
-            if found:
-                return self.conclude(found)
-        return None
+    def stages(self) -> Iterable[Iterable[Hypothesis]]:
+        yield likeliest_first(self.everywhere())
+        yield self.somewhere(usual=True)
+        yield of_hidden(self.question)
+        yield self.somewhere(usual=False)
 
-    def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[Explanation]:
-        """Return those that explain the tensor, among the few that come nearest to it.
+    def readings(self) -> Iterator[Hypothesis]:
+        return iter(())
 
-        Each tolerance takes many runs.
-        """
-        tried = []
-        for hypothesis in self.effort.among(hypotheses, TRIAL):
-            try:
-                value = self.question.values(hypothesis)
-                if self.near(hypothesis, value):
-                    tried.append((root_mean_square(np.nan_to_num(self.question.actual - value)), hypothesis))
-            except INAPPLICABLE:
-                continue
-        least = min((size for size, _ in tried), default=0.0)
-        nearest = sorted(tried, key=lambda one: one[0])[:MOST_NEAR]  # of equals the first
-        return self.different([one[1] for one in tried if one in nearest and one[0] <= MUCH_BETTER * least])
+    def tried(
+        self, hypotheses: Iterable[Hypothesis], share: float = TRIAL
+    ) -> Iterator[tuple[Hypothesis, Array]]:
+        return super().tried(hypotheses, share)
 
-    def different(self, hypotheses: Sequence[Hypothesis]) -> list[Explanation]:
-        """Return those under which the tensor is right.
-
-        Of several that come to the same numbers, the first: they are one mistake in other words.
-        """
-        found: list[tuple[Explanation, Prediction]] = []
-        for hypothesis in hypotheses:
-            if found and self.effort.spent():
-                self.effort.untried += 1
-                continue
-            prediction = self.question.predict(hypothesis)
-            if self.explains(prediction) and not any(
-                self.judged(prediction.value, other).ratio <= SAME for _, other in found
-            ):
-                found.append(
-                    (Explanation(hypothesis, self.judged(self.question.actual, prediction)), prediction)
-                )
-        return [explanation for explanation, _ in found]
+    def chosen(self, tried: Iterator[tuple[Hypothesis, Array]]) -> Iterable[Hypothesis]:
+        """Return the few that come nearest to the tensor: each tolerance takes many runs."""
+        apart = [(root_mean_square(np.nan_to_num(self.question.actual - value)), one) for one, value in tried]
+        nearest = sorted(apart, key=lambda pair: pair[0])[:MOST_NEAR]  # of equals the first
+        return [one for size, one in apart if (size, one) in nearest and size <= MUCH_BETTER * nearest[0][0]]
 
     def near(self, hypothesis: Hypothesis, value: Array) -> bool:
         """Return whether a value halves the error in most places, whatever rounding makes of the rest."""
