@@ -184,10 +184,10 @@ class Settings:
         """
         return "missing" if failure.status == "absent" and name in self.asked else failure.status
 
-    def open(self, name: str, opened: Callable[[Worker], None] = lambda worker: None) -> Worker:
+    def open(self, name: str, opened: Callable[[Worker], None] = lambda worker: None, **more: Any) -> Worker:
         """Start the worker of a backend.
 
-        ``opened`` is called as :class:`concord.backends.worker.Worker` says.
+        ``opened`` is called, and ``more`` is taken, as :class:`concord.backends.worker.Worker` says.
         """
         return backends.open(
             name,
@@ -199,6 +199,7 @@ class Settings:
             threads=self.threads,
             opened=opened,
             deterministic=self.deterministic,
+            **more,
         )
 
 

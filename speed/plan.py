@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from concord.conformance.campaign import Settings
 from concord.speed.presets import Workload
 
 PROFILES = ("tuned", "as shipped")
@@ -52,10 +53,9 @@ class SpeedPlan:
 
     Attributes:
         names: of backends, and of :data:`concord.speed.peers.PEERS`.
-        asked: those of them that were asked for by name.
         workloads, modes: all of the one in each of the other.
         limit: how far results may lie from the oracle's, in sigma.
-        precision: one of :data:`concord.backends.interface.PRECISION_MODES`.
+        settings: where and how: device, precision, threads, limits of workers.
         turns: how many turns there are at least.
         patience: how many times as many there may be, while a measurement is unsteady.
         budget: seconds within which to stay: turns are added for the sake of steadiness while they last, and
@@ -64,27 +64,16 @@ class SpeedPlan:
         thorough: whether a large square product is measured, beside one of the model's size, and the time of
             imports: then the first workers start one after the other.
         slice: seconds that a turn lasts, or one step if that is longer.
-        threads: for every framework alike, in the tuned profile.
-        python, ssh: as in :class:`concord.backends.worker.Worker`, for each backend that needs them.
-        time_limit: seconds that one answer may take.
-        memory_limit: bytes that one worker may hold.
     """
 
     names: tuple[str, ...]
     workloads: tuple[Workload, ...]
     modes: tuple[Mode, ...]
     limit: float
-    asked: tuple[str, ...] = ()
-    device: str = "cpu"
-    precision: str = "strict"
+    settings: Settings = field(default_factory=Settings)
     turns: int = TURNS
     patience: int = PATIENCE
     budget: float | None = None
     left_out: frozenset[tuple[Mode, Workload]] = frozenset()
     thorough: bool = True
     slice: float = SLICE
-    threads: int | None = None
-    python: dict[str, str] = field(default_factory=dict)
-    ssh: dict[str, str] = field(default_factory=dict)
-    time_limit: float = 600.0
-    memory_limit: int | None = None

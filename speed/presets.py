@@ -15,7 +15,7 @@ from typing import Any
 from concord.backends.interface import WORKLOAD_KINDS
 from concord.spec.batch import batch_of_lengths
 from concord.spec.config import EncoderConfig, from_toml, variant
-from concord.spec.errors import SpecError, unknown, unknowns
+from concord.spec.errors import SpecError, collect, located, refuse, unknown, unknowns
 from concord.spec.files import read_text
 from concord.spec.parameters import parameters, shape_of
 from concord.spec.training.recipe import Recipe
@@ -143,44 +143,19 @@ def ragged(batch: int, tokens: int) -> list[int]:
     return [max(1, min(tokens, round(MEDIAN * tokens * math.exp(SIGMA * z)))) for z in quantiles]
 
 
-def _bert(name: str, source: str, batch: int, tokens: int, **sizes: int) -> Preset:
-    return Preset(name, source, variant("bert", **sizes), batch, tokens)
-
-
 @functools.cache
 def presets() -> Mapping[str, Preset]:
     """Return the presets by name."""
-    found = [
-        Preset(
-            "nndl",
-            "NNDL practice 8.4: one layer, batches of 32 x 52",
-            variant("nndl-paddle-api", num_layers=1),
-            32,
-            52,
-        ),
-        Preset("tf1", "TF1 text classifier: batches of 128 x 100", variant("tf1-text-classifier"), 128, 100),
-        _bert(
-            "minilm",
-            "MiniLM, 6 layers of width 384",
-            8,
-            128,
-            num_layers=6,
-            d_model=384,
-            num_heads=12,
-            d_ff=1536,
-        ),
-        _bert("bert-base", "BERT base", 8, 128),
-        _bert(
-            "bert-large",
-            "BERT large, at a size for accelerators",
-            64,
-            512,
-            num_layers=24,
-            d_model=1024,
-            num_heads=16,
-            d_ff=4096,
-        ),
-    ]
+    nndl, tf1 = variant("nndl-paddle-api", num_layers=1), variant("tf1-text-classifier")
+    minilm = variant("bert", num_layers=6, d_model=384, num_heads=12, d_ff=1536)
+    large = variant("bert", num_layers=24, d_model=1024, num_heads=16, d_ff=4096)
+    found = (
+        Preset("nndl", "NNDL practice 8.4: one layer, batches of 32 x 52", nndl, 32, 52),
+        Preset("tf1", "TF1 text classifier: batches of 128 x 100", tf1, 128, 100),
+        Preset("minilm", "MiniLM, 6 layers of width 384", minilm, 8, 128),
+        Preset("bert-base", "BERT base", variant("bert"), 8, 128),
+        Preset("bert-large", "BERT large, at a size for accelerators", large, 64, 512),
+    )
     return {preset.name: preset for preset in found}
 
 
@@ -237,14 +212,12 @@ def of_size(preset: Preset, batch: int | None, tokens: int | None) -> Preset:
     Raises:
         SpecError: if the model has no room for so many tokens.
     """
-    if batch is not None:
-        preset = replace(preset, name=f"{preset.name} batch={batch}", batch=batch)
-    if tokens is not None:
-        preset = replace(preset, name=f"{preset.name} tokens={tokens}", tokens=tokens)
-    try:
+    sizes = {"batch": batch, "tokens": tokens}
+    for axis, size in sizes.items():
+        if size is not None:
+            preset = replace(preset, name=f"{preset.name} {axis}={size}", **{axis: size})
+    with located(preset.name):
         batch_of_lengths(preset.config, [preset.tokens], preset.tokens)
-    except SpecError as error:
-        raise SpecError([f"{preset.name}: {problem}" for problem in error.problems]) from None
     return preset
 
 
@@ -271,13 +244,11 @@ def workload(
     Raises:
         SpecError: listing every unknown name, with the nearest.
     """
-    problems = [*unknowns("kind", [kind], WORKLOAD_KINDS), *unknowns("lengths", [padding], LENGTHS)]
-    try:
-        model = named(preset) if isinstance(preset, str) else preset
-    except SpecError as error:
-        raise SpecError([*error.problems, *problems]) from None
-    if problems:
-        raise SpecError(problems)
+    model, *_ = collect(
+        lambda: named(preset) if isinstance(preset, str) else preset,
+        lambda: refuse(unknowns("kind", [kind], WORKLOAD_KINDS)),
+        lambda: refuse(unknowns("lengths", [padding], LENGTHS)),
+    )
     return Workload(model, kind, padding, dtype)
 
 
@@ -301,13 +272,10 @@ def sweep(axis: str, base: Workload) -> list[Workload]:
 
 
 def _resized(preset: Preset, axis: str, size: int) -> Preset:
-    name = f"{preset.name} {axis}={size}"
+    preset, config = replace(preset, name=f"{preset.name} {axis}={size}"), preset.config
     if axis == "layers":
-        return replace(preset, name=name, config=replace(preset.config, num_layers=size))
-    config = preset.config
+        return replace(preset, config=replace(config, num_layers=size))
     if axis == "tokens" and (size > config.max_positions or config.pooling == "flatten"):
-        config = replace(
-            config, max_positions=size
-        )  # a flattening head takes exactly as many tokens as there are positions
-    sizes = {"batch": preset.batch, "tokens": preset.tokens, axis: size}
-    return replace(preset, name=name, config=config, batch=sizes["batch"], tokens=sizes["tokens"])
+        # A flattening head takes exactly as many tokens as there are positions.
+        preset = replace(preset, config=replace(config, max_positions=size))
+    return replace(preset, **{axis: size})

@@ -5,24 +5,24 @@ What ``--json`` writes, what a page is made from, and what ``--resume`` goes on 
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from concord.conformance import record
 from concord.conformance.verdict import FAILED_WORKER
 from concord.spec.config import from_mapping
-from concord.spec.errors import SpecError, located, refuse
-from concord.spec.files import typed
+from concord.spec.errors import collecting, located, refuse
 from concord.speed import statistics
 from concord.speed.plan import SpeedPlan
 from concord.speed.presets import Workload
-from concord.speed.schema import Measurements
-from concord.speed.work import flops, real_tokens
+from concord.speed.work import flops
 
 KIND = "speed"
+
+TIMES = ("compile_seconds", "first_seconds", "build_seconds")
+"""What every measurement has."""
 
 
 class SpeedRecord:
@@ -39,34 +39,23 @@ class SpeedRecord:
     def __init__(self, plan: SpeedPlan, data: Mapping[str, Any] | None = None) -> None:
         earlier = data or {}
         before = earlier.get("workloads", {})
-        others = [
-            work.name
-            for work in plan.workloads
-            if work.name in before and before[work.name]["key"] != work.key
-        ]
-        if others:
-            raise SpecError(
-                [
-                    f"the record to go on with has measured another {name!r} than this version measures: "
-                    f"it must be measured anew"
-                    for name in others
-                ]
-            )
+        refuse(
+            [
+                f"the record to go on with has measured another {work.name!r} than this version measures: "
+                "it must be measured anew"
+                for work in plan.workloads
+                if work.name in before and before[work.name]["key"] != work.key
+            ]
+        )
         self.seconds = float(earlier.get("seconds", 0.0))
         self.complete = False
         self.backends: dict[str, Any] = dict(earlier.get("backends", {}))
         self.workloads: dict[str, Any] = {
-            **earlier.get("workloads", {}),
+            **before,
             **{work.name: described(work) for work in plan.workloads},
         }
-        self.settings = {
-            "device": plan.device,
-            "precision": plan.precision,
-            "turns": plan.turns,
-            "budget": plan.budget,
-            "threads": plan.threads,
-            "limit": plan.limit,
-        }
+        self.settings = {name: getattr(plan.settings, name) for name in ("device", "precision", "threads")}
+        self.settings |= {name: getattr(plan, name) for name in ("turns", "budget", "limit")}
         self.entries: list[dict[str, Any]] = list(earlier.get("entries", []))
 
     @property
@@ -83,11 +72,8 @@ class SpeedRecord:
 
     def record(self) -> record.Record:
         """Return the whole."""
-        return record.made(self._body(), KIND, "Speed, side by side")
-
-    def _body(self) -> dict[str, Any]:
         best = best_rates(self.entries, self.workloads)
-        return {
+        body = {
             "exit_code": exit_code(self.entries),
             "seconds": self.seconds,
             "complete": self.complete,
@@ -100,6 +86,7 @@ class SpeedRecord:
                 for entry in self.entries
             ],
         }
+        return record.made(body, KIND, "Speed, side by side")
 
 
 def described(work: Workload) -> dict[str, Any]:
@@ -116,7 +103,7 @@ def described(work: Workload) -> dict[str, Any]:
         "config": preset.config.as_dict(),
         "batch": preset.batch,
         "tokens": preset.tokens,
-        "real_tokens": real_tokens(work),
+        "real_tokens": sum(work.lengths),
         "flops": flops(work),
         "real_flops": flops(work, real_only=True),
     }
@@ -143,6 +130,7 @@ def summary(
     if entry["status"] != "measured" or not turns:
         return None
     median, (low, high) = statistics.median(turns), statistics.interval(turns)
+    spread = statistics.spread(turns)
     rate = work["real_flops" if "unpadded" in entry["execution"] else "flops"] / median / 1e9
     own, any_one = (best.get((name, work["dtype"])) for name in (entry["backend"], ""))
     busy = [turn["busy_cores"] for turn in entry["turns"] if turn["busy_cores"] is not None]
@@ -152,8 +140,8 @@ def summary(
         "min_seconds": statistics.least(turns),
         "low_seconds": low,
         "high_seconds": high,
-        "spread": finite(statistics.spread(turns)),
-        "steady": statistics.settled(turns) if finite(statistics.spread(turns)) is not None else None,
+        "spread": spread if math.isfinite(spread) else None,
+        "steady": statistics.settled(turns) if math.isfinite(spread) else None,
         "steps": sum(len(turn) for turn in turns),
         "real_tokens_per_second": work["real_tokens"] / median,
         "gflops": rate,
@@ -179,17 +167,30 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def check(data: Mapping[str, Any]) -> None:
-    """Refuse data that holds no measurements.
+    """Refuse data that contradict themselves.
 
     Raises:
-        SpecError: listing types, ranges and names that are wrong; what it does not know stays.
+        SpecError: listing names that are wrong, and what is missing.
     """
-    typed(Measurements, json.dumps(data))
-    refuse(list(_problems(data)))
-    if data["exit_code"] != exit_code(data["entries"]):
-        raise SpecError(
-            f"exit_code is {data['exit_code']} but what it holds comes to {exit_code(data['entries'])}"
-        )
+    problems = []
+    for name, work in data["workloads"].items():
+        with collecting(problems):
+            from_mapping(work["config"], f"workloads.{name}")
+    for i, entry in enumerate(data["entries"]):
+        measured = entry["status"] == "measured"
+        lacking = [name for name in TIMES if name not in entry] if measured else []
+        problems += [
+            f"entries[{i}] names {kind} {entry[kind]!r}, which is not described"
+            for kind in ("workload", "backend")
+            if entry[kind] not in data[f"{kind}s"]
+        ]
+        if lacking:
+            problems.append(f"entries[{i}] is measured but lacks {', '.join(map(repr, lacking))}")
+        elif entry["summary"] and not measured:
+            problems.append(f"entries[{i}] has a summary but its status is {entry['status']!r}")
+    if not problems and data["exit_code"] != (found := exit_code(data["entries"])):
+        problems.append(f"exit_code is {data['exit_code']} but what it holds comes to {found}")
+    refuse(problems)
 
 
 def exit_code(entries: Sequence[Mapping[str, Any]]) -> int:
@@ -203,28 +204,3 @@ def exit_code(entries: Sequence[Mapping[str, Any]]) -> int:
     ):
         return 3
     return 1 if found & {"withheld", "refused"} else 0
-
-
-def _problems(data: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what no schema can say."""
-    for name, work in data["workloads"].items():
-        try:
-            from_mapping(work["config"], f"workloads.{name}")
-        except SpecError as error:
-            yield from error.problems[:1]
-    for i, entry in enumerate(data["entries"]):
-        times = ("compile_seconds", "first_seconds", "build_seconds")
-        lacking = [name for name in times if name not in entry] if entry["status"] == "measured" else []
-        if entry["workload"] not in data["workloads"]:
-            yield f"entries[{i}] names workload {entry['workload']!r}, which is not described"
-        elif entry["backend"] not in data["backends"]:
-            yield f"entries[{i}] names backend {entry['backend']!r}, which is not described"
-        elif lacking:
-            yield f"entries[{i}] is measured but lacks {', '.join(map(repr, lacking))}"
-        elif entry["summary"] and entry["status"] != "measured":
-            yield f"entries[{i}] has a summary but its status is {entry['status']!r}"
-
-
-def finite(value: float | None) -> float | None:
-    """Return a number that JSON can hold, or None."""
-    return value if value is not None and math.isfinite(value) else None

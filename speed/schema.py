@@ -44,7 +44,6 @@ class SpeedSettings(TypedDict):
     budget: Number | None
     threads: Count | None
     limit: Positive
-    copy_gbytes: NotRequired[Positive | None]
     cores_busy_before: NotRequired[Number]
 
 

@@ -1,8 +1,11 @@
-"""What a person sees in a terminal."""
+"""Measurements in figures: as tables of a terminal and of a Markdown file, and as the page has them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from statistics import linear_regression
 from typing import Any
 
 from rich.console import Console
@@ -10,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from concord.speed.compare import TimeChange, drift
-from concord.speed.growth import curves, exponent
+
+Entry = Mapping[str, Any]
 
 HARMLESS = ("unsupported", "absent", "as tuned")
 """Statuses that are nobody's fault."""
@@ -21,227 +25,235 @@ TOLERATED = 0.25
 WIDE = 140
 """Columns from which on every figure has room."""
 
+NARROW = ("step", "±", "tokens/s", "FLOP/s", "of best", "MiB")
+"""Figures that have room everywhere."""
 
-def seconds(value: float | None) -> str:
+POINT = re.compile(r"(?P<preset>\S+) (?P<axis>\w+)=(?P<size>[1-9]\d{0,15})")
+"""What a preset of a sweep is called."""
+
+STYLES = {
+    "slower": "bold red",
+    "faster": "bold green",
+    "same": "",
+    "new": "dim",
+    "gone": "dim",
+    "cannot say": "yellow",
+}
+
+
+def seconds(value: float) -> str:
     """Return a duration in the unit that suits it."""
-    if value is None:
-        return ""
-    return (
-        f"{value:.2f} s"
-        if value >= 1
-        else f"{value * 1e3:.3g} ms"
-        if value >= 1e-3
-        else f"{value * 1e6:.3g} µs"
-    )
+    if value >= 1:
+        return f"{value:.2f} s"
+    return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
 
 
-def rate(value: float | None) -> str:
+def rate(value: float) -> str:
     """Return GFLOP/s in the unit that suits them."""
-    return "" if value is None else f"{value:.0f} G" if value < 1e4 else f"{value / 1e3:.0f} T"
+    return f"{value:.0f} G" if value < 1e4 else f"{value / 1e3:.0f} T"
 
 
-def limits(data: Mapping[str, Any]) -> str:
-    """Return the best rates of bare products."""
-    return (
-        ", ".join(f"{rate(found)}FLOP/s ({dtype})" for dtype, found in data["best_product_gflops"].items())
-        or "none"
-    )
-
-
-def memory(value: float | None) -> str:
-    """Return bytes as MiB."""
-    return "" if value is None else f"{value / 2**20:,.0f}"
-
-
-def percent(value: float | None) -> str:
+def percent(value: float) -> str:
     """Return a share."""
-    return "" if value is None else f"{100 * value:.0f} %"
+    return f"{100 * value:.0f} %"
 
 
-def spread(summary: Mapping[str, Any]) -> str:
-    """Return half the spread of a measurement, or of how many steps it is where that is too few for one."""
-    found, steps = summary["spread"], summary["steps"]
-    return percent(found / 2) if found is not None else f"{steps} step{'' if steps == 1 else 's'}"
+FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "step": ("median_seconds", seconds),
+    "±": ("spread", lambda spread: percent(spread / 2)),
+    "min": ("min_seconds", seconds),
+    "tokens/s": ("real_tokens_per_second", "{:,.0f}".format),
+    "FLOP/s": ("gflops", rate),
+    "of best": ("share_of_best_product", percent),
+    "of own": ("share_of_own_product", percent),
+    "import": ("import_seconds", seconds),
+    "build": ("build_seconds", seconds),
+    "compile": ("compile_seconds", seconds),
+    "first": ("first_seconds", seconds),
+    "MiB": ("peak_memory_bytes", lambda size: f"{size / 2**20:,.0f}"),
+    "cores": ("busy_cores", "{:.1f}".format),
+    "error": ("error_in_tolerances", "{:.2f}".format),
+}
+"""What is said of a measurement: its key in the entry or summary, and how it is written, by heading."""
 
 
-def updated_by(work: Mapping[str, Any]) -> str:
-    """Return by what a step of a workload updates weights, to be added to what is said of it.
+def figures(entry: Entry) -> dict[str, tuple[float | None, str]]:
+    """Return the number and the text of each of :data:`FIGURES`; too few steps for a spread are counted."""
+    numbers, steps = {**entry, **entry["summary"]}, entry["summary"]["steps"]
+    found = {
+        heading: (value, "" if value is None else write(value))
+        for heading, (key, write) in FIGURES.items()
+        for value in [numbers.get(key)]
+    }
+    if numbers["spread"] is None:
+        found["±"] = None, f"{steps} step{'' if steps == 1 else 's'}"
+    return found
 
-    Nothing, if it updates none.
-    """
+
+def fastest_first(data: Entry, workload: str) -> list[Entry]:
+    """Return what was measured of a workload."""
+    measured = [entry for entry in data["entries"] if entry["workload"] == workload and entry["summary"]]
+    return sorted(measured, key=lambda entry: float(entry["summary"]["median_seconds"]))
+
+
+def limits(data: Entry) -> str:
+    """Return the best rates of bare products."""
+    rates = (f"{rate(found)}FLOP/s ({dtype})" for dtype, found in data["best_product_gflops"].items())
+    return ", ".join(rates) or "none"
+
+
+def size_of(work: Entry) -> str:
+    """Return what a workload is, in words."""
     recipe = work.get("recipe")
-    return f"; updated by AdamW, rate {recipe['learning_rate']:g}" if recipe else ""
-
-
-def show(data: Mapping[str, Any], console: Console) -> None:
-    """Print a record: a table for each workload, fastest first, then what could not be measured."""
-    for name, work in data["workloads"].items():
-        entries = [entry for entry in data["entries"] if entry["workload"] == name]
-        if any(entry["summary"] for entry in entries):
-            console.print(_table(name, work, entries, console.width >= WIDE))
-    _fits(data, console)
-    _notes(data, console)
-
-
-def _fits(data: Mapping[str, Any], console: Console) -> None:
-    """Print how fast cost grows along each sweep."""
-    found = curves(data)
-    if found:
-        table = Table(
-            title="Growth: the exponent of the size that fits best; 1 is linear",
-            title_justify="left",
-            title_style="bold",
-        )
-        for column in ("sweep", "backend", "mode"):
-            table.add_column(column, overflow="fold")
-        table.add_column("exponent", justify="right")
-        for (name, axis, backend, mode), points in found.items():
-            table.add_row(
-                f"{name}, {axis} {points[0][0]} to {points[-1][0]}", backend, mode, f"{exponent(points):.2f}"
-            )
-        console.print(table)
-
-
-def _table(name: str, work: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], wide: bool) -> Table:
-    size = (
+    return (
         f"{work['batch']} x {work['tokens']} tokens, {work['real_tokens']:,} real, "
-        f"{work['flops'] / 1e9:.3g} GFLOP a step{updated_by(work)}"
+        f"{work['flops'] / 1e9:.3g} GFLOP a step"
+        + (f"; updated by AdamW, rate {recipe['learning_rate']:g}" if recipe else "")
     )
-    table = Table(title=f"{name}: {size}", title_justify="left", title_style="bold")
-    table.add_column("backend", overflow="fold")
-    table.add_column("mode", overflow="fold", min_width=14 if wide else None)
-    columns = ["step", "±", *(["min"] if wide else []), "tokens/s", "FLOP/s", "of best"] + (
-        ["of own", "import", "build", "compile", "first", "MiB", "cores"] if wide else ["MiB"]
-    )
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    for entry in sorted((e for e in entries if e["summary"]), key=lambda e: e["summary"]["median_seconds"]):
-        s = entry["summary"]
-        unsteady = Text(spread(s), style="" if s["steady"] else "bold yellow")
-        cells: list[str | Text] = [
-            seconds(s["median_seconds"]),
-            unsteady,
-            *([seconds(s["min_seconds"])] if wide else []),
-            f"{s['real_tokens_per_second']:,.0f}",
-            rate(s["gflops"]),
-            percent(s["share_of_best_product"]),
-        ]
-        if wide:
-            cells += [
-                percent(s["share_of_own_product"]),
-                seconds(entry["import_seconds"]),
-                seconds(entry["build_seconds"]),
-                seconds(s["compile_seconds"]),
-                seconds(entry["first_seconds"]),
-            ]
-        cells.append(memory(s["peak_memory_bytes"]))
-        if wide:
-            cells.append("" if s["busy_cores"] is None else f"{s['busy_cores']:.1f}")
-        table.add_row(entry["backend"], entry["mode"], *cells)
-    return table
 
 
-def _notes(data: Mapping[str, Any], console: Console) -> None:
-    for (backend, status, detail), runs in unmeasured(data).items():
-        style = "dim" if status in HARMLESS else "bold red"
-        more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
-        console.print(
-            Text(
-                f"{backend} {status}: {detail} [{runs[0]['workload']}, {runs[0]['mode']}{more}]", style=style
-            )
-        )
-    for name, who in unsteady(data).items():
-        console.print(Text(f"unsteady, {name}: {', '.join(who)}", style="yellow"))
-    for entry in greedy(data):
-        text = (
-            f"{entry['backend']} kept {entry['summary']['busy_cores']:.1f} cores busy with "
-            f"{data['settings']['threads']} threads: {entry['mode']}, {entry['workload']}"
-        )
-        console.print(Text(text, style="bold yellow"))
-    if not data["complete"]:
-        console.print(
-            Text("not complete: what was measured until then is above; --resume FILE goes on", style="yellow")
-        )
+def growth(data: Entry) -> Iterator[tuple[tuple[str, str, str], dict[int, float], float]]:
+    """Yield each sweep of a record: its name, backend and mode, the seconds by size, and the exponent.
+
+    The exponent is the slope of the line that fits the logarithms best: 1 is linear growth, 2 quadratic.
+    """
+    found: dict[tuple[str, str, str], dict[int, float]] = {}
+    for entry in data["entries"]:
+        work = data["workloads"][entry["workload"]]
+        point = POINT.fullmatch(work["preset"])
+        if point and entry["summary"]:
+            name = f"{point['preset']} {work['kind']} {work['padding']}, {point['axis']}"
+            key = (name, entry["backend"], entry["mode"])
+            found.setdefault(key, {})[int(point["size"])] = entry["summary"]["median_seconds"]
+    for key, points in found.items():
+        sizes = [math.log(size) for size in points]
+        if len(set(sizes)) > 1:
+            slope = linear_regression(sizes, [math.log(value) for value in points.values()]).slope
+            yield key, dict(sorted(points.items())), slope
 
 
-def unmeasured(data: Mapping[str, Any]) -> dict[tuple[str, str, str], list[Mapping[str, Any]]]:
+def unmeasured(data: Entry) -> dict[tuple[str, str, str], list[Entry]]:
     """Return the entries that were not measured, by backend, status and detail: the same is said once."""
-    found: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+    found: dict[tuple[str, str, str], list[Entry]] = {}
     for entry in data["entries"]:
         if entry["status"] != "measured":
             found.setdefault((entry["backend"], entry["status"], entry["detail"]), []).append(entry)
     return found
 
 
-def unsteady(data: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return what was measured with a spread over a tenth.
-
-    Workload and mode to backends, each with its spread.
-    """
-    found: dict[str, list[str]] = {}
-    for entry in data["entries"]:
-        if entry["summary"] and entry["summary"]["steady"] is False:
-            found.setdefault(f"{entry['workload']}, {entry['mode']}", []).append(
-                f"{entry['backend']} {percent(entry['summary']['spread'])}"
-            )
-    return found
-
-
-def greedy(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def greedy(data: Entry) -> list[Entry]:
     """Return the entries of backends that kept more cores busy than they were given threads."""
     threads = data["settings"].get("threads")
-    measured = [
-        entry for entry in data["entries"] if entry["summary"] and entry["profile"] == "tuned" and threads
+    tuned = (entry for entry in data["entries"] if entry["summary"] and entry["profile"] == "tuned")
+    return [
+        entry for entry in tuned if threads and (entry["summary"]["busy_cores"] or 0.0) > threads + TOLERATED
     ]
-    return [entry for entry in measured if (entry["summary"]["busy_cores"] or 0.0) > threads + TOLERATED]
 
 
-def show_changes(
-    old: Mapping[str, Any], new: Mapping[str, Any], changes: Iterable[TimeChange], console: Console
-) -> None:
-    """Print what changed between two records."""
-    table = Table(title="New against old", title_justify="left", title_style="bold")
-    for column in ("workload", "backend", "mode"):
-        table.add_column(column, overflow="fold")
-    for column in ("old", "new", "time", "noise", ""):
-        table.add_column(column, justify="right", no_wrap=True)
-    styles = {
-        "slower": "bold red",
-        "faster": "bold green",
-        "same": "",
-        "new": "dim",
-        "gone": "dim",
-        "cannot say": "yellow",
-    }
-    for change in changes:
-        ratio = "" if change.ratio is None else f"{100 * (change.ratio - 1):+.1f} %"
-        noise = "" if change.noise is None else f"±{100 * change.noise:.1f} %"
-        said = Text(
-            change.verdict + (f": {change.detail}" if change.detail else ""), style=styles[change.verdict]
+def notes(data: Entry) -> Iterator[tuple[str, str]]:
+    """Yield what else is to be said of a record, and its style: what is missing, unsteady or greedy."""
+    for (backend, status, detail), runs in unmeasured(data).items():
+        more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
+        where = f"[{runs[0]['workload']}, {runs[0]['mode']}{more}]"
+        yield f"{backend} {status}: {detail} {where}", "dim" if status in HARMLESS else "bold red"
+    unsteady: dict[str, list[str]] = {}
+    for entry in data["entries"]:
+        if entry["summary"] and entry["summary"]["steady"] is False:
+            who = f"{entry['backend']} {percent(entry['summary']['spread'] or 0.0)}"
+            unsteady.setdefault(f"{entry['workload']}, {entry['mode']}", []).append(who)
+    for name, backends in unsteady.items():
+        yield f"unsteady, {name}: {', '.join(backends)}", "yellow"
+    for entry in greedy(data):
+        yield (
+            f"{entry['backend']} kept {entry['summary']['busy_cores']:.1f} cores busy with "
+            f"{data['settings']['threads']} threads: {entry['mode']}, {entry['workload']}",
+            "bold yellow",
         )
+    if not data["complete"]:
+        yield "not complete: what was measured until then is above; --resume FILE goes on", "yellow"
+
+
+# In a terminal.
+
+
+def _table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for heading in texts:
+        table.add_column(heading, overflow="fold")
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def show(data: Entry, console: Console) -> None:
+    """Print a record: a table for each workload, fastest first, then what could not be measured."""
+    headings = list(FIGURES)[:-1] if console.width >= WIDE else NARROW
+    for name, work in data["workloads"].items():
+        table = _table(f"{name}: {size_of(work)}", ("backend", "mode"), headings)
+        for entry in fastest_first(data, name):
+            cells = {heading: text for heading, (_, text) in figures(entry).items()}
+            noise = Text(cells["±"], style="" if entry["summary"]["steady"] else "bold yellow")
+            shown = (noise if heading == "±" else cells[heading] for heading in headings)
+            table.add_row(entry["backend"], entry["mode"], *shown)
+        if table.rows:
+            console.print(table)
+    table = _table(
+        "Growth: the exponent of the size that fits best; 1 is linear",
+        ("sweep", "backend", "mode"),
+        ("exponent",),
+    )
+    for (name, *where), points, exponent in growth(data):
+        table.add_row(f"{name} {min(points)} to {max(points)}", *where, f"{exponent:.2f}")
+    if table.rows:
+        console.print(table)
+    for text, style in notes(data):
+        console.print(Text(text, style=style))
+
+
+def show_changes(old: Entry, new: Entry, changes: Iterable[TimeChange], console: Console) -> None:
+    """Print what changed between two records."""
+    table = _table("New against old", ("workload", "backend", "mode"), ("old", "new", "time", "noise", ""))
+    for change in changes:
+        said = change.verdict + (f": {change.detail}" if change.detail else "")
         table.add_row(
             change.workload,
             change.backend,
             change.mode,
-            seconds(change.old),
-            seconds(change.new),
-            ratio,
-            noise,
-            said,
+            *("" if value is None else seconds(value) for value in (change.old, change.new)),
+            "" if change.ratio is None else f"{100 * (change.ratio - 1):+.1f} %",
+            "" if change.noise is None else f"±{100 * change.noise:.1f} %",
+            Text(said, style=STYLES[change.verdict]),
         )
     console.print(table)
     machine = drift(old, new)
     if machine is not None:
-        console.print(
-            f"The best bare matrix product is {100 * (machine - 1):+.1f} % as fast as it was: what the "
-            f"machine itself did.",
-            highlight=False,
-        )
-    if old["machine"].get("processor") != new["machine"].get("processor"):
-        console.print(
-            Text(
-                f"Not the same processor: {old['machine'].get('processor')}, "
-                f"{new['machine'].get('processor')}",
-                style="bold yellow",
-            )
-        )
+        faster = f"{100 * (machine - 1):+.1f} % as fast as it was: what the machine itself did."
+        console.print(f"The best bare matrix product is {faster}", highlight=False)
+    before, after = (data["machine"].get("processor") for data in (old, new))
+    if before != after:
+        console.print(Text(f"Not the same processor: {before}, {after}", style="bold yellow"))
+
+
+# In a Markdown file.
+
+
+def markdown(data: Entry) -> str:
+    """Return a record as Markdown: each workload's table, fastest first, and what it was measured on."""
+    parts = []
+    for name, work in data["workloads"].items():
+        lines = [f"| backend | mode | {' | '.join(NARROW)} |", f"|---|---|{'---:|' * len(NARROW)}"]
+        for entry in fastest_first(data, name):
+            cells = {heading: text for heading, (_, text) in figures(entry).items()}
+            cells["±"] += " unsteady" if entry["summary"]["steady"] is False else ""
+            row = (entry["backend"], entry["mode"], *(cells[heading] for heading in NARROW))
+            lines.append(f"| {' | '.join(row)} |")
+        if len(lines) > 2:
+            parts.append(f"**{name}**: {work['source']}; {size_of(work)}\n\n" + "\n".join(lines))
+    machine = data["machine"]
+    described = {name: next(iter(profiles.values())) for name, profiles in data["backends"].items()}
+    versions = [f"{name} {about['version']}" for name, about in described.items() if about.get("version")]
+    parts.append(
+        f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; best bare matrix "
+        f"product {limits(data)}; {data['written'][:10]}; {', '.join(versions)}."
+    )
+    return "\n\n".join(parts) + "\n"

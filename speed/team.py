@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from concord import backends
 from concord.backends import machine
 from concord.backends.interface import Unsupported
 from concord.backends.pool import Pool
 from concord.backends.worker import SWITCHES, Worker, WorkerFailure
+from concord.conformance.campaign import Settings
 from concord.spec.errors import SpecError
 from concord.spec.parameters import initialize
 from concord.speed import truth
@@ -36,20 +35,7 @@ Tell = Callable[[str], None]
 """Called with what is being done."""
 
 
-def alike(tuned: Mapping[str, Any], shipped: Mapping[str, Any]) -> bool:
-    """Whether a backend as shipped says of itself that it has the settings of a tuned one.
-
-    Args:
-        tuned, shipped: what it says in each profile (:meth:`concord.backends.interface.Backend.describe`).
-    """
-    return (
-        "threads" in tuned
-        and tuned["threads"] == shipped.get("threads")
-        and not SWITCHES.keys() & tuned.get("thread_switches", {}).keys()
-    )
-
-
-def rules_of(work: Workload, plan: SpeedPlan, about: Mapping[str, Any]) -> str | None:
+def rules_of(work: Workload, settings: Settings, about: Mapping[str, Any]) -> str | None:
     """Return the mode by which results are judged where it is not that of their precision.
 
     That of float32 products on a GPU.
@@ -57,10 +43,10 @@ def rules_of(work: Workload, plan: SpeedPlan, about: Mapping[str, Any]) -> str |
     Args:
         about: what the backend says of itself (:meth:`concord.backends.interface.Backend.describe`).
     """
-    if work.dtype != "float32" or plan.device == "cpu":
+    if work.dtype != "float32" or settings.device == "cpu":
         return None
     products = about.get("precision_defaults", {}).get("products", {}).get("cuda")
-    return "tf32" if plan.precision == "tf32" or (plan.precision, products) == ("default", "tf32") else None
+    return "tf32" if "tf32" in (settings.precision, settings.precision == "default" and products) else None
 
 
 class Known:
@@ -102,24 +88,13 @@ class Known:
 class Member:
     """A backend in one mode: its worker, and what is known of it."""
 
-    def __init__(self, name: str, mode: Mode, plan: SpeedPlan, pool: Pool) -> None:
-        self.name = name
+    def __init__(self, name: str, mode: Mode, settings: Settings, pool: Pool) -> None:
+        self.name, self.settings = name, settings
         self.failure: tuple[str, str] | None = None
         self.about: dict[str, Any] = {}
         self.first_seconds = 0.0
-        opening = partial(
-            backends.open,
-            PEERS.get(name, name),
-            plan.device,
-            python=plan.python.get(name),
-            ssh=plan.ssh.get(name),
-            threads=plan.threads,
-            profile=mode.profile,
-            time_limit=plan.time_limit,
-            memory_limit=plan.memory_limit,
-        )
-        self.supervisor = pool.supervise(lambda opened: opening(opened=opened), restarts=0)
-        self.asked = name in plan.asked
+        opening = partial(settings.open, PEERS.get(name, name), profile=mode.profile)
+        self.supervisor = pool.supervise(opening, restarts=0)
 
     @property
     def worker(self) -> Worker | None:
@@ -131,10 +106,7 @@ class Member:
         try:
             self.about = {**self.supervisor.get().description}
         except WorkerFailure as failure:
-            self.failure = (
-                "missing" if failure.status == "absent" and self.asked else failure.status,
-                failure.detail,
-            )
+            self.failure = self.settings.status_of(self.name, failure), failure.detail
 
     def ask(self, operation: str, **asked: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Have the worker do something; None if it did not, and :attr:`failure` says why."""
@@ -180,16 +152,9 @@ class Team:
         folder: Path,
         tell: Tell,
     ) -> None:
-        self.plan, self.mode, self.works, self.known, self.folder, self.tell = (
-            plan,
-            mode,
-            works,
-            known,
-            folder,
-            tell,
-        )
-        self.pool = Pool(len(names) or 1)
-        self.members = [Member(name, mode, plan, self.pool) for name in names]
+        self.plan, self.mode, self.works, self.known = plan, mode, works, known
+        self.folder, self.tell, self.pool = folder, tell, Pool(len(names) or 1)
+        self.members = [Member(name, mode, plan.settings, self.pool) for name in names]
 
     def __enter__(self) -> Team:
         try:
@@ -204,9 +169,7 @@ class Team:
         return self
 
     def _start(self) -> None:
-        """Start all workers: one after the other if how long their imports take is still to be measured,
-        else together.
-        """
+        """Start all workers: one by one if the time of their imports is to be measured, else together."""
         imports, profile = self.known.imports, self.mode.profile
         for member in self.members:
             if self.plan.thorough and (member.name, profile) not in imports:
@@ -232,7 +195,14 @@ class Team:
         members, until = [member for member in self.members if member.name in names], self.known.until()
         different = self.different(names)
         entries = {
-            member.name: self._nothing_new(member, work) for member in members if member not in different
+            member.name: self._entry(member, work)
+            | {
+                "status": "as tuned",
+                "detail": f"as shipped it computes with {member.about['threads']} threads too, and none of "
+                "the switches is for it",
+            }
+            for member in members
+            if member not in different
         }
         for sizes in self._sizes(work):
             self._products(different, sizes, work.dtype)
@@ -249,16 +219,13 @@ class Team:
                 entry |= {"status": member.failure[0], "detail": member.failure[1]}
             member.failure = None if member.worker else member.failure
             member.ask("release")
-            rates = [
-                max(self.known.rates.get((sizes, work.dtype), {}).get(member.name, [0.0]))
-                for sizes in self._sizes(work)
-            ]
-            yield entry | {"product_gflops": max(rates)}
+            found = (self.known.rates.get((sizes, work.dtype), {}) for sizes in self._sizes(work))
+            yield entry | {"product_gflops": max(max(rates.get(member.name, [0.0])) for rates in found)}
 
     def _sizes(self, work: Workload) -> tuple[tuple[int, int, int], ...]:
         """Return the sizes of the products by which a workload is measured."""
         return (
-            *([SQUARE[self.plan.device.partition(":")[0]]] if self.plan.thorough else []),
+            *([SQUARE[self.plan.settings.device.partition(":")[0]]] if self.plan.thorough else []),
             product_sizes(work),
         )
 
@@ -267,83 +234,61 @@ class Team:
         return [member for member in self.members if member.name in names and not self._as_tuned(member)]
 
     def _as_tuned(self, member: Member) -> bool:
-        """Whether a backend as shipped is what has been measured already."""
-        tuned = self.known.tuned.get(member.name)
-        measured = self.mode.profile != "tuned" and replace(self.mode, profile="tuned") in self.plan.modes
-        return measured and tuned is not None and member.worker is not None and alike(tuned, member.about)
-
-    def _nothing_new(self, member: Member, work: Workload) -> dict[str, Any]:
-        """Return the entry of a backend to which a profile makes no difference."""
-        detail = (
-            f"as shipped it computes with {member.about['threads']} threads too, and none of the "
-            f"switches is for it"
+        """Whether a backend as shipped says that it has the settings of a tuned one that is measured."""
+        tuned, shipped = self.known.tuned.get(member.name), member.about
+        return bool(
+            tuned
+            and member.worker
+            and self.mode.profile != "tuned"
+            and replace(self.mode, profile="tuned") in self.plan.modes
+            and "threads" in tuned
+            and tuned["threads"] == shipped.get("threads")
+            and not SWITCHES.keys() & tuned.get("thread_switches", {}).keys()
         )
-        return {
-            **self._entry(member, work),
-            "status": "as tuned",
-            "detail": detail,
-            "backend_info": member.about,
-        }
 
     def _entry(self, member: Member, work: Workload) -> dict[str, Any]:
         return {
             "backend": member.name,
             "mode": self.mode.name,
             "workload": work.name,
-            **_plain(self.mode),
+            **vars(self.mode),
             "status": "measured",
             "detail": "",
             "turns": [],
+            "backend_info": member.about,
         }
 
     def _prepare(self, member: Member, work: Workload) -> dict[str, Any]:
         """Build a program and check what it computes first; nothing is timed that is wrong."""
         self.tell(f"{work.name}, {self.mode.name}: building on {member.name}")
-        entry = self._entry(member, work)
+        checked, place = truth.probe(work), self.plan.settings
+        entry = self._entry(member, work) | {"checked_samples": checked.preset.batch}
         settings = {
             "implementation": self.mode.implementation,
             "execution": self.mode.execution,
-            "device": self.plan.device,
-            "precision": self.plan.precision,
+            "device": place.device,
+            "precision": place.precision,
         }
-        checked = truth.probe(work)
-        entry["backend_info"], entry["checked_samples"] = member.about, checked.preset.batch
         for one in [checked, *([work] if checked != work else [])]:
             answer = member.ask("prepare", **one.request(), **settings, weights=self._weights(work))
             if answer is None:
                 status, detail = member.failure or ("crashed", "")
                 member.failure = None if member.worker else member.failure
                 return entry | {"status": status, "detail": detail}
-            if one is checked and (wrong := self._compare(member, one, answer[1], entry)):
-                return entry | wrong
+            if one is checked:
+                expected = truth.expected(one, rules_of(one, place, member.about))
+                worst, tensor = expected.worst(answer[1], self.plan.limit)
+                entry["error_in_tolerances"] = worst
+                if math.isnan(worst):
+                    said = f"was not judged: {one.dtype} does not determine {tensor}"
+                    return entry | {"status": "undetermined", "detail": f"what it computed {said}"}
+                if worst > 1:
+                    said = f"is wrong: {tensor} lies {worst:.3g} tolerances from the oracle"
+                    return entry | {"status": "withheld", "detail": f"what it computed {said}"}
             entry |= answer[0]
         member.rest()
         member.first_seconds = entry["first_seconds"]
         return entry
-
-    def _compare(
-        self, member: Member, work: Workload, results: Mapping[str, NDArray[Any]], entry: dict[str, Any]
-    ) -> dict[str, str]:
-        """Note how far results are from the oracle's, and return status and detail of what must not be
-        timed, if that is so.
-        """
-        worst, tensor = truth.expected(work, rules_of(work, self.plan, member.about)).worst(
-            results, self.plan.limit
-        )
-        entry["error_in_tolerances"] = worst
-        if math.isnan(worst):
-            return {
-                "status": "undetermined",
-                "detail": f"what it computed was not judged: {work.dtype} does not determine {tensor}",
-            }
-        return (
-            {}
-            if worst <= 1
-            else {
-                "status": "withheld",
-                "detail": f"what it computed is wrong: {tensor} lies {worst:.3g} tolerances from the oracle",
-            }
-        )
 
     def _weights(self, work: Workload) -> str:
         """Return the file that holds a model's weights, for all modes.
@@ -367,7 +312,8 @@ class Team:
             return
         self.tell(f"{self.mode.name}: matrix product {' x '.join(map(str, sizes))}")
         operations = 2 * sizes[0] * sizes[1] * sizes[2]
-        settings = {"dtype": dtype, "device": self.plan.device, "precision": self.plan.precision}
+        place = self.plan.settings
+        settings = {"dtype": dtype, "device": place.device, "precision": place.precision}
         ready = [m for m in members if m.ask("product", sizes=sizes, **settings)]
         for _ in range(3):
             for member in ready:
@@ -410,10 +356,6 @@ class Team:
         for member in members:
             if member.first_seconds < self.plan.slice or self.mode.execution.endswith("compiled"):
                 member.repeat(self.plan.slice)
-
-
-def _plain(mode: Mode) -> dict[str, str]:
-    return {"implementation": mode.implementation, "execution": mode.execution, "profile": mode.profile}
 
 
 def busy_cores(before: float | None, after: float | None, elapsed: float) -> float | None:

@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,14 +42,14 @@ LARGE = 4e12
 PROBE = 2
 """Samples by which a large workload is checked."""
 
+ROUNDED = 4
+"""Low-precision runs that sigma is taken from."""
+
 CHUNK = 512
 """Tokens of training whose gradients are computed at a time: single samples take longer."""
 
 ROOM = 1_250_000
 """Those tokens times width times layers, at most: a backward pass needs all layers in memory at once."""
-
-ROUNDED = 4
-"""Low-precision runs that sigma is taken from: sums in orders drawn at random, every second one fused."""
 
 Array = NDArray[np.floating]
 
@@ -96,7 +96,7 @@ def probe(work: Workload) -> Workload:
     return few if flops(work) > LARGE else work
 
 
-def derive(work: Workload, runs: int = ROUNDED, rules: str | None = None) -> Expected:
+def derive(work: Workload, rules: str | None = None) -> Expected:
     """Compute what a program has to yield, and how far rounding may lead from it.
 
     Args:
@@ -107,31 +107,27 @@ def derive(work: Workload, runs: int = ROUNDED, rules: str | None = None) -> Exp
     weights = round_inputs(initialize(config, SEED), batches[0], work.dtype)[0]
     steps = [samples(config, batch, _most(work) if work.recipe else 1) for batch in batches]
 
-    def outcome(arithmetic: Callable[[], Arithmetic]) -> dict[str, Array]:
+    def outcome(*given: Any, **how: Any) -> dict[str, Array]:
         if work.recipe:
-            return _trained(config, weights, _training(work.recipe, steps), arithmetic(), work.dtype)
-        return {
-            "logits": np.concatenate(
-                [
-                    compute(config, weights, part, arithmetic(), False, "model", work.dtype).output
-                    for part in steps[0]
-                ]
-            )
-        }
+            training = _training(work.recipe, steps)
+            return _trained(config, weights, training, Arithmetic(*given, **how), work.dtype)
+        parts = (
+            compute(config, weights, part, Arithmetic(*given, **how), False, "model", work.dtype)
+            for part in steps[0]
+        )
+        return {"logits": np.concatenate([part.output for part in parts])}
 
-    values = outcome(Arithmetic)
+    values, sigmas = outcome(), dict[str, float]()
     squares = dict.fromkeys(values, 0.0)
-    for seed in range(runs):
-        made = functools.partial(Arithmetic, rules or work.dtype, shuffle=seed or None, fused=seed % 2 == 1)
-        rounded = outcome(made)
+    for seed in range(ROUNDED):  # sums in orders drawn at random, every second one fused
+        rounded = outcome(rules or work.dtype, shuffle=seed or None, fused=seed % 2 == 1)
         for name, value in values.items():
-            squares[name] += float(np.mean(np.square(rounded[name] - value))) / runs
-    sigmas = {}
+            squares[name] += float(np.mean(np.square(rounded[name] - value))) / ROUNDED
     for name, value in values.items():
         stored = weights[name.removeprefix("updates/")] if name.startswith("updates/") else value
-        least = (
-            target.unit_roundoff / np.sqrt(3) * float(np.sqrt(np.mean(np.square(stored, dtype=np.float64))))
-        )  # the result itself is rounded
+        # The result itself is rounded.
+        size = float(np.sqrt(np.mean(np.square(stored, dtype=np.float64))))
+        least = target.unit_roundoff / np.sqrt(3) * size
         sigmas[name] = float(np.hypot(np.sqrt(squares[name]), least)) + target.smallest_normal
     return Expected(values, sigmas)
 
@@ -223,34 +219,24 @@ def expected(work: Workload, rules: str | None = None) -> Expected:
     Args:
         rules: as in :func:`derive`.
     """
-    stored = None if rules else _read(_file(work))
-    return derive(work, rules=rules) if stored is None or stored["key"] != work.key else _parse(stored)
+    if not rules and _file(work).is_file():
+        stored = json.loads(_file(work).read_text())
+        if stored["key"] == work.key:
+            values = {name: np.asarray(value) for name, value in stored["values"].items()}
+            return Expected(values, stored["sigmas"])
+    return derive(work, rules)
 
 
 def _file(work: Workload) -> Path:
     return EXPECTED / f"{work.preset.name.replace(' ', '-')}-{work.kind}-{work.padding}-{work.dtype}.json"
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    return json.loads(path.read_text()) if path.is_file() else None
-
-
-def _parse(stored: Mapping[str, Any]) -> Expected:
-    return Expected({name: np.asarray(value) for name, value in stored["values"].items()}, stored["sigmas"])
-
-
 def save(work: Workload) -> Path:
     """Derive what a program has to yield, and keep it."""
     work = probe(work)
-    found = derive(work)
-    plain = {
-        "key": work.key,
-        "values": {name: value.tolist() for name, value in found.values.items()},
-        "sigmas": found.sigmas,
-    }
-    path = _file(work)
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(plain) + "\n")
+    found, path = derive(work), _file(work)
+    values = {name: value.tolist() for name, value in found.values.items()}
+    path.write_text(json.dumps({"key": work.key, "values": values, "sigmas": found.sigmas}) + "\n")
     return path
 
 

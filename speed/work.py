@@ -30,11 +30,6 @@ def flops(workload: Workload, real_only: bool = False) -> float:
     return float(forward * (1 + BACKWARD if workload.kind == "training" else 1))
 
 
-def real_tokens(workload: Workload) -> int:
-    """Return how many tokens of a batch are no padding."""
-    return sum(workload.lengths)
-
-
 def product_sizes(workload: Workload) -> tuple[int, int, int]:
     """Return the sizes of the largest product of the model: the feed-forward's first."""
     return (

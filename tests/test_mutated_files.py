@@ -30,11 +30,11 @@ from concord.spec.errors import SpecError
 from concord.spec.files import read_json, write_text
 from concord.spec.reference import reference
 from concord.spec.sources import table
-from concord.speed import compare, markdown, presets
+from concord.speed import compare, presets
 from concord.speed import record as speed_record
 from concord.speed.page import page as speed_page
 from concord.speed.plan import SpeedPlan
-from concord.speed.table import show, show_changes
+from concord.speed.table import markdown, show, show_changes
 from tests.toys import records
 from tests.toys.mutations import mutated
 from tests.toys.spoiling import bounded, campaign
@@ -103,7 +103,7 @@ def show_speed(folder: Path) -> None:
     speed_page(made)
     resumed = record.data(made)
     show(resumed, quietly())
-    markdown.markdown(resumed)
+    markdown(resumed)
 
 
 def verify(folder: Path) -> None:

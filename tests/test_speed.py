@@ -25,6 +25,7 @@ from concord.backends.worker import Worker
 from concord.commands import speed as command
 from concord.commands.speed import Models
 from concord.conformance import record as files
+from concord.conformance.campaign import Settings
 from concord.conformance.estimate import Z
 from concord.spec.cases import build_case
 from concord.spec.errors import SpecError
@@ -72,13 +73,11 @@ def plan_of(
     modes: tuple[Mode, ...] = (EXPLICIT,),
     **settings: Any,
 ) -> SpeedPlan:
-    return SpeedPlan(
-        names=names,
-        workloads=works or (small(),),
-        modes=modes,
-        limit=Z,
-        **{"turns": 3, "patience": 1, "slice": 0.02, "threads": 1, **settings},
-    )
+    given = {"turns": 3, "patience": 1, "slice": 0.02, "threads": 1, **settings}
+    where = {
+        field.name: given.pop(field.name) for field in dataclasses.fields(Settings) if field.name in given
+    }
+    return SpeedPlan(names, works or (small(),), modes, Z, Settings(**where), **given)
 
 
 def measured(plan: SpeedPlan, data: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -157,7 +156,7 @@ def test_what_is_kept_is_what_is_derived(kind: str) -> None:
 
 
 def test_what_is_missing_misshapen_or_not_finite_is_wrong() -> None:
-    expected = truth.derive(small(), 1)
+    expected = truth.derive(small())
     logits = expected.values["logits"]
     assert expected.worst({"logits": logits.astype(np.float32)}, Z)[0] < 1
     assert expected.worst({}, Z) == (float("inf"), "logits")
@@ -453,14 +452,13 @@ def test_what_cannot_be_compared_is_said(record: dict[str, Any]) -> None:
 
 
 def test_the_page_needs_nothing_else_and_hides_nothing(record: dict[str, Any]) -> None:
-    html = page_of({**record, "settings": {**record["settings"], "copy_gbytes": 20.0}})
+    html = page_of(record)
     assert not re.findall(r"(?:src|href)=(?![\"']#)", html)
     assert "http" not in html.replace("http-equiv", "")
     for words in (
         "withheld",
         "toys are explicit",
         "Growth",
-        "Roofline",
         "small inference ragged",
         "Slow explicit eager",
     ):
@@ -476,9 +474,9 @@ def test_the_page_needs_nothing_else_and_hides_nothing(record: dict[str, Any]) -
 
 @pytest.mark.parametrize("kind", ["inference", "training"])
 def test_samples_one_by_one_are_the_batch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    apart = truth.derive(small(kind), 1)
+    apart = truth.derive(small(kind))
     monkeypatch.setattr(truth, "samples", lambda config, batch, most: [batch])
-    together = truth.derive(small(kind), 1)
+    together = truth.derive(small(kind))
     assert together.worst(apart.values, 1 / 1024)[0] < 1
     assert all(0.1 < together.sigmas[name] / sigma < 10 for name, sigma in apart.sigmas.items())
 

@@ -13,7 +13,7 @@ from concord.spec.errors import SpecError
 from concord.speed import SpeedRecord, Workload, truth
 from concord.speed.presets import RECIPE
 from concord.speed.record import described
-from concord.speed.table import updated_by
+from concord.speed.table import size_of
 from tests.test_speed import RIGHT, measured, plan_of, small
 from tests.toys import measurable
 
@@ -78,5 +78,5 @@ def test_what_was_measured_otherwise_is_not_gone_on_with() -> None:
         SpecError, match="has measured another 'small inference ragged' than this version measures"
     ):
         SpeedRecord(plan_of(RIGHT), old)
-    assert updated_by(described(small("training"))) == "; updated by AdamW, rate 0.0004"
-    assert updated_by(described(small())) == ""
+    assert size_of(described(small("training"))).endswith(" a step; updated by AdamW, rate 0.0004")
+    assert size_of(described(small())).endswith(" a step")

@@ -26,12 +26,12 @@ from concord.options import option, reads
 from concord.progress import telling
 from concord.spec.errors import SpecError, collect, collecting, refuse, unknowns
 from concord.spec.precision import PRECISIONS
-from concord.speed import Mode, SpeedPlan, SpeedRecord, Workload, compare, measure, read, workload
-from concord.speed.bandwidth import copy_gbytes
-from concord.speed.markdown import markdown as as_markdown
+from concord.speed import Mode, SpeedPlan, SpeedRecord, Workload, measure, read, workload
+from concord.speed import compare as changed
 from concord.speed.peers import PEERS
 from concord.speed.plan import PATIENCE, PROFILES, TURNS
 from concord.speed.presets import Preset, named, of_size, own, own_config, own_variant, sweep
+from concord.speed.table import markdown as as_markdown
 from concord.speed.table import show, show_changes
 from concord.terminal import Terminal
 
@@ -222,6 +222,19 @@ class Modes(options.OptionGroup):
         ),
     ] = None
 
+    def check(self) -> None:
+        """Refuse too few turns, or less than no time.
+
+        Raises:
+            SpecError: listing what is wrong.
+        """
+        problems = []
+        if self.turns is not None and self.turns < 1:
+            problems.append(f"--turns is {self.turns} but must be at least 1")
+        if self.budget is not None and not self.budget >= 0:
+            problems.append(f"--budget is {self.budget:g} s but must not be negative")
+        refuse(problems)
+
     def modes(self, ragged: bool, device: str) -> tuple[Mode, ...]:
         """Return the modes that the options describe; without any, those that most will ask for.
 
@@ -257,7 +270,10 @@ def speed(
 ) -> None:
     """Measure backends side by side, in turns, if they conform."""
     if compare is not None:
-        raise typer.Exit(_changes(*compare))
+        before, after = map(read, compare)
+        changes = list(changed(before, after))
+        show_changes(before, after, changes, Terminal())
+        raise typer.Exit(int(any(change.verdict == "slower" for change in changes)))
     record.check(markdown=markdown, markers="speed", goes_on=resume)
     drawn = {"preset": models.preset, "variant": models.variant, "config": models.config}
     sizes = {"batch": models.batch, "tokens": models.tokens, "sweep": models.sweep} if texts else {}
@@ -265,17 +281,35 @@ def speed(
         raise SpecError("--texts is given but --checkpoint is not: whose weights?")
     given = _own(own_model, texts, models) if own_model.check(**drawn, **sizes) else []
     device = (workers.device or ["cpu"])[0]
-    settings, names, works, chosen = collect(
+    settings, names, works, chosen, _ = collect(
         workers.settings,
         workers.names,
         lambda: models.workloads(given or models.presets(device), device, texts is not None),
         lambda: modes.modes("ragged" in (models.lengths or []), device),
+        modes.check,
     )
     if not workers.backend and any(_known(work) for work in works):
         names = [*names, *PEERS]
     asked = (*vars(models).values(), own_model.checkpoint, modes.implementation, modes.execution)
+    # Where nothing was asked for there is a limit to the time of the whole, and the explicit code, which is
+    # nobody's fastest, is measured on the first workload alone.
     usual = device == "cpu" and not any((*asked, modes.profile, modes.quick))
-    plan = _plan(names, works, chosen, settings, modes, usual)
+    plan = SpeedPlan(
+        tuple(names),
+        tuple(works),
+        tuple(chosen),
+        Z,
+        replace(
+            settings,
+            asked=tuple(name for name in settings.asked if name not in PEERS),
+            threads=settings.threads or os.cpu_count() or 1,
+        ),
+        turns=modes.turns or (QUICK_TURNS if modes.quick else TURNS),
+        patience=1 if modes.quick else PATIENCE,
+        budget=BUDGET if modes.budget is None and usual else modes.budget,
+        left_out=frozenset((EXPLICIT, work) for work in works[1:]) if usual else frozenset(),
+        thorough=not modes.quick,
+    )
     raise typer.Exit(_measure(plan, record, resume, markdown))
 
 
@@ -301,50 +335,6 @@ def _known(work: Workload) -> bool:
     return (config.pooler, config.positions, config.position_of_padding) == ("tanh", "learned", "counted")
 
 
-def _plan(
-    names: Sequence[str],
-    works: Sequence[Workload],
-    chosen: Sequence[Mode],
-    settings: Settings,
-    asked: Modes,
-    usual: bool,
-) -> SpeedPlan:
-    """Return the plan.
-
-    Args:
-        usual: whether no workload and no mode was asked for. Then the explicit code, which is nobody's
-            fastest, is measured on the first workload alone, and there is a limit to the time of the whole.
-
-    Raises:
-        SpecError: if there are too few turns, or less than no time.
-    """
-    problems = []
-    if asked.turns is not None and asked.turns < 1:
-        problems.append(f"--turns is {asked.turns} but must be at least 1")
-    if asked.budget is not None and not asked.budget >= 0:
-        problems.append(f"--budget is {asked.budget:g} s but must not be negative")
-    refuse(problems)
-    return SpeedPlan(
-        names=tuple(names),
-        workloads=tuple(works),
-        modes=tuple(chosen),
-        limit=Z,
-        asked=tuple(name for name in settings.asked if name not in PEERS),
-        device=settings.device,
-        precision=settings.precision,
-        turns=asked.turns or (QUICK_TURNS if asked.quick else TURNS),
-        patience=1 if asked.quick else PATIENCE,
-        budget=BUDGET if asked.budget is None and usual else asked.budget,
-        left_out=frozenset((EXPLICIT, work) for work in works[1:]) if usual else frozenset(),
-        threads=settings.threads or os.cpu_count() or 1,
-        thorough=not asked.quick,
-        python=settings.python,
-        ssh=settings.ssh,
-        time_limit=settings.time_limit,
-        memory_limit=settings.memory_limit,
-    )
-
-
 def _measure(chosen: SpeedPlan, record: options.Outputs, resume: Path | None, markdown: Path | None) -> int:
     """Measure, print and write; return the exit code.
 
@@ -360,41 +350,33 @@ def _measure(chosen: SpeedPlan, record: options.Outputs, resume: Path | None, ma
             "what is measured beside them says little",
             style="yellow",
         )
-    if chosen.device == "cpu":
-        kept.settings["copy_gbytes"] = copy_gbytes(chosen.threads or 1)
-    json = record.json or resume
-    started, before, console = time.perf_counter(), kept.seconds, Terminal()
+    json, console = record.json or resume, Terminal()
+    began = time.perf_counter() - kept.seconds
+
+    def made() -> files.Record:
+        kept.seconds = time.perf_counter() - began
+        return kept.record()
 
     def keep(entry: dict[str, Any]) -> None:
         kept.add(entry)
-        kept.seconds = before + time.perf_counter() - started
         if json is not None:
-            files.write(json, kept.record())
+            files.write(json, made())
 
     try:
         with telling() as tell:
             kept.complete = measure(chosen, kept.done, keep, tell)
     finally:
-        kept.seconds = before + time.perf_counter() - started
-        made = kept.record()
-        data = files.data(made)
+        last = made()
+        data = files.data(last)
         if kept.entries:
             show(data, console)
         finished = markdown if kept.complete else None
         put = partial(within, finished, "speed") if finished else str
         writing.write(
             console,
-            (json, lambda: files.text(made)),
-            (record.html, lambda: writing.page(made)),
+            (json, lambda: files.text(last)),
+            (record.html, lambda: writing.page(last)),
             (finished, lambda: put(as_markdown(data))),
         )
         console.tell(f"{kept.seconds:.0f} s in all")
-    return int(data["exit_code"])
-
-
-def _changes(old: Path, new: Path) -> int:
-    """Print what changed between two records; 1 if something became slower."""
-    before, after = read(old), read(new)
-    found = list(compare(before, after))
-    show_changes(before, after, found, Terminal())
-    return 1 if any(change.verdict == "slower" for change in found) else 0
+    return last.exit_code

@@ -3,8 +3,36 @@
 The ``bert`` family by Hugging Face, and by ONNX Runtime.
 """
 
+from __future__ import annotations
+
+import numpy as np
+
+from concord.backends.interface import Request, Run, Steps, Unsupported
+
 PEERS = {"hf": "concord.speed.peers.hf:HuggingFacePeer", "ort": "concord.speed.peers.ort:OnnxRuntimePeer"}
 """Name to class; each takes its place beside the backends, in a process of its own."""
 
 PEER_EXECUTIONS = {"hf": ("eager", "compiled"), "ort": ("compiled",)}
 """The executions that each has."""
+
+
+class Peer:
+    """What is measured as a whole, and shows nothing of what is within."""
+
+    name = ""
+
+    def run(self, request: Request) -> Run:
+        """Refuse: only whole programs are measured."""
+        raise Unsupported(f"{self.name} is measured by 'concord speed' alone")
+
+    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str, precision: str) -> Steps:
+        """Refuse: frameworks have products."""
+        raise Unsupported(f"{self.name} has no product of its own")
+
+
+class Whole:
+    """A session that shows nothing of what is within."""
+
+    def read(self) -> Run:
+        """Refuse: it has no taps."""
+        raise Unsupported("a peer is measured by 'concord speed' alone")

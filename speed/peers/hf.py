@@ -14,7 +14,7 @@ import transformers
 from transformers import BertConfig, BertForSequenceClassification
 from transformers.initialization import no_init_weights
 
-from concord.backends.interface import Request, Run, Session, Steps, Unsupported
+from concord.backends.interface import Request, Session, Unsupported
 from concord.backends.torch.backend import synchronize, timed
 from concord.backends.torch.optimizers import optimizer
 from concord.spec.batch import Batch
@@ -22,13 +22,14 @@ from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights, parameters
 from concord.spec.sources import table
+from concord.speed.peers import Peer, Whole
 
 TABLE = table.load("bert-hugging-face")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class HuggingFaceModel:
+class HuggingFaceModel(Whole):
     """Forward passes, and training steps (:class:`concord.backends.interface.Session`)."""
 
     def __init__(self, request: Request, model: torch.nn.Module) -> None:
@@ -94,10 +95,6 @@ class HuggingFaceModel:
         self.steps += 1
         self.computed = {"loss": loss.detach()}
 
-    def read(self) -> Run:
-        """Refuse: it has no taps."""
-        raise Unsupported("hf is measured by 'concord speed' alone")
-
     def synchronize(self) -> None:
         """Wait until the device is done."""
         synchronize(next(iter(self.computed.values()), None))
@@ -127,7 +124,7 @@ class HuggingFaceModel:
         }
 
 
-class HuggingFacePeer:
+class HuggingFacePeer(Peer):
     """The peer (:class:`concord.backends.interface.Measurable`)."""
 
     name = "hf"
@@ -141,10 +138,6 @@ class HuggingFacePeer:
             "threads": torch.get_num_threads(),
             "thread_switches": {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")},
         }
-
-    def run(self, request: Request) -> Run:
-        """Refuse: only whole programs are measured."""
-        raise Unsupported("hf is measured by 'concord speed' alone")
 
     def session(self, request: Request) -> Session:
         """Build the model to be run many times."""
@@ -161,10 +154,6 @@ class HuggingFacePeer:
             request,
             build(request.config, request.weights).to(device=request.device, dtype=DTYPES[request.dtype]),
         )
-
-    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str, precision: str) -> Steps:
-        """Refuse: torch has the same product."""
-        raise Unsupported("hf has no product of its own")
 
 
 def build(config: EncoderConfig, weights: Weights) -> torch.nn.Module:

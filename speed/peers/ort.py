@@ -14,9 +14,10 @@ import numpy as np
 import onnxruntime
 import torch
 
-from concord.backends.interface import Request, Run, Session, Steps, Unsupported
+from concord.backends.interface import Request, Session, Unsupported
 from concord.spec.batch import Batch
 from concord.spec.parameters import Weights
+from concord.speed.peers import Peer, Whole
 from concord.speed.peers.hf import build, tensors
 
 FILE = "model.onnx"
@@ -24,7 +25,7 @@ FILE = "model.onnx"
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
 
-class Graph:
+class Graph(Whole):
     """Forward passes (:class:`concord.backends.interface.Session`); weights are part of the graph."""
 
     def __init__(self, request: Request, threads: int | None) -> None:
@@ -67,10 +68,6 @@ class Graph:
         """Refuse: it has no gradients."""
         raise Unsupported("ort runs forward alone")
 
-    def read(self) -> Run:
-        """Refuse: it has no taps."""
-        raise Unsupported("ort is measured by 'concord speed' alone")
-
     def forward(self) -> None:
         """Run one forward pass."""
         assert self.running is not None
@@ -97,7 +94,7 @@ class Graph:
         return {}
 
 
-class OnnxRuntimePeer:
+class OnnxRuntimePeer(Peer):
     """The peer (:class:`concord.backends.interface.Measurable`)."""
 
     name = "ort"
@@ -111,10 +108,6 @@ class OnnxRuntimePeer:
             "threads": int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1),
             "thread_switches": {"intra_op_num_threads": os.environ.get("OMP_NUM_THREADS")},
         }
-
-    def run(self, request: Request) -> Run:
-        """Refuse: only whole programs are measured."""
-        raise Unsupported("ort is measured by 'concord speed' alone")
 
     def session(self, request: Request) -> Session:
         """Export the model and load it, to be run many times."""
@@ -132,10 +125,6 @@ class OnnxRuntimePeer:
             raise Unsupported(f"ort is measured in float32, not in {request.dtype}")
         threads = os.environ.get("OMP_NUM_THREADS")
         return Graph(request, int(threads) if threads else None)
-
-    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str, precision: str) -> Steps:
-        """Refuse: it runs graphs."""
-        raise Unsupported("ort has no product of its own")
 
 
 def _exported(model: torch.nn.Module, inputs: dict[str, np.ndarray]) -> tempfile.TemporaryDirectory[str]:
