@@ -18,9 +18,9 @@ from concord import backends, spec, writing
 from concord.backends.interface import EXECUTIONS, IMPLEMENTATIONS, PRECISION_MODES
 from concord.backends.machine import wrong_host
 from concord.backends.worker import TIME_LIMIT
+from concord.conformance import record
 from concord.conformance.campaign import Settings
 from concord.spec.errors import SpecError, collecting, refuse, unknowns
-from concord.terminal import Terminal
 
 T = TypeVar("T")
 
@@ -152,13 +152,28 @@ class Workers(OptionGroup):
     ] = None
 
     def settings(self) -> Settings:
-        """Return the settings that the options describe.
+        """Return the settings that the options describe: those of the same names, checked.
 
         Raises:
             SpecError: listing every option that cannot be understood.
         """
+        given = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(Settings)
+            if hasattr(self, field.name)
+        }
         problems: list[str] = []
-        found = self._described(problems)
+        self.check(given, problems)
+        refuse(problems)
+        return Settings(**given, asked=tuple(self.backend or ()))
+
+    def check(self, given: dict[str, Any], problems: list[str]) -> None:
+        """Put values of options into the form of settings, and say what is wrong with them."""
+        known = {"implementation": IMPLEMENTATIONS, "execution": EXECUTIONS, "precision": PRECISION_MODES}
+        for name, values in known.items():
+            if name in given and not (name == "implementation" and ":" in given[name]):  # a backend's own
+                problems += unknowns(name, [given[name]], values)
+        problems += too_small(("repeat", given.get("repeat"), 1))
         if not self.time_limit > 0:
             problems.append(f"--time-limit is {self.time_limit:g} but must be above 0")
         limit = self.memory_limit
@@ -166,20 +181,10 @@ class Workers(OptionGroup):
             problems.append(
                 f"--memory-limit is {limit:g} MiB but must be above 0 and at most {MOST_MEMORY:g}"
             )
-            limit = None
+        elif limit is not None:
+            given["memory_limit"] = int(limit * 2**20)
         if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
             problems.append(f"--threads is {self.threads} but must be at least 1 and at most {MOST_THREADS}")
-        refuse(problems)
-        return dataclasses.replace(
-            found,
-            asked=tuple(self.backend or ()),
-            time_limit=self.time_limit,
-            memory_limit=None if limit is None else int(limit * 2**20),
-            threads=self.threads,
-        )
-
-    def _described(self, _problems: list[str]) -> Settings:
-        return Settings()
 
     def names(self) -> list[str]:
         """Return the backends to run: those asked for, each once, or all known ones.
@@ -187,7 +192,7 @@ class Workers(OptionGroup):
         Raises:
             SpecError: listing every name that is unknown, and every place of one that does not run.
         """
-        return names(self.backend)
+        return names(self.backend, getattr(self, "python", None), getattr(self, "ssh", None))
 
     def one(self, why: str) -> str:
         """Return the one backend that runs.
@@ -195,8 +200,7 @@ class Workers(OptionGroup):
         Raises:
             SpecError: if there is not exactly one; ``why`` says why it must be one.
         """
-        if len(self.backend or ()) != 1:
-            count = len(self.backend or ())
+        if (count := len(self.backend or ())) != 1:
             raise SpecError(f"--backend is given {count} times but must be given once: {why}")
         return self.names()[0]
 
@@ -216,7 +220,8 @@ class Places(Workers):
         list[str] | None, option("Run a backend on another host, from a checkout in DIR.", "B=HOST[:DIR]")
     ] = None
 
-    def _described(self, problems: list[str]) -> Settings:
+    def check(self, given: dict[str, Any], problems: list[str]) -> None:
+        """Put values of options into the form of settings, and say what is wrong with them."""
         devices = list(dict.fromkeys(self.device or ["cpu"]))
         python, ssh = (_pairs(f"--{name}", getattr(self, name), problems) for name in ("python", "ssh"))
         problems += [f"--ssh: {wrong}" for host in ssh.values() if (wrong := wrong_host(host))]
@@ -225,14 +230,11 @@ class Places(Workers):
             for name in devices
             if not DEVICE.fullmatch(name)
         ]
-        if len(devices) > 1 and not self.elsewhere:
+        several = len(devices) > 1
+        if several and not self.elsewhere:
             problems.append(f"--device is given {len(devices)} times but must be given once")
-        several = tuple(devices) if len(devices) > 1 else ()
-        return Settings(device=devices[0], devices=several, python=python, ssh=ssh)
-
-    def names(self) -> list[str]:
-        """Return the backends to run, as :meth:`Workers.names` does."""
-        return names(self.backend, self.python, self.ssh)
+        given |= {"device": devices[0], "devices": tuple(devices * several), "python": python, "ssh": ssh}
+        super().check(given, problems)
 
 
 @dataclass(frozen=True)
@@ -265,16 +267,6 @@ class Runs(Places):
             values=lambda: EXECUTIONS,
         ),
     ] = "eager"
-
-    def _described(self, problems: list[str]) -> Settings:
-        found = super()._described(problems)
-        if ":" not in self.implementation:  # a name with a colon is a backend's own
-            problems += unknowns("implementation", [self.implementation], IMPLEMENTATIONS)
-        problems += unknowns("execution", [self.execution], EXECUTIONS)
-        problems += unknowns("precision", [self.precision], PRECISION_MODES)
-        return dataclasses.replace(
-            found, precision=self.precision, implementation=self.implementation, execution=self.execution
-        )
 
 
 @dataclass(frozen=True)
@@ -327,6 +319,19 @@ class Lines(OptionGroup):
         from concord.training.data import read
 
         return read(*files, layout=self.layout, columns=self.names, on_error=self.on_error)
+
+
+def too_small(*sizes: tuple[str, int | None, int]) -> list[str]:
+    """Return what is wrong with sizes that are below the least that they may be.
+
+    Args:
+        sizes: of each the option, what is given, and the least.
+    """
+    return [
+        f"--{option} is {size} but must be at least {least}"
+        for option, size, least in sizes
+        if size is not None and size < least
+    ]
 
 
 def _pairs(option: str, values: Sequence[str] | None, problems: list[str]) -> dict[str, str]:
@@ -404,7 +409,7 @@ class Outputs(OptionGroup):
 
     def finish(self, found: Any, kind: str, title: str, show: Callable[[], None], **more: Any) -> None:
         """Write what a command came to, and show it; see :func:`concord.writing.outcome`."""
-        writing.outcome(found, kind, title, Terminal(), self.json, self.html, show, **more)
+        writing.outcome(record.made(found, kind, title), self.json, self.html, show, **more)
 
 
 Markdown = Annotated[Path | None, writes("Put the table between its markers in a Markdown file.")]

@@ -7,16 +7,15 @@ import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import typer
-from rich.console import Console
 
 from concord.conformance import record
 from concord.conformance.report import around
 from concord.spec import checkpoints
-from concord.spec.errors import SpecError, located
+from concord.spec.errors import SpecError, collecting, located, refuse
 from concord.spec.files import obstacle, read_json, same_file, write_text
+from concord.terminal import Terminal
 
 Output = tuple[Path | None, Callable[[], str]]
 """A file, if one was asked for, and what makes its text."""
@@ -62,22 +61,19 @@ def check(
     given = [path for path in (*paths, markdown) if path is not None]
     problems = [problem for path in given if (problem := obstacle(path))]
     problems += [f"{other}: is named twice" for one, other in combinations(given, 2) if same_file(one, other)]
-    if not problems:
-        problems = [
+    refuse(problems)
+    refuse(
+        [
             f"{one}: {why}; name another file to write"
             for one in given
             if (why := _read_as(one, goes_on if one is paths[0] else None, within=one is not markdown))
         ]
-    try:
-        if markdown is not None and not problems:
-            around(markdown, markers)
-    except SpecError as error:
-        problems += error.problems
-    if problems:
-        raise SpecError(problems)
+    )
+    if markdown is not None:
+        around(markdown, markers)
 
 
-def write(console: Console, *outputs: Output, problems: Sequence[str] = ()) -> None:
+def write(console: Terminal, *outputs: Output, problems: Sequence[str] = ()) -> None:
     """Write each file, whatever becomes of the others.
 
     Args:
@@ -88,47 +84,40 @@ def write(console: Console, *outputs: Output, problems: Sequence[str] = ()) -> N
     """
     problems = list(problems)
     for path, make in outputs:
-        if path is None:
-            continue
-        try:
-            write_text(path, make())
-        except SpecError as error:
-            problems += error.problems
-        else:
-            console.print(f"written: {path}", highlight=False, soft_wrap=True)
-    if problems:
-        raise SpecError(problems)
+        if path is not None:
+            with collecting(problems):
+                write_text(path, make())
+                console.tell(f"written: {path}")
+    refuse(problems)
 
 
 def outcome(
-    found: Any,
-    kind: str,
-    title: str,
-    console: Console,
+    made: record.Record,
     json: Path | None,
     html: Path | None,
     show: Callable[[], None],
     markdown: Output = (None, str),
     problems: Sequence[str] = (),
+    text: Callable[[record.Record], str] = record.text,
 ) -> None:
-    """Write what a command came to, as :func:`concord.conformance.record.made` takes it, and show it.
+    """Write what a command came to, and show it.
 
     The record is written before anything is shown, so that it is not lost, whatever becomes of the rest.
+
+    Args:
+        problems: what could not be written before.
+        text: makes the record's text.
 
     Raises:
         SpecError: listing what could not be written, when the rest was done.
     """
-    made = record.made(found, kind, title)
-    lost = list(problems)
-    try:
+    lost, console = list(problems), Terminal()
+    with collecting(lost):
         if json is not None:
-            record.write(json, made)
-    except SpecError as error:
-        json = None
-        lost += error.problems
+            write_text(json, text(made))
     show()
-    if json is not None:
-        console.print(f"written: {json}", highlight=False, soft_wrap=True)
+    if json is not None and len(lost) == len(problems):
+        console.tell(f"written: {json}")
     write(console, (html, lambda: page(made)), markdown, problems=lost)
 
 

@@ -97,13 +97,12 @@ def test_a_checkpoint_is_not_ported_onto_itself(tmp_path, source, spelling, invo
     assert contents(tmp_path) == before
 
 
-def test_a_table_and_texts_are_not_replaced_by_the_checkpoint(tmp_path, source, invoke):
+def test_a_table_is_not_replaced_by_the_checkpoint(tmp_path, source, invoke):
     target = hugging_face(tmp_path / "target")
     given = texts(target / "given.txt")
     before = contents(tmp_path)
     code, _, lines = invoke(
-        f"port {source} -o {target} --to concord --force --texts {given} --certificate "
-        f"{tmp_path / 'proof.json'}"
+        f"port {source} -o {target} --to concord --force --table {given}"
     )
     assert (code, lines) == (
         2,
@@ -140,7 +139,6 @@ LINES = {
     "diff": "diff {texts} {source} --json {out}",
     "certify": "certify {source} {source} --texts {texts} --html {out}",
     "speed": "speed --checkpoint {source} --texts {texts} --json {out}",
-    "fuzz": "fuzz --checkpoint {source} --table {texts} --json {out}",
     "train": "train --checkpoint {source} --data {texts} --backend tests.toys.numpy_backend:NumpyBackend "
     "--curves {out}",
     "curves": "show curves {source} {texts} --out {out}",

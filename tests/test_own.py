@@ -320,21 +320,6 @@ def test_a_case_without_a_cotangent_is_judged_where_it_wants_no_gradients(invoke
 # Other commands.
 
 
-def test_random_inputs_run_on_the_weights_and_what_fails_is_written(invoke, tmp_path):
-    folder, out = hugging_face(tmp_path / "bert"), tmp_path / "out"
-    options = ("--checkpoint", folder, "--cases", "3", "--seed", "7", "--forward-only", "--out", out)
-    code, output, said = invoke(f"fuzz --backend {NUMPY}", *options)
-    assert (code, "3 runs: 3 agree" in output) == (0, True), said
-    assert not out.exists()
-    code, output, _ = invoke(f"fuzz --backend {toy('WrongAfterTheFirstLayer')}", *options)
-    assert code == 1
-    cases = [json.loads(path.read_text()) for path in out.rglob("case.json")]
-    assert len(cases) == int(output.partition(" cases that failed are written")[0].split()[-1])
-    assert {(case["group"], case["gradients"]) for case in cases} == {("bert", False)}
-    code, _, said = invoke(f"fuzz --backend {NUMPY}", *options[:2], "--time", "2")
-    assert (code, "--time is given beside --checkpoint" in said[0]) == (2, True)
-
-
 def test_a_workload_is_as_long_as_texts_are(tmp_path):
     path = hugging_face(tmp_path / "bert", "encoder")
     (preset,) = _own(Trained(path), texts(tmp_path / "t.txt"), Models())

@@ -21,7 +21,6 @@ from concord.spec.reference import reference
 from concord.speed import presets, truth
 from tests.test_speed import small_preset
 from tests.toys import reports
-from tests.toys.ready import hugging_face
 from tests.toys.surroundings import ROOT, suite, toy
 
 RIGHT, NOTHING, A_SECTION = toy("NumpyBackend"), toy("SaysUnsupported"), toy("LeavesOutGradients")
@@ -42,11 +41,6 @@ def of_dump(invoke, folder, backend):
         path.with_name("run.safetensors"),
     )
     return f"check --from-dump {folder / 'cases'}"
-
-
-def of_own_weights(invoke, folder, backend):
-    checkpoint = hugging_face(folder / "bert")
-    return f"fuzz --checkpoint {checkpoint} --cases 1 --backend {backend} --out {folder / 'out'}"
 
 
 def of_case(invoke, folder, backend):
@@ -80,7 +74,6 @@ COMMANDS = {
         f"fuzz --backend {backend} --cases 2 --part dot_product --out {folder / 'out'} "
         f"--html {folder / 'page.html'}"
     ),
-    "fuzz --checkpoint": of_own_weights,
     "reduce": of_case,
     "report": of_record,
 }

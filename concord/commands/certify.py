@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.text import Text
@@ -13,13 +13,12 @@ from concord.model import Format, NameTable, OwnModel, Texts, formats
 from concord.options import argument, option, reads, writes
 from concord.progress import telling
 from concord.spec.errors import SpecError, refuse, unknowns
-from concord.spec.files import write_text
 from concord.spec.precision import PRECISIONS
 from concord.spec.text import shown
 from concord.terminal import Terminal
 
 if TYPE_CHECKING:
-    from concord.porting.certificate import Asked, Certificate
+    from concord.porting.certificate import Certificate
 
 COLOURS = {"proven": "green", "failed": "red", "unverified": "magenta", "not applicable": "dim"}
 
@@ -87,9 +86,10 @@ def certify(
     )
     assert source is not None
     assert target is not None
+    from concord.porting import certificate as certificates
     from concord.porting.certificate import Asked
 
-    check_outputs([certificate, html], [source, target])
+    _check_outputs([certificate, html], [source, target])
     named = [*(workers.backend or ()), *([source_backend] if source_backend else ())]
     settings = workers.settings()
     if named:
@@ -102,14 +102,18 @@ def certify(
         source_table=str(table) if table else None,
         backends=options.once(workers.backend) or [],
         home=source_backend or "",
-        texts=rows_of(source, form, table, texts),
+        texts=_rows_of(source, form, table, texts),
         seed=seed,
         **({"dtypes": options.once(dtype)} if dtype else {}),
     )
-    issue(source, target, asked, settings, certificate, html)
+    with telling() as tell:
+        found = certificates.certify(source, target, asked, settings, tell)
+    made = certificates.recorded(found)
+    writing.outcome(made, certificate, html, lambda: _show(found, Terminal()), text=certificates.text)
+    raise typer.Exit(found.exit_code)
 
 
-def rows_of(
+def _rows_of(
     source: Path, form: str, table: Path | None, texts: Path | None
 ) -> list[tuple[list[int], list[int]]] | None:
     """Return the ids and segments of each text of a file; None: there is no file.
@@ -130,28 +134,7 @@ def rows_of(
     return rows
 
 
-def issue(
-    source: Path, target: Path, asked: Asked, settings: Any, certificate: Path | None, html: Path | None
-) -> NoReturn:
-    """Make a certificate, write it and show it; leave with its exit code."""
-    from concord.porting import certificate as certificates
-
-    with telling() as tell:
-        found = certificates.certify(source, target, asked, settings, tell)
-    made, console, lost = certificates.recorded(found), Terminal(), list[str]()
-    try:
-        if certificate is not None:
-            write_text(certificate, certificates.text(made))
-    except SpecError as error:
-        certificate, lost = None, error.problems
-    _show(found, console)
-    if certificate is not None:
-        console.tell(f"written: {certificate}")
-    writing.write(console, (html, lambda: writing.page(made)), problems=lost)
-    raise typer.Exit(found.exit_code)
-
-
-def check_outputs(outputs: list[Path | None], folders: list[Path]) -> None:
+def _check_outputs(outputs: list[Path | None], folders: list[Path]) -> None:
     """Refuse files that cannot be written, or would become part of what they are about.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from concord import options
 from concord.conformance import check_jobs, dump
-from concord.conformance.campaign import Job, Settings
+from concord.conformance.campaign import Job
 from concord.conformance.check import DTYPES, QUICK, sequence
 from concord.conformance.watching import told
 from concord.model import OwnModel
@@ -32,12 +32,6 @@ class Checked(options.Spread):
             "Run each case so often on the same inputs, and say whether the results are the same bit for bit."
         ),
     ] = 1
-
-    def _described(self, problems: list[str]) -> Settings:
-        found = super()._described(problems)
-        if self.repeat < 1:
-            problems.append(f"--repeat is {self.repeat} but must be at least 1")
-        return dataclasses.replace(found, deterministic=self.deterministic, repeat=self.repeat)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""``concord fuzz``: random cases on every backend, or random inputs on the weights of one's own model."""
+"""``concord fuzz``: random cases on every backend."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
-from concord import backends, options, writing
-from concord.conformance import campaign, dump
+from concord import backends, options, spec
+from concord.conformance import campaign
 from concord.ending import halting
-from concord.model import Own, Trained
 from concord.options import option
 from concord.progress import bars
 from concord.running import finish
@@ -30,14 +28,6 @@ from concord.terminal import Terminal
 
 CASES = 100
 """Cases of a hunt unless a number or a time is given."""
-
-OWN_CASES = 20
-"""Cases on weights of one's own, unless a number is given: each takes a step of a real model."""
-
-TOKENS = 37
-"""Of a case on weights of one's own, at most."""
-
-SAMPLES = 5
 
 ADDRESS = re.compile(r"(\w+://)?(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5}")
 
@@ -79,18 +69,13 @@ class Drawn(options.OptionGroup):
         Raises:
             SpecError: listing every option that cannot be understood.
         """
-        from concord import spec
         from concord.conformance.fuzz import Plan
 
         dtypes, parts, seconds = options.once(self.dtype), options.once(self.part), self.seconds
         problems = unknowns("dtype", dtypes or (), spec.PRECISIONS)
         problems += unknowns("part", parts or (), spec.PARTS)
         sizes = (("seed", self.seed, 0), ("cases", self.cases, 1), ("shapes", self.shapes, 1))
-        problems += [
-            f"--{name} is {value} but must be at least {least}"
-            for name, value, least in sizes
-            if value is not None and value < least
-        ]
+        problems += options.too_small(*sizes)
         if self.shapes > MOST_SHAPES:
             problems.append(f"--shapes is {self.shapes} but must be at most {MOST_SHAPES}")
         if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
@@ -113,7 +98,6 @@ class Drawn(options.OptionGroup):
 def fuzz(
     workers: Fuzzed,
     drawn: Drawn,
-    model: Trained,
     record: options.Outputs,
     scheduler: Annotated[
         str | None, option("Run on a Dask cluster instead, for example tcp://host:8786.", "ADDRESS")
@@ -125,35 +109,35 @@ def fuzz(
 ) -> None:
     """Run random cases on every backend; make failures small."""
     with optional("concord fuzz", "fuzz"):
-        from concord.conformance.fuzz import read_found
+        from concord.conformance.fuzz import hunt, read_found, summary, write_failures
 
     record.check()
-    instead = {"scheduler": scheduler, "replay": replay, "time": drawn.seconds, "part": drawn.part}
-    settings, names, found, plan, _, _, own = collect(
+    settings, names, found, plan, _, _ = collect(
         workers.settings,
         workers.names,
         lambda: None if replay is None else read_found(replay),
         lambda: drawn.plan(options.once(workers.backend) or backends.names()),
         lambda: _check_address(scheduler),
         lambda: _check_folder(out),
-        lambda: model.check(**instead),
     )
-    if own:
-        jobs = _on_own_weights(model.model().load(gradients=plan.gradients), drawn, plan, out)
-        report = conduct(jobs, names, settings)
-        _write_failures(report, jobs, out)
-        title = f"{len(jobs)} random inputs on the weights of {model.checkpoint}"
-        finish(report, record, "check", "checkpoint", title)
-    if found is None:
-        _hunt(plan, settings, scheduler, out, record)
-    asked = options.once(workers.backend)
-    if not asked:
-        asked = list(dict.fromkeys(about.backend for _, about in found))
-        backends.check_offered(asked, "found.json")  # a file does not say what code is imported
-        names = list(dict.fromkeys([*asked, *names]))
-    report = conduct([job for job, _ in found], names, dataclasses.replace(settings, asked=tuple(asked)))
-    _compare(found, report)
-    finish(report, record, "check", "case", f"Failures of {replay}, run again")
+    if found is not None:
+        _again(
+            found, options.once(workers.backend), names, settings, f"Failures of {replay}, run again", record
+        )
+    # A signal ends the hunt, and the command once what was found is shown and written.
+    with halting() as stopped:
+        with bars(["cases"], plan.cases, "cases") as reached:
+            findings = hunt(plan, settings, scheduler, lambda done: reached("cases", done, ""), stopped)
+        folders, problems = write_failures(out, findings, settings)
+        findings.plan, findings.folders = plan, {name: str(path) for name, path in folders.items()}
+        record.finish(
+            findings,
+            "fuzz",
+            f"Random cases, seed {plan.seed}, {', '.join(plan.dtypes)}",
+            lambda: summary.show(findings, Terminal(), settings, folders),
+            problems=problems,
+        )
+    raise typer.Exit(findings.exit_code)
 
 
 def _check_address(scheduler: str | None) -> None:
@@ -182,91 +166,29 @@ def _check_folder(out: Path) -> None:
         raise SpecError(f"--out {out}: cannot be written: {problem.rpartition(': ')[2]}")
 
 
-def _hunt(
-    plan: Any, settings: campaign.Settings, scheduler: str | None, out: Path, record: options.Outputs
+def _again(
+    found: Sequence[tuple[campaign.Job, Any]],
+    asked: list[str] | None,
+    names: list[str],
+    settings: campaign.Settings,
+    title: str,
+    record: options.Outputs,
 ) -> None:
-    """Hunt, show what was found, and write it; a signal ends the hunt, and the command once that is done."""
-    from concord.conformance.fuzz import hunt, summary, write_failures
-
-    with halting() as stopped:
-        with bars(["cases"], plan.cases, "cases") as reached:
-            findings = hunt(plan, settings, scheduler, lambda done: reached("cases", done, ""), stopped)
-        folders, problems = write_failures(out, findings, settings)
-        findings.plan, findings.folders = plan, {name: str(path) for name, path in folders.items()}
-        record.finish(
-            findings,
-            "fuzz",
-            f"Random cases, seed {plan.seed}, {', '.join(plan.dtypes)}",
-            lambda: summary.show(findings, Terminal(), settings, folders),
-            problems=problems,
-        )
-    raise typer.Exit(findings.exit_code)
-
-
-def _on_own_weights(own: Own, drawn: Drawn, plan: Any, out: Path) -> list[campaign.Job]:
-    """Return jobs that run a model of one's own on random ids, each with padding of one kind.
-
-    Raises:
-        SpecError: if the folder of the failures holds something.
-    """
-    from concord.conformance.fuzz.cases import PADDINGS, FuzzCase
-
-    writing.check_folder(out)
-    config, gradients = own.config, plan.gradients
-    room = config.max_positions - config.position_start
-    flat = config.pooling == "flatten" and own.part == "model"
-    jobs = []
-    for number in range(drawn.cases or OWN_CASES):
-        generator = np.random.default_rng([drawn.seed, number])
-        tokens = config.max_positions if flat else int(generator.integers(1, min(room, TOKENS) + 1))
-        case = FuzzCase(
-            config=config,
-            part=own.part,
-            dtype=str(generator.choice(list(plan.dtypes))),
-            batch=int(generator.integers(1, SAMPLES + 1)),
-            tokens=tokens,
-            queries=tokens,
-            weights_seed=0,
-            inputs_seed=int(generator.integers(2**31)),
-            profile="generic",
-            scale=1.0,
-            offset=0.0,
-            padding=str(generator.choice(list(PADDINGS))),
-            key_mask="none",
-            query_mask=False,
-        )
-        name = f"{own.name}-random-{drawn.seed}-{number}"
-        about = (own.name, name, case.dtype, own.part, config, own.weights, case.inputs())
-        jobs.append(campaign.Job(*about, gradients=gradients, end_to_end=not gradients))
-    return jobs
-
-
-def _write_failures(report: campaign.Report, jobs: Sequence[campaign.Job], out: Path) -> None:
-    """Write each case that failed as files, as 'concord case export' does.
-
-    Raises:
-        SpecError: if they cannot be written.
-    """
+    """Run failures again, say of each whether it is still one, and leave as ``concord check`` does."""
     from concord.conformance.fuzz.findings import FAILED
 
-    failed = {(result.case, result.dtype) for result in report.results if result.status in FAILED}
-    chosen = [job for job in jobs if (job.case, job.dtype) in failed]
-    if chosen:
-        written = dump.export_cases(out, chosen)
-        Terminal().tell(f"{len(written)} cases that failed are written to {out}")
-
-
-def _compare(found: Sequence[tuple[campaign.Job, Any]], report: campaign.Report) -> None:
-    """Say of each failure whether it is still one."""
-    from concord.conformance.fuzz.findings import FAILED
-
-    console = Terminal()
+    if asked is None:
+        asked = list(dict.fromkeys(about.backend for _, about in found))
+        backends.check_offered(asked, "found.json")  # a file does not say what code is imported
+        names = list(dict.fromkeys([*asked, *names]))
+    report = conduct([job for job, _ in found], names, dataclasses.replace(settings, asked=tuple(asked)))
     for job, about in found:
         for result in report.results:
             if (result.backend, result.case, result.dtype) == (about.backend, job.case, job.dtype):
                 still = result.status in FAILED
-                console.tell(
+                Terminal().tell(
                     f"{job.case}: {result.backend} {'still fails' if still else 'no longer fails'}: "
                     f"was {about.status}, is {result.status}",
                     style="bold red" if still else "green",
                 )
+    finish(report, record, "check", "case", title)

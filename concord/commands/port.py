@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from concord import writing
-from concord.commands import certify
-from concord.model import Format, NameTable, Texts, formats
+from concord.model import Format, NameTable, formats
 from concord.options import argument, option, writes
-from concord.spec.errors import SpecError
 from concord.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -29,28 +27,12 @@ def port(
     table: NameTable = None,
     taps: Annotated[bool, option("Every activation is an output of an ONNX graph.")] = False,
     force: Annotated[bool, option("Replace a checkpoint that is there.")] = False,
-    certificate: Annotated[
-        Path | None,
-        writes("Prove that DST is SRC, as 'concord certify' does, and write the certificate as JSON."),
-    ] = None,
-    html: Annotated[Path | None, writes("Write the certificate as a page.")] = None,
-    texts: Texts = None,
 ) -> None:
     """Write a checkpoint of one format as one of another, bit for bit."""
     from concord import porting  # its containers are read by what few commands need
 
     console = Terminal()
-    proof = certificate or html
-    if proof and to == porting.registry.ONNX:
-        raise SpecError(
-            "--certificate is about two checkpoints that can be read, but a graph of ONNX is written alone"
-        )
-    if texts is not None and not proof:
-        raise SpecError(
-            "--texts is given but neither --certificate nor --html is: it is what they run DST on"
-        )
     writing.check_apart(output, replaced=True)
-    certify.check_outputs([certificate, html], [source, output])
     if form == "auto" and table is None:
         found = porting.recognise(source)
         console.tell(f"{source}: {found.format}: {found.why}")
@@ -59,13 +41,6 @@ def port(
     _show(checkpoint, console)
     porting.write(checkpoint, output, to, force, taps)
     console.tell(f"{output}: {to}, written")
-    if proof:
-        from concord.porting.certificate import Asked
-
-        rows = certify.rows_of(source, form, table, texts)
-        named = str(table) if table else None
-        asked = Asked.of(source_format=form, target_format=to, source_table=named, texts=rows)
-        certify.issue(source, output, asked, None, certificate, html)
 
 
 def _show(checkpoint: Checkpoint, console: Terminal) -> None:

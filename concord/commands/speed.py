@@ -18,7 +18,6 @@ from concord import options, writing
 from concord.backends import machine
 from concord.backends.interface import PRECISION_MODES, WORKLOAD_KINDS
 from concord.conformance import record as files
-from concord.conformance.campaign import Settings
 from concord.conformance.estimate import Z
 from concord.conformance.report import within
 from concord.model import Texts, Trained
@@ -83,11 +82,6 @@ class Timed(options.Places):
         str,
         option(f"How float32 products are computed: {', '.join(PRECISION_MODES)}.", "P"),
     ] = "strict"
-
-    def _described(self, problems: list[str]) -> Settings:
-        found = super()._described(problems)
-        problems += unknowns("precision", [self.precision], PRECISION_MODES)
-        return replace(found, precision=self.precision)
 
     def names(self) -> list[str]:
         """Return the backends and the peers that were asked for, or all backends."""

@@ -101,9 +101,6 @@ class Trainers(options.Runs):
 
     deterministic: Annotated[bool, option("Only kernels that give the same bits each time.")] = False
 
-    def _described(self, problems: list[str]) -> Settings:
-        return dataclasses.replace(super()._described(problems), deterministic=self.deterministic)
-
 
 @dataclass(frozen=True)
 class LockstepOptions(options.OptionGroup):
