@@ -1,6 +1,5 @@
 """How fast each framework computes it, side by side: of what conformed in the same run, and nothing else."""
 
-from concord.speed.compare import compare
 from concord.speed.measure import measure
 from concord.speed.plan import Mode, SpeedPlan
 from concord.speed.presets import PRESETS, Workload, workload
@@ -12,7 +11,6 @@ __all__ = [
     "SpeedPlan",
     "SpeedRecord",
     "Workload",
-    "compare",
     "measure",
     "read",
     "workload",

@@ -14,9 +14,7 @@ from concord.speed.table import (
     Entry,
     fastest_first,
     figures,
-    growth,
     limits,
-    seconds,
     size_of,
     unmeasured,
 )
@@ -39,7 +37,6 @@ def page(made: Record) -> str:
     parts = {
         "failures": ("What failed", [one for one in failures if one["status"] not in HARMLESS]),
         "works": ("Time", _works(data)),
-        "growth": ("Growth", list(growth(data))),
         "absent": ("What was not measured", [one for one in failures if one["status"] in HARMLESS]),
         "backends": ("Backends", data["backends"]),
     }
@@ -55,7 +52,6 @@ def page(made: Record) -> str:
         ],
         sections={name: title for name, (title, found) in parts.items() if found},
         colours=list(dict.fromkeys(entry["backend"] for entry in data["entries"])),
-        seconds=seconds,
         **{name: found for name, (_, found) in parts.items()},
     )
 

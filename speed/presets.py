@@ -250,32 +250,3 @@ def workload(
         lambda: refuse(unknowns("lengths", [padding], LENGTHS)),
     )
     return Workload(model, kind, padding, dtype)
-
-
-SWEEPS: dict[str, tuple[int, ...]] = {
-    "tokens": (32, 64, 128, 256),
-    "batch": (1, 2, 4, 8, 16),
-    "layers": (1, 2, 3, 4, 6),
-}
-"""What a sweep varies, and its points."""
-
-
-def sweep(axis: str, base: Workload) -> list[Workload]:
-    """Return workloads that differ in one size.
-
-    Raises:
-        UnknownNameError: for an unknown axis.
-    """
-    if axis not in SWEEPS:
-        raise unknown("sweep", axis, list(SWEEPS))
-    return [replace(base, preset=_resized(base.preset, axis, size)) for size in SWEEPS[axis]]
-
-
-def _resized(preset: Preset, axis: str, size: int) -> Preset:
-    preset, config = replace(preset, name=f"{preset.name} {axis}={size}"), preset.config
-    if axis == "layers":
-        return replace(preset, config=replace(config, num_layers=size))
-    if axis == "tokens" and (size > config.max_positions or config.pooling == "flatten"):
-        # A flattening head takes exactly as many tokens as there are positions.
-        preset = replace(preset, config=replace(config, max_positions=size))
-    return replace(preset, **{axis: size})

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from statistics import linear_regression
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-
-from concord.speed.compare import TimeChange, drift
 
 Entry = Mapping[str, Any]
 
@@ -27,18 +22,6 @@ WIDE = 140
 
 NARROW = ("step", "±", "tokens/s", "FLOP/s", "of best", "MiB")
 """Figures that have room everywhere."""
-
-POINT = re.compile(r"(?P<preset>\S+) (?P<axis>\w+)=(?P<size>[1-9]\d{0,15})")
-"""What a preset of a sweep is called."""
-
-STYLES = {
-    "slower": "bold red",
-    "faster": "bold green",
-    "same": "",
-    "new": "dim",
-    "gone": "dim",
-    "cannot say": "yellow",
-}
 
 
 def seconds(value: float) -> str:
@@ -112,26 +95,6 @@ def size_of(work: Entry) -> str:
     )
 
 
-def growth(data: Entry) -> Iterator[tuple[tuple[str, str, str], dict[int, float], float]]:
-    """Yield each sweep of a record: its name, backend and mode, the seconds by size, and the exponent.
-
-    The exponent is the slope of the line that fits the logarithms best: 1 is linear growth, 2 quadratic.
-    """
-    found: dict[tuple[str, str, str], dict[int, float]] = {}
-    for entry in data["entries"]:
-        work = data["workloads"][entry["workload"]]
-        point = POINT.fullmatch(work["preset"])
-        if point and entry["summary"]:
-            name = f"{point['preset']} {work['kind']} {work['padding']}, {point['axis']}"
-            key = (name, entry["backend"], entry["mode"])
-            found.setdefault(key, {})[int(point["size"])] = entry["summary"]["median_seconds"]
-    for key, points in found.items():
-        sizes = [math.log(size) for size in points]
-        if len(set(sizes)) > 1:
-            slope = linear_regression(sizes, [math.log(value) for value in points.values()]).slope
-            yield key, dict(sorted(points.items())), slope
-
-
 def unmeasured(data: Entry) -> dict[tuple[str, str, str], list[Entry]]:
     """Return the entries that were not measured, by backend, status and detail: the same is said once."""
     found: dict[tuple[str, str, str], list[Entry]] = {}
@@ -176,20 +139,14 @@ def notes(data: Entry) -> Iterator[tuple[str, str]]:
 # In a terminal.
 
 
-def _table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for heading in texts:
-        table.add_column(heading, overflow="fold")
-    for heading in numbers:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
-
-
 def show(data: Entry, console: Console) -> None:
     """Print a record: a table for each workload, fastest first, then what could not be measured."""
     headings = list(FIGURES)[:-1] if console.width >= WIDE else NARROW
     for name, work in data["workloads"].items():
-        table = _table(f"{name}: {size_of(work)}", ("backend", "mode"), headings)
+        title = f"{name}: {size_of(work)}"
+        table = Table("backend", "mode", title=title, title_justify="left", title_style="bold")
+        for heading in headings:
+            table.add_column(heading, justify="right", no_wrap=True)
         for entry in fastest_first(data, name):
             cells = {heading: text for heading, (_, text) in figures(entry).items()}
             noise = Text(cells["±"], style="" if entry["summary"]["steady"] else "bold yellow")
@@ -197,41 +154,8 @@ def show(data: Entry, console: Console) -> None:
             table.add_row(entry["backend"], entry["mode"], *shown)
         if table.rows:
             console.print(table)
-    table = _table(
-        "Growth: the exponent of the size that fits best; 1 is linear",
-        ("sweep", "backend", "mode"),
-        ("exponent",),
-    )
-    for (name, *where), points, exponent in growth(data):
-        table.add_row(f"{name} {min(points)} to {max(points)}", *where, f"{exponent:.2f}")
-    if table.rows:
-        console.print(table)
     for text, style in notes(data):
         console.print(Text(text, style=style))
-
-
-def show_changes(old: Entry, new: Entry, changes: Iterable[TimeChange], console: Console) -> None:
-    """Print what changed between two records."""
-    table = _table("New against old", ("workload", "backend", "mode"), ("old", "new", "time", "noise", ""))
-    for change in changes:
-        said = change.verdict + (f": {change.detail}" if change.detail else "")
-        table.add_row(
-            change.workload,
-            change.backend,
-            change.mode,
-            *("" if value is None else seconds(value) for value in (change.old, change.new)),
-            "" if change.ratio is None else f"{100 * (change.ratio - 1):+.1f} %",
-            "" if change.noise is None else f"±{100 * change.noise:.1f} %",
-            Text(said, style=STYLES[change.verdict]),
-        )
-    console.print(table)
-    machine = drift(old, new)
-    if machine is not None:
-        faster = f"{100 * (machine - 1):+.1f} % as fast as it was: what the machine itself did."
-        console.print(f"The best bare matrix product is {faster}", highlight=False)
-    before, after = (data["machine"].get("processor") for data in (old, new))
-    if before != after:
-        console.print(Text(f"Not the same processor: {before}, {after}", style="bold yellow"))
 
 
 # In a Markdown file.

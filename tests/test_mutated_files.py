@@ -30,11 +30,11 @@ from concord.spec.errors import SpecError
 from concord.spec.files import read_json, write_text
 from concord.spec.reference import reference
 from concord.spec.sources import table
-from concord.speed import compare, presets
+from concord.speed import presets
 from concord.speed import record as speed_record
 from concord.speed.page import page as speed_page
 from concord.speed.plan import SpeedPlan
-from concord.speed.table import markdown, show, show_changes
+from concord.speed.table import markdown, show
 from tests.toys import records
 from tests.toys.mutations import mutated
 from tests.toys.spoiling import bounded, campaign
@@ -96,7 +96,6 @@ def show_dumps(folder: Path) -> None:
 
 def show_speed(folder: Path) -> None:
     data = speed_record.read(folder / "speed.json")
-    show_changes(data, data, list(compare(data, data)), quietly())
     made = speed_record.SpeedRecord(
         SpeedPlan(names=("torch",), workloads=(), modes=(), limit=16.0), data
     ).record()
@@ -180,7 +179,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         for kind in records.RECORDS
     },
     "a certificate": ("certify", "--verify", records.NAME, "--files"),
-    "a speed record": ("speed", "--compare", "speed.json", "speed.json"),
     "a configuration": ("speed", "--config", "bert.toml", "--backend", "tests.toys.numpy_backend:"),
     "a page with markers": ("check", "--markdown", "README.md", "--backend", "tests.toys.numpy_backend:"),
 }

@@ -62,9 +62,6 @@ def test_the_command_measures_prints_and_writes(
     assert max(len(line) for line in out.splitlines() if not line.startswith("written: ")) <= columns
     assert read(tmp_path / "a.json")["complete"]
     assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
-    code, out, _ = invoke("--compare", tmp_path / "a.json", tmp_path / "a.json")
-    assert code == 0
-    assert "same" in out
 
 
 @pytest.mark.usefixtures("small_presets")
@@ -108,13 +105,11 @@ def test_an_interrupted_run_keeps_what_it_has_and_goes_on(
     [
         ("--preset nndll", "unknown preset 'nndll'"),
         ("--kind infer", "unknown kind 'infer'"),
-        ("--sweep depth", "unknown sweep 'depth'"),
         ("--profile fast", "unknown profile 'fast'"),
         ("--turns 0", "--turns is 0"),
         ("--budget -1", "--budget is -1 s"),
         ("--resume nowhere.json", "nowhere.json: no such file"),
         ("--markdown pyproject.toml", "lacks the lines '<!-- begin speed -->'"),
-        ("--compare nowhere.json nowhere.json", "nowhere.json: no such file"),
     ],
 )
 def test_what_cannot_be_understood_is_refused(

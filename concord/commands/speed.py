@@ -26,12 +26,11 @@ from concord.progress import telling
 from concord.spec.errors import SpecError, collect, collecting, refuse, unknowns
 from concord.spec.precision import PRECISIONS
 from concord.speed import Mode, SpeedPlan, SpeedRecord, Workload, measure, read, workload
-from concord.speed import compare as changed
 from concord.speed.peers import PEERS
 from concord.speed.plan import PATIENCE, PROFILES, TURNS
-from concord.speed.presets import Preset, named, of_size, own, own_config, own_variant, sweep
+from concord.speed.presets import Preset, named, of_size, own, own_config, own_variant
 from concord.speed.table import markdown as as_markdown
-from concord.speed.table import show, show_changes
+from concord.speed.table import show
 from concord.terminal import Terminal
 
 PRESETS = ("minilm", "bert-base")
@@ -124,9 +123,6 @@ class Models(options.OptionGroup):
         option("full (the default): no padding; ragged: as long as real texts are; may be repeated.", "L"),
     ] = None
     dtype: options.Dtypes = None
-    sweep: Annotated[
-        str | None, option("Vary tokens, batch or layers, and fit how the time grows.", "AXIS")
-    ] = None
 
     def presets(self, device: str) -> list[Preset]:
         """Return the models that the options describe, each with its batch; without any, the usual presets.
@@ -173,8 +169,7 @@ class Models(options.OptionGroup):
         problems, found = list[str](), list[Workload]()
         for model, how in itertools.product(models, list(itertools.product(*axes))):
             with collecting(problems):
-                work = workload(model, *how)
-                found += sweep(self.sweep, work) if self.sweep else [work]
+                found.append(workload(model, *how))
         refuse(list(dict.fromkeys(problems)))
         return tuple(found)
 
@@ -256,21 +251,12 @@ def speed(
     record: options.Outputs,
     texts: Texts = None,
     resume: Annotated[Path | None, reads("Go on with a record that was interrupted.")] = None,
-    compare: Annotated[
-        tuple[Path, Path] | None,
-        reads("Measure nothing; say what changed between two records.", "OLD NEW"),
-    ] = None,
     markdown: options.Markdown = None,
 ) -> None:
     """Measure backends side by side, in turns, if they conform."""
-    if compare is not None:
-        before, after = map(read, compare)
-        changes = list(changed(before, after))
-        show_changes(before, after, changes, Terminal())
-        raise typer.Exit(int(any(change.verdict == "slower" for change in changes)))
     record.check(markdown=markdown, markers="speed", goes_on=resume)
     drawn = {"preset": models.preset, "variant": models.variant, "config": models.config}
-    sizes = {"batch": models.batch, "tokens": models.tokens, "sweep": models.sweep} if texts else {}
+    sizes = {"batch": models.batch, "tokens": models.tokens} if texts else {}
     if own_model.checkpoint is None and texts is not None:
         raise SpecError("--texts is given but --checkpoint is not: whose weights?")
     given = _own(own_model, texts, models) if own_model.check(**drawn, **sizes) else []

@@ -49,43 +49,28 @@ STEPS, BATCH, TOKENS = 20, 4, 11
 OF_DATA = "without --data it trains on batches of its own, which need no samples"
 OF_RECIPE = "without --data, --set NAME=VALUE changes the recipe there"
 OF_RUNS = "it leaves no run that is evaluated, kept or gone on with"
-OF_SAMPLES = (
-    "layout",
-    "columns",
-    "on_error",
-    "tokenization",
-    "vocabulary",
-    "vocab_file",
-    "bucketed",
-    "pad_to",
-)
-OF_CHANGES = ("learning_rate", "schedule", "warmup", "dropout", "accumulation")
-OF_ORDINARY = (
-    "dev",
-    "test",
-    "patience",
-    "log_every",
-    "evaluate_every",
-    "save_every",
-    "best_by",
-    "out",
-    "resume",
-    "curves",
-)
+
+
+def _each(names: str, why: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), why)
+
 
 ORDINARY = {
-    **dict.fromkeys(OF_ORDINARY, OF_RUNS),
+    **_each("dev test patience log_every evaluate_every save_every best_by out resume curves", OF_RUNS),
     "dropout_by": "what a framework's own dropout drops cannot be known to the oracle",
-    **dict.fromkeys(("epochs", "minutes"), "--steps ends it"),
+    **_each("epochs minutes", "--steps ends it"),
 }
 """Options of ordinary training that lockstep has no use for, and why."""
 
-WITH_DATA = {**dict.fromkeys(OF_SAMPLES, OF_DATA), **dict.fromkeys(OF_CHANGES, OF_RECIPE)}
+WITH_DATA = {
+    **_each("layout columns on_error tokenization vocabulary vocab_file bucketed pad_to", OF_DATA),
+    **_each("learning_rate schedule warmup dropout accumulation", OF_RECIPE),
+}
 """Options of ordinary training that lockstep takes with ``--data`` alone, and why."""
 
 OF_CHECKPOINT = {
-    **dict.fromkeys(("variant", "config"), "the checkpoint says what the model is"),
-    **dict.fromkeys(("tokenization", "vocabulary", "vocab_file"), "the checkpoint has a tokenizer"),
+    **_each("variant config", "the checkpoint says what the model is"),
+    **_each("tokenization vocabulary vocab_file", "the checkpoint has a tokenizer"),
 }
 """Options that a checkpoint leaves no room for, and why."""
 
@@ -184,12 +169,13 @@ class ModelOptions(options.OptionGroup):
         """
         if (self.variant is not None) + (self.config is not None) + (pretrained is not None) != 1:
             raise SpecError("give one of --variant, --config and --checkpoint")
-        model = pretrained
         if self.variant is not None:
             model = spec.variant(self.variant)
         elif self.config is not None:
             model = from_toml(read_text(self.config), str(self.config))
-        assert model is not None
+        else:
+            assert pretrained is not None
+            model = pretrained
         of_recipe = [field.name for field in dataclasses.fields(Recipe)]
         chosen: dict[str, Any] = {}
         for change in self.changes or ():
@@ -272,11 +258,6 @@ class RunOptions(options.OptionGroup):
     ] = None
     curves: Annotated[Path | None, writes("Write curves of loss and accuracy as SVG.")] = None
 
-    @property
-    def limits(self) -> dict[str, Any]:
-        """What ends the run."""
-        return {name: getattr(self, name) for name in ("epochs", "steps", "minutes", "patience")}
-
 
 def train(
     context: typer.Context,
@@ -290,30 +271,19 @@ def train(
 ) -> None:
     """Train a model in one framework, or in lockstep in several."""
     if start.checkpoint is not None:
-        problems = [
-            f"{name} is given but --checkpoint is too: {why}"
-            for name, why in options.typed(context, OF_CHECKPOINT)
-        ]
+        problems = _beside(context, "--checkpoint", OF_CHECKPOINT)
         if samples.data is None:
             problems.insert(0, "--checkpoint is given but --data is not: what is the model to be trained on?")
         refuse(problems)
     if lockstep.lockstep:
-        refused = ORDINARY if samples.data else {**WITH_DATA, **ORDINARY}
-        refuse(
-            [f"{name} is given but --lockstep is too: {why}" for name, why in options.typed(context, refused)]
-        )
-        _in_lockstep(workers, start, samples, run.steps, lockstep, record, dtype)
-    alone = dict.fromkeys(("case", "free_running", "stop_first", "json", "html"), "")
-    refuse(
-        [
-            f"{name} is given but --lockstep is not: it is for that alone"
-            for name, _ in options.typed(context, alone)
-        ]
-    )
+        refuse(_beside(context, "--lockstep", ORDINARY if samples.data else {**WITH_DATA, **ORDINARY}))
+        _in_lockstep(workers, start, samples, run, lockstep, record, dtype)
+    alone = options.typed(context, _each("case free_running stop_first json html", ""))
+    refuse([f"{name} is given but --lockstep is not: it is for that alone" for name, _ in alone])
     writing.check(run.curves)
     settings = workers.settings()
     if run.resume is not None:
-        begun, corpora = _resumed(run.resume, run.limits, workers)
+        begun, corpora = _resumed(run.resume, run, workers)
     else:
         name = workers.one("one framework trains the model")
         if samples.data is None:
@@ -326,25 +296,28 @@ def train(
                 f"{run.out}: holds a run already; --resume {run.out} goes on with it, "
                 "--out names another folder"
             )
-        every = {
-            name: getattr(run, name) for name in ("log_every", "evaluate_every", "save_every", "best_by")
-        }
-        how = {
-            name: getattr(settings, name)
-            for name in ("threads", "implementation", "execution", "device", "precision", "deterministic")
-        }
         size = 32 if samples.batch is None else samples.batch
-        how |= {"batch": size, "dropout_by": start.dropout_by, "dtype": dtype}
-        begun, corpora = _begun(start, samples, name, **how, **every, **run.limits)
+        begun, corpora = _begun(start, samples, settings, run, backend=name, batch=size, dtype=dtype)
     folder = run.resume or run.out
     _fit(begun, corpora, folder, settings)
     compare([folder], run.curves)
 
 
+def _beside(context: typer.Context, option: str, among: Mapping[str, str]) -> list[str]:
+    """Return what is wrong with options that stand beside one that leaves no room for them."""
+    found = options.typed(context, among)
+    return [f"{name} is given but {option} is too: {why}" for name, why in found]
+
+
 def _begun(
-    start: ModelOptions, samples: SampleOptions, backend: str, **plan: Any
+    start: ModelOptions, samples: SampleOptions, *groups: Any, **more: Any
 ) -> tuple[TrainingCheckpoint, dict[str, Corpus]]:
-    """Return a run on samples before its first step, and these."""
+    """Return a run on samples before its first step, and these.
+
+    Args:
+        groups: whose options say besides how it is trained, by the names of the plan.
+        more: of the plan.
+    """
     with optional("concord train", "training"):
         from concord.training import beginning
         from concord.training.plan import TrainingPlan
@@ -357,24 +330,28 @@ def _begun(
         columns=samples.names,
         on_error=samples.on_error,
     )
-    planned = TrainingPlan(
-        backend=backend, files=files, bucketed=samples.bucketed, pad_to=samples.pad_to, **plan
-    )
+    fields = [field.name for field in dataclasses.fields(TrainingPlan)]
+    planned = {
+        name: getattr(group, name)
+        for group in (start, samples, *groups)
+        for name in fields
+        if hasattr(group, name)
+    }
+    plan = TrainingPlan(**{**planned, **more, "files": files})
     pretrained = None
     if start.checkpoint is not None:
         found, encoder = reader(start.checkpoint, spelled=False)
         pretrained = beginning.Pretrained(found.config, found.weights(), encoder, found.labels, found.part)
     model, recipe = start.described(pretrained.config if pretrained else None)
-    recipe = beginning.changed_recipe(
-        recipe, start.learning_rate, start.schedule, start.warmup, start.dropout, start.accumulation
-    )
+    changes = (start.learning_rate, start.schedule, start.warmup, start.dropout, start.accumulation)
+    recipe = beginning.changed_recipe(recipe, *changes)
     texts = beginning.Texts(
         tokenization=samples.tokenization,
         vocabulary=samples.vocabulary,
         file=samples.vocab_file,
         tokens=samples.tokens,
     )
-    begun, corpora = beginning.begin(model, recipe, planned, texts, start.seed, pretrained)
+    begun, corpora = beginning.begin(model, recipe, plan, texts, start.seed, pretrained)
     if pretrained is not None:
         _tell(start.checkpoint, pretrained, begun)
     return begun, corpora
@@ -404,7 +381,7 @@ def _value(text: str) -> Any:
 
 
 def _resumed(
-    run: Path, limits: Mapping[str, Any], workers: Trainers
+    folder: Path, limits: RunOptions, workers: Trainers
 ) -> tuple[TrainingCheckpoint, dict[str, Corpus]]:
     """Return the last checkpoint of a run, with limits given anew, and its samples.
 
@@ -414,8 +391,9 @@ def _resumed(
     from concord.training import checkpoint
     from concord.training.beginning import again
 
-    start = checkpoint.read(run, "last")
-    plan, anew = start.progress.plan, {name: value for name, value in limits.items() if value is not None}
+    start = checkpoint.read(folder, "last")
+    named = {name: getattr(limits, name) for name in ("epochs", "steps", "minutes", "patience")}
+    plan, anew = start.progress.plan, {name: value for name, value in named.items() if value is not None}
     if plan is not None:
         options.names([plan.backend], workers.python, workers.ssh)
         if anew:
@@ -469,7 +447,7 @@ def _in_lockstep(
     workers: Trainers,
     start: ModelOptions,
     samples: SampleOptions,
-    steps: int | None,
+    run: RunOptions,
     how: LockstepOptions,
     record: options.Outputs,
     dtype: str,
@@ -482,10 +460,9 @@ def _in_lockstep(
 
     def made() -> JudgedTraining:
         if samples.data is None or how.case is not None:
-            return _chosen(start, samples, steps, how.case, dtype)
-        size = {"batch": samples.batch or BATCH, "steps": steps or STEPS, "dtype": dtype}
-        begun, corpora = _begun(start, samples, "", **size)
-        return on_samples(begun, corpora)
+            return _chosen(start, samples, run.steps, how.case, dtype)
+        size = {"batch": samples.batch or BATCH, "steps": run.steps or STEPS, "dtype": dtype}
+        return on_samples(*_begun(start, samples, backend="", **size))
 
     record.check()
     settings, names, case = collect(workers.settings, workers.names, made)
@@ -521,12 +498,9 @@ def _chosen(
         SpecError: listing what is unknown, wrong or missing.
     """
     batch, tokens, seed = samples.batch, samples.tokens, start.seed
-    sizes = (("--steps", steps, 1), ("--batch", batch, 1), ("--tokens", tokens, 1), ("--seed", seed, 0))
-    problems = [
-        f"{option} is {size} but must be at least {least}"
-        for option, size, least in sizes
-        if size is not None and size < least
-    ]
+    problems = options.too_small(
+        ("steps", steps, 1), ("batch", batch, 1), ("tokens", tokens, 1), ("seed", seed, 0)
+    )
     problems += unknowns("dtype", [dtype], PRECISIONS)
     if (case is not None) + (start.variant is not None) + (start.config is not None) != 1:
         problems.append("give one of --case, --variant and --config")
