@@ -29,6 +29,10 @@ AT_ONCE = 1024
 """Texts that are read, sorted by length and predicted before more are read."""
 
 
+WAYS = ("dtype", "implementation", "execution", "precision")
+"""Settings that each run is told."""
+
+
 @dataclass(frozen=True)
 class TextModel:
     """What it takes to predict.
@@ -73,20 +77,11 @@ def predictor(worker: Worker, model: TextModel, settings: Computing) -> Predict:
     training = Training(
         Recipe(algorithm="sgd", learning_rate=0.0), []
     )  # of which no step is made: it keeps nothing beside the parameters
-    ways: dict[str, Any] = {
-        name: getattr(settings, name) for name in ("dtype", "implementation", "execution", "precision")
-    }
+    ways = {name: value for name, value in vars(settings).items() if name in WAYS}
     one = encode(Samples(samples=[Sample(0, ".")], files=("",)), model.encoder)
     _, first = next(batches(one, model.config, 1))
     request = Request(
-        model.config,
-        model.weights,
-        first,
-        **ways,
-        device=settings.device,
-        taps=False,
-        gradients=False,
-        training=training,
+        model.config, model.weights, first, **vars(settings), taps=False, gradients=False, training=training
     )
     try:
         return worker.train(request).predict
@@ -98,13 +93,8 @@ def predictor(worker: Worker, model: TextModel, settings: Computing) -> Predict:
 
 def _batches(corpus: Corpus, config: EncoderConfig, size: int) -> Iterator[tuple[NDArray[np.int64], Batch]]:
     """Yield samples, those of like length together; if one's mask is another's (SPEC MSK-7), as they come."""
-    order = (
-        np.arange(len(corpus))
-        if config.mask_assignment == "batch_major"
-        else np.argsort(-corpus.lengths, kind="stable")
-    )
-    for start in range(0, len(order), size):
-        yield from batches(corpus.select(order[start : start + size]), config, size, multiple=PAD_TO)
+    apart = config.mask_assignment != "batch_major"
+    return batches(corpus, config, size, bucketed=apart, multiple=PAD_TO)
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def figure(maps: Maps, layer: int | None = None, head: int | None = None) -> str
 def _one(made: Any, maps: Maps, layer: int, head: int) -> None:
     sides, shown = maps.sides, _shown(maps)
     axes = made.subplots(1, len(sides) + (len(sides) > 1), squeeze=False)[0]
-    top = max(float(np.max(side.weights[layer, head], where=shown, initial=0.0)) for side in sides)
+    top = max(_top(maps, side.weights[layer, head]) for side in sides)
     for place, side in enumerate(sides):
         drawn = _weights(axes[place], maps, side.weights[layer, head], top)
         _name(axes[place], maps, f"{side.backend}\nlayer {layer}, head {head}", first=place == 0)
@@ -69,15 +69,18 @@ def _one(made: Any, maps: Maps, layer: int, head: int) -> None:
 
 def _grid(made: Any, maps: Maps, layers: list[int], heads: list[int]) -> None:
     axes = made.subplots(len(layers), len(heads), squeeze=False)
-    for row, layer in zip(axes, layers, strict=True):
-        for axis, head in zip(row, heads, strict=True):
-            weights = maps.sides[0].weights[layer, head]
-            _weights(axis, maps, weights, float(np.max(weights, where=_shown(maps), initial=0.0)))
-            axis.set_xticks([])
-            axis.set_yticks([])
-            if layer == layers[0]:
-                axis.set_title(f"head {head}", fontsize=7)
-        row[0].set_ylabel(f"layer {layer}", fontsize=7)
+    for (row, column), axis in np.ndenumerate(axes):
+        weights = maps.sides[0].weights[layers[row], heads[column]]
+        _weights(axis, maps, weights, _top(maps, weights))
+        axis.set(xticks=[], yticks=[])
+        if row == 0:
+            axis.set_title(f"head {heads[column]}", fontsize=7)
+        if column == 0:
+            axis.set_ylabel(f"layer {layers[row]}", fontsize=7)
+
+
+def _top(maps: Maps, weights: Array) -> float:
+    return float(np.max(weights, where=_shown(maps), initial=0.0))
 
 
 def _shown(maps: Maps) -> NDArray[np.bool_]:
@@ -101,8 +104,8 @@ def _weights(axis: Any, maps: Maps, weights: Array, top: float) -> Any:
 def _name(axis: Any, maps: Maps, title: str, first: bool) -> None:
     names = maps.reading.tokens
     axis.set_title(title)
-    places = range(len(names)) if len(names) <= WIDEST else range(0, len(names), 32)
-    words = names if len(names) <= WIDEST else [str(place) for place in places]
+    places = range(0, len(names), 1 if len(names) <= WIDEST else 32)
+    words = [names[place] if len(names) <= WIDEST else str(place) for place in places]
     size = 7 if len(names) <= 32 else 5
     axis.set_xticks(list(places), words, rotation=90, fontsize=size)
     axis.set_yticks(list(places), words if first else [""] * len(places), fontsize=size)

@@ -60,13 +60,6 @@ class Corpus:
         """Return the file and line that a sample comes from."""
         return place(self.files, int(self.numbers[index]))
 
-    def select(self, indices: NDArray[np.integer]) -> Corpus:
-        """Return the corpus of some samples, in the order of their indices."""
-        places, starts = self.places(indices), np.concatenate([[0], np.cumsum(self.lengths[indices])])
-        taken = {name: getattr(self, name)[indices] for name in ("labels", "numbers", "truncated")}
-        arrays = {"ids": self.ids[places], "segment_ids": self.segment_ids[places], "starts": starts, **taken}
-        return Corpus(**arrays, files=self.files)
-
 
 def encode(samples: Samples, encoder: TextEncoder, labels: Labels | None = None) -> Corpus:
     """Encode samples.
