@@ -212,7 +212,7 @@ def of_size(preset: Preset, batch: int | None, tokens: int | None) -> Preset:
     Raises:
         SpecError: if the model has no room for so many tokens.
     """
-    sizes = {"batch": batch, "tokens": tokens}
+    sizes: dict[str, Any] = {"batch": batch, "tokens": tokens}
     for axis, size in sizes.items():
         if size is not None:
             preset = replace(preset, name=f"{preset.name} {axis}={size}", **{axis: size})

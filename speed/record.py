@@ -172,7 +172,7 @@ def check(data: Mapping[str, Any]) -> None:
     Raises:
         SpecError: listing names that are wrong, and what is missing.
     """
-    problems = []
+    problems: list[str] = []
     for name, work in data["workloads"].items():
         with collecting(problems):
             from_mapping(work["config"], f"workloads.{name}")
