@@ -139,7 +139,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_checkpoint_reads_a_pair_token_by_token(run_folder: Path) -> None:
-    found = show.reading_of(run_folder, "天气好", "很好吗", None, None, 0)
+    found = show.reading_of(run_folder, "天气好", "很好吗")
     assert found.tokens == ("[CLS]", "天", "气", "好", "[SEP]", "很", "好", "吗", "[SEP]")
     assert found.segments == [0] * 5 + [1] * 4
     assert found.batch.required("segment_ids").tolist() == [[0] * 5 + [1] * 4]
@@ -148,7 +148,7 @@ def test_a_checkpoint_reads_a_pair_token_by_token(run_folder: Path) -> None:
 def test_somebody_elses_model_reads_by_its_own_tokenizer(invoke: Invoke, tmp_path: Path) -> None:
     for part, kept in (("model", "classifier.weight"), ("encoder", "layers.1.norm2.weight")):
         path = hugging_face(tmp_path / part, part)
-        found = show.reading_of(path, "The cats sat", "who?", None, None, 0)
+        found = show.reading_of(path, "The cats sat", "who?")
         assert found.tokens == ("[CLS]", "the", "cat", "##s", "sat", "[SEP]", "who", "?", "[SEP]")
         assert (found.segments, found.part, kept in found.weights) == ([0] * 6 + [1] * 3, part, True)
         code, output, lines = invoke(
@@ -187,27 +187,24 @@ def test_figures_are_files_that_hold_the_tokens(two: Maps, head: int | None) -> 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("", "give either --checkpoint with --text-a, or --variant"),
-        ("--variant bert --text-a hello", "--text-a is given with --variant"),
-        ("--checkpoint . --text-a hello --tokens 3", "--tokens is given with --checkpoint"),
-        ("--checkpoint .", "--text-a is not"),
-        ("--variant brt", "unknown variant 'brt': did you mean"),
-        ("--variant bert --dtype float31", "unknown dtype 'float31'"),
-        ("--variant bert --layer 99", "--layer is 99 but must be from 0 to 11"),
-        ("--variant bert --tokens 0", "--tokens is 0 but must be at least 1"),
+        ("--text-a 天", "--checkpoint is not given"),
+        ("--checkpoint {run}", "--text-a is not"),
+        ("--checkpoint nowhere --text-a 天", "nowhere: no such file or folder"),
+        ("--checkpoint {run} --text-a 天 --dtype float31", "unknown dtype 'float31'"),
+        ("--checkpoint {run} --text-a 天 --layer 99", "--layer is 99 but must be from 0 to 1"),
     ],
 )
-def test_what_cannot_be_looked_at_is_refused(invoke: Invoke, options: str, words: str) -> None:
-    code, output, lines = invoke("show", "attention", *options.split())
+def test_what_cannot_be_looked_at_is_refused(
+    invoke: Invoke, run_folder: Path, options: str, words: str
+) -> None:
+    code, output, lines = invoke("show", "attention", *options.format(run=run_folder).split())
     assert (code, output) == (2, "")
     assert any(words in line for line in lines)
 
 
-def test_a_library_that_keeps_its_weights_to_itself_is_said(invoke: Invoke) -> None:
-    code, output, _ = invoke(
-        *(
-            f"show attention --variant nndl-paddle-api --tokens 7 --backend {toy('DeclaresNotExposed')}"
-        ).split(),
-    )
+def test_a_library_that_keeps_its_weights_to_itself_is_said(invoke: Invoke, run_folder: Path) -> None:
+    backend = toy("DeclaresNotExposed")
+    line = f"show attention --checkpoint {run_folder} --text-a 天气 --backend {backend}"
+    code, output, _ = invoke(*line.split())
     assert "does not expose attention weights" in output
     assert code == 0

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from concord.spec.errors import SpecError
-from concord.spec.files import parse_json, read_text
+from concord.spec.files import parse_json, read_text, refusing
 
 COLUMNS = (
     "step",
@@ -28,51 +25,24 @@ COLUMNS = (
 FILE = "log.jsonl"
 
 
-class Log:
-    """The log of a run. Use it in a ``with`` block.
-
-    Args:
-        run: the folder of the run.
-        length: bytes that belong to the run so far: what a kill left behind them is cut off.
+def cut(run: Path, length: int) -> None:
+    """Begin a log, or go on with one: what a kill left behind the bytes that belong to the run goes.
 
     Raises:
         SpecError: if it cannot be written.
     """
+    with refusing(run / FILE), (run / FILE).open("ab") as file:
+        file.truncate(length)
 
-    def __init__(self, run: Path, length: int) -> None:
-        self.run = run
-        try:
-            self.file = (run / FILE).open("ab")
-            self.file.truncate(length)
-        except OSError as error:
-            raise self._refused(error) from None
 
-    def add(self, **row: Any) -> None:
-        """Add a line.
+def add(run: Path, **row: Any) -> None:
+    """Add a line to the log of a run.
 
-        Raises:
-            SpecError: if it cannot be written.
-        """
-        try:
-            self.file.write((json.dumps(row) + "\n").encode())
-            self.file.flush()
-        except OSError as error:
-            raise self._refused(error) from None
-
-    def length(self) -> int:
-        """Return how many bytes it has."""
-        return os.fstat(self.file.fileno()).st_size
-
-    def _refused(self, error: OSError) -> SpecError:
-        return SpecError(f"{self.run}: the log cannot be written: {error.strerror}")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.file.close()
+    Raises:
+        SpecError: if it cannot be written.
+    """
+    with refusing(run / FILE), (run / FILE).open("ab") as file:
+        file.write((json.dumps(row) + "\n").encode())
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:

@@ -28,9 +28,8 @@ from concord.spec.parameters import parameters
 from concord.spec.training.optimizers import batch_weights
 from concord.spec.training.schedules import learning_rate
 from concord.spec.training.trajectory import Training, counts
-from concord.training import checkpoint
+from concord.training import checkpoint, log
 from concord.training.checkpoint import Best, TrainingCheckpoint
-from concord.training.log import Log
 from concord.training.metrics import measure
 
 RESULT = "test.json"
@@ -79,15 +78,12 @@ class Fitting:
         start: where it begins or goes on.
         source: of batches.
         run: the folder of the run.
-        log: of the run.
     """
 
-    def __init__(
-        self, worker: Worker, start: TrainingCheckpoint, source: Source, run: Path, log: Log
-    ) -> None:
+    def __init__(self, worker: Worker, start: TrainingCheckpoint, source: Source, run: Path) -> None:
         assert start.recipe is not None
         assert start.progress.plan is not None
-        self.worker, self.start, self.source, self.run, self.log = worker, start, source, run, log
+        self.worker, self.start, self.source, self.run = worker, start, source, run
         self.recipe, self.plan, self.progress = start.recipe, start.progress.plan, start.progress
         first = next(iter(source.epoch(0)))[1]
         training = Training(self.recipe, [], seed=self.progress.seed, dropout_by=self.plan.dropout_by)
@@ -112,20 +108,19 @@ class Fitting:
         """Train until the plan is fulfilled, or training is halted; return the last checkpoint."""
         while not self.progress.ended:
             for accumulation, last in self.accumulations():
-                row = self.step(accumulation, last)
+                self.step(accumulation, last)
                 stop = halted()
-                self.settle(row, last, stop)
-                callback(self.progress.step, said(row))
+                callback(self.progress.step, said(self.settle(last, stop)))
                 if self.progress.ended or stop:
                     return self.checkpoint()
         return self.checkpoint()
 
-    def step(self, accumulation: Sequence[Numbered], last: bool) -> dict[str, Any]:
-        """Make a step; return what the log says of it, if it is its turn."""
-        before = time.perf_counter()
-        done, batches = self.progress, [batch for _, batch in accumulation]
+    def step(self, accumulation: Sequence[Numbered], last: bool) -> None:
+        """Make a step."""
+        before, done, config = time.perf_counter(), self.progress, self.start.config
+        batches = [batch for _, batch in accumulation]
         found = self.session.step(batches)
-        weights = batch_weights(self.recipe, [counts(self.start.config, batch) for batch in batches])
+        weights = batch_weights(self.recipe, [counts(config, batch) for batch in batches])
         loss = math.fsum(weight * float(found[f"losses.{number}"]) for number, weight in enumerate(weights))
         if not math.isfinite(loss):
             raise SpecError(
@@ -133,60 +128,47 @@ class Fitting:
                 f"{learning_rate(self.recipe, done.step):.3g}; "
                 f"the last checkpoint is {runs.step_folder(self.run, self.saved)}"
             )
-        norm = float(found["norm"]) if "norm" in found else None
-        tokens = sum(
-            int((batch.required("input_ids") != self.start.config.pad_id).sum()) for batch in batches
-        )
-        recent = [*done.recent, [loss, norm or 0.0, tokens, time.perf_counter() - before]]
-        epoch, position = (done.epoch + 1, 0) if last else (done.epoch, done.position + len(accumulation))
-        seconds = time.perf_counter() - self.began
+        tokens = sum(int((batch.required("input_ids") != config.pad_id).sum()) for batch in batches)
+        now = time.perf_counter()
         self.progress = replace(
             done,
             step=done.step + 1,
-            epoch=epoch,
-            position=position,
+            epoch=done.epoch + last,
+            position=0 if last else done.position + len(accumulation),
             samples=chained(done.samples, accumulation),
-            recent=recent,
-            seconds=seconds,
+            recent=[*done.recent, [loss, float(found.get("norm", 0.0)), tokens, now - before]],
+            seconds=now - self.began,
         )
-        if self.progress.step % self.plan.log_every:
-            return {}
-        return self.summary(norm is not None)
+        self.has_norm = "norm" in found
 
-    def summary(self, has_norm: bool) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Return what the log says of the steps since its last line."""
         losses, norms, tokens, seconds = zip(*self.progress.recent, strict=True)
         self.progress = replace(self.progress, recent=[])
-        means = {
+        return {
             "loss": math.fsum(losses) / len(losses),
             "learning_rate": learning_rate(self.recipe, self.progress.step - 1),
-        }
-        if has_norm:
-            means["norm"] = math.fsum(norms) / len(norms)
-        return {
-            **means,
+            **({"norm": math.fsum(norms) / len(norms)} if self.has_norm else {}),
             "tokens_per_second": round(sum(tokens) / max(sum(seconds), 1e-9)),
             "memory_mib": round(self.worker.size / 2**20),
         }
 
-    def settle(self, row: dict[str, Any], last: bool, halted: bool) -> None:
-        """Do what is due after a step: evaluate, log, and keep a checkpoint."""
+    def settle(self, last: bool, halted: bool) -> dict[str, Any]:
+        """Do what is due after a step: evaluate, log, and keep a checkpoint; return what the log says."""
         plan, step = self.plan, self.progress.step
+        row = {} if step % plan.log_every else self.summary()
         due = step % plan.evaluate_every == 0 if plan.evaluate_every else last
         ended = self.ended()
         if self.source.dev is not None and (due or ended):
             row |= self.evaluated()
             ended = ended or self.ended()
-        self.progress = replace(self.progress, ended=ended)
+        done = self.progress = replace(self.progress, ended=ended)
         if row:
-            self.log.add(
-                step=step,
-                epoch=self.progress.epoch + (self.progress.position > 0),
-                seconds=round(self.progress.seconds, 1),
-                **row,
-            )
+            epoch = done.epoch + (done.position > 0)
+            log.add(self.run, step=step, epoch=epoch, seconds=round(done.seconds, 1), **row)
         if due or ended or halted or (plan.save_every and step % plan.save_every == 0):
             self.save()
+        return row
 
     def evaluated(self) -> dict[str, Any]:
         """Evaluate the model, and note whether it is the best so far."""
@@ -230,7 +212,7 @@ class Fitting:
         """Keep a checkpoint, and remove those that are no longer needed."""
         if self.saved == self.progress.step:
             return
-        self.progress = replace(self.progress, log=self.log.length())
+        self.progress = replace(self.progress, log=(self.run / log.FILE).stat().st_size)
         checkpoint.write(runs.step_folder(self.run, self.progress.step), self.checkpoint())
         self.saved = self.progress.step
         checkpoint.tidy(self.run, {self.saved, *([self.progress.best.step] if self.progress.best else [])})
@@ -239,11 +221,10 @@ class Fitting:
         """Return where training has come to."""
         state = self.session.state()
         trained = section(state, "parameters.")
-        rest = {name: array for name, array in state.items() if not name.startswith("parameters.")}
         return replace(
             self.start,
             weights={name: trained.get(name, array) for name, array in self.start.weights.items()},
-            state=rest,
+            state={name: array for name, array in state.items() if not name.startswith("parameters.")},
             progress=self.progress,
         )
 
@@ -272,10 +253,10 @@ def fit(
     checkpoint.tidy(run, set(runs.steps(run)))
     if not start.progress.step and not runs.steps(run):
         checkpoint.write(runs.step_folder(run, 0), start)
-    with Log(run, start.progress.log) as log:
-        fitting = Fitting(worker, start, source, run, log)
-        last = fitting.go(halted, callback)
-        test = fitting.tested() if last.progress.ended and source.test is not None else None
+    log.cut(run, start.progress.log)
+    fitting = Fitting(worker, start, source, run)
+    last = fitting.go(halted, callback)
+    test = fitting.tested() if last.progress.ended and source.test is not None else None
     if test is not None:
         write_text(run / RESULT, json.dumps(asdict(test)) + "\n")
     return FitOutcome(last, test)

@@ -21,6 +21,9 @@ Array = NDArray[np.floating]
 FAR = (1, 2, 8, 32, 128)
 """Distances of which the product is said in numbers."""
 
+CURVE = 64
+"""Positions of a curve."""
+
 
 @dataclass(frozen=True, eq=False)
 class Form:
@@ -98,43 +101,31 @@ def figure(forms: Sequence[Form]) -> str:
     """
 
     def paint(made: Any) -> None:
-        curves, table, products = made.subplots(1, 3)
-        _curves(curves, forms[0])
-        _table(table, forms[0])
-        _products(products, forms)
+        curves, image, products = made.subplots(1, 3)
+        first, below = forms[0], {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
+        for place in columns_of(first.table):
+            curves.plot(first.table[:CURVE, place], label=f"column {place}")
+        curves.set(title="some columns", xlabel="position", ylabel="value")
+        curves.legend(ncols=2, **below)
+        most = float(abs(first.table).max()) or 1.0
+        look: dict[str, Any] = {"cmap": "PuOr_r", "aspect": "auto", "interpolation": "nearest"}
+        shown = image.imshow(first.table, **look, vmin=-most, vmax=most)
+        image.set(title=first.name, xlabel="column", ylabel="position")
+        made.colorbar(shown, ax=image, shrink=0.8, pad=0.02)
+        drawn: dict[bytes, list[Form]] = {}
+        for form in forms:  # the layout only moves columns, and no product changes with it
+            drawn.setdefault(np.round(form.products()[0], 6).tobytes(), []).append(form)
+        for alike in drawn.values():
+            last = max(len(alike[0].table) * 3 // 4, 2)  # of the farthest there are but few pairs
+            mean, low, high = (of[:last] for of in alike[0].products())
+            (line,) = products.plot(mean, label="\n".join(form.name for form in alike))
+            products.fill_between(range(len(mean)), low, high, color=line.get_color(), alpha=0.15)
+        products.set(title="product of two rows", xlabel="distance", ylabel="relative to distance 0")
+        products.legend(**below)
+        for axes in (curves, products):
+            axes.grid(True)
 
     return figures.draw(paint, 11.0, 3.2)
-
-
-def _table(axes: Any, form: Form) -> None:
-    most = float(abs(form.table).max()) or 1.0
-    shown = axes.imshow(
-        form.table, cmap="PuOr_r", aspect="auto", interpolation="nearest", vmin=-most, vmax=most
-    )
-    axes.set(title=form.name, xlabel="column", ylabel="position")
-    axes.figure.colorbar(shown, ax=axes, shrink=0.8, pad=0.02)
-
-
-def _curves(axes: Any, form: Form, most: int = 64) -> None:
-    for place in columns_of(form.table):
-        axes.plot(form.table[:most, place], label=f"column {place}")
-    axes.set(title="some columns", xlabel="position", ylabel="value")
-    axes.grid(True)
-    axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2))
-
-
-def _products(axes: Any, forms: Sequence[Form]) -> None:
-    drawn: dict[bytes, list[Form]] = {}
-    for form in forms:  # the layout only moves columns, and no product changes with it
-        drawn.setdefault(np.round(form.products()[0], 6).tobytes(), []).append(form)
-    for alike in drawn.values():
-        mean, least, most = alike[0].products()
-        last = max(len(mean) * 3 // 4, 2)  # of the farthest there are but few pairs
-        (line,) = axes.plot(mean[:last], label="\n".join(form.name for form in alike))
-        axes.fill_between(range(last), least[:last], most[:last], color=line.get_color(), alpha=0.15)
-    axes.set(title="product of two rows", xlabel="distance", ylabel="relative to distance 0")
-    axes.grid(True)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
 
 
 def table_of(forms: Sequence[Form]) -> tuple[list[str], list[list[str]]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import HEAVY_HEAD, SIMPLE_HEAD
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from concord import options, spec, writing
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from concord.training.attention import ReadText
     from concord.training.positions import Form
 
-WIDE = 220
-"""Columns of a terminal in which the variants have room side by side."""
-
 Checkpoint = Annotated[
     Path | None, reads("A model: a checkpoint of any format, or a run, of which the best.", "PATH")
 ]
@@ -37,34 +34,21 @@ def variants(
     if name is not None:
         print(spec.variant(name).to_toml(), end="")
         return
+    configs = {name: spec.variant(name).as_dict() for name in spec.variants()}
+    family = Table(padding=(0, 1), box=SIMPLE_HEAD)
+    for column in ("field", "value", "variants"):
+        family.add_column(column, overflow="fold", min_width=19 if column == "variants" else None)
+    for field in spec.FIELDS:
+        bearers: dict[str, list[str]] = {}
+        for variant, config in configs.items():
+            bearers.setdefault(str(config.get(field, "–")), []).append(variant)
+        if len(bearers) > 1:
+            for number, (value, names) in enumerate(bearers.items()):
+                family.add_row("" if number else field, value, ", ".join(names))
     console = Terminal()
-    console.print(_family(console.width))
+    console.print(family)
     said = "Every other field is the same in all. 'concord show variants NAME' prints one whole."
     console.print(said, style="dim")
-
-
-def _family(width: int) -> Table:
-    """Return the fields in which variants differ.
-
-    Where there is no room for all variants side by side, those that agree in a field share a line.
-    """
-    configs = {name: spec.variant(name).as_dict() for name in spec.variants()}
-    wide = width >= WIDE
-    found = Table(padding=(0, 1), box=HEAVY_HEAD if wide else SIMPLE_HEAD)
-    for column in ("field", *(configs if wide else ("value", "variants"))):
-        found.add_column(column, overflow="fold", min_width=19 if column == "variants" else None)
-    for field in spec.FIELDS:
-        values = {name: str(config.get(field, "–")) for name, config in configs.items()}
-        different = list(dict.fromkeys(values.values()))
-        if len(different) < 2:
-            continue
-        if wide:
-            found.add_row(field, *values.values())
-            continue
-        for number, value in enumerate(different):
-            bearers = ", ".join(name for name in configs if values[name] == value)
-            found.add_row("" if number else field, value, bearers)
-    return found
 
 
 def report(
@@ -81,18 +65,8 @@ def report(
 def attention(
     workers: options.Spread,
     checkpoint: Checkpoint = None,
-    text_a: Annotated[str | None, option("What the model of the checkpoint reads.", "TEXT")] = None,
+    text_a: Annotated[str | None, option("What the model reads.", "TEXT")] = None,
     text_b: Annotated[str | None, option("And the second of a pair.", "TEXT")] = None,
-    variant: Annotated[
-        str | None,
-        option(
-            "Instead: an example of a variant, with random weights, narrow, and its layers and heads.",
-            "V",
-            values=spec.variants,
-        ),
-    ] = None,
-    tokens: Annotated[int | None, option("Tokens of an example. Default: 17.")] = None,
-    seed: options.Seed = 0,
     layer: Annotated[int | None, option("Of the figure, from 0. Default: all.")] = None,
     head: Annotated[int | None, option("Of the figure, from 0. Default: all.")] = None,
     dtype: options.Dtype = "float32",
@@ -110,7 +84,7 @@ def attention(
     if svg is not None:
         drawing.check_matplotlib()
     reading, names, settings, _ = collect(
-        lambda: reading_of(checkpoint, text_a, text_b, variant, tokens, seed),
+        lambda: reading_of(checkpoint, text_a, text_b),
         workers.names,
         workers.settings,
         lambda: refuse(unknowns("dtype", [dtype], PRECISIONS)),
@@ -168,41 +142,22 @@ def forms_of(path: Path) -> list[Form]:
     return tables.forms(name_of(path), found.config, stored)
 
 
-def reading_of(
-    checkpoint: Path | None,
-    text_a: str | None,
-    text_b: str | None,
-    variant: str | None,
-    tokens: int | None,
-    seed: int,
-) -> ReadText:
-    """Return what is looked at: texts that a checkpoint reads, or an example of a variant.
+def reading_of(checkpoint: Path | None, text_a: str | None, text_b: str | None) -> ReadText:
+    """Return texts as a checkpoint reads them.
 
     Raises:
-        SpecError: if neither or both are asked for, or an option belongs to the other.
+        SpecError: if there is no checkpoint, or no text.
     """
     from concord.porting.folder import name_of
-    from concord.training.attention import example, of_texts
+    from concord.training.attention import of_texts
 
-    if (checkpoint is None) == (variant is None):
-        raise SpecError("give either --checkpoint with --text-a, or --variant")
-    mine, others = "--checkpoint", dict[str, object]({"--tokens": tokens})
     if checkpoint is None:
-        mine, others = "--variant", {"--text-a": text_a, "--text-b": text_b}
-    wrong = [
-        f"{name} is given with {mine}, which has no use for it"
-        for name, given in others.items()
-        if given is not None
-    ]
-    if checkpoint is not None and text_a is None:
-        wrong.append("--checkpoint is given but --text-a is not: what is the model to read?")
-    refuse(wrong)
-    if checkpoint is None:
-        return example(variant or "", tokens, seed)
+        raise SpecError("--checkpoint is not given: which model is looked at?")
+    if text_a is None:
+        raise SpecError("--checkpoint is given but --text-a is not: what is the model to read?")
     found, encoder = reader(checkpoint, spelled=True)
-    return of_texts(
-        name_of(checkpoint), found.config, found.weights(), encoder, text_a or "", text_b, found.part
-    )
+    weights = found.weights()
+    return of_texts(name_of(checkpoint), found.config, weights, encoder, text_a, text_b, found.part)
 
 
 def curves(

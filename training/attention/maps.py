@@ -19,18 +19,15 @@ from concord.conformance.estimate import Z
 from concord.conformance.expectation import JudgedProblem
 from concord.conformance.verdict import Verdict, number
 from concord.conformance.views import tail
-from concord.spec.batch import Batch, batch_of_lengths, completed
-from concord.spec.config import EncoderConfig, variant
+from concord.spec.batch import Batch, completed
+from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
 from concord.spec.masks import real_tokens, visible_keys
-from concord.spec.parameters import Weights, initialize
+from concord.spec.parameters import Weights
 from concord.spec.tensors import taps
 from concord.training.data.encoder import TextEncoder
 
 Array = NDArray[np.floating]
-
-HEAD_DIM = 8
-"""Width of a head in an example, which has the layers and heads of its variant and is narrow otherwise."""
 
 LEAK = 1e-6
 """What a masked cell weighs at least to count as attended to."""
@@ -162,48 +159,6 @@ class Maps:
         ]
 
 
-def example(name: str, tokens: int | None = None, seed: int = 0) -> ReadText:
-    """Return an example of a variant: random weights and ids, its layers and heads, and a quarter of padding.
-
-    Args:
-        name: one of :func:`concord.spec.config.variants`.
-        tokens: T; by default 17, or as many as the head takes where it flattens all.
-        seed: of weights and ids.
-
-    Raises:
-        SpecError: for an unknown variant, or more tokens than there are positions.
-    """
-    published = variant(name)
-    tokens = 17 if tokens is None else tokens
-    if tokens < 1:
-        raise SpecError(f"--tokens is {tokens} but must be at least 1")
-    width = HEAD_DIM * published.num_heads
-    positions = (
-        tokens
-        if published.pooling == "flatten"
-        else max(tokens + published.position_start, min(published.max_positions, 64))
-    )
-    config = published.replace(vocab_size=997, d_model=width, d_ff=2 * width, max_positions=positions)
-    batch = batch_of_lengths(config, [tokens - tokens // 4], tokens, seed)
-    parts = (
-        (np.arange(tokens) >= (tokens + 1) // 3).astype(np.int64)
-        if config.num_segments > 1
-        else np.zeros(tokens, np.int64)
-    )
-    if config.num_segments:
-        batch = replace(batch, segment_ids=parts[None] + max(0, config.num_segments - 2))
-    ids = batch.required("input_ids")[0]
-    names = tuple("padding" if word == config.pad_id else f"t{word}" for word in ids.tolist())
-    return ReadText(
-        f"{name}, random weights, seed {seed}",
-        config,
-        initialize(config, seed),
-        batch,
-        names,
-        tuple(parts.tolist()),
-    )
-
-
 def of_texts(
     name: str,
     config: EncoderConfig,
@@ -258,24 +213,11 @@ def look(
     Args:
         progress: as :func:`concord.conformance.campaign.conduct` takes it.
     """
-    large = tolerance.is_large(
-        JudgedProblem(
-            reading.config, reading.weights, reading.batch, reading.part, dtype=dtype, gradients=False
-        )
-    )
+    case = (reading.config, reading.weights, reading.batch)
+    large = tolerance.is_large(JudgedProblem(*case, reading.part, dtype=dtype, gradients=False))
     # A large case is not kept: end to end it is estimated once, for the errors of the weights.
-    job = _Looking(
-        "text",
-        "text",
-        dtype,
-        reading.part,
-        reading.config,
-        reading.weights,
-        reading.batch,
-        end_to_end=not large,
-        gradients=False,
-        names=tuple(reading.names),
-    )
+    about = ("text", "text", dtype, reading.part, *case)
+    job = _Looking(*about, end_to_end=not large, gradients=False, names=tuple(reading.names))
     report = conduct([job], names, settings, progress)
     sides, notes = [], []
     tails = [tail(result.backend) for result in report.results]
@@ -303,21 +245,12 @@ class _Looking(Job):
         if verdict.case is not None and all(one is not None and one.shape == square for one in weights):
             expected = tolerance.end_to_end(replace(verdict.case, gradients=False))
             found = np.stack([one[0] for one in weights if one is not None])
-            errors = [
-                _errors(
-                    found[place],
-                    expected.values[name][0],
-                    expected.sigmas[name][0],
-                    name in expected.undecided,
-                )
-                for place, name in enumerate(self.names)
-            ]
-            self.seen.append((verdict, BackendMaps(run.backend, found, np.stack(errors).astype(np.float32))))
+            errors = np.full(found.shape, np.nan, np.float32)
+            for layer, name in enumerate(self.names):
+                if name not in expected.undecided:
+                    value, sigma = expected.values[name][0], expected.sigmas[name][0]
+                    with np.errstate(all="ignore"):
+                        z = (found[layer] - value) / (Z * sigma)
+                    errors[layer] = np.where(np.isfinite(sigma), z, np.nan)
+            self.seen.append((verdict, BackendMaps(run.backend, found, errors)))
         return verdict
-
-
-def _errors(actual: Array, value: Array, sigma: Array, undecided: bool) -> Array:
-    """Return signed errors in tolerances; NaN where nothing is determined."""
-    with np.errstate(all="ignore"):
-        errors = (actual - value) / (Z * sigma)
-    return np.where(np.isfinite(sigma) & (not undecided), errors, np.nan)
