@@ -69,8 +69,6 @@ class LedgerEntry:
         name: the canonical name of the parameter that it is, or is a part or a copy of; None: it is none.
         status: see :data:`Status`.
         reason: why, where it was not simply read.
-        dtype: as the file has it.
-        shape: as the file has it.
         stored: the tensor itself.
     """
 
@@ -78,16 +76,21 @@ class LedgerEntry:
     name: str | None
     status: Status
     reason: str
-    dtype: str
-    shape: tuple[int, ...]
-    stored: StoredTensor = field(repr=False, compare=False)
+    stored: StoredTensor
+
+    @property
+    def dtype(self) -> str:
+        """As the file has it."""
+        return self.stored.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As the file has it."""
+        return self.stored.shape
 
     @cached_property
     def sha256(self) -> str:
-        """The digest of its bytes as the file has them (:meth:`concord.porting.stored.StoredTensor.sha256`).
-
-        Read when it is asked for.
-        """
+        """The digest of its bytes as the file has them, read when it is asked for."""
         return self.stored.sha256()
 
 
@@ -112,6 +115,7 @@ class Checkpoint:
         known: those of them that hold nothing but what the rest says: copies of others, the numbers of
             positions.
         words: the name of the table in whose words ``config.json`` is; empty: there is none.
+        format, recognised: that it was read from (:func:`concord.porting.formats`), and how that was known.
     """
 
     config: EncoderConfig
@@ -125,6 +129,8 @@ class Checkpoint:
     others: Mapping[str, LazyTensor] = field(default_factory=dict)
     known: Set[str] = frozenset()
     training: Mapping[str, Path] = field(default_factory=dict)
+    format: str = ""
+    recognised: str = ""
 
     def weights(self) -> dict[str, NDArray[Any]]:
         """Read all parameters, by canonical name; the dtypes are the file's (:meth:`LazyTensor.read`).
@@ -174,5 +180,5 @@ def from_weights(
     for name, array in weights.items():
         stored = in_memory(array)
         tensors[name] = LazyTensor(stored.dtype, stored.shape, stored.bits, name, "as canonical")
-        ledger.append(LedgerEntry(name, name, "read", "", stored.dtype, stored.shape, stored))
+        ledger.append(LedgerEntry(name, name, "read", "", stored))
     return Checkpoint(config, part, tensors, tuple(ledger), files or {})

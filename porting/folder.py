@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from concord.porting.containers import orbax
-from concord.porting.links import stays
+from concord.porting.containers.container import stays
 from concord.spec import runs
 from concord.spec.errors import SpecError
 from concord.spec.files import LARGEST, parse_json, read_bytes, read_json

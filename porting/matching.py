@@ -5,20 +5,70 @@ And what becomes of the others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
 
 from concord.porting.checkpoint import UNKNOWN, Checkpoint, LazyTensor, LedgerEntry
-from concord.porting.holds import HOLDS, WHOLE
-from concord.porting.stored import FLOATS, Bits, StoredTensor, in_memory
+from concord.porting.registry import Format
+from concord.porting.stored import FLOATS, Bits, StoredTensor, elements, in_memory, widened
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import WeightsError
 from concord.spec.parameters import parameters, shape_of
 from concord.spec.positions import sinusoid
 from concord.spec.sources.layouts import WEIGHT_LAYOUTS
-from concord.spec.sources.schema import CheckpointTable
 from concord.spec.sources.table import LARGEST_TABLE, POSITIONS, Binding
+
+
+def _wrong_positions(name: str, found: Mapping[str, StoredTensor]) -> str:
+    shape = found[name].shape
+    numbers = elements(shape)
+    if not shape or numbers != shape[-1]:
+        return f"has shape {shape} but must have one row"
+    return _unlike(found[name], np.arange(numbers))
+
+
+def _wrong_zeros(name: str, found: Mapping[str, StoredTensor]) -> str:
+    return _unlike(found[name], np.broadcast_to(np.int64(0), (elements(found[name].shape),)))
+
+
+def _unlike(stored: StoredTensor, wanted: Bits) -> str:
+    """Return the first element that is not as it must be, in words; empty: all are."""
+    numbers = widened(stored.array(), stored.dtype).reshape(-1)
+    wrong = np.flatnonzero(numbers != wanted)
+    return f"element {wrong[0]} is {numbers[wrong[0]]} but must be {wanted[wrong[0]]}" if len(wrong) else ""
+
+
+def _wrong_state(name: str, found: Mapping[str, StoredTensor]) -> str:
+    owner = name.rpartition("/")[0]
+    if owner not in found:
+        return f"there is no {owner!r} that it could be kept for"
+    wanted, shape = found[owner].shape, found[name].shape
+    return "" if shape == wanted else f"has shape {shape} but must be {wanted}, as {owner!r}"
+
+
+def _wrong_number(name: str, found: Mapping[str, StoredTensor]) -> str:
+    return "" if elements(found[name].shape) == 1 else f"has shape {found[name].shape} but must be one number"
+
+
+HOLDS: Mapping[str, Callable[[str, Mapping[str, StoredTensor]], str]] = {
+    "positions": _wrong_positions,
+    "zeros": _wrong_zeros,
+    "state": _wrong_state,
+    "number": _wrong_number,
+}
+"""What says in words what is wrong with a tensor among those of its file, by what it must hold; empty:
+nothing.
+
+``positions``: 0, 1, 2 and so on in one row; ``zeros``; ``state``: as many numbers as the tensor has that its
+name begins with; ``number``: one.
+"""
+
+WHOLE = frozenset({"positions", "zeros"})
+"""Those that say every number: nothing is left that could be compared."""
 
 MOST = 20
 """Lines about the tensors of a file; the first say enough."""
@@ -26,27 +76,6 @@ MOST = 20
 MOST_LAYERS, MOST_HEADS = 1 << 12, 1 << 17
 """Layers of a model, and heads of all of them together: of more the names are not even listed, which would
 take all memory."""
-
-
-@dataclass(frozen=True)
-class Names:
-    """How a kind of file names and lays out parameters.
-
-    Attributes:
-        title: for messages.
-        parts: of the model that such files hold, the most complete one first.
-        places: where each parameter is kept, by canonical name, for a configuration and a part.
-        rules: what such files have besides, by part.
-    """
-
-    title: str
-    parts: tuple[str, ...]
-    places: Callable[[EncoderConfig, str], Mapping[str, Binding]]
-    rules: Mapping[str, CheckpointTable] = field(default_factory=dict)
-
-    def of(self, part: str) -> CheckpointTable:
-        """Return what such files have besides for a part."""
-        return self.rules.get(part, CheckpointTable())
 
 
 def renamed(name: str, prefixes: Sequence[str], prefix: str) -> str:
@@ -58,7 +87,7 @@ def renamed(name: str, prefixes: Sequence[str], prefix: str) -> str:
 
 
 def match(
-    found: Mapping[str, StoredTensor], configs: Mapping[str, EncoderConfig], names: Names
+    found: Mapping[str, StoredTensor], configs: Mapping[str, EncoderConfig], form: Format
 ) -> Checkpoint:
     """Say what the tensors of a file are; none of their numbers is read but those of copies.
 
@@ -78,9 +107,9 @@ def match(
             raise WeightsError(
                 f"the configuration has {config.num_layers} layers of {config.num_heads} heads but at "
                 f"most {MOST_LAYERS} layers, and {MOST_HEADS} heads in all, are looked for "
-                f"[source={names.title}]"
+                f"[source={form.title}]"
             )
-    tried = [_Matching(found, config, part, names) for part, config in configs.items()]
+    tried = [_Matching(found, config, part, form) for part, config in configs.items()]
     best = min(tried, key=lambda one: len(one.problems))  # of equals the most complete part
     if best.problems:
         raise WeightsError(best.problems[:MOST])
@@ -98,34 +127,31 @@ class _Matching:
     """One part of the model against one file."""
 
     def __init__(
-        self, found: Mapping[str, StoredTensor], config: EncoderConfig, part: str, names: Names
+        self, found: Mapping[str, StoredTensor], config: EncoderConfig, part: str, form: Format
     ) -> None:
-        self.found, self.config, self.part, self.rules = found, config, part, names.of(part)
-        self.context = f"source={names.title}, part={part}"
-        self.places = names.places(config, part)
-        self.prefix = self._prefix()
-        self.tensors: dict[str, LazyTensor] = {}
-        self.owner: dict[str, str] = {}
-        self.older: set[str] = set()
-        self.problems: list[str] = []
-        self.made: dict[str, LedgerEntry] = {}
-        for name, parameter in parameters(config, part).items():
-            self._take(name, shape_of(config, parameter))
-        self.others, self.behind = self._carried()
-        self.known: set[str] = set()
-        self.entries: dict[str, LedgerEntry] = {}
-        for native in found:
-            if native not in self.owner:
-                self._other(native)
-
-    def _prefix(self) -> str:
-        """Return the prefix with which most names are there."""
+        self.found, self.config, self.part, self.rules = found, config, part, form.rules(part)
+        self.context = f"source={form.title}, part={part}"
+        self.places = form.places(config, part)
         wanted = [name for place in self.places.values() for name in place.names]
-        return max(
+        self.prefix = max(
             self.rules.prefixes,
             key=lambda prefix: sum(self._renamed(name, prefix) in self.found for name in wanted),
             default="",
         )
+        self.tensors: dict[str, LazyTensor] = {}
+        self.others: dict[str, LazyTensor] = {}
+        self.owner: dict[str, str] = {}
+        self.older: set[str] = set()
+        self.known: set[str] = set()
+        self.problems: list[str] = []
+        self.made: list[LedgerEntry] = []
+        self.entries: dict[str, LedgerEntry] = {}
+        for name, parameter in parameters(config, part).items():
+            self._take(name, shape_of(config, parameter))
+        behind = self._carried()
+        for native in found:
+            if native not in self.owner:
+                self._other(native, behind.get(native, ""))
 
     def _renamed(self, name: str, prefix: str) -> str:
         return renamed(name, self.rules.prefixes, prefix)
@@ -134,150 +160,117 @@ class _Matching:
         """Return how the file spells a name of the table."""
         name = self._renamed(name, self.prefix)
         for end, other in self.rules.older.items():
-            if (
-                name not in self.found
-                and name.endswith(end)
-                and (old := name.removesuffix(end) + other) in self.found
-            ):
+            old = name.removesuffix(end) + other
+            if name not in self.found and name.endswith(end) and old in self.found:
                 self.older.add(old)
                 return old
         return name
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> None:
-        place = self.places.get(name)
-        if name == POSITIONS and place is None:
-            self._positions(shape)
-            return
-        if place is None:
-            self.problems.append(
-                f"{name!r} is required by this configuration but the source has no weight for it "
-                f"[{self.context}]"
-            )
-            return
-        spelled = [self._spelled(native) for native in place.names]
-        wrong = [problem for native in spelled for problem in self._wrong(native, name, place.shape)]
-        self.owner.update(dict.fromkeys((native for native in spelled if native in self.found), name))
-        self.problems += wrong
-        if not wrong:
-            self.tensors[name] = _canonical(
-                shape, spelled, place.layout, [self.found[native] for native in spelled]
-            )
+    def _problem(self, said: str) -> None:
+        self.problems.append(f"{said} [{self.context}]")
 
-    def _wrong(self, native: str, name: str, shape: tuple[int, ...]) -> Iterator[str]:
+    def _bind(
+        self,
+        name: str,
+        natives: Sequence[str],
+        layout: str,
+        shape: tuple[int, ...],
+        into: dict[str, LazyTensor],
+    ) -> None:
+        """Take tensors of the file as one in the canonical layout, if they can be it.
+
+        Args:
+            shape: the canonical one.
+            into: by canonical name.
+        """
         end = f"[parameter={name}, {self.context}]"
-        if native not in self.found:
-            yield f"{native!r} is missing but is required {end}"
-        elif self.found[native].dtype not in FLOATS:
-            yield f"{native!r} has dtype {self.found[native].dtype} but must be a floating-point type {end}"
-        elif self.found[native].shape != shape:
-            yield f"{native!r} has shape {self.found[native].shape} but must be {shape} {end}"
-
-    def _positions(self, shape: tuple[int, ...]) -> None:
-        """Take the table of fixed positions from where a file may keep it, or compute it."""
-        place = self.rules.positions
-        if place and (native := self._renamed(place.name, self.prefix)) in self.found:
-            wrong = list(
-                self._wrong(
-                    native, POSITIONS, WEIGHT_LAYOUTS[place.layout].shape(shape, self.config.num_heads)
+        wanted, before = WEIGHT_LAYOUTS[layout].shape(shape, self.config.num_heads), len(self.problems)
+        for native in natives:
+            stored = self.found.get(native)
+            if stored is None:
+                self.problems.append(f"{native!r} is missing but is required {end}")
+            elif stored.dtype not in FLOATS:
+                self.problems.append(
+                    f"{native!r} has dtype {stored.dtype} but must be a floating-point type {end}"
                 )
-            )
-            self.problems += wrong
-            self.owner[native] = POSITIONS
-            if not wrong:
-                self.tensors[POSITIONS] = _canonical(shape, [native], place.layout, [self.found[native]])
-        elif self.config.positions != "sinusoidal":
-            self.problems.append(
-                f"{POSITIONS!r} is required by this configuration but the source has no weight for it "
-                f"[{self.context}]"
-            )
-        elif self.config.max_positions * self.config.d_model > LARGEST_TABLE:
-            self.problems.append(
-                f"the position table has {self.config.max_positions} rows of {self.config.d_model} "
-                f"numbers but at most {LARGEST_TABLE} numbers are computed [{self.context}]"
+            elif stored.shape != wanted:
+                self.problems.append(f"{native!r} has shape {stored.shape} but must be {wanted} {end}")
+        if len(self.problems) == before:
+            into[name] = _canonical(shape, natives, layout, [self.found[native] for native in natives])
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> None:
+        """Find a parameter."""
+        place, kept = self.places.get(name), self.rules.positions if name == POSITIONS else None
+        natives = [self._spelled(native) for native in place.names] if place else []
+        layout = place.layout if place else ""
+        if not place and kept and (native := self._renamed(kept.name, self.prefix)) in self.found:
+            natives, layout = [native], kept.layout
+        if natives:
+            self.owner |= dict.fromkeys([native for native in natives if native in self.found], name)
+            self._bind(name, natives, layout, shape, self.tensors)
+        elif name != POSITIONS or self.config.positions != "sinusoidal":
+            self._problem(f"{name!r} is required by this configuration but the source has no weight for it")
+        elif math.prod(shape) > LARGEST_TABLE:
+            self._problem(
+                f"the position table has {shape[0]} rows of {shape[1]} numbers but at most {LARGEST_TABLE} "
+                "numbers are computed"
             )
         else:
             stored = in_memory(sinusoid(self.config))
-            self.tensors[POSITIONS] = LazyTensor(stored.dtype, stored.shape, stored.bits, "", "table")
-            self.made[POSITIONS] = LedgerEntry(
-                "",
-                POSITIONS,
-                "computed",
-                "the file has no table of fixed positions: it follows from the configuration",
-                stored.dtype,
-                stored.shape,
-                stored,
-            )
+            self.tensors[name] = LazyTensor(stored.dtype, stored.shape, stored.bits, "", "table")
+            reason = "the file has no table of fixed positions: it follows from the configuration"
+            self.made.append(LedgerEntry("", name, "computed", reason, stored))
 
-    def _carried(self) -> tuple[dict[str, LazyTensor], dict[str, str]]:
-        """Return what the whole model or another head has and this part has not, where the file has it.
+    def _carried(self) -> dict[str, str]:
+        """Take what the whole model or another head has and this part has not, where the file has it.
 
-        And what it is called there.
+        Return which it is, by its name there.
         """
-        found: dict[str, LazyTensor] = {}
-        spelled = {}
-        whole = parameters(self.config)
-        for name, place in self.rules.carried.items():
-            native = self._spelled(place.name)
-            if native not in self.found or (
-                name not in whole and len(self.found[native].shape) != WEIGHT_LAYOUTS[place.layout].rank
-            ):
+        behind, whole = {}, parameters(self.config)
+        for name, kept in self.rules.carried.items():
+            native, layout = self._spelled(kept.name), WEIGHT_LAYOUTS[kept.layout]
+            stored = self.found.get(native)
+            if stored is None or (name not in whole and len(stored.shape) != layout.rank):
                 continue
-            spelled[native] = name
+            behind[native] = name
             # The shapes of a head that the family does not have are the file's own.
-            layout = WEIGHT_LAYOUTS[place.layout]
             shape = (
                 shape_of(self.config, whole[name])
                 if name in whole
-                else layout.shape(self.found[native].shape, self.config.num_heads)
+                else layout.shape(stored.shape, self.config.num_heads)
             )
-            wrong = list(self._wrong(native, name, layout.shape(shape, self.config.num_heads)))
-            self.problems += wrong
-            found |= {} if wrong else {name: _canonical(shape, [native], place.layout, [self.found[native]])}
-        return found, spelled
+            self._bind(name, [native], kept.layout, shape, self.others)
+        return behind
 
-    def _other(self, native: str) -> None:
-        """Say what becomes of a tensor that is no parameter's."""
-        stored, name = self.found[native], self.behind.get(native, "")
-        original = self._original(native)
-        copied = (
-            bool(original)
-            and stored.shape == self.found[original].shape
-            and stored.dtype == self.found[original].dtype
-            and stored.sha256() == self.found[original].sha256()
-        )
+    def _other(self, native: str, name: str) -> None:
+        """Say what becomes of a tensor that is no parameter's.
+
+        Args:
+            name: that kinds of file share for it; empty: none.
+        """
+        stored, original = self.found[native], self._original(native)
         ignored = next(
             (why for pattern, why in self.rules.ignored.items() if self._fits(native, pattern)), None
         )
+        copied = bool(original) and _held(stored) == _held(self.found[original])
         if ignored is None and not name and not copied:
-            self.problems.append(
-                f"{native!r} is unexpected: the source has no such tensor in this configuration "
-                f"[{self.context}]"
-            )
+            self._problem(f"{native!r} is unexpected: the source has no such tensor in this configuration")
             return
         reason = ignored.reason if ignored else f"stands behind the part {self.part!r}"
         if ignored and ignored.holds and (wrong := HOLDS[ignored.holds](native, self.found)):
-            self.problems.append(
-                f"{native!r} {wrong}: otherwise it is not what it is said to be, {reason} [{self.context}]"
-            )
+            self._problem(f"{native!r} {wrong}: otherwise it is not what it is said to be, {reason}")
             return
         reason += f"; it is no copy of {original!r}" if original else ""
         reason += "; it is carried over to files that have a place for it" if name else ""
         name = name or self._plain(native)
         self.others.setdefault(name, _canonical(stored.shape, [native], UNKNOWN, [stored]))
-        if copied:
-            self.entries[native] = LedgerEntry(
-                native,
-                self.owner.get(original),
-                "tied",
-                f"a copy of {original!r}, bit for bit",
-                stored.dtype,
-                stored.shape,
-                stored,
+        self.entries[native] = (
+            LedgerEntry(
+                native, self.owner.get(original), "tied", f"a copy of {original!r}, bit for bit", stored
             )
-        else:
-            self.entries[native] = LedgerEntry(
-                native, None, "ignored", reason, stored.dtype, stored.shape, stored
-            )
+            if copied
+            else LedgerEntry(native, None, "ignored", reason, stored)
+        )
         if copied or (ignored and ignored.holds in WHOLE):
             self.known.add(name)
 
@@ -305,12 +298,13 @@ class _Matching:
     def ledger(self) -> Iterator[LedgerEntry]:
         """Yield a line for each tensor of the file, then for what is in none."""
         for native, stored in self.found.items():
-            other = self.entries.get(native)
             reason = "under an older name" if native in self.older else ""
-            yield other or LedgerEntry(
-                native, self.owner[native], "read", reason, stored.dtype, stored.shape, stored
-            )
-        yield from self.made.values()
+            yield self.entries.get(native) or LedgerEntry(native, self.owner[native], "read", reason, stored)
+        yield from self.made
+
+
+def _held(stored: StoredTensor) -> tuple[Any, ...]:
+    return stored.shape, stored.dtype, stored.sha256()
 
 
 def _canonical(

@@ -10,10 +10,9 @@ from concord.porting import folder as folders
 from concord.porting import sentences
 from concord.porting.checkpoint import Checkpoint
 from concord.porting.matching import match
-from concord.porting.naming import PARTS, likeness, of_table
-from concord.porting.registry import FORMATS, OWN, Format, known
+from concord.porting.registry import FORMATS, OWN, PARTS, Format, known
 from concord.porting.stored import StoredTensor
-from concord.porting.strangers import KIND, described, named
+from concord.porting.strangers import KIND, Nearness, described, named
 from concord.spec import checkpoints
 from concord.spec.config import EncoderConfig, from_toml
 from concord.spec.errors import SpecError
@@ -31,6 +30,9 @@ HUB = tuple(dict.fromkeys(form.weights for form in FORMATS.values() if form.name
 them side by side. The first that is there is read, as by transformers."""
 
 
+SAID = "it was said with --from"
+
+
 @dataclass(frozen=True)
 class Recognition:
     """What a path holds.
@@ -38,59 +40,65 @@ class Recognition:
     Attributes:
         format: one of :func:`concord.porting.formats`.
         why: how that is known, in words.
+        folder: that the model lies in.
+        weights: the file with its weights, or the folder that is one.
     """
 
     format: str
     why: str
+    folder: Path
+    weights: Path
 
 
-def recognise(path: Path, table: Path | None = None) -> Recognition:
+def recognise(path: Path, table: Path | None = None, format: str = AUTO) -> Recognition:
     """Say which format a path holds, and how that is known; no weights are read.
 
     Args:
         path: a folder, or the file of weights in it.
         table: somebody's own, that says names and layouts: only the kind of file is looked for.
+        format: the one that it holds, if that is known.
 
     Raises:
+        UnknownNameError: for an unknown format.
         SpecError: if there is nothing, or nothing that is known.
     """
     folder = folders.folder_of(path)
+    plain = [form for form in FORMATS.values() if form.name != OWN and not form.modules]
+    marks = (checkpoints.CONTENTS, checkpoints.CONFIG)
+    if format != AUTO:
+        form = known(format)
+        inner = sentences.inner(folder) if form.modules and table is None else folder
+        named = path if folders.is_weights(path) or form.name == OWN else _weights([form], path, inner)
+        return Recognition(format, SAID, inner, named)
     if table is not None:
-        form = _by_container(path, folder)
-        return Recognition(form.name, f"it is such a file; {table.name} says names and layouts")
-    if (folder / checkpoints.CONTENTS).exists() and (folder / checkpoints.CONFIG).exists():
+        plain = [form for form in plain if form.source]
+        weights = _weights(plain, path, folder)
+        form = next(form for form in plain if form.container.is_one(weights))
+        why = f"it is such a file; {table.name} says names and layouts"
+        return Recognition(form.name, why, folder, weights)
+    if all((folder / mark).exists() for mark in marks):
         return Recognition(
-            OWN,
-            f"{checkpoints.CONTENTS} and {checkpoints.CONFIG} are those of this project's own checkpoints",
+            OWN, f"{' and '.join(marks)} are those of this project's own checkpoints", folder, path
         )
     if (folder / sentences.MODULES).exists():
         inner = sentences.inner(folder)
         form = _of_sentences(path, inner)
-        return Recognition(
-            form.name,
-            (
-                f"{sentences.MODULES} lists modules of "
-                f"sentence-transformers{_unread(path, inner / form.weights[0])}"
-            ),
+        weights = path if folders.is_weights(path) else _weights([form], path, inner)
+        why = f"{sentences.MODULES} lists modules of sentence-transformers"
+        return Recognition(form.name, why + _unread(path, inner / form.weights[0]), inner, weights)
+    weights = _weights(plain, path, folder)
+    fitting = [form for form in plain if form.container.is_one(weights)]
+    native = next((form for form in fitting if form.backend), None)
+    if native and (folder / checkpoints.CONFIG).exists():
+        why = (
+            f"{checkpoints.CONFIG} states a configuration of the family, and {weights.name} holds "
+            f"{native.meaning}"
         )
-    candidates = [form for form in FORMATS.values() if form.name != OWN and not form.modules]
-    weights = _weights(candidates, path, folder)
-    fitting = [form for form in candidates if form.container.is_one(weights)]
-    if (folder / checkpoints.CONFIG).exists():
-        native = next((form for form in fitting if form.backend), None)
-        if native:
-            return Recognition(
-                native.name,
-                (
-                    f"{checkpoints.CONFIG} states a configuration of the family, and {weights.name} holds "
-                    f"{native.meaning}"
-                ),
-            )
-    known_by_names = [form for form in fitting if form.source]
-    found = _by_names(
-        weights, [form for form in known_by_names if _may_be(form, folder)] or known_by_names, folder
-    )
-    return Recognition(found.format, found.why + _unread(path, weights))
+        return Recognition(native.name, why, folder, weights)
+    sources = [form for form in fitting if form.source]
+    of_kind = [form for form in sources if _may_be(form, folder)] or sources
+    form, why = _by_names(weights, of_kind, folder)
+    return Recognition(form.name, why + _unread(path, weights), folder, weights)
 
 
 def _of_sentences(path: Path, inner: Path) -> Format:
@@ -133,31 +141,25 @@ def _beside_weights(folder: Path, name: str = folders.CONFIG) -> dict[str, Any]:
     return stated if isinstance(stated, dict) else {}
 
 
-def _by_names(weights: Path, fitting: list[Format], folder: Path) -> Recognition:
-    """Say whose names the tensors of a file bear."""
+def _by_names(weights: Path, fitting: list[Format], folder: Path) -> tuple[Format, str]:
+    """Return whose names the tensors of a file bear, and how that is known."""
     found = fitting[0].container.read(weights) if fitting else {}
-    alike = {form.name: likeness(form.table, found) for form in fitting if form.table}
-    best = max(alike, key=lambda name: alike[name], default="")
-    if not best or alike[best] < ALIKE:
-        stated = _beside_weights(folder)
-        some = (
-            "" if stated else f", such as {', '.join(repr(name[:80]) for name in list(found)[:3]) or 'none'},"
-        )
-        own = f"; one of a backend's own needs {checkpoints.CONFIG} beside it"
-        beside = (
-            f"; {folders.CONFIG} names {said}"
-            if (said := named(stated))
-            else ""
-            if (folder / checkpoints.CONFIG).exists()
-            else own
-        )
-        near = described(found, stated, _tables(stated)) if found else ""
-        raise SpecError(
-            f"{weights}: its {len(found)} tensors{some} have names of no format that is "
-            f"known{beside}{'; ' if near else ''}{near}"
-        )
-    return Recognition(
-        best, f"{weights.name} has {alike[best]:.0%} of the names in the table of {FORMATS[best].source}"
+    alike = [(Nearness(form.table, found).share, form) for form in fitting if form.table]
+    share, best = max(alike, key=lambda pair: pair[0], default=(0.0, None))
+    if best and share >= ALIKE:
+        return best, f"{weights.name} has {share:.0%} of the names in the table of {best.source}"
+    stated = _beside_weights(folder)
+    few = "" if stated else f", such as {', '.join(repr(name[:80]) for name in list(found)[:3]) or 'none'},"
+    if said := named(stated):
+        beside = f"; {folders.CONFIG} names {said}"
+    elif (folder / checkpoints.CONFIG).exists():
+        beside = ""
+    else:
+        beside = f"; one of a backend's own needs {checkpoints.CONFIG} beside it"
+    near = described(found, stated, _tables(stated)) if found else ""
+    raise SpecError(
+        f"{weights}: its {len(found)} tensors{few} have names of no format that is "
+        f"known{beside}{'; ' if near else ''}{near}"
     )
 
 
@@ -245,36 +247,25 @@ def read(path: Path, format: str = AUTO, table: Path | None = None) -> Checkpoin
             tensors that are missing, unexpected or misshapen.
     """
     own = tables.read(table) if table else None
-    folder = folders.folder_of(path)
-    form = known(recognise(path, table).format if format == AUTO else format)
-    if form.modules and own is None:
-        return _of_modules(form, path, folder)
-    weights = path if folders.is_weights(path) else _weights([form], path, folder)
+    seen = recognise(path, table, format)
+    form = known(seen.format)
+    form = replace(form, own=own, modules=False) if own else form
     if form.name == OWN:
-        return _own(folder, form)
-    found, rules = form.container.read(weights), own or form.table
-    return _of_source(found, rules, folder, {}) if rules else _native(found, form, folder)
-
-
-def _by_container(path: Path, folder: Path) -> Format:
-    """Return a format whose container a file has, where somebody's own table says the rest."""
-    candidates = [form for form in FORMATS.values() if form.source and not form.modules]
-    weights = _weights(candidates, path, folder)
-    return next(form for form in candidates if form.container.is_one(weights))
-
-
-def _of_modules(form: Format, path: Path, folder: Path) -> Checkpoint:
-    """Return a folder of sentence-transformers: the model in it, with what the modules behind it say."""
-    assert form.table is not None
-    inner = sentences.inner(folder)
-    said = sentences.words(folder, tables.part_of(form.table).options["pooling"].values)
-    weights = path if folders.is_weights(path) else _weights([form], path, inner)
-    read_in = _of_source(form.container.read(weights), form.table, inner, said)
-    return replace(read_in, files={**folders.carried(folder), **read_in.files})
+        found = _own(seen.folder, form)
+    elif form.table is None:
+        found = _native(form.container.read(seen.weights), form, seen.folder)
+    else:
+        outer, said = folders.folder_of(path), dict[str, Any]()
+        if form.modules:
+            said = sentences.words(outer, tables.part_of(form.table).options["pooling"].values)
+        found = _of_source(form.container.read(seen.weights), form, form.table, seen.folder, said)
+        if form.modules:
+            found = replace(found, files={**folders.carried(outer), **found.files})
+    return replace(found, format=seen.format, recognised=seen.why)
 
 
 def _of_source(
-    found: dict[str, StoredTensor], table: Table, folder: Path, more: dict[str, Any]
+    found: dict[str, StoredTensor], form: Format, table: Table, folder: Path, more: dict[str, Any]
 ) -> Checkpoint:
     """Return what the tensors of a source are, by its table and its own configuration.
 
@@ -294,7 +285,7 @@ def _of_source(
     try:
         if not configs:
             raise refused[0]
-        matched = match(found, configs, of_table(table))
+        matched = match(found, configs, form)
     except SpecError as error:
         near = "" if configs and _is_kind(table, stated) else described(found, stated, _tables(stated))
         said = "; ".join(filter(None, (f"{path.name} names {named(stated)}" if named(stated) else "", near)))
@@ -326,7 +317,7 @@ def _native(found: dict[str, StoredTensor], form: Format, folder: Path) -> Check
         )
     config = from_toml(read_text(path), str(path))
     stated = checkpoints.part_of(folder)
-    return _beside(match(found, dict.fromkeys((stated,) if stated else PARTS, config), form.names), folder)
+    return _beside(match(found, dict.fromkeys((stated,) if stated else PARTS, config), form), folder)
 
 
 def _own(folder: Path, form: Format) -> Checkpoint:
@@ -341,7 +332,7 @@ def _own(folder: Path, form: Format) -> Checkpoint:
     if problems:
         raise SpecError(problems)
     config = from_toml(read_text(folder / checkpoints.CONFIG), str(folder / checkpoints.CONFIG))
-    matched = match(form.container.read(folder / checkpoints.WEIGHTS), {contents.part: config}, form.names)
+    matched = match(form.container.read(folder / checkpoints.WEIGHTS), {contents.part: config}, form)
     training = folders.lying(folder, (name for name in folders.TRAINING if name in contents.sha256))
     return replace(_beside(matched, folder), training=training)
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from concord.porting.matching import renamed
-from concord.porting.naming import without_heads
 from concord.porting.stored import StoredTensor
 from concord.spec.sources.names import fill
 from concord.spec.sources.schema import PartTable, Table
@@ -89,7 +88,11 @@ def described(found: Mapping[str, StoredTensor], stated: Mapping[str, Any], tabl
         stated: the configuration beside it; empty: there is none.
         tables: of the formats that the file could be one of.
     """
-    near = max((_Nearness(table, found, stated) for table in tables), key=lambda one: one.share, default=None)
+    near = max(
+        (Nearness(table, found, stated, _beginnings(found)) for table in tables),
+        key=lambda one: (one.share, *one.further()),
+        default=None,
+    )
     if near is None:
         return ""
     meanings: dict[str, str] = {}
@@ -105,25 +108,42 @@ def described(found: Mapping[str, StoredTensor], stated: Mapping[str, Any], tabl
     )
 
 
-class _Nearness:
-    """A table, held to a file and its configuration."""
+def _beginnings(found: Iterable[str]) -> list[str]:
+    """Return how the names of a file may begin, nothing first."""
+    parts = [name.split(".", 2) for name in found]
+    counted = Counter(f"{'.'.join(one[:depth])}." for one in parts for depth in (1, 2) if len(one) > depth)
+    return ["", *(prefix for prefix, _ in counted.most_common(BEGINNINGS))]
 
-    def __init__(self, table: Table, found: Mapping[str, StoredTensor], stated: Mapping[str, Any]) -> None:
-        self.table, self.found, self.stated = table, found, stated
-        self.part = without_heads(table)
+
+class Nearness:
+    """A table, held to a file and its configuration.
+
+    Args:
+        prefixes: how the names of the file may begin; by default as the table says.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        found: Mapping[str, StoredTensor],
+        stated: Mapping[str, Any] | None = None,
+        prefixes: Sequence[str] = (),
+    ) -> None:
+        self.table, self.found, self.stated = table, found, stated or {}
+        self.part = table.parts.get("encoder") or part_of(table)  # heads left out
         self.wanted = self._named(self.part)
         self.prefix = max(
-            self._beginnings(), key=lambda prefix: sum(prefix + name in found for name in self.wanted)
+            prefixes or self.part.checkpoint.prefixes or ("",),
+            key=lambda prefix: sum(prefix + name in found for name in self.wanted),
         )
         self.there = {name for name in self.wanted if self.prefix + name in found}
-        heads = sum(name in found for name in self._named(part_of(table)))  # heads have no prefix
+        self.share = len(self.there) / max(len(self.wanted), 1)
+
+    def further(self) -> tuple[float, ...]:
+        """Return what decides between tables whose names are there as often."""
+        heads = sum(name in self.found for name in self._named(part_of(self.table)))  # these have no prefix
         keys = set(self.part.fields.values())
-        self.share = (
-            len(self.there) / max(len(self.wanted), 1),
-            heads,
-            _alike(self.wanted, found),
-            len(keys & set(stated)) / max(len(keys), 1),
-        )
+        return heads, _alike(self.wanted, self.found), len(keys & set(self.stated)) / max(len(keys), 1)
 
     def _named(self, part: PartTable) -> dict[str, str]:
         """Return the names of a part's first layer, without prefix, and what each is."""
@@ -132,14 +152,6 @@ class _Nearness:
             renamed(fill(native.name, {"i": 0, "h": 0, "n": 1}), first, ""): name
             for name, native in part.weights.items()
         }
-
-    def _beginnings(self) -> list[str]:
-        """Return how the names of the file may begin, nothing first."""
-        parts = (name.split(".", 2) for name in self.found)
-        counted = Counter(
-            f"{'.'.join(one[:depth])}." for one in parts for depth in (1, 2) if len(one) > depth
-        )
-        return ["", *(prefix for prefix, _ in counted.most_common(BEGINNINGS))]
 
     def sizes(self) -> Iterator[tuple[str, str]]:
         """Yield what the widths of tensors say."""

@@ -13,8 +13,8 @@ import numpy as np
 
 from concord.porting import folder as folders
 from concord.porting import sentences
-from concord.porting.checkpoint import Checkpoint, LazyTensor
-from concord.porting.containers import hdf5, onnx
+from concord.porting.checkpoint import Checkpoint
+from concord.porting.containers import onnx
 from concord.porting.matching import piece
 from concord.porting.registry import FORMATS, KERAS, ONNX, OWN, Format, known
 from concord.porting.stored import StoredTensor
@@ -53,10 +53,9 @@ def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, 
     _check_part(checkpoint, form)
     files, tensors = _files(checkpoint, form), prepared(checkpoint, form)
     about = _graph(checkpoint, taps) if form.name == ONNX else {}
+    about |= {"members": _keras_members(checkpoint)} if form.name == KERAS else {}
     with new_folder(path, replace=force) as folder:
         form.container.write(folder / form.weights[0], tensors, **about)
-        if form.name == KERAS:
-            hdf5.add(folder / form.weights[0], keras_members(checkpoint))
         for name, content in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             write_bytes(folder / name, content)
@@ -119,10 +118,10 @@ def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, StoredTensor]:
         SpecError: listing the parameters for which the format has no place, and what its files cannot hold.
     """
     if form.table is not None and checkpoint.source == form.table.source:
-        return _as_they_were(checkpoint)
-    places = dict(form.names.places(checkpoint.config, checkpoint.part))
+        return {entry.foreign: entry.stored for entry in checkpoint.ledger if entry.foreign}  # heads too
+    places = dict(form.places(checkpoint.config, checkpoint.part))
     shape = tuple(checkpoint.tensors[POSITIONS].shape) if POSITIONS in checkpoint.tensors else ()
-    buffer = form.names.of(checkpoint.part).positions
+    buffer = form.rules(checkpoint.part).positions
     if buffer is not None and POSITIONS not in places:
         places[POSITIONS] = _placed(buffer, shape, checkpoint.config.num_heads)
     homeless = [name for name in checkpoint.tensors if name not in places and not _follows(checkpoint, name)]
@@ -130,7 +129,7 @@ def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, StoredTensor]:
         raise SpecError([f"{name!r} has no place in {form.name}: it would be lost" for name in homeless])
     others = {name: tensor for name, tensor in checkpoint.others.items() if name not in checkpoint.known}
     every = {**others, **checkpoint.tensors}
-    for name, kept in form.names.of(checkpoint.part).carried.items():
+    for name, kept in form.rules(checkpoint.part).carried.items():
         if name in others:
             places[name] = _placed(kept, others[name].shape, checkpoint.config.num_heads)
     return {
@@ -145,14 +144,14 @@ def _check_part(checkpoint: Checkpoint, form: Format) -> None:
 
     And say how a folder of sentence-transformers goes without its pooling.
     """
-    parts = onnx.PARTS if form.name == ONNX else form.names.parts
-    if checkpoint.part in parts:
+    if checkpoint.part in form.parts:
         return
     modules = any(other.modules and other.source == checkpoint.source for other in FORMATS.values())
     bare = next((other.name for other in FORMATS.values() if other.source == checkpoint.words), "")
     hint = f"; read with --from {bare} it is an encoder, without its pooling" if modules else ""
     raise SpecError(
-        f"the part {checkpoint.part!r} cannot be written as {form.name}, which has {' or '.join(parts)}{hint}"
+        f"the part {checkpoint.part!r} cannot be written as {form.name}, which has "
+        f"{' or '.join(form.parts)}{hint}"
     )
 
 
@@ -169,34 +168,6 @@ def _follows(checkpoint: Checkpoint, name: str) -> bool:
         return False
     found = checkpoint.tensors[name].read()
     return np.array_equal(found, sinusoid(checkpoint.config).astype(found.dtype))
-
-
-def _as_they_were(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
-    """Return the tensors of a checkpoint under the names that its own file had, other heads too."""
-    found: dict[str, StoredTensor] = {}
-    heads = checkpoint.config.num_heads
-    owned = {
-        native: (name, number)
-        for name, tensor in checkpoint.tensors.items()
-        for number, native in enumerate(_natives(tensor))
-    }
-    tied = {entry.name: entry.foreign for entry in checkpoint.ledger if entry.status == "tied"}
-    for entry in checkpoint.ledger:
-        if not entry.foreign:
-            continue
-        name, number = owned.get(entry.foreign, (entry.name if entry.foreign in tied.values() else None, 0))
-        if name is None:
-            found[entry.foreign] = entry.stored
-        else:
-            tensor = checkpoint.tensors[name]
-            found[entry.foreign] = piece(
-                tensor, Binding((entry.foreign,), tensor.transform, entry.shape), number, heads
-            )
-    return found
-
-
-def _natives(tensor: LazyTensor) -> list[str]:
-    return tensor.foreign.split(" + ") if tensor.foreign else []
 
 
 def _files(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
@@ -238,7 +209,7 @@ CLASSES = {
 """The classes of ``concord.backends.tf.model``, by the part that each is."""
 
 
-def keras_members(checkpoint: Checkpoint) -> dict[str, bytes]:
+def _keras_members(checkpoint: Checkpoint) -> dict[str, str]:
     """Return what ``keras.saving.load_model`` makes this project's model from."""
     module, name = "concord.backends.tf.model", CLASSES[checkpoint.part]
     dtype = {
@@ -255,10 +226,8 @@ def keras_members(checkpoint: Checkpoint) -> dict[str, bytes]:
         "registered_name": f"{module}>{name}",
         "build_config": {"shapes_dict": {}},
     }
-    return {
-        "metadata.json": _json({"keras_version": "3.15.1", "date_saved": ""}),
-        "config.json": _json(model),
-    }
+    about = {"keras_version": "3.15.1", "date_saved": ""}
+    return {"metadata.json": json.dumps(about), "config.json": json.dumps(model)}
 
 
 def _carried(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:

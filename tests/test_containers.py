@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concord.porting import registry
-from concord.porting.bugs.files import RunsCode
+from concord.porting.bugs.catalogue import RunsCode
 from concord.porting.containers import (
     HDF5,
     MSGPACK,

@@ -20,7 +20,7 @@ import pytest
 
 from concord import porting
 from concord.porting import registry
-from concord.porting.bugs.files import FIRST
+from concord.porting.bugs.catalogue import FIRST
 from concord.porting.containers import aside
 from concord.spec.errors import SpecError
 from tests.toys.checkpoints import SENTENCES, SHARDS, written

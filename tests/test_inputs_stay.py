@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from concord import porting, writing
-from concord.porting.bugs.files import sharded
+from concord.porting.bugs.catalogue import sharded
 from concord.porting.registry import known
 from tests.toys.ready import hugging_face, texts
 from tests.toys.surroundings import commands

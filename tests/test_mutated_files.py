@@ -25,7 +25,7 @@ from concord.conformance import check_jobs, dump, published, record, report
 from concord.conformance.fuzz.replay import read_found
 from concord.conformance.golden_files.golden import read as read_golden
 from concord.conformance.html import page
-from concord.porting.certificate import sealed, verifying
+from concord.porting import certificate
 from concord.spec.errors import SpecError
 from concord.spec.files import read_json, write_text
 from concord.spec.reference import reference
@@ -111,9 +111,9 @@ def verify(folder: Path) -> None:
     with suppress(SpecError):
         data = read_json(path)
         if isinstance(data, dict):
-            write_text(path, record.lines(sealed.seal(data)))
-    _, stated = sealed.read(path)
-    verifying.verify(stated, folder, folder, files_alone=True)
+            write_text(path, record.lines(certificate.seal(data)))
+    _, stated = certificate.read(path)
+    certificate.verify(stated, folder, folder, files_alone=True)
 
 
 SOURCE = "keras-attention"

@@ -157,22 +157,15 @@ def test_without_such_a_step_two_that_write_are_still_told_from_each_other(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_the_command_writes_where_it_is_told_and_replaces_by_force_alone(
+def test_the_command_writes_where_it_is_told(
     tmp_path: Path, invoke: Callable[..., tuple[int, str, list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    porting.write(porting.from_weights(CONFIG, OLD), tmp_path / "old", "hugging-face")
     porting.write(porting.from_weights(CONFIG, NEW), tmp_path / "new", "concord")
     assert invoke("port", "new", "-o", "a/b/out", "--to", "keras")[0] == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "new", "old"]
-    code, _, lines = invoke("port", "new", "-o", "old", "--to", "keras")
-    assert (code, len(lines), bits(tmp_path / "old")) == (
-        2,
-        1,
-        in_bytes(OLD),
-    )
-    assert invoke("port", "new", "-o", "old", "--to", "keras", "--force")[0] == 0
-    assert bits(tmp_path / "old") == in_bytes(NEW)
+    code, _, lines = invoke("port", "new", "-o", "a/b/out", "--to", "torch")
+    assert (code, len(lines), bits(tmp_path / "a/b/out")) == (2, 1, in_bytes(NEW))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "new"]
 
 
 def test_classes_that_are_counted_but_not_named_are_still_as_many(tmp_path: Path) -> None:

@@ -14,13 +14,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from concord import porting, spec
-from concord.porting.certificate import recorded
-from concord.porting.certificate.page import page
+from concord import porting
 from concord.porting.comparison import compare
 from concord.spec.errors import SpecError
-from tests.test_certificate import made
-from tests.toys.checkpoints import drawn
 from tests.toys.ready import headed, hugging_face
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -220,22 +216,3 @@ def test_names_that_were_made_to_do_harm_are_shown_short_and_escaped(
     code, _, lines = invoke("port", one, "-o", tmp_path / "never", "--to", "concord")
     assert (code, len(lines)) == (2, 2)
     assert all(len(line) < 900 and line.isprintable() for line in lines)
-
-
-def test_a_page_of_a_certificate_shows_them_so_too(tmp_path: Path) -> None:
-    small = spec.variant(
-        "bert",
-        **{"vocab_size": 11, "d_model": 6, "num_heads": 2, "d_ff": 7, "num_layers": 1, "max_positions": 5},
-    )
-    weights = drawn(small, "encoder")
-    for name in ("one", f"b{HARM[:5]}"):
-        porting.write(porting.from_weights(small, weights, "encoder"), tmp_path / name, "hugging-face")
-    path = tmp_path / "one" / "model.safetensors"
-    save_file(
-        {**load_file(path), f"cls.{LONG}": np.ones(3, np.float32), f"cls.{HARM}": np.ones(3, np.float32)},
-        path,
-    )
-    text = page(recorded(made(tmp_path / "one", tmp_path / f"b{HARM[:5]}")))
-    assert "\\x1b]0;title" in text.replace("<wbr>", "")
-    assert not [char for char in text if not char.isprintable() and char != "\n"]
-    assert len(text) < 400_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,15 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord import spec
-from concord.porting.checkpoint import from_weights
-from concord.porting.folder import CONFIGS, LENGTHS, PROMPTS
+from concord.backends.interface import Run
+from concord.conformance import judge
+from concord.porting.checkpoint import Checkpoint, from_weights
+from concord.porting.comparison.checkpoints import alone, differing
+from concord.porting.folder import LENGTHS, PROMPTS
+from concord.porting.reading import AUTO, read
 from concord.porting.registry import Format, known
-from concord.porting.stored import StoredTensor, in_memory
 from concord.porting.writing import write
-
-GROUPS = ("names", "layouts", "tensors", "numbers", "configuration", "beside the weights", "files")
-"""What is wrong: which tensor is which, how it is laid out, which there are, what is in it, what is said of
-the model, what lies beside it, and how it lies in files."""
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.batch import Batch, example_batch
+from concord.spec.errors import SpecError
+from concord.spec.reference import compute
 
 Outcome = Literal["refused", "named", "harmless"]
 """What must come of it: it is not read, and why is said; it is read, and where it goes wrong is said; nothing
@@ -67,28 +69,15 @@ CARRIED: Mapping[str, bytes] = {
 class ConversionBug:
     """A thing that goes wrong, or only seems to, where a checkpoint is converted.
 
-    Attributes:
-        name: unique, in words joined by underscores.
-        group: one of :data:`GROUPS`.
-        what: the bug, in one sentence.
-        clause: the clause of SPEC.md that it breaks, or would break.
-        edit: what makes the right folder into the wrong one.
-        expected: see :data:`Outcome`.
-        says: what must be said. Of what is refused, in one of the lines; of what is named, about the first
-            tensor that diverges;
-            of what is harmless, in the ledger (:attr:`concord.porting.LedgerEntry.reason`).
-        first: of what is named, the first tensor that diverges (:func:`concord.spec.tensors.taps`).
-        format: of the folder (:func:`concord.porting.formats`).
-        sizes: of the model, where they are others than :data:`SIZES`.
-        source: where it was seen.
+    ``bugs.toml`` explains each field; ``edit`` makes the right folder into the wrong one.
     """
 
     name: str
+    group: str
     what: str
+    clause: str
     edit: Edit
     expected: Outcome
-    group: str = ""
-    clause: str = ""
     says: str = ""
     first: str = ""
     format: str = "hugging-face"
@@ -107,130 +96,92 @@ class ConversionBug:
             self.format,
         )
 
-    def inject(self, folder: Path) -> None:
-        """Make the right checkpoint into the wrong one."""
-        self.edit(folder, known(self.format))
+
+DTYPE = "float32"
+
+OTHER = 97
+"""Seed of the order in which the wrong model sums up, as another framework would."""
 
 
-# Entries.
+@dataclass(frozen=True)
+class FoundBug:
+    """What is found.
+
+    Attributes:
+        outcome: ``refused``, ``named`` or ``harmless``: then nothing is found, whatever the bug is.
+        said: the lines that are said.
+        first: of what is named, the first tensor that diverges; empty where it is no tensor.
+    """
+
+    outcome: Outcome
+    said: tuple[str, ...]
+    first: str = ""
 
 
-def _entry(expected: Outcome) -> Callable[..., ConversionBug]:
-    def entry(
-        name: str, what: str, edit: Edit, says: str = "", source: str = "", **more: Any
-    ) -> ConversionBug:
-        where = f"https://github.com/{source}" if source else ""
-        return ConversionBug(
-            name=name, what=what, edit=edit, expected=expected, says=says, source=where, **more
+def find(bug: ConversionBug, folder: Path) -> FoundBug:
+    """Put a bug into a checkpoint and look for it.
+
+    What is refused, is so whether its format is recognised or said.
+
+    Args:
+        folder: which is there; two are written in it.
+    """
+    bug.right(folder / "right")
+    bug.right(folder / "wrong")
+    bug.edit(folder / "wrong", known(bug.format))
+    said: list[str] = []
+    for format in (AUTO, bug.format):
+        try:
+            wrong = read(folder / "wrong", format)
+            wrong.checked()
+        except SpecError as error:
+            said += error.problems
+        else:
+            return compared(read(folder / "right"), wrong)
+    return FoundBug("refused", tuple(said))
+
+
+def compared(right: Checkpoint, wrong: Checkpoint) -> FoundBug:
+    """Say where a model goes wrong that is read from a folder."""
+    if wrong.part != right.part:
+        return FoundBug("named", (f"what is there is an {wrong.part}, not a {right.part}",))
+    batch = example_batch(right.config, batch=4, seed=5, padding="ragged")
+    weights = right.weights()
+    verdict = judge(
+        right.config, weights, batch, run_of(wrong, batch), right.part, end_to_end=False
+    ).explained()
+    first = verdict.first_divergence
+    if first is None:
+        beside = _beside(right, wrong)
+        return (
+            FoundBug("named", beside)
+            if beside
+            else FoundBug("harmless", tuple(entry.reason for entry in wrong.ledger if entry.reason))
         )
-
-    return entry
-
-
-refused, harmless = _entry("refused"), _entry("harmless")
-"""What make an entry of a name, a sentence, an edit, what must be said, where it was seen, and fields of the
-class."""
+    return FoundBug("named", (str(verdict.cause.text if verdict.cause else ""), first.note), first.tensor)
 
 
-def named(name: str, what: str, edit: Edit, first: str, *more: str, **fields: Any) -> ConversionBug:
-    """Return an entry of what is named, first of all at a tensor; empty: at none."""
-    return _entry("named")(name, what, edit, *more, first=first, **fields)
-
-
-def section(group: str, clause: str, *entries: ConversionBug) -> tuple[ConversionBug, ...]:
-    """Return the entries of a group; the clause is that of those which name none."""
-    return tuple(dataclasses.replace(one, group=group, clause=one.clause or clause) for one in entries)
-
-
-# Edits.
-
-
-def tensors(change: Callable[[Arrays], Arrays]) -> Edit:
-    """Return the edit of the tensors of a file, by its own names and in its own layouts.
-
-    One may become a :class:`StoredTensor`.
-    """
-
-    def edit(folder: Path, form: Format) -> None:
-        path = folder / form.weights[0]
-        arrays = {name: np.array(stored.array()) for name, stored in form.container.read(path).items()}
-        new = {
-            name: one if isinstance(one, StoredTensor) else in_memory(np.asarray(one, order="C"))
-            for name, one in change(arrays).items()
-        }
-        form.container.write(path, new)
-
-    return edit
-
-
-def changed(**changes: Callable[[Array], Any]) -> Edit:
-    """Return the edit of tensors by the end of their names, written with double underscores for dots."""
-    ends = {end.replace("__", "."): change for end, change in changes.items()}
-
-    def change(found: Arrays) -> Arrays:
-        return {
-            name: next((change(array) for end, change in ends.items() if name.endswith(end)), array)
-            for name, array in found.items()
-        }
-
-    return tensors(change)
-
-
-def renamed(rename: Callable[[str], str]) -> Edit:
-    """Return the edit of the names of tensors."""
-    return tensors(lambda found: {rename(name): array for name, array in found.items()})
-
-
-def exchanged(one: str, other: str) -> Edit:
-    """Return the edit that exchanges two words in the names of tensors."""
-    return renamed(lambda name: name.replace(one, other) if one in name else name.replace(other, one))
-
-
-def without(*words: str) -> Edit:
-    """Return the edit that leaves out the tensors whose names have one of some words."""
-    return tensors(
-        lambda found: {
-            name: array for name, array in found.items() if not any(word in name for word in words)
-        }
+def _beside(right: Checkpoint, wrong: Checkpoint) -> tuple[str, ...]:
+    """Return what lies beside the weights and is not the same, in lines."""
+    apart = differing(right, wrong, ("the right one", "the wrong one"))
+    return tuple(
+        f"{name}: {words}"
+        for name, words in {
+            **apart,
+            **dict.fromkeys(alone(right, wrong), "only the right one has it"),
+        }.items()
     )
 
 
-def added(**arrays: Callable[[Arrays], Array]) -> Edit:
-    """Return the edit that adds tensors, made of those that are there.
-
-    Names are written with double underscores for dots.
-    """
-    return tensors(
-        lambda found: {**found, **{name.replace("__", "."): make(found) for name, make in arrays.items()}}
+def run_of(checkpoint: Checkpoint, batch: Batch) -> Run:
+    """Return what a model computes, in rounded arithmetic and another order of sums."""
+    truth = compute(
+        checkpoint.config,
+        checkpoint.weights(),
+        batch,
+        Arithmetic(DTYPE, shuffle=OTHER),
+        False,
+        checkpoint.part,
+        DTYPE,
     )
-
-
-def stated(**entries: Any) -> Edit:
-    """Return the edit of what the configuration says; None leaves an entry out."""
-
-    def edit(folder: Path, form: Format) -> None:
-        path = next(folder / name for name in CONFIGS if (folder / name).exists())
-        said = {**json.loads(path.read_text()), **entries}
-        path.write_text(json.dumps({key: value for key, value in said.items() if value is not None}))
-
-    return edit
-
-
-def both(*edits: Edit) -> Edit:
-    """Return several edits, one after the other."""
-
-    def edit(folder: Path, form: Format) -> None:
-        for one in edits:
-            one(folder, form)
-
-    return edit
-
-
-def damaged(change: Callable[[bytes], bytes]) -> Edit:
-    """Return the edit of the bytes of the file of weights."""
-
-    def edit(folder: Path, form: Format) -> None:
-        path = folder / form.weights[0]
-        path.write_bytes(change(path.read_bytes()))
-
-    return edit
+    return Run(truth.output, truth.loss, dict(truth.taps), {}, "port", DTYPE, requested=("taps",))

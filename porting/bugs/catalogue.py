@@ -2,45 +2,251 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import pickle
 import re
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from concord.porting.bugs.bug import (
-    LABELS,
-    TOKENS,
-    Array,
-    Arrays,
-    ConversionBug,
-    Edit,
-    added,
-    both,
-    changed,
-    exchanged,
-    harmless,
-    named,
-    refused,
-    renamed,
-    section,
-    stated,
-    tensors,
-    without,
-)
-from concord.porting.bugs.files import FILES
-from concord.porting.folder import LENGTHS, PROMPTS
+from concord.porting.bugs.bug import LABELS, TOKENS, Array, Arrays, ConversionBug, Edit
+from concord.porting.containers import TORCH, safetensors
+from concord.porting.containers.container import INDEX
+from concord.porting.folder import CONFIG, LENGTHS, PROMPTS
 from concord.porting.registry import Format
 from concord.porting.stored import StoredTensor, in_memory
+from concord.spec.files import parse_toml, read_text
 
-TRANSFORMERS = "huggingface/transformers"
+# Edits.
+
+
+def tensors(change: Callable[[Arrays], Arrays]) -> Edit:
+    """Return the edit of the tensors of a file, by its own names and in its own layouts.
+
+    One may become a :class:`StoredTensor`.
+    """
+
+    def edit(folder: Path, form: Format) -> None:
+        path = folder / form.weights[0]
+        arrays = {name: np.array(stored.array()) for name, stored in form.container.read(path).items()}
+        new = {
+            name: one if isinstance(one, StoredTensor) else in_memory(np.asarray(one, order="C"))
+            for name, one in change(arrays).items()
+        }
+        form.container.write(path, new)
+
+    return edit
+
+
+def changed(**changes: Callable[[Array], Any]) -> Edit:
+    """Return the edit of tensors by the end of their names, written with double underscores for dots."""
+    ends = {end.replace("__", "."): change for end, change in changes.items()}
+
+    def change(found: Arrays) -> Arrays:
+        return {
+            name: next((change(array) for end, change in ends.items() if name.endswith(end)), array)
+            for name, array in found.items()
+        }
+
+    return tensors(change)
+
+
+def renamed(rename: Callable[[str], str]) -> Edit:
+    """Return the edit of the names of tensors."""
+    return tensors(lambda found: {rename(name): array for name, array in found.items()})
+
+
+def exchanged(one: str, other: str) -> Edit:
+    """Return the edit that exchanges two words in the names of tensors."""
+    return renamed(lambda name: name.replace(one, other) if one in name else name.replace(other, one))
+
+
+def without(*words: str) -> Edit:
+    """Return the edit that leaves out the tensors whose names have one of some words."""
+    return tensors(
+        lambda found: {
+            name: array for name, array in found.items() if not any(word in name for word in words)
+        }
+    )
+
+
+def added(**arrays: Callable[[Arrays], Array]) -> Edit:
+    """Return the edit that adds tensors, made of those that are there.
+
+    Names are written with double underscores for dots.
+    """
+    return tensors(
+        lambda found: {**found, **{name.replace("__", "."): make(found) for name, make in arrays.items()}}
+    )
+
+
+def rewritten(name: str, change: Callable[[bytes], bytes]) -> Edit:
+    """Return the edit of the bytes of a file; of no name: of the weights."""
+
+    def edit(folder: Path, form: Format) -> None:
+        path = folder / (name or form.weights[0])
+        path.write_bytes(change(path.read_bytes()))
+
+    return edit
+
+
+def entries(name: str, **said: Any) -> Edit:
+    """Return the edit of what a file says; None leaves an entry out."""
+
+    def change(content: bytes) -> bytes:
+        found = {**json.loads(content), **said}
+        return json.dumps({key: value for key, value in found.items() if value is not None}).encode()
+
+    return rewritten(name, change)
+
+
+stated, damaged = partial(entries, CONFIG), partial(rewritten, "")
+"""The edits of the configuration, and of the file of weights."""
+
+
+def both(*edits: Edit) -> Edit:
+    """Return several edits, one after the other."""
+
+    def edit(folder: Path, form: Format) -> None:
+        for one in edits:
+            one(folder, form)
+
+    return edit
+
+
+# How a checkpoint lies in files.
+
+POINTER = (
+    b"version https://git-lfs.github.com/spec/v1\n"
+    b"oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 440473133\n"
+)
+
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+BIAS_OF_CLASSES = "classifier.bias"
+
+MADE = "made-by-a-pickle"
+"""The folder that :class:`RunsCode` would make beside the checkpoint."""
+
+
+def loaded(path: Path) -> Arrays:
+    """Return copies of the tensors of a file: it may be overwritten."""
+    return {name: np.array(stored.array()) for name, stored in safetensors.read(path).items()}
+
+
+def saved(path: Path, arrays: Arrays) -> None:
+    safetensors.write(path, {name: in_memory(array) for name, array in arrays.items()})
+
+
+def sharded(change: Callable[[Path, dict[str, str]], dict[str, str]], kept: bool = False) -> Edit:
+    """Return the edit that puts the tensors into two files with an index.
+
+    Args:
+        change: of what the index says, with the folder at hand.
+        kept: whether the one file with all tensors stays.
+    """
+
+    def edit(folder: Path, form: Format) -> None:
+        whole = folder / form.weights[0]
+        found = loaded(whole)
+        shards = {name: FIRST if number % 2 else SECOND for number, name in enumerate(found)}
+        for shard in (FIRST, SECOND):
+            saved(folder / shard, {name: found[name] for name in found if shards[name] == shard})
+        if not kept:
+            whole.unlink()
+        index = {"metadata": {}, "weight_map": change(folder, shards)}
+        (folder / f"{form.weights[0]}{INDEX}").write_text(json.dumps(index))
+
+    return edit
+
+
+def right_index(folder: Path, shards: dict[str, str]) -> dict[str, str]:
+    return shards
+
+
+def shard_left_out(folder: Path, shards: dict[str, str]) -> dict[str, str]:
+    (folder / SECOND).unlink()
+    return shards
+
+
+def other_file(folder: Path, shards: dict[str, str]) -> dict[str, str]:
+    """Have the index say of a tensor that it is in the other file."""
+    return {**shards, BIAS_OF_CLASSES: FIRST if shards[BIAS_OF_CLASSES] == SECOND else SECOND}
+
+
+def twice(folder: Path, shards: dict[str, str]) -> dict[str, str]:
+    """Put a stale copy of a tensor into the other file too."""
+    name = next(name for name, shard in shards.items() if shard == FIRST)
+    stale = loaded(folder / FIRST)[name] + 1
+    saved(folder / SECOND, {**loaded(folder / SECOND), name: stale})
+    return shards
+
+
+def as_torch(folder: Path, form: Format) -> None:
+    """Write PyTorch's own file under the name of safetensors."""
+    path = folder / form.weights[0]
+    TORCH.write(path, {name: in_memory(array) for name, array in loaded(path).items()})
+
+
+def big_endian(content: bytes) -> bytes:
+    """Write an archive of PyTorch, of float32 numbers, as a machine with the most significant byte first."""
+    found = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as before, zipfile.ZipFile(found, "w") as after:
+        for entry in before.infolist():
+            inner = before.read(entry)
+            if "/data/" in entry.filename:
+                inner = np.frombuffer(inner, np.uint32).byteswap().tobytes()
+            after.writestr(entry.filename, b"big" if entry.filename.endswith("byteorder") else inner)
+    return found.getvalue()
+
+
+class RunsCode:
+    """Would make a folder if it were unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def running(folder: Path, form: Format) -> None:
+    """Write a pickle that would have code run."""
+    (folder / form.weights[0]).write_bytes(
+        pickle.dumps({"bert.pooler.dense.weight": RunsCode(folder / MADE)}, 2)
+    )
+
+
+FILES = {
+    "shards": sharded(right_index),
+    "shard_left_out": sharded(shard_left_out),
+    "index_of_other_files": sharded(
+        lambda _, shards: {name: shard.replace("of-00002", "of-00004") for name, shard in shards.items()}
+    ),
+    "index_names_the_other_file": sharded(other_file),
+    "tensor_not_in_the_index": sharded(
+        lambda _, shards: {name: shard for name, shard in shards.items() if name != BIAS_OF_CLASSES}
+    ),
+    "tensor_in_two_files": sharded(twice),
+    "index_leads_outside": sharded(
+        lambda folder, shards: {name: f"../{folder.name}/{shard}" for name, shard in shards.items()}
+    ),
+    "another_file_beside_the_shards": sharded(right_index, kept=True),
+    "file_cut_off": damaged(lambda content: content[:-100]),
+    "pointer_instead_of_the_file": damaged(lambda content: POINTER),
+    "torch_file_by_another_name": as_torch,
+    "torch_file_of_another_machine": damaged(big_endian),
+    "pickle_that_runs": running,
+}
 
 
 # Which tensor is which (SPEC WGT-1).
-
-NO_FORMAT = "have names of no format"
 
 
 def layers(number: Callable[[int, int], int]) -> Edit:
@@ -94,125 +300,26 @@ def slices(order: str) -> Edit:
     return tensors(change)
 
 
-NAMES = section(
-    "names",
-    "WGT-1",
-    refused(
-        "prefix_of_parallel_training",
-        "All names begin with `module.`, as DataParallel saves them.",
-        renamed(lambda name: f"module.{name}"),
-        NO_FORMAT,
-        "pytorch/pytorch/issues/3805",
+NAMES = {
+    "prefix_of_parallel_training": renamed(lambda name: f"module.{name}"),
+    "prefix_twice": renamed(lambda name: f"bert.{name}"),
+    "prefix_left_out": renamed(lambda name: name.removeprefix("bert.")),
+    "names_in_a_scope": renamed(lambda name: f"scope/{name}"),
+    "names_of_another_version": renamed(lambda name: name.replace(".attention.self.", ".self_attention.")),
+    "gamma_and_beta_of_norms": renamed(older),
+    "gamma_that_is_no_norm": tensors(
+        lambda found: {**found, "bert.encoder.layer.0.weight": np.ones(14, np.float32)}
     ),
-    refused(
-        "prefix_twice",
-        "All names have their prefix twice.",
-        renamed(lambda name: f"bert.{name}"),
-        NO_FORMAT,
-        f"{TRANSFORMERS}/issues/8407",
-    ),
-    harmless(
-        "prefix_left_out",
-        "The encoder's names have no prefix, as BertModel saves them; the classifier's are there.",
-        renamed(lambda name: name.removeprefix("bert.")),
-        source=f"{TRANSFORMERS}/issues/11843",
-    ),
-    refused(
-        "names_in_a_scope",
-        "All names lie in a scope of TensorFlow.",
-        renamed(lambda name: f"scope/{name}"),
-        NO_FORMAT,
-        f"{TRANSFORMERS}/issues/10492",
-        format="hugging-face-tf",
-    ),
-    refused(
-        "names_of_another_version",
-        "Attention is called otherwise by a newer version of the source.",
-        renamed(lambda name: name.replace(".attention.self.", ".self_attention.")),
-        "is missing but is required",
-        f"{TRANSFORMERS}/pull/15820",
-    ),
-    harmless(
-        "gamma_and_beta_of_norms",
-        "Weights and biases of norms are called gamma and beta, as before 2019.",
-        renamed(older),
-        "under an older name",
-        f"{TRANSFORMERS}/issues/11809",
-    ),
-    refused(
-        "gamma_that_is_no_norm",
-        "A parameter that is called gamma and belongs to no norm was renamed to weight, with those of norms.",
-        tensors(lambda found: {**found, "bert.encoder.layer.0.weight": np.ones(14, np.float32)}),
-        "'bert.encoder.layer.0.weight' is unexpected",
-        f"{TRANSFORMERS}/issues/29554",
-    ),
-    refused(
-        "layers_counted_from_one",
-        "Layers are counted from one.",
-        layers(lambda place, count: place + 1),
-        "'bert.encoder.layer.0.attention.self.query.weight' is missing",
-        "EleutherAI/gpt-neox/issues/971",
-    ),
-    named(
-        "layers_sorted_as_text",
-        "Layers are sorted as texts, so that 10 comes before 2.",
-        layers(among_texts),
-        "layers.2.attention.query",
-        "the weights of `layers.10",
-        "vllm-project/llm-compressor/pull/2175",
-        sizes={"num_layers": 11},
-    ),
-    named(
-        "layers_reversed",
-        "Layers are in the other order.",
-        layers(lambda place, count: count - 1 - place),
-        "layers.0.attention.query",
-        "the weights of `layers.1.attention.query`",
-    ),
-    named(
-        "key_from_the_slice_of_value",
-        "The key is cut out of a fused weight where the value lies.",
-        slices("qvv"),
-        "layers.0.attention.key",
-        "the weights of `layers.0.attention.value`",
-        f"{TRANSFORMERS}/pull/40257",
-    ),
-    named(
-        "fused_as_key_value_query",
-        "A fused weight has key, value and query in this order, and is cut as query, key and value.",
-        slices("kvq"),
-        "layers.0.attention.query",
-        "the weights of `layers.0.attention.key`",
-        f"{TRANSFORMERS}/pull/21519",
-    ),
-    named(
-        "query_and_key_exchanged",
-        "Query and key are exchanged.",
-        exchanged("self.query", "self.key"),
-        "layers.0.attention.query",
-        "the weights of `layers.0.attention.key`",
-    ),
-    named(
-        "gamma_and_beta_exchanged",
-        "Gamma and beta of each norm are taken for each other.",
-        exchanged("LayerNorm.weight", "LayerNorm.bias"),
-        "embeddings.norm",
-        source="Vladkryvoruchko/PSPNet-Keras-tensorflow/issues/31",
-    ),
-    named(
-        "norms_of_a_layer_exchanged",
-        "The norm behind attention and that behind the feed-forward layers are exchanged.",
-        exchanged("attention.output.LayerNorm", "output.LayerNorm"),
-        "layers.0.norm1",
-    ),
-    refused(
-        "two_names_for_one",
-        "Two tensors are given one name, and the first one is lost.",
-        tensors(as_position),
-        "'bert.embeddings.LayerNorm.bias' has shape (13, 14)",
-        "bigscience-workshop/Megatron-DeepSpeed/pull/327",
-    ),
-)
+    "layers_counted_from_one": layers(lambda place, count: place + 1),
+    "layers_sorted_as_text": layers(among_texts),
+    "layers_reversed": layers(lambda place, count: count - 1 - place),
+    "key_from_the_slice_of_value": slices("qvv"),
+    "fused_as_key_value_query": slices("kvq"),
+    "query_and_key_exchanged": exchanged("self.query", "self.key"),
+    "gamma_and_beta_exchanged": exchanged("LayerNorm.weight", "LayerNorm.bias"),
+    "norms_of_a_layer_exchanged": exchanged("attention.output.LayerNorm", "output.LayerNorm"),
+    "two_names_for_one": tensors(as_position),
+}
 
 
 # How tensors are laid out (SPEC WGT-2).
@@ -271,110 +378,28 @@ def fused_by_head(found: Arrays) -> Arrays:
     return new
 
 
-LAYOUTS = section(
-    "layouts",
-    "WGT-2",
-    refused(
-        "linear_not_transposed",
-        "Linear weights are written to Paddle as PyTorch keeps them.",
-        tensors(all_turned),
-        "has shape (17, 14) but must be (14, 17)",
-        "PaddlePaddle/PaddleMIX/issues/239",
-        format="paddlenlp",
+LAYOUTS = {
+    "linear_not_transposed": tensors(all_turned),
+    "kernels_transposed": tensors(all_turned),
+    "square_kernel_transposed": tensors(square_turned),
+    "square_kernel_not_transposed_for_paddle": tensors(square_turned),
+    "one_kernel_transposed": changed(layer__1__attention__output__dense__weight=np.transpose),
+    "table_transposed": changed(word_embeddings__weight=np.transpose),
+    "view_saved_as_its_storage": changed(layer__0__intermediate__dense__weight=storage_order),
+    "heads_permuted_for_rotary": changed(
+        self__query__weight=rotary,
+        self__query__bias=rotary,
+        self__key__weight=rotary,
+        self__key__bias=rotary,
     ),
-    refused(
-        "kernels_transposed",
-        "Linear weights are written to PyTorch as Flax keeps them.",
-        tensors(all_turned),
-        "has shape (14, 17) but must be (17, 14)",
-        "google/flax/pull/1848",
+    "query_permuted_alone": changed(self__query__weight=rotary, self__query__bias=rotary),
+    "heads_in_another_order": changed(self__value__weight=heads_exchanged, self__value__bias=heads_exchanged),
+    "fused_by_head_cut_in_thirds": tensors(fused_by_head),
+    "head_of_pretraining_transposed": both(
+        tensors(lambda found: {**found, "cls.seq_relationship.weight": np.zeros((14, 2), np.float32)}),
+        stated(architectures=["BertForPreTraining"]),
     ),
-    named(
-        "square_kernel_transposed",
-        "What fits by its shape is not transposed: square weights stay as they were.",
-        tensors(square_turned),
-        "layers.0.attention.query",
-        "transposed (WGT-2)",
-        "huggingface/transformers/issues/47031",
-    ),
-    named(
-        "square_kernel_not_transposed_for_paddle",
-        "The same on the way to Paddle.",
-        tensors(square_turned),
-        "layers.0.attention.query",
-        "transposed (WGT-2)",
-        format="paddlenlp",
-    ),
-    named(
-        "one_kernel_transposed",
-        "One square weight is transposed.",
-        changed(layer__1__attention__output__dense__weight=np.transpose),
-        "layers.1.attention.output",
-        "transposed (WGT-2)",
-    ),
-    refused(
-        "table_transposed",
-        "Embedding tables are transposed with the linear weights.",
-        changed(word_embeddings__weight=np.transpose),
-        "has shape (14, 29) but must be (29, 14)",
-        "PaddlePaddle/PaddleNLP/pull/7341",
-    ),
-    named(
-        "view_saved_as_its_storage",
-        "A transposed view is saved with the view's shape and the storage's order.",
-        changed(layer__0__intermediate__dense__weight=storage_order),
-        "layers.0.feed_forward.inner",
-        "memory order",
-        "PaddlePaddle/PaddleX/pull/5208",
-    ),
-    named(
-        "heads_permuted_for_rotary",
-        (
-            "Rows of query and key are permuted for rotary positions, which this model has not; the scores "
-            "are the same."
-        ),
-        changed(
-            self__query__weight=rotary,
-            self__query__bias=rotary,
-            self__key__weight=rotary,
-            self__key__bias=rotary,
-        ),
-        "layers.0.attention.query",
-        source="meta-pytorch/gpt-fast/issues/190",
-    ),
-    named(
-        "query_permuted_alone",
-        "Rows of the query are permuted, and those of the key by another number of heads.",
-        changed(self__query__weight=rotary, self__query__bias=rotary),
-        "layers.0.attention.query",
-        source="huggingface/transformers/pull/31788",
-    ),
-    named(
-        "heads_in_another_order",
-        "Each head has the value of another.",
-        changed(self__value__weight=heads_exchanged, self__value__bias=heads_exchanged),
-        "layers.0.attention.value",
-        "heads",
-        clause="ATT-2",
-    ),
-    named(
-        "fused_by_head_cut_in_thirds",
-        "A fused weight has query, key and value head by head, and is cut into thirds.",
-        tensors(fused_by_head),
-        "layers.0.attention.query",
-        source="JieShibo/MoLE/issues/9",
-    ),
-    harmless(
-        "head_of_pretraining_transposed",
-        "The head for next sentences is transposed, as Google has it; no classifier needs it.",
-        both(
-            tensors(lambda found: {**found, "cls.seq_relationship.weight": np.zeros((14, 2), np.float32)}),
-            stated(architectures=["BertForPreTraining"]),
-        ),
-        "heads of pretraining",
-        "CyberZHG/keras-bert/issues/137",
-    ),
-)
+}
 
 
 # Which tensors there are, and how many rows they have (SPEC WGT-1).
@@ -398,195 +423,53 @@ def one_column(array: Array) -> Array:
     return np.ascontiguousarray(array[:2])
 
 
-TENSORS = section(
-    "tensors",
-    "WGT-1",
-    refused(
-        "pooler_missing",
-        "The pooler was not saved, and would be drawn anew.",
-        without("pooler"),
-        "'bert.pooler.dense.weight' is missing",
-        f"{TRANSFORMERS}/issues/8887",
+TENSORS = {
+    "pooler_missing": without("pooler"),
+    "bias_missing": without(BIAS),
+    "layer_missing": stated(num_hidden_layers=3),
+    "layer_dropped": stated(num_hidden_layers=1),
+    "classifier_missing": without("classifier"),
+    "table_left_out_as_shared": both(
+        added(cls__predictions__decoder__weight=lambda found: found[TOKEN]), without("word_embeddings")
     ),
-    refused("bias_missing", "A bias is left out.", without(BIAS), f"{BIAS!r} is missing"),
-    refused(
-        "layer_missing",
-        "The configuration counts a layer more than there are.",
-        stated(num_hidden_layers=3),
-        "'bert.encoder.layer.2.attention.self.query.weight' is missing",
-        "ggml-org/llama.cpp/pull/26942",
+    "decoder_tied": added(cls__predictions__decoder__weight=lambda found: found[TOKEN].copy()),
+    "decoder_not_tied": added(cls__predictions__decoder__weight=lambda found: found[TOKEN] + 1),
+    "buffer_of_positions": added(bert__embeddings__position_ids=lambda found: np.arange(13)[None]),
+    "buffer_of_segments": added(bert__embeddings__token_type_ids=lambda found: np.zeros((1, 13), np.int64)),
+    "buffer_of_positions_backwards": added(
+        bert__embeddings__position_ids=lambda found: np.arange(13)[None, ::-1].copy()
     ),
-    refused(
-        "layer_dropped",
-        "The configuration counts a layer less than there are, and it would be dropped.",
-        stated(num_hidden_layers=1),
-        "'bert.encoder.layer.1.attention.self.query.weight' is unexpected",
-        "RBLN-SW/vllm-rbln/pull/970",
+    "buffer_of_segments_of_ones": added(
+        bert__embeddings__token_type_ids=lambda found: np.ones((1, 13), np.int64)
     ),
-    named(
-        "classifier_missing",
-        "The classifier was not saved, and would be drawn anew: what is there is an encoder.",
-        without("classifier"),
-        "",
-        "an encoder",
-        f"{TRANSFORMERS}/issues/19999",
+    "slots_of_another_model": added(
+        **{"bert/pooler/dense/bias/adam_m": lambda found: np.ones(3, np.float32)}
     ),
-    refused(
-        "table_left_out_as_shared",
-        "The token table shares its storage with the decoder, and only that is saved.",
-        both(added(cls__predictions__decoder__weight=lambda found: found[TOKEN]), without("word_embeddings")),
-        f"{TOKEN!r} is missing",
-        f"{TRANSFORMERS}/issues/34759",
+    "slots_of_adam": tensors(
+        lambda found: {
+            **found,
+            **{
+                f"{name}/adam_{moment}": np.ones_like(array)
+                for name, array in found.items()
+                for moment in "mv"
+            },
+            "global_step": np.array(7),
+        }
     ),
-    harmless(
-        "decoder_tied",
-        "The decoder is saved besides the token table, a copy of it.",
-        added(cls__predictions__decoder__weight=lambda found: found[TOKEN].copy()),
-        f"a copy of {TOKEN!r}",
-        f"{TRANSFORMERS}/issues/9635",
+    "slots_of_an_unknown_optimizer": added(exp_avg__0=lambda found: np.ones(3, np.float32)),
+    "adapters_beside": added(
+        bert__encoder__layer__0__adapter__weight=lambda found: np.ones((3, 14), np.float32)
     ),
-    harmless(
-        "decoder_not_tied",
-        "The decoder is no copy of the token table; no classifier needs it.",
-        added(cls__predictions__decoder__weight=lambda found: found[TOKEN] + 1),
-        "it is no copy of",
-        f"{TRANSFORMERS}/issues/48154",
-    ),
-    harmless(
-        "buffer_of_positions",
-        "The numbers of positions are saved with the weights.",
-        added(bert__embeddings__position_ids=lambda found: np.arange(13)[None]),
-        "a buffer",
-        f"{TRANSFORMERS}/issues/6882",
-    ),
-    harmless(
-        "buffer_of_segments",
-        "Segment ids of zeros are saved with the weights.",
-        added(bert__embeddings__token_type_ids=lambda found: np.zeros((1, 13), np.int64)),
-        "a buffer",
-        f"{TRANSFORMERS}/issues/16779",
-    ),
-    refused(
-        "buffer_of_positions_backwards",
-        "The numbers of positions that are saved with the weights count backwards.",
-        added(bert__embeddings__position_ids=lambda found: np.arange(13)[None, ::-1].copy()),
-        "element 0 is 12 but must be 0",
-    ),
-    refused(
-        "buffer_of_segments_of_ones",
-        "The segment ids that are saved with the weights are not zeros.",
-        added(bert__embeddings__token_type_ids=lambda found: np.ones((1, 13), np.int64)),
-        "element 0 is 1 but must be 0",
-    ),
-    refused(
-        "slots_of_another_model",
-        "An optimizer's moments have not the shape of the tensor that they are kept for.",
-        added(**{"bert/pooler/dense/bias/adam_m": lambda found: np.ones(3, np.float32)}),
-        "has shape (3,) but must be (14,)",
-        format="google-bert",
-    ),
-    harmless(
-        "slots_of_adam",
-        "Adam's moments and the number of steps lie among the weights, as TensorFlow saves them.",
-        tensors(
-            lambda found: {
-                **found,
-                **{
-                    f"{name}/adam_{moment}": np.ones_like(array)
-                    for name, array in found.items()
-                    for moment in "mv"
-                },
-                "global_step": np.array(7),
-            }
-        ),
-        "belongs to the optimizer",
-        f"{TRANSFORMERS}/issues/98",
-        format="google-bert",
-    ),
-    refused(
-        "slots_of_an_unknown_optimizer",
-        "An optimizer's state lies among the weights of a format that has no place for it.",
-        added(exp_avg__0=lambda found: np.ones(3, np.float32)),
-        "'exp_avg.0' is unexpected",
-        f"{TRANSFORMERS}/issues/9797",
-    ),
-    refused(
-        "adapters_beside",
-        "Weights of adapters, which the model does not have, lie among them.",
-        added(bert__encoder__layer__0__adapter__weight=lambda found: np.ones((3, 14), np.float32)),
-        "is unexpected",
-    ),
-    refused(
-        "vocabulary_padded_in_the_file_alone",
-        "The token table is padded to a multiple of eight; the configuration says otherwise.",
-        changed(word_embeddings__weight=padded(3)),
-        "has shape (32, 14) but must be (29, 14)",
-        "NVIDIA/DeepLearningExamples/issues/1275",
-        clause="EMB-1",
-    ),
-    harmless(
-        "vocabulary_padded",
-        "The token table is padded to a multiple of eight, and the configuration says so.",
-        both(changed(word_embeddings__weight=padded(3)), stated(vocab_size=32)),
-        source="THUDM/Chinese-Transformer-XL/issues/3",
-        clause="EMB-1",
-    ),
-    named(
-        "special_tokens_moved",
-        "The token table has rows for special tokens first, the vocabulary has them last.",
-        changed(word_embeddings__weight=shifted(4)),
-        "embeddings.token",
-        source="facebookresearch/fairseq/issues/2004",
-        clause="EMB-1",
-    ),
-    refused(
-        "segments_counted_otherwise",
-        "The configuration counts another number of segments than the table has.",
-        stated(type_vocab_size=3),
-        "has shape (2, 14) but must be (3, 14)",
-        "castorini/duobert/issues/4",
-        clause="EMB-5",
-    ),
-    named(
-        "segments_exchanged",
-        "The two rows of the segment table are exchanged.",
-        changed(token_type_embeddings__weight=shifted(1)),
-        "embeddings.segment",
-        clause="EMB-5",
-    ),
-    named(
-        "positions_shifted_by_padding",
-        "The rows of positions are moved by the padding id and one, as RoBERTa counts.",
-        changed(position_embeddings__weight=shifted(2)),
-        "embeddings.position",
-        source="huggingface/sentence-transformers/pull/3879",
-        clause="POS-5",
-    ),
-    refused(
-        "positions_with_rows_for_padding",
-        "The table of positions has two more rows, as RoBERTa's has.",
-        changed(position_embeddings__weight=padded(2)),
-        "has shape (15, 14) but must be (13, 14)",
-        f"{TRANSFORMERS}/issues/1363",
-        clause="POS-5",
-    ),
-    refused(
-        "positions_cut",
-        "The configuration has fewer positions than the table.",
-        stated(max_position_embeddings=5),
-        "has shape (13, 14) but must be (5, 14)",
-        "huggingface/sentence-transformers/issues/3347",
-        clause="POS-5",
-    ),
-    refused(
-        "classifier_of_another_size",
-        "The classifier has another number of classes than the configuration.",
-        changed(classifier__weight=one_column, classifier__bias=one_column),
-        "'classifier.weight' has shape (2, 14) but must be (3, 14)",
-        f"{TRANSFORMERS}/issues/14218",
-        clause="HED-3",
-    ),
-)
+    "vocabulary_padded_in_the_file_alone": changed(word_embeddings__weight=padded(3)),
+    "vocabulary_padded": both(changed(word_embeddings__weight=padded(3)), stated(vocab_size=32)),
+    "special_tokens_moved": changed(word_embeddings__weight=shifted(4)),
+    "segments_counted_otherwise": stated(type_vocab_size=3),
+    "segments_exchanged": changed(token_type_embeddings__weight=shifted(1)),
+    "positions_shifted_by_padding": changed(position_embeddings__weight=shifted(2)),
+    "positions_with_rows_for_padding": changed(position_embeddings__weight=padded(2)),
+    "positions_cut": stated(max_position_embeddings=5),
+    "classifier_of_another_size": changed(classifier__weight=one_column, classifier__bias=one_column),
+}
 
 
 # What is in tensors (SPEC WGT-3, WGT-4).
@@ -626,199 +509,44 @@ def overflowing(found: Arrays) -> Arrays:
         }
 
 
-NUMBERS = section(
-    "numbers",
-    "WGT-4",
-    named(
-        "weights_in_float16",
-        "All weights were cast to float16.",
-        cast("float16"),
-        "embeddings.token",
-        "float16",
-        "google/saxml/issues/28",
+NUMBERS = {
+    "weights_in_float16": cast("float16"),
+    "one_tensor_in_bfloat16": changed(word_embeddings__weight=upper_half),
+    "weights_widened": cast("float64"),
+    "weights_in_whole_numbers": changed(**{OUTER: lambda array: np.round(array * 100).astype(np.int8)}),
+    "weight_not_a_number": changed(**{OUTER: with_element(float("nan"))}),
+    "weight_beyond_float16": tensors(overflowing),
+    "weight_of_another_run": changed(
+        **{OUTER: lambda array: np.random.default_rng(1).permutation(array.reshape(-1)).reshape(array.shape)}
     ),
-    named(
-        "one_tensor_in_bfloat16",
-        "One tensor is saved in bfloat16, all others as they were.",
-        changed(word_embeddings__weight=upper_half),
-        "embeddings.token",
-        "bfloat16",
-        "huggingface/transformers/issues/46167",
-    ),
-    harmless(
-        "weights_widened",
-        "All weights were cast to float64, which changes none.",
-        cast("float64"),
-        source="huggingface/transformers/issues/12062",
-    ),
-    refused(
-        "weights_in_whole_numbers",
-        "A quantised weight, without its scale, stands where the weight should.",
-        changed(**{OUTER: lambda array: np.round(array * 100).astype(np.int8)}),
-        "has dtype int8 but must be a floating-point type",
-        clause="WGT-3",
-    ),
-    refused(
-        "weight_not_a_number",
-        "A weight is NaN.",
-        changed(**{OUTER: with_element(float("nan"))}),
-        "holds NaN or infinity",
-        "NVIDIA/FasterTransformer/issues/221",
-        clause="WGT-3",
-    ),
-    refused(
-        "weight_beyond_float16",
-        "A weight was too large for float16, and is infinite.",
-        tensors(overflowing),
-        "holds NaN or infinity",
-        "microsoft/onnxruntime/issues/11384",
-        clause="WGT-3",
-    ),
-    named(
-        "weight_of_another_run",
-        "One tensor is another checkpoint's.",
-        changed(
-            **{
-                OUTER: lambda array: (
-                    np.random.default_rng(1).permutation(array.reshape(-1)).reshape(array.shape)
-                )
-            }
-        ),
-        "layers.1.feed_forward.outer",
-    ),
-    named(
-        "element_nudged",
-        "One element is off by a hundredth.",
-        changed(**{OUTER: lambda array: with_element(float(array[3, 5]) * 1.01)(array)}),
-        "layers.1.feed_forward.outer",
-    ),
-    named(
-        "weight_zero",
-        "A weight was allocated, and never filled.",
-        changed(**{OUTER: np.zeros_like}),
-        "layers.1.feed_forward.outer",
-        source="GeeeekExplorer/nano-vllm/pull/264",
-    ),
-    named(
-        "bytes_in_the_other_order",
-        "Norms were written by a machine that has the most significant byte first.",
-        changed(embeddings__LayerNorm__weight=lambda array: array.byteswap()),
-        "embeddings.norm",
-        source="safetensors/safetensors/issues/307",
-    ),
-)
+    "element_nudged": changed(**{OUTER: lambda array: with_element(float(array[3, 5]) * 1.01)(array)}),
+    "weight_zero": changed(**{OUTER: np.zeros_like}),
+    "bytes_in_the_other_order": changed(embeddings__LayerNorm__weight=lambda array: array.byteswap()),
+}
 
 
 # What is said of the model (SPEC CFG-1).
 
 
-CONFIGURATION = section(
-    "configuration",
-    "CFG-1",
-    named(
-        "epsilon_of_another_framework",
-        "Norms have the epsilon that the framework has by default, 1e-5.",
-        stated(layer_norm_eps=1e-5),
-        "embeddings.norm",
-        "norm_epsilon = 1e-05 instead of 1e-12 (NRM-2)",
-        "keras-team/keras-hub/issues/642",
-        clause="NRM-2",
+CONFIGURATION = {
+    "epsilon_of_another_framework": stated(layer_norm_eps=1e-5),
+    "epsilon_not_stated": stated(layer_norm_eps=None),
+    "gelu_of_another_form": stated(hidden_act="gelu_new"),
+    "gelu_by_another_name": stated(hidden_act="quick_gelu"),
+    "heads_taken_for_layers": stated(num_attention_heads=7),
+    "heads_that_do_not_divide": stated(num_attention_heads=3),
+    "padding_of_another_tokenizer": stated(pad_token_id=1),
+    "model_of_another_type": stated(model_type="gpt2"),
+    "positions_relative": stated(position_embedding_type="relative_key"),
+    "classes_not_numbered_from_zero": stated(id2label={"1": "a", "2": "b", "3": "c"}),
+    "width_not_stated": stated(hidden_size=None),
+    "entries_that_say_nothing": stated(
+        transformers_version="5.0.0", attn_implementation="sdpa", use_cache=True
     ),
-    harmless(
-        "epsilon_not_stated",
-        "Epsilon is not stated, and so is BERT's.",
-        stated(layer_norm_eps=None),
-        source=f"{TRANSFORMERS}/issues/532",
-        clause="NRM-2",
-    ),
-    named(
-        "gelu_of_another_form",
-        "GELU is approximated by tanh.",
-        stated(hidden_act="gelu_new"),
-        "layers.0.feed_forward.activation",
-        "activation = gelu_tanh instead of gelu_erf (FFN-2)",
-        "CyberZHG/keras-bert/issues/129",
-        clause="FFN-2",
-    ),
-    refused(
-        "gelu_by_another_name",
-        "GELU is called by the name of a function that the family does not have.",
-        stated(hidden_act="quick_gelu"),
-        "'hidden_act' is 'quick_gelu'",
-        "chengchingwen/Transformers.jl/pull/209",
-        clause="FFN-2",
-    ),
-    named(
-        "heads_taken_for_layers",
-        "There are as many heads as the model has columns in a head.",
-        stated(num_attention_heads=7),
-        "layers.0.attention.query",
-        source="rasbt/LLMs-from-scratch/issues/444",
-        clause="ATT-2",
-    ),
-    refused(
-        "heads_that_do_not_divide",
-        "The number of heads does not divide the width.",
-        stated(num_attention_heads=3),
-        "num_heads",
-        "ramanathanlab/genslm/issues/110",
-        clause="ATT-2",
-    ),
-    named(
-        "padding_of_another_tokenizer",
-        "The padding id is that of another tokenizer.",
-        stated(pad_token_id=1),
-        "layers.0.attention.masked_scores",
-        "pad_id = 1 instead of 0 (MSK-1)",
-        f"{TRANSFORMERS}/issues/10869",
-        clause="MSK-1",
-    ),
-    refused(
-        "model_of_another_type",
-        "The model is of another type, which counts its positions otherwise.",
-        stated(model_type="gpt2"),
-        "'model_type' is \"gpt2\"",
-        f"{TRANSFORMERS}/issues/16773",
-    ),
-    refused(
-        "positions_relative",
-        "Positions are relative, which the file has no tensors for.",
-        stated(position_embedding_type="relative_key"),
-        "'position_embedding_type' is \"relative_key\"",
-    ),
-    refused(
-        "classes_not_numbered_from_zero",
-        "Classes are numbered from one.",
-        stated(id2label={"1": "a", "2": "b", "3": "c"}),
-        "'id2label' must number its labels 0, 1",
-    ),
-    refused(
-        "width_not_stated", "The width of the model is not stated.", stated(hidden_size=None), "hidden_size"
-    ),
-    harmless(
-        "entries_that_say_nothing",
-        "Entries of newer versions stand beside the others.",
-        stated(transformers_version="5.0.0", attn_implementation="sdpa", use_cache=True),
-    ),
-)
+}
 
 
 # What lies beside the weights and belongs to the model: labels and the tokenizer.
-
-
-def rewritten(name: str, change: Callable[[bytes], bytes]) -> Edit:
-    """Return the edit of a file beside the weights."""
-
-    def edit(folder: Path, form: Format) -> None:
-        path = folder / name
-        path.write_bytes(change(path.read_bytes()))
-
-    return edit
-
-
-def entries(name: str, **said: Any) -> Edit:
-    """Return the edit of what a file says."""
-    return rewritten(name, lambda content: json.dumps({**json.loads(content), **said}).encode())
 
 
 def left_out(*names: str) -> Edit:
@@ -842,114 +570,50 @@ def labelled(*names: str) -> Edit:
 WITHOUT_A_LINE = "\n".join([*TOKENS[:5], *TOKENS[6:], ""]).encode()
 
 
-BESIDE = section(
-    "beside the weights",
-    "INP-1",
-    named(
-        "labels_in_another_order",
-        "Classes are named in the order of another data set.",
-        labelled(*LABELS[1:], LABELS[0]),
-        "",
-        'labels: 0 is "no" in the right one and "maybe" in the wrong one',
-        "QData/TextAttack/issues/684",
-        clause="INP-3",
+BESIDE = {
+    "labels_in_another_order": labelled(*LABELS[1:], LABELS[0]),
+    "labels_of_nobody": labelled("LABEL_0", "LABEL_1", "LABEL_2"),
+    "labels_left_out": stated(id2label=None, label2id=None),
+    "tokenizer_left_out": left_out("tokenizer.json", "vocab.txt"),
+    "vocabulary_of_another_order": rewritten("vocab.txt", lambda _: WITHOUT_A_LINE),
+    "letters_kept_large": entries(
+        "tokenizer.json", normalizer={"type": "BertNormalizer", "lowercase": False}
     ),
-    named(
-        "labels_of_nobody",
-        "The names of the classes were not carried over, and are those of a model that nobody has named.",
-        labelled("LABEL_0", "LABEL_1", "LABEL_2"),
-        "",
-        "labels: only the right one has it",
-        clause="INP-3",
+    "accents_kept": entries(
+        "tokenizer.json", normalizer={"type": "BertNormalizer", "lowercase": True, "strip_accents": False}
     ),
-    refused(
-        "labels_left_out",
-        "The names of the classes were left out, and with them how many there are.",
-        stated(id2label=None, label2id=None),
-        "has shape (3,) but must be (2,)",
-        clause="INP-3",
+    "texts_cut_shorter": entries("tokenizer_config.json", model_max_length=7),
+    "letters_of_sentences_made_small": entries(LENGTHS, do_lower_case=True),
+    "prompt_forgotten": entries(PROMPTS, default_prompt_name=None),
+    "tokenizer_saved_anew": rewritten(
+        "tokenizer.json",
+        lambda content: json.dumps(json.loads(content), indent=4, sort_keys=True).encode(),
     ),
-    named(
-        "tokenizer_left_out",
-        "The tokenizer was not copied.",
-        left_out("tokenizer.json", "vocab.txt"),
-        "",
-        "tokenizer.json: only the right one has it",
-        f"{TRANSFORMERS}/issues/1030",
-    ),
-    named(
-        "vocabulary_of_another_order",
-        "An empty line of the vocabulary was not counted, and all that follow are one too low.",
-        rewritten("vocab.txt", lambda _: WITHOUT_A_LINE),
-        "",
-        'vocab.txt: line 6 is "t5"',
-        "pytorch/text/issues/1840",
-    ),
-    named(
-        "letters_kept_large",
-        "The tokenizer of a model of small letters keeps large ones.",
-        entries("tokenizer.json", normalizer={"type": "BertNormalizer", "lowercase": False}),
-        "",
-        "normalizer.lowercase is true in the right one and false in the wrong one",
-        "huggingface/tokenizers/issues/695",
-    ),
-    named(
-        "accents_kept",
-        "The tokenizer keeps accents, as an older version did.",
-        entries(
-            "tokenizer.json", normalizer={"type": "BertNormalizer", "lowercase": True, "strip_accents": False}
-        ),
-        "",
-        "normalizer.strip_accents is absent",
-        f"{TRANSFORMERS}/issues/2917",
-    ),
-    named(
-        "texts_cut_shorter",
-        "Texts may be shorter than before.",
-        entries("tokenizer_config.json", model_max_length=7),
-        "",
-        "model_max_length is 13 in the right one and 7 in the wrong one",
-        "huggingface/text-embeddings-inference/issues/146",
-        clause="INP-2",
-    ),
-    named(
-        "letters_of_sentences_made_small",
-        (
-            "What a folder of sentence-transformers does to letters before its tokenizer was taken for what "
-            "the tokenizer does."
-        ),
-        entries(LENGTHS, do_lower_case=True),
-        "",
-        "do_lower_case is false",
-        "vllm-project/vllm/pull/11815",
-        format="torch",
-    ),
-    named(
-        "prompt_forgotten",
-        "The text that was put before each text is not put there any more.",
-        entries(PROMPTS, default_prompt_name=None),
-        "",
-        'default_prompt_name is "query"',
-        format="torch",
-    ),
-    harmless(
-        "tokenizer_saved_anew",
-        "The tokenizer was saved by another version, which writes the same entries otherwise.",
-        rewritten(
-            "tokenizer.json",
-            lambda content: json.dumps(json.loads(content), indent=4, sort_keys=True).encode(),
-        ),
-    ),
-    harmless(
-        "versions_of_another_machine",
-        "The versions of libraries that wrote the folder are others.",
-        entries(PROMPTS, __version__={"pytorch": "1.6.0"}),
-        format="torch",
-    ),
-)
+    "versions_of_another_machine": entries(PROMPTS, __version__={"pytorch": "1.6.0"}),
+}
 
 
-ALL: tuple[ConversionBug, ...] = (*NAMES, *LAYOUTS, *TENSORS, *NUMBERS, *CONFIGURATION, *BESIDE, *FILES)
+EDITS = {
+    **NAMES,
+    **LAYOUTS,
+    **TENSORS,
+    **NUMBERS,
+    **CONFIGURATION,
+    **BESIDE,
+    **FILES,
+}
+"""What makes the right folder into the wrong one, by the bug's name."""
 
-CONVERSION = {bug.name: bug for bug in ALL}
-"""By name."""
+
+def _read() -> Iterator[ConversionBug]:
+    path = Path(__file__).with_name("bugs.toml")
+    for group, entries in parse_toml(read_text(path), path.name).items():
+        clause = entries.pop("clause")
+        for name, said in entries.items():
+            yield ConversionBug(
+                **{"clause": clause, **said, "name": name, "group": group, "edit": EDITS[name]}
+            )
+
+
+CONVERSION = {bug.name: bug for bug in _read()}
+"""Every bug of conversion by name, group by group."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, Literal
 
+from concord.conformance import record
 from concord.conformance.campaign import Settings
 from concord.conformance.fields import Count, Number
 from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED
 from concord.porting.reading import AUTO
+from concord.spec.errors import SpecError, located, refuse, unknowns
+from concord.spec.files import LARGEST, parse_json, read_bytes
+from concord.spec.precision import PRECISIONS
 from concord.spec.training.recipe import Recipe
 
 Status = Literal["proven", "failed", "not applicable", "unverified"]
@@ -76,6 +83,11 @@ class Placement:
     transform: str
     dtype: str
     sha256: str
+
+    @property
+    def held(self) -> tuple[str, str]:
+        """What it holds (:attr:`concord.porting.LazyTensor.held`)."""
+        return self.dtype, self.sha256
 
 
 @dataclass(frozen=True)
@@ -274,20 +286,23 @@ class Asked:
 
     @classmethod
     def of(cls, settings: Settings | None = None, **given: Any) -> Asked:
-        """Return what is asked for by some fields; all others are as usual, or as settings say."""
+        """Return what is asked for by some fields; all others are as usual, or as settings say.
+
+        No field has a default: a record states each.
+        """
         usual = {
-            "source_format": AUTO,
-            "target_format": AUTO,
-            "source_table": None,
-            "backends": [],
-            "home": "",
-            "texts": None,
-            "dtypes": ["float64", "float32"],
-            "seed": 0,
+            **{
+                "source_format": AUTO,
+                "target_format": AUTO,
+                "source_table": None,
+                "backends": [],
+                "home": "",
+            },
+            **{"texts": None, "dtypes": ["float64", "float32"], "seed": 0},
             "optimizer": {key: getattr(RECIPE, key) for key in OPTIMIZER},
+            **{key: getattr(settings or Settings(), key) for key in HOW},
         }
-        how = {key: getattr(settings or Settings(), key) for key in HOW}
-        return cls(**{**usual, **how, **given})
+        return cls(**{**usual, **given})
 
     def settings(self, others: Settings) -> Settings:
         """Return how the backends run: as was asked, and else as others say."""
@@ -359,3 +374,50 @@ def verdict(items: tuple[Item, ...], sensitivity: Sensitivity) -> str:
         f"{begin}: {proven} of {len(items)} claims are proven and none failed{rest}. Of {made} "
         f"changes that were made to try it, it notices {noticed}."
     )
+
+
+KIND = "certificate"
+CLASS = "concord.porting.certificate.certificate:Certificate"
+
+
+def recorded(found: Certificate) -> record.Record:
+    """Return a certificate as a record."""
+    return record.made(found, KIND, f"{Path(found.source.path).name} as {Path(found.target.path).name}")
+
+
+def text(made: record.Record) -> str:
+    """Return a certificate as JSON text, sealed."""
+    return record.lines(seal(record.data(made)))
+
+
+def seal(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return data with the SHA-256 of all the rest of it, as JSON with sorted keys and nothing between."""
+    rest = {key: value for key, value in data.items() if key != "digest"}
+    canonical = json.dumps(
+        json.loads(record.lines(rest)), sort_keys=True, separators=(",", ":"), allow_nan=False
+    )
+    return {**rest, "digest": hashlib.sha256(canonical.encode()).hexdigest()}
+
+
+def read(path: Path) -> tuple[record.Record, Certificate]:
+    """Read a certificate: the record, and what it says.
+
+    Raises:
+        SpecError: if it is none, or one byte is not as it was written.
+    """
+    content = read_bytes(path, LARGEST)
+    data = parse_json(content, str(path))
+    if not isinstance(data, dict) or data.get("kind") != KIND:
+        raise SpecError(f"{path}: holds no certificate: 'concord certify' writes them")
+    with located(str(path)):
+        sealed = seal(data)
+        if data.get("digest") != sealed["digest"]:
+            raise SpecError(
+                f"was altered: its digest is {data.get('digest')!s:.16}… but what it says has "
+                f"{sealed['digest']:.16}…"
+            )
+        if content != record.lines(data).encode():
+            raise SpecError("was altered: it says the same, but is not laid out as it was written")
+        made = record.parsed(content, {KIND: CLASS})
+        refuse(unknowns("dtype", made.outcome.asked.dtypes, PRECISIONS))
+    return made, made.outcome

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from concord.backends.interface import Run
@@ -49,6 +49,8 @@ moves all of them, and gradients in all precisions."""
 STEP = "optimizer step"
 
 FORWARD = ("outputs", "taps")
+
+JUDGED = ("agrees", "diverges")
 
 KINDS = (*FORWARD, "loss", "gradients", STEP)
 
@@ -163,12 +165,12 @@ def steps_problem(source: JudgedModel) -> str:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the target computed, and what the judge says."""
+    """What was computed, and what the judge says."""
 
-    items: tuple[Item, ...]
-    runs: tuple[Ran, ...]
-    errors: dict[str, dict[str, dict[str, float]]]
-    environments: dict[str, Any]
+    items: tuple[Item, ...] = ()
+    runs: tuple[Ran, ...] = ()
+    errors: Mapping[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    environments: Mapping[str, Any] = field(default_factory=dict)
 
 
 def gather(
@@ -189,33 +191,31 @@ def gather(
         ported = JudgedModel(target.config, target.weights(), target.part)
     except WeightsError as error:
         return _nothing(error.problems[0])
-    shapes = ({name: array.shape for name, array in one.weights.items()} for one in (source, ported))
-    if source.part != ported.part or next(shapes) != next(shapes):
+    shapes = [{name: array.shape for name, array in one.weights.items()} for one in (source, ported)]
+    if source.part != ported.part or shapes[0] != shapes[1]:
         return _nothing(
             "the target has not the parameters of the source: there is nothing to run in its place"
         )
     problem, dtypes = steps_problem(source), asked.dtypes
-    report = conduct(
-        jobs(source, ported, given, dtypes, not problem),
-        asked.backends,
-        settings,
-        lambda backend, done: tell(f"{backend}: {done}"),
-    )
-    reading = _Reading(output_name(source.config, source.part), explain, problem)
-    left_out = tuple(spared(source, given, dtypes))
+    runs = jobs(source, ported, given, dtypes, not problem)
+    report = conduct(runs, asked.backends, settings, lambda backend, done: tell(f"{backend}: {done}"))
+    left_out = list(spared(source, given, dtypes))
     already = {(item.name, item.dtype) for item in left_out}
-    found = reading.evidence(report, asked.backends, dtypes)
-    items = (*(item for item in found.items if (item.name, item.dtype) not in already), *left_out)
-    for result in report.results:
-        for row in result.verdict.table if result.verdict else ():
-            if row.status in JUDGED:
-                worst = found.errors.setdefault(result.backend, {}).setdefault(result.dtype, {})
-                worst[row.tensor] = max(worst.get(row.tensor, 0.0), digits(row.ratio))
-    return dataclasses.replace(found, items=items)
+    judged = _Judged(report, output_name(source.config, source.part), explain)
+    items = [
+        judged.claim(kind, kind, backend, dtype)
+        if kind != STEP or not problem
+        else Item(kind, NOT_APPLICABLE if "alone" in problem else UNVERIFIED, problem, "", dtype)
+        for backend in asked.backends
+        for dtype in dtypes
+        for kind in KINDS
+        if (kind, dtype) not in already
+    ]
+    return Evidence((*items, *left_out), judged.runs("target"), judged.errors(), judged.environments())
 
 
 def _nothing(why: str) -> Evidence:
-    return Evidence(tuple(Item(kind, UNVERIFIED, why) for kind in KINDS), (), {}, {})
+    return Evidence(tuple(Item(kind, UNVERIFIED, why) for kind in KINDS))
 
 
 def at_home(
@@ -233,15 +233,15 @@ def at_home(
     report = conduct(
         jobs, (asked.home,), settings, lambda backend, done: tell(f"the source in {backend}: {done}")
     )
-    reading = _Reading(output_name(source.config, source.part), True, "")
-    found = reading.evidence(report, (asked.home,), asked.dtypes)
+    judged = _Judged(report, output_name(source.config, source.part), True)
     kinds = KINDS[:-1] if gradients else FORWARD
-    items = [dataclasses.replace(item, name=HOME + item.name) for item in found.items if item.name in kinds]
+    items = [
+        judged.claim(f"{HOME}{kind}", kind, asked.home, dtype) for dtype in asked.dtypes for kind in kinds
+    ]
     if not gradients:
         why = f"the model has {source.count:,} parameters; gradients are judged in the target alone"
         items.append(Item(f"{HOME}gradients", UNVERIFIED, why))
-    runs = tuple(dataclasses.replace(run, side="source") for run in found.runs)
-    return dataclasses.replace(found, items=tuple(items), runs=runs)
+    return Evidence(tuple(items), judged.runs("source"), environments=judged.environments())
 
 
 def digits(value: float) -> float:
@@ -255,8 +255,6 @@ ENVIRONMENT = (
 )
 """What is kept of what a backend says of itself."""
 
-JUDGED = ("agrees", "diverges")
-
 
 def _from_the_inputs(row: Row) -> Row:
     """Return a row as it is judged from the inputs on, where it is."""
@@ -264,124 +262,94 @@ def _from_the_inputs(row: Row) -> Row:
     return dataclasses.replace(row, local=None, status=found.status, note=found.note) if found else row
 
 
-class _Reading:
+class _Judged:
     """What results say of each kind of tensor.
 
     Args:
         output: the name of the tap that the model hands out.
         explain: whether it is to be found out why something diverges.
-        problem: why no optimizer step was made; empty: one was.
     """
 
-    def __init__(self, output: str, explain: bool, problem: str) -> None:
-        self.output, self.explain, self.problem = output, explain, problem
+    def __init__(self, report: Report, output: str, explain: bool) -> None:
+        self.report, self.explain = report, explain
+        self.found = [(result, [*self.rows(result, output)]) for result in report.results]
 
-    def evidence(self, report: Report, backends: Sequence[str], dtypes: Sequence[str]) -> Evidence:
-        """Return what runs prove, and what is kept of each."""
-        return Evidence(
-            tuple(
-                item
-                for backend in backends
-                for dtype in dtypes
-                for item in self.items(report, backend, dtype)
-            ),
-            tuple(self.ran(result) for result in report.results),
-            {},
-            {
-                name: {key: said[key] for key in ENVIRONMENT if key in said}
-                for name, said in report.environments.items()
-            },
-        )
-
-    def rows(self, result: Result) -> Iterator[tuple[str, Row]]:
+    def rows(self, result: Result, output: str) -> Iterator[tuple[str, Row]]:
         """Yield the tensors of a run, each with its kind. The output is a tap too.
 
         As such each step counts by itself, as the output all of them together.
         """
         for row in result.verdict.table if result.verdict else ():
-            gradient = row.tensor.startswith("gradients.")
-            kind = "gradients" if gradient else "loss" if row.tensor == "loss" else "taps"
-            kind = STEP if result.case == STEP else kind
-            if row.tensor == self.output and kind == "taps":
+            kind = "gradients" if row.tensor.startswith("gradients.") else "taps"
+            kind = STEP if result.case == STEP else "loss" if row.tensor == "loss" else kind
+            if row.tensor == output and kind == "taps":
                 yield "outputs", _from_the_inputs(row)
             yield kind, _from_the_inputs(row) if kind == "loss" else row
 
-    def ran(self, result: Result) -> Ran:
-        """Return what is kept of a run."""
-        worst: dict[str, float] = {}
-        rows = [(kind, row) for kind, row in self.rows(result) if row.status in JUDGED]
-        for kind, row in rows:
-            worst[kind] = max(worst.get(kind, 0.0), digits(row.ratio))
-        first = result.first_divergence
-        words = (
-            f"first at {first.tensor}, {digits(first.ratio)} times its tolerance" if first else result.detail
-        )
-        return Ran(
-            result.backend,
-            result.case,
-            result.dtype,
-            result.status,
-            sum(kind != "outputs" for kind, _ in rows),
-            worst,
-            words,
-        )
+    def errors(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Return the largest error of each tensor, by backend and precision."""
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for result in self.report.results:
+            for row in result.verdict.table if result.verdict else ():
+                if row.status in JUDGED:
+                    worst = found.setdefault(result.backend, {}).setdefault(result.dtype, {})
+                    worst[row.tensor] = max(worst.get(row.tensor, 0.0), digits(row.ratio))
+        return found
 
-    def items(self, report: Report, backend: str, dtype: str) -> Iterator[Item]:
-        """Yield what the runs of a backend in a precision prove."""
-        results = [result for result in report.results if (result.backend, result.dtype) == (backend, dtype)]
-        for kind in KINDS:
-            if kind == STEP and self.problem:
-                yield Item(
-                    kind, NOT_APPLICABLE if "alone" in self.problem else UNVERIFIED, self.problem, "", dtype
-                )
-            else:
-                yield self.item(
-                    kind,
-                    [result for result in results if (result.case == STEP) == (kind == STEP)],
-                    functools.partial(Item, backend=backend, dtype=dtype),
-                )
+    def environments(self) -> dict[str, Any]:
+        """Return what each backend says of itself."""
+        return {
+            name: {key: said[key] for key in ENVIRONMENT if key in said}
+            for name, said in self.report.environments.items()
+        }
 
-    def item(self, kind: str, results: Sequence[Result], make: Callable[..., Item]) -> Item:
-        """Return what runs prove of one kind of tensor."""
-        lost = [result for result in results if result.verdict is None]
-        if lost:
-            return make(
-                kind,
-                UNVERIFIED,
-                f"{lost[0].case}: {lost[0].status}{f': {lost[0].detail}' if lost[0].detail else ''}",
+    def runs(self, side: str) -> tuple[Ran, ...]:
+        """Return what is kept of each run."""
+        found = []
+        for result, rows in self.found:
+            worst: dict[str, float] = {}
+            judged = [(kind, row) for kind, row in rows if row.status in JUDGED]
+            for kind, row in judged:
+                worst[kind] = max(worst.get(kind, 0.0), digits(row.ratio))
+            words = result.detail
+            if first := result.first_divergence:
+                words = f"first at {first.tensor}, {digits(first.ratio)} times its tolerance"
+            count = sum(kind != "outputs" for kind, _ in judged)
+            found.append(
+                Ran(result.backend, result.case, result.dtype, result.status, count, worst, words, side)
             )
-        rows = [(result, row) for result in results for of, row in self.rows(result) if of == kind]
-        judged = [(result, row) for result, row in rows if row.status in JUDGED]
+        return tuple(found)
+
+    def claim(self, name: str, kind: str, backend: str, dtype: str) -> Item:
+        """Return what the runs of a backend in a precision prove of one kind of tensor."""
+        make = functools.partial(Item, name, backend=backend, dtype=dtype)
+        runs = [
+            (result, rows)
+            for result, rows in self.found
+            if (result.backend, result.dtype, result.case == STEP) == (backend, dtype, kind == STEP)
+        ]
+        if lost := next((result for result, _ in runs if result.verdict is None), None):
+            detail = f": {lost.detail}" if lost.detail else ""
+            return make(UNVERIFIED, f"{lost.case}: {lost.status}{detail}")
+        every = [(result, row) for result, rows in runs for of, row in rows if of == kind]
+        judged = [(result, row) for result, row in every if row.status in JUDGED]
         if not judged:
-            missing = sorted({row.note for _, row in rows if row.note})
-            return make(kind, UNVERIFIED, f"nothing was judged{': ' if missing else ''}{', '.join(missing)}")
-        _, worst = max(judged, key=lambda pair: pair[1].ratio)
-        found = {"worst": digits(worst.ratio), "tensor": worst.tensor}
-        wrong = [(result, row) for result, row in judged if row.status == "diverges"]
-        if wrong:
-            return make(
-                kind,
-                FAILED,
-                (
-                    f"{len(wrong)} of {len(judged)} tensors lie beyond their tolerance, first "
-                    f"{self.why(*wrong[0])}"
-                ),
-                **found,
-            )
+            missing = sorted({row.note for _, row in every if row.note})
+            return make(UNVERIFIED, f"nothing was judged{': ' if missing else ''}{', '.join(missing)}")
+        worst = max((row for _, row in judged), key=lambda row: row.ratio)
+        make = functools.partial(make, worst=digits(worst.ratio), tensor=worst.tensor)
+        if wrong := [pair for pair in judged if pair[1].status == "diverges"]:
+            said = f"{len(wrong)} of {len(judged)} tensors lie beyond their tolerance, first"
+            return make(FAILED, f"{said} {self.why(*wrong[0])}")
         within = "tensor within its tolerance" if len(judged) == 1 else "tensors within their tolerances"
-        cases = list(dict.fromkeys(result.case for result, _ in judged))
-        few, lost_digits = (
-            sum(row.status == status for _, row in rows) for status in ("not exposed", "undetermined")
-        )
-        more = f"; {few} are not handed out" * bool(
-            few
-        ) + f"; of {lost_digits} rounding leaves nothing to judge" * bool(lost_digits)
-        return make(
-            kind,
-            PROVEN,
-            f"{len(judged)} {within} on {', '.join(cases)}{more}",
-            **found,
-        )
+        said = f"{len(judged)} {within} on {', '.join(dict.fromkeys(result.case for result, _ in judged))}"
+        for status, words in (
+            ("not exposed", "; {} are not handed out"),
+            ("undetermined", "; of {} rounding leaves nothing to judge"),
+        ):
+            count = sum(row.status == status for _, row in every)
+            said += words.format(count) * bool(count)
+        return make(PROVEN, said)
 
     def why(self, result: Result, row: Row) -> str:
         """Return where a run went wrong, and what explains that if it is asked for."""

@@ -148,18 +148,11 @@ def batch_of(config: EncoderConfig, part: str, rows: Rows, seed: int) -> Batch:
         if len(of_text) > width:
             raise BatchError(f"a row has {len(of_text)} tokens but the model has room for {width}")
         ids[row, : len(of_text)], segments[row, : len(of_text)] = of_text, in_segments
-    arrays: dict[str, NDArray[Any]] = {
-        "input_ids": ids,
-        **({"segment_ids": segments} if "segment_ids" in wanted else {}),
-    }
-    if "labels" in wanted:
-        arrays["labels"] = np.arange(len(rows)) % max(config.num_classes, 2)
-        if config.ignore_label is not None:
-            arrays["labels"] = np.where(
-                arrays["labels"] == config.ignore_label,
-                (config.ignore_label + 1) % max(config.num_classes, 2),
-                arrays["labels"],
-            )
+    classes = max(config.num_classes, 2)
+    labels = np.arange(len(rows)) % classes
+    labels = np.where(labels == config.ignore_label, (labels + 1) % classes, labels)
+    made: dict[str, NDArray[Any]] = {"input_ids": ids, "segment_ids": segments, "labels": labels}
+    arrays = {name: array for name, array in made.items() if name in wanted}
     if "cotangent" in wanted:
         shape = resolve(wanted["cotangent"].shape, axis_sizes(config, batch=len(rows), tokens=width))
         drawn = np.random.default_rng([seed, len(rows)]).standard_normal(shape)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from concord.porting.certificate.certificate import (
@@ -20,11 +21,17 @@ from concord.porting.certificate.certificate import (
     Placement,
     PortSide,
 )
-from concord.porting.checkpoint import Checkpoint, LazyTensor
-from concord.porting.comparison.beside import alone, differing
-from concord.porting.comparison.checkpoints import Comparison, Others, compare_others, differences
+from concord.porting.checkpoint import Checkpoint
+from concord.porting.comparison.checkpoints import (
+    Comparison,
+    Others,
+    alone,
+    compare_others,
+    differences,
+    differing,
+)
 from concord.porting.folder import CARRIED, LABELS, SENTENCES, folder_of
-from concord.porting.reading import AUTO, read, recognise
+from concord.porting.reading import read
 from concord.porting.registry import known
 from concord.porting.writing import write
 from concord.spec.errors import SpecError
@@ -60,23 +67,20 @@ def files_of(path: Path) -> dict[str, HashedFile]:
     }
 
 
-def side_of(path: Path, format: str, table: Path | None, checkpoint: Checkpoint) -> PortSide:
+def side_of(path: Path, checkpoint: Checkpoint) -> PortSide:
     """Return what is known of one of the two checkpoints."""
-    seen = recognise(path, table) if format == AUTO else None
-    why = seen.why if seen else "it was said with --from"
-    carried = {
-        name: digest_of(content)
-        for name, content in checkpoint.files.items()
-        if name in (*CARRIED, *SENTENCES)
-    }
     return PortSide(
         str(path),
-        seen.format if seen else format,
-        why,
+        checkpoint.format,
+        checkpoint.recognised,
         checkpoint.part,
         checkpoint.config.as_dict(),
         files_of(path),
-        carried,
+        {
+            name: digest_of(content)
+            for name, content in checkpoint.files.items()
+            if name in (*CARRIED, *SENTENCES)
+        },
     )
 
 
@@ -87,11 +91,10 @@ def digest_of(content: bytes) -> str:
 
 def placements(checkpoint: Checkpoint) -> dict[str, Placement]:
     """Return how each parameter of a checkpoint lies; one is read at a time."""
-    return {name: _placed(tensor) for name, tensor in checkpoint.tensors.items()}
-
-
-def _placed(tensor: LazyTensor) -> Placement:
-    return Placement(tensor.foreign, tensor.transform, *tensor.held)
+    return {
+        name: Placement(tensor.foreign, tensor.transform, *tensor.held)
+        for name, tensor in checkpoint.tensors.items()
+    }
 
 
 def parameters(
@@ -129,6 +132,16 @@ def others(checkpoint: Checkpoint, side: str) -> Iterator[Other]:
             )
 
 
+def _few(said: Sequence[str]) -> str:
+    more = f"; and {len(said) - NAMED} more" if len(said) > NAMED else ""
+    return "; ".join(said[:NAMED]) + more
+
+
+def _claim(name: str, wrong: str, right: str) -> Item:
+    """Return a claim that is proven, unless something is wrong."""
+    return Item(name, FAILED if wrong else PROVEN, wrong or right)
+
+
 def items(
     source: Checkpoint,
     target: Checkpoint,
@@ -138,158 +151,88 @@ def items(
 ) -> Iterator[Item]:
     """Yield what files and tensors alone prove."""
     wrong = [
-        one
+        f"{one.name}: {one.difference or ('in the target alone' if one.target else 'missing in the target')}"
         for one in ledger
-        if one.source is None or one.target is None or _bits(one.source) != _bits(one.target)
+        if one.source is None or one.target is None or one.source.held != one.target.held
     ]
-    if wrong:
-        yield Item(
-            "same bits",
-            FAILED,
-            f"{len(wrong)} of {len(ledger)} parameters are not those of the source: {_named(wrong)}",
-        )
-    else:
-        yield Item(
-            "same bits",
-            PROVEN,
-            f"each of {len(ledger)} parameters has the same bits in the canonical layout on both sides",
-        )
-    yield _accounted(ledger, rest)
-    yield from _others(compare_others(source, target, ("the source", "the target")))
-    apart = differences(source.config, target.config)
-    parts = (
-        [f"part is {source.part!r} in the source and {target.part!r} in the target"]
-        if source.part != target.part
-        else []
+    yield _claim(
+        "same bits",
+        f"{len(wrong)} of {len(ledger)} parameters are not those of the source: {_few(wrong)}"
+        if wrong
+        else "",
+        f"each of {len(ledger)} parameters has the same bits in the canonical layout on both sides",
     )
-    said = [
-        *parts,
-        *(f"{key} is {mine} in the source and {other} in the target" for key, (mine, other) in apart.items()),
+    statuses = Counter((one.side, one.status) for one in rest)
+    counts = [
+        f"; {statuses[side, status]} {status} in the {side}"
+        for side in ("source", "target")
+        for status in ("ignored", "tied", "computed", "added")
+        if (side, status) in statuses
     ]
-    yield Item(
+    said = "each with its reason; a tensor that nobody knows would have been refused"
+    counted = f"{len(ledger)} parameters{''.join(counts)}"
+    yield Item("every tensor accounted for", PROVEN, f"{counted}; {said}")
+    yield from _others(compare_others(source, target, SIDES))
+    apart = {
+        **({"part": (repr(source.part), repr(target.part))} if source.part != target.part else {}),
+        **differences(source.config, target.config),
+    }
+    yield _claim(
         "configuration",
-        FAILED if said else PROVEN,
-        "; ".join(said)
-        or (
-            f"both say the same of all {len(source.config.as_dict())} options, and have the part "
-            f"{source.part}"
-        ),
+        "; ".join(f"{key} is {a} in the source and {b} in the target" for key, (a, b) in apart.items()),
+        f"both say the same of all {len(source.config.as_dict())} options, and have the part {source.part}",
     )
-    yield from _carried(source, target, *sides)
+    if source.labels is None and target.labels is None:
+        yield Item("labels", NOT_APPLICABLE, "no side names its classes")
+    else:
+        same = source.labels == target.labels
+        said = f"{source.labels} in the source and {target.labels} in the target"
+        right = f"{len(source.labels or ())} names, the same on both sides"
+        yield _claim("labels", "" if same else said, right)
+    yield _tokenizer(source, target, *sides)
 
 
-def _bits(placed: Placement) -> tuple[str, str]:
-    return placed.dtype, placed.sha256
-
-
-def _named(wrong: list[LedgerParameter]) -> str:
-    said = []
-    for one in wrong[:NAMED]:
-        alone = "missing in the target" if one.target is None else "in the target alone"
-        said.append(f"{one.name}: {one.difference or alone}")
-    return "; ".join(said) + (f"; and {len(wrong) - NAMED} more" if len(wrong) > NAMED else "")
+SIDES = ("the source", "the target")
 
 
 def _others(found: Others) -> Iterator[Item]:
     """Yield whether what is no parameter came along, where there is any that says more than the rest does."""
     said = [f"{pair.name}: {pair.words}" for pair in found.pairs]
     said += [f"{name}: not compared: {why}" for name, why in found.apart.items()]
-    words = "; ".join(said[:NAMED]) + (f"; and {len(said) - NAMED} more" if len(said) > NAMED else "")
     if said:
-        yield Item(
-            OTHERS,
-            FAILED if found.pairs else UNVERIFIED,
-            (
-                f"of {found.same + len(said)}, {len(found.pairs)} differ and {len(found.apart)} could not be "
-                f"compared: {words}"
-            ),
+        counted = (
+            f"of {found.same + len(said)}, {len(found.pairs)} differ and {len(found.apart)} could not be "
+            "compared"
         )
+        yield Item(OTHERS, FAILED if found.pairs else UNVERIFIED, f"{counted}: {_few(said)}")
     elif found.same:
         yield Item(OTHERS, PROVEN, f"each of {found.same} has the same bits on both sides")
 
 
-def _accounted(ledger: tuple[LedgerParameter, ...], rest: tuple[Other, ...]) -> Item:
-    counts = [
-        f"{len([one for one in rest if (one.side, one.status) == (side, status)])} {status} in the {side}"
-        for side in ("source", "target")
-        for status in ("ignored", "tied", "computed", "added")
-        if any((one.side, one.status) == (side, status) for one in rest)
-    ]
-    return Item(
-        "every tensor accounted for",
-        PROVEN,
-        (
-            f"{len(ledger)} parameters{'; ' if counts else ''}{', '.join(counts)}; each with its reason; a "
-            "tensor that nobody knows would have been refused"
-        ),
-    )
-
-
-def _carried(source: Checkpoint, target: Checkpoint, mine: PortSide, theirs: PortSide) -> Iterator[Item]:
-    """Yield whether labels and tokenizer came along."""
-    if source.labels is None and target.labels is None:
-        yield Item("labels", NOT_APPLICABLE, "no side names its classes")
-    else:
-        same = source.labels == target.labels
-        yield Item(
-            "labels",
-            PROVEN if same else FAILED,
-            f"{len(source.labels or ())} names, the same on both sides"
-            if same
-            else f"{source.labels} in the source and {target.labels} in the target",
-        )
+def _tokenizer(source: Checkpoint, target: Checkpoint, mine: PortSide, theirs: PortSide) -> Item:
+    """Return whether what lies beside the weights came along, but for labels."""
     takes = known(theirs.format).carried
     there = [name for name in source.files if name in takes and name != LABELS]
-    apart = differing(source, target, ("the source", "the target"))
+    apart = differing(source, target, SIDES)
     wrong = [
         *(f"{name} is missing in the target" for name in there if name not in target.files),
         *(f"{name}: {apart[name]}" for name in there if name in apart),
     ]
     extra = [name for name in alone(target, source) if name not in ("labels", LABELS)]
-    beside = f"in the target alone, with nothing to compare it with: {', '.join(extra)}" if extra else ""
-    if wrong:
-        yield Item("tokenizer", FAILED, "; ".join(wrong))
-    elif beside:
-        yield Item("tokenizer", UNVERIFIED, beside)
-    elif not there:
-        yield Item("tokenizer", NOT_APPLICABLE, "the source has none")
-    else:
-        yield Item("tokenizer", PROVEN, _alike(there, mine, theirs))
+    if extra and not wrong:
+        said = f"in the target alone, with nothing to compare it with: {', '.join(extra)}"
+        return Item("tokenizer", UNVERIFIED, said)
+    if not there:
+        return Item("tokenizer", NOT_APPLICABLE, "the source has none")
+    same = [name for name in there if mine.carried[name] == theirs.carried.get(name)]
+    rest = [name for name in there if name not in same]
+    kinds = {"the same bytes": same, "the same entries": rest}
+    right = "; ".join(f"{what}: {', '.join(found)}" for what, found in kinds.items() if found)
+    return _claim("tokenizer", "; ".join(wrong), right)
 
 
-def _alike(names: list[str], mine: PortSide, theirs: PortSide) -> str:
-    """Return which files have the same bytes, and which say the same otherwise."""
-    same = [name for name in names if mine.carried[name] == theirs.carried[name]]
-    rest = [name for name in names if name not in same]
-    return "; ".join(
-        f"{what}: {', '.join(found)}"
-        for what, found in (("the same bytes", same), ("the same entries", rest))
-        if found
-    )
-
-
-def round_trips(
-    source: Checkpoint,
-    target: Checkpoint,
-    sides: tuple[PortSide, PortSide],
-    mine: dict[str, Placement],
-    theirs: dict[str, Placement],
-    tell: Callable[[str], None],
-) -> Iterator[Item]:
-    """Yield whether the source comes back from the target's format.
-
-    And the target from the source's, bit for bit.
-    """
-    for name, checkpoint, form, expected in (
-        ("round trip", source, sides[1].format, mine),
-        ("round trip back", target, sides[0].format, theirs),
-    ):
-        tell(f"{name} through {form}")
-        yield _round_trip(name, checkpoint, form, expected)
-
-
-def _round_trip(name: str, checkpoint: Checkpoint, form: str, expected: dict[str, Placement]) -> Item:
-    """Write a checkpoint in a format, and read it again."""
+def round_trip(name: str, checkpoint: Checkpoint, form: str, expected: Mapping[str, Placement]) -> Item:
+    """Write a checkpoint in a format, and read it again: it has to come back bit for bit."""
     with tempfile.TemporaryDirectory(prefix="concord-") as folder:
         try:
             write(checkpoint, Path(folder) / "there", form)
@@ -297,23 +240,13 @@ def _round_trip(name: str, checkpoint: Checkpoint, form: str, expected: dict[str
         except SpecError as error:
             return Item(name, UNVERIFIED, f"{form} was not written and read again: {error.problems[0]}")
         back = placements(found)
-    wrong = [
-        one
-        for one in {**expected, **back}
-        if one not in expected or one not in back or _bits(expected[one]) != _bits(back[one])
-    ]
+    held, again = ({one: placed.held for one, placed in side.items()} for side in (expected, back))
+    wrong = [one for one in {**held, **again} if held.get(one) != again.get(one)]
     wrong += ["the configuration"] if found.config != checkpoint.config else []
-    if wrong:
-        return Item(
-            name,
-            FAILED,
-            f"through {form} {len(wrong)} did not come back as they were: {', '.join(wrong[:NAMED])}",
-        )
-    return Item(
+    lost = f"through {form} {len(wrong)} did not come back as they were: {', '.join(wrong[:NAMED])}"
+    return _claim(
         name,
-        PROVEN,
-        (
-            f"written as {form} and read again, all {len(expected)} parameters have their bits, and the "
-            "configuration says the same"
-        ),
+        lost if wrong else "",
+        f"written as {form} and read again, all {len(expected)} parameters have their bits, and the "
+        "configuration says the same",
     )

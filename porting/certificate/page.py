@@ -6,11 +6,26 @@ from pathlib import Path
 
 from concord.conformance.layout import render
 from concord.conformance.record import Record, data
-from concord.porting.certificate.certificate import FAILED, NOT_APPLICABLE, PROVEN, UNVERIFIED, Certificate
-from concord.porting.certificate.sealed import seal
+from concord.porting.certificate.certificate import (
+    FAILED,
+    NOT_APPLICABLE,
+    PROVEN,
+    UNVERIFIED,
+    Certificate,
+    seal,
+)
 
 TONES = {PROVEN: "good", FAILED: "bad", NOT_APPLICABLE: "none", UNVERIFIED: "broken"}
 SIGNS = {PROVEN: "✓", FAILED: "✗", NOT_APPLICABLE: "–", UNVERIFIED: "?"}
+
+SECTIONS = {
+    "items": "What is claimed",
+    "sensitivity": "It could have failed",
+    "ledger": "Every tensor",
+    "errors": "Errors",
+    "files": "Files",
+    "about": "What it was made with",
+}
 
 WORST_FIRST = (FAILED, UNVERIFIED, PROVEN, NOT_APPLICABLE)
 
@@ -24,16 +39,6 @@ def page(made: Record) -> str:
         for backend, by_dtype in found.errors.items()
         for dtype, worst in by_dtype.items()
     ]
-    tensors = list(dict.fromkeys(name for _, worst in errors for name in worst))
-    tried = found.sensitivity.tried
-    sections = {
-        "items": "What is claimed",
-        "sensitivity": "It could have failed",
-        "ledger": "Every tensor",
-        "errors": "Errors",
-        "files": "Files",
-        "about": "What it was made with",
-    }
     counted = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     both = " and ".join(f"{side.path} ({side.format})" for side in (found.source, found.target))
     rest = found.verdict.partition(";")[2].strip()
@@ -47,16 +52,12 @@ def page(made: Record) -> str:
         Path(__file__).parent / "templates",
         headline=f"{found.verdict.partition(';')[0].rstrip('.')}.",
         compared=compared,
-        sections=sections,
+        sections=SECTIONS,
         digest=seal(data(made))["digest"],
         items=sorted(found.items, key=lambda item: WORST_FIRST.index(item.status)),
         tones=TONES,
         signs=SIGNS,
-        totals={
-            name: sum(getattr(one, name) for one in tried)
-            for name in ("made", "same", "by_bits", "run", "by_outputs", "equivalent")
-        },
         errors=errors,
         asked=data(made)["asked"],
-        tensors=tensors,
+        tensors=dict.fromkeys(name for _, worst in errors for name in worst),
     )

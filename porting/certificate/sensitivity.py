@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,14 +28,148 @@ from concord.porting.certificate.certificate import (
     Sensitivity,
     Tried,
 )
-from concord.porting.certificate.changes import CHANGES, Alteration, changes
 from concord.porting.certificate.evidence import JudgedModel
-from concord.porting.checkpoint import Checkpoint
-from concord.porting.stored import Bits, digest, widened
+from concord.porting.checkpoint import Checkpoint, LazyTensor
+from concord.porting.comparison.difference import head_axis
+from concord.porting.stored import NUMPY, Bits, digest, widened
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch, from_arrays
-from concord.spec.reference import observe, reference
+from concord.spec.config import EncoderConfig
+from concord.spec.precision import precision
+from concord.spec.reference import observe, reference, used_rows
 from concord.spec.tensors import POOLED, output_name
+
+TRANSPOSED, SWAPPED, PERMUTED, NUDGED, UNUSED, ROUNDED, TOGETHER = (
+    "transposed",
+    "swapped with one of its shape",
+    "its heads permuted",
+    "one element nudged",
+    "one element nudged where no input looks",
+    "rounded to bfloat16",
+    "all heads of a layer permuted alike",
+)
+
+CHANGES = (TRANSPOSED, SWAPPED, PERMUTED, NUDGED, UNUSED, ROUNDED, TOGETHER)
+
+SOFTMAX = "a bias of keys adds the same to all scores of a query, which softmax does not see"
+NOT_READ = "no input looks this row up"
+ALL_HEADS = "queries, keys, values and output projection have their heads in the same new order"
+ULP = "one unit in the last place of float64 is what rounding itself may do"
+
+
+@dataclass(frozen=True)
+class Alteration:
+    """A change of one tensor or more.
+
+    Attributes:
+        kind: one of :data:`CHANGES`.
+        tensors: makes each parameter that it changes, by name, in the dtype of the file; it is called by the
+            first.
+        reason: why the model computes the same all the same; empty: it does not.
+    """
+
+    kind: str
+    tensors: Mapping[str, Callable[[], Bits]]
+    reason: str
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """What it is called by."""
+        return (next(iter(self.tensors)),)
+
+
+def changes(
+    config: EncoderConfig,
+    part: str,
+    tensors: Mapping[str, LazyTensor],
+    batch: Batch,
+    gradients: Mapping[str, NDArray[np.floating]],
+) -> Iterator[Alteration]:
+    """Yield every change that can be made to a model, tensor after tensor, then those that are none.
+
+    Args:
+        batch: on which the outputs are going to be computed.
+        gradients: of the loss on it, by parameter: a nudge is where it matters most, and not behind a ReLU
+            that is closed.
+    """
+    used: Mapping[str, NDArray[np.int64]] = used_rows(config, batch, part)
+    alike: dict[tuple[Any, ...], list[str]] = {}
+    for name, tensor in tensors.items():
+        alike.setdefault((tensor.shape, tensor.dtype), []).append(name)
+
+    def alone(kind: str, name: str, make: Callable[[Bits], Bits], reason: str = "") -> Alteration:
+        """Return a change of one tensor."""
+        changed = {name: lambda: make(tensors[name].bits())}
+        return Alteration(kind, changed, reason or _unseen(config, changed))
+
+    def rolled(name: str) -> Callable[[], Bits]:
+        """Return what makes a tensor whose heads stand one place further on."""
+        axis = head_axis(name)
+        assert axis is not None
+        return lambda: np.roll(tensors[name].bits(), tensors[name].shape[axis] // config.num_heads, axis)
+
+    for name, tensor in tensors.items():
+        nudge = partial(_nudge, tensor.dtype)
+        if len(tensor.shape) == 2 and tensor.shape[0] == tensor.shape[1] > 1:
+            yield alone(TRANSPOSED, name, np.transpose)
+        same = alike[tensor.shape, tensor.dtype]
+        other = same[(same.index(name) + 1) % len(same)]
+        if other != name:
+            swapped = {name: tensors[other].bits, other: tensor.bits}
+            yield Alteration(SWAPPED, swapped, _unseen(config, swapped))
+        if head_axis(name) is not None and config.num_heads > 1:
+            yield Alteration(PERMUTED, {name: rolled(name)}, _unseen(config, [name]))
+        # What padding looks up need not reach the output.
+        hidden = (config.pad_id, config.token_padding_row) if name == "embeddings.token.weight" else ()
+        read = [int(row) for row in used.get(name, ()) if row not in hidden]
+        reason = ULP if tensor.dtype == "float64" else ""
+        yield alone(NUDGED, name, partial(nudge, rows=read, gradient=gradients.get(name)), reason)
+        unread = np.setdiff1d(range(tensor.shape[0]), used[name])[:1].tolist() if name in used else []
+        if unread:
+            yield alone(UNUSED, name, partial(nudge, rows=unread), NOT_READ)
+        yield alone(ROUNDED, name, partial(_rounded, tensor.dtype))
+    if config.num_heads > 1 and config.output_projection and config.mask_assignment == "per_sample":
+        for inside in [name.removesuffix("output.weight") for name in tensors if name.endswith(OUTPUT)]:
+            moved = [name for name in tensors if name.startswith(inside) and head_axis(name) is not None]
+            yield Alteration(TOGETHER, {name: rolled(name) for name in moved}, ALL_HEADS)
+
+
+OUTPUT = "attention.output.weight"
+
+
+def _unseen(config: EncoderConfig, names: Iterable[str]) -> str:
+    """Return why it does not matter what stands in some tensors; empty: it does."""
+    keys = all(name.endswith("attention.key.bias") for name in names)
+    return SOFTMAX if keys and config.qkv_activation == "none" else ""
+
+
+def _nudge(
+    dtype: str, bits: Bits, rows: Sequence[int] = (), gradient: NDArray[np.floating] | None = None
+) -> Bits:
+    """Return bits with one number moved away from zero by one unit in the last place.
+
+    Args:
+        rows: of which it is one; none: of all.
+        gradient: of the loss; by default the largest number is taken.
+    """
+    found = np.array(bits, NUMPY[dtype], order="C")
+    where = np.asarray(rows or range(len(found)))
+    sizes = abs(widened(found[where], dtype))
+    weighed = sizes if gradient is None else sizes * abs(gradient[where])
+    place = np.unravel_index(int(weighed.argmax()), sizes.shape)
+    # Of the largest finite number the next one is none: it goes down.
+    largest = float(sizes[place]) >= precision(dtype).largest
+    found.view(f"i{found.dtype.itemsize}")[where[place[0]], *place[1:]] += -1 if largest else 1
+    return found
+
+
+def _rounded(dtype: str, bits: Bits) -> Bits:
+    """Return numbers rounded to bfloat16, in the dtype that they have."""
+    if dtype == "bfloat16":
+        return bits
+    target = precision("bfloat16")
+    return np.asarray(target.round(np.asarray(bits))).astype(NUMPY[dtype])
+
 
 WORK = 2e12
 """Multiplications and additions that the outputs of changed models may take together: of a larger model a
@@ -113,33 +249,25 @@ def _try(
     reasons: Counter[str],
 ) -> None:
     """Make a change, and count who notices."""
-    bits = change.bits()
+    bits, tensors = {name: make() for name, make in change.tensors.items()}, checkpoint.tensors
     count.made += 1
-    if all(digest(array) == digest(checkpoint.tensors[name].bits()) for name, array in bits.items()):
+    if all(digest(array) == tensors[name].sha256() for name, array in bits.items()):
         count.same += 1
         return
-    count.by_bits += noticed(bits, checkpoint, placements)
+    count.by_bits += any(
+        (tensors[name].dtype, digest(array)) != placements[name].held for name, array in bits.items()
+    )
     if outputs is None:
         return
     count.run += 1
-    seen = outputs.show(
-        {name: widened(array, checkpoint.tensors[name].dtype) for name, array in bits.items()}
-    )
+    seen = outputs.show({name: widened(array, tensors[name].dtype) for name, array in bits.items()})
     if change.reason:
         count.equivalent += not seen
         reasons[change.reason] += not seen
-        count.contradicted += change.tensors[:1] * seen
+        count.contradicted += change.named * seen
     else:
-        count.unseen += change.tensors[:1] * (not seen)
-    count.by_outputs += seen and not change.reason
-
-
-def noticed(bits: Mapping[str, Bits], checkpoint: Checkpoint, placements: Mapping[str, Placement]) -> bool:
-    """Say whether the comparison of bits notices tensors that a target has."""
-    return any(
-        (checkpoint.tensors[name].dtype, digest(array)) != (placements[name].dtype, placements[name].sha256)
-        for name, array in bits.items()
-    )
+        count.by_outputs += seen
+        count.unseen += change.named * (not seen)
 
 
 class _Outputs:
@@ -190,18 +318,17 @@ class _Outputs:
 
 def items(found: Sensitivity) -> Iterator[Item]:
     """Yield what the changes prove."""
-    other = sum(tried.changing for tried in found.tried)
-    by_bits, same = sum(tried.by_bits for tried in found.tried), sum(tried.same for tried in found.tried)
-    said = f"of {other} changes that change a bit, the comparison of bits notices {by_bits}" + (
-        f"; {same} more change none" if same else ""
+    other, by_bits, same, run, seen, equivalent = (
+        sum(getattr(tried, name) for tried in found.tried)
+        for name in ("changing", "by_bits", "same", "run", "by_outputs", "equivalent")
     )
+    said = f"of {other} changes that change a bit, the comparison of bits notices {by_bits}"
+    said += f"; {same} more change none" if same else ""
     yield Item(
         "would notice, by bits",
         NOT_APPLICABLE if not other else PROVEN if by_bits == other else FAILED,
         said if other else "there is nothing to change",
     )
-    run, seen = sum(tried.run for tried in found.tried), sum(tried.by_outputs for tried in found.tried)
-    equivalent = sum(tried.equivalent for tried in found.tried)
     wrong = [f"{name} ({tried.kind})" for tried in found.tried for name in tried.contradicted]
     unseen = [f"{name} ({tried.kind})" for tried in found.tried for name in tried.unseen]
     said = (

@@ -8,10 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from concord.porting.containers import aside
-from concord.porting.links import stays
 from concord.porting.stored import StoredTensor
 from concord.spec.errors import SpecError, refuse
 from concord.spec.files import MOST_PROBLEMS, opened, read_json
+
+BLOBS = "blobs"
+"""The folder of Hugging Face's cache that keeps what ``snapshots/<revision>/*`` beside it are links to."""
+
+
+def stays(path: Path, folder: Path) -> bool:
+    """Say whether a file of a folder lies in it.
+
+    Or is a link to the blobs of the cache that the folder belongs to.
+    """
+    try:
+        here, there = folder.resolve(), path.resolve()
+    except (OSError, RuntimeError):  # links in a circle
+        return False
+    return there.is_relative_to(here) or there.parent == here.parent.parent / BLOBS
+
 
 INDEX = ".index.json"
 """How the name of an index ends that says which tensor is in which of several files beside it."""
@@ -81,7 +96,7 @@ class Container:
         if self.framework:
             aside.write(self.save, path, tensors, self.framework, **about)
         else:
-            self.save(path, tensors)
+            self.save(path, tensors, **about)
 
     def read(self, path: Path) -> dict[str, StoredTensor]:
         """Return the tensors of a file, or of all files that an index names.

@@ -123,10 +123,9 @@ def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
 
 def save_models(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Write weights as Keras 2 did: a group for each layer of the model, which lists its weights' names."""
-    layers = {
-        name.partition("/")[0]: [other for other in tensors if other.split("/")[0] == name.partition("/")[0]]
-        for name in tensors
-    }
+    layers: dict[str, list[str]] = {}
+    for name in tensors:
+        layers.setdefault(name.partition("/")[0], []).append(name)
     with refusing(path), _created(path) as file:
         file.attrs["layer_names"] = [layer.encode() for layer in layers]
         file.attrs["backend"], file.attrs["keras_version"] = b"tensorflow", b"2.15.0"
@@ -137,16 +136,15 @@ def save_models(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
                 _put(group, f"{MODEL}/{name}:0", tensors[name])
 
 
-def save_keras(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write the weights into an archive; what else Keras wants in it is the format's to add."""
+def save_keras(path: Path, tensors: Mapping[str, StoredTensor], members: Mapping[str, str]) -> None:
+    """Write the weights into an archive.
+
+    Args:
+        members: what else Keras wants in it, to make the model from it.
+    """
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         save(Path(folder) / WEIGHTS, tensors)
         with refusing(path), zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
             archive.write(Path(folder) / WEIGHTS, WEIGHTS)
-
-
-def add(path: Path, members: Mapping[str, bytes]) -> None:
-    """Add what else Keras wants in an archive, to make the model from it."""
-    with refusing(path), zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
-        for name, content in members.items():
-            archive.writestr(zipfile.ZipInfo(name), content)
+            for name, content in members.items():
+                archive.writestr(zipfile.ZipInfo(name), content)

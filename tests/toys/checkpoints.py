@@ -12,7 +12,7 @@ import numpy as np
 
 from concord import porting, spec
 from concord.porting import registry
-from concord.porting.bugs.files import sharded
+from concord.porting.bugs.catalogue import sharded
 from concord.spec import checkpoints
 from concord.spec.errors import SpecError
 from concord.spec.files import sha256_of

@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 
 from concord.conformance import record
-from concord.porting.certificate import sealed
+from concord.porting import certificate as certificates
 from concord.spec.files import write_text
 from concord.writing import KINDS
 from tests.toys import reports
@@ -26,7 +26,7 @@ def kept(name, **shorter):
 
 
 def certificate():
-    made, found = sealed.read(ROOT / "docs" / "certificates" / "minilm-flax.json")
+    made, found = certificates.read(ROOT / "docs" / "certificates" / "minilm-flax.json")
     errors = {
         backend: {dtype: dict(list(worst.items())[:3]) for dtype, worst in of.items()}
         for backend, of in found.errors.items()
@@ -48,4 +48,4 @@ RECORDS = {
 def write(kind, folder):
     """Write a record of a kind into a folder."""
     made = RECORDS[kind]()
-    write_text(folder / NAME, sealed.text(made) if kind == "certificate" else record.text(made))
+    write_text(folder / NAME, certificates.text(made) if kind == "certificate" else record.text(made))
