@@ -270,9 +270,7 @@ BUGS = (
         CONTEXT,
         input=SEVERAL,
     ),
-    GROUP.also(
-        "heads_interleaved", "heads joined column by column", joined((0, 1, 3, 2)), CONTEXT, clause="ATT-6"
-    ),
+    GROUP.also("heads_interleaved", "heads joined column by column", joined((0, 1, 3, 2)), CONTEXT),
     bug(
         "heads_joined_in_reverse",
         "Heads are joined from last to first.",
@@ -310,14 +308,12 @@ BUGS = (
         "a weighted sum of queries instead of values",
         lambda m, y: m.context(m.used_weights, m.beside("query")),
         CONTEXT,
-        clause="ATT-6",
     ),
     GROUP.also(
         "weights_transposed",
         "weights whose queries and keys have changed places",
         lambda m, y: m.context(m.o.transpose(m.used_weights, (0, 1, 3, 2))),
         CONTEXT,
-        clause="ATT-6",
     ),
     bug(
         "attention_dropout_left_on",

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from concord.backends.interface import Request
 from concord.backends.optimizers import Optimizer
 from concord.conformance.bugs.context import Context, Edit
-from concord.spec.batch import Batch
 from concord.spec.cases import scenarios_of
 from concord.spec.config import EncoderConfig, variant
 from concord.spec.parameters import Weights
@@ -237,24 +236,19 @@ class BugGroup:
         It shows first at the first of the taps that its edit changes, in the first layer, and breaks the
         clause of that step.
         """
-        taps = taps or self.taps
-        first = (_in_first_layer(taps[0]),) if taps else ()
-        known = {"variant": "bert", "cause": name, "first": first, **self.common, **fields}
-        if taps and "clause" not in known:
-            known["clause"] = clause_of(_variant(known["variant"]), _in_first_layer(taps[0]))
+        known = {"variant": "bert", "cause": name, **self.common, **fields}
+        if taps := taps or self.taps:
+            first = f"layers.0.{taps[0][1:].removeprefix('.')}" if taps[0].startswith("*") else taps[0]
+            clause = clause_of(_variant(known["variant"] or "bert"), first)
+            known = {"first": (first,), "clause": clause, **known}
         known["source"] = f"{HUB}{known['source']}" if "source" in known else ""
-        return Bug(name=name, group=self.name, what=what, change=_change(change, taps), **known)
+        if not isinstance(change, Change):
+            change = edited(change, *taps)
+        return Bug(name=name, group=self.name, what=what, change=change, **known)
 
     def also(self, cause: str, what: str, change: Edit, *taps: str, **fields: Any) -> Bug:
         """Return an explanation that nobody injects: another form of a bug."""
-        known = {name: self.common[name] for name in ("clause", "first") if name in self.common}
-        return Bug(
-            name=cause,
-            group=self.name,
-            what=what,
-            change=_change(change, taps or self.taps),
-            **{"cause": cause, **known, **fields},
-        )
+        return self.bug(cause, what, change, *taps, **{"cause": cause, "variant": "", **fields})
 
     def forms(
         self, cause: str, what: str, edits: Mapping[str, Edit], *taps: str, **fields: Any
@@ -268,14 +262,6 @@ class BugGroup:
 def group(name: str, *taps: str, **common: Any) -> BugGroup:
     """Return what makes the bugs of a group: see :class:`BugGroup`."""
     return BugGroup(name, taps, common)
-
-
-def _change(change: Edit | Change, taps: tuple[str, ...]) -> Change:
-    return change if isinstance(change, Change) else edited(change, *taps)
-
-
-def _in_first_layer(tap: str) -> str:
-    return f"layers.0.{tap[1:].removeprefix('.')}" if tap.startswith("*") else tap
 
 
 def where(edit: Edit, **options: Any) -> Edit:
@@ -310,15 +296,6 @@ def option(**fields: Any) -> Change:
     """Return a change of configuration fields."""
     return Change(
         request=lambda request: dataclasses.replace(request, config=request.config.replace(**fields))
-    )
-
-
-def inputs(change: Callable[[EncoderConfig, Batch], Mapping[str, NDArray[Any]]]) -> Change:
-    """Return a change of inputs; ``change`` gives the new ones by name."""
-    return Change(
-        request=lambda request: dataclasses.replace(
-            request, batch=dataclasses.replace(request.batch, **change(request.config, request.batch))
-        )
     )
 
 
