@@ -57,7 +57,7 @@ class Effort:
 
 
 _guard = threading.Lock()
-_searches: list[contextlib.ExitStack] = []
+_searches: list[threadpool_limits] = []
 
 
 @contextlib.contextmanager
@@ -69,16 +69,11 @@ def one_thread() -> Iterator[None]:
     The limit holds for the whole process, and is lifted when the last of several searches is done.
     """
     with _guard:
-        if not _searches:
-            limit = contextlib.ExitStack()
-            limit.enter_context(threadpool_limits(1, user_api="blas"))
-        else:
-            limit = _searches[-1]
-        _searches.append(limit)
+        _searches.append(_searches[-1] if _searches else threadpool_limits(1, user_api="blas"))
     try:
         yield
     finally:
         with _guard:
-            if len(_searches) == 1:
-                limit.close()
-            _searches.pop()
+            limit = _searches.pop()
+            if not _searches:
+                limit.restore_original_limits()
