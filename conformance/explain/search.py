@@ -140,6 +140,9 @@ class Search:
     same_name = True
     """Whether only explanations of one name are one mistake in other words where they come to the same."""
 
+    share = 1.0
+    """The share of its time that trying may take; the rest is for tolerances."""
+
     def __init__(self, question: Question, judge: Callable[..., Any], effort: Effort) -> None:
         self.question, self.judge, self.effort = question, judge, effort
 
@@ -204,15 +207,9 @@ class Search:
                 found.append(Explanation(one, prediction, self.judged(self.question.actual, prediction)))
         return found
 
-    def tried(
-        self, hypotheses: Iterable[Hypothesis], share: float = 1.0
-    ) -> Iterator[tuple[Hypothesis, Array]]:
-        """Yield hypotheses that come near the tensor, and what it is under each.
-
-        Args:
-            share: of the time that it may take.
-        """
-        for hypothesis in self.effort.among(hypotheses, share):
+    def tried(self, hypotheses: Iterable[Hypothesis]) -> Iterator[tuple[Hypothesis, Array]]:
+        """Yield hypotheses that come near the tensor, and what it is under each."""
+        for hypothesis in self.effort.among(hypotheses, self.share):
             with contextlib.suppress(*INAPPLICABLE):
                 value = self.question.values(hypothesis)
                 if self.near(hypothesis, value):

@@ -175,7 +175,7 @@ class WholeSearch(Search):
     """
 
     question: Whole
-    same_name = False
+    same_name, share = False, TRIAL
 
     def stages(self) -> Iterable[Iterable[Hypothesis]]:
         yield likeliest_first(self.everywhere())
@@ -185,11 +185,6 @@ class WholeSearch(Search):
 
     def readings(self) -> Iterator[Hypothesis]:
         return iter(())
-
-    def tried(
-        self, hypotheses: Iterable[Hypothesis], share: float = TRIAL
-    ) -> Iterator[tuple[Hypothesis, Array]]:
-        return super().tried(hypotheses, share)
 
     def chosen(self, tried: Iterator[tuple[Hypothesis, Array]]) -> Iterable[Hypothesis]:
         """Return the few that come nearest to the tensor: each tolerance takes many runs."""
