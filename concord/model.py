@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from concord.conformance.campaign import Job
-from concord.options import OptionGroup, option, reads
+from concord.options import OptionGroup, option, reads, too_small
 from concord.spec.batch import Batch, completed, example_batch, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, located, optional, refuse, unknowns
@@ -114,23 +114,14 @@ class Trained(OptionGroup):
         Raises:
             SpecError: listing options that exclude each other, or are about a checkpoint that is not given.
         """
-        if self.checkpoint is None:
-            refuse(
-                [
-                    f"--{name} is given but --checkpoint is not: whose weights?"
-                    for name, value in self._about().items()
-                    if value
-                ]
-            )
-            return False
-        refuse(
-            [
-                f"--{name} is given beside --checkpoint, which takes its place; leave one out"
-                for name, value in instead.items()
-                if value
-            ]
+        there = self.checkpoint is not None
+        about, why = (
+            (instead, "beside --checkpoint, which takes its place; leave one out")
+            if there
+            else (self._about(), "but --checkpoint is not: whose weights?")
         )
-        return True
+        refuse([f"--{name} is given {why}" for name, value in about.items() if value])
+        return there
 
     def _about(self) -> dict[str, Any]:
         return {"from": self.form != "auto", "table": self.table}
@@ -173,8 +164,7 @@ class OwnModel(Trained):
         if not super().check(**instead):
             return False
         problems = ["--texts and --inputs are both given; give either"] if self.texts and self.inputs else []
-        if self.batch is not None and self.batch < 1:
-            problems.append(f"--batch is {self.batch} but must be at least 1")
+        problems += too_small(("batch", self.batch, 1))
         if self.max_tokens is not None and self.texts is None:
             problems.append("--max-tokens is given but --texts is not: it is about texts")
         refuse(problems)
@@ -209,12 +199,10 @@ class OwnModel(Trained):
             drawn = "neither --texts nor --inputs is given: ids are drawn, with rows of every awkward kind"
             batches = given.GivenBatches({"drawn": _drawn(config, part)}, [drawn])
         made: set[str] = set()
-        completed_batches = {
-            f"{name}-{case}": completed(config, batch, part, drawn=gradients, made=made)
-            for case, batch in batches.batches.items()
-        }
-        for batch in completed_batches.values():
-            validate_batch(config, batch, part)
+        cases = {}
+        for case, batch in batches.batches.items():
+            cases[f"{name}-{case}"] = whole = completed(config, batch, part, drawn=gradients, made=made)
+            validate_batch(config, whole, part)
         remarks += batches.remarks
         if gradients and made:
             are = "are" if len(made) > 1 or "labels" in made else "is"
@@ -223,7 +211,7 @@ class OwnModel(Trained):
                 "gradients are those of the loss that follows"
             )
         weights = {name: array for name, array in found.weights().items() if name in known}
-        return Own(name, config, part, weights, completed_batches, remarks, batches.tokens)
+        return Own(name, config, part, weights, cases, remarks, batches.tokens)
 
     def told(self, part: str = "model", gradients: bool = True) -> Own:
         """Read the checkpoint, as :meth:`load` does, and say on standard error what is run."""

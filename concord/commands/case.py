@@ -21,7 +21,7 @@ from concord.model import OwnModel
 from concord.options import argument, option, writes
 from concord.progress import bars
 from concord.running import opened
-from concord.spec.batch import Batch
+from concord.spec.batch import from_arrays
 from concord.spec.errors import SpecError, collect, refuse, unknowns
 from concord.spec.files import write_bytes
 from concord.spec.precision import PRECISIONS
@@ -76,14 +76,14 @@ def run(
 ) -> None:
     """Run a model of your own on one backend, and write what it computes."""
     writing.check(out)
-    whole, problems = taps or gradients, list[str]()
-    if model.checkpoint is None:
-        problems.append("--checkpoint is not given: what is to be run?")
-    if not (model.texts or model.inputs):
-        problems.append("neither --texts nor --inputs is given: what is it to be run on?")
-    if model.batch and whole:
-        problems.append("--batch is given beside --taps or --gradients: those are of all samples at once")
-    refuse(problems)
+    whole = taps or gradients
+    wrong = {
+        "--checkpoint is not given: what is to be run?": model.checkpoint is None,
+        "neither --texts nor --inputs is given: what is it to be run on?": not (model.texts or model.inputs),
+        "--batch is given beside --taps or --gradients: those are of all samples at once": model.batch
+        and whole,
+    }
+    refuse([problem for problem, there in wrong.items() if there])
     settings, backend, *_ = collect(
         workers.settings,
         lambda: workers.one("one framework computes"),
@@ -92,22 +92,23 @@ def run(
     )
     found = dataclasses.replace(model, batch=ALL).told(part, gradients)
     (batch,) = found.batches.values()
-    count = len(batch.required("input_ids"))
+    given = batch.arrays()
+    count = len(given["input_ids"])
     rows = count if whole else model.batch or ROWS
     with opened(backend, settings) as worker, bars([backend], count, "samples") as reached:
         runs = []
         for start in range(0, count, rows):
-            some = Batch(**{name: array[start : start + rows] for name, array in batch.arrays().items()})
+            some = from_arrays({name: array[start : start + rows] for name, array in given.items()})
             how = (dtype, settings.implementation, settings.execution, taps, gradients, settings.precision)
             runs.append(worker.run(found.config, found.weights, some, found.part, *how))
             reached(backend, min(start + rows, count), "")
-    inputs = {name: array for name, array in batch.arrays().items() if gradients or name not in LOSS}
-    arrays = {f"inputs/{name}": array for name, array in inputs.items()}
+    arrays = {f"inputs/{name}": array for name, array in given.items()}
     if len(runs) > 1:
         arrays["output"] = np.concatenate([one.output for one in runs])
     else:
-        whole_run = run_arrays(runs[0])
-        arrays |= {name: array for name, array in whole_run.items() if gradients or name not in LOSS}
+        arrays |= run_arrays(runs[0])
+    if not gradients:
+        arrays = {name: array for name, array in arrays.items() if name.removeprefix("inputs/") not in LOSS}
     header = {
         "format": FORMAT,
         "checkpoint": str(model.checkpoint),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json as json_text
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,7 +28,7 @@ from concord.terminal import Terminal
 
 if TYPE_CHECKING:
     from concord.training.data import Sample
-    from concord.training.metrics import Predict, Predictions
+    from concord.training.metrics import Predict
     from concord.training.prediction import Bad, InOrder, TextModel, TextPrediction
 
 
@@ -62,6 +63,7 @@ def predict(
     """Say what a trained model takes texts for, or how often it is right."""
     with optional("concord predict", "training"):
         from concord.training import prediction
+        from concord.training.data import encode
 
     if sum(given is not None for given in (text, texts, evaluate)) != 1:
         raise SpecError("give one of TEXT, --texts FILE and --evaluate FILE")
@@ -69,14 +71,12 @@ def predict(
         raise SpecError("--json is for --evaluate, and --out for texts without labels")
     writing.check(out, json)
 
-    def place() -> tuple[str, Places, Settings]:
-        problems = unknowns("dtype", [dtype], PRECISIONS)
-        refuse(problems + [f"--batch is {batch} but must be at least 1"] * (batch < 1))
-        name, where = workers.one("one framework computes"), workers.settings()
-        how = (where.implementation, where.execution, where.device, where.precision)
-        return name, where, Settings(dtype, *how)
+    def place() -> tuple[str, Places]:
+        problems = unknowns("dtype", [dtype], PRECISIONS) + options.too_small(("batch", batch, 1))
+        refuse(problems)
+        return workers.one("one framework computes"), workers.settings()
 
-    at, model, given = collect(
+    (backend, where), model, given = collect(
         place,
         lambda: _model_of(checkpoint),
         lambda: prediction.InOrder(lines.on_error) if evaluate is None else lines.read(evaluate),
@@ -87,87 +87,68 @@ def predict(
             "what it says of a text depends on those beside it",
             style="yellow",
         )
-    if evaluate is not None:
-        _evaluate(model, at, given, batch, json)
+    names = ("implementation", "execution", "device", "precision")
+    how = Settings(dtype, **{name: getattr(where, name) for name in names})
+
+    @contextmanager
+    def computing(total: int | None = None) -> Iterator[tuple[Predict, Callable[[int], None]]]:
+        """Have the backend compute, and show how far it has come."""
+        with opened_worker(backend, where) as worker, bars([backend], total, "samples") as reached:
+            yield prediction.predictor(worker, model, how), lambda done: reached(backend, done, "")
+
+    if evaluate is None:
+        samples = _single(model, text, text_b) if texts is None else _read(texts, lines, given)
+        to_file = written(out) if out is not None else nullcontext(lambda line: print(line.decode(), end=""))
+        with to_file as write, computing() as (compute, progress):
+            found = prediction.predict(model, compute, samples, batch, given)
+            for number, one in enumerate(found, start=1):
+                line = json_text.dumps(_line(one, model), ensure_ascii=False, allow_nan=False)
+                write(f"{line}\n".encode())
+                progress(number)
+        if given.count:
+            Terminal(stderr=True).tell(f"{given.count} bad lines; each says so in its place")
         return
-    samples = _single(model, text, text_b) if texts is None else _read(texts, lines, given)
-    to_file = written(out) if out is not None else nullcontext(lambda line: print(line.decode(), end=""))
-    with to_file as write, _computing(model, at, None) as (compute, progress):
-        found = prediction.predict(model, compute, samples, batch, given)
-        for number, one in enumerate(found, start=1):
-            write((json_text.dumps(_line(one, model), ensure_ascii=False, allow_nan=False) + "\n").encode())
-            progress(number)
-    if given.count:
-        Terminal(stderr=True).tell(f"{given.count} bad lines; each says so in its place")
-
-
-@contextmanager
-def _computing(
-    model: TextModel, at: tuple[str, Places, Settings], total: int | None
-) -> Iterator[tuple[Predict, Any]]:
-    """Have a backend compute, and show how far it has come."""
-    from concord.training.prediction import predictor
-
-    with opened_worker(at[0], at[1]) as worker, bars(at[:1], total, "samples") as reached:
-        yield predictor(worker, model, at[2]), lambda done: reached(at[0], done, "")
-
-
-def _evaluate(
-    model: TextModel, at: tuple[str, Places, Settings], samples: Any, batch: int, json: Path | None
-) -> None:
-    """Count how often a model is right, show it and write it."""
-    from concord.training import prediction
-    from concord.training.data import encode
-
-    corpus, console = encode(samples, model.encoder, model.labels), Terminal()
-    with _computing(model, at, len(corpus)) as (compute, progress):
+    corpus, console = encode(given, model.encoder, model.labels), Terminal()
+    with computing(len(corpus)) as (compute, progress):
         predictions = prediction.evaluate(model, compute, corpus, batch, progress)
-    found = {
+    scores, loss = predictions.scores(), predictions.loss
+    result = {
         "format": "concord.evaluation/1",
         "checkpoint": str(model.folder),
         "step": model.step,
-        "backend": at[0],
-        "dtype": at[2].dtype,
+        "backend": backend,
+        "dtype": dtype,
         "samples": len(corpus),
-        "bad_lines": samples.complaints.count,
-        **_scores(model, predictions),
-    }
-    _show(found, console)
-    for line in samples.complaints.listed():
-        console.tell(f"left out: {line}", style="yellow")
-    writing.write(console, (json, lambda: json_text.dumps(found, ensure_ascii=False, indent=1) + "\n"))
-
-
-def _scores(model: TextModel, found: Predictions) -> dict[str, Any]:
-    names, scores = model.labels.names, found.scores()
-    return {
-        "counted": len(found.truth),
-        "accuracy": found.accuracy,
-        "loss": found.loss if found.loss is not None and abs(found.loss) < float("inf") else None,
-        "labels": list(names),
+        "bad_lines": given.complaints.count,
+        "counted": len(predictions.truth),
+        "accuracy": predictions.accuracy,
+        "loss": loss if loss is not None and math.isfinite(loss) else None,
+        "labels": list(model.labels.names),
         **scores,
-        "classes": dict(zip(names, scores["classes"], strict=True)),
+        "classes": dict(zip(model.labels.names, scores["classes"], strict=True)),
     }
+    _show(result, console)
+    for line in given.complaints.listed():
+        console.tell(f"left out: {line}", style="yellow")
+    writing.write(console, (json, lambda: json_text.dumps(result, ensure_ascii=False, indent=1) + "\n"))
 
 
 def _show(found: dict[str, Any], console: Terminal) -> None:
     names, undecided = found["labels"], any(found["undecided"])
-    table = Table(
-        title=f"{found['checkpoint']} on {found['backend']}, {found['counted']} samples", title_justify="left"
-    )
-    for number, column in enumerate(("class", "precision", "recall", "F1", "samples")):
-        table.add_column(column, justify="right" if number else "left", overflow="fold")
-    for name, one in found["classes"].items():
-        f1 = "absent" if one["f1"] is None else f"{one['f1']:.4f}"
-        table.add_row(name, f"{one['precision']:.4f}", f"{one['recall']:.4f}", f1, str(one["support"]))
-    console.print(table)
-    taken = Table(title="of the class of the row, taken for that of the column", title_justify="left")
-    taken.add_column("")
-    for name in [*names, *["none: NaN"] * undecided]:
-        taken.add_column(name, justify="right", overflow="fold")
+    title = f"{found['checkpoint']} on {found['backend']}, {found['counted']} samples"
+    table = Table("class", title=title, title_justify="left")
+    taken = Table("", title="of the class of the row, taken for that of the column", title_justify="left")
+    for column in ("precision", "recall", "F1", "samples"):
+        table.add_column(column, justify="right", overflow="fold")
+    for column in [*names, *["none: NaN"] * undecided]:
+        taken.add_column(column, justify="right", overflow="fold")
     for name, row, none in zip(names, found["confusion"], found["undecided"], strict=True):
+        one = found["classes"][name]
+        scores = [one["precision"], one["recall"], one["f1"]]
+        cells = ("absent" if score is None else f"{score:.4f}" for score in scores)
+        table.add_row(name, *cells, str(one["support"]))
         taken.add_row(name, *map(str, row), *[str(none)] * undecided)
-    console.print(taken)
+    console.print(table, taken)
     figures = {"accuracy": found["accuracy"], "macro F1": found["macro_f1"], "loss": found["loss"]}
     said = (f"{name} {'none' if value is None else format(value, '.4f')}" for name, value in figures.items())
     console.tell(", ".join(said))
