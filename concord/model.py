@@ -20,8 +20,8 @@ from concord.terminal import Terminal
 
 if TYPE_CHECKING:
     from concord.porting import Checkpoint
-    from concord.training.data import TextEncoder
     from concord.training.data.given import GivenBatches
+    from concord.training.prediction import TextModel
 
 BATCH = 8
 """Texts of a case, unless it is said otherwise."""
@@ -283,8 +283,8 @@ def _drawn(config: EncoderConfig, part: str) -> Batch:
     return example_batch(config, batch=5, tokens=tokens, part=part)
 
 
-def reader(path: Path, spelled: bool) -> tuple[Checkpoint, TextEncoder]:
-    """Return a checkpoint of any format, or a run's best, and its own tokenizer.
+def reader(path: Path, spelled: bool) -> TextModel:
+    """Return the model of a checkpoint of any format, or a run's best, with its own tokenizer.
 
     Args:
         spelled: whether a text may spell a mark, as its own library has it; samples of training may not.
@@ -294,16 +294,19 @@ def reader(path: Path, spelled: bool) -> tuple[Checkpoint, TextEncoder]:
     """
     from concord import porting
     from concord.porting.folder import folder_of
+    from concord.training.data import Labels
     from concord.training.data.ready import encoder_of
+    from concord.training.prediction import TextModel
 
-    found = porting.read(path)
+    found, folder = porting.read(path), folder_of(path)
     if found.part not in PARTS:
         raise SpecError(
             f"{path}: holds the part {found.part!r} but must hold one of {', '.join(PARTS)}: "
             "nothing else takes texts"
         )
     with located(str(path)):
-        encoder = encoder_of(folder_of(path), found.files, found.config, spelled=spelled)
+        encoder = encoder_of(folder, found.files, found.config, spelled=spelled)
     if encoder is None:
         raise SpecError(f"{path}: has no tokenizer: it lacks tokenizer.json and vocab.txt")
-    return found, encoder
+    labels = Labels(found.labels or tuple(map(str, range(max(found.config.num_classes, 2)))))
+    return TextModel(folder, found.config, dict(found.weights()), labels, encoder, part=found.part)

@@ -17,6 +17,7 @@ from concord.spec.errors import SpecError
 from concord.spec.training.recipe import recipe
 from concord.training import beginning, checkpoint
 from concord.training.plan import TrainingPlan
+from concord.training.prediction import TextModel
 from tests.toys.ready import CONFIG, hugging_face
 
 Invoke = Callable[..., tuple[int, str, list[str]]]
@@ -36,15 +37,10 @@ def samples(folder: Path, labels: Sequence[str] = ("yes", "no")) -> Path:
     return folder
 
 
-def start_of(path: Path) -> beginning.Pretrained:
-    found, encoder = reader(path, spelled=False)
-    return beginning.Pretrained(found.config, found.weights(), encoder, found.labels, found.part)
-
-
 def begun(
     path: Path, data: Path, tokens: int | None = None, dtype: str = "float32"
-) -> tuple[beginning.Pretrained, checkpoint.TrainingCheckpoint]:
-    origin = start_of(path)
+) -> tuple[TextModel, checkpoint.TrainingCheckpoint]:
+    origin = reader(path, spelled=False)
     plan = TrainingPlan(backend="torch", files=beginning.files(data), epochs=1, batch=5, dtype=dtype)
     start, _ = beginning.begin(
         origin.config,
@@ -57,7 +53,7 @@ def begun(
     return origin, start
 
 
-def drawn(origin: beginning.Pretrained, start: checkpoint.TrainingCheckpoint) -> list[str]:
+def drawn(origin: TextModel, start: checkpoint.TrainingCheckpoint) -> list[str]:
     """Return the parameters that are not the checkpoint's, bit for bit."""
     return [
         name
@@ -235,4 +231,4 @@ def test_what_takes_no_texts_is_refused(tmp_path: Path) -> None:
         "torch",
     )
     with pytest.raises(SpecError, match="holds the part 'stack' but must hold one of model, pooled, encoder"):
-        start_of(tmp_path / "stack")
+        reader(tmp_path / "stack", spelled=False)

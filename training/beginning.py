@@ -26,6 +26,7 @@ from concord.training.data.encoder import unfit
 from concord.training.data.samples import SPLITS, by_split
 from concord.training.ordinary import Numbered, Source
 from concord.training.plan import Files, TrainingPlan
+from concord.training.prediction import TextModel
 
 USUAL_EPOCHS = 3
 """Epochs of a run that nothing else limits."""
@@ -63,41 +64,14 @@ class Texts:
     tokens: int | None = None
 
 
-@dataclass(frozen=True)
-class Pretrained:
-    """A model that training goes on from.
-
-    Attributes:
-        config: as its checkpoint says; what the data decide, :func:`begin` changes.
-        weights: by canonical name, those of its part.
-        encoder: that makes ids of texts as its tokenizer does.
-        names: of its classes; None: nobody has named them.
-        part: of the model that it has: all of it, or what takes ids and has no classifier.
-    """
-
-    config: EncoderConfig
-    weights: Mapping[str, NDArray[Any]]
-    encoder: TextEncoder
-    names: tuple[str, ...] | None
-    part: str
-
-    @property
-    def own(self) -> Labels:
-        """Its classes; where nobody has named them, their numbers."""
-        return Labels(self.names or tuple(str(number) for number in range(max(self.config.num_classes, 2))))
-
-    def labels(self, found: Labels) -> Labels:
-        """Return the classes of a model that goes on: its own, unless samples have others."""
-        return self.own if self.part == "model" and set(found.names) <= set(self.own.names) else found
-
-    def kept(self, config: EncoderConfig, labels: Labels) -> dict[str, NDArray[Any]]:
-        """Return the weights that a model takes over: all, but for a classifier of other classes."""
-        known = parameters(config)
-        return {
-            name: array
-            for name, array in self.weights.items()
-            if name in known and (labels == self.own or not name.startswith("classifier."))
-        }
+def kept(model: TextModel, config: EncoderConfig, labels: Labels) -> dict[str, NDArray[Any]]:
+    """Return the weights of a model that training takes over: all, but for a classifier of other classes."""
+    known, same = parameters(config), labels == model.labels
+    return {
+        name: array
+        for name, array in model.weights.items()
+        if name in known and (same or not name.startswith("classifier."))
+    }
 
 
 def files(data: Path, dev: Path | None = None, test: Path | None = None, **options: Any) -> Files:
@@ -133,7 +107,7 @@ def begin(
     plan: TrainingPlan,
     texts: Texts,
     seed: int = 0,
-    pretrained: Pretrained | None = None,
+    pretrained: TextModel | None = None,
 ) -> tuple[TrainingCheckpoint, dict[str, Corpus]]:
     """Return a run before its first step, and its samples.
 
@@ -155,7 +129,8 @@ def begin(
     if pretrained is None:
         config = fitted(config, encoder, labels)
     else:
-        labels = pretrained.labels(labels)
+        if pretrained.part == "model" and {*labels.names} <= {*pretrained.labels.names}:
+            labels = pretrained.labels  # the model's own, unless samples have others
         config = config.replace(num_classes=labels.num_classes(config))
         refuse(unfit(config, encoder, labels))
     corpora = {split: encode(some, encoder, labels) for split, some in found.items()}
@@ -163,15 +138,15 @@ def begin(
         plan = replace(plan, epochs=USUAL_EPOCHS)
     recipe = fitted_recipe(recipe, planned_steps(recipe, plan, corpora["train"]))
     plan = replace(plan, samples=digest(corpora["train"]))
-    kept = pretrained.kept(config, labels) if pretrained else {}
-    begun = {**first_weights(config, seed, without=kept), **kept}
+    taken = kept(pretrained, config, labels) if pretrained else {}
+    begun = {**first_weights(config, seed, without=taken), **taken}
     weights = {name: precision(plan.dtype).round(begun[name]) for name in parameters(config)}
     progress = Progress(seed=seed, plan=plan)
     return TrainingCheckpoint(config, weights, labels, encoder, recipe, progress=progress), corpora
 
 
 def _encoder(
-    config: EncoderConfig, texts: Texts, samples: Samples, pretrained: Pretrained | None
+    config: EncoderConfig, texts: Texts, samples: Samples, pretrained: TextModel | None
 ) -> TextEncoder:
     """Return what makes ids of texts."""
     if pretrained is not None:

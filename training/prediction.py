@@ -35,11 +35,15 @@ WAYS = ("dtype", "implementation", "execution", "precision")
 
 @dataclass(frozen=True)
 class TextModel:
-    """What it takes to predict.
+    """A trained model that reads texts.
 
     Attributes:
         folder: of the checkpoint.
-        step: of training, at which it was written.
+        weights: by canonical name, those of its part.
+        labels: its classes; where nobody has named them, their numbers.
+        encoder: that makes ids of texts as its tokenizer does.
+        step: of training, at which it was written; 0: it comes from elsewhere.
+        part: of the model that it has: all of it, or what takes ids and has no classifier.
     """
 
     folder: Path
@@ -47,7 +51,8 @@ class TextModel:
     weights: dict[str, NDArray[np.floating]]
     labels: Labels
     encoder: TextEncoder
-    step: int
+    step: int = 0
+    part: str = "model"
 
 
 def model_of(folder: Path) -> TextModel:

@@ -202,10 +202,8 @@ def _model_of(path: Path) -> TextModel:
     Raises:
         SpecError: if it cannot be read, or lacks a classifier or a tokenizer.
     """
-    from concord.porting.folder import folder_of
     from concord.spec import runs
     from concord.training import prediction
-    from concord.training.data import Labels
     from concord.training.data.encoder import TEXT_FILE
     from concord.training.data.ready import VOCABULARIES
 
@@ -214,11 +212,10 @@ def _model_of(path: Path) -> TextModel:
     )
     if runs.steps(path) or ours:
         return prediction.model_of(path)
-    found, encoder = reader(path, spelled=False)
+    found = reader(path, spelled=False)
     if found.part != "model":
         raise SpecError(
             f"{path}: has no classifier: 'concord case run --texts' says what the part {found.part!r} "
             "computes"
         )
-    labels = Labels(found.labels or tuple(map(str, range(max(found.config.num_classes, 2)))))
-    return prediction.TextModel(folder_of(path), found.config, dict(found.weights()), labels, encoder, step=0)
+    return found

@@ -155,9 +155,7 @@ def reading_of(checkpoint: Path | None, text_a: str | None, text_b: str | None) 
         raise SpecError("--checkpoint is not given: which model is looked at?")
     if text_a is None:
         raise SpecError("--checkpoint is given but --text-a is not: what is the model to read?")
-    found, encoder = reader(checkpoint, spelled=True)
-    weights = found.weights()
-    return of_texts(name_of(checkpoint), found.config, weights, encoder, text_a, text_b, found.part)
+    return of_texts(name_of(checkpoint), reader(checkpoint, spelled=True), text_a, text_b)
 
 
 def curves(

@@ -36,9 +36,9 @@ from concord.terminal import Terminal
 
 if TYPE_CHECKING:
     from concord.conformance.campaign import Settings
-    from concord.training.beginning import Pretrained
     from concord.training.checkpoint import TrainingCheckpoint
     from concord.training.data import Corpus
+    from concord.training.prediction import TextModel
 
 CASES = ("standard",)
 """What can be trained in lockstep by name."""
@@ -338,10 +338,7 @@ def _begun(
         if hasattr(group, name)
     }
     plan = TrainingPlan(**{**planned, **more, "files": files})
-    pretrained = None
-    if start.checkpoint is not None:
-        found, encoder = reader(start.checkpoint, spelled=False)
-        pretrained = beginning.Pretrained(found.config, found.weights(), encoder, found.labels, found.part)
+    pretrained = None if start.checkpoint is None else reader(start.checkpoint, spelled=False)
     model, recipe = start.described(pretrained.config if pretrained else None)
     changes = (start.learning_rate, start.schedule, start.warmup, start.dropout, start.accumulation)
     recipe = beginning.changed_recipe(recipe, *changes)
@@ -357,10 +354,12 @@ def _begun(
     return begun, corpora
 
 
-def _tell(path: Path | None, pretrained: Pretrained, start: TrainingCheckpoint) -> None:
+def _tell(path: Path | None, pretrained: TextModel, start: TrainingCheckpoint) -> None:
     """Print what training begins with: what of the weights is the checkpoint's, and what was drawn."""
+    from concord.training.beginning import kept as taken
+
     assert start.labels is not None
-    kept, names = pretrained.kept(start.config, start.labels), start.labels.names
+    kept, names = taken(pretrained, start.config, start.labels), start.labels.names
     drawn = [name for name in start.weights if name not in kept]
     left = [name for name in pretrained.weights if name not in kept]
     said = f"drawn anew: {', '.join(drawn)}" if drawn else "nothing drawn anew"

@@ -25,7 +25,7 @@ from concord.spec.errors import SpecError
 from concord.spec.masks import real_tokens, visible_keys
 from concord.spec.parameters import Weights
 from concord.spec.tensors import taps
-from concord.training.data.encoder import TextEncoder
+from concord.training.prediction import TextModel
 
 Array = NDArray[np.floating]
 
@@ -159,45 +159,32 @@ class Maps:
         ]
 
 
-def of_texts(
-    name: str,
-    config: EncoderConfig,
-    weights: Weights,
-    encoder: TextEncoder,
-    a: str,
-    b: str | None = None,
-    part: str = "model",
-) -> ReadText:
+def of_texts(name: str, model: TextModel, a: str, b: str | None = None) -> ReadText:
     """Return a text, or a pair, as a model sees it.
 
     Args:
         name: of the model.
-        part: of it that there is.
 
     Raises:
         SpecError: if a text has more tokens than the model has positions, or none.
     """
-    found = encoder.encode(a, b)
-    tokens = (
-        config.max_positions - config.position_start
-        if config.pooling == "flatten" and part == "model"
-        else len(found.tokens)
-    )
+    found, config = model.encoder.encode(a, b), model.config
+    whole = config.pooling == "flatten" and model.part == "model"
+    tokens = config.max_positions - config.position_start if whole else len(found.tokens)
     more = tokens - len(found.tokens)
     second = found.texts.index(1) if 1 in found.texts else tokens
     batch = Batch(
         input_ids=np.pad(found.ids, (0, more), constant_values=config.pad_id)[None],
         segment_ids=np.pad(found.segment_ids, (0, more))[None] if config.num_segments else None,
     )
-    parts = tuple(int(place >= second) for place in range(tokens))
     return ReadText(
         f"{name}: {a}{'' if b is None else f' | {b}'}",
         config,
-        weights,
-        completed(config, batch, part),
-        (*found.tokens, *[encoder.text.padding or "padding"] * more),
-        parts,
-        part,
+        model.weights,
+        completed(config, batch, model.part),
+        (*found.tokens, *[model.encoder.text.padding or "padding"] * more),
+        tuple(int(place >= second) for place in range(tokens)),
+        model.part,
     )
 
 
