@@ -66,10 +66,10 @@ def test_every_text_gets_what_it_gets_alone_in_the_order_of_the_texts(
         data.Sample(number, text, text[::-1] if number % 2 else None)
         for number, text in enumerate(texts_of(17))
     ]
-    together = list(prediction.predict(model, by_the_reference(model), samples, 3, prediction.InOrder()))
+    together = list(prediction.predict(model, by_the_reference(model), samples, 3, data.Complaints()))
     assert [found.sample for found in together if isinstance(found, prediction.TextPrediction)] == samples
     for sample, found in zip(samples, together, strict=True):
-        (alone,) = prediction.predict(model, by_the_reference(model), [sample], 1, prediction.InOrder())
+        (alone,) = prediction.predict(model, by_the_reference(model), [sample], 1, data.Complaints())
         assert isinstance(found, prediction.TextPrediction)
         assert isinstance(alone, prediction.TextPrediction)
         assert (found.label, found.truncated) == (alone.label, alone.truncated)
@@ -90,7 +90,7 @@ def test_texts_are_read_as_they_are_predicted(
             read.append(number)
             yield data.Sample(number, "abc")
 
-    stream = prediction.predict(model, by_the_reference(model), endless(), 2, prediction.InOrder())
+    stream = prediction.predict(model, by_the_reference(model), endless(), 2, data.Complaints())
     for _ in range(11):
         next(stream)
     assert len(read) == 15

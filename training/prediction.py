@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,17 @@ from concord.spec.errors import SpecError
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
 from concord.training import checkpoint
-from concord.training.data import Complaints, Corpus, Labels, Sample, Samples, TextEncoder, batches, encode
+from concord.training.data import (
+    Bad,
+    Complaints,
+    Corpus,
+    Labels,
+    Sample,
+    Samples,
+    TextEncoder,
+    batches,
+    encode,
+)
 from concord.training.metrics import Predict, Predictions, measure, predicted, probabilities
 from concord.training.plan import PAD_TO
 
@@ -119,58 +129,26 @@ class TextPrediction:
     truncated: int
 
 
-@dataclass
-class Bad:
-    """A line that cannot be read.
-
-    Attributes:
-        problem: what is wrong with it, after file and line.
-    """
-
-    problem: str
-
-
-@dataclass
-class InOrder(Complaints):
-    """Complaints that keep their place among samples, where bad lines are skipped."""
-
-    found: list[Sample | Bad] = field(default_factory=list)
-
-    def add(self, where: str, problem: str) -> None:
-        """Note what is wrong with a line, and where it stands."""
-        super().add(where, problem)
-        self.found.append(Bad(f"{where}: {problem}"))
-
-    def beside(self, samples: Iterable[Sample]) -> Iterator[Sample | Bad]:
-        """Yield samples and bad lines as they come."""
-        for sample in samples:
-            yield from self._taken()
-            yield sample
-        yield from self._taken()
-
-    def _taken(self) -> list[Sample | Bad]:
-        taken, self.found = self.found, []
-        return taken
-
-
 def predict(
-    model: TextModel, compute: Predict, samples: Iterable[Sample], size: int, complaints: InOrder
+    model: TextModel, compute: Predict, samples: Iterable[Sample | Bad], size: int, complaints: Complaints
 ) -> Iterator[TextPrediction | Bad]:
-    """Yield what a model says of each text, in the order of the texts; of a bad line, what is wrong with it.
+    """Yield what a model says of each text, in the order of the texts; bad lines keep their place.
 
     Args:
         compute: as :func:`predictor` returns it.
         size: samples in a batch.
-        complaints: to which those who read the texts complain.
+        complaints: takes the bad lines.
 
     Raises:
         SpecError: listing bad lines among those that were read at once, unless they are skipped.
         WorkerFailure: if the worker gave no result.
     """
-    stream = complaints.beside(samples)
+    stream = iter(samples)
     while some := list(islice(stream, AT_ONCE)):
-        complaints.settle()
         good = [one for one in some if isinstance(one, Sample)]
+        for bad in (one for one in some if isinstance(one, Bad)):
+            complaints.add(bad)
+        complaints.settle()
         found = iter(_predicted(model, compute, good, size) if good else ())
         yield from (next(found) if isinstance(one, Sample) else one for one in some)
 

@@ -27,9 +27,9 @@ from concord.spec.precision import PRECISIONS
 from concord.terminal import Terminal
 
 if TYPE_CHECKING:
-    from concord.training.data import Sample
+    from concord.training.data import Bad, Sample
     from concord.training.metrics import Predict
-    from concord.training.prediction import Bad, InOrder, TextModel, TextPrediction
+    from concord.training.prediction import TextModel, TextPrediction
 
 
 def predict(
@@ -63,7 +63,7 @@ def predict(
     """Say what a trained model takes texts for, or how often it is right."""
     with optional("concord predict", "training"):
         from concord.training import prediction
-        from concord.training.data import encode
+        from concord.training.data import Complaints, encode
 
     if sum(given is not None for given in (text, texts, evaluate)) != 1:
         raise SpecError("give one of TEXT, --texts FILE and --evaluate FILE")
@@ -79,7 +79,7 @@ def predict(
     (backend, where), model, given = collect(
         place,
         lambda: _model_of(checkpoint),
-        lambda: prediction.InOrder(lines.on_error) if evaluate is None else lines.read(evaluate),
+        lambda: Complaints(lines.on_error) if evaluate is None else lines.read(evaluate),
     )
     if batch > 1 and model.config.mask_assignment == "batch_major":
         Terminal(stderr=True).tell(
@@ -97,7 +97,7 @@ def predict(
             yield prediction.predictor(worker, model, how), lambda done: reached(backend, done, "")
 
     if evaluate is None:
-        samples = _single(model, text, text_b) if texts is None else _read(texts, lines, given)
+        samples: Any = _single(model, text, text_b) if texts is None else _read(texts, lines)
         to_file = written(out) if out is not None else nullcontext(lambda line: print(line.decode(), end=""))
         with to_file as write, computing() as (compute, progress):
             found = prediction.predict(model, compute, samples, batch, given)
@@ -162,28 +162,27 @@ def _single(model: TextModel, text: str | None, text_b: str | None) -> list[Samp
     return [sample]
 
 
-def _read(path: Path, lines: options.Lines, complaints: InOrder) -> Iterator[Sample]:
+def _read(path: Path, lines: options.Lines) -> Iterator[Sample | Bad]:
     """Return the texts of a file, or of standard input, as they come."""
     from concord.training.data.lines import numbered
     from concord.training.data.samples import from_lines, from_path, known_layout, layout_of
 
     if str(path) == "-":
         kind, name = known_layout(lines.layout or "plain"), "standard input"
-        given = numbered(sys.stdin.buffer, name, complaints)
-        return from_lines(given, name, 0, kind, lines.names, complaints)
+        return from_lines(numbered(sys.stdin.buffer, name), name, 0, kind, lines.names)
     kind = layout_of(path, lines.layout)
     if not path.is_dir():
         with opened(path):  # what cannot be read is refused before a worker is started
             pass
-    return from_path(path, 0, kind, lines.names, complaints)
+    return from_path(path, 0, kind, lines.names)
 
 
 def _line(found: TextPrediction | Bad, model: TextModel) -> dict[str, Any]:
     """Return a line of the output: the number of the input's line, and what is said of it."""
-    from concord.training.prediction import Bad
+    from concord.training.data import Bad
 
     if isinstance(found, Bad):
-        return {"problem": found.problem}
+        return {"problem": str(found)}
     sample = found.sample
     sure = zip(model.labels.names, found.probabilities, strict=True)
     return {

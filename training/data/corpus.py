@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from concord.spec.errors import SpecError
 from concord.training.data.encoder import TextEncoder
 from concord.training.data.labels import Labels
+from concord.training.data.lines import Bad
 from concord.training.data.samples import Sample, Samples, place
 
 UNLABELLED = -1
@@ -94,12 +95,9 @@ def _classes(samples: Samples, labels: Labels | None) -> tuple[list[Sample], lis
         number = known.get(sample.label or "")
         if number is None:
             names = ", ".join(map(repr, labels.names[:10])) + (", …" if len(labels.names) > 10 else "")
-            samples.complaints.add(
-                samples.where(sample.number),
-                "has no label"
-                if sample.label is None
-                else f"label is {sample.label!r} but must be one of {names}",
-            )
+            said = f"label is {sample.label!r} but must be one of {names}"
+            said = "has no label" if sample.label is None else said
+            samples.complaints.add(Bad(samples.where(sample.number), said))
         else:
             kept.append(sample)
             numbers.append(number)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from concord.spec.batch import Batch, completed, from_arrays, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import BatchError, SpecError, located, refuse
-from concord.spec.files import opened, read_arrays
+from concord.spec.files import read_arrays
 from concord.spec.tensors import POOLED, inputs
 
 if TYPE_CHECKING:
@@ -214,15 +214,13 @@ def read_texts(path: Path) -> Samples:
         SpecError: for what cannot be read, listing bad lines.
     """
     from concord.training.data import read
-    from concord.training.data.lines import Complaints, numbered
-    from concord.training.data.samples import FIELDS, USUAL, layout_of
+    from concord.training.data.samples import FIELDS, USUAL, first_line, layout_of
 
     layout, columns = layout_of(path, None), None
     if layout == "tsv":
-        with opened(path) as file:
-            _, first = next(numbered(file, str(path), Complaints()), (0, ""))
-        header = "text_a" in {USUAL.get(value, value) for value in first.split("\t")}
-        columns = FIELDS[:2] if first.count("\t") == 1 and not header else None
+        first = first_line(path).split("\t")
+        header = "text_a" in {USUAL.get(value, value) for value in first}
+        columns = FIELDS[:2] if len(first) == 2 and not header else None
     samples = read(path, layout=layout, columns=columns)
     refuse(
         [

@@ -21,6 +21,22 @@ MARK = b"\xef\xbb\xbf"
 """What some editors put before a text in utf-8."""
 
 
+@dataclass(frozen=True)
+class Bad:
+    """A line that cannot be read.
+
+    Attributes:
+        where: file and line.
+        problem: what is wrong with it.
+    """
+
+    where: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.problem}"
+
+
 @dataclass
 class Complaints:
     """What is wrong with lines of data.
@@ -42,15 +58,11 @@ class Complaints:
         if self.on_error not in ON_ERROR:
             raise unknown("--on-error", self.on_error, list(ON_ERROR))
 
-    def add(self, where: str, problem: str) -> None:
-        """Note what is wrong with a line.
-
-        Args:
-            where: file and line.
-        """
+    def add(self, bad: Bad) -> None:
+        """Note what is wrong with a line."""
         self.count += 1
         if len(self.first) < SHOWN:
-            self.first.append(f"{where}: {problem}")
+            self.first.append(str(bad))
 
     def listed(self) -> list[str]:
         """Return a line for each of the first problems, and one that counts the others."""
@@ -67,14 +79,14 @@ class Complaints:
             raise SpecError(self.listed())
 
 
-def numbered(stream: BinaryIO, name: str, complaints: Complaints) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a stream with their numbers, from 1; of those that are no text, complain.
+def numbered(stream: BinaryIO, name: str) -> Iterator[tuple[int, str | Bad]]:
+    """Yield the lines of a stream with their numbers, from 1; those that are no text as what is wrong.
 
     A line ends in a line feed, after a carriage return or not; the last one may end in neither. A byte order
     mark before the first is no text.
 
     Args:
-        name: of the file, for complaints.
+        name: of the file.
     """
     number = 0
     while line := stream.readline(LONGEST + 2):
@@ -85,11 +97,10 @@ def numbered(stream: BinaryIO, name: str, complaints: Complaints) -> Iterator[tu
         bare = line.removesuffix(b"\n").removesuffix(b"\r")
         length -= len(line) - len(bare)
         if length > LONGEST:
-            complaints.add(f"{name}:{number}", f"has {length} bytes but must have at most {LONGEST}")
+            yield number, Bad(f"{name}:{number}", f"has {length} bytes but must have at most {LONGEST}")
             continue
         try:
-            text = (bare.removeprefix(MARK) if number == 1 else bare).decode("utf-8")
+            yield number, (bare.removeprefix(MARK) if number == 1 else bare).decode("utf-8")
         except UnicodeDecodeError as error:
-            complaints.add(f"{name}:{number}", f"is no text in utf-8: {error.reason} at byte {error.start}")
-        else:
-            yield number, text
+            why = f"is no text in utf-8: {error.reason} at byte {error.start}"
+            yield number, Bad(f"{name}:{number}", why)

@@ -9,7 +9,7 @@ from typing import Any
 
 from concord.spec.errors import SpecError, optional, unknown
 from concord.spec.files import opened, parse_json
-from concord.training.data.lines import Complaints, numbered
+from concord.training.data.lines import Bad, Complaints, numbered
 
 SPLITS = ("train", "dev", "test")
 
@@ -103,7 +103,11 @@ def read(
     complaints = Complaints(on_error)
     samples: list[Sample] = []
     for file, path in enumerate(paths):
-        samples += from_path(path, file, layout_of(path, layout), columns, complaints)
+        for one in from_path(path, file, layout_of(path, layout), columns):
+            if isinstance(one, Bad):
+                complaints.add(one)
+            else:
+                samples.append(one)
     complaints.settle()
     if not samples:
         raise SpecError([f"{', '.join(map(str, paths))}: no sample", *complaints.listed()])
@@ -160,9 +164,14 @@ def layout_of(path: Path, asked: str | None) -> str:
         return "dataset"
     if _ENDINGS.get(path.suffix):
         return _ENDINGS[path.suffix]
-    with opened(path) as file:
-        first = next((text for _, text in numbered(file, str(path), Complaints())), "")
+    first = first_line(path)
     return "sep" if SEPARATOR in first else "tsv" if "\t" in first else "plain"
+
+
+def first_line(path: Path) -> str:
+    """Return the first line of a file that is a text; empty: none is."""
+    with opened(path) as file:
+        return next((text for _, text in numbered(file, str(path)) if isinstance(text, str)), "")
 
 
 def known_layout(asked: str) -> str:
@@ -176,40 +185,32 @@ def known_layout(asked: str) -> str:
     return asked
 
 
-def from_path(
-    path: Path, file: int, layout: str, columns: Sequence[str] | None, complaints: Complaints
-) -> Iterator[Sample]:
-    """Yield the samples of a file or folder, one after the other; of bad lines, complain.
+def from_path(path: Path, file: int, layout: str, columns: Sequence[str] | None) -> Iterator[Sample | Bad]:
+    """Yield the samples of a file or folder as they come, and its bad lines in their place.
 
     Args:
         file: its number.
     """
     if layout == "dataset":
-        yield from _dataset(path, file, complaints)
+        yield from _dataset(path, file)
         return
     with opened(path) as stream:
-        yield from from_lines(
-            numbered(stream, str(path), complaints), str(path), file, layout, columns, complaints
-        )
+        yield from from_lines(numbered(stream, str(path)), str(path), file, layout, columns)
 
 
 def from_lines(
-    lines: Iterable[tuple[int, str]],
-    name: str,
-    file: int,
-    layout: str,
-    columns: Sequence[str] | None,
-    complaints: Complaints,
-) -> Iterator[Sample]:
-    """Yield the samples of lines, one after the other; of bad lines, complain."""
+    lines: Iterable[tuple[int, str | Bad]], name: str, file: int, layout: str, columns: Sequence[str] | None
+) -> Iterator[Sample | Bad]:
+    """Yield the samples of lines as they come, and bad lines in their place."""
     parse = _Tabs(columns).parse if layout == "tsv" else _PARSERS[layout]
     for number, text in lines:
         try:
-            fields = parse(text)
-            if fields:
+            if isinstance(text, Bad):
+                yield text
+            elif fields := parse(text):
                 yield sample_of(file, number, fields)
         except SpecError as error:
-            complaints.add(f"{name}:{number}", error.problems[0].removeprefix(": "))
+            yield Bad(f"{name}:{number}", error.problems[0].removeprefix(": "))
 
 
 def sample_of(file: int, number: int, fields: dict[str, Any]) -> Sample:
@@ -314,7 +315,7 @@ def _class(number: int, names: Sequence[str] | None) -> str | None:
     return names[number]
 
 
-def _dataset(path: Path, file: int, complaints: Complaints) -> Iterator[Sample]:
+def _dataset(path: Path, file: int) -> Iterator[Sample | Bad]:
     """Yield the rows of a dataset that Hugging Face's library saved."""
     if not is_dataset(path):
         raise SpecError(
@@ -329,7 +330,7 @@ def _dataset(path: Path, file: int, complaints: Complaints) -> Iterator[Sample]:
             try:
                 yield sample_of(file, number, _known(row, names))
             except SpecError as error:
-                complaints.add(f"{path}:{number}", error.problems[0])
+                yield Bad(f"{path}:{number}", error.problems[0])
     except SpecError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever the library raises for spoilt files
