@@ -265,7 +265,7 @@ def test_a_label_that_training_did_not_have_is_a_bad_line(tmp_path: Path, small:
     assert found.complaints.count == 1
     unlabelled = written(tmp_path, "unlabelled.tsv", "x\n")
     assert refusal(data.encode, data.read(unlabelled), encoder, labels) == [f"{unlabelled}:1: has no label"]
-    assert not data.encode(data.read(unlabelled), encoder).labelled
+    assert data.encode(data.read(unlabelled), encoder).labels.tolist() == [corpora.UNLABELLED]
 
 
 # Encoding.

@@ -11,7 +11,7 @@ from concord.spec.errors import SpecError
 from concord.training.data.encoder import TextEncoder
 from concord.training.data.labels import Labels
 from concord.training.data.lines import Bad
-from concord.training.data.samples import Sample, Samples, place
+from concord.training.data.samples import Sample, Samples
 
 UNLABELLED = -1
 """The label of a sample that has none."""
@@ -47,19 +47,10 @@ class Corpus:
         """Tokens of each sample (N,)."""
         return np.diff(self.starts)
 
-    @property
-    def labelled(self) -> bool:
-        """Whether every sample has a label."""
-        return bool((self.labels != UNLABELLED).all())
-
     def places(self, indices: NDArray[np.integer]) -> NDArray[np.int64]:
         """Return where the tokens of some samples are, one sample after the other."""
         ranges = [np.arange(self.starts[index], self.starts[index + 1]) for index in indices]
         return np.concatenate([np.zeros(0, np.int64), *ranges])
-
-    def where(self, index: int) -> str:
-        """Return the file and line that a sample comes from."""
-        return place(self.files, int(self.numbers[index]))
 
 
 def encode(samples: Samples, encoder: TextEncoder, labels: Labels | None = None) -> Corpus:

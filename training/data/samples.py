@@ -69,7 +69,7 @@ class Samples:
 
     def where(self, number: int) -> str:
         """Return file and line of a sample."""
-        return place(self.files, number)
+        return f"{self.files[number >> LINE_BITS]}:{number & ((1 << LINE_BITS) - 1)}"
 
     def texts(self) -> Iterator[str]:
         """Yield every text."""
@@ -77,11 +77,6 @@ class Samples:
             yield sample.text_a
             if sample.text_b is not None:
                 yield sample.text_b
-
-
-def place(files: Sequence[str], number: int) -> str:
-    """Return file and line of the sample that bears a number."""
-    return f"{files[number >> LINE_BITS]}:{number & ((1 << LINE_BITS) - 1)}"
 
 
 def read(
