@@ -28,7 +28,7 @@ from concord.terminal import Terminal
 
 if TYPE_CHECKING:
     from concord.training.data import Bad, Sample
-    from concord.training.metrics import Predict
+    from concord.training.metrics import Predict, Predictions
     from concord.training.prediction import TextModel, TextPrediction
 
 
@@ -100,37 +100,39 @@ def predict(
         samples: Any = _single(model, text, text_b) if texts is None else _read(texts, lines)
         to_file = written(out) if out is not None else nullcontext(lambda line: print(line.decode(), end=""))
         with to_file as write, computing() as (compute, progress):
-            found = prediction.predict(model, compute, samples, batch, given)
-            for number, one in enumerate(found, start=1):
+            for number, one in enumerate(prediction.predict(model, compute, samples, batch, given), start=1):
                 line = json_text.dumps(_line(one, model), ensure_ascii=False, allow_nan=False)
                 write(f"{line}\n".encode())
                 progress(number)
         if given.count:
             Terminal(stderr=True).tell(f"{given.count} bad lines; each says so in its place")
         return
-    corpus, console = encode(given, model.encoder, model.labels), Terminal()
+    corpus = encode(given, model.encoder, model.labels)
     with computing(len(corpus)) as (compute, progress):
         predictions = prediction.evaluate(model, compute, corpus, batch, progress)
-    scores, loss = predictions.scores(), predictions.loss
-    result = {
+    about = {"backend": backend, "dtype": dtype, "samples": len(corpus), "bad_lines": given.complaints.count}
+    found, console = _figures(model, about, predictions), Terminal()
+    _show(found, console)
+    for line in given.complaints.listed():
+        console.tell(f"left out: {line}", style="yellow")
+    writing.write(console, (json, lambda: json_text.dumps(found, ensure_ascii=False, indent=1) + "\n"))
+
+
+def _figures(model: TextModel, about: dict[str, Any], found: Predictions) -> dict[str, Any]:
+    """Return what an evaluation came to."""
+    scores, names = found.scores(), model.labels.names
+    return {
         "format": "concord.evaluation/1",
         "checkpoint": str(model.folder),
         "step": model.step,
-        "backend": backend,
-        "dtype": dtype,
-        "samples": len(corpus),
-        "bad_lines": given.complaints.count,
-        "counted": len(predictions.truth),
-        "accuracy": predictions.accuracy,
-        "loss": loss if loss is not None and math.isfinite(loss) else None,
-        "labels": list(model.labels.names),
+        **about,
+        "counted": len(found.truth),
+        "accuracy": found.accuracy,
+        "loss": found.loss if found.loss is not None and math.isfinite(found.loss) else None,
+        "labels": list(names),
         **scores,
-        "classes": dict(zip(model.labels.names, scores["classes"], strict=True)),
+        "classes": dict(zip(names, scores["classes"], strict=True)),
     }
-    _show(result, console)
-    for line in given.complaints.listed():
-        console.tell(f"left out: {line}", style="yellow")
-    writing.write(console, (json, lambda: json_text.dumps(result, ensure_ascii=False, indent=1) + "\n"))
 
 
 def _show(found: dict[str, Any], console: Terminal) -> None:
