@@ -168,22 +168,26 @@ def _places(read: Path) -> list[Path]:
     )
 
 
+def _read_places(goes_on: Path | None = None) -> Iterator[Path]:
+    """Yield what the command reads, as :func:`_places` has it, but for what it goes on with."""
+    for one in READ:
+        yield from _places(one) if one != goes_on else ()
+
+
 def _read_as(written: Path, goes_on: Path | None, within: bool) -> str:
     """Return why a file may not be written, if it is read; empty: it may.
 
     Args:
+        goes_on: what is read and may be written.
         within: whether a file of a folder that is read counts too: what commands made there may be made anew.
     """
-    for read in (place for one in READ if one != goes_on for place in _places(one)):
+    for read in _read_places(goes_on):
         if same_file(written, read):
             return "is read"
-        if (
-            within
-            and read.is_dir()
-            and written.is_file()
-            and any(_identity(path) == _identity(written) and not _made(path) for path in _inside(read))
-        ):
-            return f"is a file of {read}, which is read"
+        if within and read.is_dir() and written.is_file():
+            alike = (path for path in _inside(read) if _identity(path) == _identity(written))
+            if not all(map(_made, alike)):
+                return f"is a file of {read}, which is read"
     return ""
 
 
@@ -231,21 +235,19 @@ def check_apart(folder: Path, replaced: bool = False) -> None:
     Raises:
         SpecError: listing what of that it is.
     """
-    problems = []
-    for read in (place for one in READ for place in _places(one)):
-        here, there = _identity(folder), _identity(read)
+    here = _identity(folder)
+    for read in _read_places():
+        there, why = _identity(read), ""
         if (here is not None and here == there) or folder.resolve() == read.resolve():
-            problems.append("is read")
-        elif not replaced:
-            continue
-        elif here is not None and here in _around(read):
-            problems.append(f"holds {read}, which is read")
-        elif read.is_dir() and there in _around(folder) and read in READ:
-            problems.append(f"lies in {read}, which is read")
-        elif folder.is_dir() and _identities(folder) & (_identities(read) if read.is_dir() else {there}):
-            problems.append(f"has files of {read}, which is read")
-    if problems:
-        raise SpecError(f"{folder}: {problems[0]}; name another folder to write")
+            why = "is read"
+        elif replaced and here is not None and here in _around(read):
+            why = f"holds {read}, which is read"
+        elif replaced and read.is_dir() and there in _around(folder) and read in READ:
+            why = f"lies in {read}, which is read"
+        elif replaced and folder.is_dir() and _identities(folder) & _identities(read):
+            why = f"has files of {read}, which is read"
+        if why:
+            raise SpecError(f"{folder}: {why}; name another folder to write")
 
 
 def check_folder(folder: Path) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from concord import options, writing
 from concord.backends.interface import Settings
@@ -24,7 +23,7 @@ from concord.spec.errors import SpecError, collect, optional, refuse, unknowns
 from concord.spec.files import opened
 from concord.spec.files import writing as written
 from concord.spec.precision import PRECISIONS
-from concord.terminal import Terminal
+from concord.terminal import Terminal, figures
 
 if TYPE_CHECKING:
     from concord.training.data import Bad, Sample
@@ -137,22 +136,20 @@ def _figures(model: TextModel, about: dict[str, Any], found: Predictions) -> dic
 
 def _show(found: dict[str, Any], console: Terminal) -> None:
     names, undecided = found["labels"], any(found["undecided"])
-    title = f"{found['checkpoint']} on {found['backend']}, {found['counted']} samples"
-    table = Table("class", title=title, title_justify="left")
-    taken = Table("", title="of the class of the row, taken for that of the column", title_justify="left")
-    for column in ("precision", "recall", "F1", "samples"):
-        table.add_column(column, justify="right", overflow="fold")
-    for column in [*names, *["none: NaN"] * undecided]:
-        taken.add_column(column, justify="right", overflow="fold")
+    rows, taken = [], []
     for name, row, none in zip(names, found["confusion"], found["undecided"], strict=True):
         one = found["classes"][name]
-        scores = [one["precision"], one["recall"], one["f1"]]
+        scores = (one["precision"], one["recall"], one["f1"])
         cells = ("absent" if score is None else f"{score:.4f}" for score in scores)
-        table.add_row(name, *cells, str(one["support"]))
-        taken.add_row(name, *map(str, row), *[str(none)] * undecided)
-    console.print(table, taken)
-    figures = {"accuracy": found["accuracy"], "macro F1": found["macro_f1"], "loss": found["loss"]}
-    said = (f"{name} {'none' if value is None else format(value, '.4f')}" for name, value in figures.items())
+        rows.append([name, *cells, str(one["support"])])
+        taken.append([name, *map(str, row), *[str(none)] * undecided])
+    title = f"{found['checkpoint']} on {found['backend']}, {found['counted']} samples"
+    figures(console, ("class", "precision", "recall", "F1", "samples"), rows, (), ("class",), title)
+    others = [*names, *["none: NaN"] * undecided]
+    title = "of the class of the row, taken for that of the column"
+    figures(console, ("", *others), taken, (), ("",), title)
+    totals = {"accuracy": found["accuracy"], "macro F1": found["macro_f1"], "loss": found["loss"]}
+    said = (f"{name} {'none' if value is None else format(value, '.4f')}" for name, value in totals.items())
     console.tell(", ".join(said))
 
 

@@ -111,23 +111,19 @@ def positions(
     svg: options.Svg = None,
 ) -> None:
     """Show a table of positions, and how the product of two falls with their distance."""
-    from concord.training import figures
+    from concord.training import figures as drawing
     from concord.training import positions as tables
 
     writing.check(svg)
     if svg is not None:
-        figures.check_matplotlib()
+        drawing.check_matplotlib()
     if (checkpoint is None) == (variant is None):
         raise SpecError("give either --checkpoint or --variant")
     forms = tables.forms(variant, spec.variant(variant)) if variant else forms_of(checkpoint or Path())
     console = Terminal()
-    headings, rows = tables.table_of(forms)
     title = "Products of two positions by their distance, relative to that at distance 0"
-    table = Table(*headings, title=title, title_justify="left", title_style="bold")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-    figures.write(console, svg, lambda: tables.figure(forms))
+    figures(console, *tables.table_of(forms), (), ("form",), title)
+    drawing.write(console, svg, lambda: tables.figure(forms))
 
 
 def forms_of(path: Path) -> list[Form]:
