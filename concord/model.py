@@ -83,14 +83,6 @@ class Own:
     remarks: Sequence[str] = ()
     tokens: Sequence[str] = field(default=(), repr=False)
 
-    def jobs(self, dtypes: Sequence[str], gradients: bool = True) -> list[Job]:
-        """Return a job for each batch and precision."""
-        return [
-            Job(self.name, case, dtype, self.part, self.config, self.weights, batch, gradients=gradients)
-            for case, batch in self.batches.items()
-            for dtype in dtypes
-        ]
-
 
 @dataclass(frozen=True)
 class Trained(OptionGroup):
@@ -197,7 +189,7 @@ class OwnModel(Trained):
             batches = given.of_arrays(self.inputs, config, part, self.batch)
         else:
             drawn = "neither --texts nor --inputs is given: ids are drawn, with rows of every awkward kind"
-            batches = given.GivenBatches({"drawn": _drawn(config, part)}, [drawn])
+            batches = given.GivenBatches({"drawn": _drawn(config, part)}, [drawn], [])
         made: set[str] = set()
         cases = {}
         for case, batch in batches.batches.items():
@@ -227,7 +219,13 @@ class OwnModel(Trained):
             SpecError: as :meth:`load`, and for an unknown precision.
         """
         refuse(unknowns("dtype", dtypes, PRECISIONS))
-        return self.told(part, gradients).jobs(dtypes, gradients)
+        own = self.told(part, gradients)
+        about = (own.part, own.config, own.weights)
+        return [
+            Job(own.name, case, dtype, *about, batch, gradients=gradients)
+            for case, batch in own.batches.items()
+            for dtype in dtypes
+        ]
 
     def _of_checkpoint(self, found: Checkpoint) -> Iterator[str]:
         """Say what a checkpoint is, and what of it is left out."""

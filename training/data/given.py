@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +15,10 @@ from concord.spec.config import EncoderConfig
 from concord.spec.errors import BatchError, SpecError, located, refuse
 from concord.spec.files import read_arrays
 from concord.spec.tensors import POOLED, inputs
+from concord.training.data.samples import FIELDS, USUAL, Samples, first_line, layout_of, read
 
 if TYPE_CHECKING:
     from concord.training.data.encoder import Encoded, TextEncoder
-    from concord.training.data.samples import Samples
 
 ALIASES = {"token_type_ids": "segment_ids", "attention_mask": "key_mask"}
 """What libraries call inputs, to what they are called here."""
@@ -28,8 +27,7 @@ MOST_SHOWN = 5
 """Truncated texts that are named one by one."""
 
 
-@dataclass(frozen=True)
-class GivenBatches:
+class GivenBatches(NamedTuple):
     """Batches of a model.
 
     Attributes:
@@ -38,9 +36,9 @@ class GivenBatches:
         tokens: what each text became, a line each.
     """
 
-    batches: Mapping[str, Batch]
-    remarks: Sequence[str] = ()
-    tokens: Sequence[str] = field(default=(), repr=False)
+    batches: dict[str, Batch]
+    remarks: list[str]
+    tokens: list[str]
 
 
 def legible(text: str) -> str:
@@ -73,7 +71,7 @@ def of_arrays(path: Path, config: EncoderConfig, part: str, size: int | None) ->
         )
         for start in range(0, count, size)
     }
-    return GivenBatches(batches, remarks)
+    return GivenBatches(batches, remarks, [])
 
 
 def _named(found: Mapping[str, NDArray[Any]], config: EncoderConfig) -> dict[str, NDArray[Any]]:
@@ -123,34 +121,28 @@ def of_texts(
     Raises:
         SpecError: listing lines that are no texts, or whose ids or labels the model does not have.
     """
-    samples = read_texts(path)
-    places = [samples.where(sample.number) for sample in samples.samples]
-    encoded = []
-    for where, sample in zip(places, samples.samples, strict=True):
+    samples, problems = read_texts(path), list[str]()
+    encoded: dict[str, Encoded] = {}
+    for sample in samples.samples:
+        where = samples.where(sample.number)
         with located(where):
-            encoded.append(encoder.encode(sample.text_a, sample.text_b))
-    problems = [
-        problem for where, one in zip(places, encoded, strict=True) for problem in _unfit(where, one, config)
-    ]
+            encoded[where] = encoder.encode(sample.text_a, sample.text_b)
+        problems += _unfit(where, encoded[where], config)
     if problems:
         raise BatchError(problems[:20])
     numbers = _labels(samples, path, config, labels) if part == "model" else None
-    batches = {
-        f"{legible(path.stem)}-{start + 1}": _batch(
-            encoded[start : start + size],
-            config,
-            part,
-            None if numbers is None else numbers[start : start + size],
-        )
-        for start in range(0, len(encoded), size)
-    }
+    every, batches = list(encoded.values()), {}
+    for start in range(0, len(every), size):
+        some = None if numbers is None else numbers[start : start + size]
+        batch = _batch(every[start : start + size], config, part, some)
+        batches[f"{legible(path.stem)}-{start + 1}"] = batch
     cut = [
         f"{where}: {one.truncated} tokens were cut off: {len(one.ids)} are as many as it may have"
-        for where, one in zip(places, encoded, strict=True)
+        for where, one in encoded.items()
         if one.truncated
     ]
     more = [f"and {len(cut) - MOST_SHOWN} more texts were cut off"] if len(cut) > MOST_SHOWN else []
-    tokens = [f"{where}: {' '.join(one.tokens)}" for where, one in zip(places, encoded, strict=True)]
+    tokens = [f"{where}: {' '.join(one.tokens)}" for where, one in encoded.items()]
     return GivenBatches(batches, cut[:MOST_SHOWN] + more, tokens)
 
 
@@ -213,9 +205,6 @@ def read_texts(path: Path) -> Samples:
     Raises:
         SpecError: for what cannot be read, listing bad lines.
     """
-    from concord.training.data import read
-    from concord.training.data.samples import FIELDS, USUAL, first_line, layout_of
-
     layout, columns = layout_of(path, None), None
     if layout == "tsv":
         first = first_line(path).split("\t")
