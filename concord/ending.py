@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -62,28 +62,36 @@ class _Signals:
         return _told(128 + number, "interrupted" if number == signal.SIGINT else f"ended by {number.name}")
 
 
+def _handlers() -> dict[int, Any]:
+    """Return what handles each signal, but for those that are ignored from the start, as by ``nohup``."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    handlers: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
+    return {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+
+
+def _put(handlers: Mapping[int, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
 @contextmanager
 def _heeded(last: bool) -> Iterator[_Signals]:
-    """Have signals end the command, but for those that who started it wants ignored, as ``nohup`` does.
+    """Have signals end the command.
 
     Args:
         last: whether nothing follows that they could end.
     """
-    signals, former, hook = _Signals(), {}, sys.unraisablehook
+    signals, former, hook = _Signals(), _handlers(), sys.unraisablehook
     sys.unraisablehook = lambda unraisable: None if signals.lost(unraisable) else hook(unraisable)
-    if threading.current_thread() is threading.main_thread():
-        for number in SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                former[number] = signal.signal(number, signals)
+    _put(dict.fromkeys(former, signals))
     try:
         yield signals
     finally:
         signals.over = True
         sys.unraisablehook = hook
-        for number, handler in former.items():
-            signal.signal(
-                number, signal.SIG_IGN if last else handler
-            )  # Python, as it ends, gives others back their deadly default
+        # Python, as it ends, gives others back their deadly default.
+        _put(dict.fromkeys(former, signal.SIG_IGN) if last else former)
 
 
 @contextmanager
@@ -93,24 +101,17 @@ def halting() -> Iterator[Callable[[], bool]]:
     Yields:
         What says whether a signal has come.
     """
-    seen: list[int] = []
-    former = {number: signal.getsignal(number) for number in SIGNALS}
-
-    def restore() -> None:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+    seen, former = list[int](), _handlers()
 
     def note(number: int, _frame: object) -> None:
-        restore()
+        _put(former)
         seen.append(number)
 
-    for number, handler in former.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, note)
+    _put(dict.fromkeys(former, note))
     try:
         yield lambda: bool(seen)
     finally:
-        restore()
+        _put(former)
     if seen:
         signal.raise_signal(seen[0])
 
