@@ -14,8 +14,10 @@ from concord.options import OptionGroup, option, reads, too_small
 from concord.spec.batch import Batch, completed, example_batch, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, located, optional, refuse, unknowns
+from concord.spec.files import read_as
 from concord.spec.parameters import Weights, parameters
 from concord.spec.precision import PRECISIONS
+from concord.spec.runs import PROGRESS
 from concord.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -292,6 +294,7 @@ def reader(path: Path, spelled: bool) -> TextModel:
     """
     from concord import porting
     from concord.porting.folder import folder_of
+    from concord.training.checkpoint import Progress
     from concord.training.data import Labels
     from concord.training.data.ready import encoder_of
     from concord.training.prediction import TextModel
@@ -307,4 +310,6 @@ def reader(path: Path, spelled: bool) -> TextModel:
     if encoder is None:
         raise SpecError(f"{path}: has no tokenizer: it lacks tokenizer.json and vocab.txt")
     labels = Labels(found.labels or tuple(map(str, range(max(found.config.num_classes, 2)))))
-    return TextModel(folder, found.config, dict(found.weights()), labels, encoder, part=found.part)
+    progress = folder / PROGRESS
+    step = read_as(progress, Progress).step if progress.is_file() else 0
+    return TextModel(folder, found.config, dict(found.weights()), labels, encoder, step, found.part)

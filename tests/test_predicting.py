@@ -16,6 +16,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from concord import porting, spec
+from concord.model import reader
 from concord.spec.batch import Batch
 from concord.training import checkpoint, data, prediction
 from concord.training.data.ready import encoder_of
@@ -59,9 +60,8 @@ def test_every_text_gets_what_it_gets_alone_in_the_order_of_the_texts(
     tmp_path: Path, variant_config: spec.EncoderConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prediction, "AT_ONCE", 7)
-    model = prediction.model_of(
-        trained(tmp_path / "model", variant_config.replace(mask_assignment="per_sample"))
-    )
+    config = variant_config.replace(mask_assignment="per_sample")
+    model = reader(trained(tmp_path / "model", config), spelled=False)
     samples = [
         data.Sample(number, text, text[::-1] if number % 2 else None)
         for number, text in enumerate(texts_of(17))
@@ -81,7 +81,7 @@ def test_texts_are_read_as_they_are_predicted(
     tmp_path: Path, small: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prediction, "AT_ONCE", 5)
-    model, read = prediction.model_of(trained(tmp_path / "model", small("bert"))), list[int]()
+    model, read = reader(trained(tmp_path / "model", small("bert")), spelled=False), list[int]()
 
     def endless() -> Any:
         number = 0
@@ -105,7 +105,7 @@ def test_predictions_of_the_command_are_those_of_the_reference(
         *(f"predict {folder} --texts {path} -o {out} --backend {NUMPY} --dtype float64 --batch 1").split()
     )
     assert (code, output, errors) == (0, "", [])
-    model = prediction.model_of(folder)
+    model = reader(folder, spelled=False)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [(line["line"], line["text_a"]) for line in lines] == list(enumerate(texts, start=1))
     for line in lines:
@@ -245,9 +245,9 @@ def test_a_backend_that_gives_nothing_ends_with_its_own_exit_code(
 def test_a_checkpoint_without_texts_says_so(tmp_path: Path, small: Config) -> None:
     config = small("bert")
     checkpoint.write(tmp_path / "model", checkpoint.TrainingCheckpoint(config, spec.initialize(config, 0)))
-    assert refusal(prediction.model_of, tmp_path / "model")[0].startswith(
-        f"{tmp_path}/model: was not trained on texts"
-    )
+    assert refusal(reader, tmp_path / "model", spelled=False) == [
+        f"{tmp_path}/model: has no tokenizer: it lacks tokenizer.json and vocab.txt"
+    ]
 
 
 # Evaluating.
@@ -255,7 +255,7 @@ def test_a_checkpoint_without_texts_says_so(tmp_path: Path, small: Config) -> No
 
 def test_an_evaluation_is_what_the_predictions_come_to(invoke: Invoke, tmp_path: Path, small: Config) -> None:
     folder, texts = trained(tmp_path / "model", small("bert")), texts_of(29)
-    model = prediction.model_of(folder)
+    model = reader(folder, spelled=False)
     lines = [f"{text}\t{NAMES[number % 3]}" for number, text in enumerate(texts)]
     path, out = (
         written(tmp_path, "dev.tsv", "\n".join([*lines, "no label", "", "x\tugly"]) + "\n"),
@@ -355,7 +355,7 @@ def test_texts_are_those_of_a_roberta() -> None:
 
 
 def test_samples_that_the_loss_leaves_out_do_not_count(tmp_path: Path, small: Config) -> None:
-    model = prediction.model_of(trained(tmp_path / "model", small("bert", ignore_label=1)))
+    model = reader(trained(tmp_path / "model", small("bert", ignore_label=1)), spelled=False)
     lines = "".join(f"ab\t{NAMES[number % 3]}\n" for number in range(11))
     corpus = data.encode(data.read(written(tmp_path, "dev.tsv", lines)), model.encoder, model.labels)
     found = prediction.evaluate(

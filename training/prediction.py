@@ -14,13 +14,10 @@ from numpy.typing import NDArray
 from concord.backends.interface import Request, Unsupported
 from concord.backends.interface import Settings as Computing
 from concord.backends.worker import Worker
-from concord.spec import runs
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
-from concord.spec.errors import SpecError
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
-from concord.training import checkpoint
 from concord.training.data import (
     Bad,
     Complaints,
@@ -63,22 +60,6 @@ class TextModel:
     encoder: TextEncoder
     step: int = 0
     part: str = "model"
-
-
-def model_of(folder: Path) -> TextModel:
-    """Return the model of a checkpoint, or the best one of a run.
-
-    Raises:
-        SpecError: if it cannot be read, or was not trained on texts.
-    """
-    found, place = checkpoint.read(folder), runs.place(folder)
-    if found.encoder is None or found.labels is None:
-        raise SpecError(
-            f"{folder}: was not trained on texts: it lacks tokenizer.json and text.json, or names of classes"
-        )
-    return TextModel(
-        place, found.config, dict(found.weights), found.labels, found.encoder, found.progress.step
-    )
 
 
 def predictor(worker: Worker, model: TextModel, settings: Computing) -> Predict:

@@ -195,21 +195,11 @@ def _line(found: TextPrediction | Bad, model: TextModel) -> dict[str, Any]:
 
 
 def _model_of(path: Path) -> TextModel:
-    """Return what a checkpoint predicts with: one of our own, or of any format with a classifier.
+    """Return what a checkpoint predicts with.
 
     Raises:
         SpecError: if it cannot be read, or lacks a classifier or a tokenizer.
     """
-    from concord.spec import runs
-    from concord.training import prediction
-    from concord.training.data.encoder import TEXT_FILE
-    from concord.training.data.ready import VOCABULARIES
-
-    ours = path.is_dir() and (
-        (path / TEXT_FILE).exists() or not any((path / name).exists() for name in VOCABULARIES)
-    )
-    if runs.steps(path) or ours:
-        return prediction.model_of(path)
     found = reader(path, spelled=False)
     if found.part != "model":
         raise SpecError(
