@@ -22,8 +22,6 @@ HALVES = ("bfloat16", "float16")
 PADDING = "unpadded"
 EVERYWHERE = len(BUILT_IN)
 HAS_A_LAYER = ("torch", "paddle")
-STEPPED = "tests.toys.sessions:{}_Stepped"
-"""A session that had other weights and inputs before."""
 
 
 @dataclass(eq=False)
@@ -36,7 +34,6 @@ class Asked:
         turns: on how many backends, which take turns.
         only: the backends that have it.
         changed: makes another case of it.
-        backend: how a backend is asked for by its name.
     """
 
     variant: str
@@ -48,7 +45,6 @@ class Asked:
     turns: int = EVERYWHERE
     only: tuple = tuple(sorted(BUILT_IN))
     changed: functools.partial = lambda case: case
-    backend: str = "{}"
 
     def __str__(self):
         said = (self.variant, self.scenario, self.part, *self.options, *map(str, self.settings.values()))
@@ -76,7 +72,7 @@ def refusal(backend, variant, dtype, implementation="explicit"):
     """Return in which words a backend refuses a precision; nothing if it has it."""
     if backend == "paddle" and dtype in HALVES:
         return f"no {dtype} matrix product on cpu"
-    if implementation == "explicit":
+    if not implementation.startswith("library"):
         return ""
     if (backend, dtype) == ("torch", "float16"):
         return dtype
@@ -200,13 +196,13 @@ ASKED = [
         "nndl-paddle", settings={**LIBRARY, "execution": "unpadded-compiled"}, changed=without_empty_samples
     ),
     # Sessions: a model that was loaded, fed and stepped computes what one that was just built does.
-    Asked(
-        "bert",
-        options={"num_layers": 1},
-        settings={"execution": "compiled", "tap_gradients": True},
-        backend=STEPPED,
+    *(
+        Asked(name, options={"num_layers": 1}, settings={"implementation": "stepped::explicit", **settings})
+        for name, settings in (
+            ("bert", {"execution": "compiled", "tap_gradients": True}),
+            ("tf1-text-classifier", {"gradients": False}),
+        )
     ),
-    Asked("tf1-text-classifier", options={"num_layers": 1}, settings={"gradients": False}, backend=STEPPED),
 ]
 
 
@@ -222,13 +218,14 @@ ASKED = [
     ids=str,
 )
 def test_backend_conforms(backend, asked, open_worker):
-    worker = open_worker(asked.backend.format(backend))
+    implementation = asked.settings.get("implementation", "explicit")
+    worker = open_worker(f"tests.toys.built_in:{backend}" if "stepped" in implementation else backend)
     case = asked.changed(build_case(asked.variant, asked.scenario, asked.part, asked.options))
     for dtype in asked.dtypes:
         run = functools.partial(
             worker.run, case.config, case.weights, case.batch, part=case.part, dtype=dtype, **asked.settings
         )
-        if words := refusal(backend, asked.variant, dtype, asked.settings.get("implementation", "explicit")):
+        if words := refusal(backend, asked.variant, dtype, implementation):
             with pytest.raises(Unsupported, match=words):
                 run()
             continue
@@ -262,8 +259,9 @@ def test_run_without_taps_or_gradients_delivers_output_and_loss(worker):
 @pytest.mark.parametrize("execution", ["eager", "compiled"])
 def test_training_begins_anew_with_what_is_loaded(worker, open_worker, execution):
     case = build_case("bert", "ragged", options={"num_layers": 1})
-    trained = open_worker(f"tests.toys.sessions:{worker.name}_Trained")
-    info = trained.run(case.config, case.weights, case.batch, execution=execution, gradients=False).info
+    settings = {"implementation": "trained::explicit", "execution": execution, "gradients": False}
+    trained = open_worker(f"tests.toys.built_in:{worker.name}")
+    info = trained.run(case.config, case.weights, case.batch, **settings).info
     assert info["unmoved"] == []
     assert info["moments"] == ["first_moment", "parameters", "second_moment"]
     assert info["unlike"] == []

@@ -23,7 +23,6 @@ PARTS = ("spec", "backends", "conformance", "training", "porting", "speed")
 TAKEN = (*PARTS, "tests")
 """What somebody else's project may have for itself."""
 
-SMALL = ("--case", "bert-single", "--backend", "torch")
 MINUTES = 10 * PATIENCE
 
 
@@ -63,18 +62,8 @@ def wheel(tmp_path_factory):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--wheel-dir",
-        str(folder),
-        str(source),
-    ]
+    options = f"--quiet --no-deps --no-build-isolation --wheel-dir {folder} {source}".split()
+    command = [sys.executable, "-m", "pip", "wheel", *options]
     subprocess.run(command, check=True, capture_output=True, timeout=MINUTES)
     (found,) = folder.glob("*.whl")
     return found
@@ -138,89 +127,50 @@ def test_the_public_face_is_that_of_the_package_installed(place):
     assert names.startswith("['torch', 'tf', 'paddle', 'jax'")
 
 
+def hidden(folder, *names):
+    """Make packages look as if they were not installed; return what PYTHONPATH has to hold."""
+    for name in names:
+        raising = f"raise ModuleNotFoundError(\"No module named '{name}'\", name='{name}')\n"
+        (folder / f"{name}.py").write_text(raising)
+    return str(folder)
+
+
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("line", "absent", "code", "said"),
     [
-        (("--version",), "concord 0"),
-        (("show", "variants"), "tf1-text-classifier"),
-        (("check", *SMALL), "2 agree"),
-        (("golden", "{site}/concord/conformance/golden/keras-attention", "--backend", "torch"), "agree"),
-        (("doctor", "--backend", "torch"), "torch"),
+        ("--version", "", 0, "concord 0"),
+        ("check --case bert-single --backend torch", "hypothesis pytest distributed", 0, "2 agree"),
+        (
+            "fuzz --cases 1 --backend torch",
+            "hypothesis",
+            2,
+            "needs hypothesis, which is not installed: pip install 'concord-conformance[fuzz]'\n",
+        ),
+        ("doctor --backend torch", "torch", 3, "pip install 'concord-conformance[torch]'"),
     ],
-    ids=lambda value: value[0].strip("-") if isinstance(value, tuple) else "",
 )
-def test_commands_run_where_others_have_folders_of_these_names(place, arguments, said, hidden):
-    words = [word.format(site=place.site) for word in arguments]
-    done = place.concord(*words, PYTHONPATH=hidden("hypothesis", "pytest", "distributed"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert said in done.stdout
+def test_commands_run_where_others_have_folders_of_these_names(place, tmp_path, line, absent, code, said):
+    """Beside packages that are absent; what a command needs is named with how to install it."""
+    done = place.concord(*line.split(), PYTHONPATH=hidden(tmp_path, *absent.split()))
+    assert done.returncode == code, done.stdout + done.stderr
+    assert said in done.stdout + done.stderr
 
 
-@pytest.fixture
-def hidden(tmp_path):
-    """Return a function that makes packages look as if they were not installed, and returns what
-    PYTHONPATH has to hold.
-    """
-
-    def hide(*names):
-        for name in names:
-            (tmp_path / f"{name}.py").write_text(
-                f"raise ModuleNotFoundError(\"No module named '{name}'\", name='{name}')\n"
-            )
-        return str(tmp_path)
-
-    return hide
-
-
-@pytest.mark.parametrize("command", [("fuzz", "--cases", "1")], ids=["fuzz"])
-def test_what_a_command_needs_and_is_not_there_is_named_with_how_to_install_it(place, command, hidden):
-    done = place.concord(*command, "--backend", "torch", PYTHONPATH=hidden("hypothesis"))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith(
-        "needs hypothesis, which is not installed: pip install 'concord-conformance[fuzz]'\n"
-    )
-
-
-def test_the_doctor_names_what_installs_a_framework(place, hidden):
-    done = place.concord("doctor", "--backend", "torch", PYTHONPATH=hidden("torch"))
-    assert done.returncode == 3
-    assert "pip install 'concord-conformance[torch]'" in done.stdout
-
-
+@pytest.mark.slow
 def test_the_suite_runs_in_the_pytest_of_others(place):
+    def run(words):
+        return place.run(*f"-m pytest -p no:cacheprovider -q {words}".split())
+
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/ci.md").read_text(), re.DOTALL)
     (place.folder / "test_own.py").write_text(example)
-    chosen = ("--concord-backend", "torch", "--concord-variant", "bert", "--concord-dtype", "float32")
-    suite = ("test_own.py", "--pyargs", "concord.conformance", *chosen, "--concord-golden", "off")
-    done = place.run(
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-q",
-        "-o",
-        "addopts=--strict-markers",
-        *suite,
-        "--concord-part",
-        "model",
-        "--concord-part",
-        "attention",
-        "--concord-forward-only",
+    done = run(
+        "-o addopts=--strict-markers test_own.py --pyargs concord.conformance --concord-backend torch "
+        "--concord-variant bert --concord-dtype float32 --concord-golden off --concord-part model "
+        "--concord-part attention --concord-forward-only"
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    passed = int(done.stdout.rpartition(" passed")[0].split()[-1])
-    assert passed > 4, done.stdout
-    wrong = place.run(
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-q",
-        "--pyargs",
-        "concord.conformance",
-        "--concord-variant",
-        "brt",
-    )
+    assert int(done.stdout.rpartition(" passed")[0].split()[-1]) > 4, done.stdout
+    wrong = run("--pyargs concord.conformance --concord-variant brt")
     assert wrong.returncode == 2
     assert "unknown variant 'brt': did you mean 'bert'" in wrong.stdout
 
@@ -230,12 +180,12 @@ def test_the_wheel_brings_all_that_it_needs(wheel, tmp_path):
     python, site = environment(tmp_path / "environment")
     pip(python, "-c", str(ROOT / "constraints" / "py311.txt"), f"{wheel}[torch]")
     alone = Place(project(tmp_path / "project"), python, site)
-    for arguments in (
-        ("check", *SMALL),
-        ("show", "variants"),
-        ("doctor", "--backend", "torch"),
-        ("golden", "--backend", "torch"),
+    for line in (
+        "check --case bert-single --backend torch",
+        "show variants",
+        "doctor --backend torch",
+        "golden --backend torch",
     ):
-        done = alone.concord(*arguments)
+        done = alone.concord(*line.split())
         assert done.returncode == 0, done.stdout + done.stderr
     assert not list(site.glob("pytest")) + list(site.glob("hypothesis"))

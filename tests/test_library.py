@@ -196,9 +196,9 @@ def test_what_kernels_of_torch_alone_refuse(open_worker):
     words = "torch keeps weights in a layout of a kernel's own in its implementation 'library:onednn'"
     with pytest.raises(Unsupported, match=words):
         run_of(
-            open_worker("tests.toys.sessions:torch_Stepped"),
+            open_worker("tests.toys.built_in:torch"),
             build_case("bert", "full", options={"num_layers": 1}),
             "float32",
-            "library:onednn",
+            "stepped::library:onednn",
             gradients=False,
         )

@@ -181,6 +181,7 @@ def without_numbers(text):
     return re.sub(r"(?<![\w.-])[-±]?\d[\d.e+-]*", "#", text)
 
 
+@pytest.mark.slow
 def test_guides_and_reference_make_a_site(tmp_path):
     pytest.importorskip("mkdocs")
     done = subprocess.run(

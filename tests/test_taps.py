@@ -14,7 +14,7 @@ from concord.conformance.judging import judge
 from concord.conformance.verdict import UNUSED
 from concord.spec.cases import build_case
 from concord.spec.errors import SpecError
-from tests.toys.edited import changed
+from tests.toys.built_in import changed
 from tests.toys.surroundings import EACH_BACKEND
 
 STEP = 2.0**-17
@@ -76,7 +76,7 @@ def assert_only_the_tap_diverges(worker, case, tap, dtype, implementation, execu
 @pytest.fixture(params=EACH_BACKEND)
 def editing(request, open_worker):
     """Each of the four backends with one tap changed."""
-    return open_worker(f"tests.toys.edited:{request.param}")
+    return open_worker(f"tests.toys.built_in:{request.param}")
 
 
 @pytest.mark.in_turn(2)
@@ -194,7 +194,13 @@ def test_weights_that_are_an_output_alone_have_no_gradient_that_could_be_wrong(o
         case.config,
         case.weights,
         case.batch,
-        run_of(open_worker(f"tests.toys.aside:{backend}"), case, "float32", tap_gradients=True),
+        run_of(
+            open_worker(f"tests.toys.built_in:{backend}"),
+            case,
+            "float32",
+            implementation="aside::explicit",
+            tap_gradients=True,
+        ),
     )
     assert verdict.status == "agrees", verdict.first_divergence
     weights = [

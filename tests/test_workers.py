@@ -24,6 +24,7 @@ from concord.conformance import Settings, check_jobs, conduct, record
 from concord.conformance.html import page
 from concord.conformance.report import declarations, show
 from tests.conftest import small_config
+from tests.toys.running import noted
 from tests.toys.small import request_for, run_of
 from tests.toys.surroundings import (
     PATIENCE,
@@ -74,24 +75,30 @@ assert not frameworks & {{name.partition(".")[0] for name in sys.modules}}, sort
 
 
 def test_worker_process_needs_neither_execnet_nor_psutil():
-    """Another environment's interpreter brings its framework, NumPy and safetensors, and nothing else of
-    ours.
-    """
-    program = (
-        "import sys, concord.backends.remote; print(sorted({'execnet', 'psutil', 'rich', 'typer', "
-        "'pytest'} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE
-    )
-    assert done.stdout.strip() == "[]"
+    """Another environment's interpreter brings its framework, NumPy and safetensors, and no more of ours."""
+    ours = {"execnet", "psutil", "rich", "typer", "pytest"}
+    program = f"import sys, concord.backends.remote; print(sorted({ours} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-c", program], timeout=PATIENCE) == b"[]\n"
+
+
+def opened(device="cpu", **settings):
+    """Return what a worker finds in its process."""
+    with backends.open(toy("Revealing"), device, **settings) as worker:
+        assert worker.description["pid"] == worker.pid
+        return worker.description
+
+
+def checked(written, /, *words, **settings):
+    """Return what the worker of a check finds in its process."""
+    done = concord(checking(toy("Revealing"), written), *words, **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((written / "out.json").read_text())["environments"][toy("Revealing")]
 
 
 def test_a_worker_gets_threads_and_device_whatever_the_parent_has(monkeypatch):
     for name in (*THREADS, "JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "7")
-    with backends.open(toy("Revealing"), threads=3) as worker:
-        found = worker.description["environment"]
+    found = opened(threads=3)["environment"]
     assert {name: found[name] for name in THREADS} == dict.fromkeys(THREADS, "3")
     assert (found["JAX_PLATFORMS"], found["CUDA_VISIBLE_DEVICES"]) == ("cpu", "")
     assert environment("cpu", 3).items() <= found.items()
@@ -100,8 +107,7 @@ def test_a_worker_gets_threads_and_device_whatever_the_parent_has(monkeypatch):
 def test_a_worker_for_the_gpu_keeps_the_devices_and_takes_no_memory_in_advance(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    with backends.open(toy("Revealing"), "cuda:0", threads=1) as worker:
-        found = worker.description["environment"]
+    found = opened("cuda:0", threads=1)["environment"]
     assert found["CUDA_VISIBLE_DEVICES"] == "1"
     assert "JAX_PLATFORMS" not in found
     assert (found["XLA_PYTHON_CLIENT_PREALLOCATE"], found["TF_FORCE_GPU_ALLOW_GROWTH"]) == ("false", "true")
@@ -109,21 +115,26 @@ def test_a_worker_for_the_gpu_keeps_the_devices_and_takes_no_memory_in_advance(m
 
 @pytest.mark.parametrize("linked", [False, True], ids=["in the folder", "through a link on PYTHONPATH"])
 def test_a_framework_is_the_installed_one_beside_folders_of_its_name(tmp_path, linked):
-    folder = ROOT / "backends"
-    if linked:
-        (tmp_path / "link").symlink_to(folder)
-    done = concord(
-        checking(toy("Revealing"), tmp_path),
-        folder=tmp_path if linked else folder,
-        PYTHONPATH=str(tmp_path / "link" if linked else folder),
-    )
-    assert done.returncode == 0, done.stderr
-    about = json.loads((tmp_path / "out.json").read_text())["environments"][toy("Revealing")]
-    assert Path(about["folder"]) == (tmp_path if linked else folder)
+    folder, link = ROOT / "backends", tmp_path / "link"
+    link.symlink_to(folder)
+    stands, path = (tmp_path, link) if linked else (folder, folder)
+    about = checked(tmp_path, folder=stands, PYTHONPATH=str(path))
+    assert Path(about["folder"]) == stands
     assert str(folder) not in [str(Path(entry).resolve()) for entry in about["path"]]
     installed = {name: importlib.util.find_spec(name) for name in about["origins"]}
     assert about["origins"] == {name: found.origin if found else None for name, found in installed.items()}
     assert not {"torch", "tensorflow", "paddle", "jax"} & set(about["modules"])
+
+
+SHADOWS = ("torch", "json", "select", "numpy", "safetensors", "logging")
+
+
+def test_the_folder_where_somebody_stands_comes_last(tmp_path):
+    for name in SHADOWS:
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('it stands in the place of another')\n")
+    about = checked(tmp_path, folder=tmp_path, PYTHONPATH=str(ROOT), PYTHONSAFEPATH="1")  # for the parent
+    assert about["path"][-1] == about["folder"] == str(tmp_path)
+    assert "PYTHONSAFEPATH" not in about["environment"]
 
 
 # Other interpreters, other hosts.
@@ -131,20 +142,10 @@ def test_a_framework_is_the_installed_one_beside_folders_of_its_name(tmp_path, l
 
 def test_the_given_interpreter_is_used(tmp_path):
     python = marked_python(tmp_path / "a folder" / "python", "other")
-    with backends.open(toy("Revealing"), python=str(python), threads=1) as worker:
-        assert worker.description["environment"]["TOY_MARKER"] == "other"
-        assert worker.description["pid"] == worker.pid
-
-
-def test_the_command_line_gives_each_backend_its_interpreter(tmp_path):
-    python = marked_python(tmp_path / "python", "other")
-    done = concord(
-        checking(toy("Revealing"), tmp_path), "--python", f"{toy('Revealing')}={tmp_path}//{python.name}"
-    )
-    assert done.returncode == 0, done.stderr
-    about = json.loads((tmp_path / "out.json").read_text())["environments"]
-    assert about[toy("Revealing")]["environment"]["TOY_MARKER"] == "other"
-    assert "TOY_MARKER" not in concord(f"doctor --backend {toy('Revealing')}").stdout
+    assert opened(python=str(python), threads=1)["environment"]["TOY_MARKER"] == "other"
+    named = f"{toy('Revealing')}={python.parent}//{python.name}"
+    assert checked(tmp_path, "--python", named)["environment"]["TOY_MARKER"] == "other"
+    assert "TOY_MARKER" not in opened(threads=1)["environment"]
 
 
 def failure_to_open(**settings):
@@ -194,14 +195,8 @@ def test_the_command_line_runs_a_backend_on_another_host_with_an_interpreter_of_
     calls = fake_ssh(tmp_path / "bin", tmp_path)
     monkeypatch.setenv("PATH", str(calls.parent), prepend=":")
     name = toy("Revealing")
-    done = concord(
-        checking(name, tmp_path), *f"--ssh {name}=far:{ROOT} --python {name}={sys.executable}".split()
-    )
-    assert done.returncode == 0, done.stderr
-    assert (
-        json.loads((tmp_path / "out.json").read_text())["environments"][name]["environment"]["TOY_MARKER"]
-        == "far"
-    )
+    about = checked(tmp_path, *f"--ssh {name}=far:{ROOT} --python {name}={sys.executable}".split())
+    assert about["environment"]["TOY_MARKER"] == "far"
     assert f"far {sys.executable} -c" in calls.read_text()
 
 
@@ -312,11 +307,6 @@ def conducted(names, cases, monkeypatch, notes, **settings):
     )
 
 
-def noted(notes, name):
-    """Return how often toys noted something."""
-    return len((notes / name).read_text().splitlines())
-
-
 def statuses(report):
     return [result.status for result in report.results]
 
@@ -350,7 +340,7 @@ def test_a_worker_that_died_is_started_again_unless_that_is_hopeless(
     run = [name if ":" in name else toy(name) for name in names]
     report = conducted(run, list(CASES), monkeypatch, tmp_path, **settings)
     assert statuses(report) == expected
-    assert noted(tmp_path, "started") == started
+    assert len(noted(tmp_path, "started")) == started
     assert report.exit_code == 3
     assert time.monotonic() - began < 60
 
@@ -380,16 +370,16 @@ def test_the_memory_limit_counts_what_a_worker_has_started():
 
 def test_a_worker_that_has_grown_is_followed_by_another(tmp_path, monkeypatch):
     monkeypatch.setattr("concord.backends.worker.MUCH", 1)
-    report = conducted(["tests.toys.numpy_backend:Grows"], list(CASES), monkeypatch, tmp_path)
+    report = conducted([toy("Grows")], list(CASES), monkeypatch, tmp_path)
     assert statuses(report) == ["agrees"] * 5
-    assert 1 < noted(tmp_path, "started") < 5
+    assert 1 < len(noted(tmp_path, "started")) < 5
     (about,) = report.environments.values()
     assert about["peak_memory_bytes"] >= 0
 
 
 def test_what_a_worker_writes_is_kept_to_its_end_alone(monkeypatch):
     monkeypatch.setattr("concord.backends.process.MOST_WORDS", 1 << 20)
-    with backends.open("tests.toys.numpy_backend:WritesMuchAndRaises", threads=1) as worker:
+    with backends.open(toy("WritesMuchAndRaises"), threads=1) as worker:
         with pytest.raises(WorkerFailure, match="after much noise") as failed:
             run_of(worker, request_for(small_config()))
         assert failed.value.stderr.endswith("ArithmeticError: after much noise")
@@ -402,31 +392,10 @@ def test_weights_reach_a_backend_in_the_order_of_the_specification():
         request, weights=dict(sorted(request.weights.items(), key=lambda pair: pair[0][::-1]))
     )
     assert list(shuffled.weights) != list(request.weights)
-    with backends.open("tests.toys.numpy_backend:SaysTheOrder", threads=1) as worker:
+    with backends.open(toy("SaysTheOrder"), threads=1) as worker:
         assert [run_of(worker, one).info["order"] for one in (request, shuffled, request)] == [
             list(spec.parameters(request.config))
         ] * 3
-
-
-SHADOWS = ("torch", "json", "select", "numpy", "safetensors", "logging")
-
-
-def test_the_folder_where_somebody_stands_comes_last(tmp_path):
-    for name in SHADOWS:
-        (tmp_path / f"{name}.py").write_text("raise RuntimeError('it stands in the place of another')\n")
-    (tmp_path / "mine.py").write_text(
-        "from tests.toys.numpy_backend import Revealing\n\nclass Backend(Revealing):\n    pass\n"
-    )
-    done = concord(
-        checking("mine:Backend", tmp_path),
-        folder=tmp_path,
-        PYTHONPATH=str(ROOT),
-        PYTHONSAFEPATH="1",  # for the parent
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    about = json.loads((tmp_path / "out.json").read_text())["environments"]["mine:Backend"]
-    assert about["path"][-1] == about["folder"] == str(tmp_path)
-    assert "PYTHONSAFEPATH" not in about["environment"]
 
 
 def test_a_worker_killed_between_requests_is_noticed_and_stays_dead(small):

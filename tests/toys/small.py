@@ -19,3 +19,9 @@ def request_for(config, part="model", **fields):
 def run_of(worker, request):
     """Return what a worker makes of a request."""
     return worker.run(request.config, request.weights, request.batch, request.part, request.dtype)
+
+
+def truth_of(config, part="model", **settings):
+    """Return what the reference computes with small weights and a batch of seven, with gradients."""
+    weights, batch = spec.initialize(config, part=part), spec.example_batch(config, 7, 11, part=part)
+    return spec.reference(config, weights, batch, gradients=True, part=part, **settings)
