@@ -9,17 +9,24 @@ import numpy as np
 import pytest
 
 from concord.conformance.campaign import Job
-from concord.conformance.judging import Misfit, judge
+from concord.conformance.judging import Misfit
 from concord.conformance.padding import dependent_samples, independent_batch
 from concord.spec.cases import build_case
 from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING, WIDER_OUTPUT
+from tests.toys import rounded
 from tests.toys.padded import BlindZero, OuterMask, Uninitialised, Unpadded, run_of
+from tests.toys.rounded import put
 
 PADDINGS = [OuterMask, Unpadded, Uninitialised]
 
 
-def verdict_of(case, run, batch=None):
-    return judge(case.config, case.weights, batch or case.batch, run, case.part).explained()
+def verdict_of(case, run):
+    return rounded.verdict_of(case, run).explained()
+
+
+def plain(case, dtype="float32"):
+    """Return a right run that says nothing of itself."""
+    return dataclasses.replace(rounded.run_of(case, dtype), info={})
 
 
 def declared(case, model, dtype="float32", **weights):
@@ -46,31 +53,17 @@ def test_padding_may_be_left_out_of_parts_whose_loss_takes_every_row(variant):
 
 
 @pytest.mark.parametrize("model", PADDINGS)
-def test_a_bug_beside_padding_that_is_declared_is_found(model):
-    case = build_case("bert", "ragged")
-    name = "layers.1.feed_forward.outer.weight"
-    wrong = case.weights[name].copy()
-    wrong[3, 7] *= 1.001
-    verdict = declared(case, model, **{name: wrong})
-    assert verdict.first_divergence.tensor == "layers.1.feed_forward.outer"
-
-
-@pytest.mark.parametrize("model", PADDINGS)
-def test_padding_alone_is_recognised_and_said_first(model):
-    verdict = verdict_of(case := build_case("bert", "ragged"), run_of(case, model))
+def test_padding_alone_is_recognised_and_said_first_and_a_bug_beside_it_is_not_excused(model):
+    case, name = build_case("bert", "ragged"), "layers.1.feed_forward.outer.weight"
+    wrong = {name: put((3, 7), lambda x: 1.001 * x)(case.weights[name].copy())}
+    verdict = verdict_of(case, run_of(case, model))
     assert verdict.undeclared == UNCOMPUTED_PADDING
     first, *rest = str(verdict).splitlines()
     assert first == "diverges: only rows of padding differ"
     assert any(UNCOMPUTED_PADDING in line and "joining.md" in line for line in rest)
-
-
-def test_a_bug_is_not_excused_as_padding():
-    case = build_case("bert", "ragged")
-    name = "layers.1.feed_forward.outer.weight"
-    wrong = case.weights[name].copy()
-    wrong[3, 7] *= 1.001
-    verdict = verdict_of(case, run_of(case, OuterMask, **{name: wrong}))
-    assert (verdict.status, verdict.undeclared) == ("diverges", "")
+    assert declared(case, model, **wrong).first_divergence.tensor == "layers.1.feed_forward.outer"
+    undeclared = verdict_of(case, run_of(case, OuterMask, **wrong))
+    assert (undeclared.status, undeclared.undeclared) == ("diverges", "")
 
 
 @pytest.mark.clause("MSK-5", "PRC-4")
@@ -102,28 +95,20 @@ def test_the_loss_of_a_run_without_padding_depends_on_no_row_of_it():
 # Outputs that are wider than the run.
 
 
-def wide(case, dtype="bfloat16", taps=True, declares=""):
-    """Return a run whose output and loss have more digits than it."""
-    run = run_of(case, type("Plain", (OuterMask.__base__,), {}), dtype, declares=declares)
-    exact = run_of(case, OuterMask.__base__, "float32")
-    names = ("logits", "log_probabilities", "losses", "loss")
-    run.taps = {**run.taps, **{name: exact.taps[name] for name in names}} if taps else {}
-    pooled = run.taps["pooler.output"].astype(np.float64) if taps else None
-    if taps:  # what a classifier in float32 makes of the run's own vector
-        logits = (pooled @ case.weights["classifier.weight"] + case.weights["classifier.bias"]).astype(
-            np.float32
-        )
-        shifted = logits - logits.max(-1, keepdims=True)
-        log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-        losses = -log_probabilities[np.arange(len(logits)), case.batch.labels]
-        run.taps |= {
-            "logits": logits,
-            "log_probabilities": log_probabilities,
-            "losses": losses,
-            "loss": losses.mean(),
-        }
-        return dataclasses.replace(run, output=logits, loss=run.taps["loss"])
-    return dataclasses.replace(run, output=exact.output, loss=exact.loss)
+def wide(case, taps=True):
+    """Return a run in bfloat16 whose output and loss have more digits than it."""
+    run, exact = (plain(case, dtype) for dtype in ("bfloat16", "float32"))
+    if not taps:
+        return dataclasses.replace(run, output=exact.output, loss=exact.loss, taps={})
+    # What a classifier in float32 makes of the run's own vector.
+    pooled = run.taps["pooler.output"].astype(np.float64)
+    weights, bias = (case.weights[f"classifier.{leaf}"] for leaf in ("weight", "bias"))
+    logits = (pooled @ weights + bias).astype(np.float32)
+    shifted = logits - logits.max(-1, keepdims=True)
+    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    losses = -log_probabilities[np.arange(len(logits)), case.batch.labels]
+    made = {"logits": logits, "log_probabilities": log_probabilities, "losses": losses, "loss": losses.mean()}
+    return dataclasses.replace(run, output=logits, loss=made["loss"], taps={**run.taps, **made})
 
 
 @pytest.mark.clause("PRC-2")
@@ -146,14 +131,14 @@ def test_an_output_that_alone_shows_the_precision_is_wider_only_if_that_is_decla
 
 def test_a_loss_as_a_number_of_python_is_taken():
     case = build_case("bert", "ragged")
-    run = run_of(case, OuterMask.__base__)
+    run = plain(case)
     run.loss = np.asarray(float(run.loss))
     assert verdict_of(case, run).passed
 
 
 def test_an_output_alone_in_few_digits_says_what_to_deliver():
     case = build_case("bert", "peaked")
-    run = run_of(case, OuterMask.__base__, "bfloat16")
+    run = plain(case, "bfloat16")
     run.taps, run.gradients, run.requested = {}, {}, ("taps",)
     verdict = verdict_of(case, run)
     assert (verdict.status, verdict.unjudged) == ("undetermined", ("forward",))
@@ -162,7 +147,7 @@ def test_an_output_alone_in_few_digits_says_what_to_deliver():
 
 def test_gradients_that_never_come_are_not_judged_and_the_verdict_says_how_to_do_without():
     case = build_case("bert", "ragged")
-    run = run_of(case, OuterMask.__base__)
+    run = plain(case)
     run.gradients = {}
     verdict = verdict_of(case, run)
     assert (verdict.status, verdict.unjudged) == ("undetermined", ("gradients",))
@@ -206,13 +191,13 @@ def test_tensors_that_cannot_be_what_was_asked_for_are_bad_input(kind):
     case = build_case("bert", "ragged")
     spoil, words = MISFITS[kind]
     with pytest.raises(Misfit) as refused:
-        verdict_of(case, spoil(run_of(case, OuterMask.__base__)))
+        verdict_of(case, spoil(plain(case)))
     assert words in str(refused.value)
 
 
 def test_the_same_problem_of_many_tensors_is_said_once():
     case = build_case("bert", "ragged")
-    run = run_of(case, OuterMask.__base__)
+    run = plain(case)
     run.taps = {name: tap.astype(np.float64) for name, tap in run.taps.items()}
     with pytest.raises(Misfit) as refused:
         verdict_of(case, run)

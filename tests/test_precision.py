@@ -346,21 +346,6 @@ def test_repeated_runs_that_differ_are_named_in_the_order_of_computation():
     assert "repeated 3 runs each of 2 jobs: differ in 3 tensors of 2 jobs, first" in words
 
 
-def test_what_diverges_only_when_it_is_run_again_diverges():
-    name = precise("WrongAgain")
-    report = checked(name, cases=("bert-single",), repeat=4)
-    (result,) = report.results
-    assert (result.status, report.exit_code) == ("diverges", 1)
-    assert result.first_divergence is not None
-    assert result.first_divergence.tensor == "layers.0.attention.query"
-    assert result.attribution == "diverges only when it is run again: run 3 of 4; the first agrees"
-    assert result.attribution in printed(report)
-    assert result.repeats is not None
-    assert result.repeats.differing[0] == "layers.0.attention.query"
-    recorded(report)
-    assert checked(name, cases=("bert-single",)).exit_code == 0
-
-
 # Several devices.
 
 

@@ -75,19 +75,6 @@ class AddsNoise(NumpyBackend):
         return run
 
 
-class WrongAgain(NumpyBackend):
-    """Right in its first run and wrong in every third after it."""
-
-    runs = 0
-
-    def run(self, request):
-        run = super().run(request)
-        WrongAgain.runs += 1
-        if WrongAgain.runs % 3 == 0:
-            run.taps["layers.0.attention.query"][...] *= np.float32(1.001)
-        return run
-
-
 def __getattr__(name):
     """Return a built-in backend whose switches something sets anew while it builds attention alone.
 
