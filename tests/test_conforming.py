@@ -34,6 +34,7 @@ class Asked:
         turns: on how many backends, which take turns.
         only: the backends that have it.
         changed: makes another case of it.
+        words: in which it is refused.
     """
 
     variant: str
@@ -45,6 +46,7 @@ class Asked:
     turns: int = EVERYWHERE
     only: tuple = tuple(sorted(BUILT_IN))
     changed: functools.partial = lambda case: case
+    words: tuple = ()
 
     def __str__(self):
         said = (self.variant, self.scenario, self.part, *self.options, *map(str, self.settings.values()))
@@ -206,25 +208,31 @@ ASKED = [
 ]
 
 
-@pytest.mark.clause("PRT-1", "GRD-1", "GRD-2", "GRD-5", "MSK-1", "MSK-3", "MSK-4", "MSK-5", "MSK-7", "ATT-3")
-@pytest.mark.clause("ATT-4", "ATT-7", "NRM-2", "FFN-2", "PRC-2", "PRC-3")
-@pytest.mark.parametrize(
-    ("backend", "asked"),
-    [
+def each(table):
+    """Return the parameters of a test: each backend with each row that it is asked."""
+    return [
         pytest.param(name, asked, marks=[pytest.mark.xdist_group(name), pytest.mark.in_turn(asked.turns)])
-        for asked in ASKED
+        for asked in table
         for name in asked.only
-    ],
-    ids=str,
-)
-def test_backend_conforms(backend, asked, open_worker):
+    ]
+
+
+def run_of(asked, backend, dtype, open_worker):
+    """Return a case, and what runs it."""
     implementation = asked.settings.get("implementation", "explicit")
     worker = open_worker(f"tests.toys.built_in:{backend}" if "stepped" in implementation else backend)
     case = asked.changed(build_case(asked.variant, asked.scenario, asked.part, asked.options))
+    given = (case.config, case.weights, case.batch)
+    return case, lambda: worker.run(*given, part=case.part, dtype=dtype, **asked.settings)
+
+
+@pytest.mark.clause("PRT-1", "GRD-1", "GRD-2", "GRD-5", "MSK-1", "MSK-3", "MSK-4", "MSK-5", "MSK-7", "ATT-3")
+@pytest.mark.clause("ATT-4", "ATT-7", "NRM-2", "FFN-2", "PRC-2", "PRC-3")
+@pytest.mark.parametrize(("backend", "asked"), each(ASKED), ids=str)
+def test_backend_conforms(backend, asked, open_worker):
     for dtype in asked.dtypes:
-        run = functools.partial(
-            worker.run, case.config, case.weights, case.batch, part=case.part, dtype=dtype, **asked.settings
-        )
+        case, run = run_of(asked, backend, dtype, open_worker)
+        implementation = asked.settings.get("implementation", "explicit")
         if words := refusal(backend, asked.variant, dtype, implementation):
             with pytest.raises(Unsupported, match=words):
                 run()

@@ -6,7 +6,6 @@ One worker to a supervisor, started again or given up, and all of them ended at 
 import os
 import signal
 import threading
-import time
 from functools import partial
 
 import psutil
@@ -15,6 +14,7 @@ import pytest
 from concord import backends
 from concord.backends.pool import HOPELESS, RESTARTS, Pool, Supervisor
 from concord.backends.worker import WorkerFailure
+from tests.toys.running import alive, noted, until
 from tests.toys.small import request_for, run_of
 from tests.toys.surroundings import toy
 
@@ -97,32 +97,18 @@ def test_a_worker_that_died_unseen_is_followed_by_another(small):
         supervisor.get()
 
 
-def ended(pids, patience=10.0):
-    """Whether processes end in time."""
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        if not any(
-            psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids
-        ):
-            return True
-        time.sleep(0.05)
-    return False
-
-
 @pytest.mark.parametrize("how", ["a task raises", "Ctrl-C", "halted"])
 def test_all_workers_end_together(how, tmp_path, monkeypatch, small):
     monkeypatch.setenv("TOY_NOTES", str(tmp_path))
     request = request_for(small())
     pids = []
-    noted = tmp_path / "hanging"
 
     def both_hang():
-        return noted.exists() and len(noted.read_text().splitlines()) == 2
+        return len(noted(tmp_path, "hanging")) == 2
 
     def task(supervisor):
         if supervisor is None:
-            while not both_hang():
-                time.sleep(0.05)
+            assert until(both_hang)
             if how == "Ctrl-C":
                 os.kill(os.getpid(), signal.SIGINT)
             elif how == "a task raises":
@@ -146,7 +132,7 @@ def test_all_workers_end_together(how, tmp_path, monkeypatch, small):
                 pool.map(task, [*supervisors, None])
         assert pool.stopped
         assert len(pids) == 2
-        assert ended(pids)
+        assert until(lambda: not any(map(alive, pids)), 10.0)
 
 
 def test_a_worker_that_still_starts_is_ended_too(tmp_path, monkeypatch):
@@ -163,9 +149,8 @@ def test_a_worker_that_still_starts_is_ended_too(tmp_path, monkeypatch):
 
     thread = threading.Thread(target=start)
     thread.start()
-    while not (tmp_path / "hanging").exists():
-        time.sleep(0.05)
+    assert until(lambda: noted(tmp_path, "hanging"))
     pool.close()
     thread.join(10)
     assert said == ["crashed"]
-    assert ended([int((tmp_path / "hanging").read_text())])
+    assert until(lambda: not any(map(alive, noted(tmp_path, "hanging"))), 10.0)

@@ -26,35 +26,16 @@ def job(variant="bert", part="model", **changes):
     )
 
 
-@pytest.fixture(scope="module")
-def small_one():
-    return reduce(job(num_layers=3), toy("WrongAfterTheFirstLayer"), Settings(threads=1))
-
-
-def test_what_a_fault_needs_is_left(small_one):
-    row = small_one.result.first_divergence
-    assert row is not None
-    assert row.tensor == "layers.1.attention.scores"
-    assert small_one.failed
-    assert small_one.job.case == "made-reduced"
-    assert small_one.after == {
-        "num_layers": 2,
-        "batch": 1,
-        "tokens": 1,
-        "num_heads": 1,
-        "head_dim": 1,
-        "d_ff": 1,
-        "num_classes": 2,
-        "vocab_size": small_one.after["vocab_size"],
-        "max_positions": 1,
-    }
+def test_what_a_fault_needs_is_left():
+    small_one = reduce(job(num_layers=3), toy("WrongAfterTheFirstLayer"), Settings(threads=1))
+    assert small_one.result.first_divergence.tensor == "layers.1.attention.scores"
+    assert (small_one.failed, small_one.job.case) == (True, "made-reduced")
+    left = {"num_layers": 2, "num_classes": 2, "vocab_size": small_one.after["vocab_size"]}
+    assert small_one.after == dict.fromkeys(SIZES, 1) | left
     assert small_one.after["vocab_size"] <= 2, "the token, and padding"
-    assert small_one.before == sizes_of(job(num_layers=3))
-
-
-def test_numbers_are_those_of_the_case(small_one):
     whole, name = job(num_layers=3), "layers.1.feed_forward.inner.weight"
-    assert small_one.job.weights[name] == whole.weights[name][:1, :1]
+    assert small_one.before == sizes_of(whole)
+    assert small_one.job.weights[name] == whole.weights[name][:1, :1], "numbers are those of the case"
 
 
 def test_case_that_agrees_stays_as_it_is():

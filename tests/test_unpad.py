@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from concord import spec
-from concord.backends.interface import Request, Unsupported
+from concord.backends.interface import Request
 from concord.backends.library import MULTIPLE, indices, padding_reasons
 from concord.conformance.judging import judge
 from concord.spec.cases import build_case
@@ -43,19 +43,6 @@ def test_only_what_follows_the_encoder_is_delivered(worker):
         for row in verdict.table
         if row.tensor not in run.taps and not row.tensor.startswith("gradients.")
     } == {"not exposed"}
-
-
-@pytest.mark.clause("PRC-3")
-def test_explicit_implementation_keeps_its_padding(worker):
-    case = build_case("bert", "single")
-    for execution in ("unpadded", "unpadded-compiled"):
-        with pytest.raises(
-            Unsupported, match="keeps padding in its implementation 'explicit'; 'library' can run without"
-        ):
-            worker.run(case.config, case.weights, case.batch, execution=execution)
-    case = build_case("bert", "ragged")
-    with pytest.raises(Unsupported, match=r"a sample has no real token: .* \(MSK-5\)"):
-        worker.run(case.config, case.weights, case.batch, implementation="library", execution="unpadded")
 
 
 # The host's share.
