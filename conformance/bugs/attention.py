@@ -51,8 +51,7 @@ def scaled_after_mask(m: Context, y: Array) -> Array:
 
 def first_value_for_all(m: Context, y: Array) -> Array:
     """Loop over heads, and take the value of the first one each time."""
-    first = m.beside("value")[:, :, :1]
-    return m.context(m.used_weights, m.o.concat([first] * m.config.num_heads, 2))
+    return m.context(m.used_weights, m.with_heads(m.beside("value"), [0] * m.config.num_heads))
 
 
 def split_by_reshape(m: Context, y: Array) -> Array:
@@ -70,21 +69,6 @@ def split_interleaved(m: Context, y: Array) -> Array:
 def joined(order: tuple[int, ...]) -> Edit:
     """Return the heads, (B, Q, H, K), joined with their axes in another order."""
     return lambda m, y: m.o.reshape(m.o.transpose(m.by_heads(y), order), tuple(y.shape))
-
-
-def joined_in_reverse(m: Context, y: Array) -> Array:
-    """Join the heads from last to first."""
-    apart = m.by_heads(y)
-    heads = [apart[:, :, h : h + 1] for h in reversed(range(m.config.num_heads))]
-    return m.o.reshape(m.o.concat(heads, 2), tuple(y.shape))
-
-
-def dropped(m: Context, y: Array) -> Array:
-    """Drop every tenth weight, and enlarge the others."""
-    used = m.used_weights
-    shape = tuple(used.shape)
-    kept = (np.arange(np.prod(shape)) % 10 > 0).reshape(shape) / 0.9
-    return m.context(used * m.o.constant(kept, used))
 
 
 def times_width(power: float) -> Edit:
@@ -274,7 +258,7 @@ BUGS = (
     bug(
         "heads_joined_in_reverse",
         "Heads are joined from last to first.",
-        joined_in_reverse,
+        lambda m, y: m.with_heads(y, reversed(range(m.config.num_heads))),
         CONTEXT,
         cause="heads_permuted",
     ),
@@ -318,7 +302,7 @@ BUGS = (
     bug(
         "attention_dropout_left_on",
         "Dropout on attention weights stays on in evaluation.",
-        dropped,
+        lambda m, y: m.context(m.dropped(m.used_weights, 10)),
         CONTEXT,
         cause="dropout",
         clause="DRP-1",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -295,6 +295,17 @@ class Context:
         """
         return self.o.reshape(x, (*tuple(x.shape)[:2], self.config.num_heads, self.config.head_dim))
 
+    def with_heads(self, x: Array, order: Iterable[int]) -> Array:
+        """Return features, (B, T, D) or (B, T, H, K), whose heads are others, in the same shape."""
+        apart = self.by_heads(x)
+        return self.o.reshape(self.o.concat([apart[:, :, h : h + 1] for h in order], 2), tuple(x.shape))
+
+    def dropped(self, x: Array, each: int) -> Array:
+        """Return a tensor less each of so many numbers, the others enlarged (SPEC DRP-1)."""
+        shape = tuple(x.shape)
+        kept = (np.arange(math.prod(shape)) % each > 0).reshape(shape) * (each / (each - 1))
+        return x * self.o.constant(kept, x)
+
     def activation(self, x: Array, kind: str | None = None) -> Array:
         """Return an activation (SPEC ATT-1, FFN-2)."""
         kind = kind or self.config.activation
@@ -323,9 +334,9 @@ class Context:
         """Return the sum of the losses that count (SPEC LOS-2)."""
         return self.o.sum(self.o.where(self.counted, losses, 0.0))
 
-    def penalty(self, *parts: str) -> Array:
-        """Return the L2 term of these parameters of the classifier, by default of both (SPEC LOS-4)."""
-        given = [self.weight(f"classifier.{part}") for part in parts or ("weight", "bias")]
+    def penalty(self, *names: str) -> Array:
+        """Return the L2 term of parameters, by default of the classifier's (SPEC LOS-4)."""
+        given = [self.weight(name) for name in names or ("classifier.weight", "classifier.bias")]
         squares = [self.o.sum(parameter * parameter) for parameter in given]
         return sum(squares[1:], start=squares[0]) * (0.5 * self.config.l2_weight)
 

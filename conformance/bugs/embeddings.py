@@ -54,13 +54,6 @@ def renormalised(m: Context, y: Array) -> Array:
     return m.o.where(length > 1.0, y / length, y)
 
 
-def dropped(m: Context, y: Array) -> Array:
-    """Drop every seventh number of the sum, and enlarge the others."""
-    shape = tuple(y.shape)
-    kept = (np.arange(np.prod(shape)) % 7 > 0).reshape(shape) * (7 / 6)
-    return y * m.o.constant(kept, y)
-
-
 def segments(ids: Callable[[Ids, int], Ids]) -> Edit:
     """Return the vectors of other segments, made of the right ones and the number of the last."""
     return lambda m, y: m.rows_of("segment", ids(m.batch.required("segment_ids"), m.config.num_segments - 1))
@@ -202,7 +195,7 @@ BUGS = (
     OF_SUM.bug(
         "embedding_dropout_left_on",
         "Dropout after the embeddings stays on in evaluation.",
-        dropped,
+        lambda m, y: m.dropped(y, 7),
         cause="dropout",
         clause="DRP-1",
     ),

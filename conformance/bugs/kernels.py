@@ -54,8 +54,8 @@ def key_of_head(order: Callable[[int, int], int]) -> Edit:
     """Return the edit that gives each head the key of another, made of its number and how many there are."""
 
     def edit(m: Context, y: Array) -> Array:
-        heads = tuple(y.shape)[2]
-        return m.o.concat([y[:, :, order(head, heads) : order(head, heads) + 1] for head in range(heads)], 2)
+        heads = m.config.num_heads
+        return m.with_heads(y, (order(head, heads) for head in range(heads)))
 
     return edit
 

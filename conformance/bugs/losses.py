@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from concord.conformance.bugs.bug import group, of_source, option
 from concord.conformance.bugs.context import Context, Edit, Ids
 from concord.conformance.bugs.operations import Array
+from concord.spec.config import EncoderConfig
 from concord.spec.parameters import parameters
 
 GROUP, OF_LOSSES, OF_CHANCES = (
@@ -116,24 +117,20 @@ def reduced(
     return of_source(made)
 
 
-def penalised(*parts: str, factor: float = 1.0) -> Edit:
-    """Return the loss with the L2 term of these parameters of the classifier, times a factor."""
-    return reduced(lambda m, count: 1 / count, penalty=lambda m, x: m.penalty(*parts) * factor)
+def penalised(
+    names: Callable[[EncoderConfig], Iterable[str]] = lambda config: (), factor: float = 1.0
+) -> Edit:
+    """Return the loss with the L2 term of some parameters, by default of the classifier's, times a factor."""
+    return reduced(lambda m, count: 1 / count, penalty=lambda m, x: m.penalty(*names(m.config)) * factor)
 
 
-def of_every(kind: str) -> Edit:
-    """Return the loss with the L2 term of every parameter of a kind, or of all."""
-
-    def penalty(m: Context, x: Array) -> Array:
-        names = [
-            name
-            for name, parameter in parameters(m.config).items()
-            if parameter.trainable and kind in ("", parameter.kind)
-        ]
-        squares = [m.o.sum(m.weight(name) * m.weight(name)) for name in names]
-        return sum(squares[1:], start=squares[0]) * (0.5 * m.config.l2_weight)
-
-    return reduced(lambda m, count: 1 / count, penalty=penalty)
+def of_kind(kind: str = "") -> Callable[[EncoderConfig], Iterable[str]]:
+    """Return what gives the parameters of a kind, or of every, that are trained."""
+    return lambda config: (
+        name
+        for name, parameter in parameters(config).items()
+        if parameter.trainable and kind in ("", parameter.kind)
+    )
 
 
 BUGS = (
@@ -312,7 +309,7 @@ BUGS = (
     bug(
         "loss_l2_without_bias",
         "The L2 term has the weight alone, not the bias.",
-        penalised("weight"),
+        penalised(lambda config: ["classifier.weight"]),
         input="an L2 term",
         cause="l2_parameters",
         clause="LOS-4",
@@ -327,6 +324,6 @@ BUGS = (
         clause="LOS-4",
         **ONE_CLASS,
     ),
-    also("l2_parameters", "an L2 term of every kernel", of_every("kernel"), clause="LOS-4"),
-    also("l2_parameters", "an L2 term of every parameter", of_every(""), clause="LOS-4"),
+    also("l2_parameters", "an L2 term of every kernel", penalised(of_kind("kernel")), clause="LOS-4"),
+    also("l2_parameters", "an L2 term of every parameter", penalised(of_kind()), clause="LOS-4"),
 )

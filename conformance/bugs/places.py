@@ -250,7 +250,7 @@ BUGS = (
     bug(
         "head_last_value_of_first",
         "The last head has the value of the first.",
-        lambda m, y: m.o.where(m.flags(y, 2, -1), m.o.concat([y[:, :, :1]] * m.config.num_heads, 2), y),
+        lambda m, y: m.with_heads(y, [*range(m.config.num_heads - 1), 0]),
         "*attention.value",
         source="XunhaoLai/native-sparse-attention-triton/issues/27",
     ),

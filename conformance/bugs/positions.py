@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,6 @@ from concord.conformance.bugs.bug import Change, group, option, weight, weights,
 from concord.conformance.bugs.context import Context, Edit, Ids
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import ConfigError
-from concord.spec.parameters import Weights
 from concord.spec.positions import sinusoid
 
 POSITION, TABLE = "embeddings.position", "embeddings.position.weight"
@@ -34,13 +34,20 @@ def table_of(**fields: Any) -> Change:
     return weights(lambda config, given: {TABLE: sinusoid(config.replace(**fields))})
 
 
-def exponent_halved(config: EncoderConfig, given: Weights) -> dict[str, Table]:
-    """Forget the factor 2 of 2 (j // 2) / D."""
+def exponent_halved(config: EncoderConfig) -> Table:
+    """Return the table whose exponent lacks the factor 2 of 2 (j // 2) / D."""
     if config.position_base is None:
         raise ConfigError("positions are no sinusoid, which a wrong exponent could be in [clause=POS-3]")
-    column = np.arange(config.d_model)
-    angle = np.arange(config.max_positions)[:, None] / config.position_base ** (column // 2 / config.d_model)
-    return {TABLE: np.where(column % 2 == 0, np.sin(angle), np.cos(angle))}
+    return sinusoid(config.replace(position_base=math.sqrt(config.position_base)))
+
+
+def exchanged(config: EncoderConfig, table: Table) -> Table:
+    """Return the table with sine and cosine in each other's place."""
+    if config.position_layout == "halves":
+        return np.roll(table, config.d_model // 2, axis=1)
+    even = config.d_model // 2 * 2
+    pairs = table[:, :even].reshape(len(table), -1, 2)[..., ::-1].reshape(len(table), -1)
+    return np.concatenate([pairs, table[:, even:]], axis=1)
 
 
 def row_of_padding(table: Table) -> Table:
@@ -141,7 +148,7 @@ BUGS = (
     bug(
         "position_exponent_halved",
         "The exponent is (j // 2) / D, without its factor 2.",
-        weights(exponent_halved),
+        weights(lambda config, given: {TABLE: exponent_halved(config)}),
         cause="position_exponent",
         clause="POS-3",
     ),
@@ -172,7 +179,7 @@ BUGS = (
     bug(
         "position_sine_and_cosine_swapped",
         "The cosine stands on even columns and the sine on odd ones.",
-        weight(TABLE, lambda table: table.reshape(len(table), -1, 2)[..., ::-1].reshape(table.shape)),
+        weights(lambda config, given: {TABLE: exchanged(config, given[TABLE])}),
         cause="sine_and_cosine_swapped",
         clause="POS-2",
     ),

@@ -6,7 +6,6 @@ Of linear layers, norms and tables (SPEC WGT-1 to WGT-4, NRM-2, EMB-1, POS-1).
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
@@ -14,9 +13,9 @@ import numpy as np
 
 from concord.conformance.bugs.attention import PROJECTIONS
 from concord.conformance.bugs.bug import fits
-from concord.conformance.bugs.context import Context
+from concord.conformance.bugs.context import Edit
 from concord.conformance.bugs.norms import NORMS
-from concord.conformance.bugs.tape import Value
+from concord.conformance.bugs.positions import exchanged, exponent_halved
 from concord.conformance.bugs.weights import cut_from_fused
 from concord.conformance.expectation import Array
 from concord.conformance.explain.formats import SHORTER
@@ -232,15 +231,14 @@ def _sinusoids(config: EncoderConfig, stored: Array) -> Iterator[tuple[str, str,
     ):
         for option in options(config, field, values, clause):
             yield field, option.text, clause, sinusoid(config.replace(**option.fields))
-    halved = config.replace(position_base=math.sqrt(config.position_base or 1.0))
-    yield "position_exponent", "an exponent without its factor 2", "POS-3", sinusoid(halved)
+    yield "position_exponent", "an exponent without its factor 2", "POS-3", exponent_halved(config)
     # Rolled, a table lacks the last rows that a longer one has.
     longer = sinusoid(config.replace(max_positions=config.max_positions + 2))
     for by in (1, 2):
         rows = longer[by:][: config.max_positions]
         yield "position_start", f"positions that are {by} too high", "POS-5", rows
     text = "sine and cosine in each other's place"
-    yield "sine_and_cosine_swapped", text, "POS-2", _exchanged(stored, config)
+    yield "sine_and_cosine_swapped", text, "POS-2", exchanged(config, stored)
     other = stored.copy()
     zero = config.position_of_padding == "zero_row"
     other[0] = sinusoid(config.replace(position_of_padding="counted"))[0] if zero else 0
@@ -250,23 +248,13 @@ def _sinusoids(config: EncoderConfig, stored: Array) -> Iterator[tuple[str, str,
     yield "position_row_of_padding", text, "POS-6", other
 
 
-def _exchanged(table: Array, config: EncoderConfig) -> Array:
-    if config.position_layout == "halves":
-        return np.roll(table, config.d_model // 2, axis=1)
-    even = config.d_model // 2 * 2
-    pairs = table[:, :even].reshape(len(table), -1, 2)[..., ::-1].reshape(len(table), -1)
-    return np.concatenate([pairs, table[:, even:]], axis=1)
-
-
 def of_joined_heads(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield a context whose heads are joined in another order."""
     if fits(tap, ("*attention.context",)):
         for order in _orders(question.config.num_heads):
             text = f"heads joined in the order {', '.join(map(str, order))}"
-            yield Hypothesis("heads_permuted", text, "ATT-6", change=partial(_joined, order))
+            yield Hypothesis("heads_permuted", text, "ATT-6", change=_joined(order))
 
 
-def _joined(order: tuple[int, ...], m: Context, y: Value) -> Value:
-    apart = m.by_heads(y)
-    joined: Value = m.o.reshape(m.o.concat([apart[:, :, h : h + 1] for h in order], 2), y.shape)
-    return joined
+def _joined(order: tuple[int, ...]) -> Edit:
+    return lambda m, y: m.with_heads(y, order)
