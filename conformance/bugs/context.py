@@ -34,6 +34,16 @@ def directly(multiply: Callable[[Array, Array], Array], a: Array, b: Array) -> A
     return multiply(a, b)
 
 
+def parameters_of(tap: str) -> str:
+    """Return what the names of a linear layer's parameters begin with."""
+    return {"pooler.dense": "pooler", "logits": "classifier"}.get(tap, tap)
+
+
+def norm_of(sharing: str, tap: str) -> str:
+    """Return what the names of a norm's parameters begin with."""
+    return tap[:-1] if sharing == "shared" and tap.startswith("layers.") else tap
+
+
 class Context:
     """One run of the model, at one tap.
 
@@ -174,7 +184,7 @@ class Context:
 
         It is what comes before any activation (SPEC ATT-1, FFN-1, HED-2).
         """
-        name = {"pooler.dense": "pooler", "logits": "classifier"}.get(self.tap, self.tap)
+        name = parameters_of(self.tap)
         return self.o.reshape(self.linear(name, self.source() if x is None else x), tuple(y.shape))
 
     def again(self, y: Array, x: Array = None) -> Array:
@@ -224,11 +234,7 @@ class Context:
     @property
     def owner(self) -> str:
         """What the names of the parameters of the tap's norm begin with."""
-        return (
-            self.tap[:-1]
-            if self.config.norm_sharing == "shared" and self.tap.startswith("layers.")
-            else self.tap
-        )
+        return norm_of(self.config.norm_sharing, self.tap)
 
     def deviation(self, variance: Array) -> Array:
         """Return what a norm divides by (SPEC NRM-3)."""

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from concord.conformance.bugs.attention import PROJECTIONS
 from concord.conformance.bugs.bug import Change, edited
 from concord.conformance.bugs.context import Context, Contraction, Edit, directly
 from concord.conformance.bugs.operations import Array
 
-OF_HEADS, OF_LINEAR = (
-    ("*attention.scores", "*attention.context"),
-    ("*.feed_forward.inner", "*.feed_forward.outer", "pooler.dense", "logits"),
+LINEAR = (
+    *PROJECTIONS,
+    "*attention.output",
+    "*.feed_forward.inner",
+    "*.feed_forward.outer",
+    "pooler.dense",
+    "logits",
 )
-PRODUCTS = (*(f"*attention.{name}" for name in ("query", "key", "value", "output")), *OF_HEADS, *OF_LINEAR)
+"""The taps that come from a linear layer."""
+
+PRODUCTS = (*LINEAR, "*attention.scores", "*attention.context")
 """The taps that come from a product."""
 
 Multiplication = Callable[[Context], Contraction]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.bugs.bug import fits
-from concord.conformance.expectation import Array
+from concord.conformance.expectation import Array, root_mean_square
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.reading import within
 from concord.conformance.wording import few
@@ -241,10 +241,10 @@ def _counted(
     if np.abs(simple - found).max() > WHOLE * 10:
         return None
     left = actual - np.tensordot(simple, parts, 1)
-    unit = np.sqrt(np.mean(np.square(actual)))
+    unit = root_mean_square(actual)
     return (
         simple
-        if np.sqrt(np.mean(np.square(left))) <= WHOLE * unit + 1e-300
+        if root_mean_square(left) <= WHOLE * unit + 1e-300
         and within(left, np.full_like(left, max(1e-5 * unit, 1e-300)))
         else None
     )

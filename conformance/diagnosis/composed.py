@@ -11,16 +11,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from concord.conformance.bugs.context import Edit
+from concord.conformance.bugs.products import LINEAR
 from concord.conformance.diagnosis.backward import made_of
 from concord.conformance.diagnosis.regions import WORDS, Region
 from concord.conformance.diagnosis.relations import moves
-from concord.conformance.expectation import Array
+from concord.conformance.expectation import Array, root_mean_square
 from concord.conformance.explain import Cause, search
 from concord.conformance.explain.effort import Effort
 from concord.conformance.explain.hypothesis import Hypothesis
 from concord.conformance.explain.question import Question, rounding
 from concord.conformance.explain.reading import clear
-from concord.conformance.explain.weights import LINEAR
 from concord.spec.precision import precision
 from concord.spec.tensors import taps
 
@@ -38,7 +38,7 @@ def _explains(question: Question, one: Hypothesis, region: Region) -> bool:
     if not (sound and np.isfinite(actual).all()):
         return False
     before, left = actual - right.value, actual - np.where(region.flags, value, right.value)
-    if np.sqrt(np.mean(np.square(left))) > 0.1 * np.sqrt(np.mean(np.square(before))):
+    if root_mean_square(left) > 0.1 * root_mean_square(before):
         return False
     made = question.predict(one)
     left = actual - np.where(region.flags, made.value, right.value)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from pydantic import Field
+from scipy.special import softmax
 
 from concord.conformance.diagnosis.backward import Backward, Bounds, shares
 from concord.conformance.diagnosis.clauses import likely
@@ -246,8 +247,7 @@ def _without_effect(question: Question, delivered: Mapping[str, Array]) -> list[
     if not question.tensor.endswith("masked_scores") or name not in delivered:
         return []
     with np.errstate(all="ignore"):
-        powers = np.exp(question.right.value - question.right.value.max(-1, keepdims=True))
-        meant = powers / powers.sum(-1, keepdims=True)
+        meant = softmax(question.right.value, axis=-1)
         alike = abs(np.asarray(delivered[name], np.float64) - meant).max() <= ALIKE
     return [f"it has no effect on `{name}`"] if alike else []
 

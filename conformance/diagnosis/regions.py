@@ -210,7 +210,7 @@ def _of_padding(question: Question, axes: tuple[str, ...]) -> Iterator[Condition
     if "batch" not in axes:
         return
     try:
-        keys, queries = question.exact.key_mask(), question.exact.query_mask()
+        keys, queries = question.exact.context.real, question.exact.context.real_queries
     except (KeyError, ValueError):  # the part has no mask
         return
     for word, along in _rows(axes):

@@ -13,11 +13,11 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.bugs.context import norm_of, parameters_of
 from concord.conformance.diagnosis.regions import WORDS, Region, axes_of, inputs_of
-from concord.conformance.expectation import Array
+from concord.conformance.expectation import Array, root_mean_square
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.reading import within
-from concord.conformance.explain.weights import norm_of, parameters_of
 from concord.conformance.wording import distinct, few, multiple
 from concord.spec.precision import precision, round_to_bits
 
@@ -373,7 +373,7 @@ def _of_functions(seen: _Seen) -> Iterator[Relation]:
         if len(x) < 30 or not within(error - y[back], 2 * seen.sigma[seen.where]):
             continue
         guess = y[:-2] + (y[2:] - y[:-2]) * (x[1:-1] - x[:-2]) / (x[2:] - x[:-2])
-        if np.quantile(abs(y[1:-1] - guess), 0.8) <= SMOOTH * np.sqrt(np.mean(np.square(y))):
+        if np.quantile(abs(y[1:-1] - guess), 0.8) <= SMOOTH * root_mean_square(y):
             yield Relation("function", f"is another function of {name}, element by element")
             return
 

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from concord.conformance.expectation import Array, is_gradient, is_tap_gradient, subject_of
+from concord.conformance.expectation import (
+    Array,
+    is_gradient,
+    is_tap_gradient,
+    root_mean_square,
+    subject_of,
+)
 from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
 from concord.conformance.explain.question import Exact, Question
 from concord.conformance.explain.step import Step, group_of
@@ -62,8 +68,8 @@ def replace(
             or not all(x.shape == actual.shape and np.isfinite(x).all() for x in (actual, made, meant))
         ):
             continue
-        error, left, effect = (_size(x) for x in (actual - meant, actual - made, made - meant))
-        if status == "agrees" and effect > VISIBLE * max(error, 1e-7 * _size(meant)):
+        error, left, effect = (root_mean_square(x) for x in (actual - meant, actual - made, made - meant))
+        if status == "agrees" and effect > VISIBLE * max(error, 1e-7 * root_mean_square(meant)):
             refuting.append(name)
         elif status == "diverges":
             (explained if EXPLAINS * left < error else unexplained).append(name)
@@ -85,10 +91,6 @@ def _of(step: Step, name: str) -> Array | None:
     with contextlib.suppress(KeyError):
         return step.gradient(name.removeprefix("gradients."))
     return None
-
-
-def _size(values: Array) -> float:
-    return float(np.sqrt(np.mean(np.square(values)))) if values.size else 0.0
 
 
 def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:

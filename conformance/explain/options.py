@@ -167,7 +167,7 @@ def of_other_constants(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield what mask_value must have been, read off the masked scores themselves."""
     exact = question.exact
     scores = exact.now[f"{tap.rpartition('.')[0]}.scores"].value
-    visible = visible_keys(question.config, exact.key_mask(), scores.shape[1])
+    visible = visible_keys(question.config, exact.context.real, scores.shape[1])
     hidden = ~np.broadcast_to(visible, scores.shape)
     if question.tensor != tap or not hidden.any() or not np.isfinite(question.actual).all():
         return

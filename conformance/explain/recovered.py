@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.bugs.attention import PROJECTIONS
+from concord.conformance.bugs.context import parameters_of
+from concord.conformance.bugs.products import LINEAR
 from concord.conformance.expectation import Array
 from concord.conformance.explain.hypothesis import Hypothesis, loaded
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.reading import clear, within
-from concord.conformance.explain.weights import LINEAR, parameters_of
 from concord.conformance.wording import few, instead
 
 STRAIGHT = 1e-3

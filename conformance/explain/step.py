@@ -12,7 +12,6 @@ from concord.conformance.bugs.context import Edit, Flags
 from concord.conformance.bugs.tape import Edited
 from concord.conformance.expectation import Array, JudgedProblem, is_gradient, subject_of
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.masks import real_tokens
 from concord.spec.tape import Node
 
 
@@ -120,18 +119,6 @@ class Step(Edited):
     def given_tap(self, name: str) -> Node:
         self.now[name] = self.a.override(self.a.leaf(self.forced[name]), self.forced[name])
         return self.now[name]
-
-    def key_mask(self) -> Flags:
-        """Return which keys are visible: (B, S), or (B, Q, S)."""
-        if self.batch.key_mask is not None:
-            return self.batch.key_mask
-        return real_tokens(self.config, self.batch.required("input_ids"))
-
-    def query_mask(self) -> Flags:
-        """Return which queries are real: (B, Q)."""
-        if self.batch.query_mask is not None:
-            return self.batch.query_mask
-        return real_tokens(self.config, self.batch.required("input_ids"))
 
 
 def group_of(name: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from concord.conformance.bugs.context import norm_of
 from concord.conformance.bugs.norms import NORMS, RESIDUALS
 from concord.conformance.bugs.precisions import variance_by_squares
 from concord.conformance.estimate import R, Z
@@ -14,7 +15,6 @@ from concord.conformance.expectation import Array
 from concord.conformance.explain.hypothesis import Hypothesis
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.reading import LEAST, clear, root_mean_square, within
-from concord.conformance.explain.weights import norm_of
 from concord.spec.tensors import clause_of
 
 # Limits.

@@ -11,11 +11,11 @@ from functools import partial
 
 import numpy as np
 
-from concord.conformance.bugs.attention import PROJECTIONS
 from concord.conformance.bugs.bug import fits
-from concord.conformance.bugs.context import Edit
+from concord.conformance.bugs.context import Edit, norm_of, parameters_of
 from concord.conformance.bugs.norms import NORMS
 from concord.conformance.bugs.positions import exchanged, exponent_halved
+from concord.conformance.bugs.products import LINEAR
 from concord.conformance.bugs.weights import cut_from_fused
 from concord.conformance.expectation import Array
 from concord.conformance.explain.formats import SHORTER
@@ -26,25 +26,6 @@ from concord.spec.parameters import parameters
 from concord.spec.positions import sinusoid
 
 Made = Mapping[str, Callable[[], Array]]
-
-LINEAR = (
-    *PROJECTIONS,
-    "*attention.output",
-    "layers.*.feed_forward.inner",
-    "layers.*.feed_forward.outer",
-    "pooler.dense",
-    "logits",
-)
-
-
-def parameters_of(tap: str) -> str:
-    """Return what the names of a linear layer's parameters begin with."""
-    return {"pooler.dense": "pooler", "logits": "classifier"}.get(tap, tap)
-
-
-def norm_of(sharing: str, tap: str) -> str:
-    """Return what the names of a norm's parameters begin with."""
-    return tap[:-1] if sharing == "shared" and tap.startswith("layers.") else tap
 
 
 def of_weights(question: Question, tap: str) -> Iterator[Hypothesis]:
