@@ -121,7 +121,7 @@ def diagnose(
     usual = clause_of(case.config, tensor, case.part)
     notes: list[str] = []
     refuted: list[str] = []
-    cause, far, effort = None, whole.reaches_far(case, forced, tensor), Effort(LONGEST)
+    cause, far, effort = None, whole.reaches_far(question), Effort(LONGEST)
     if far:
         say(f"looking for what explains {tensor}, {LONGEST:.0f} s of the processor at most")
         cause = _tried(

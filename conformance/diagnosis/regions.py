@@ -370,14 +370,11 @@ def _short(low: float, high: float) -> str:
 
 def inputs_of(question: Question) -> dict[str, Array]:
     """Return the taps that the step in question is computed from, or is near to."""
-    if question.parameter:
-        return {}
-    names = list(taps(question.config, question.case.part, list(question.case.batch.arrays())))
-    if question.tensor not in names:
+    if question.tensor not in question.names:
         return {}
     now = question.exact.now
     prefix = question.tensor.rpartition(".")[0]
-    before = [name for name in names[: names.index(question.tensor)] if name in now]
+    before = [name for name in question.before if name in now]
     near = [name for name in before if name.startswith(f"{prefix}.")] if prefix else before
     found = {f"`{name}`": now[name].value for name in (near or before)[::-1]}
     entered = question.exact.entered

@@ -64,19 +64,26 @@ class Question:
         return self.parameter is None and fits(self.tensor, patterns)
 
     @functools.cached_property
+    def names(self) -> list[str]:
+        """All taps, in the order of computation."""
+        return list(taps(self.config, self.case.part, list(self.case.batch.arrays())))
+
+    @property
+    def before(self) -> list[str]:
+        """The taps before the one in question; none of a gradient."""
+        return self.names[: self.names.index(self.tensor)] if self.tensor in self.names else []
+
+    @functools.cached_property
     def span(self) -> tuple[str, ...]:
         """The taps in which the mistake may lie.
 
         The one in question, and those before it that the run does not deliver.
         """
-        names = list(taps(self.config, self.case.part, list(self.case.batch.arrays())))
-        if self.tensor not in names:
+        if self.tensor not in self.names:
             return ()
-        before = names[: names.index(self.tensor)]
-        return (
-            *(name for name in before if name not in self.forced and group_of(name) == group_of(self.tensor)),
-            self.tensor,
-        )
+        group = group_of(self.tensor)
+        hidden = (name for name in self.before if name not in self.forced and group_of(name) == group)
+        return (*hidden, self.tensor)
 
     @functools.cached_property
     def right(self) -> Prediction:

@@ -19,7 +19,6 @@ from concord.conformance.bugs.tape import Value
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.explain.question import Question
 from concord.spec.precision import PRECISIONS
-from concord.spec.tensors import taps
 
 
 def of_tap(question: Question, tap: str) -> Iterator[Hypothesis]:
@@ -46,11 +45,7 @@ def of_hidden(question: Question) -> Iterator[Hypothesis]:
 
     There one bug may change several taps, or weights, which explanations of a single tap do not stand for.
     """
-    names = list(taps(question.config, question.case.part, list(question.case.batch.arrays())))
-    if question.tensor not in names:
-        return
-    before = names[: names.index(question.tensor)]
-    hidden = [name for name in before if name not in question.forced]
+    hidden = [name for name in question.before if name not in question.forced]
     if not hidden:
         return
     for bug in ALL:

@@ -21,7 +21,7 @@ import numpy as np
 from concord.conformance.bugs.context import Context
 from concord.conformance.bugs.tape import Value
 from concord.conformance.estimate import SAMPLES
-from concord.conformance.expectation import Array, JudgedProblem, is_gradient, root_mean_square
+from concord.conformance.expectation import Array, root_mean_square
 from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.search import (
@@ -64,19 +64,16 @@ USUAL = (
 LAYER = re.compile(r"\blayers\.\d+\b")
 
 
-def hidden(case: JudgedProblem, forced: Mapping[str, Array], tensor: str) -> list[str]:
+def hidden(question: Question) -> list[str]:
     """Return the taps that were computed on the way to a tensor since the last one that was delivered."""
-    names = list(taps(case.config, case.part, list(case.batch.arrays())))
-    if is_gradient(tensor) or tensor not in names:
-        return []
-    before = names[: names.index(tensor)]
-    last = max((place for place, name in enumerate(before) if name in forced), default=-1)
+    before = question.before
+    last = max((place for place, name in enumerate(before) if name in question.forced), default=-1)
     return before[last + 1 :]
 
 
-def reaches_far(case: JudgedProblem, forced: Mapping[str, Array], tensor: str) -> bool:
+def reaches_far(question: Question) -> bool:
     """Return whether a mistake may lie in another layer than the one that a tensor belongs to."""
-    return any(group_of(name) != group_of(tensor) for name in hidden(case, forced, tensor))
+    return any(group_of(name) != group_of(question.tensor) for name in hidden(question))
 
 
 class Whole(Question):
@@ -84,7 +81,7 @@ class Whole(Question):
 
     @property
     def span(self) -> tuple[str, ...]:
-        return (*hidden(self.case, self.forced, self.tensor), self.tensor)
+        return (*hidden(self), self.tensor)
 
     @property
     def arithmetic(self) -> Arithmetic:
