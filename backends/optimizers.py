@@ -54,6 +54,7 @@ class Optimizer:
         recipe: what is computed.
         variables: the parameters that are trained, by native name.
         kinds: of each (:class:`concord.spec.parameters.Parameter`).
+        native: the framework's own optimizer, where that computes what the recipe says.
 
     Attributes:
         state: what a step is given and leaves behind besides the variables: here what is kept, as
@@ -69,8 +70,10 @@ class Optimizer:
         recipe: Recipe,
         variables: Mapping[str, Variable],
         kinds: Mapping[str, str],
+        native: Any = None,
     ) -> None:
         self.operations, self.recipe, self.variables, self.kinds = operations, recipe, dict(variables), kinds
+        self.native = native
         self.rule = {"sgd": self.sgd, "adam": self.adam, "rmsprop": self.rmsprop}[recipe.algorithm]
         self.state: Any = {}
 
@@ -142,9 +145,17 @@ class Optimizer:
         """Return the learning rate that :meth:`begin` took."""
         return numbers["rate"]
 
+    def held(self) -> Mapping[str, Any]:
+        """Return numbers of the recipe as the framework holds them, None for those that it does not."""
+        return {}
+
     def constants(self) -> dict[str, float]:
         """Return the numbers of the recipe as they are held."""
-        return constants(self.recipe)
+        held = self.held()
+        return {
+            name: float(number if held.get(name) is None else held[name])
+            for name, number in constants(self.recipe).items()
+        }
 
     def updated(
         self, name: str, parameter: Tensor, gradient: Tensor, numbers: Mapping[str, Tensor]

@@ -21,12 +21,10 @@ from concord.backends.taps import DROPOUT, SEED, TARGETS
 from concord.spec.batch import Batch
 from concord.spec.parameters import parameters
 from concord.spec.precision import precision
-from concord.spec.tensors import resolve, sizes_of, taps
-from concord.spec.training.dropout import kept, rate_of, seed_of, sites
-from concord.spec.training.optimizers import batch_weights, slots
+from concord.spec.training.dropout import rate_of, seed_of
+from concord.spec.training.optimizers import slots
 from concord.spec.training.plan import StepPlan, digest
-from concord.spec.training.schedules import learning_rate
-from concord.spec.training.trajectory import counts, rows_of
+from concord.spec.training.trajectory import Course, rows_of
 
 if TYPE_CHECKING:
     from concord.backends.session import FrameworkSession
@@ -73,7 +71,7 @@ class Prepared(NamedTuple):
     rows: dict[str, Tensor]
 
 
-class Trainer:
+class Trainer(Course):
     """Trains the model of a session as its request says.
 
     :class:`concord.backends.interface.TrainingSession`; SPEC, section 10.
@@ -85,29 +83,19 @@ class Trainer:
     def __init__(self, session: FrameworkSession) -> None:
         request = session.request
         assert request.training is not None
-        self.session, self.request, self.training, self.recipe = (
-            session,
-            request,
-            request.training,
-            request.training.recipe,
-        )
-        self.adapter, table = session.adapter, parameters(request.config, request.part)
+        super().__init__(request.config, request.training, request.part)
+        self.session, self.request, self.adapter = session, request, session.adapter
+        table = parameters(self.config, self.part)
         self.entries = {name: entry for name, entry in table.items() if entry.trainable}
         self.native = {
             name: self.adapter.naming.native_name(name, entry.kind) for name, entry in self.entries.items()
         }
         self.kinds = {native: table[name].kind for name, native in self.native.items()}
-        self.sites = {
-            tap: site
-            for tap, site in sites(request.config, request.part).items()
-            if rate_of(self.recipe, site)
-        }
         self.refuse()
         self.optimizer = self.updating()
         self.operations = self.optimizer.operations
         self.plain = session.trace
         self.trace = self.dropping(session.trace) if self.sites else session.trace
-        self.steps = 0
         self.programs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
         self.load({f"parameters.{name}": request.weights[name] for name in self.native}, 0)
 
@@ -152,12 +140,11 @@ class Trainer:
 
     def load(self, state: Mapping[str, NDArray[np.floating]], step: int) -> None:
         """Go on from parameters and what was kept after so many steps."""
-        config, part = self.request.config, self.request.part
         self.request.check_state(state, step)
         self.session.fill(
             {
                 name: state.get(f"parameters.{name}", self.request.weights[name])
-                for name in parameters(config, part)
+                for name in parameters(self.config, self.part)
             }
         )
         kept = {}
@@ -379,17 +366,9 @@ class Trainer:
         optimizer.variables, optimizer.state = variables, state  # a compiler has put others in their place
         return program, operands
 
-    def batch_weights(self, batches: Sequence[Batch]) -> list[float]:
-        """Return by how much the gradient of each batch counts."""
-        return batch_weights(self.recipe, [counts(self.request.config, batch) for batch in batches])
-
     def numbers(self) -> dict[str, float]:
         """Return what of the update depends on the number of the step."""
         return self.optimizer.numbers(self.steps, self.rate())
-
-    def rate(self) -> float:
-        """Return the learning rate of the step."""
-        return learning_rate(self.recipe, self.steps)
 
     def program(
         self, key: Any, function: Callable[..., Any], operands: Sequence[Any], replaced: tuple[int, ...] = ()
@@ -510,10 +489,9 @@ class Trainer:
             return Given(inputs, {}, {})
         arrays = replace(self.request, batch=batch, gradients=True, tap_gradients=True).zeros()
         zeros = {tap: adapter.tensor(arrays[tap], dtype, device) for tap in LOOKUPS.values() if tap in arrays}
-        config = self.request.config
         padding = {
-            "embeddings.token": (config.token_padding_row, batch.input_ids),
-            "embeddings.segment": (config.segment_padding_row, batch.segment_ids),
+            "embeddings.token": (self.config.token_padding_row, batch.input_ids),
+            "embeddings.segment": (self.config.segment_padding_row, batch.segment_ids),
         }
         real = {
             tap: adapter.tensor((ids != row)[..., None].astype(np.float64), dtype, device)
@@ -529,13 +507,13 @@ class Trainer:
 
         Where the norm sees those (SPEC OPT-7).
         """
-        config, found = self.request.config, {}
+        found = {}
         for table, tap in LOOKUPS.items():
             if f"taps.{tap}" not in gradients or table not in self.native:
                 continue
             gradient = gradients[f"taps.{tap}"] if weight is None else weight * gradients[f"taps.{tap}"]
-            if table == "embeddings.token.weight" and config.embedding_scale == "sqrt_d_model":
-                gradient = math.sqrt(config.d_model) * gradient
+            if table == "embeddings.token.weight" and self.config.embedding_scale == "sqrt_d_model":
+                gradient = math.sqrt(self.config.d_model) * gradient
             gradient = gradient * real[tap] if tap in real else gradient
             found[self.native[table]] = self.operations.total(gradient * gradient)
         return found
@@ -547,7 +525,7 @@ class Trainer:
         """
         found = {}
         for name, rows in (
-            rows_of(self.request.config, batches, self.request.part).items()
+            rows_of(self.config, batches, self.part).items()
             if self.recipe.embedding_updates == "lazy"
             else ()
         ):
@@ -597,19 +575,10 @@ class Trainer:
         if self.training.dropout_by == "native":
             seed = self.adapter.seeded(seed_of(self.training.seed, self.steps, number))
             return {} if seed is None else {SEED: seed}
-        config, given, found = self.request.config, batch.arrays(), {}
-        table, sizes = taps(config, self.request.part, given), sizes_of(config, given)
-        for tap, site in self.sites.items():
-            keep, rate = self.dropped(number, site, resolve(table[tap].shape, sizes))
-            found[f"{DROPOUT}{tap}"] = self.adapter.tensor(
-                keep / (1 - rate), self.request.dtype, self.session.device
-            )
-        return found
-
-    def dropped(self, number: int, site: str, shape: tuple[int, ...]) -> tuple[NDArray[np.bool_], float]:
-        """Return which elements a batch of the step keeps at a site, and which share is dropped."""
-        rate = rate_of(self.recipe, site)
-        return kept(self.training.seed, self.steps, number, site, shape, rate), rate
+        return {
+            f"{DROPOUT}{tap}": self.adapter.tensor(keep / (1 - rate), self.request.dtype, self.session.device)
+            for tap, (keep, rate) in self.masked(batch, number).items()
+        }
 
     # What is reported.
 
@@ -625,7 +594,7 @@ class Trainer:
         """Return tensors of the parameters by canonical name."""
         return {
             name: np.array(array)
-            for name, array in self.adapter.export(tensors, self.request.config, self.request.part).items()
+            for name, array in self.adapter.export(tensors, self.config, self.part).items()
         }
 
     def reported(self, found: Mapping[str, Any]) -> dict[str, NDArray[Any]]:

@@ -32,7 +32,8 @@ from concord.conformance.lockstep import (
 )
 from concord.conformance.lockstep.cases import standard
 from concord.conformance.lockstep.conduct import about, rates
-from concord.conformance.lockstep.envelope import in_range
+from concord.conformance.lockstep.envelope import Start, in_range
+from concord.conformance.lockstep.made import MadeStep
 from concord.conformance.lockstep.outcome import Recorder
 from concord.conformance.lockstep.preflight import differences, right_plan
 from concord.conformance.lockstep.report import lines, show
@@ -471,9 +472,12 @@ def test_section_that_one_step_judges_is_judged_and_the_others_are_told() -> Non
         Verdict([Row("steps.0.losses.0", "LOS-2", "agrees"), Row("steps.0.norm", "OPT-7", status)])
         for status in ("agrees", "undetermined")
     )
-    recorder, nothing = Recorder("toy"), Expectation("float16", {}, {}, {})
+    asked, recorder = case(), Recorder("toy")
     for step, verdict in enumerate((unknown, known, unknown)):
-        recorder.add(step, verdict, {}, nothing)
+        start = Start({}, step, asked.training.steps[step])
+        made = MadeStep(asked, start, {}, Expectation("float16", {}, {}, {}))
+        made.__dict__["verdict"] = verdict
+        recorder.add(made, again=True)
     track = recorder.track()
     assert (track.status, track.unjudged) == ("agrees", ())
     found = Lockstep("resynchronised", "float16", {}, (track,))

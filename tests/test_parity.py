@@ -64,12 +64,11 @@ tf paddle jax | library.py    | - onednn_reasons(*                     | there i
 tf            | model.py      | - EncoderStack.layers                  | `layers` of every Keras model
 tf            | model.py      | + EncoderStack.blocks                  | `layers` of every Keras model
 paddle        | optimizers.py | + CONSTANTS                            | `optimizer_constant_bits`
-paddle        | optimizers.py | + OwnOptimizer.known_deviations        | `optimizer_constant_bits`
 jax           | optimizers.py | + direction(recipe)                    | own optimizer trains
 jax           | optimizers.py | + OwnOptimizer.*                       | own optimizer trains
 jax           | optimizers.py | - OwnOptimizer.begin(*                 | own optimizer trains
 jax           | optimizers.py | - OwnOptimizer.rate(*                  | own optimizer trains
-jax           | optimizers.py | - OwnOptimizer.constants(*             | own optimizer trains
+jax           | optimizers.py | - OwnOptimizer.held(*                  | own optimizer trains
 tf            | optimizers.py | - SLOTS                                | own optimizer trains
 tf            | optimizers.py | + ORDER                                | own optimizer trains
 tf paddle jax | optimizers.py | [+-] own(*                             | own optimizer trains

@@ -172,7 +172,7 @@ def test_only_the_four_backends_import_frameworks_each_its_own_and_none_another(
                     name
                     for name in FRAMEWORKS
                     if path.is_relative_to(ROOT / "backends" / name)
-                    or path == ROOT / f"conformance/mutants/operations/{name}.py"
+                    or path == ROOT / f"conformance/mutants/plugins/{name}.py"
                 ),
                 "",
             )

@@ -77,17 +77,6 @@ def own(recipe: Recipe, decayed: Mapping[str, bool]) -> optax.GradientTransforma
 class OwnOptimizer(Optimizer):
     """Optax's (:class:`concord.backends.optimizers.Optimizer`)."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        variables: Mapping[str, nnx.Param],
-        kinds: Mapping[str, str],
-        native: optax.GradientTransformation,
-    ) -> None:
-        super().__init__(OPERATIONS, recipe, variables, kinds)
-        self.native = native
-        self.state = native.init(self.parameters())
-
     def parameters(self) -> dict[str, Array]:
         """Return the parameters as they are now."""
         return {name: variable[...] for name, variable in self.variables.items()}
@@ -143,8 +132,8 @@ def _keeps(part: Any) -> bool:
 def optimizer(recipe: Recipe, variables: Mapping[str, nnx.Param], kinds: Mapping[str, str]) -> Optimizer:
     """Return what updates parameters as a recipe says (:class:`concord.backends.optimizers.Optimizer`)."""
     native = own(recipe, {name: kinds[name] not in recipe.undecayed for name in variables})
-    return (
-        Optimizer(OPERATIONS, recipe, variables, kinds)
-        if native is None
-        else OwnOptimizer(recipe, variables, kinds, native)
-    )
+    kind = Optimizer if native is None else OwnOptimizer
+    found = kind(OPERATIONS, recipe, variables, kinds, native)
+    if native is not None:
+        found.state = native.init({name: variable[...] for name, variable in variables.items()})
+    return found

@@ -85,18 +85,6 @@ def own(recipe: Recipe, groups: Any, undecayed: set[str]) -> paddle.optimizer.Op
 class OwnOptimizer(Optimizer):
     """Paddle's own (:class:`concord.backends.optimizers.Optimizer`)."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        variables: Mapping[str, Tensor],
-        kinds: Mapping[str, str],
-        native: paddle.optimizer.Optimizer,
-    ) -> None:
-        super().__init__(OPERATIONS, recipe, variables, kinds)
-        self.native = native
-        if recipe.algorithm == "adam" and next(iter(variables.values())).dtype != paddle.float64:
-            self.known_deviations = (CONSTANTS,)
-
     def begin(self, numbers: Mapping[str, float]) -> None:
         """Take the learning rate of the next step (:meth:`concord.backends.optimizers.Optimizer.begin`)."""
         self.native.set_lr(numbers["rate"])
@@ -138,16 +126,10 @@ class OwnOptimizer(Optimizer):
         """Return the learning rate that was taken (:meth:`concord.backends.optimizers.Optimizer.rate`)."""
         return float(self.native.get_lr())
 
-    def constants(self) -> dict[str, float]:
-        """Return numbers as Paddle holds them (:meth:`concord.backends.optimizers.Optimizer.constants`)."""
-        names = {"beta1": "_beta1", "beta2": "_beta2", "epsilon": "_epsilon", "momentum": "_momentum"}
-        held: dict[str, Any] = {
-            name: getattr(self.native, names.get(name, ""), None) for name in super().constants()
-        }
-        return {
-            name: float(value if held[name] is None else held[name])
-            for name, value in super().constants().items()
-        }
+    def held(self) -> dict[str, Any]:
+        """Return numbers as Paddle holds them (:meth:`concord.backends.optimizers.Optimizer.held`)."""
+        names = ("beta1", "beta2", "epsilon", "momentum")
+        return {name: getattr(self.native, f"_{name}", None) for name in names}
 
 
 def _raised(beta: float, steps: int, variable: Tensor) -> Tensor:
@@ -167,8 +149,9 @@ def optimizer(recipe: Recipe, variables: Mapping[str, Tensor], kinds: Mapping[st
     native = own(
         recipe, [group for group in groups if group["params"]], {variable.name for variable in others}
     )
-    return (
-        Optimizer(OPERATIONS, recipe, variables, kinds)
-        if native is None
-        else OwnOptimizer(recipe, variables, kinds, native)
-    )
+    kind = Optimizer if native is None else OwnOptimizer
+    found = kind(OPERATIONS, recipe, variables, kinds, native)
+    double = next(iter(variables.values())).dtype == paddle.float64
+    if native is not None and recipe.algorithm == "adam" and not double:
+        found.known_deviations = (CONSTANTS,)
+    return found

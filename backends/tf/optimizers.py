@@ -55,21 +55,6 @@ def own(recipe: Recipe, dtype: str) -> keras.optimizers.Optimizer | None:
 class OwnOptimizer(Optimizer):
     """Keras's own (:class:`concord.backends.optimizers.Optimizer`)."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        variables: Mapping[str, keras.Variable],
-        kinds: Mapping[str, str],
-        native: keras.optimizers.Optimizer,
-    ) -> None:
-        super().__init__(OPERATIONS, recipe, variables, kinds)
-        self.native = native
-        if recipe.weight_decay:
-            native.exclude_from_weight_decay(
-                var_list=[variable for name, variable in variables.items() if kinds[name] in recipe.undecayed]
-            )
-        native.build(list(variables.values()))
-
     def begin(self, numbers: Mapping[str, Tensor]) -> None:
         """Take the learning rate of the next step (:meth:`concord.backends.optimizers.Optimizer.begin`)."""
         self.native.learning_rate.assign(tf.cast(numbers["rate"], self.native.learning_rate.dtype))
@@ -112,23 +97,20 @@ class OwnOptimizer(Optimizer):
         """Return the learning rate that was taken (:meth:`concord.backends.optimizers.Optimizer.rate`)."""
         return tf.identity(self.native.learning_rate)
 
-    def constants(self) -> dict[str, float]:
-        """Return numbers as Keras holds them (:meth:`concord.backends.optimizers.Optimizer.constants`)."""
-        names = {"beta1": "beta_1", "beta2": "rho" if self.recipe.algorithm == "rmsprop" else "beta_2"}
-        held: dict[str, Any] = {
-            name: getattr(self.native, names.get(name, name), None) for name in super().constants()
-        }
-        return {
-            name: float(value if held[name] is None else held[name])
-            for name, value in super().constants().items()
-        }
+    def held(self) -> dict[str, Any]:
+        """Return numbers as Keras holds them (:meth:`concord.backends.optimizers.Optimizer.held`)."""
+        names = {name: name for name in ("epsilon", "momentum", "weight_decay")}
+        names |= {"beta1": "beta_1", "beta2": "rho" if self.recipe.algorithm == "rmsprop" else "beta_2"}
+        return {name: getattr(self.native, key, None) for name, key in names.items()}
 
 
 def optimizer(recipe: Recipe, variables: Mapping[str, keras.Variable], kinds: Mapping[str, str]) -> Optimizer:
     """Return what updates parameters as a recipe says (:class:`concord.backends.optimizers.Optimizer`)."""
     native = own(recipe, next(iter(variables.values())).dtype)
-    return (
-        Optimizer(OPERATIONS, recipe, variables, kinds)
-        if native is None
-        else OwnOptimizer(recipe, variables, kinds, native)
-    )
+    if native is not None:
+        undecayed = [variable for name, variable in variables.items() if kinds[name] in recipe.undecayed]
+        if recipe.weight_decay:
+            native.exclude_from_weight_decay(var_list=undecayed)
+        native.build(list(variables.values()))
+    kind = Optimizer if native is None else OwnOptimizer
+    return kind(OPERATIONS, recipe, variables, kinds, native)

@@ -79,16 +79,6 @@ def own(recipe: Recipe, groups: list[dict[str, Any]]) -> torch.optim.Optimizer |
 class OwnOptimizer(Optimizer):
     """PyTorch's own (:class:`concord.backends.optimizers.Optimizer`)."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        variables: Mapping[str, nn.Parameter],
-        kinds: Mapping[str, str],
-        native: torch.optim.Optimizer,
-    ) -> None:
-        super().__init__(OPERATIONS, recipe, variables, kinds)
-        self.native = native
-
     def begin(self, numbers: Mapping[str, float]) -> None:
         """Take the learning rate of the next step (:meth:`concord.backends.optimizers.Optimizer.begin`)."""
         for group in self.native.param_groups:
@@ -130,21 +120,17 @@ class OwnOptimizer(Optimizer):
         """Return the learning rate that was taken (:meth:`concord.backends.optimizers.Optimizer.rate`)."""
         return float(self.native.param_groups[0]["lr"])
 
-    def constants(self) -> dict[str, float]:
-        """Return numbers as PyTorch holds them (:meth:`concord.backends.optimizers.Optimizer.constants`)."""
+    def held(self) -> dict[str, Any]:
+        """Return numbers as PyTorch holds them (:meth:`concord.backends.optimizers.Optimizer.held`)."""
         group = self.native.param_groups[0]
         beta1, beta2 = group.get("betas", (None, group.get("alpha")))
-        held = {
+        return {
             "beta1": beta1,
             "beta2": beta2,
             "epsilon": group.get("eps"),
             "momentum": group.get("momentum"),
             "dampening": group.get("dampening"),
-        }
-        held["weight_decay"] = max(group["weight_decay"] for group in self.native.param_groups)
-        return {
-            name: float(value if held.get(name) is None else held[name])
-            for name, value in super().constants().items()
+            "weight_decay": max(group["weight_decay"] for group in self.native.param_groups),
         }
 
 
@@ -157,8 +143,5 @@ def optimizer(recipe: Recipe, variables: Mapping[str, nn.Parameter], kinds: Mapp
         {"params": others, "weight_decay": 0.0},
     ]
     native = own(recipe, [group for group in groups if group["params"]])
-    return (
-        Optimizer(OPERATIONS, recipe, variables, kinds)
-        if native is None
-        else OwnOptimizer(recipe, variables, kinds, native)
-    )
+    kind = Optimizer if native is None else OwnOptimizer
+    return kind(OPERATIONS, recipe, variables, kinds, native)

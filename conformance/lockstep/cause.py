@@ -1,20 +1,45 @@
-"""What explains steps that diverge: they are made again with one thing wrong on purpose."""
+"""What explains steps that diverge: they are made again with one thing wrong on purpose.
+
+That is a bug of the catalogue, a recipe with another field, other batches, or a number that a step tells.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from concord.conformance.bugs.bug import Bug
-from concord.conformance.bugs.training.step import text
+from concord.conformance.bugs.bug import Bug, Change
+from concord.conformance.bugs.training.catalogue import TRAINING, of_step
+from concord.conformance.bugs.training.step import CLAUSE_OF, text
+from concord.conformance.bugs.training.step import recipe as by_recipe
 from concord.conformance.explain import Cause
 from concord.conformance.explain.hypothesis import INAPPLICABLE
 from concord.conformance.explain.search import EDGE, MOST_NAMED, MUCH_BETTER
 from concord.conformance.lockstep.made import MadeStep
 from concord.conformance.lockstep.recovered import recovered
-from concord.conformance.lockstep.suspects import suspects
-from concord.spec.training.recipe import Recipe
+from concord.conformance.wording import instead
+from concord.spec.errors import ConfigError
+from concord.spec.training.recipe import CHOICES, KINDS_OF_PARAMETERS, RATES, Recipe
+
+NUMBERS: dict[str, tuple[Any, ...]] = {
+    "epsilon": (1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.0),
+    "beta1": (0.9, 0.95, 0.8, 0.5, 0.0),
+    "beta2": (0.999, 0.9999, 0.99, 0.98, 0.95, 0.9),
+    "momentum": (0.0, 0.5, 0.9, 0.99),
+    "clip_epsilon": (0.0, 1e-8, 1e-7, 1e-6),
+    "dampening": (0.0,),
+    "weight_decay": (0.0,),
+    "first_step": (0, 1),
+    "final_share": (0.0, 0.1),
+    "nesterov": (False, True),
+    "bias_correction": (False, True),
+    "amsgrad": (False, True),
+    "centered": (False, True),
+    **dict.fromkeys(RATES, (0.0, 0.1, 0.5)),
+}
+"""Other values that fields of a recipe are given by mistake; of a choice every other one is tried."""
 
 
 def cause_of(first: MadeStep, others: Sequence[MadeStep] = ()) -> Cause | None:
@@ -94,3 +119,82 @@ def conclude(found: Sequence[tuple[float, Bug]], recipe: Recipe, since: str = ""
     more = f" or by {len(kept) - MOST_NAMED} others" if len(kept) > MOST_NAMED else ""
     how = "explained" if len(names) == 1 else "may be explained"
     return Cause(" or ".join(names), f"{how} by {said}{more}{since}", len(names) == 1, clauses)
+
+
+def suspects(recipe: Recipe, steps: int, step: int) -> Iterator[Bug]:
+    """Yield what may be wrong with a step of training by a recipe.
+
+    Args:
+        steps: how many there are batches for.
+        step: the number of the step.
+    """
+    told: set[Recipe] = {recipe}
+    for bug in TRAINING.values():
+        if bug.only not in ("", recipe.algorithm):
+            continue
+        if "recipe" in bug.change.places:
+            try:
+                made = bug.change.recipe(recipe)
+            except ConfigError:
+                continue
+            if made == recipe:
+                continue
+            told.add(made)
+        yield bug
+    for name, value, made in alternatives(recipe):
+        if made not in told:
+            what = f"{name} = {instead(value, getattr(recipe, name))}"
+            yield Bug(name=name, group="", what=what, clause=CLAUSE_OF[name], change=_trained_by(made))
+    for other in range(steps):
+        if other not in (step, step - 1, step + 1, 0):
+            what = f"the batches of step {other + 1} in place of its own"
+            change = _given_those_of(other)
+            yield Bug(name="data_of_other_step", group="", what=what, clause="OPT-10", change=change)
+
+
+def alternatives(recipe: Recipe) -> Iterator[tuple[str, Any, Recipe]]:
+    """Yield fields of a recipe, another value of each, and the recipe with it."""
+    total, warmup, accumulation = recipe.total_steps or 0, recipe.warmup_steps, recipe.accumulation
+    numbers = {
+        **NUMBERS,
+        "undecayed": tuple(_others(recipe.undecayed)),
+        "accumulation": tuple(value for value in (1, accumulation - 1, accumulation + 1) if value > 0),
+        "warmup_steps": (0, warmup - 1, warmup + 1),
+        "total_steps": tuple(total + more for more in (-1, 1, warmup, -warmup)),
+    }
+    for name in CLAUSE_OF:
+        for value in CHOICES.get(name) or numbers.get(name, ()):
+            if value == getattr(recipe, name):
+                continue
+            try:
+                yield name, value, by_recipe(**{name: value}, **_besides(name, value))(recipe)
+            except ConfigError:
+                continue
+
+
+def _trained_by(recipe: Recipe) -> Change:
+    return Change(recipe=lambda given: recipe)
+
+
+def _given_those_of(step: int) -> Change:
+    return Change(batches=of_step(lambda m: step))
+
+
+def _besides(name: str, value: Any) -> dict[str, Any]:
+    """Return what has to be otherwise with a field."""
+    together: dict[tuple[str, Any], dict[str, Any]] = {
+        ("clipping", "none"): {"clip_at": None},
+        ("decay_form", "none"): {"weight_decay": 0.0},
+        ("momentum", 0.0): {"nesterov": False, "dampening": 0.0},
+    }
+    if name == "schedule" and value not in ("linear", "cosine"):
+        return {"total_steps": None}
+    return together.get((name, value), {})
+
+
+def _others(undecayed: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield other sets of kinds: none, all but these, and with one or two kinds more or fewer."""
+    now, kinds = set(undecayed), KINDS_OF_PARAMETERS
+    toggled = [{one, other} for place, one in enumerate(kinds) for other in kinds[place:]]
+    for changed in (now, set(kinds), *toggled):
+        yield tuple(kind for kind in kinds if kind in now ^ changed)

@@ -8,18 +8,19 @@ import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
+from pydantic_core import to_jsonable_python
 from threadpoolctl import threadpool_limits
 
 from concord.backends import heaps
 from concord.backends.interface import Request
 from concord.conformance.campaign import Settings, environment_of, own_fault
 from concord.conformance.expectation import JudgedTraining
-from concord.conformance.lockstep.outcome import MODES, Difference, Lockstep, Track
+from concord.conformance.lockstep.outcome import MODES, Lockstep, Track
 from concord.conformance.lockstep.preflight import differences, right_plan
-from concord.conformance.lockstep.running import Callback, Candidate, failure_of, free_running, resynchronised
+from concord.conformance.lockstep.running import Callback, Candidate, failure_of, in_lockstep
 from concord.conformance.verdict import NOT_JUDGED
 from concord.spec.deviations import declared, in_precision
 from concord.spec.errors import SpecError
@@ -29,25 +30,10 @@ from concord.spec.training.schedules import learning_rate
 from concord.spec.training.trajectory import Training
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A backend before the first step.
-
-    Attributes:
-        candidate: it, if it can train.
-        environment: what it says of itself.
-        differences: what it is going to do otherwise than the recipe says.
-        failed: its track, if it cannot train.
-    """
-
-    candidate: Candidate | None = None
-    environment: dict[str, Any] = field(default_factory=dict)
-    differences: tuple[Difference, ...] = ()
-    failed: Track | None = None
-
-
-def opened(name: str, case: JudgedTraining, right: StepPlan, settings: Settings, stack: ExitStack) -> Opened:
-    """Open a backend and its session, and ask what it is going to do.
+def opened(
+    name: str, case: JudgedTraining, right: StepPlan, settings: Settings, stack: ExitStack
+) -> Candidate | Track:
+    """Open a backend and its session, and ask what it is going to do; return its track if it cannot train.
 
     Args:
         right: what it is to do.
@@ -59,12 +45,13 @@ def opened(name: str, case: JudgedTraining, right: StepPlan, settings: Settings,
         stated = session.info.get("deviations", [])
         deviations = in_precision(declared(stated), case.dtype)
         found = differences(case, right, name, session.plan(case.training.steps), deviations)
+        environment = environment_of(worker, stated)
     except Exception as error:  # whatever keeps one backend from training keeps no other
         own = (NOT_JUDGED, own_fault("opening it", error), traceback.format_exc())
         status, detail, stderr = failure_of(error) or own
         missing = status == "absent" and name in settings.asked
-        return Opened(failed=Track(name, "missing" if missing else status, detail=detail, stderr=stderr))
-    return Opened(Candidate(name, session, deviations), environment_of(worker, stated), tuple(found))
+        return Track(name, "missing" if missing else status, detail=detail, stderr=stderr)
+    return Candidate(name, session, deviations, environment=environment, differences=found)
 
 
 def request_of(case: JudgedTraining, settings: Settings) -> Request:
@@ -107,8 +94,7 @@ def conduct(
     if training.dropout_by != "spec":
         raise SpecError(
             f"dropout by {training.dropout_by!r} cannot be judged: the oracle does not know what a "
-            "framework drops, "
-            "and it must be 'spec' [clause=DRP-3]"
+            "framework drops, and it must be 'spec' [clause=DRP-3]"
         )
     heaps.share()
     started, cores = time.perf_counter(), os.cpu_count() or 1
@@ -119,18 +105,18 @@ def conduct(
         right = right_plan(case)
         with ThreadPoolExecutor(max_workers=cores) as pool:
             places = list(pool.map(lambda name: opened(name, case, right, settings, stack), names))
-        candidates = [place.candidate for place in places if place.candidate]
-        run = {"resynchronised": resynchronised, "free-running": free_running}[mode]
-        tracks = run(case, candidates, stop_first=stop_first, callback=callback) if candidates else []
-    tracks += [place.failed for place in places if place.failed]
+        candidates = [place for place in places if isinstance(place, Candidate)]
+        again = mode == MODES[0]
+        tracks = in_lockstep(again, case, candidates, stop_first=stop_first, callback=callback)
+    tracks += [place for place in places if isinstance(place, Track)]
     return Lockstep(
         mode,
         case.dtype,
         about(case, settings),
         tuple(sorted(tracks, key=lambda track: list(names).index(track.backend))),
-        tuple(difference for place in places for difference in place.differences),
+        tuple(difference for one in candidates for difference in one.differences),
         rates(training),
-        {place.candidate.name: place.environment for place in places if place.candidate},
+        {one.name: one.environment for one in candidates},
         time.perf_counter() - started,
         [one.text for one in rounded_hyperparameters(training.recipe, case.dtype)],
     )
@@ -149,12 +135,7 @@ def about(case: JudgedTraining, settings: Settings) -> dict[str, Any]:
         "seed": training.seed,
         "part": case.part,
         "batches": sum(map(len, training.steps)),
-        "config": _listed(case.config.as_dict()),
-        "recipe": _listed(training.recipe.as_dict()),
+        "config": to_jsonable_python(case.config.as_dict()),
+        "recipe": to_jsonable_python(training.recipe.as_dict()),
         **{name: getattr(settings, name) for name in how},
     }
-
-
-def _listed(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return fields as JSON gives them back."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}

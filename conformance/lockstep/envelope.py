@@ -50,17 +50,17 @@ class Envelope:
 
     Args:
         case: the training.
+        again: whether each step starts from a given state, and all arithmetics clip by the oracle's norm.
         brief: whether a first look is enough: few samples, one low-precision run, and no corner of a ReLU
             is turned. What comes near a tolerance by it has to be judged by the whole.
-        again: whether each step starts from a given state, and all arithmetics clip by the oracle's norm.
     """
 
-    def __init__(self, case: JudgedTraining, brief: bool = False, again: bool = False) -> None:
-        self.case, self.brief, self.again = case, brief, again
-        self.count = FEW if brief else SAMPLES
+    def __init__(self, case: JudgedTraining, again: bool = False, brief: bool = False) -> None:
+        self.case, self.again, self.brief = case, again, brief
         self.start: tuple[Mapping[str, Array], int] | None = None
         self.truth = case.trajectory(exact(case.dtype))
         self.others: dict[Arithmetic, Trajectory] = {}
+        self.values: dict[str, Array] = {}
         self.elements = 0
 
     def load(self, state: Mapping[str, Array], steps: int) -> None:
@@ -76,28 +76,31 @@ class Envelope:
             last: whether no step follows from it: nothing is kept, so that one training at a time is in
                 memory.
         """
-        return self.around(self.advance(batches), batches, last)
+        self.advance(batches)
+        return self.around(batches, last)
 
-    def advance(self, batches: Sequence[Batch]) -> dict[str, Array]:
-        """Make the oracle's step, and return its tensors."""
-        prefix, values, before = f"steps.{self.truth.steps}.", dict[str, Array](), self.truth.a.elements
+    def advance(self, batches: Sequence[Batch]) -> None:
+        """Make the oracle's step."""
+        prefix, before, values = f"steps.{self.truth.steps}.", self.truth.a.elements, dict[str, Array]()
+        self.values = values
         self.truth.step(batches, lambda name, array: values.__setitem__(prefix + name, array))
         # What a sample holds: of a batch on its way forward, or of the model, if that is more.
         self.elements = max(
             (self.truth.a.elements - before) // max(len(batches), 1),
             sum(array.size for array in self.case.weights.values()),
         )
-        return values
 
-    def around(
-        self, values: Mapping[str, Array], batches: Sequence[Batch], last: bool = False
-    ) -> Expectation:
+    def around(self, batches: Sequence[Batch], last: bool = False) -> Expectation:
         """Return the step that the oracle has made, and how far correct training may lie from it."""
-        prefix = f"steps.{self.truth.steps - 1}."
+        prefix, values = f"steps.{self.truth.steps - 1}.", self.values
         norm = values.get(f"{prefix}norm") if self.again else None
 
         def compute(arithmetic: Arithmetic, observer: Observer) -> None:
-            other = self.others.get(arithmetic) or self.begun(arithmetic)
+            other = self.others.get(arithmetic)
+            if other is None:  # it begins where the oracle's began
+                other = self.case.trajectory(arithmetic)
+                if self.start is not None:
+                    other.load(*self.start)
             other.norm = norm
             other.step(batches, lambda name, array: observer(prefix + name, array))
             if not last:
@@ -109,17 +112,10 @@ class Envelope:
             values,
             arithmetics=list(self.others) or None,
             elements=self.elements,
-            count=self.count,
+            count=FEW if self.brief else SAMPLES,
             corners=self.case.config.rectifies and not self.brief,
         )
         return expectation(self.case, dict(values), sigmas)
-
-    def begun(self, arithmetic: Arithmetic) -> Trajectory:
-        """Return a trajectory in some arithmetic, where the oracle's began."""
-        trajectory = self.case.trajectory(arithmetic)
-        if self.start is not None:
-            trajectory.load(*self.start)
-        return trajectory
 
 
 def expectation(case: JudgedTraining, values: dict[str, Array], sigmas: dict[str, Array]) -> Expectation:
@@ -188,56 +184,50 @@ class Envelopes:
     Args:
         case: without deviations: from it comes the oracle's state.
         deviations: of each backend.
-        resynchronised: whether each step starts from a given state, and a first look is enough.
+        again: whether each step starts from a given state, and a first look is enough.
     """
 
-    def __init__(self, case: JudgedTraining, deviations: Iterable[Deviations], resynchronised: bool) -> None:
-        cases = {key_of(each): replace(case, deviations=each) for each in deviations} | {"": case}
-        self.each = {key: Envelope(one, resynchronised, resynchronised) for key, one in cases.items()}
-        self.resynchronised = resynchronised
-        self.batches: Sequence[Batch] = ()
-        self.values: dict[str, dict[str, Array]] = {}
-        self.found: dict[str, Expectation] = {}
+    def __init__(self, case: JudgedTraining, deviations: Iterable[Deviations], again: bool) -> None:
+        self.again = again
+        self.each = {
+            key_of(one): Envelope(replace(case, deviations=one), again, brief=again)
+            for one in (NONE, *deviations)
+        }
+        self.found: dict[tuple[str, bool], Expectation] = {}
 
-    def state(self) -> dict[str, Array]:
-        """Return where the oracle stands."""
+    def advance(self, start: Start) -> dict[str, Array]:
+        """Make the oracle's step from a state, or from where the step before ended; return where it ends."""
+        self.found = {}
+        for envelope in self.each.values():
+            if self.again or start.step == 0:
+                envelope.load(start.state, start.step)
+            envelope.advance(start.batches)
         return self.each[""].truth.state()
 
-    def advance(self, state: Mapping[str, Array] | None, steps: int, batches: Sequence[Batch]) -> None:
-        """Make the oracle's step, after which :meth:`state` is where it ended.
+    def around(self, start: Start, deviations: Deviations, whole: bool = False) -> Expectation:
+        """Return what that step yields, and how far correct training with deviations may lie from it.
 
         Args:
-            state: that it starts from; None: where the step before ended.
-            steps: how many were made before.
+            whole: whether more than a first look is wanted, at a step from a given state.
         """
-        self.batches, self.found = batches, {}
-        for envelope in self.each.values() if state is not None else ():
-            envelope.load(state or {}, steps)
-        self.values = {key: envelope.advance(batches) for key, envelope in self.each.items()}
-
-    def around(self, deviations: Deviations) -> Expectation:
-        """Return what that step yields, and how far correct training with deviations may lie from it."""
         key = key_of(deviations)
-        if key not in self.found:
-            envelope, values, common = self.each[key], self.values[key], self.values[""]
-            if key and self.resynchronised and difference(values, common) <= SIMILAR:
-                sigmas = {
-                    name: np.maximum(sigma, least_sigma(values[name], envelope.case.dtype))
-                    for name, sigma in self.around(NONE).sigmas.items()
-                }
-                self.found[key] = expectation(envelope.case, values, sigmas)
-            else:
-                self.found[key] = envelope.around(values, self.batches, last=self.resynchronised)
-        return self.found[key]
+        if (key, whole) not in self.found:
+            self.found[key, whole] = self._around(start, deviations, self.each[key], whole)
+        return self.found[key, whole]
 
-    def whole(self, start: Start, deviations: Deviations) -> Expectation:
-        """Return what a step from a state yields, with tolerances of more than a first look."""
-        key = key_of(deviations)
-        if f"whole {key}" not in self.found:
-            envelope = Envelope(self.each[key].case, again=True)
+    def _around(self, start: Start, deviations: Deviations, envelope: Envelope, whole: bool) -> Expectation:
+        values = envelope.values
+        if whole:
+            envelope = Envelope(envelope.case, again=True)
             envelope.load(start.state, start.step)
-            self.found[f"whole {key}"] = envelope.step(start.batches, last=True)
-        return self.found[f"whole {key}"]
+            return envelope.step(start.batches, last=True)
+        if deviations and self.again and difference(values, self.each[""].values) <= SIMILAR:
+            sigmas = {
+                name: np.maximum(sigma, least_sigma(values[name], envelope.case.dtype))
+                for name, sigma in self.around(start, NONE).sigmas.items()
+            }
+            return expectation(envelope.case, values, sigmas)
+        return envelope.around(start.batches, last=self.again)
 
 
 def key_of(deviations: Deviations) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from concord.backends.interface import Run
 from concord.conformance.bugs.bug import Bug, Change
 from concord.conformance.bugs.training.step import STAGES, stages
 from concord.conformance.bugs.training.tape import BuggedTrajectory
@@ -16,9 +17,10 @@ from concord.conformance.estimate import FEW, Cache, Observer, estimate, exact
 from concord.conformance.expectation import Array, Expectation, JudgedTraining, digest, root_mean_square
 from concord.conformance.explain.hypothesis import INAPPLICABLE
 from concord.conformance.explain.reading import CLEAR
+from concord.conformance.judging import judge
 from concord.conformance.lockstep.envelope import Start, expectation
 from concord.conformance.scoring import judge_tensor
-from concord.conformance.verdict import section_of
+from concord.conformance.verdict import Verdict, section_of
 from concord.spec.arithmetic import Arithmetic
 
 
@@ -31,7 +33,6 @@ class MadeStep:
         start: the step, and the state of the oracle before it.
         delivered: what the backend reported of it.
         expected: what is expected of it.
-        tensor: the first that diverges; empty if none does.
         known: gradients that were computed for this step.
     """
 
@@ -39,8 +40,28 @@ class MadeStep:
     start: Start
     delivered: Mapping[str, Array]
     expected: Expectation
-    tensor: str = ""
     known: dict[Any, Any] = field(default_factory=dict)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """What was reported, judged by what is expected."""
+        nothing, case = np.zeros(0), self.case
+        run = Run(nothing, nothing, dtype=case.dtype, requested=("steps",), steps=dict(self.delivered))
+        expected, batch = self.expected, self.start.batches[0]
+        return judge(
+            case.config, case.weights, batch, run, case.part, lambda given: expected, dtype=case.dtype
+        )
+
+    @cached_property
+    def tensor(self) -> str:
+        """The first that diverges; empty if none does."""
+        row = self.verdict.first_divergence
+        return row.tensor if row else ""
+
+    @property
+    def statuses(self) -> set[tuple[str, str]]:
+        """Of each tensor, its section and its status."""
+        return {(section_of(row.tensor), row.status) for row in self.verdict.table}
 
     def trajectory(self, change: Change, arithmetic: Arithmetic, known: Any = None) -> BuggedTrajectory:
         """Return training with a bug, before the step."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,12 +12,12 @@ import numpy as np
 
 from concord.conformance.campaign import own_fault
 from concord.conformance.estimate import rms_limit
-from concord.conformance.expectation import Array, Expectation, root_mean_square
+from concord.conformance.expectation import root_mean_square
 from concord.conformance.explain import Cause
 from concord.conformance.fields import Count, Number, also, short
 from concord.conformance.lockstep.cause import cause_of
 from concord.conformance.lockstep.made import MadeStep
-from concord.conformance.verdict import NOT_JUDGED, Row, Verdict, conclude, section_of
+from concord.conformance.verdict import NOT_JUDGED, Row, conclude, section_of
 
 MODES = ("resynchronised", "free-running")
 
@@ -73,6 +73,12 @@ class Divergence:
     row: Row
     cause: Cause | None = None
     more: Count = 0
+
+    @classmethod
+    def of(cls, made: MadeStep) -> Divergence:
+        """Return where a step that diverges does so first."""
+        first, *more = [row for row in made.verdict.table if row.status == "diverges"]
+        return cls(made.start.step, first, None, len(more))
 
     @property
     def text(self) -> str:
@@ -143,26 +149,16 @@ class Track:
     @property
     def first_divergence(self) -> tuple[int, str, str, float] | None:
         """Step, tensor, clause and error in tolerances of the first divergence, or None."""
-        return (
-            (
-                self.first.step,
-                self.first.row.tensor.split(".", 2)[2],
-                self.first.row.clause,
-                self.first.row.ratio,
-            )
-            if self.first
-            else None
-        )
+        if self.first is None:
+            return None
+        row = self.first.row
+        return self.first.step, row.tensor.split(".", 2)[2], row.clause, row.ratio
 
 
-def of_all(counts: list[int], roots: list[float]) -> float:
+def of_all(counts: Sequence[int], roots: Sequence[float]) -> float:
     """Return the root mean square of numbers of which there are so many of each root mean square."""
-    largest, total = max(roots), sum(counts)
-    if not (total and largest):
-        return 0.0
-    return largest * math.sqrt(
-        sum(count * (root / largest) ** 2 for count, root in zip(counts, roots, strict=True)) / total
-    )
+    together = math.hypot(*(math.sqrt(count) * root for count, root in zip(counts, roots, strict=True)))
+    return together / math.sqrt(sum(counts) or 1)
 
 
 class Recorder:
@@ -191,8 +187,7 @@ class Recorder:
             if not self.diverging or (again and not large and len(self.diverging) < WITNESSES):
                 self.diverging.append(made)
         elif not self.diverging and not large:
-            self.agreed[1:] = [made] if self.agreed else []
-            self.agreed = self.agreed or [made]
+            self.agreed = [*self.agreed[:1], made]
 
     def fail(self, doing: str, error: Exception) -> None:
         """Keep that Concord itself failed, while a backend did not."""
@@ -208,48 +203,42 @@ class Recorder:
         except Exception as error:  # the divergence stands
             self.fail(f"explaining step {self.first.step + 1}", error)
 
-    def add(self, step: int, verdict: Verdict, delivered: dict[str, Array], expected: Expectation) -> None:
-        """Take up a step that was judged."""
+    def add(self, made: MadeStep, again: bool) -> None:
+        """Take up a step (:meth:`witness`)."""
+        self.witness(made, again)
         self.steps += 1
-        self.statuses |= {(section_of(row.tensor), row.status) for row in verdict.table}
-        self.diverged += verdict.status == "diverges"
-        row = verdict.first_divergence
-        if row is not None and self.first is None:
-            also = sum(one.status == "diverges" for one in verdict.table) - 1
-            self.first = Divergence(step, row, None, also)
-        loss = delivered.get(f"steps.{step}.losses.0", np.zeros(0))
+        self.statuses |= made.statuses
+        self.diverged += bool(made.tensor)
+        if made.tensor and self.first is None:
+            self.first = Divergence.of(made)
+        loss = made.delivered.get(f"steps.{made.start.step}.losses.0", np.zeros(0))
         self.losses.append(float(loss) if loss.shape == () and loss.dtype.kind == "f" else float("nan"))
         rows: dict[str, list[Row]] = {}
-        for row in verdict.table:
+        for row in made.verdict.table:
             rows.setdefault(section_of(row.tensor), []).append(row)
         for section, found in rows.items():
-            self.extend(step, section, found, delivered, expected)
+            self.extend(section, found, made)
 
-    def extend(
-        self, step: int, section: str, rows: list[Row], delivered: dict[str, Array], expected: Expectation
-    ) -> None:
+    def extend(self, section: str, rows: list[Row], made: MadeStep) -> None:
         """Add a point to a curve."""
         curve = self.curves.get(section) or Curve(section, [], [], [])
         worst = max(rows, key=lambda row: row.ratio)
         if not curve.worst or worst.ratio > max(curve.ratio):
-            curve = replace(curve, worst=worst.tensor.split(".", 2)[2], at=step)
+            curve = replace(curve, worst=worst.tensor.split(".", 2)[2], at=made.start.step)
         judged = any(row.status in ("agrees", "diverges") for row in rows)
         self.curves[section] = curve = replace(curve, unjudged=curve.unjudged + (not judged))
         curve.ratio.append(short(worst.ratio))
-        counts, sizes, errors, limits = [0], [0.0], [0.0], [0.0]
+        points = [(0, 0.0, 0.0, 0.0)]
         for name in (row.tensor for row in rows if row.deciding is not None):
             value, sigma, actual = (
                 table[name].reshape(-1).astype(np.float64, copy=False)
-                for table in (expected.values, expected.sigmas, delivered)
+                for table in (made.expected.values, made.expected.sigmas, made.delivered)
             )
             known = np.isfinite(value) & np.isfinite(sigma) & np.isfinite(actual)
-            counts.append(int(known.sum()))
-            for roots, found in (
-                (sizes, value[known]),
-                (errors, actual[known] - value[known]),
-                (limits, sigma[known]),
-            ):
-                roots.append(root_mean_square(found))
+            value, sigma, actual = value[known], sigma[known], actual[known]
+            size, error, limit = map(root_mean_square, (value, actual - value, sigma))
+            points.append((len(value), size, error, limit))
+        counts, sizes, errors, limits = zip(*points, strict=True)
         size = of_all(counts, sizes) or 1.0
         curve.difference.append(short(of_all(counts, errors) / size))
         curve.envelope.append(short(rms_limit(sum(counts)) * of_all(counts, limits) / size))

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.lockstep.outcome import Difference
+from concord.conformance.wording import few
 from concord.spec.batch import round_inputs
 from concord.spec.deviations import Deviations
 from concord.spec.precision import precision
@@ -37,80 +38,63 @@ def differences(
     bits = deviations.get("optimizer_constant_bits")
     held = max(roundoff, 0.0 if bits is None else 2.0**-bits)
     checks = (
-        ("order of batches", "OPT-10", _batches(right, found)),
+        ("order of batches", "OPT-10", _batches(right.batches, found.batches)),
         ("dropout masks", "DRP-3", _masks(right.masks, found.masks)),
-        ("schedule", "OPT-9", _rates(right, found, roundoff)),
-        ("decay groups", "OPT-6", _decayed(right, found)),
+        ("schedule", "OPT-9", _rates(right.rates, found.rates, roundoff)),
+        ("decay groups", "OPT-6", _decayed({*right.decayed}, {*found.decayed})),
         ("hyperparameters", "OPT-1", _constants(right.constants, found.constants, held)),
     )
     return [Difference(backend, subject, clause, text) for subject, clause, texts in checks for text in texts]
 
 
-def _batches(right: StepPlan, found: StepPlan) -> Iterator[str]:
-    wanted, got = (
-        [
-            (step, number, one)
-            for step, batches in enumerate(each.batches)
-            for number, one in enumerate(batches)
-        ]
-        for each in (right, found)
-    )
-    if [len(batches) for batches in right.batches] != [len(batches) for batches in found.batches]:
-        yield f"steps accumulate {_sizes(found)} batches but must {_sizes(right)}"
+def _batches(right: list[list[str]], found: list[list[str]]) -> Iterator[str]:
+    sizes, wanted = ([len(batches) for batches in each] for each in (found, right))
+    if sizes != wanted:
+        said = (few(one, FEW) + (f", {one[-1]}" if len(one) > FEW else "") for one in (sizes, wanted))
+        yield "steps accumulate {} batches but must {}".format(*said)
         return
-    wrong = [place for place, (one, other) in enumerate(zip(wanted, got, strict=True)) if one != other]
+    places = [(step, number) for step, count in enumerate(sizes) for number in range(count)]
+    wrong = [(step, number) for step, number in places if found[step][number] != right[step][number]]
     if wrong:
-        step, number, theirs = got[wrong[0]]
-        where = next(
-            (f", which is batch {other + 1} of step {at + 1}" for at, other, one in wanted if one == theirs),
-            "",
+        step, number = wrong[0]
+        theirs, other = (
+            found[step][number],
+            [at for at in places if right[at[0]][at[1]] == found[step][number]],
         )
+        where = f", which is batch {other[0][1] + 1} of step {other[0][0] + 1}" if other else ""
         first = f"first batch {number + 1} of step {step + 1}: its digest is {theirs}{where}"
-        yield f"{len(wrong)} of {len(wanted)} batches are others: {first}, but must be {wanted[wrong[0]][2]}"
-
-
-def _sizes(found: StepPlan) -> str:
-    sizes = [len(batches) for batches in found.batches]
-    return ", ".join(map(str, sizes[:FEW])) + (f", …, {sizes[-1]}" if len(sizes) > FEW else "")
+        yield f"{len(wrong)} of {len(places)} batches are others: {first}, but must be {right[step][number]}"
 
 
 def _masks(right: Mapping[str, str], found: Mapping[str, str]) -> Iterator[str]:
-    wrong = [name for name in right if found.get(name, "") != right[name]]
-    extra = [name for name in found if name not in right]
+    wrong = [name for name in right if found.get(name) != right[name]]
     if wrong:
         step, number, site = wrong[0].split(".", 2)
         first = f"first that of {site} for batch {int(number) + 1} of step {int(step) + 1}"
         digests = f"its digest is {found.get(wrong[0], 'missing')} but must be {right[wrong[0]]}"
         yield f"{len(wrong)} of {len(right)} masks are others: {first}: {digests}"
-    if extra:
+    if extra := [name for name in found if name not in right]:
         yield f"it drops where nothing is to be dropped: {', '.join(extra[:FEW])}"
 
 
-def _rates(right: StepPlan, found: StepPlan, roundoff: float) -> Iterator[str]:
-    if len(found.rates) != len(right.rates):
-        yield f"there are {len(found.rates)} learning rates but must be {len(right.rates)}"
+def _rates(right: list[float], found: list[float], roundoff: float) -> Iterator[str]:
+    if len(found) != len(right):
+        yield f"there are {len(found)} learning rates but must be {len(right)}"
         return
-    wrong = [
-        step
-        for step, (rate, other) in enumerate(zip(right.rates, found.rates, strict=True))
-        if not abs(other - rate) <= roundoff * abs(rate)
-    ]
+    wrong = [step for step, rate in enumerate(right) if not abs(found[step] - rate) <= roundoff * abs(rate)]
     if wrong:
-        first, rate, other = wrong[0], right.rates[wrong[0]], found.rates[wrong[0]]
+        step = wrong[0]
         yield (
-            f"the learning rate of {len(wrong)} of {len(right.rates)} steps is another: "
-            f"that of step {first + 1} is {other:.9g} but must be {rate:.9g}"
+            f"the learning rate of {len(wrong)} of {len(right)} steps is another: "
+            f"that of step {step + 1} is {found[step]:.9g} but must be {right[step]:.9g}"
         )
 
 
-def _decayed(right: StepPlan, found: StepPlan) -> Iterator[str]:
-    for names, words in (
-        (sorted({*found.decayed} - {*right.decayed}), "decay but must not"),
-        (sorted({*right.decayed} - {*found.decayed}), "do not decay but must"),
-    ):
+def _decayed(right: set[str], found: set[str]) -> Iterator[str]:
+    for names, words in ((found - right, "decay but must not"), (right - found, "do not decay but must")):
         if names:
             more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
-            yield f"{', '.join(names[:FEW])}{more} {words}"
+            yield f"{', '.join(sorted(names)[:FEW])}{more} {words}"
 
 
 def _constants(right: Mapping[str, float], found: Mapping[str, float], roundoff: float) -> Iterator[str]:

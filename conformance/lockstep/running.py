@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from concord.backends.interface import Run, Stepping, Unsupported
+from concord.backends.interface import Stepping, Unsupported
 from concord.backends.wire import arrays_of
 from concord.backends.worker import WorkerFailure
 from concord.conformance.expectation import Array, Expectation, JudgedTraining
-from concord.conformance.judging import NEAR, judge
+from concord.conformance.judging import NEAR
 from concord.conformance.lockstep.cause import cause_of
 from concord.conformance.lockstep.envelope import (
     Envelopes,
@@ -27,9 +28,9 @@ from concord.conformance.lockstep.envelope import (
     of_training,
 )
 from concord.conformance.lockstep.made import MadeStep
-from concord.conformance.lockstep.outcome import Divergence, Recorder, Track
+from concord.conformance.lockstep.outcome import Difference, Divergence, Recorder, Track
 from concord.conformance.lockstep.preflight import FEW
-from concord.conformance.verdict import Verdict, conclude, section_of
+from concord.conformance.verdict import conclude
 from concord.spec.batch import Batch
 from concord.spec.deviations import NONE, Deviations
 from concord.spec.errors import SpecError
@@ -48,103 +49,96 @@ class Candidate:
     Attributes:
         deviations: that it declares.
         session: its training.
-        resumed: the step before which it goes on from a checkpoint of its own; 0: it does not.
+        environment: what it says of itself.
+        differences: what it is going to do otherwise than the recipe says.
     """
 
     name: str
     session: Stepping
     deviations: Deviations = field(default_factory=lambda: NONE)
-    resumed: int = 0
+    environment: dict[str, Any] = field(default_factory=dict)
+    differences: Sequence[Difference] = ()
 
 
-@dataclass(frozen=True)
-class Made:
-    """What came of a step that a backend was asked for.
-
-    Attributes:
-        seconds: that it took.
-        delivered: what was reported of it; None: it could not be made.
-        failure: why: a status, a line, and the last lines of the worker.
-    """
-
-    seconds: float
-    delivered: dict[str, Array] | None
-    failure: tuple[str, str, str]
-
-
-def resynchronised(case: JudgedTraining, candidates: Sequence[Candidate], **how: Any) -> list[Track]:
-    """Let backends train, each step from the oracle's weights and state, so that a bug shows at its own step.
+def in_lockstep(
+    again: bool,
+    case: JudgedTraining,
+    candidates: Sequence[Candidate],
+    steps: int | None = None,
+    stop_first: bool = False,
+    callback: Callback = lambda name, steps: None,
+) -> list[Track]:
+    """Let backends train beside the oracle.
 
     Args:
+        again: whether each step starts from the oracle's weights and state, so that a bug shows at its own
+            step. Else backends train by themselves, and rounding is carried through the steps.
         case: the training; its deviations are of no account.
-        how: ``steps``, how many to make, by default all; ``stop_first``, whether a backend is left out
-            after its first divergence; ``callback``, told of progress (:data:`Callback`).
+        steps: how many to make, by default all.
+        stop_first: whether a backend is left out after its first divergence.
+        callback: is told of progress.
     """
-    return _Lockstep(True, case, candidates, **how).run()
+    case = replace(case, deviations=NONE)
+    lockstep = _Lockstep(again, case, candidates, case.training.steps[:steps], stop_first, callback)
+    lockstep.run()
+    return [recorder.track() for recorder in lockstep.recorders.values()]
 
 
-def free_running(case: JudgedTraining, candidates: Sequence[Candidate], **how: Any) -> list[Track]:
-    """Let backends train by themselves; rounding is carried through the steps.
-
-    The arguments are those of :func:`resynchronised`.
-    """
-    return _Lockstep(False, case, candidates, **how).run()
+resynchronised, free_running = partial(in_lockstep, True), partial(in_lockstep, False)
+"""Training from the oracle's state in each step, and by themselves."""
 
 
-def first_divergence(
-    case: JudgedTraining, made: Sequence[Mapping[str, Array]], resumed: int = 0, explaining: bool = True
-) -> Divergence | None:
-    """Return where training that a backend made by itself first left its tolerance, and why.
+def judged_steps(
+    case: JudgedTraining, made: Sequence[Mapping[str, Array]], resumed: int = 0
+) -> Iterator[MadeStep]:
+    """Yield the steps of training that was made by itself, until one diverges.
 
     Args:
         case: all of whose steps are reported, with the deviations of the backend.
         made: what was reported of each step, without the number of the step.
         resumed: the step before which it went on from a checkpoint of its own; 0: it did not.
-        explaining: whether a cause is looked for.
 
     Raises:
-        SpecError: if a section was judged at no step, so that nobody can say.
+        SpecError: at the end, if a section was judged at no step, so that nobody can say.
     """
     whole, start, statuses = of_training(case), None, set[tuple[str, str]]()
-    target, sigmas, agreed = precision(case.dtype), dict[str, Array](), list[MadeStep]()
-    state = {name: target.round(values) for name, values in case.start.items()}
+    sigmas, state = dict[str, Array](), rounded(case, case.start)
     for step, (batches, found) in enumerate(zip(case.training.steps, made, strict=True)):
         prefix = f"steps.{step}."
-        names = [name for name in whole.values if name.startswith(prefix)]
-        values, tolerated = ({name: table[name] for name in names} for table in (whole.values, whole.sigmas))
+        values, tolerated = (
+            {name: array for name, array in table.items() if name.startswith(prefix)}
+            for table in (whole.values, whole.sigmas)
+        )
         expected = expectation(case, values, tolerated)
+        start = Start(state, step, batches, sigmas, start and replace(start, earlier=None), resumed)
         delivered = {f"{prefix}{name}": np.asarray(array) for name, array in found.items()}
-        verdict = judged(case, batches, delivered, in_range(expected, state))
-        earlier = replace(start, earlier=None) if start else None
-        start = Start(state, step, batches, sigmas, earlier, resumed)
-        first = verdict.first_divergence
-        one = MadeStep(case, start, delivered, expected, first.tensor if first else "")
-        if first is not None:
-            also = sum(row.status == "diverges" for row in verdict.table) - 1
-            return Divergence(step, first, cause_of(one, agreed) if explaining else None, also)
-        statuses |= {(section_of(row.tensor), row.status) for row in verdict.table}
-        agreed.append(one)
+        one = MadeStep(case, start, delivered, in_range(expected, state))
+        yield one
+        if one.tensor:
+            return
+        statuses |= one.statuses
         sigmas = carried(case, step, expected)
-        state = {name: target.round(whole.values[f"{prefix}{name}"]) for name in sigmas}
-    refuse_unjudged(statuses)
-    return None
-
-
-def refuse_unjudged(statuses: Iterable[tuple[str, str]]) -> None:
-    """Refuse to say that training is right of which a section was judged at no step.
-
-    Args:
-        statuses: as :func:`concord.conformance.verdict.conclude` takes them.
-
-    Raises:
-        SpecError: naming the sections.
-    """
+        state = rounded(case, {name: values[f"{prefix}{name}"] for name in sigmas})
     status, unjudged = conclude(statuses)
     if status == "undetermined":
         sections = ", ".join(unjudged) or "tensors"
         raise SpecError(
             f"no step of this training was judged in its {sections}: it neither agrees nor diverges"
         )
+
+
+def first_divergence(
+    case: JudgedTraining, made: Sequence[Mapping[str, Array]], resumed: int = 0, explaining: bool = True
+) -> Divergence | None:
+    """Return where training left its tolerance first (:func:`judged_steps`), and why.
+
+    Args:
+        explaining: whether a cause is looked for.
+    """
+    *agreed, last = judged_steps(case, made, resumed)
+    if not last.tensor:
+        return None
+    return replace(Divergence.of(last), cause=cause_of(last, agreed) if explaining else None)
 
 
 def carried(case: JudgedTraining, step: int, expected: Expectation) -> dict[str, Array]:
@@ -157,15 +151,9 @@ def carried(case: JudgedTraining, step: int, expected: Expectation) -> dict[str,
     }
 
 
-def judged(
-    case: JudgedTraining, batches: Sequence[Batch], delivered: dict[str, Array], expected: Expectation
-) -> Verdict:
-    """Judge what was reported of a step."""
-    nothing = np.zeros(0)
-    run = Run(nothing, nothing, dtype=case.dtype, requested=("steps",), steps=delivered)
-    return judge(
-        case.config, case.weights, batches[0], run, case.part, lambda deviations: expected, dtype=case.dtype
-    )
+def rounded(case: JudgedTraining, state: Mapping[str, Array]) -> dict[str, Array]:
+    """Return a state as the precision holds it."""
+    return {name: precision(case.dtype).round(values) for name, values in state.items()}
 
 
 def failure_of(error: Exception) -> tuple[str, str, str] | None:
@@ -196,84 +184,75 @@ def misfits(delivered: Mapping[str, Array], expected: Expectation) -> list[str]:
     ]
 
 
+@dataclass
 class _Lockstep:
-    """Backends and the oracle in one training."""
+    """Backends and the oracle in one training; see :func:`in_lockstep`."""
 
-    def __init__(
-        self,
-        resynchronise: bool,
-        case: JudgedTraining,
-        candidates: Sequence[Candidate],
-        steps: int | None = None,
-        stop_first: bool = False,
-        callback: Callback = lambda name, steps: None,
-    ) -> None:
-        self.case, self.candidates, self.stop_first = replace(case, deviations=NONE), candidates, stop_first
-        self.again, self.callback, self.steps = resynchronise, callback, case.training.steps[:steps]
-        self.recorders = {one.name: Recorder(one.name) for one in candidates}
-        self.envelopes = Envelopes(self.case, [one.deviations for one in candidates], resynchronise)
-        self.state: dict[str, Array] = self.rounded(self.case.start)
-        self.earlier: Start | None = None
+    again: bool
+    case: JudgedTraining
+    candidates: Sequence[Candidate]
+    steps: Sequence[Sequence[Batch]]
+    stop_first: bool
+    callback: Callback
+
+    def __post_init__(self) -> None:
+        self.recorders = {one.name: Recorder(one.name) for one in self.candidates}
+        self.envelopes = Envelopes(self.case, [one.deviations for one in self.candidates], self.again)
         self.carried: dict[str, dict[str, Array]] = {}
 
-    def rounded(self, state: Mapping[str, Array]) -> dict[str, Array]:
-        """Return a state as the precision holds it."""
-        return {name: precision(self.case.dtype).round(values) for name, values in state.items()}
-
-    def run(self) -> list[Track]:
+    def run(self) -> None:
         """Make the steps: while one is judged, the backends make the next."""
         with ExitStack() as stack:
             # Each backend answers in its own time, and one request after the other.
             lines = {
                 one.name: stack.enter_context(ThreadPoolExecutor(max_workers=1)) for one in self.candidates
             }
-            asked = self.asked(lines, 0)
+            state, earlier = rounded(self.case, self.case.start), None
+            asked = self.asked(lines, state, 0)
             for step, batches in enumerate(self.steps):
                 if not asked:
                     break
-                start = Start(self.state, step, batches, earlier=self.earlier)
-                self.envelopes.advance(self.given(step), step, batches)
-                self.state = self.rounded(self.envelopes.state())
-                following = self.asked(lines, step + 1)
+                start = Start(state, step, batches, earlier=earlier)
+                state = rounded(self.case, self.envelopes.advance(start))
+                following = self.asked(lines, state, step + 1)
                 for one in self.candidates:
                     if one.name in asked:
-                        expected = self.envelopes.around(one.deviations)
-                        self.receive(one, start, asked[one.name].result(), expected)
+                        self.receive(one, start, asked[one.name])
                 asked = {name: each for name, each in following.items() if self.goes_on(name)}
-                self.earlier = replace(start, earlier=None)
-        return [recorder.track() for recorder in self.recorders.values()]
-
-    def given(self, step: int) -> Mapping[str, Array] | None:
-        """Return the state that a step is made from; None: where the step before ended."""
-        return self.state if self.again or step == 0 else None
+                earlier = replace(start, earlier=None)
 
     def goes_on(self, name: str) -> bool:
         recorder = self.recorders[name]
         return recorder.failure is None and not (self.stop_first and recorder.first)
 
-    def asked(self, lines: Mapping[str, ThreadPoolExecutor], step: int) -> dict[str, Future[Made]]:
+    def asked(
+        self, lines: Mapping[str, ThreadPoolExecutor], state: Mapping[str, Array], step: int
+    ) -> dict[str, Future[dict[str, Array]]]:
         """Ask every backend that goes on for a step from where the oracle stands."""
-        if step >= len(self.steps):
-            return {}
+        given = state if self.again or step == 0 else None
         return {
-            one.name: lines[one.name].submit(made, one, self.given(step), step, self.steps[step])
+            one.name: lines[one.name].submit(
+                made, one, given, step, self.steps[step], self.recorders[one.name]
+            )
             for one in self.candidates
-            if self.goes_on(one.name)
+            if step < len(self.steps) and self.goes_on(one.name)
         }
 
-    def receive(self, one: Candidate, start: Start, made: Made, expected: Expectation) -> None:
+    def receive(self, one: Candidate, start: Start, asked: Future[dict[str, Array]]) -> None:
         """Take up what came of a step."""
         recorder = self.recorders[one.name]
-        recorder.seconds += made.seconds
-        if made.delivered is None:
-            recorder.failure = made.failure
+        expected = self.envelopes.around(start, one.deviations)
+        try:
+            delivered = asked.result()
+        except Exception as error:  # whatever keeps one backend from going on keeps no other
+            line = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            recorder.failure = failure_of(error) or ("error", line, traceback.format_exc())
             return
-        wrong = misfits(made.delivered, expected)
-        if wrong:
+        if wrong := misfits(delivered, expected):
             recorder.failure = ("broken", f"step() returned {'; '.join(wrong)}", "")
             return
         try:
-            self.take_up(one, start, made.delivered, expected)
+            self.take_up(one, start, delivered, expected)
         except Exception as error:  # what was delivered is in order
             recorder.fail(f"judging step {start.step + 1}", error)
         self.callback(one.name, start.step + 1)
@@ -283,20 +262,15 @@ class _Lockstep:
     ) -> None:
         """Judge a step; what comes near a tolerance by a first look is judged by the whole."""
         recorder, case = self.recorders[one.name], replace(self.case, deviations=one.deviations)
-        start = replace(
-            start, carried=self.carried.get(one.name, {}), resumed=start.step if self.again else one.resumed
-        )
-        expected = self.seen(case, start, delivered, expected)
-        verdict = judged(case, start.batches, delivered, expected)
-        if self.again and (verdict.status == "diverges" or verdict.worst > NEAR) and recorder.first is None:
-            expected = self.seen(case, start, delivered, self.envelopes.whole(start, one.deviations))
-            verdict = judged(case, start.batches, delivered, expected)
-        first = verdict.first_divergence
-        made = MadeStep(case, start, delivered, expected, first.tensor if first else "")
-        recorder.witness(made, self.again)
-        recorder.add(start.step, verdict, delivered, expected)
+        resumed = start.step if self.again else 0
+        start = replace(start, carried=self.carried.get(one.name, {}), resumed=resumed)
+        made = MadeStep(case, start, delivered, self.seen(case, start, delivered, expected))
+        if self.again and recorder.first is None and (made.tensor or made.verdict.worst > NEAR):
+            expected = self.envelopes.around(start, one.deviations, whole=True)
+            made = replace(made, expected=self.seen(case, start, delivered, expected))
+        recorder.add(made, self.again)
         if not self.again:
-            self.carried[one.name] = carried(self.case, start.step, expected)
+            self.carried[one.name] = carried(self.case, start.step, made.expected)
 
     def seen(
         self, case: JudgedTraining, start: Start, delivered: Mapping[str, Array], expected: Expectation
@@ -310,19 +284,19 @@ class _Lockstep:
         return in_range(expected, start.state)
 
 
-def made(one: Candidate, state: Mapping[str, Array] | None, step: int, batches: Sequence[Batch]) -> Made:
-    """Return what a backend reports of a step, or what kept it from making it."""
-    started, failure, delivered = time.perf_counter(), ("", "", ""), None
+def made(
+    one: Candidate,
+    state: Mapping[str, Array] | None,
+    step: int,
+    batches: Sequence[Batch],
+    recorder: Recorder,
+) -> dict[str, Array]:
+    """Return what a backend reports of a step."""
+    started = time.perf_counter()
     try:
         if state is not None:
             one.session.load(state, step)
         found = arrays_of("step", one.session.step(batches, report=True))
-        delivered = {f"steps.{step}.{name}": array for name, array in found.items()}
-    except Exception as error:  # whatever keeps one backend from going on keeps no other
-        line = next(iter(str(error).splitlines()), "")
-        failure = failure_of(error) or (
-            "error",
-            f"{type(error).__name__}: {line}",
-            traceback.format_exc(),
-        )
-    return Made(time.perf_counter() - started, delivered, failure)
+    finally:
+        recorder.seconds += time.perf_counter() - started
+    return {f"steps.{step}.{name}": array for name, array in found.items()}

@@ -7,26 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from concord.backends.interface import Request
 from concord.backends.worker import Worker
 from concord.conformance.bugs.bug import Bug
 from concord.conformance.bugs.training.catalogue import TRAINING
 from concord.conformance.bugs.training.runs import model, shown_by
 from concord.conformance.bugs.training.step import Batches
-from concord.conformance.bugs.training.tape import BuggedTraining
+from concord.conformance.bugs.training.tape import BuggedTrajectory
 from concord.conformance.estimate import exact
-from concord.conformance.expectation import JudgedTraining
-from concord.conformance.lockstep.envelope import of_training
+from concord.conformance.expectation import Array, JudgedTraining
 from concord.conformance.lockstep.outcome import Divergence
-from concord.conformance.lockstep.running import first_divergence, refuse_unjudged
-from concord.conformance.scoring import judge_tensor
-from concord.conformance.verdict import section_of
+from concord.conformance.lockstep.running import first_divergence, judged_steps
 from concord.spec.deviations import NONE, Deviations, declared, in_precision
-
-Array = NDArray[np.floating]
+from concord.spec.precision import precision
 
 
 @dataclass(frozen=True)
@@ -59,29 +52,19 @@ def shown(name: str, dtype: str) -> Shown:
     Raises:
         SpecError: if it shows nowhere, and a section was judged at no step.
     """
-    bug = TRAINING[name]
+    bug, before = TRAINING[name], 0.0
     training, resume = shown_by(bug)
-    right, wrong, ratios, statuses = (
-        of_training(judged_training(bug, dtype)),
-        dict[str, Array](),
-        [0.0] * len(training.steps),
-        set[tuple[str, str]](),
-    )
-    with np.errstate(all="ignore"):
-        BuggedTraining(*model(), training, dtype=dtype, change=bug.change, resume=resume).trajectory(
-            exact(dtype)
-        ).run(wrong.__setitem__)
-        for tensor, value in right.values.items():
-            _, step, section = tensor.split(".")[:3]
-            if tensor not in wrong or wrong[tensor].shape != value.shape:
-                return Shown(int(step), section, np.inf, max(ratios[: int(step)], default=0.0))
-            found = judge_tensor(wrong[tensor], value, right.sigmas[tensor], dtype)
-            if found.status == "diverges":
-                return Shown(int(step), section, found.ratio, max(ratios[: int(step)], default=0.0))
-            ratios[int(step)] = max(ratios[int(step)], found.ratio)
-            statuses.add((section_of(tensor), found.status))
-    refuse_unjudged(statuses)
-    return Shown(-1, before=max(ratios))
+    bugged = BuggedTrajectory(judged_training(bug, dtype), exact(dtype), bug.change, resume)
+    wrong: list[dict[str, Array]] = []
+    for batches in training.steps:
+        found = dict[str, Array]()
+        bugged.step(batches, found.__setitem__)
+        wrong.append({name: precision(dtype).round(array) for name, array in found.items()})
+    for one in judged_steps(judged_training(bug, dtype), wrong):
+        if row := one.verdict.first_divergence:
+            return Shown(one.start.step, row.tensor.split(".")[2], row.ratio, before)
+        before = max(before, one.verdict.worst)
+    return Shown(-1, before=before)
 
 
 def divergence_of(

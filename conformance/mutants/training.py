@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -10,23 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.backends.optimizers import Optimizer
-from concord.backends.trainer import Given, Tensor, Trainer
+from concord.backends.trainer import Tensor, Trainer
 from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.operations import SIGNIFICANT_BITS, FrameworkOperations
-from concord.conformance.bugs.training.step import DropoutSite, TrainingStep
+from concord.conformance.bugs.training.step import Bugged, TrainingStep
 from concord.spec.batch import Batch
 from concord.spec.precision import round_to_bits
-from concord.spec.training.dropout import sites
 from concord.spec.training.optimizers import slots
-from concord.spec.training.trajectory import counts
 
 if TYPE_CHECKING:
     from concord.backends.session import FrameworkSession
 
-Tensors = Mapping[str, Tensor]
 
-
-class MutatedTrainer(Trainer):
+class MutatedTrainer(Bugged, Trainer):
     """A trainer with a bug.
 
     Args:
@@ -35,8 +31,10 @@ class MutatedTrainer(Trainer):
         rounding: the operations of the framework.
     """
 
+    optimizer: Optimizer
+
     def __init__(self, session: FrameworkSession, change: Change, rounding: FrameworkOperations) -> None:
-        self.change, self.rounding, self.behind, self.batches = change, rounding, 0, 0
+        self.change, self.rounding, self.behind = change, rounding, 0
         super().__init__(session)
 
     @cached_property
@@ -67,55 +65,11 @@ class MutatedTrainer(Trainer):
         self.behind = step - counted
         super().load(state, step)
 
-    def resume(self, kept: Tensors, step: int) -> None:
+    def resume(self, kept: Mapping[str, Tensor], step: int) -> None:
         super().resume(kept, step - self.behind)
-
-    def advance(self, batches: Sequence[Batch], report: bool) -> dict[str, NDArray[Any]]:
-        self.place.number = self.steps
-        batches = self.change.batches(self.place, batches, self.training.steps)
-        self.batches = len(batches)
-        return super().advance(batches, report)
-
-    def batch_weights(self, batches: Sequence[Batch]) -> list[float]:
-        counted = [counts(self.request.config, batch) for batch in batches]
-        found: list[float] = self.change.weights(self.place, super().batch_weights(batches), counted)
-        return found
 
     def numbers(self) -> dict[str, float]:
         return self.optimizer.numbers(self.steps - self.behind, self.rate())
 
-    def rate(self) -> float:
-        return float(self.change.rate(self.place, super().rate()))
-
-    def dropped(self, number: int, site: str, shape: tuple[int, ...]) -> tuple[NDArray[np.bool_], float]:
-        right = super().dropped(number, site, shape)
-        names = tuple(sites(self.request.config, self.request.part).values())
-        place = DropoutSite(self.training.seed, self.steps, number, site, shape, right[1], names)
-        found: tuple[NDArray[np.bool_], float] = self.change.masks(self.place, right, place)
-        return found
-
-    def added(self, total: Tensors, piece: Tensors, weight: Tensor | None) -> dict[str, Tensor]:
-        right, factor = super().added(total, piece, weight), 1.0 if weight is None else weight
-        found: dict[str, Tensor] = self.change.added(self.place, right, total, piece, factor)
-        return found
-
-    def accumulated(
-        self, model: Any, batches: Sequence[Given], numbers: Tensors
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        total, seen, found = super().accumulated(model, batches, numbers)
-        return self.change.gradients(self.place, total), seen, found
-
-    def limited(
-        self, gradients: Tensors, squares: Callable[[str], Tensor]
-    ) -> tuple[dict[str, Tensor], Tensor | None]:
-        found = super().limited(gradients, squares)
-        if found[1] is not None:
-            found = self.change.clip(self.place, found, gradients, squares)
-        return found
-
-    def update(self, gradients: Tensors, numbers: Tensors, rows: Tensors) -> None:
-        if self.change.skips(self.place, False, self.batches):
-            return
-        super().update(gradients, numbers, rows)
-        if "keeps" in self.change.places:
-            self.optimizer.state = self.change.keeps(self.place, self.optimizer.state)
+    def advance(self, batches: Sequence[Batch], report: bool) -> dict[str, NDArray[Any]]:
+        return super().advance(self.begun(batches), report)

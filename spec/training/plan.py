@@ -10,14 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import parameters
-from concord.spec.tensors import resolve, sizes_of, taps
-from concord.spec.training.dropout import kept, rate_of, sites
 from concord.spec.training.recipe import Recipe
-from concord.spec.training.schedules import learning_rate
-from concord.spec.training.trajectory import Training
+from concord.spec.training.trajectory import Course, Training
 
 CONSTANTS = ("momentum", "dampening", "beta1", "beta2", "epsilon", "weight_decay", "clip_at", "clip_epsilon")
 """Numbers of a recipe that an optimizer holds."""
@@ -53,19 +49,6 @@ def digest(arrays: Iterable[NDArray[Any]]) -> str:
     return found.hexdigest()[:16]
 
 
-def masks(
-    config: EncoderConfig, training: Training, step: int, number: int, batch: Batch, part: str = "model"
-) -> dict[str, NDArray[np.bool_]]:
-    """Return which elements a batch of a step keeps, by the tap that is dropped from (SPEC DRP-3)."""
-    given, recipe = batch.arrays(), training.recipe
-    table, sizes = taps(config, part, given), sizes_of(config, given)
-    dropping = {tap: site for tap, site in sites(config, part).items() if rate_of(recipe, site)}
-    return {
-        tap: kept(training.seed, step, number, site, resolve(table[tap].shape, sizes), rate_of(recipe, site))
-        for tap, site in dropping.items()
-    }
-
-
 def decays(recipe: Recipe, kind: str) -> bool:
     """Return whether parameters of a kind decay (SPEC OPT-6)."""
     return recipe.weight_decay > 0 and recipe.decay_form != "none" and kind not in recipe.undecayed
@@ -93,16 +76,18 @@ def plan(config: EncoderConfig, training: Training, part: str = "model", masked:
     Args:
         masked: of how many steps the masks of dropout are told.
     """
-    drawn = {
-        f"{step}.{number}.{tap}": digest([keep])
-        for step, batches in enumerate(training.steps[:masked])
-        for number, batch in enumerate(batches)
-        for tap, keep in masks(config, training, step, number, batch, part).items()
-    }
+    course, drawn, rates = Course(config, training, part), dict[str, str](), list[float]()
+    for course.steps, batches in enumerate(training.steps):
+        rates.append(course.rate())
+        for number, batch in enumerate(batches if course.steps < masked else ()):
+            drawn |= {
+                f"{course.steps}.{number}.{tap}": digest([keep])
+                for tap, (keep, _) in course.masked(batch, number).items()
+            }
     return StepPlan(
         [[digest(batch.arrays().values()) for batch in batches] for batches in training.steps],
         drawn,
-        [learning_rate(training.recipe, step) for step in range(len(training.steps))],
+        rates,
         [
             name
             for name, entry in parameters(config, part).items()

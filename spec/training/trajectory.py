@@ -19,7 +19,8 @@ from concord.spec.leaves import Leaves
 from concord.spec.parameters import Weights, parameters
 from concord.spec.reference import observe, used_rows
 from concord.spec.tape import Node, Values
-from concord.spec.training.dropout import GENERATORS, kept, rate_of
+from concord.spec.tensors import resolve, sizes_of, taps
+from concord.spec.training.dropout import GENERATORS, kept, rate_of, sites
 from concord.spec.training.optimizers import Nodes, ReferenceOptimizer, batch_weights, clipped
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.schedules import learning_rate
@@ -78,7 +79,49 @@ def rows_of(
     }
 
 
-class Trajectory:
+class Course:
+    """What of training follows from its recipe, its batches and the number of a step alone.
+
+    Args:
+        config, part: what is trained.
+        training: how.
+
+    Attributes:
+        steps: how many were made: the number of the next one.
+    """
+
+    def __init__(self, config: EncoderConfig, training: Training, part: str = "model") -> None:
+        self.config, self.training, self.part, self.steps = config, training, part, 0
+        self.recipe = training.recipe
+        self.sites = {tap: site for tap, site in sites(config, part).items() if rate_of(self.recipe, site)}
+
+    def batch_weights(self, batches: Sequence[Batch]) -> list[float]:
+        """Return by how much the gradient of each batch counts."""
+        return batch_weights(self.recipe, [counts(self.config, batch) for batch in batches])
+
+    def rate(self) -> float:
+        """Return the learning rate of the step."""
+        return learning_rate(self.recipe, self.steps)
+
+    def dropped(
+        self, number: int, site: str, shape: tuple[int, ...]
+    ) -> tuple[NDArray[np.bool_], float] | None:
+        """Return which elements a batch of the step keeps at a site, and which share goes, if any does."""
+        rate = rate_of(self.recipe, site)
+        return (kept(self.training.seed, self.steps, number, site, shape, rate), rate) if rate else None
+
+    def masked(self, batch: Batch, number: int) -> dict[str, tuple[NDArray[np.bool_], float]]:
+        """Return what :meth:`dropped` says of each tap that a batch drops elements of."""
+        given = batch.arrays()
+        table, sizes = taps(self.config, self.part, given), sizes_of(self.config, given)
+        found = {
+            tap: self.dropped(number, site, resolve(table[tap].shape, sizes))
+            for tap, site in self.sites.items()
+        }
+        return {tap: one for tap, one in found.items() if one}
+
+
+class Trajectory(Course):
     """Training in some arithmetic, one step after the other.
 
     Args:
@@ -106,8 +149,8 @@ class Trajectory:
         deviations: Deviations = NONE,
         uncertain: Mapping[str, Values] | None = None,
     ) -> None:
-        self.config, self.training, self.a = config, training, arithmetic
-        self.part, self.dtype, self.deviations = part, dtype, deviations
+        super().__init__(config, training, part)
+        self.a, self.dtype, self.deviations = arithmetic, dtype, deviations
         table = parameters(config, part)
         self.trained = [name for name, parameter in table.items() if parameter.trainable]
         self.parameters: dict[str, Node] = {name: arithmetic.leaf(array) for name, array in weights.items()}
@@ -118,7 +161,6 @@ class Trajectory:
         self.optimizer = ReferenceOptimizer(
             arithmetic, training.recipe, self.kinds, None if bits is None else int(bits)
         )
-        self.steps = 0
         self.norm: Values | None = None
 
     def run(self, observer: Observer) -> None:
@@ -178,7 +220,7 @@ class Trajectory:
             )
             if norm is not None:
                 observer("norm", norm.value)
-            if self.training.recipe.clipping != "none":
+            if self.recipe.clipping != "none":
                 for name, gradient in limited.items():
                     observer(f"clipped.{name}", gradient.value)
             observer("rate", self.optimizer.scalar(self.rate()).value)
@@ -189,19 +231,11 @@ class Trajectory:
             observer(f"parameters.{name}", self.parameters[name].value)
         self.steps += 1
 
-    def batch_weights(self, batches: Sequence[Batch]) -> list[float]:
-        """Return by how much the gradient of each batch counts."""
-        return batch_weights(self.training.recipe, [counts(self.config, batch) for batch in batches])
-
     def limited(
         self, gradients: Nodes, squares: Callable[[str], Node]
     ) -> tuple[dict[str, Node], Node | None]:
         """Return clipped gradients, and the norm of all of them, if they are clipped by one."""
-        return clipped(self.a, self.training.recipe, gradients, squares, self.kinds, self.norm)
-
-    def rate(self) -> float:
-        """Return the learning rate of the step."""
-        return learning_rate(self.training.recipe, self.steps)
+        return clipped(self.a, self.recipe, gradients, squares, self.kinds, self.norm)
 
     def update(self, gradients: Nodes, batches: Sequence[Batch]) -> None:
         """Update every parameter by its clipped gradient."""
@@ -248,23 +282,15 @@ class Trajectory:
             total = self.a.add(total, further)
         return total
 
-    def dropped(
-        self, micro_batch: int, site: str, shape: tuple[int, ...]
-    ) -> tuple[NDArray[np.bool_], float] | None:
-        """Return which elements a batch of the step keeps at a site, and which share is dropped."""
-        training = self.training
-        rate = rate_of(training.recipe, site)
-        return (kept(training.seed, self.steps, micro_batch, site, shape, rate), rate) if rate else None
-
-    def differentiated(self, batch: Batch, micro_batch: int, observer: Observer) -> dict[str, Values]:
+    def differentiated(self, batch: Batch, number: int, observer: Observer) -> dict[str, Values]:
         """Return the gradients of a batch's loss, and of looked-up rows where the norm sees those."""
-        sliced = self.training.recipe.embedding_gradients == "slices"
+        sliced = self.recipe.embedding_gradients == "slices"
         found: dict[str, Values] = {}
         rows = used_rows(self.config, batch, self.part)
 
         def take(name: str, values: Values) -> None:
             if name == "loss":
-                observer(f"losses.{micro_batch}", values)
+                observer(f"losses.{number}", values)
             elif name.startswith("gradients.") and not name.startswith(
                 ("gradients.taps.", "gradients.inputs.")
             ):
@@ -283,7 +309,7 @@ class Trajectory:
             self.dtype,
             deviations=self.deviations,
             slices=sliced,
-            dropout=functools.partial(self.dropped, micro_batch),
+            dropout=functools.partial(self.dropped, number),
         )
         self.a.recording = False
         return found

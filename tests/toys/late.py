@@ -21,7 +21,7 @@ def forgetful(recipe, variables, kinds):
     """Return such an optimizer."""
     made = optimizer(recipe, variables, kinds)
     assert isinstance(made, OwnOptimizer)
-    return Forgetful(recipe, variables, kinds, made.native)
+    return Forgetful(made.operations, recipe, variables, kinds, made.native)
 
 
 class Late(Adapter):

@@ -35,8 +35,8 @@ TRAINING: dict[str, Bug] = {}
 """Every bug of training by name."""
 
 
-def entries(group: str, usual_clause: str, usual_run: str = "adamw") -> Callable[..., None]:
-    """Return what enters bugs of a group.
+def entries(group: str, clause: str, run: str = "adamw", only: str = "") -> Callable[..., None]:
+    """Return what enters bugs of a group, with the clause, the run and the algorithm that most of them have.
 
     What a bug edits is named by places of a step, methods of the optimizer, or fields of the recipe.
     """
@@ -47,7 +47,7 @@ def entries(group: str, usual_clause: str, usual_run: str = "adamw") -> Callable
         )
         places |= {"recipe": recipe(**fields)} if fields else {}
         places |= {"optimizer": rule(**given)} if given else {}
-        said = {"clause": usual_clause, "scenario": usual_run, **said}
+        said = {"clause": clause, "scenario": run, "only": only, **said}
         TRAINING[name] = Bug(
             name=name,
             group=group,
@@ -176,150 +176,130 @@ def undecayed_frozen(o: Optimizer, right: StepEdit, name: str, parameter: Tensor
 
 SMALL = {"epsilon": 1e-3}
 bug = entries("optimizer", "OPT-3")
-bug(
+adam = entries("optimizer", "OPT-3", only="adam")
+amsgrad = entries("optimizer", "OPT-4", "adam-l2", only="adam")
+rmsprop = entries("optimizer", "OPT-5", "rmsprop", only="rmsprop")
+momentum = entries("optimizer", "OPT-2", "sgd")
+nesterov = entries("optimizer", "OPT-2", "nesterov")
+adam(
     "adam_epsilon_hat",
     "Epsilon is added to the root of the second moment before its bias is corrected.",
     "tensorflow/tensorflow/issues/35102",
-    only="adam",
     epsilon_placement="uncorrected",
     options=SMALL,
 )
-bug(
+adam(
     "adam_epsilon_after_correction",
     "Epsilon is added after the bias is corrected, where the recipe's is epsilon hat.",
     "keras-team/keras/pull/14035",
     scenario="keras-adam",
-    only="adam",
     epsilon_placement="corrected",
 )
-bug(
+adam(
     "adam_epsilon_inside_root",
     "Epsilon is added inside of the root.",
     "CyberZHG/keras-radam/issues/29",
-    only="adam",
     denominator=lambda o, right, second, n: o.operations.square_root(
         second / (n["root"] * n["root"]) + o.recipe.epsilon
     ),
     options=SMALL,
 )
-bug(
+adam(
     "adam_epsilon_of_keras",
     "Epsilon is 1e-7, another framework's default, instead of 1e-3.",
-    only="adam",
     epsilon=1e-07,
     options=SMALL,
 )
-bug(
+adam(
     "adam_bias_uncorrected",
     "Neither moment is corrected for its bias.",
     "BVLC/caffe/issues/4224",
-    only="adam",
     bias_correction=False,
 )
-bug(
+adam(
     "adam_first_moment_uncorrected",
     "The first moment is not corrected for its bias, the second is.",
     "online-ml/river/pull/185",
-    only="adam",
     corrections=lambda o, right, step: (1.0, right(step)[1]),
 )
-bug(
+adam(
     "adam_second_moment_uncorrected",
     "The second moment is not corrected for its bias, the first is.",
-    only="adam",
     corrections=lambda o, right, step: (right(step)[0], 1.0),
 )
-bug(
+adam(
     "adam_step_ahead",
     "Powers of beta are those of the next step.",
     "MansMeg/IntroML/pull/24",
-    only="adam",
     corrections=lambda o, right, step: right(step + 1),
 )
-bug(
+adam(
     "adam_correction_constant",
     "The correction is 1 - beta at every step, not 1 - beta^t.",
     "eriklindernoren/ML-From-Scratch/issues/35",
-    only="adam",
     corrections=lambda o, right, step: right(0),
 )
-bug(
+adam(
     "adam_corrected_in_place",
     "The corrected moments are kept, so that corrections pile up.",
     "frgfm/holocron/issues/1",
-    only="adam",
     numbers=corrections_apart,
     adam=corrected_in_place,
 )
-bug(
+adam(
     "adam_correction_without_root",
     "The root of the second moment is corrected by 1 - beta2^t, without the root of that.",
     "pytorch/pytorch/pull/23737",
-    only="adam",
     numbers=without_root,
 )
-bug(
+adam(
     "adam_betas_swapped",
     "The two betas are swapped.",
-    only="adam",
     recipe=lambda r: r.replace(beta1=r.beta2, beta2=r.beta1),
 )
-bug("adam_beta2_short", "Beta2 is 0.99 instead of 0.999.", only="adam", beta2=0.99)
+adam("adam_beta2_short", "Beta2 is 0.99 instead of 0.999.", beta2=0.99)
 bug(
     "averages_reversed",
     "Averages weigh what is new by beta, and what was there by 1 - beta.",
     average=lambda o, right, key, name, value, beta: right(key, name, value, 1 - beta),
 )
-bug(
+adam(
     "adam_first_moment_unweighted",
     "The gradient goes into the first moment whole, not times 1 - beta1.",
-    only="adam",
     average=lambda o, right, key, name, value, beta: right(
         key, name, value / (1 - beta) if key == "first_moment" else value, beta
     ),
 )
-bug(
+adam(
     "adam_second_moment_of_first",
     "The second moment averages squares of the first moment instead of the gradient's.",
-    only="adam",
     average=squares_of_first,
 )
-bug(
+adam(
     "adam_first_moment_unused",
     "The gradient moves the parameter, not its average.",
-    only="adam",
     adam=by_gradient,
 )
-bug(
+adam(
     "adam_moments_bfloat16",
     "Moments are kept in bfloat16.",
     "pytorch/torchtitan/pull/2732",
-    only="adam",
     keeps=in_bfloat16,
 )
-bug(
+amsgrad(
     "amsgrad_ignored",
     "The option amsgrad is ignored.",
-    clause="OPT-4",
-    scenario="adam-l2",
-    only="adam",
     adam=largest_unused,
 )
-bug(
+amsgrad(
     "amsgrad_of_corrected",
     "The largest is taken of second moments that are corrected for their bias.",
     "google-deepmind/optax/pull/1423",
-    clause="OPT-4",
-    scenario="adam-l2",
-    only="adam",
     adam=largest_of_corrected,
 )
-bug(
+amsgrad(
     "amsgrad_in_place",
     "The largest second moment takes the place of the average too.",
-    clause="OPT-4",
-    scenario="adam-l2",
-    only="adam",
     adam=largest_in_place,
 )
 bug(
@@ -348,36 +328,28 @@ bug(
     clause="OPT-8",
     embedding_updates="lazy",
 )
-bug(
+nesterov(
     "momentum_with_rate_inside",
     "The rate is part of what momentum keeps.",
     "pytorch/pytorch/issues/1099",
-    clause="OPT-2",
-    scenario="nesterov",
     recipe=lambda r: r.replace(momentum_form="displacement", dampening=0.0),
 )
-bug(
+momentum(
     "momentum_as_average",
     "Momentum weighs each gradient by 1 - momentum.",
     "HIPS/autograd/issues/289",
-    clause="OPT-2",
-    scenario="sgd",
     recipe=lambda r: r.replace(dampening=r.momentum),
 )
-bug("momentum_undampened", "Gradients are not dampened.", clause="OPT-2", scenario="sgd", dampening=0.0)
-bug(
+momentum("momentum_undampened", "Gradients are not dampened.", dampening=0.0)
+momentum(
     "momentum_dampened_from_first",
     "The first gradient is dampened too.",
     "ml-explore/mlx/pull/87",
-    clause="OPT-2",
-    scenario="sgd",
     numbers=lambda o, right, *given: right(*given) | {"damping": 1 - o.recipe.dampening},
 )
-bug(
+momentum(
     "momentum_missing",
     "There is no momentum.",
-    clause="OPT-2",
-    scenario="sgd",
     recipe=lambda r: r.replace(momentum=0.0, dampening=0.0, nesterov=False),
 )
 bug(
@@ -387,75 +359,52 @@ bug(
     numbers=of_first_step,
     step=forgetting,
 )
-bug(
-    "nesterov_ignored", "The option nesterov is ignored.", clause="OPT-2", scenario="nesterov", nesterov=False
-)
-bug(
+nesterov("nesterov_ignored", "The option nesterov is ignored.", nesterov=False)
+nesterov(
     "nesterov_behind",
     "Nesterov's step takes the momentum as it was before the gradient.",
     "pytorch/pytorch/issues/14465",
-    clause="OPT-2",
-    scenario="nesterov",
     with_momentum=nesterov_behind,
 )
-bug(
+nesterov(
     "nesterov_without_gradient",
     "Nesterov's step takes momentum times what is kept, without the gradient.",
     "pytorch/pytorch/pull/5920",
-    clause="OPT-2",
-    scenario="nesterov",
     with_momentum=nesterov_alone,
 )
-bug(
+rmsprop(
     "rmsprop_epsilon_inside",
     "Epsilon is added inside of the root.",
     "pytorch/pytorch/issues/23796",
-    clause="OPT-5",
-    scenario="rmsprop",
-    only="rmsprop",
     epsilon_placement="inside",
 )
-bug(
+rmsprop(
     "rmsprop_epsilon_outside",
     "Epsilon is added outside of the root.",
     "chainer/chainer/issues/4754",
-    clause="OPT-5",
-    scenario="rmsprop",
-    only="rmsprop",
     epsilon_placement="uncorrected",
     options={"epsilon_placement": "inside"},
 )
-bug(
+rmsprop(
     "rmsprop_share_of_keras",
     "The average keeps 0.9 of what was there, another framework's default, instead of 0.99.",
-    clause="OPT-5",
-    scenario="rmsprop",
-    only="rmsprop",
     beta2=0.9,
 )
-bug(
+rmsprop(
     "rmsprop_not_centered",
     "The option centered is ignored.",
-    clause="OPT-5",
-    scenario="rmsprop",
-    only="rmsprop",
     centered=False,
 )
-bug(
+rmsprop(
     "rmsprop_divides_by_average_before",
     "The gradient is divided by the average as it was before it.",
-    clause="OPT-5",
-    scenario="rmsprop",
-    only="rmsprop",
     rmsprop=before_its_square,
     options={"centered": False, "epsilon": 0.1},
 )
-bug(
+rmsprop(
     "rmsprop_momentum_with_rate_inside",
     "The rate is part of what momentum keeps.",
     clause="OPT-2",
-    scenario="rmsprop",
-    only="rmsprop",
     momentum_form="displacement",
 )
 
@@ -1025,18 +974,6 @@ def rescaled(rate: Callable[[float], float]) -> StepEdit:
     return lambda m, right, site: (right[0], rate(right[1]))
 
 
-def rates(change: Callable[[Recipe], dict[str, float]]) -> Callable[[Recipe], Recipe]:
-    return lambda given: given.replace(**change(given))
-
-
-def each(change: Callable[[float], float]) -> Callable[[Recipe], dict[str, float]]:
-    return lambda given: {name: change(getattr(given, name)) for name in RATES}
-
-
-def swapped(one: str, other: str) -> Callable[[Recipe], dict[str, float]]:
-    return lambda given: {one: getattr(given, other), other: getattr(given, one)}
-
-
 def generator(m: TrainingStep, right: Any, site: DropoutSite) -> Any:
     key = [site.seed & 0xFFFFFFFF, site.step, site.number, zlib.crc32(site.name.encode())]
     return np.random.default_rng(key).random(site.shape) >= site.rate, site.rate
@@ -1047,12 +984,13 @@ def column_by_column(m: TrainingStep, right: Any, site: DropoutSite) -> Any:
 
 
 bug = entries("dropout", "DRP-3", "dropout")
-bug(
+scaling = entries("dropout", "DRP-1", "dropout")
+rating = entries("dropout", "DRP-2", "dropout")
+rating(
     "dropout_off",
     "Nothing is dropped: the model is still in the mode of the evaluation before.",
     "MILVLG/mcan-vqa/issues/26",
-    clause="DRP-2",
-    recipe=rates(each(lambda rate: 0.0)),
+    **dict.fromkeys(RATES, 0.0),
 )
 bug(
     "dropout_same_each_step",
@@ -1104,57 +1042,51 @@ bug(
 )
 bug("dropout_of_framework", "The framework's own generator drops other elements.", masks=generator)
 bug("dropout_column_by_column", "Elements are numbered column by column.", masks=column_by_column)
-bug(
+scaling(
     "dropout_unscaled",
     "What is kept is not scaled up.",
     "rbgirshick/py-faster-rcnn/issues/211",
-    clause="DRP-1",
     masks=rescaled(lambda rate: 0.0),
 )
-bug(
+scaling(
     "dropout_scaled_by_rate",
     "What is kept is scaled by 1 / rate, not by 1 / (1 - rate).",
     "rasbt/LLMs-from-scratch/issues/431",
-    clause="DRP-1",
     masks=rescaled(lambda rate: 1 - rate),
 )
-bug(
+scaling(
     "dropout_scaled_down",
     "What is kept is scaled by 1 - rate, as at inference.",
     "clab/dynet/issues/186",
-    clause="DRP-1",
     masks=rescaled(lambda rate: 1 - 1 / (1 - rate)),
 )
-bug(
+scaling(
     "dropout_reversed",
     "What should be dropped is kept, and the other way round.",
-    clause="DRP-1",
     masks=lambda m, right, site: (~right[0], right[1]),
 )
-bug(
+rating(
     "dropout_keeps_rate",
     "The rate is taken for the share that is kept.",
     "karpathy/convnetjs/pull/106",
-    clause="DRP-2",
-    recipe=rates(each(lambda rate: 1 - rate if rate else 0.0)),
+    recipe=lambda r: r.replace(**{name: 1 - getattr(r, name) for name in RATES if getattr(r, name)}),
 )
-bug(
+rating(
     "dropout_rate_of_other_site",
     "Attention weights are dropped at the rate of the feed-forward network, and the other way round.",
-    clause="DRP-2",
-    recipe=rates(swapped("dropout_weights", "dropout_feed_forward")),
+    recipe=lambda r: r.replace(
+        dropout_weights=r.dropout_feed_forward, dropout_feed_forward=r.dropout_weights
+    ),
 )
-bug(
+rating(
     "dropout_weights_left_out",
     "Attention weights are not dropped.",
-    clause="DRP-2",
-    recipe=rates(lambda given: {"dropout_weights": 0.0}),
+    dropout_weights=0.0,
 )
-bug(
+rating(
     "dropout_head_left_out",
     "Nothing is dropped before the classifier.",
-    clause="DRP-2",
-    recipe=rates(lambda given: {"dropout_head": 0.0}),
+    dropout_head=0.0,
 )
 
 
@@ -1248,21 +1180,23 @@ bug("labels_not_shuffled", "Labels are one sample behind their texts.", batches=
 MOMENTS = ("first_moment", "second_moment", "largest_second_moment", "momentum")
 
 
-def without(state: Tensors, *sections: str) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in state.items() if name.partition(".")[0] not in sections}
+def lost(*sections: str, counted: Callable[[int], int] = lambda steps: steps) -> StepEdit:
+    """Return the edit to what is read without some sections, and to how many steps the optimizer has made."""
+    return lambda m, right: (
+        {name: tensor for name, tensor in right[0].items() if name.partition(".")[0] not in sections},
+        counted(right[1]),
+    )
 
 
 def shortened(*sections: str) -> StepEdit:
     """Return the edit to some sections in bfloat16."""
-
-    def load(m: TrainingStep, right: tuple[Tensors, int]) -> tuple[dict[str, Tensor], int]:
-        whole = without(right[0], *sections)
-        return {
-            name: tensor if name in whole else m.shortened(tensor, "bfloat16")
+    return lambda m, right: (
+        {
+            name: m.shortened(tensor, "bfloat16") if name.partition(".")[0] in sections else tensor
             for name, tensor in right[0].items()
-        }, right[1]
-
-    return load
+        },
+        right[1],
+    )
 
 
 bug = entries("resume", "OPT-3", "resumed")
@@ -1270,23 +1204,23 @@ bug(
     "resumed_without_moments",
     "Training goes on without the moments of the checkpoint.",
     "KempnerInstitute/KempnerForge/pull/115",
-    load=lambda m, right: (without(right[0], *MOMENTS), right[1]),
+    load=lost(*MOMENTS),
 )
 bug(
     "resumed_without_first_moment",
     "Training goes on without the first moment.",
-    load=lambda m, right: (without(right[0], "first_moment"), right[1]),
+    load=lost("first_moment"),
 )
 bug(
     "resumed_without_second_moment",
     "Training goes on without the second moment.",
-    load=lambda m, right: (without(right[0], "second_moment"), right[1]),
+    load=lost("second_moment"),
 )
 bug(
     "resumed_without_largest",
     "Training goes on without the largest second moment.",
     clause="OPT-4",
-    load=lambda m, right: (without(right[0], "largest_second_moment"), right[1]),
+    load=lost("largest_second_moment"),
 )
 bug(
     "resumed_weights_bfloat16",
@@ -1305,19 +1239,19 @@ bug(
     "resumed_correction_from_start",
     "The powers of beta begin anew, the moments do not.",
     "deepspeedai/DeepSpeed/pull/564",
-    load=lambda m, right: (right[0], 0),
+    load=lost(counted=lambda steps: 0),
 )
 bug(
     "resumed_correction_one_behind",
     "The powers of beta are one step behind.",
     "goodfire-ai/spd/issues/616",
-    load=lambda m, right: (right[0], right[1] - 1),
+    load=lost(counted=lambda steps: steps - 1),
 )
 bug(
     "resumed_optimizer_anew",
     "The optimizer begins anew: neither its moments nor how many steps it has made are read.",
     "TrenTorch/TrenTorch/pull/187",
-    load=lambda m, right: (without(right[0], *MOMENTS), 0),
+    load=lost(*MOMENTS, counted=lambda steps: 0),
 )
 bug(
     "resumed_schedule_from_start",

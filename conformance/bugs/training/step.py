@@ -16,8 +16,10 @@ from concord.backends.optimizers import Operations, Optimizer
 from concord.conformance.bugs.bug import Bug, Change, StepEdit
 from concord.conformance.wording import instead
 from concord.spec.batch import Batch
+from concord.spec.training.dropout import sites
 from concord.spec.training.recipe import RATES, Recipe
 from concord.spec.training.schedules import learning_rate
+from concord.spec.training.trajectory import Course, counts
 
 STAGES = ("losses", "gradients", "clipped", "moments")
 """A step in the order of computation."""
@@ -64,6 +66,7 @@ class TrainingStep:
         recipe: of the run.
         kinds: of the parameters, by name.
         number: of the step, from 0.
+        count: of its batches.
         resumed: the step at which training went on from a checkpoint; 0 before it did.
         memory: what a bug keeps from step to step.
     """
@@ -73,6 +76,7 @@ class TrainingStep:
     recipe: Recipe
     kinds: Mapping[str, str]
     number: int = 0
+    count: int = 0
     resumed: int = 0
     memory: dict[str, Any] = field(default_factory=dict)
 
@@ -117,6 +121,104 @@ class DropoutSite:
 
 Batches = Sequence[Batch]
 """Of a step."""
+
+
+class Bugged(Course):
+    """Puts a bug into the places of a step: a base before the oracle's trajectory, or a backend's trainer.
+
+    Attributes:
+        change: what the bug makes of each place.
+        place: the step that it is at work in.
+    """
+
+    optimizer: Any
+    change: Change
+    place: Any
+
+    @property
+    def right(self) -> Any:
+        """The same places without the bug."""
+        return super()
+
+    def value(self, tensor: Any) -> Tensor:
+        """Return a tensor of a step as one that has the operators of a framework."""
+        return tensor
+
+    def taken(self, tensor: Tensor, like: Any) -> Any:
+        """Return what an edit made in the form of what is right."""
+        return tensor
+
+    def edited(self, place: str, right: Any, *given: Any) -> Any:
+        """Return what a place makes of tensors by name, given others of the step."""
+        if place not in self.change.places or not right:
+            return right
+        found = getattr(self.change, place)(self.place, *map(self.values, (right, *given)))
+        like = next(iter(right.values()))
+        return {name: self.taken(tensor, like) for name, tensor in found.items()}
+
+    def values(self, given: Any) -> Any:
+        """Return tensors by name as :meth:`value` does, and anything else as it is."""
+        if not isinstance(given, Mapping):
+            return given
+        return {name: self.value(tensor) for name, tensor in given.items()}
+
+    def begun(self, batches: Batches) -> Batches:
+        """Begin a step, and return its batches."""
+        self.place.number = self.steps
+        found: Batches = self.change.batches(self.place, batches, self.training.steps)
+        self.place.count = len(found)
+        return found
+
+    def batch_weights(self, batches: Batches) -> list[float]:
+        """Return by how much the gradient of each batch counts."""
+        counted = [counts(self.config, batch) for batch in batches]
+        found: list[float] = self.change.weights(self.place, super().batch_weights(batches), counted)
+        return found
+
+    def rate(self) -> float:
+        """Return the learning rate of the step."""
+        return float(self.change.rate(self.place, super().rate()))
+
+    def dropped(self, number: int, site: str, shape: tuple[int, ...]) -> Any:
+        """Return which elements a batch of the step keeps at a site, and which share is dropped."""
+        right = super().dropped(number, site, shape)
+        names = tuple(sites(self.config, self.part).values())
+        return right and self.change.masks(
+            self.place,
+            right,
+            DropoutSite(self.training.seed, self.steps, number, site, shape, right[1], names),
+        )
+
+    def added(self, total: Mapping[str, Any], piece: Mapping[str, Any], weight: Any) -> Any:
+        """Return the sum of gradients so far with those of one more batch, which has a weight."""
+        right = self.right.added(total, piece, weight)
+        return self.edited("added", right, total, piece, 1.0 if weight is None else weight)
+
+    def accumulated(self, *given: Any) -> Any:
+        """Return the gradient of a step, and what else comes of its batches."""
+        total, *more = self.right.accumulated(*given)
+        return self.edited("gradients", total), *more
+
+    def limited(
+        self, gradients: Mapping[str, Any], squares: Callable[[str], Any]
+    ) -> tuple[dict[str, Any], Any]:
+        """Return clipped gradients, and the norm of all of them, if they are clipped by one."""
+        right, norm = self.right.limited(gradients, squares)
+        if norm is None or "clip" not in self.change.places:
+            return right, norm
+        found, used = self.change.clip(
+            self.place,
+            (self.values(right), self.value(norm)),
+            self.values(gradients),
+            lambda name: self.value(squares(name)),
+        )
+        return {name: self.taken(one, norm) for name, one in found.items()}, self.taken(used, norm)
+
+    def update(self, gradients: Mapping[str, Any], *given: Any) -> None:
+        """Update every parameter by its clipped gradient."""
+        if not self.change.skips(self.place, False, self.place.count):
+            self.right.update(gradients, *given)
+            self.optimizer.state = self.edited("keeps", self.optimizer.state)
 
 
 def differing(change: Change, recipe: Recipe) -> tuple[str, ...]:

@@ -1,8 +1,69 @@
-"""The PaddlePaddle backend with bugs on request."""
+"""The PaddlePaddle backend with bugs on request, and the operations that they are written in."""
 
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+
+from concord.backends.interface import Unsupported
 from concord.backends.paddle.backend import Adapter
+from concord.conformance.bugs.operations import FrameworkOperations
 from concord.conformance.mutants.mutated import Mutating
-from concord.conformance.mutants.operations.paddle import PaddleOperations
+
+
+class PaddleOperations(FrameworkOperations):
+    """The operations in PaddlePaddle."""
+
+    einsum = staticmethod(paddle.einsum)
+
+    def sum(self, x, axis=None):
+        return paddle.sum(x) if axis is None else paddle.sum(x, axis=axis, keepdim=True)
+
+    def max(self, x, axis):
+        return paddle.amax(x, axis=axis, keepdim=True)
+
+    sqrt = staticmethod(paddle.sqrt)
+    exp = staticmethod(paddle.exp)
+    log = staticmethod(paddle.log)
+    tanh = staticmethod(paddle.tanh)
+    erf = staticmethod(paddle.erf)
+    sigmoid = staticmethod(F.sigmoid)
+    relu = staticmethod(F.relu)
+    softmax = staticmethod(F.softmax)
+    log_softmax = staticmethod(F.log_softmax)
+    reshape = staticmethod(paddle.reshape)
+    transpose = staticmethod(paddle.transpose)
+    concat = staticmethod(paddle.concat)
+
+    def where(self, condition, a, b):
+        condition = paddle.to_tensor(condition) if isinstance(condition, np.ndarray) else condition
+        return paddle.where(
+            condition, a, paddle.full(a.shape, b, dtype=a.dtype) if isinstance(b, float) else b
+        )
+
+    def take(self, table, ids):
+        return table[ids]
+
+    def constant(self, values, like=None):
+        return paddle.to_tensor(np.array(values), dtype=None if like is None else like.dtype)
+
+    def dtype(self, x):
+        return str(x.dtype).removeprefix("paddle.")
+
+    def stop_gradient(self, x):
+        return x.detach()
+
+    def with_gradient(self, x, function):
+        if not paddle.in_dynamic_mode():
+            raise Unsupported(
+                "paddle has no hooks where it compiles: a change of a gradient on its way cannot be traced"
+            )
+        x = x * 1.0  # a tensor of its own: a hook on a parameter would outlive the run
+        if not x.stop_gradient:
+            x.register_hook(function)
+        return x
+
+    def held(self, layer, kind):
+        return layer.bias if kind in ("bias", "beta") else layer.weight
 
 
 class Mutated(Mutating, Adapter):

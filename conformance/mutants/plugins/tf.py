@@ -1,8 +1,62 @@
-"""The TensorFlow backend with bugs on request."""
+"""The TensorFlow backend with bugs on request, and the operations that they are written in."""
+
+import numpy as np
+import tensorflow as tf
 
 from concord.backends.tf.backend import Adapter
+from concord.conformance.bugs.operations import FrameworkOperations
 from concord.conformance.mutants.mutated import Mutating
-from concord.conformance.mutants.operations.tf import TensorFlowOperations
+
+
+class TensorFlowOperations(FrameworkOperations):
+    """The operations in TensorFlow."""
+
+    einsum = staticmethod(tf.einsum)
+
+    def sum(self, x, axis=None):
+        return tf.reduce_sum(x, axis=axis, keepdims=axis is not None)
+
+    def max(self, x, axis):
+        return tf.reduce_max(x, axis=axis, keepdims=True)
+
+    sqrt = staticmethod(tf.sqrt)
+    exp = staticmethod(tf.exp)
+    log = staticmethod(tf.math.log)
+    tanh = staticmethod(tf.tanh)
+    erf = staticmethod(tf.math.erf)
+    sigmoid = staticmethod(tf.sigmoid)
+    relu = staticmethod(tf.nn.relu)
+    softmax = staticmethod(tf.nn.softmax)
+    log_softmax = staticmethod(tf.nn.log_softmax)
+    reshape = staticmethod(tf.reshape)
+    transpose = staticmethod(tf.transpose)
+    concat = staticmethod(tf.concat)
+
+    def where(self, condition, a, b):
+        return tf.where(condition, a, b if tf.is_tensor(b) else tf.constant(b, dtype=a.dtype))
+
+    def take(self, table, ids):
+        return tf.gather(table, ids, axis=0)
+
+    def constant(self, values, like=None):
+        return tf.constant(np.array(values), dtype=None if like is None else like.dtype)
+
+    def dtype(self, x):
+        return x.dtype.name
+
+    stop_gradient = staticmethod(tf.stop_gradient)
+
+    def with_gradient(self, x, function):
+        return tf.custom_gradient(lambda values: (tf.identity(values), function))(x)
+
+    def held(self, layer, kind):
+        if kind in ("gamma", "beta"):
+            return next(variable for variable in layer.weights if variable.name == kind).value
+        found = getattr(layer, {"embedding": "embeddings", "positions": "embeddings"}.get(kind, kind))
+        return None if found is None else found.value
+
+    def submodule(self, owner, name):
+        return getattr(owner, {"layers": "blocks", "output": "projection"}.get(name, name))
 
 
 class Mutated(Mutating, Adapter):

@@ -1,8 +1,65 @@
-"""The PyTorch backend with bugs on request."""
+"""The PyTorch backend with bugs on request, and the operations that they are written in."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
 
 from concord.backends.torch.backend import Adapter
+from concord.conformance.bugs.operations import FrameworkOperations
 from concord.conformance.mutants.mutated import Mutating
-from concord.conformance.mutants.operations.torch import TorchOperations
+
+
+class TorchOperations(FrameworkOperations):
+    """The operations in PyTorch."""
+
+    einsum = staticmethod(torch.einsum)
+
+    def sum(self, x, axis=None):
+        return torch.sum(x) if axis is None else torch.sum(x, dim=axis, keepdim=True)
+
+    def max(self, x, axis):
+        return torch.amax(x, dim=axis, keepdim=True)
+
+    sqrt = staticmethod(torch.sqrt)
+    exp = staticmethod(torch.exp)
+    log = staticmethod(torch.log)
+    tanh = staticmethod(torch.tanh)
+    erf = staticmethod(torch.erf)
+    sigmoid = staticmethod(torch.sigmoid)
+    relu = staticmethod(torch.relu)
+    softmax = staticmethod(F.softmax)
+    log_softmax = staticmethod(F.log_softmax)
+    reshape = staticmethod(torch.reshape)
+    transpose = staticmethod(torch.permute)
+    concat = staticmethod(torch.cat)
+
+    def where(self, condition, a, b):
+        condition = torch.from_numpy(condition) if isinstance(condition, np.ndarray) else condition
+        return torch.where(condition, a, b if torch.is_tensor(b) else torch.full_like(a, b))
+
+    def take(self, table, ids):
+        return table[ids]
+
+    def constant(self, values, like=None):
+        return torch.from_numpy(np.array(values)).to(None if like is None else like.dtype)
+
+    def dtype(self, x):
+        return str(x.dtype).removeprefix("torch.")
+
+    stop_gradient = staticmethod(torch.detach)
+
+    def with_gradient(self, x, function):
+        x = x * 1.0  # a tensor of its own: a hook on a parameter would outlive the run
+        if x.requires_grad:
+            x.register_hook(function)
+        return x
+
+    def opaque(self, function):
+        return torch._dynamo.nonstrict_trace(function)
+
+    def held(self, layer, kind):
+        found = layer.bias if kind in ("bias", "beta") else layer.weight
+        return found.T if kind == "kernel" else found
 
 
 class Mutated(Mutating, Adapter):

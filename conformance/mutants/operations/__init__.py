@@ -1,1 +1,0 @@
-"""The operations of bugs in each framework."""
