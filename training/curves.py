@@ -56,26 +56,12 @@ def figure(logs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     return figures.draw(paint, 9.0, 3.3)
 
 
-HEADINGS = (
-    "run",
-    "backend",
-    "parameters",
-    "steps",
-    "epochs",
-    "seconds",
-    "tokens/s",
-    "MiB",
-    "best dev accuracy",
-    "at step",
-    "test accuracy",
-    "ended by",
-)
 LESS = ("ended by", "MiB", "epochs", "parameters", "tokens/s", "at step", "seconds")
-"""Of these, what a narrow terminal goes without, the first first."""
+"""Of what is said of a run, what a narrow terminal goes without, the first first."""
 
 
-def row(run: Path, name: str, log: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what a run came to, as a text for each of :data:`HEADINGS`.
+def row(run: Path, name: str, log: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return what a run came to, by heading.
 
     Raises:
         SpecError: if it has no checkpoint that can be read.
@@ -91,17 +77,17 @@ def row(run: Path, name: str, log: Sequence[Mapping[str, Any]]) -> list[str]:
         return [row[column] for row in log if row.get(column) is not None]
 
     rates = logged("tokens_per_second")
-    return [
-        name,
-        plan.backend if plan else "–",
-        number(sum(array.size for array in model.weights.values())),
-        str(done.step),
-        str(done.epoch),
-        f"{done.seconds:.0f}",
-        number(median(rates) if rates else None),
-        number(max(logged("memory_mib"), default=None)),
-        f"{100 * done.best.accuracy:.2f} %" if done.best else "–",
-        str(done.best.step) if done.best else "–",
-        f"{100 * test.accuracy:.2f} %" if test else "–",
-        done.ended or "not over",
-    ]
+    return {
+        "run": name,
+        "backend": plan.backend if plan else "–",
+        "parameters": number(sum(array.size for array in model.weights.values())),
+        "steps": str(done.step),
+        "epochs": str(done.epoch),
+        "seconds": f"{done.seconds:.0f}",
+        "tokens/s": number(median(rates) if rates else None),
+        "MiB": number(max(logged("memory_mib"), default=None)),
+        "best dev accuracy": f"{100 * done.best.accuracy:.2f} %" if done.best else "–",
+        "at step": str(done.best.step) if done.best else "–",
+        "test accuracy": f"{100 * test.accuracy:.2f} %" if test else "–",
+        "ended by": done.ended or "not over",
+    }

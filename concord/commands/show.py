@@ -174,5 +174,6 @@ def compare(runs: Sequence[Path], picture: Path | None) -> None:
     runs, console = list(dict.fromkeys(runs)), Terminal()
     logs = drawn.of_runs(runs)
     rows = [drawn.row(run, *named) for run, named in zip(runs, logs.items(), strict=True)]
-    figures(console, drawn.HEADINGS, rows, drawn.LESS, ("run", "backend", "ended by"))
+    cells = [list(row.values()) for row in rows]
+    figures(console, list(rows[0]), cells, drawn.LESS, ("run", "backend", "ended by"))
     writing.write(console, (picture, lambda: drawn.figure(logs)))
