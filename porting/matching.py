@@ -6,7 +6,7 @@ And what becomes of the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from concord.porting.checkpoint import UNKNOWN, Checkpoint, LazyTensor, LedgerEntry
 from concord.porting.registry import Format
-from concord.porting.stored import FLOATS, Bits, StoredTensor, elements, in_memory, widened
+from concord.porting.stored import FLOATS, Bits, StoredTensor, in_memory, widened
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import WeightsError
 from concord.spec.parameters import parameters, shape_of
@@ -23,52 +23,35 @@ from concord.spec.sources.layouts import WEIGHT_LAYOUTS
 from concord.spec.sources.table import LARGEST_TABLE, POSITIONS, Binding
 
 
-def _wrong_positions(name: str, found: Mapping[str, StoredTensor]) -> str:
-    shape = found[name].shape
-    numbers = elements(shape)
-    if not shape or numbers != shape[-1]:
+def unlike(holds: str, name: str, found: Mapping[str, StoredTensor]) -> str:
+    """Return what is wrong with a tensor among those of its file, in words; empty: nothing.
+
+    Args:
+        holds: what it must hold for the reason to be true for which it is left out. ``positions``: 0, 1, 2
+            and so on in one row; ``zeros``; ``state``: as many numbers as the tensor has that its name begins
+            with; ``number``: one; empty: whatever it likes.
+    """
+    shape, count = found[name].shape, math.prod(found[name].shape)
+    if holds == "number":
+        return "" if count == 1 else f"has shape {shape} but must be one number"
+    if holds == "state":
+        owner = name.rpartition("/")[0]
+        if owner not in found:
+            return f"there is no {owner!r} that it could be kept for"
+        wanted = found[owner].shape
+        return "" if shape == wanted else f"has shape {shape} but must be {wanted}, as {owner!r}"
+    if holds == "positions" and count != (shape or (0,))[-1]:
         return f"has shape {shape} but must have one row"
-    return _unlike(found[name], np.arange(numbers))
+    if holds not in WHOLE:
+        return ""
+    right = np.arange(count) if holds == "positions" else np.broadcast_to(0, count)
+    numbers = widened(found[name].array(), found[name].dtype).reshape(-1)
+    wrong = np.flatnonzero(numbers != right)
+    return f"element {wrong[0]} is {numbers[wrong[0]]} but must be {right[wrong[0]]}" if len(wrong) else ""
 
-
-def _wrong_zeros(name: str, found: Mapping[str, StoredTensor]) -> str:
-    return _unlike(found[name], np.broadcast_to(np.int64(0), (elements(found[name].shape),)))
-
-
-def _unlike(stored: StoredTensor, wanted: Bits) -> str:
-    """Return the first element that is not as it must be, in words; empty: all are."""
-    numbers = widened(stored.array(), stored.dtype).reshape(-1)
-    wrong = np.flatnonzero(numbers != wanted)
-    return f"element {wrong[0]} is {numbers[wrong[0]]} but must be {wanted[wrong[0]]}" if len(wrong) else ""
-
-
-def _wrong_state(name: str, found: Mapping[str, StoredTensor]) -> str:
-    owner = name.rpartition("/")[0]
-    if owner not in found:
-        return f"there is no {owner!r} that it could be kept for"
-    wanted, shape = found[owner].shape, found[name].shape
-    return "" if shape == wanted else f"has shape {shape} but must be {wanted}, as {owner!r}"
-
-
-def _wrong_number(name: str, found: Mapping[str, StoredTensor]) -> str:
-    return "" if elements(found[name].shape) == 1 else f"has shape {found[name].shape} but must be one number"
-
-
-HOLDS: Mapping[str, Callable[[str, Mapping[str, StoredTensor]], str]] = {
-    "positions": _wrong_positions,
-    "zeros": _wrong_zeros,
-    "state": _wrong_state,
-    "number": _wrong_number,
-}
-"""What says in words what is wrong with a tensor among those of its file, by what it must hold; empty:
-nothing.
-
-``positions``: 0, 1, 2 and so on in one row; ``zeros``; ``state``: as many numbers as the tensor has that its
-name begins with; ``number``: one.
-"""
 
 WHOLE = frozenset({"positions", "zeros"})
-"""Those that say every number: nothing is left that could be compared."""
+"""What a tensor may have to hold that says every number: nothing is left that could be compared."""
 
 MOST = 20
 """Lines about the tensors of a file; the first say enough."""
@@ -257,7 +240,7 @@ class _Matching:
             self._problem(f"{native!r} is unexpected: the source has no such tensor in this configuration")
             return
         reason = ignored.reason if ignored else f"stands behind the part {self.part!r}"
-        if ignored and ignored.holds and (wrong := HOLDS[ignored.holds](native, self.found)):
+        if wrong := unlike(ignored.holds if ignored else "", native, self.found):
             self._problem(f"{native!r} {wrong}: otherwise it is not what it is said to be, {reason}")
             return
         reason += f"; it is no copy of {original!r}" if original else ""

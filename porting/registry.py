@@ -10,7 +10,7 @@ from pathlib import Path
 
 from concord.backends.weights import NAMINGS
 from concord.porting import containers
-from concord.porting.containers import Container
+from concord.porting.containers.container import Container
 from concord.porting.folder import CARRIED, CONFIG, SENTENCES
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import unknown
@@ -20,6 +20,7 @@ from concord.spec.sources import table as tables
 from concord.spec.sources.layouts import WEIGHT_LAYOUTS
 from concord.spec.sources.schema import CheckpointTable, Ignored, Table
 from concord.spec.sources.table import Binding, bindings
+from concord.spec.tensors import OF_IDS
 
 LAYOUTS = {
     "embedding": "table",
@@ -104,7 +105,7 @@ class Format:
     def parts(self) -> tuple[str, ...]:
         """The parts of the model that it holds, the most complete one first."""
         if self.name == ONNX:
-            return containers.onnx.PARTS
+            return OF_IDS
         return tuple(self.table.parts) if self.table else PARTS
 
     def rules(self, part: str) -> CheckpointTable:

@@ -60,14 +60,9 @@ def shape_of(said: Any) -> tuple[int, ...]:
     return shape
 
 
-def elements(shape: tuple[int, ...]) -> int:
-    """Return how many numbers a shape has."""
-    return math.prod(shape)
-
-
 def size(dtype: str, shape: tuple[int, ...]) -> int:
     """Return how many bytes a tensor takes in a file."""
-    return elements(shape) * np.dtype(NUMPY[dtype]).itemsize
+    return math.prod(shape) * np.dtype(NUMPY[dtype]).itemsize
 
 
 def widened(bits: Bits, dtype: str) -> Bits:
@@ -129,7 +124,7 @@ def sliced(mapped: mmap.mmap | bytes, begin: int, dtype: str, shape: tuple[int, 
     """
 
     def bits() -> Bits:
-        if not elements(shape):
+        if not math.prod(shape):
             return np.zeros(shape, NUMPY[dtype])
         return np.ndarray(shape, NUMPY[dtype], mapped, begin)
 

@@ -120,20 +120,19 @@ def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, StoredTensor]:
     if form.table is not None and checkpoint.source == form.table.source:
         return {entry.foreign: entry.stored for entry in checkpoint.ledger if entry.foreign}  # heads too
     places = dict(form.places(checkpoint.config, checkpoint.part))
-    shape = tuple(checkpoint.tensors[POSITIONS].shape) if POSITIONS in checkpoint.tensors else ()
-    buffer = form.rules(checkpoint.part).positions
-    if buffer is not None and POSITIONS not in places:
-        places[POSITIONS] = _placed(buffer, shape, checkpoint.config.num_heads)
+    rules, heads = form.rules(checkpoint.part), checkpoint.config.num_heads
+    if rules.positions and POSITIONS in checkpoint.tensors and POSITIONS not in places:
+        places[POSITIONS] = _placed(rules.positions, checkpoint.tensors[POSITIONS].shape, heads)
     homeless = [name for name in checkpoint.tensors if name not in places and not _follows(checkpoint, name)]
     if homeless:
         raise SpecError([f"{name!r} has no place in {form.name}: it would be lost" for name in homeless])
     others = {name: tensor for name, tensor in checkpoint.others.items() if name not in checkpoint.known}
     every = {**others, **checkpoint.tensors}
-    for name, kept in form.rules(checkpoint.part).carried.items():
+    for name, kept in rules.carried.items():
         if name in others:
-            places[name] = _placed(kept, others[name].shape, checkpoint.config.num_heads)
+            places[name] = _placed(kept, others[name].shape, heads)
     return {
-        native: piece(every[name], place, number, checkpoint.config.num_heads)
+        native: piece(every[name], place, number, heads)
         for name, place in places.items()
         for number, native in enumerate(place.names)
     }

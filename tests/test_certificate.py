@@ -3,11 +3,7 @@
 And what nobody looked at is not called proven.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +13,7 @@ from concord import porting, spec
 from concord.cli import app
 from concord.conformance.campaign import Settings
 from concord.porting import certificate as certificates
-from concord.porting.certificate import Asked, Certificate, certify, evidence, inputs, ledger, sensitivity
+from concord.porting.certificate import Asked, certify, evidence, inputs, ledger, sensitivity
 from concord.porting.certificate.page import page
 from concord.porting.certificate.sensitivity import changes
 from concord.porting.comparison import compare
@@ -43,23 +39,20 @@ QUERY, KEY, POSITION = (
     "embeddings.position.weight",
 )
 TOY = "tests.toys.numpy_backend:"
-Array = np.ndarray[Any, Any]
 
 
-def folder(path: Path, form: str, weights: dict[str, Array] | None = None) -> Path:
+def folder(path, form, weights=None):
     porting.write(porting.from_weights(CONFIG, weights or WEIGHTS), path, form)
     return path
 
 
-def made(source: Path, target: Path, backend: str = "NumpyBackend") -> Certificate:
+def made(source, target, backend="NumpyBackend"):
     named, home = (TOY + backend,), TOY + "NumpyBackend"
     asked = Asked.of(backends=[*named], home=home, dtypes=["float32"])
     return certify(source, target, asked, Settings(asked=named))
 
 
-def claims(
-    source: porting.Checkpoint, target: porting.Checkpoint, form: str = "torch", rows: Any = ()
-) -> dict[str, certificates.Item]:
+def claims(source, target, form="torch", rows=()):
     """Return what the files of two checkpoints alone prove, by claim."""
     sides = [
         certificates.certificate.PortSide(
@@ -76,7 +69,7 @@ def claims(
     return {item.name: item for item in ledger.items(source, target, (sides[0], sides[1]), rows, ())}
 
 
-def proof(config: spec.EncoderConfig, weights: dict[str, Array], seed: int = 0) -> Any:
+def proof(config, weights, seed=0):
     """Return what changes of a model are noticed on the sentences."""
     checkpoint, batch = porting.from_weights(config, weights), inputs.of(config, "model", None, 0)
     model, placed = evidence.JudgedModel(config, weights, "model"), ledger.placements(checkpoint)
@@ -84,19 +77,19 @@ def proof(config: spec.EncoderConfig, weights: dict[str, Array], seed: int = 0) 
     return sensitivity.prove(checkpoint, placed, model, sentences, "sentences", seed, lambda text: None)
 
 
-def statuses(found: Certificate) -> dict[str, str]:
+def statuses(found):
     return {item.name: item.status for item in found.items}
 
 
 @pytest.fixture(scope="module")
-def right(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Certificate]:
+def right(tmp_path_factory):
     place = tmp_path_factory.mktemp("right")
     found = made(folder(place / "a", "concord"), folder(place / "b", "torch-safetensors"))
     (place / "cert.json").write_text(certificates.text(certificates.recorded(found)))
     return place, found
 
 
-def test_a_right_port_is_proven_and_what_nobody_looked_at_is_not(right: tuple[Path, Certificate]) -> None:
+def test_a_right_port_is_proven_and_what_nobody_looked_at_is_not(right):
     _, found = right
     assert statuses(found) == {
         **dict.fromkeys(
@@ -137,7 +130,7 @@ def test_a_right_port_is_proven_and_what_nobody_looked_at_is_not(right: tuple[Pa
     assert all(0 <= value <= 1 for value in worst.values())
 
 
-def test_a_wrong_port_fails_by_the_tensors_names() -> None:
+def test_a_wrong_port_fails_by_the_tensors_names():
     nudged = np.nextafter(WEIGHTS[POSITION], np.float32(9))
     wrong = {**WEIGHTS, QUERY: WEIGHTS[KEY], KEY: WEIGHTS[QUERY], POSITION: nudged}
     source, target = porting.from_weights(CONFIG, WEIGHTS), porting.from_weights(CONFIG, wrong)
@@ -150,7 +143,7 @@ def test_a_wrong_port_fails_by_the_tensors_names() -> None:
         assert said in item.reason
 
 
-def test_a_wrong_port_is_run_too_and_judged_by_the_source(tmp_path: Path) -> None:
+def test_a_wrong_port_is_run_too_and_judged_by_the_source(tmp_path):
     source, target = (
         folder(tmp_path / "a", "concord"),
         folder(tmp_path / "b", "paddle", {**WEIGHTS, QUERY: WEIGHTS[QUERY].T.copy()}),
@@ -167,7 +160,7 @@ def test_a_wrong_port_is_run_too_and_judged_by_the_source(tmp_path: Path) -> Non
     assert found.verdict.startswith("The port is wrong: same bits")
 
 
-def test_a_framework_that_computes_something_else_fails_where_it_does(tmp_path: Path) -> None:
+def test_a_framework_that_computes_something_else_fails_where_it_does(tmp_path):
     found = made(folder(tmp_path / "a", "concord"), folder(tmp_path / "b", "torch"), "ReturnsNaN")
     outputs = next(item for item in found.items if item.name == "outputs")
     assert (statuses(found)["same bits"], outputs.status, statuses(found)["gradients"], found.exit_code) == (
@@ -180,7 +173,7 @@ def test_a_framework_that_computes_something_else_fails_where_it_does(tmp_path: 
 
 
 @pytest.mark.parametrize("backend", ["ExitsAtOnce", "SaysUnsupported"])
-def test_what_was_not_computed_is_unverified(tmp_path: Path, backend: str) -> None:
+def test_what_was_not_computed_is_unverified(tmp_path, backend):
     found = made(folder(tmp_path / "a", "concord"), folder(tmp_path / "b", "torch-safetensors"), backend)
     said = statuses(found)
     assert {said[kind] for kind in evidence.KINDS} == {"unverified"}
@@ -189,7 +182,7 @@ def test_what_was_not_computed_is_unverified(tmp_path: Path, backend: str) -> No
     assert all(item.reason for item in found.items)
 
 
-def test_a_part_that_is_missing_in_the_target_fails(tmp_path: Path) -> None:
+def test_a_part_that_is_missing_in_the_target_fails(tmp_path):
     target = porting.from_weights(
         CONFIG,
         {name: array for name, array in WEIGHTS.items() if not name.startswith(("pooler", "classifier"))},
@@ -244,9 +237,7 @@ BESIDE = {
         ("hugging-face", {LENGTHS: None}, "proven", "the same bytes: vocab.txt, tokenizer.json"),
     ],
 )
-def test_the_tokenizer_has_to_come_along(
-    format: str, change: dict[str, bytes | None], status: str, words: str
-) -> None:
+def test_the_tokenizer_has_to_come_along(format, change, status, words):
     files = {name: content for name, content in {**BESIDE, **change}.items() if content is not None}
     source, target = (
         dataclasses.replace(porting.from_weights(CONFIG, WEIGHTS, files=there), labels=("a", "b", "c"))
@@ -260,11 +251,11 @@ def test_the_tokenizer_has_to_come_along(
     )
 
 
-def claim(source: Path, target: Path) -> certificates.Item:
+def claim(source, target):
     return claims(porting.read(source), porting.read(target))[certificates.certificate.OTHERS]
 
 
-def test_heads_that_the_family_does_not_have_are_a_claim_of_their_own(tmp_path: Path) -> None:
+def test_heads_that_the_family_does_not_have_are_a_claim_of_their_own(tmp_path):
     source = headed(tmp_path / "a")
     porting.write(porting.read(source), tmp_path / "flax", "hugging-face-flax")
     porting.write(porting.read(source), tmp_path / "own", "concord")
@@ -282,7 +273,7 @@ def test_heads_that_the_family_does_not_have_are_a_claim_of_their_own(tmp_path: 
     )
 
 
-def test_what_one_side_alone_says_is_not_verified_or_fails() -> None:
+def test_what_one_side_alone_says_is_not_verified_or_fails():
     plain = porting.from_weights(CONFIG, WEIGHTS)
     item = claims(plain, dataclasses.replace(plain, files={"tokenizer.json": b"{}"}))["tokenizer"]
     assert (item.status, "tokenizer.json" in item.reason) == ("unverified", True)
@@ -292,7 +283,7 @@ def test_what_one_side_alone_says_is_not_verified_or_fails() -> None:
 
 
 @pytest.mark.parametrize("variant", spec.variants())
-def test_every_change_is_noticed_but_those_that_are_none(variant: str) -> None:
+def test_every_change_is_noticed_but_those_that_are_none(variant):
     config = spec.variant(variant, **{**SIZES, "num_layers": 2, "max_positions": 9})
     found = proof(config, drawn(config, seed=5))
     assert [
@@ -303,7 +294,7 @@ def test_every_change_is_noticed_but_those_that_are_none(variant: str) -> None:
     assert sum(one.by_outputs for one in found.tried) > 50
 
 
-def test_a_certificate_that_notices_nothing_fails() -> None:
+def test_a_certificate_that_notices_nothing_fails():
     blind = certificates.certificate.Tried("transposed", 3, 1, 1, 2, 1, 0, unseen=("a",))
     items = {
         item.name: item
@@ -320,7 +311,7 @@ def test_a_certificate_that_notices_nothing_fails() -> None:
     }["would notice, by outputs"] == "failed"
 
 
-def test_tensors_that_are_alike_leave_nothing_to_notice() -> None:
+def test_tensors_that_are_alike_leave_nothing_to_notice():
     same = {name: np.zeros_like(array) for name, array in WEIGHTS.items()}
     checkpoint, found = porting.from_weights(CONFIG, same), proof(CONFIG, same)
     batch = inputs.of(CONFIG, "model", None, 0).batches["sentences"]
@@ -331,7 +322,7 @@ def test_tensors_that_are_alike_leave_nothing_to_notice() -> None:
     }
 
 
-def test_outputs_are_sampled_where_a_model_is_too_large_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_are_sampled_where_a_model_is_too_large_for_all(monkeypatch):
     monkeypatch.setattr(sensitivity, "WORK", 0.0)
     found = proof(CONFIG, WEIGHTS, seed=7)
     assert sum(one.run for one in found.tried) == sensitivity.AT_LEAST
@@ -345,7 +336,7 @@ def test_outputs_are_sampled_where_a_model_is_too_large_for_all(monkeypatch: pyt
     )
 
 
-def test_large_models_say_what_is_spared() -> None:
+def test_large_models_say_what_is_spared():
     model = dataclasses.replace(evidence.JudgedModel(CONFIG, WEIGHTS, "model"))
     given = inputs.of(CONFIG, "model", None, 0)
     assert (list(evidence.spared(model, given, ("float64",))), evidence.steps_problem(model)) == ([], "")
@@ -372,7 +363,7 @@ def test_large_models_say_what_is_spared() -> None:
 
 @pytest.mark.parametrize("variant", spec.variants())
 @pytest.mark.parametrize("part", ["model", "encoder", "attention"])
-def test_inputs_are_those_that_ports_get_wrong(variant: str, part: str) -> None:
+def test_inputs_are_those_that_ports_get_wrong(variant, part):
     config = spec.variant(variant, **{**SIZES, "max_positions": 13})
     given = inputs.of(config, part, None, 0)
     for batch in given.batches.values():
@@ -391,7 +382,7 @@ def test_inputs_are_those_that_ports_get_wrong(variant: str, part: str) -> None:
     assert longest.shape[1] == config.max_positions - config.position_start
 
 
-def test_texts_take_the_place_of_what_is_drawn() -> None:
+def test_texts_take_the_place_of_what_is_drawn():
     given = inputs.of(CONFIG, "model", [([3, 4, 5], [0, 0, 1]), ([6], [0])], 0)
     assert given.batches["sentences"].required("input_ids").tolist() == [[3, 4, 5], [6, 0, 0]]
     assert given.batches["sentences"].required("segment_ids").tolist() == [[0, 0, 1], [0, 0, 0]]
@@ -402,9 +393,7 @@ def test_texts_take_the_place_of_what_is_drawn() -> None:
     )
 
 
-def test_a_certificate_is_read_back_and_no_byte_may_be_another(
-    right: tuple[Path, Certificate], tmp_path: Path
-) -> None:
+def test_a_certificate_is_read_back_and_no_byte_may_be_another(right, tmp_path):
     place, found = right
     _, back = certificates.read(place / "cert.json")
     assert back == found
@@ -423,7 +412,7 @@ def test_a_certificate_is_read_back_and_no_byte_may_be_another(
         certificates.read(other)
 
 
-def test_certificates_among_the_documents_are_whole_and_have_their_pages() -> None:
+def test_certificates_among_the_documents_are_whole_and_have_their_pages():
     paths = sorted((ROOT / "docs/certificates").glob("*.json"))
     assert paths
     for path in paths:
@@ -432,7 +421,7 @@ def test_certificates_among_the_documents_are_whole_and_have_their_pages() -> No
         assert path.with_suffix(".html").read_text() == page(data)
 
 
-def test_verifying_makes_it_again(right: tuple[Path, Certificate]) -> None:
+def test_verifying_makes_it_again(right):
     place, found = right
     with pytest.raises(SpecError, match=r"say --backend tests\.toys"):
         certificates.verify(found)
@@ -449,7 +438,7 @@ def test_verifying_makes_it_again(right: tuple[Path, Certificate]) -> None:
     assert place.exists()
 
 
-def test_the_commands_reject_altered_files(right: tuple[Path, Certificate], tmp_path: Path) -> None:
+def test_the_commands_reject_altered_files(right, tmp_path):
     run, (_, found) = CliRunner(), right
     source, target, path = (
         folder(tmp_path / "a", "concord"),
@@ -463,7 +452,7 @@ def test_the_commands_reject_altered_files(right: tuple[Path, Certificate], tmp_
     )
     path.write_text(certificates.text(certificates.recorded(moved)))
 
-    def verified(*more: str) -> tuple[int, str]:
+    def verified(*more):
         outcome = run.invoke(app, ["certify", "--verify", str(path), "--files", *more])
         return outcome.exit_code, outcome.output.replace("\n", " ")
 
@@ -490,7 +479,7 @@ def test_the_commands_reject_altered_files(right: tuple[Path, Certificate], tmp_
     assert "extra.bin was not there" in said
 
 
-def test_a_certificate_is_written_beside_the_weights_alone(tmp_path: Path) -> None:
+def test_a_certificate_is_written_beside_the_weights_alone(tmp_path):
     source, target = folder(tmp_path / "a", "concord"), folder(tmp_path / "b", "torch-safetensors")
     outcome = CliRunner().invoke(
         app, ["certify", str(source), str(target), "--certificate", str(target / "proof.json")]
@@ -499,7 +488,7 @@ def test_a_certificate_is_written_beside_the_weights_alone(tmp_path: Path) -> No
     assert not (target / "proof.json").exists()
 
 
-def test_the_page_says_it_all(right: tuple[Path, Certificate]) -> None:
+def test_the_page_says_it_all(right):
     _, found = right
     text = page(certificates.recorded(found))
     assert found.verdict.split(";")[0] in text

@@ -1,13 +1,8 @@
 """Two checkpoints, tensor by tensor: each way in which ports go wrong has a name, and a likely cause."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +10,8 @@ from typer.testing import CliRunner
 
 from concord import porting
 from concord.cli import app
-from concord.porting.comparison import Comparison, TensorDifference, compare
 from concord.porting.comparison import classify as classify_in
+from concord.porting.comparison import compare
 from concord.spec.errors import SpecError
 from concord.spec.precision import precision
 from tests.toys.checkpoints import CONFIG, WEIGHTS
@@ -24,24 +19,23 @@ from tests.toys.ready import headed
 
 QUERY, OUTPUT = "layers.0.attention.query.weight", "layers.1.attention.output.weight"
 TOKEN, POSITION, GAMMA = "embeddings.token.weight", "embeddings.position.weight", "embeddings.norm.weight"
-Array = np.ndarray[Any, Any]
 
 
-def classify(first: Array, second: Array) -> TensorDifference:
+def classify(first, second):
     return classify_in(first, second, "", CONFIG)
 
 
-def interleaved(array: Array) -> Array:
+def interleaved(array):
     return array.reshape(14, 2, 7).swapaxes(1, 2).reshape(14, 14)
 
 
-def put(array: Array, row: int, value: float) -> Array:
+def put(array, row, value):
     found = array.copy()
     found[row] = value
     return found
 
 
-WRONG: dict[str, tuple[str, Callable[[Array], Array], str, str]] = {
+WRONG = {
     "transposed": (QUERY, lambda a: a.T, "transposed", "since it is square"),
     "permuted": (QUERY, lambda a: np.roll(a, 7, 1), "heads permuted: B's heads are A's 1, 0", "reordered"),
     "interleaved": (QUERY, interleaved, "heads interleaved", "(head_dim, heads)"),
@@ -98,7 +92,7 @@ WRONG: dict[str, tuple[str, Callable[[Array], Array], str, str]] = {
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_a_mistake_has_a_name_and_a_cause(mistake: str) -> None:
+def test_a_mistake_has_a_name_and_a_cause(mistake):
     name, change, words, cause = WRONG[mistake]
     other = {**WEIGHTS, name: np.asarray(change(WEIGHTS[name]), np.float32, order="C")}
     found = compare(porting.from_weights(CONFIG, WEIGHTS), porting.from_weights(CONFIG, other))
@@ -110,7 +104,7 @@ def test_a_mistake_has_a_name_and_a_cause(mistake: str) -> None:
 
 
 @pytest.mark.parametrize(("axis", "among"), [(1, "each row"), (0, "each column")])
-def test_what_was_quantised_by_rows_or_columns_is_told(axis: int, among: str) -> None:
+def test_what_was_quantised_by_rows_or_columns_is_told(axis, among):
     array = np.random.default_rng(1).normal(size=(97, 101)).astype(np.float32)
     steps = abs(array).max(axis, keepdims=True) / 7
     found, back = (
@@ -125,7 +119,7 @@ def test_what_was_quantised_by_rows_or_columns_is_told(axis: int, among: str) ->
     assert classify(array, array + np.float32(0.01) * array[::-1]).kind == "different"
 
 
-def test_tensors_in_each_others_place_are_named() -> None:
+def test_tensors_in_each_others_place_are_named():
     key, value = "layers.0.attention.key.weight", "layers.1.attention.value.weight"
     other = {
         **WEIGHTS,
@@ -142,14 +136,14 @@ def test_tensors_in_each_others_place_are_named() -> None:
     assert "another" in pairs[value].cause
 
 
-def test_the_same_numbers_in_another_dtype_are_told_from_others() -> None:
+def test_the_same_numbers_in_another_dtype_are_told_from_others():
     wide = {name: array.astype(np.float64) for name, array in WEIGHTS.items()}
     found = compare(porting.from_weights(CONFIG, WEIGHTS), porting.from_weights(CONFIG, wide))
     assert {pair.kind for pair in found.pairs} == {"same numbers"}
     assert "float32 in A, float64 in B" in found.pairs[0].words
 
 
-def test_rows_that_one_alone_has_and_options_are_named() -> None:
+def test_rows_that_one_alone_has_and_options_are_named():
     padded = CONFIG.replace(vocab_size=31)
     other = {**WEIGHTS, TOKEN: np.concatenate([WEIGHTS[TOKEN], np.zeros((2, 14), np.float32)])}
     found = compare(porting.from_weights(CONFIG, WEIGHTS), porting.from_weights(padded, other))
@@ -166,9 +160,7 @@ def test_rows_that_one_alone_has_and_options_are_named() -> None:
     assert found.exit_code == 1
 
 
-def beside(
-    first: dict[str, bytes], second: dict[str, bytes], labels: tuple[str, str] = ("abc", "abc")
-) -> Comparison:
+def beside(first, second, labels=("abc", "abc")):
     mine, other = (
         dataclasses.replace(porting.from_weights(CONFIG, WEIGHTS, files=files), labels=tuple(names))
         for files, names in zip((first, second), labels, strict=True)
@@ -176,7 +168,7 @@ def beside(
     return compare(mine, other)
 
 
-def test_what_lies_beside_the_weights_is_compared_by_what_it_says() -> None:
+def test_what_lies_beside_the_weights_is_compared_by_what_it_says():
     cased = {
         "tokenizer.json": b'{"normalizer": {"lowercase": true, "strip": null}, "marks": [1, 2]}',
         "vocab.txt": b"a\nb\nc",
@@ -203,7 +195,7 @@ def test_what_lies_beside_the_weights_is_compared_by_what_it_says() -> None:
     assert found.summary.endswith("the same configuration; labels, tokenizer.json, vocab.txt differ")
 
 
-def test_what_says_the_same_in_other_bytes_is_the_same() -> None:
+def test_what_says_the_same_in_other_bytes_is_the_same():
     lengths, prompts = "sentence_bert_config.json", "config_sentence_transformers.json"
     mine = {
         "tokenizer.json": b'{"a": 1, "b": 2}',
@@ -244,15 +236,13 @@ def test_what_says_the_same_in_other_bytes_is_the_same() -> None:
         ),
     ],
 )
-def test_files_beside_the_weights_that_cannot_be_understood_are_told_in_a_line(
-    mine: bytes, other: bytes, words: str
-) -> None:
+def test_files_beside_the_weights_that_cannot_be_understood_are_told_in_a_line(mine, other, words):
     said = beside({"tokenizer.json": mine}, {"tokenizer.json": other}).files["tokenizer.json"]
     assert said.endswith(words)
     assert "\n" not in said
 
 
-def test_the_command_compares_formats(tmp_path: Path) -> None:
+def test_the_command_compares_formats(tmp_path):
     porting.write(porting.from_weights(CONFIG, WEIGHTS), tmp_path / "a", "concord")
     porting.write(porting.from_weights(CONFIG, WEIGHTS), tmp_path / "b", "jax-msgpack")
     porting.write(
@@ -279,13 +269,13 @@ OTHER_NAN = np.array([0x7FC00001], np.uint32).view(np.float32)[0]
 PLACE = (3, 5)
 
 
-def with_number(value: float) -> Array:
+def with_number(value):
     found = WEIGHTS[QUERY].copy()
     found[PLACE] = value
     return found
 
 
-ODD: dict[str, tuple[float, float, str]] = {
+ODD = {
     "NaN in one": (0.5, np.nan, "1 of 196 numbers differ; of these 1 is a number in A and NaN in B"),
     "NaN in both": (np.nan, OTHER_NAN, "1 of 196 numbers differ; of these 1 is NaN in both, of other bits"),
     "infinity": (0.5, np.inf, "1 of 196 numbers differ; of these 1 is a number in A and infinity in B"),
@@ -299,7 +289,7 @@ ODD: dict[str, tuple[float, float, str]] = {
 
 
 @pytest.mark.parametrize("what", ODD)
-def test_what_is_not_finite_is_called_what_it_is(what: str) -> None:
+def test_what_is_not_finite_is_called_what_it_is(what):
     one, other, words = ODD[what]
     found = classify(with_number(one), with_number(other))
     assert found.words.endswith(words)
@@ -307,7 +297,7 @@ def test_what_is_not_finite_is_called_what_it_is(what: str) -> None:
     assert "last digits" not in found.words
 
 
-def test_the_same_nan_is_no_difference_and_hides_none() -> None:
+def test_the_same_nan_is_no_difference_and_hides_none():
     array = with_number(np.nan)
     assert classify(array, array.copy()).kind == "same"
     assert classify(array, array.T.copy()).kind == "transposed"
@@ -317,14 +307,14 @@ def test_the_same_nan_is_no_difference_and_hides_none() -> None:
     assert classify(array, np.full_like(array, np.nan)).words == "all numbers of B are NaN"
 
 
-def test_differences_beyond_float64_are_said_in_words() -> None:
+def test_differences_beyond_float64_are_said_in_words():
     found = classify(np.array([1.7e308, 2.0, 3.0]), np.array([-1.7e308, 1e308, 3.0]))
     assert found.words == "different: 2 of 3 numbers differ, by more than float64 holds"
     found = classify(np.array([[1e200, 2.0], [3.0, 4.0]]), np.array([[2e200, 2.5], [3.0, -7.0]]))
     assert (found.largest, round(found.relative, 12)) == (1e200, 1.0)
 
 
-def test_the_end_of_a_large_tensor_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_large_tensor_is_looked_at_too(monkeypatch):
     monkeypatch.setattr("concord.porting.comparison.difference.WHOLE", 53)
     array = np.random.default_rng(3).standard_normal((97, 7))
     for change in (
@@ -343,7 +333,7 @@ def test_the_end_of_a_large_tensor_is_looked_at_too(monkeypatch: pytest.MonkeyPa
 DENSE, BIAS = "cls.predictions.transform.dense.weight", "cls.predictions.bias"
 
 
-def test_heads_that_the_family_does_not_have_are_compared_by_bits(tmp_path: Path) -> None:
+def test_heads_that_the_family_does_not_have_are_compared_by_bits(tmp_path):
     one, other = (
         headed(tmp_path / "one"),
         headed(tmp_path / "other", cls__predictions__bias=np.ones(25, np.float32)),
@@ -358,7 +348,7 @@ def test_heads_that_the_family_does_not_have_are_compared_by_bits(tmp_path: Path
     assert CliRunner().invoke(app, ["diff", str(one), str(headed(tmp_path / "again"))]).exit_code == 0
 
 
-def test_a_decoder_that_is_no_copy_differs_from_one_that_is(tmp_path: Path) -> None:
+def test_a_decoder_that_is_no_copy_differs_from_one_that_is(tmp_path):
     untied = headed(tmp_path / "untied", cls__predictions__decoder__weight=np.zeros((25, 14), np.float32))
     found = compare(porting.read(headed(tmp_path / "tied")), porting.read(untied))
     assert ([pair.name for pair in found.others.pairs], found.exit_code) == (
@@ -370,7 +360,7 @@ def test_a_decoder_that_is_no_copy_differs_from_one_that_is(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "format", ["hugging-face-bin", "hugging-face-flax", "hugging-face-tf", "google-bert", "paddlenlp"]
 )
-def test_heads_are_compared_across_names_and_layouts(tmp_path: Path, format: str) -> None:
+def test_heads_are_compared_across_names_and_layouts(tmp_path, format):
     one = porting.read(headed(tmp_path / "one"))
     porting.write(one, tmp_path / "ported", format)
     found = compare(one, porting.read(tmp_path / "ported"))
@@ -382,7 +372,7 @@ def test_heads_are_compared_across_names_and_layouts(tmp_path: Path, format: str
     assert ([pair.name for pair in found.others.pairs], found.exit_code) == ([DENSE], 1)
 
 
-def test_what_cannot_be_compared_is_named_and_never_the_same(tmp_path: Path) -> None:
+def test_what_cannot_be_compared_is_named_and_never_the_same(tmp_path):
     one = headed(tmp_path / "one", cls__strange=np.arange(7))
     porting.write(porting.read(one), tmp_path / "own", "concord")
     outcome = CliRunner().invoke(app, ["diff", str(one), str(tmp_path / "own")])
@@ -417,6 +407,6 @@ def test_what_cannot_be_compared_is_named_and_never_the_same(tmp_path: Path) -> 
         ),
     ],
 )
-def test_a_reason_is_looked_at_before_it_is_given(tmp_path: Path, name: str, array: Array, said: str) -> None:
+def test_a_reason_is_looked_at_before_it_is_given(tmp_path, name, array, said):
     with pytest.raises(SpecError, match=said):
         porting.read(headed(tmp_path, **{name: np.ascontiguousarray(array)}))

@@ -3,15 +3,12 @@
 And whatever bytes there are, they are read or refused in a line; no pickle runs.
 """
 
-from __future__ import annotations
-
 import collections
 import json
 import os
 import pickle
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +25,6 @@ from concord.porting.containers import (
     SAFETENSORS,
     TENSORFLOW,
     TORCH,
-    Container,
     aside,
     paddle,
 )
@@ -60,11 +56,11 @@ ARRAYS = {
 }
 
 
-def named(container: Container) -> str:
+def named(container):
     return container.name
 
 
-def tensor(dtype: str, shape: tuple[int, ...], seed: int) -> Any:
+def tensor(dtype, shape, seed):
     """Return a tensor of any bits, NaN and infinity too."""
     count = int(np.prod(shape, dtype=int)) * np.dtype(NUMPY[dtype]).itemsize
     drawn = np.random.default_rng(seed).bytes(count)
@@ -76,7 +72,7 @@ def tensor(dtype: str, shape: tuple[int, ...], seed: int) -> Any:
 @given(
     st.dictionaries(NAMES, st.builds(tensor, st.sampled_from(FLOATS), SHAPES, st.integers(0, 9)), max_size=5)
 )
-def test_whatever_is_written_comes_back_bit_for_bit(container: Container, tensors: dict[str, Any]) -> None:
+def test_whatever_is_written_comes_back_bit_for_bit(container, tensors):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / WRITTEN[container]
         container.write(path, tensors)
@@ -127,11 +123,11 @@ CONTENTS = {
 @pytest.mark.parametrize("container", CONTENTS, ids=named)
 @OFTEN
 @given(st.data())
-def test_any_bytes_are_read_or_refused(container: Container, data: st.DataObject) -> None:
+def test_any_bytes_are_read_or_refused(container, data):
     name = WRITTEN[container]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / name).write_bytes(data.draw(CONTENTS[container]))
-        problems: list[str] = []
+        problems = []
         try:
             for stored in container.read(Path(folder) / name).values():
                 stored.sha256()
@@ -145,7 +141,7 @@ def test_any_bytes_are_read_or_refused(container: Container, data: st.DataObject
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_arrays_are_found_in_every_protocol(protocol: int, tmp_path: Path) -> None:
+def test_arrays_are_found_in_every_protocol(protocol, tmp_path):
     arrays = {**ARRAYS, "fortran": np.asfortranarray(np.random.default_rng(0).standard_normal((11, 13)))}
     path = tmp_path / "model.pdparams"
     path.write_bytes(pickle.dumps({**arrays, "some": "text", "number": 3}, protocol))
@@ -156,11 +152,9 @@ def test_arrays_are_found_in_every_protocol(protocol: int, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("container", [PADDLE, TORCH], ids=named)
 @pytest.mark.parametrize("place", ["entry", "key of a list", "instead of a tensor"])
-def test_a_pickle_that_would_run_something_is_refused_by_name(
-    tmp_path: Path, place: str, container: Container
-) -> None:
+def test_a_pickle_that_would_run_something_is_refused_by_name(tmp_path, place, container):
     trap = RunsCode(tmp_path / "made")
-    given: dict[str, Any] = {"entry": {"a": np.zeros(3), "b": trap}, "key of a list": [[trap]]}
+    given = {"entry": {"a": np.zeros(3), "b": trap}, "key of a list": [[trap]]}
     path = tmp_path / WRITTEN[container]
     path.write_bytes(pickle.dumps(given.get(place, trap), 2))
     with pytest.raises(
@@ -171,7 +165,7 @@ def test_a_pickle_that_would_run_something_is_refused_by_name(
 
 
 @pytest.mark.parametrize("name", sorted(paddle.ALLOWED))
-def test_what_a_pickle_may_name_it_cannot_change(tmp_path: Path, name: str) -> None:
+def test_what_a_pickle_may_name_it_cannot_change(tmp_path, name):
     module, _, function = name.rpartition(".")
     named = f"c{module}\n{function}\n".encode()
     state = pickle.dumps((None, {"__defaults__": (7,), "function": 7, "byteorder": ">", "x": 7}), 2)[2:-1]
@@ -197,7 +191,7 @@ def test_what_a_pickle_may_name_it_cannot_change(tmp_path: Path, name: str) -> N
     ],
     ids=["archive", "nothing", "text", "extension", "number"],
 )
-def test_a_spoilt_file_of_torch_is_refused_in_a_line(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_spoilt_file_of_torch_is_refused_in_a_line(tmp_path, content, said):
     (tmp_path / "model.pt").write_bytes(content)
     with pytest.raises(SpecError, match=said) as caught:
         TORCH.read(tmp_path / "model.pt")
@@ -205,8 +199,8 @@ def test_a_spoilt_file_of_torch_is_refused_in_a_line(tmp_path: Path, content: by
     assert "\n" not in caught.value.problems[0]
 
 
-def test_a_pickle_that_holds_itself_is_refused(tmp_path: Path) -> None:
-    loop: list[Any] = []
+def test_a_pickle_that_holds_itself_is_refused(tmp_path):
+    loop = []
     loop.append(loop)
     path = tmp_path / WRITTEN[PADDLE]
     path.write_bytes(pickle.dumps(loop))
@@ -216,14 +210,14 @@ def test_a_pickle_that_holds_itself_is_refused(tmp_path: Path) -> None:
     assert PADDLE.read(path) == {}
 
 
-def test_what_a_training_loop_keeps_beside_the_weights_is_told_from_them(tmp_path: Path) -> None:
+def test_what_a_training_loop_keeps_beside_the_weights_is_told_from_them(tmp_path):
     stored = {f"state_dict.{name}": in_memory(np.asarray(array)) for name, array in ARRAYS.items()}
     TORCH.write(tmp_path / "model.pt", {**stored, "optimizer.state.0.exp_avg": in_memory(np.zeros(3))})
     assert set(TORCH.read(tmp_path / "model.pt")) == {*ARRAYS, "optimizer.state.0.exp_avg"}
 
 
-def test_no_file_of_others_is_opened_by_whoever_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def opened_here(*_: object) -> None:
+def test_no_file_of_others_is_opened_by_whoever_asks(tmp_path, monkeypatch):
+    def opened_here(*_):
         raise AssertionError("it is opened in this process")
 
     for container in {form.container for form in registry.FORMATS.values()} - {SAFETENSORS, ORBAX}:
@@ -234,7 +228,7 @@ def test_no_file_of_others_is_opened_by_whoever_asks(tmp_path: Path, monkeypatch
             assert container.read(path)["a"].bits().tolist() == [0.0, 1.0, 2.0]
 
 
-def test_a_process_that_ends_is_followed_by_another(tmp_path: Path) -> None:
+def test_a_process_that_ends_is_followed_by_another(tmp_path):
     path = tmp_path / WRITTEN[MSGPACK]
     MSGPACK.write(path, {"a": in_memory(np.arange(3.0))})
     MSGPACK.read(path)

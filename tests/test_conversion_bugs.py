@@ -1,13 +1,11 @@
 """Bugs of conversion: each is refused, or named where it goes wrong, and what is harmless alarms nobody."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
 import pytest
 
-from concord.porting.bugs.bug import ConversionBug, find
+from concord.porting.bugs.bug import find
 from concord.porting.bugs.catalogue import CONVERSION, EDITS, MADE
 
 SPECIFICATION = (Path(__file__).parent.parent / "spec" / "SPEC.md").read_text()
@@ -28,7 +26,7 @@ SLOWLY = [
 ]
 
 
-def test_table_is_large_and_has_every_group() -> None:
+def test_table_is_large_and_has_every_group():
     assert set(CONVERSION) == set(EDITS)
     assert len(ALL) > 80
     assert sum(bool(bug.source) for bug in ALL) >= 60
@@ -37,7 +35,7 @@ def test_table_is_large_and_has_every_group() -> None:
 
 
 @pytest.mark.parametrize("bug", ALL, ids=lambda bug: bug.name)
-def test_bug_is_documented(bug: ConversionBug) -> None:
+def test_bug_is_documented(bug):
     assert re.fullmatch("[a-z0-9_]+", bug.name)
     assert bug.what.endswith(".")
     assert f"**{bug.clause}**" in SPECIFICATION
@@ -46,7 +44,7 @@ def test_bug_is_documented(bug: ConversionBug) -> None:
 
 
 @pytest.mark.parametrize("bug", SLOWLY)
-def test_bug_is_refused_or_named_or_harmless(tmp_path: Path, bug: ConversionBug) -> None:
+def test_bug_is_refused_or_named_or_harmless(tmp_path, bug):
     found = find(bug, tmp_path)
     assert (found.outcome, found.first) == (bug.expected, bug.first), found
     assert any(bug.says in line for line in found.said) or not bug.says, found

@@ -25,14 +25,14 @@ from concord.spec.files import (
 )
 
 
-def refusal(function, *arguments) -> str:
+def refusal(function, *arguments):
     with pytest.raises(SpecError) as refused:
         function(*arguments)
     assert len(refused.value.problems) == 1
     return refused.value.problems[0]
 
 
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
     pipe, circle = tmp_path / "pipe", tmp_path / "circle"
     os.mkfifo(pipe)
     circle.symlink_to(circle)
@@ -48,9 +48,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     assert refusal(read_json, circle).startswith(f"{circle}: cannot be read: ")
 
 
-def test_a_folder_that_cannot_be_read_is_no_empty_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_read_is_no_empty_one(tmp_path, monkeypatch):
     for name in ("b/x.json", "a/x.json", "x.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
@@ -63,7 +61,7 @@ def test_a_folder_that_cannot_be_read_is_no_empty_one(
     assert refusal(find, tmp_path / "none", "*") == f"{tmp_path / 'none'}: no such folder"
     scan = os.scandir
 
-    def forbidding(path: Path | str) -> object:
+    def forbidding(path):
         if str(path).endswith("b"):
             raise PermissionError(13, "Permission denied", str(path))
         return scan(path)
@@ -85,7 +83,7 @@ class Outer:
     rest: float = 0.5
 
 
-def test_types_are_checked_and_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
+def test_types_are_checked_and_everything_wrong_is_said_at_once(tmp_path):
     path = tmp_path / "x.json"
     path.write_text('{"format": "a/1", "inner": {"x": {"count": 3, "names": ["n"]}}, "unknown": 1}')
     assert read_as(path, Outer) == Outer("a/1", {"x": Inner(3, ["n"])})
@@ -118,7 +116,7 @@ def test_types_are_checked_and_everything_wrong_is_said_at_once(tmp_path: Path) 
     ],
     ids=["NaN", "float", "whole", "surrogate", "nested"],
 )
-def test_numbers_and_characters_that_are_none_are_no_json(tmp_path: Path, content: str, reason: str) -> None:
+def test_numbers_and_characters_that_are_none_are_no_json(tmp_path, content, reason):
     path = tmp_path / "x.json"
     path.write_text(content)
     line = refusal(read_json, path)
@@ -135,13 +133,13 @@ def test_numbers_and_characters_that_are_none_are_no_json(tmp_path: Path, conten
     ],
     ids=["nested", "wide", "long"],
 )
-def test_toml_that_is_none_is_refused(content: str, reason: str) -> None:
+def test_toml_that_is_none_is_refused(content, reason):
     line = refusal(parse_toml, content, "x.toml")
     assert line.startswith("x.toml: not valid TOML: ")
     assert reason in line
 
 
-def test_an_output_is_looked_at_without_touching_it(tmp_path: Path) -> None:
+def test_an_output_is_looked_at_without_touching_it(tmp_path):
     pipe, there = tmp_path / "pipe", tmp_path / "there"
     os.mkfifo(pipe)
     there.write_text("old")
@@ -154,7 +152,7 @@ def test_an_output_is_looked_at_without_touching_it(tmp_path: Path) -> None:
     assert same_file(tmp_path / "new", tmp_path / "x" / ".." / "new")
 
 
-def test_text_that_is_too_large_or_none_is_refused(tmp_path: Path) -> None:
+def test_text_that_is_too_large_or_none_is_refused(tmp_path):
     large, other = tmp_path / "large", tmp_path / "other"
     with large.open("wb") as file:
         file.truncate(LARGEST + 1)
@@ -164,13 +162,13 @@ def test_text_that_is_too_large_or_none_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[" * 100_000, "{", '{"a": 1e}', "1" * 5_000])
-def test_json_that_cannot_be_read_is_refused(tmp_path: Path, text: str) -> None:
+def test_json_that_cannot_be_read_is_refused(tmp_path, text):
     path = tmp_path / "wrong.json"
     path.write_text(text)
     assert refusal(read_json, path).startswith(f"{path}: not valid JSON: ")
 
 
-def test_a_file_is_written_whole_and_keeps_its_permissions(tmp_path: Path) -> None:
+def test_a_file_is_written_whole_and_keeps_its_permissions(tmp_path):
     path = tmp_path / "out"
     write_text(path, "first")
     path.chmod(0o640)
@@ -180,7 +178,7 @@ def test_a_file_is_written_whole_and_keeps_its_permissions(tmp_path: Path) -> No
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_a_link_is_written_through(tmp_path: Path) -> None:
+def test_a_link_is_written_through(tmp_path):
     target, link, circle = tmp_path / "target", tmp_path / "link", tmp_path / "circle"
     target.write_text("old")
     link.symlink_to(target)
@@ -191,7 +189,7 @@ def test_a_link_is_written_through(tmp_path: Path) -> None:
     assert refusal(write_text, circle, "text").startswith(f"{circle}: cannot be written: ")
 
 
-def test_a_pipe_and_a_device_are_written_straight_into(tmp_path: Path) -> None:
+def test_a_pipe_and_a_device_are_written_straight_into(tmp_path):
     pipe, found = tmp_path / "pipe", []
     os.mkfifo(pipe)
     reader = threading.Thread(target=lambda: found.append(pipe.read_text()))
@@ -203,7 +201,7 @@ def test_a_pipe_and_a_device_are_written_straight_into(tmp_path: Path) -> None:
     assert Path(os.devnull).is_char_device()
 
 
-def test_what_cannot_be_written_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_refused_and_nothing_is_left(tmp_path):
     assert refusal(write_text, tmp_path / "none" / "out", "text").startswith(
         f"{tmp_path / 'none' / 'out'}: cannot be written: "
     )

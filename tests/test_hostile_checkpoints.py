@@ -3,8 +3,6 @@
 One line says what is wrong, in little time and memory.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -12,9 +10,6 @@ import pickle
 import re
 import shutil
 import zipfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,7 +22,7 @@ from tests.toys.checkpoints import SENTENCES, SHARDS, written
 from tests.toys.spoiling import bounded
 
 
-def laughs(times: int = 40) -> bytes:
+def laughs(times=40):
     """A list in a list, twice, and so on: few bytes, and more entries than there is time for."""
     step = (
         pickle.EMPTY_LIST
@@ -43,7 +38,7 @@ def laughs(times: int = 40) -> bytes:
     return pickle.PROTO + b"\x02" + pickle.EMPTY_LIST + pickle.BINPUT + b"\x00" + step * times + pickle.STOP
 
 
-def key_of_tuples(times: int = 40) -> bytes:
+def key_of_tuples(times=40):
     """The same as the key of a dictionary, which would be hashed."""
     step = (
         pickle.MARK
@@ -73,14 +68,14 @@ def key_of_tuples(times: int = 40) -> bytes:
     )
 
 
-def archive(member: str, content: bytes, compressed: int = zipfile.ZIP_DEFLATED) -> bytes:
+def archive(member, content, compressed=zipfile.ZIP_DEFLATED):
     found = io.BytesIO()
     with zipfile.ZipFile(found, "w", compressed, compresslevel=1) as file:
         file.writestr(member, content)
     return found.getvalue()
 
 
-def hdf5(make: Callable[[Any], object]) -> bytes:
+def hdf5(make):
     import h5py
 
     found = io.BytesIO()
@@ -89,17 +84,17 @@ def hdf5(make: Callable[[Any], object]) -> bytes:
     return found.getvalue()
 
 
-def in_a_circle(file: Any) -> None:
+def in_a_circle(file):
     """Two ways from a group into itself: as many paths as there is no time for."""
     group = file.create_group("a")
     group["one"] = group["other"] = group
 
 
-def outside(file: Any) -> None:
+def outside(file):
     file.create_dataset("a", (4,), "f4", external=[("/etc/passwd", 0, 16)])
 
 
-def virtual(file: Any) -> None:
+def virtual(file):
     import h5py
 
     layout = h5py.VirtualLayout((4,), "f4")
@@ -107,7 +102,7 @@ def virtual(file: Any) -> None:
     file.create_virtual_dataset("a", layout)
 
 
-def link(kind: str) -> Callable[[Any], None]:
+def link(kind):
     import h5py
 
     return lambda file: file.__setitem__(
@@ -115,17 +110,17 @@ def link(kind: str) -> Callable[[Any], None]:
     )
 
 
-def nested(depth: int) -> bytes:
+def nested(depth):
     return b"\x81\xa1a" * depth + b"\xc0"
 
 
-def array(shape: bytes, content: bytes = b"") -> bytes:
+def array(shape, content=b""):
     """An array of Flax with a shape of one's own."""
     inner = b"\x93" + shape + b"\xa7float32" + b"\xc4" + bytes([len(content)]) + content
     return b"\x81\xa1a" + b"\xc9" + len(inner).to_bytes(4, "big") + b"\x01" + inner
 
 
-MADE: dict[str, tuple[str, Callable[[], bytes], str]] = {
+MADE = {
     "a list in lists, for Paddle": ("paddle", laughs, "more than"),
     "a key that would be hashed": ("paddle", key_of_tuples, "no answer within"),
     "a bomb of Keras": ("keras", lambda: archive("model.weights.h5", bytes(80 << 20)), "is compressed"),
@@ -180,17 +175,17 @@ MADE: dict[str, tuple[str, Callable[[], bytes], str]] = {
 """A format, what stands in place of its weights, and what is said."""
 
 
-def header(text: str) -> bytes:
+def header(text):
     return len(text).to_bytes(8, "little") + text.encode()
 
 
 @pytest.mark.parametrize("what", MADE)
 def test_what_was_made_to_do_harm_is_refused_in_a_line(
-    what: str,
-    tmp_path: Path,
-    invoke: Callable[..., tuple[int, str, list[str]]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    what,
+    tmp_path,
+    invoke,
+    monkeypatch,
+):
     format, make, said = MADE[what]
     source = tmp_path / "source"
     source.mkdir()
@@ -207,7 +202,7 @@ def test_what_was_made_to_do_harm_is_refused_in_a_line(
 
 
 @pytest.mark.parametrize("name", ["vocab.txt", "labels.json", "tokenizer.json"])
-def test_a_link_out_of_the_folder_is_not_carried_over(name: str, tmp_path: Path) -> None:
+def test_a_link_out_of_the_folder_is_not_carried_over(name, tmp_path):
     (tmp_path / "secret").write_text("{}")
     source = tmp_path / "source"
     source.mkdir()
@@ -231,7 +226,7 @@ def test_a_link_out_of_the_folder_is_not_carried_over(name: str, tmp_path: Path)
     ],
     ids=["missing", "a file", "above", "root", "too long"],
 )
-def test_a_list_of_modules_does_not_lead_out_of_the_folder(where: str, said: str, tmp_path: Path) -> None:
+def test_a_list_of_modules_does_not_lead_out_of_the_folder(where, said, tmp_path):
     written(SENTENCES, tmp_path)
     modules = json.loads((tmp_path / "modules.json").read_text())
     modules[0]["path"] = where
@@ -241,9 +236,7 @@ def test_a_list_of_modules_does_not_lead_out_of_the_folder(where: str, said: str
     assert len(caught.value.problems) == 1
 
 
-def test_of_a_name_without_end_its_beginning_is_told(
-    tmp_path: Path, invoke: Callable[..., tuple[int, str, list[str]]]
-) -> None:
+def test_of_a_name_without_end_its_beginning_is_told(tmp_path, invoke):
     (tmp_path / "source").mkdir()
     written("hugging-face", tmp_path / "source")
     (tmp_path / "source" / "model.safetensors").write_bytes(header(json.dumps({"x" * 1_000_000: {}})))
@@ -260,9 +253,7 @@ def test_of_a_name_without_end_its_beginning_is_told(
         {"num_hidden_layers": 2000, "num_attention_heads": 1000, "hidden_size": 1000},
     ],
 )
-def test_a_configuration_of_more_layers_than_there_is_memory_for_is_refused(
-    sizes: dict[str, int], tmp_path: Path
-) -> None:
+def test_a_configuration_of_more_layers_than_there_is_memory_for_is_refused(sizes, tmp_path):
     written("hugging-face", tmp_path)
     stated = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(stated | sizes))
@@ -271,7 +262,7 @@ def test_a_configuration_of_more_layers_than_there_is_memory_for_is_refused(
 
 
 @pytest.mark.parametrize("where", ["/dev/zero", "../secret", "link", "pipe", "circle", ".", ""])
-def test_an_index_does_not_lead_out_of_the_folder(where: str, tmp_path: Path) -> None:
+def test_an_index_does_not_lead_out_of_the_folder(where, tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     written(SHARDS, source)
@@ -291,7 +282,7 @@ def test_an_index_does_not_lead_out_of_the_folder(where: str, tmp_path: Path) ->
     assert len(caught.value.problems) == 1
 
 
-def test_a_folder_of_hugging_faces_cache_is_read_through_its_links(tmp_path: Path) -> None:
+def test_a_folder_of_hugging_faces_cache_is_read_through_its_links(tmp_path):
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots/0a1b"
     for folder in (blobs, snapshot):
         folder.mkdir(parents=True)

@@ -10,9 +10,7 @@ import io
 import json
 import shutil
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -44,7 +42,7 @@ TOGETHER = 10_000
 """Spoilt files of the long campaign."""
 
 
-def exported(folder: Path) -> None:
+def exported(folder):
     """A small case with its run."""
     (job,) = check_jobs(["keras-attention"], ["float64"], "attention", ["keras-attention-single-attention"])
     for name, content in dump.case_files(job).items():
@@ -69,7 +67,7 @@ def exported(folder: Path) -> None:
     (folder / "run.json").write_text(json.dumps(about))
 
 
-def found(folder: Path) -> None:
+def found(folder):
     exported(folder)
     about = {
         "format": "concord.found/1",
@@ -80,21 +78,21 @@ def found(folder: Path) -> None:
     (folder / "found.json").write_text(json.dumps(about))
 
 
-def copied(*paths: Path) -> Callable[[Path], None]:
+def copied(*paths):
     return lambda folder: [shutil.copy(path, folder / path.name) for path in paths] and None
 
 
-def quietly() -> Console:
+def quietly():
     return Console(file=io.StringIO(), width=200)
 
 
-def show_dumps(folder: Path) -> None:
+def show_dumps(folder):
     result = dump.judge_dumps(folder)
     report.show(result, quietly(), "title")
     page(record.made(result, "check", "title"))
 
 
-def show_speed(folder: Path) -> None:
+def show_speed(folder):
     data = speed_record.read(folder / "speed.json")
     made = speed_record.SpeedRecord(
         SpeedPlan(names=("torch",), workloads=(), modes=(), limit=16.0), data
@@ -105,7 +103,7 @@ def show_speed(folder: Path) -> None:
     markdown(resumed)
 
 
-def verify(folder: Path) -> None:
+def verify(folder):
     """Look at the files of a certificate, whose digest fits whatever else it says."""
     path = folder / records.NAME
     with suppress(SpecError):
@@ -121,7 +119,7 @@ GOLDEN = sorted(published.INCLUDED.rglob("*.safetensors"), key=lambda path: path
 TRAINING = sorted(published.SHARED.glob("*/train_*.safetensors"), key=lambda path: path.stat().st_size)
 CONFIG = next((ROOT / "spec" / "variants").glob("bert.toml"))
 
-READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], object]]] = {
+READERS = {
     "a case and its run": (exported, show_dumps),
     "a finding": (found, read_found),
     "a golden file": (copied(GOLDEN[0]), lambda folder: read_golden(folder / GOLDEN[0].name)),
@@ -155,7 +153,7 @@ READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_spoilt_file_is_read_or_refused(reader: str, tmp_path: Path) -> None:
+def test_a_spoilt_file_is_read_or_refused(reader, tmp_path):
     tally = campaign(*READERS[reader], 25, tmp_path)
     assert tally.wrong == []
     assert tally.counts["refused"]
@@ -163,14 +161,14 @@ def test_a_spoilt_file_is_read_or_refused(reader: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
-def test_thousands_of_spoilt_files_are_read_or_refused(reader: str, tmp_path: Path) -> None:
+def test_thousands_of_spoilt_files_are_read_or_refused(reader, tmp_path):
     started = time.monotonic()
     tally = campaign(*READERS[reader], TOGETHER // len(READERS), tmp_path, first=1000)
     print(f"{reader}: {dict(tally.counts)} in {time.monotonic() - started:.0f} s")
     assert tally.wrong == []
 
 
-COMMANDS: dict[str, tuple[str, ...]] = {
+COMMANDS = {
     "a case and its run": ("check", "--from-dump", "."),
     "a finding": ("fuzz", "--replay", ".", "--backend", "tests.toys.numpy_backend:"),
     "a folder of golden files": ("golden", ".", "--backend", "tests.toys.numpy_backend:"),
@@ -188,11 +186,11 @@ same."""
 
 @pytest.mark.parametrize("reader", COMMANDS)
 def test_a_command_says_in_a_line_what_is_wrong_with_a_spoilt_file(
-    reader: str,
-    tmp_path: Path,
-    invoke: Callable[..., tuple[int, str, list[str]]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    reader,
+    tmp_path,
+    invoke,
+    monkeypatch,
+):
     READERS[reader][0](tmp_path)
     right = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     monkeypatch.chdir(tmp_path)

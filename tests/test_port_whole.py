@@ -3,17 +3,11 @@
 Or what was to be written.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -52,10 +46,10 @@ its name as the others are."""
 
 
 @contextmanager
-def each_line(act: Callable[[str], None]) -> Iterator[None]:
+def each_line(act):
     """Do something before each line of what writes a folder, given the file that the line stands in."""
 
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+    def trace(frame, event, argument):
         name = frame.f_code.co_filename
         if not any(part in name for part in LINES):
             return None
@@ -70,19 +64,19 @@ def each_line(act: Callable[[str], None]) -> Iterator[None]:
         sys.settrace(None)
 
 
-def killed(at: int, act: Callable[[], None]) -> list[str]:
+def killed(at, act):
     """Do something in a copy of this process that is killed before a line, counted from 0.
 
     Return the files of all lines if it is not.
     """
-    lines: list[str] = []
+    lines = []
 
-    def count(name: str) -> None:
+    def count(name):
         if len(lines) == at:
             os.kill(os.getpid(), signal.SIGKILL)
         lines.append(name)
 
-    def told() -> bytes:
+    def told():
         with each_line(count):
             act()
         return "\n".join(lines).encode()
@@ -101,15 +95,13 @@ def killed(at: int, act: Callable[[], None]) -> list[str]:
         *(pytest.param(format, MANY, marks=pytest.mark.slow) for format in NATIVE),
     ],
 )
-def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(
-    tmp_path: Path, format: str, spread: int, force: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(tmp_path, format, spread, force, monkeypatch):
     old, new = (in_bytes(weights) for weights in (OLD, NEW))
 
-    def write() -> None:
+    def write():
         porting.write(porting.from_weights(CONFIG, NEW), tmp_path / "out", format, force=force)
 
-    def prepared() -> None:
+    def prepared():
         for path in tmp_path.iterdir():
             shutil.rmtree(path)
         if force:
@@ -131,11 +123,11 @@ def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(
     assert seen == {"new", "old"}
 
 
-def test_a_folder_appears_in_one_step(tmp_path: Path) -> None:
+def test_a_folder_appears_in_one_step(tmp_path):
     """Between the lines of what gives it its name too: it is never there without its files."""
     for force in (False, True):
 
-        def look(_: str) -> None:
+        def look(_):
             assert not (tmp_path / "out").exists() or (tmp_path / "out" / "weights.safetensors").exists()
 
         with each_line(look):
@@ -143,9 +135,7 @@ def test_a_folder_appears_in_one_step(tmp_path: Path) -> None:
     assert bits(tmp_path / "out")
 
 
-def test_without_such_a_step_two_that_write_are_still_told_from_each_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_such_a_step_two_that_write_are_still_told_from_each_other(tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "_renamed", lambda one, other, how: False)
     porting.write(porting.from_weights(CONFIG, OLD), tmp_path / "out", "concord")
     with pytest.raises(SpecError, match="--force replaces it"):
@@ -157,9 +147,7 @@ def test_without_such_a_step_two_that_write_are_still_told_from_each_other(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_the_command_writes_where_it_is_told(
-    tmp_path: Path, invoke: Callable[..., tuple[int, str, list[str]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_writes_where_it_is_told(tmp_path, invoke, monkeypatch):
     monkeypatch.chdir(tmp_path)
     porting.write(porting.from_weights(CONFIG, NEW), tmp_path / "new", "concord")
     assert invoke("port", "new", "-o", "a/b/out", "--to", "keras")[0] == 0
@@ -168,7 +156,7 @@ def test_the_command_writes_where_it_is_told(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "new"]
 
 
-def test_classes_that_are_counted_but_not_named_are_still_as_many(tmp_path: Path) -> None:
+def test_classes_that_are_counted_but_not_named_are_still_as_many(tmp_path):
     source = hugging_face(tmp_path / "one")  # says num_labels, and no id2label
     porting.write(porting.read(source), tmp_path / "other", "hugging-face-bin")
     assert porting.read(tmp_path / "other").config == porting.read(source).config

@@ -1,10 +1,6 @@
 """Checkpoints of other projects: which format a folder holds, what its tensors are, and what is refused."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,14 +19,14 @@ from tests.toys.checkpoints import CONFIG, SIZES, WEIGHTS, bits, drawn, in_bytes
 BERT = table.load("bert-hugging-face")
 
 
-def named(prefix: str = "bert.") -> dict[str, np.ndarray]:
+def named(prefix="bert."):
     return {
         prefix + name.removeprefix("bert.") if name.startswith("bert.") else name: array
         for name, array in table.native(BERT, CONFIG, WEIGHTS).items()
     }
 
 
-def hugging_face(folder: Path, tensors: dict[str, np.ndarray] | None = None, **stated: Any) -> Path:
+def hugging_face(folder, tensors=None, **stated):
     folder.mkdir(parents=True, exist_ok=True)
     said = {**table.stated(BERT, CONFIG), "model_type": "bert", **stated}
     del said["num_labels"]
@@ -41,7 +37,7 @@ def hugging_face(folder: Path, tensors: dict[str, np.ndarray] | None = None, **s
     return folder
 
 
-def test_a_hugging_face_classifier_is_read(tmp_path: Path) -> None:
+def test_a_hugging_face_classifier_is_read(tmp_path):
     folder = hugging_face(tmp_path / "bert")
     (folder / "vocab.txt").write_text("[PAD]\n")
     assert porting.recognise(folder).format == "hugging-face"
@@ -53,7 +49,7 @@ def test_a_hugging_face_classifier_is_read(tmp_path: Path) -> None:
     assert {entry.status for entry in read.ledger} == {"read"}
 
 
-def test_of_the_files_of_a_folder_of_the_hub_the_first_is_read_as_by_transformers(tmp_path: Path) -> None:
+def test_of_the_files_of_a_folder_of_the_hub_the_first_is_read_as_by_transformers(tmp_path):
     wanted, others = {}, ["hugging-face", "hugging-face-bin", "hugging-face-tf", "hugging-face-flax"]
     for number, form in enumerate(others):
         weights = {name: array + number for name, array in WEIGHTS.items()}
@@ -73,7 +69,7 @@ def test_of_the_files_of_a_folder_of_the_hub_the_first_is_read_as_by_transformer
         del wanted[name]
 
 
-def test_of_two_files_that_say_nothing_of_each_other_one_must_be_named(tmp_path: Path) -> None:
+def test_of_two_files_that_say_nothing_of_each_other_one_must_be_named(tmp_path):
     for form in ("torch", "torch-safetensors"):
         porting.write(porting.from_weights(CONFIG, WEIGHTS), tmp_path / form, form)
     (tmp_path / "torch/model.pt").rename(tmp_path / "torch-safetensors/model.pt")
@@ -84,7 +80,7 @@ def test_of_two_files_that_say_nothing_of_each_other_one_must_be_named(tmp_path:
     )
 
 
-def test_all_that_is_wrong_with_tensors_is_told_at_once(tmp_path: Path) -> None:
+def test_all_that_is_wrong_with_tensors_is_told_at_once(tmp_path):
     tensors = {
         name: array for name, array in named().items() if "layer.1.intermediate.dense.bias" not in name
     }
@@ -102,12 +98,12 @@ def test_all_that_is_wrong_with_tensors_is_told_at_once(tmp_path: Path) -> None:
     ]
 
 
-def header(**entries: object) -> bytes:
+def header(**entries):
     text = json.dumps(entries).encode()
     return len(text).to_bytes(8, "little") + text
 
 
-def entry(begin: int, end: int, shape: list[int] | None = None, dtype: str = "F32") -> dict[str, object]:
+def entry(begin, end, shape=None, dtype="F32"):
     return {"dtype": dtype, "shape": [2] if shape is None else shape, "data_offsets": [begin, end]}
 
 
@@ -122,14 +118,14 @@ def entry(begin: int, end: int, shape: list[int] | None = None, dtype: str = "F3
         (header(a=entry(0, 2, dtype="F8_E8M0")) + bytes(2), "must have one of F64"),
     ],
 )
-def test_a_spoilt_safetensors_file_is_refused_in_a_line(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_spoilt_safetensors_file_is_refused_in_a_line(tmp_path, content, said):
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(SpecError, match=said) as caught:
         safetensors.read(tmp_path / "model.safetensors")
     assert len(caught.value.problems) == 1
 
 
-def test_shards_of_pytorchs_own_files_are_read_through_their_index(tmp_path: Path) -> None:
+def test_shards_of_pytorchs_own_files_are_read_through_their_index(tmp_path):
     shards = {f"pytorch_model-0000{n}-of-00002.bin": list(named())[n - 1 :: 2] for n in (1, 2)}
     hugging_face(tmp_path)
     (tmp_path / "model.safetensors").unlink()
@@ -144,7 +140,7 @@ def test_shards_of_pytorchs_own_files_are_read_through_their_index(tmp_path: Pat
 # Writing.
 
 
-def test_a_port_there_and_back_is_the_same_checkpoint(tmp_path: Path) -> None:
+def test_a_port_there_and_back_is_the_same_checkpoint(tmp_path):
     source = hugging_face(
         tmp_path / "source",
         {**named(), "bert.embeddings.position_ids": np.arange(13)[None]},
@@ -167,7 +163,7 @@ def test_a_port_there_and_back_is_the_same_checkpoint(tmp_path: Path) -> None:
     assert json.loads(back.files["config.json"]) == json.loads(first.files["config.json"])
 
 
-def test_heads_stay_where_the_names_do(tmp_path: Path) -> None:
+def test_heads_stay_where_the_names_do(tmp_path):
     tensors = {name: array for name, array in named("").items() if "classifier" not in name}
     tensors |= {
         "cls.predictions.bias": np.zeros(29, np.float32),
@@ -180,7 +176,7 @@ def test_heads_stay_where_the_names_do(tmp_path: Path) -> None:
     }
 
 
-def test_what_is_there_is_replaced_by_force_alone_and_nothing_is_left_of_a_failure(tmp_path: Path) -> None:
+def test_what_is_there_is_replaced_by_force_alone_and_nothing_is_left_of_a_failure(tmp_path):
     read = porting.read(hugging_face(tmp_path / "one"))
     porting.write(read, tmp_path / "out", "concord")
     with pytest.raises(SpecError, match="--force replaces it"):
@@ -199,7 +195,7 @@ def test_what_is_there_is_replaced_by_force_alone_and_nothing_is_left_of_a_failu
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other", "out"]
 
 
-def test_the_command_says_what_it_found(tmp_path: Path, invoke: Any) -> None:
+def test_the_command_says_what_it_found(tmp_path, invoke):
     source = hugging_face(
         tmp_path / "source", {**named(), "bert.embeddings.position_ids": np.arange(13)[None]}
     )
@@ -215,7 +211,7 @@ def test_the_command_says_what_it_found(tmp_path: Path, invoke: Any) -> None:
     assert (code, "did you mean 'concord'" in errors[0]) == (2, True)
 
 
-def test_a_table_of_ones_own_is_read(tmp_path: Path) -> None:
+def test_a_table_of_ones_own_is_read(tmp_path):
     text = (table.TABLES / "bert-hugging-face.toml").read_text().replace("bert.encoder.layer", "bert.blocks")
     (tmp_path / "mine.toml").write_text(text.replace('source = "bert-hugging-face"', 'source = "mine"'))
     source = hugging_face(
@@ -239,7 +235,7 @@ SOURCES = [
 ]
 
 
-def bare(folder: Path, config: spec.EncoderConfig, format: str) -> dict[str, np.ndarray]:
+def bare(folder, config, format):
     """Write an encoder whose names have no prefix; return its weights."""
     weights = drawn(config, "encoder")
     porting.write(porting.from_weights(config, weights, "encoder"), folder, format)
@@ -253,9 +249,7 @@ def bare(folder: Path, config: spec.EncoderConfig, format: str) -> dict[str, np.
     ("kind", "format"),
     [("bert", "hugging-face"), ("roberta", "hugging-face-roberta"), ("xlm-roberta", "hugging-face-roberta")],
 )
-def test_bare_models_of_the_same_names_are_told_apart_by_their_kind(
-    tmp_path: Path, kind: str, format: str
-) -> None:
+def test_bare_models_of_the_same_names_are_told_apart_by_their_kind(tmp_path, kind, format):
     config = CONFIG if kind == "bert" else spec.variant("roberta", **SIZES)
     weights = bare(tmp_path / "bare", config, format)
     stated = json.loads((tmp_path / "bare/config.json").read_text())
@@ -280,9 +274,7 @@ def test_bare_models_of_the_same_names_are_told_apart_by_their_kind(
         ("distilbert", "-distilbert", "vocab_transform"),
     ],
 )
-def test_other_heads_are_left_out_or_refused(
-    tmp_path: Path, variant: str, end: str, pretraining: str
-) -> None:
+def test_other_heads_are_left_out_or_refused(tmp_path, variant, end, pretraining):
     sizes = {**SIZES, **({"num_segments": 0} if variant == "distilbert" else {})}
     bare(tmp_path / "bare", spec.variant(variant, **sizes), f"hugging-face{end}")
     path = tmp_path / "bare/model.safetensors"
@@ -302,9 +294,7 @@ def test_other_heads_are_left_out_or_refused(
 
 @pytest.mark.parametrize("part", ["model", "encoder"])
 @pytest.mark.parametrize("variant", spec.variants())
-def test_native_formats_come_back_bit_for_bit_one_through_the_other(
-    tmp_path: Path, variant: str, part: str
-) -> None:
+def test_native_formats_come_back_bit_for_bit_one_through_the_other(tmp_path, variant, part):
     config = spec.variant(variant, **SIZES)
     part = "pooled" if (variant, part) == ("sentence-bert", "model") else part
     weights = drawn(config, part, seed=7)
@@ -318,7 +308,7 @@ def test_native_formats_come_back_bit_for_bit_one_through_the_other(
 
 
 @pytest.mark.parametrize(("name", "part"), SOURCES)
-def test_every_source_is_recognised_and_comes_back_bit_for_bit(tmp_path: Path, name: str, part: str) -> None:
+def test_every_source_is_recognised_and_comes_back_bit_for_bit(tmp_path, name, part):
     form = registry.FORMATS[name]
     entry = form.table.parts[part]
     config = spec.variant(
@@ -348,7 +338,7 @@ def test_every_source_is_recognised_and_comes_back_bit_for_bit(tmp_path: Path, n
         *((variant, ("model", "encoder")[n % 2]) for n, variant in enumerate(spec.variants())),
     ],
 )
-def test_a_graph_of_onnx_computes_every_tap(tmp_path: Path, variant: str, part: str, dtype: str) -> None:
+def test_a_graph_of_onnx_computes_every_tap(tmp_path, variant, part, dtype):
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     # ONNX Runtime has no erf in float64.
     replaced = (
@@ -396,7 +386,7 @@ def test_a_graph_of_onnx_computes_every_tap(tmp_path: Path, variant: str, part: 
     } == {}
 
 
-def test_what_no_graph_can_be_is_refused(tmp_path: Path) -> None:
+def test_what_no_graph_can_be_is_refused(tmp_path):
     pytest.importorskip("onnx", reason="onnx is not installed")
     stack = porting.from_weights(CONFIG, spec.initialize(CONFIG, part="stack"), "stack")
     with pytest.raises(SpecError, match="the part 'stack' cannot be written as onnx"):

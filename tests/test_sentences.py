@@ -1,11 +1,7 @@
 """Folders of sentence-transformers: a model and its pooling, both ways, and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +20,7 @@ CONFIGS = {
 """The models that such a folder can have, with pooling and classifier of their own."""
 
 
-def pooled(kind: str = "bert", pooling: str = "mean", normalize: bool = True) -> porting.Checkpoint:
+def pooled(kind="bert", pooling="mean", normalize=True):
     """Return a sentence embedding with random weights."""
     config = dataclasses.replace(
         CONFIGS[kind], pooling=pooling, pooler="none", length_epsilon=1e-12 if normalize else None
@@ -36,16 +32,14 @@ def pooled(kind: str = "bert", pooling: str = "mean", normalize: bool = True) ->
     )
 
 
-def folder_of(kind: str) -> str:
+def folder_of(kind):
     return "sentence-transformers" + ("" if kind == "bert" else f"-{kind}")
 
 
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("pooling", ["mean", "first"])
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_a_sentence_embedding_comes_back_with_its_pooling(
-    tmp_path: Path, kind: str, pooling: str, normalize: bool
-) -> None:
+def test_a_sentence_embedding_comes_back_with_its_pooling(tmp_path, kind, pooling, normalize):
     wanted = pooled(kind, pooling, normalize)
     porting.write(wanted, tmp_path / "one", folder_of(kind))
     said = json.loads((tmp_path / "one/config.json").read_text())
@@ -74,9 +68,7 @@ def test_a_sentence_embedding_comes_back_with_its_pooling(
         ({"pooling_mode": ["mean"], "pooling_mode_cls_token": True}, "mean"),
     ],
 )
-def test_a_pooling_is_read_in_older_and_newer_words(
-    tmp_path: Path, said: dict[str, Any], pooling: str
-) -> None:
+def test_a_pooling_is_read_in_older_and_newer_words(tmp_path, said, pooling):
     porting.write(pooled(), tmp_path / "one", "sentence-transformers")
     (tmp_path / "one/1_Pooling/config.json").write_text(json.dumps(said))
     assert porting.read(tmp_path / "one").config.pooling == pooling
@@ -100,9 +92,7 @@ def test_a_pooling_is_read_in_older_and_newer_words(
         ([], "holds a list but must hold a JSON object"),
     ],
 )
-def test_a_pooling_that_the_family_does_not_have_is_refused_by_name(
-    tmp_path: Path, said: Any, problem: str
-) -> None:
+def test_a_pooling_that_the_family_does_not_have_is_refused_by_name(tmp_path, said, problem):
     porting.write(pooled(), tmp_path / "one", "sentence-transformers")
     (tmp_path / "one/1_Pooling/config.json").write_text(json.dumps(said))
     with pytest.raises(SpecError, match=problem) as caught:
@@ -120,7 +110,7 @@ def test_a_pooling_that_the_family_does_not_have_is_refused_by_name(
         ["Transformer", "Pooling", "Normalize", "Normalize"],
     ],
 )
-def test_other_modules_are_refused_by_name(tmp_path: Path, kinds: list[str], invoke: Any) -> None:
+def test_other_modules_are_refused_by_name(tmp_path, kinds, invoke):
     porting.write(pooled(), tmp_path / "one", "sentence-transformers")
     modules = [
         {
@@ -139,7 +129,7 @@ def test_other_modules_are_refused_by_name(tmp_path: Path, kinds: list[str], inv
     ) == (2, 1, True, True)
 
 
-def test_a_vector_that_is_divided_by_the_length_of_another_is_refused(tmp_path: Path) -> None:
+def test_a_vector_that_is_divided_by_the_length_of_another_is_refused(tmp_path):
     porting.write(pooled(), tmp_path / "one", "sentence-transformers")
     (tmp_path / "one/2_Normalize").mkdir()
     (tmp_path / "one/2_Normalize/config.json").write_text('{"module_input_name": "token_embeddings"}')
@@ -150,8 +140,8 @@ def test_a_vector_that_is_divided_by_the_length_of_another_is_refused(tmp_path: 
 
 
 def test_a_folder_of_sentences_keeps_what_says_how_long_texts_may_be_and_lists_no_modules_elsewhere(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     (source := tmp_path / "one").mkdir()
     porting.write(pooled(), source / "0_Transformer", "sentence-transformers")
     for name in ("modules.json", "1_Pooling"):
@@ -179,7 +169,7 @@ def test_a_folder_of_sentences_keeps_what_says_how_long_texts_may_be_and_lists_n
     }
 
 
-def test_a_sentence_embedding_goes_into_a_plain_model_as_a_bare_encoder_alone(tmp_path: Path) -> None:
+def test_a_sentence_embedding_goes_into_a_plain_model_as_a_bare_encoder_alone(tmp_path):
     pooler = {
         f"pooler.dense.{leaf}": np.full(shape, 2, np.float32)
         for leaf, shape in (("weight", (14, 14)), ("bias", (14,)))

@@ -1,9 +1,5 @@
 """The tables of sources: weights and configurations of other projects, both ways."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -45,17 +41,17 @@ SOURCES = [
 ]
 
 
-def config_for(source: str, part: str) -> spec.EncoderConfig:
+def config_for(source, part):
     entry = table.load(source).parts[part]
     return spec.variant(table.load(source).variant, **{**SIZES, **entry.constants})
 
 
-def test_every_published_source_has_a_table() -> None:
+def test_every_published_source_has_a_table():
     assert table.sources() == SOURCES
 
 
 @pytest.mark.parametrize(("source", "part"), PARTS)
-def test_weights_come_back_bit_for_bit(source: str, part: str) -> None:
+def test_weights_come_back_bit_for_bit(source, part):
     entry, config = table.load(source), config_for(source, part)
     weights = spec.initialize(config, seed=5, part=part)
     native = table.native(entry, config, weights, part)
@@ -68,8 +64,8 @@ def test_weights_come_back_bit_for_bit(source: str, part: str) -> None:
     }
 
 
-def test_layouts_are_those_of_the_sources() -> None:
-    def shapes(source: str, part: str) -> dict[str, tuple[int, ...]]:
+def test_layouts_are_those_of_the_sources():
+    def shapes(source, part):
         config = config_for(source, part)
         native = table.native(table.load(source), config, spec.initialize(config, part=part), part)
         return {name: array.shape for name, array in native.items()}
@@ -88,7 +84,7 @@ def test_layouts_are_those_of_the_sources() -> None:
     assert keras["encoder.layers.1.pos_ffn_layer.w_2.kernel"] == (1, 17, 14)
 
 
-def test_the_first_norm_variable_of_tf1_is_the_offset() -> None:
+def test_the_first_norm_variable_of_tf1_is_the_offset():
     config = config_for("tf1-text-classifier", "model")
     weights = spec.initialize(config)
     native = table.native(table.load("tf1-text-classifier"), config, weights)
@@ -100,7 +96,7 @@ def test_the_first_norm_variable_of_tf1_is_the_offset() -> None:
     )
 
 
-def test_all_problems_are_reported_at_once_in_the_source_s_names() -> None:
+def test_all_problems_are_reported_at_once_in_the_source_s_names():
     config = config_for("tf1-text-classifier", "model")
     native = table.native(table.load("tf1-text-classifier"), config, spec.initialize(config))
     del native["dense_4/kernel"]
@@ -122,7 +118,7 @@ def test_all_problems_are_reported_at_once_in_the_source_s_names() -> None:
     assert "'embedding_w' has dtype int64" in text
 
 
-def test_a_configuration_that_the_source_cannot_hold_is_refused() -> None:
+def test_a_configuration_that_the_source_cannot_hold_is_refused():
     config = config_for("nndl-paddle", "model").replace(norm_sharing="separate")
     with pytest.raises(
         WeightsError,
@@ -142,22 +138,22 @@ def test_a_configuration_that_the_source_cannot_hold_is_refused() -> None:
         ("qs_layers.{h}.kernel", {"i": 0}, "qs_layers.{h}.kernel"),
     ],
 )
-def test_placeholders_are_filled(pattern: str, values: dict[str, int | str], name: str) -> None:
+def test_placeholders_are_filled(pattern, values, name):
     assert problem(pattern) is None
     assert fill(pattern, values) == name
 
 
 @pytest.mark.parametrize("pattern", ["a{j}", "a{i*2}", "a{i", "a{}"])
-def test_placeholders_that_cannot_be_read_are_refused(pattern: str) -> None:
+def test_placeholders_that_cannot_be_read_are_refused(pattern):
     assert "cannot be read" in str(problem(pattern))
 
 
-def test_an_unknown_source_is_refused_with_the_nearest_names() -> None:
+def test_an_unknown_source_is_refused_with_the_nearest_names():
     with pytest.raises(UnknownNameError, match=r"unknown source 'bert-torch': did you mean 'bert-pytorch'"):
         table.load("bert-torch")
 
 
-def test_a_wrong_table_is_refused_with_everything_that_is_wrong(tmp_path: Path) -> None:
+def test_a_wrong_table_is_refused_with_everything_that_is_wrong(tmp_path):
     text = (table.TABLES / "vanilla-encoder.toml").read_text()
     path = tmp_path / "wrong.toml"
     wrong = text.replace('layout = "out_in"', 'layout = "in_aut"', 1).replace("under =", "udner =")
@@ -176,7 +172,7 @@ def test_a_wrong_table_is_refused_with_everything_that_is_wrong(tmp_path: Path) 
         table.read(path)
 
 
-def test_a_table_that_is_like_another_has_its_other_parts_too(tmp_path: Path) -> None:
+def test_a_table_that_is_like_another_has_its_other_parts_too(tmp_path):
     (tmp_path / "mine.toml").write_text(
         'source = "mine"\nvariant = "bert"\nlike = "bert-hugging-face"\n[parts.model.checkpoint]\nprefixes '
         "= []\n"
@@ -192,7 +188,7 @@ def test_a_table_that_is_like_another_has_its_other_parts_too(tmp_path: Path) ->
     )
 
 
-def test_what_one_part_ignores_another_that_is_like_it_ignores_too() -> None:
+def test_what_one_part_ignores_another_that_is_like_it_ignores_too():
     entry = table.load("distilbert-hugging-face").parts
     assert set(entry["model"].checkpoint.ignored) < set(entry["encoder"].checkpoint.ignored)
     assert set(entry["encoder"].checkpoint.ignored) - set(entry["model"].checkpoint.ignored) == {
@@ -212,7 +208,7 @@ def test_what_one_part_ignores_another_that_is_like_it_ignores_too() -> None:
     ],
 )
 @pytest.mark.parametrize("like", [None, "bert-hugging-face"])
-def test_a_part_that_is_like_no_table_is_refused_in_a_line(place: str, said: str, like: str | None) -> None:
+def test_a_part_that_is_like_no_table_is_refused_in_a_line(place, said, like):
     data = parse_toml((table.TABLES / "distilbert-hugging-face.toml").read_text(), "wrong.toml")
     *path, last = place.split(".")
     inner = data["parts"]
@@ -225,7 +221,7 @@ def test_a_part_that_is_like_no_table_is_refused_in_a_line(place: str, said: str
 
 
 @pytest.mark.parametrize(("source", "part"), PARTS)
-def test_a_configuration_comes_back_from_the_source_s_own(source: str, part: str) -> None:
+def test_a_configuration_comes_back_from_the_source_s_own(source, part):
     entry, config = table.load(source), config_for(source, part)
     stated = table.stated(entry, config, part)
     again = table.configure(entry, stated, part)
@@ -234,7 +230,7 @@ def test_a_configuration_comes_back_from_the_source_s_own(source: str, part: str
     assert table.stated(entry, again, part) == stated
 
 
-def test_a_model_that_the_source_does_not_have_is_refused_with_every_reason() -> None:
+def test_a_model_that_the_source_does_not_have_is_refused_with_every_reason():
     config = spec.variant("bert", **SIZES, num_segments=0, norm_placement="pre")
     with pytest.raises(SpecError) as raised:
         table.stated(table.load("bert-hugging-face"), config)
@@ -251,7 +247,7 @@ def test_a_model_that_the_source_does_not_have_is_refused_with_every_reason() ->
         )
 
 
-def test_a_configuration_lists_every_missing_key() -> None:
+def test_a_configuration_lists_every_missing_key():
     with pytest.raises(SpecError) as raised:
         table.configure(table.load("bert-pytorch"), {"hidden": 8, "gelu": "erf"})
     assert len(raised.value.problems) == 11

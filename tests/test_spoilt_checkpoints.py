@@ -3,22 +3,18 @@
 Or refused in lines that name the file, in bounded time and memory, and nothing is written.
 """
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from shutil import copytree
 
 import pytest
 
 from tests.toys.checkpoints import SENTENCES, SHARDS, read, read_as_it_is, written
-from tests.toys.spoiling import Tally, campaign
+from tests.toys.spoiling import campaign
 
 INDEX = "model.safetensors.index.json"
 
-FILES: dict[str, tuple[str, tuple[str, ...]]] = {
+FILES = {
     "safetensors, this project's own": ("concord", ("weights.safetensors",)),
     "safetensors": ("hugging-face", ("model.safetensors",)),
     "safetensors in two files": (
@@ -55,9 +51,9 @@ EACH, FOLDERS = 10_000, 10_000
 """Spoilt files of each kind in the long campaign, and spoilt folders of Orbax."""
 
 
-def spoilt(kind: str, times: int, folder: Path, first: int = 0) -> Tally:
+def spoilt(kind, times, folder, first=0):
     format, names = FILES[kind]
-    reader: Callable[[Path], None] = read_as_it_is if format == "concord" else read
+    reader = read_as_it_is if format == "concord" else read
     return campaign(
         partial(written, format, carried=kind == "what is carried over"),
         reader,
@@ -68,12 +64,12 @@ def spoilt(kind: str, times: int, folder: Path, first: int = 0) -> Tally:
     )
 
 
-def told(kind: str, tally: Tally, started: float) -> None:
+def told(kind, tally, started):
     print(f"{kind}: {dict(tally.counts)} in {time.monotonic() - started:.0f} s")
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_a_spoilt_checkpoint_is_read_or_refused(kind: str, tmp_path: Path) -> None:
+def test_a_spoilt_checkpoint_is_read_or_refused(kind, tmp_path):
     tally = spoilt(kind, 15, tmp_path)
     assert tally.wrong == []
     assert tally.counts["refused"]
@@ -81,7 +77,7 @@ def test_a_spoilt_checkpoint_is_read_or_refused(kind: str, tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FILES)
-def test_thousands_of_spoilt_checkpoints_are_read_or_refused(kind: str, tmp_path: Path) -> None:
+def test_thousands_of_spoilt_checkpoints_are_read_or_refused(kind, tmp_path):
     started = time.monotonic()
     tally = spoilt(kind, EACH, tmp_path, first=1000)
     told(kind, tally, started)
@@ -89,7 +85,7 @@ def test_thousands_of_spoilt_checkpoints_are_read_or_refused(kind: str, tmp_path
 
 
 @pytest.mark.parametrize("times", [8, pytest.param(FOLDERS, marks=pytest.mark.slow)])
-def test_a_spoilt_folder_of_orbax_is_read_or_refused(times: int, tmp_path: Path) -> None:
+def test_a_spoilt_folder_of_orbax_is_read_or_refused(times, tmp_path):
     started = time.monotonic()
     right, here = tmp_path / "right", tmp_path / "spoilt"
     for folder in (right, here):

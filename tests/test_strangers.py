@@ -3,12 +3,7 @@
 And what differs; and names that were made to do harm.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +14,8 @@ from concord.porting.comparison import compare
 from concord.spec.errors import SpecError
 from tests.toys.ready import headed, hugging_face
 
-Arrays = dict[str, np.ndarray[Any, Any]]
 
-
-def stranger(folder: Path, change: Callable[[Arrays], Arrays], **stated: Any) -> Path:
+def stranger(folder, change, **stated):
     """Write a checkpoint whose tensors and configuration are another architecture's."""
     hugging_face(folder, **stated)
     save_file(
@@ -35,14 +28,14 @@ def stranger(folder: Path, change: Callable[[Arrays], Arrays], **stated: Any) ->
     return folder
 
 
-def begun(prefix: str, replaced: str = "", by: str = "") -> Callable[[Arrays], Arrays]:
+def begun(prefix, replaced="", by=""):
     """Return the change of how names begin, and of a piece of them."""
     return lambda found: {
         name.replace("bert.", prefix, 1).replace(replaced or "\0", by): array for name, array in found.items()
     }
 
 
-def fused(found: Arrays) -> Arrays:
+def fused(found):
     """A model of other names altogether, with one tensor for queries, keys and values."""
     return {
         "h.0.attn.qkv.weight": np.ones((14, 42), np.float32),
@@ -50,11 +43,11 @@ def fused(found: Arrays) -> Arrays:
     }
 
 
-def narrow(found: Arrays) -> Arrays:
+def narrow(found):
     return {**begun("thin.")(found), "thin.embeddings.word_embeddings.weight": np.ones((25, 5), np.float32)}
 
 
-STRANGE: dict[str, tuple[Callable[[Arrays], Arrays], dict[str, Any], tuple[str, ...]]] = {
+STRANGE = {
     "narrow embeddings": (
         narrow,
         {"model_type": "thin"},
@@ -104,9 +97,7 @@ STRANGE: dict[str, tuple[Callable[[Arrays], Arrays], dict[str, Any], tuple[str, 
 
 
 @pytest.mark.parametrize("what", STRANGE)
-def test_a_refusal_says_what_a_checkpoint_is_and_what_differs(
-    tmp_path: Path, what: str, invoke: Callable[..., tuple[int, str, list[str]]]
-) -> None:
+def test_a_refusal_says_what_a_checkpoint_is_and_what_differs(tmp_path, what, invoke):
     change, stated, said = STRANGE[what]
     source = stranger(tmp_path / "source", change, **stated)
     code, output, lines = invoke("port", source, "-o", tmp_path / "out", "--to", "concord")
@@ -118,7 +109,7 @@ def test_a_refusal_says_what_a_checkpoint_is_and_what_differs(
         porting.read(source, "hugging-face")
 
 
-def test_without_a_configuration_the_nearest_is_told_by_names(tmp_path: Path) -> None:
+def test_without_a_configuration_the_nearest_is_told_by_names(tmp_path):
     source = stranger(tmp_path, begun("new.", "self.query", "self.ask"))
     (source / "config.json").unlink()
     with pytest.raises(
@@ -132,8 +123,8 @@ def test_without_a_configuration_the_nearest_is_told_by_names(tmp_path: Path) ->
 # ELECTRA.
 
 
-def electra(folder: Path, heads: Arrays | None = None, **stated: Any) -> Path:
-    def change(found: Arrays) -> Arrays:
+def electra(folder, heads=None, **stated):
+    def change(found):
         return {
             **{
                 name.replace("bert.", "electra.", 1): array
@@ -146,7 +137,7 @@ def electra(folder: Path, heads: Arrays | None = None, **stated: Any) -> Path:
     return stranger(folder, change, **{"model_type": "electra", "embedding_size": 14, **stated})
 
 
-def test_electra_with_wide_embeddings_is_the_encoder_that_bert_is(tmp_path: Path) -> None:
+def test_electra_with_wide_embeddings_is_the_encoder_that_bert_is(tmp_path):
     shape = {"weight": (14, 14), "bias": (14,)}
     heads = {
         f"classifier.{layer}.{leaf}": np.ones(shape[leaf], np.float32)
@@ -172,7 +163,7 @@ def test_electra_with_wide_embeddings_is_the_encoder_that_bert_is(tmp_path: Path
     assert (stated["model_type"], stated["embedding_size"], stated["hidden_size"]) == ("electra", 14, 14)
 
 
-def test_electra_that_is_no_bert_is_refused(tmp_path: Path) -> None:
+def test_electra_that_is_no_bert_is_refused(tmp_path):
     with pytest.raises(SpecError, match=r"'embedding_size' is 5 but must be 14, as 'hidden_size'"):
         porting.read(electra(tmp_path / "small", embedding_size=5))
     with pytest.raises(SpecError, match=r"'classifier\.weight' is unexpected"):
@@ -193,10 +184,8 @@ LONG = "x" * 1_000_000
 HARM = "\x1b]0;title\x07\n2 fakes\u202e"
 
 
-def test_names_that_were_made_to_do_harm_are_shown_short_and_escaped(
-    tmp_path: Path, invoke: Callable[..., tuple[int, str, list[str]]]
-) -> None:
-    others: Arrays = {f"cls.{LONG}": np.ones(3, np.float32), f"cls.{HARM}": np.ones(3, np.float32)}
+def test_names_that_were_made_to_do_harm_are_shown_short_and_escaped(tmp_path, invoke):
+    others = {f"cls.{LONG}": np.ones(3, np.float32), f"cls.{HARM}": np.ones(3, np.float32)}
     one = headed(tmp_path / "one", **others)
     other = headed(tmp_path / "other", **{name: array + 1 for name, array in others.items()})
     for command in (

@@ -13,7 +13,6 @@ import sysconfig
 import venv
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ from concord import porting, spec
 from concord.conformance import tolerance
 from concord.conformance.scoring import judge_tensor
 from concord.porting.reading import AUTO
-from concord.spec.batch import Batch
 from concord.training.data.ready import encoder_of
 from tests.toys.surroundings import PATIENCE
 
@@ -125,7 +123,7 @@ class Place:
     python: Path
     folder: Path
 
-    def run(self, program: str, *arguments: str) -> str:
+    def run(self, program, *arguments):
         """Return what a program prints on its last line."""
         surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         ran = subprocess.run(
@@ -139,15 +137,15 @@ class Place:
         assert ran.returncode == 0, ran.stderr[-2000:]
         return ran.stdout.splitlines()[-1] if ran.stdout else ""
 
-    def output(self, folder: Path, head: str, batch: Batch, pad: int, framework: str = "torch") -> np.ndarray:
+    def output(self, folder, head, batch, pad, framework="torch"):
         """Return what a model computes that is loaded from a folder, without a word about its tensors."""
         return self._output(batch, pad, LOADS, framework, head, str(folder))
 
-    def embeddings(self, folder: Path, batch: Batch, pad: int) -> np.ndarray:
+    def embeddings(self, folder, batch, pad):
         """Return what sentence-transformers makes of a folder, likewise."""
         return self._output(batch, pad, LOADS_SENTENCES, str(folder))
 
-    def _output(self, batch: Batch, pad: int, *command: str) -> np.ndarray:
+    def _output(self, batch, pad, *command):
         arrays = batch.arrays()
         given = {
             "input_ids": arrays["input_ids"],
@@ -157,12 +155,12 @@ class Place:
         np.savez(self.folder / "inputs.npz", **given)
         said = json.loads(self.run(*command, str(self.folder / "inputs.npz"), str(self.folder / "found.npy")))
         assert not any(said.values()), said
-        found: np.ndarray = np.load(self.folder / "found.npy")
+        found = np.load(self.folder / "found.npy")
         return found
 
 
 @pytest.fixture(scope="module")
-def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Place:
+def place(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("transformers")
     venv.create(folder / "environment", with_pip=False, symlinks=True)
     (site,) = (folder / "environment").glob("lib/python*/site-packages")
@@ -198,7 +196,7 @@ DISTIL = {
     "max_position_embeddings": 23,
     "num_labels": 3,
 }
-KINDS: dict[str, tuple[dict[str, Any], str]] = {
+KINDS = {
     "Bert": (SIZES, "hugging-face"),
     "Roberta": ({**SIZES, "pad_token_id": 1, "type_vocab_size": 1}, "hugging-face-roberta"),
     "DistilBert": (DISTIL, "hugging-face-distilbert"),
@@ -206,14 +204,14 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {
 HEADS = {"ForSequenceClassification": "model", "Model": "encoder", "ForMaskedLM": "encoder"}
 
 
-def judged(checkpoint: porting.Checkpoint, batch: Batch, found: np.ndarray) -> float:
+def judged(checkpoint, batch, found):
     """Return how far an output lies from the oracle's, in tolerances."""
     expected = tolerance.expect(checkpoint.config, checkpoint.weights(), batch, checkpoint.part, "float32")
     name = spec.output_name(checkpoint.config, checkpoint.part)
     return judge_tensor(found, expected.values[name], expected.sigmas[name], "float32").ratio
 
 
-def batch_for(checkpoint: porting.Checkpoint) -> Batch:
+def batch_for(checkpoint):
     """Return rows of several lengths.
 
     Of one that is nothing but padding transformers' own kinds of attention make several things.
@@ -226,7 +224,7 @@ def batch_for(checkpoint: porting.Checkpoint) -> Batch:
 @pytest.mark.parametrize("place", [NEW], indirect=True, ids=["5"])
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_written_computes_the_same_bits(place: Place, tmp_path: Path, kind: str, head: str) -> None:
+def test_what_is_written_computes_the_same_bits(place, tmp_path, kind, head):
     sizes, format = KINDS[kind]
     place.run(MAKES, kind, head, json.dumps(sizes), str(tmp_path / "one"))
     read = porting.read(tmp_path / "one", AUTO)
@@ -256,9 +254,7 @@ def test_what_is_written_computes_the_same_bits(place: Place, tmp_path: Path, ki
         ("DistilBert", "mean", False),
     ],
 )
-def test_what_is_written_embeds_sentences_with_the_same_bits(
-    place: Place, tmp_path: Path, kind: str, pooling: str, normalize: bool
-) -> None:
+def test_what_is_written_embeds_sentences_with_the_same_bits(place, tmp_path, kind, pooling, normalize):
     sizes, plain = KINDS[kind]
     format = plain.replace("hugging-face", "sentence-transformers")
     place.run(MAKES, kind, "Model", json.dumps(sizes), str(tmp_path / "bare"))
@@ -283,9 +279,7 @@ def test_what_is_written_embeds_sentences_with_the_same_bits(
 @pytest.mark.parametrize(
     "prompts", [{}, {"prompts": {"query": "B a", "passage": "a"}, "default_prompt_name": "query"}]
 )
-def test_texts_become_the_tokens_of_sentence_transformers(
-    place: Place, tmp_path: Path, lengths: dict[str, Any], prompts: dict[str, Any]
-) -> None:
+def test_texts_become_the_tokens_of_sentence_transformers(place, tmp_path, lengths, prompts):
     place.run(MAKES, "Bert", "Model", json.dumps(SIZES), str(tmp_path / "bare"))
     place.run(MAKES_SENTENCES, str(tmp_path / "bare"), "mean", "", str(tmp_path / "one"))
     edits = {
@@ -317,9 +311,7 @@ def test_texts_become_the_tokens_of_sentence_transformers(
 @pytest.mark.parametrize("place", [OLD], indirect=True, ids=["4"])
 @pytest.mark.parametrize("framework", ["tf", "flax"])
 @pytest.mark.parametrize("head", ["ForSequenceClassification", ""])
-def test_the_last_version_with_other_frameworks_agrees(
-    place: Place, tmp_path: Path, framework: str, head: str
-) -> None:
+def test_the_last_version_with_other_frameworks_agrees(place, tmp_path, framework, head):
     place.run(MAKES, "Bert", head or "Model", json.dumps(SIZES), str(tmp_path / "one"))
     read = porting.read(tmp_path / "one")
     porting.write(read, tmp_path / "other", f"hugging-face-{framework}")

@@ -146,42 +146,22 @@ def compared(right: Checkpoint, wrong: Checkpoint) -> FoundBug:
     if wrong.part != right.part:
         return FoundBug("named", (f"what is there is an {wrong.part}, not a {right.part}",))
     batch = example_batch(right.config, batch=4, seed=5, padding="ragged")
-    weights = right.weights()
-    verdict = judge(
-        right.config, weights, batch, run_of(wrong, batch), right.part, end_to_end=False
-    ).explained()
-    first = verdict.first_divergence
-    if first is None:
-        beside = _beside(right, wrong)
-        return (
-            FoundBug("named", beside)
-            if beside
-            else FoundBug("harmless", tuple(entry.reason for entry in wrong.ledger if entry.reason))
-        )
-    return FoundBug("named", (str(verdict.cause.text if verdict.cause else ""), first.note), first.tensor)
-
-
-def _beside(right: Checkpoint, wrong: Checkpoint) -> tuple[str, ...]:
-    """Return what lies beside the weights and is not the same, in lines."""
-    apart = differing(right, wrong, ("the right one", "the wrong one"))
-    return tuple(
-        f"{name}: {words}"
-        for name, words in {
-            **apart,
-            **dict.fromkeys(alone(right, wrong), "only the right one has it"),
-        }.items()
-    )
+    run = run_of(wrong, batch)
+    verdict = judge(right.config, right.weights(), batch, run, right.part, end_to_end=False).explained()
+    if first := verdict.first_divergence:
+        cause = verdict.cause.text if verdict.cause else ""
+        return FoundBug("named", (cause, first.note), first.tensor)
+    beside = {
+        **differing(right, wrong, ("the right one", "the wrong one")),
+        **dict.fromkeys(alone(right, wrong), "only the right one has it"),
+    }
+    if beside:
+        return FoundBug("named", tuple(f"{name}: {words}" for name, words in beside.items()))
+    return FoundBug("harmless", tuple(entry.reason for entry in wrong.ledger if entry.reason))
 
 
 def run_of(checkpoint: Checkpoint, batch: Batch) -> Run:
     """Return what a model computes, in rounded arithmetic and another order of sums."""
-    truth = compute(
-        checkpoint.config,
-        checkpoint.weights(),
-        batch,
-        Arithmetic(DTYPE, shuffle=OTHER),
-        False,
-        checkpoint.part,
-        DTYPE,
-    )
+    config, weights, arithmetic = checkpoint.config, checkpoint.weights(), Arithmetic(DTYPE, shuffle=OTHER)
+    truth = compute(config, weights, batch, arithmetic, False, checkpoint.part, DTYPE)
     return Run(truth.output, truth.loss, dict(truth.taps), {}, "port", DTYPE, requested=("taps",))

@@ -14,7 +14,6 @@ from typing import Any
 from concord.backends.interface import Run
 from concord.conformance.campaign import Job, Report, Settings, conduct
 from concord.conformance.expectation import Expectation, JudgedTraining
-from concord.conformance.judging import judge
 from concord.conformance.lockstep.envelope import of_training
 from concord.conformance.verdict import Result, Row, Verdict, verdict_lines
 from concord.porting.certificate.certificate import (
@@ -81,17 +80,8 @@ class Ported(Job):
     def judge(self, run: Run, rules: str | None = None) -> Verdict:
         """Judge what the target computed against what the source should."""
         assert self.source is not None
-        return judge(
-            self.source.config,
-            self.source.weights,
-            self.batch,
-            run,
-            self.source.part,
-            self.expectation,
-            self.derive,
-            rules,
-            self.end_to_end,
-        )
+        config, weights, part = self.source.config, self.source.weights, self.source.part
+        return Job.judge(dataclasses.replace(self, config=config, weights=weights, part=part), run, rules)
 
 
 def _job(
@@ -169,7 +159,7 @@ class Evidence:
 
     items: tuple[Item, ...] = ()
     runs: tuple[Ran, ...] = ()
-    errors: Mapping[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    errors: Mapping[str, Any] = field(default_factory=dict)
     environments: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -286,9 +276,9 @@ class _Judged:
                 yield "outputs", _from_the_inputs(row)
             yield kind, _from_the_inputs(row) if kind == "loss" else row
 
-    def errors(self) -> dict[str, dict[str, dict[str, float]]]:
+    def errors(self) -> dict[str, Any]:
         """Return the largest error of each tensor, by backend and precision."""
-        found: dict[str, dict[str, dict[str, float]]] = {}
+        found: dict[str, Any] = {}
         for result in self.report.results:
             for row in result.verdict.table if result.verdict else ():
                 if row.status in JUDGED:

@@ -54,17 +54,14 @@ def files_of(path: Path) -> dict[str, HashedFile]:
         SpecError: if one cannot be read, or there are more than a checkpoint has.
     """
     folder = folder_of(path)
-    found = [
-        one for one in find(folder, "*") if one.is_file() and one.relative_to(folder).as_posix() not in MADE
-    ]
+    every = {one.relative_to(folder).as_posix(): one for one in find(folder, "*") if one.is_file()}
+    found = {name: one for name, one in every.items() if name not in MADE}
     if len(found) > MOST_FILES:
         raise SpecError(
             f"{folder}: holds {len(found)} files but a checkpoint's folder holds at most {MOST_FILES}; "
             "put the checkpoint into a folder of its own"
         )
-    return {
-        one.relative_to(folder).as_posix(): HashedFile(sha256_of(one), one.stat().st_size) for one in found
-    }
+    return {name: HashedFile(sha256_of(one), one.stat().st_size) for name, one in found.items()}
 
 
 def side_of(path: Path, checkpoint: Checkpoint) -> PortSide:

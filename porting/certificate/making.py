@@ -56,7 +56,8 @@ def certify(
 
     Raises:
         UnknownNameError: for an unknown format or backend.
-        SpecError: if one of the two cannot be read, or is no model of the family; listing why.
+        SpecError: if one of the two cannot be read, is no model of the family, or changes meanwhile; listing
+            why.
     """
     asked = asked or Asked.of(settings)
     settings, paths = asked.settings(settings or Settings()), (source_path, target_path)
@@ -92,8 +93,18 @@ def certify(
     shown = sensitivity.prove(source, mine, model, batch, name, asked.seed, tell)
     items += found.items
     items += [Item(f"input: {name}", NOT_APPLICABLE, why) for name, why in given.left_out.items()]
-    items += [*origin.items, *_unheard(sides[0]), *sensitivity.items(shown)]
-    _same_files(sides, paths)
+    items += origin.items
+    if known(source.format).source:
+        said = (
+            f"the code that {source.format} belongs to was not run, its framework was; the model is "
+            "held to the published sources' own tensors by concord golden"
+        )
+        items.append(Item("source's own code", UNVERIFIED, said))
+    items += sensitivity.items(shown)
+    for side, path in zip(sides, paths, strict=True):
+        apart = {*ledger.files_of(path).items()} ^ {*side.files.items()}
+        if changed := sorted({name for name, _ in apart}):
+            raise SpecError(f"{path}: {', '.join(changed[:5])} changed while the certificate was made")
     return Certificate(
         verdict(tuple(items), shown),
         *sides,
@@ -107,29 +118,6 @@ def certify(
         shown,
         {**origin.environments, **found.environments},
     )
-
-
-def _unheard(side: PortSide) -> Iterator[Item]:
-    """Yield that other people's code was not run, where the source is of a format of theirs."""
-    if known(side.format).source:
-        said = (
-            f"the code that {side.format} belongs to was not run, its framework was; the model is "
-            "held to the published sources' own tensors by concord golden"
-        )
-        yield Item("source's own code", UNVERIFIED, said)
-
-
-def _same_files(sides: tuple[PortSide, PortSide], paths: tuple[Path, Path]) -> None:
-    """Refuse files that were changed meanwhile.
-
-    Raises:
-        SpecError: naming them.
-    """
-    for side, path in zip(sides, paths, strict=True):
-        now = ledger.files_of(path)
-        changed = sorted(name for name in {**now, **side.files} if now.get(name) != side.files.get(name))
-        if changed:
-            raise SpecError(f"{path}: {', '.join(changed[:5])} changed while the certificate was made")
 
 
 @dataclass(frozen=True)
@@ -210,18 +198,12 @@ def _differing(one: Certificate, other: Certificate) -> Iterator[str]:
     Measured errors need not be the same.
     """
     mine, theirs = ({_key(item): item for item in found.items} for found in (one, other))
-    for key, item in mine.items():
-        now = theirs.get(key)
-        if now is None or now.status != item.status:
-            yield (
-                f"{' '.join(filter(None, key))}: was {item.status}, is "
-                f"{now.status if now else 'not there'}{f': {now.reason}' if now else ''}"
-            )
-    yield from (
-        f"{' '.join(filter(None, key))}: is {item.status}, was not there"
-        for key, item in theirs.items()
-        if key not in mine
-    )
+    for key in {**mine, **theirs}:
+        was, now, said = mine.get(key), theirs.get(key), " ".join(filter(None, key))
+        if was is None:
+            yield f"{said}: is {theirs[key].status}, was not there"
+        elif now is None or now.status != was.status:
+            yield f"{said}: was {was.status}, is {f'{now.status}: {now.reason}' if now else 'not there'}"
     for name in ("parameters", "others", "sensitivity"):
         if getattr(one, name) != getattr(other, name):
             yield f"{name}: not what the certificate states"

@@ -7,7 +7,6 @@ second.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -165,10 +164,7 @@ def _heads(both: _Both) -> Iterator[Found]:
         return
     mine, other = ([digest(one) for one in np.split(array, heads, axis)] for array in (first, both.second))
     if sorted(mine) == sorted(other):
-        places = defaultdict(list)
-        for place, key in enumerate(mine):
-            places[key].append(place)
-        order = [places[key].pop(0) for key in other]
+        order = [mine.index(key) for key in other]
         yield (
             "heads permuted",
             "heads permuted: B's heads are A's "

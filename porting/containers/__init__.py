@@ -66,17 +66,3 @@ ORBAX = Container("orbax", "jax", orbax.load, orbax.save, framework="jax", looks
 
 ONNX = Container("onnx", "", None, onnx.save, framework="torch", looks=lambda _: False)
 """Graphs, which are written alone: a program, and weights under names that nobody chose."""
-
-__all__ = [
-    "HDF5",
-    "HDF5_MODELS",
-    "KERAS",
-    "MSGPACK",
-    "ONNX",
-    "ORBAX",
-    "PADDLE",
-    "SAFETENSORS",
-    "TENSORFLOW",
-    "TORCH",
-    "Container",
-]

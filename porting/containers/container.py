@@ -22,8 +22,9 @@ def stays(path: Path, folder: Path) -> bool:
     Or is a link to the blobs of the cache that the folder belongs to.
     """
     try:
+        path.exists()
         here, there = folder.resolve(), path.resolve()
-    except (OSError, RuntimeError):  # links in a circle
+    except (OSError, RuntimeError):  # a name that is too long; links in a circle
         return False
     return there.is_relative_to(here) or there.parent == here.parent.parent / BLOBS
 

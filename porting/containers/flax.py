@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from concord.porting.containers.aside import Refused, flat, tree
-from concord.porting.stored import NUMPY, Bits, StoredTensor, shape_of, size, sliced
+from concord.porting.stored import NUMPY, Bits, StoredTensor, in_memory, shape_of, size, sliced
 from concord.spec.errors import optional
 from concord.spec.files import Write, writing
 
@@ -80,11 +79,7 @@ def _joined(entries: Mapping[str, Any]) -> StoredTensor:
     """Return an array that is kept in pieces, as ``flax.serialization`` does with long ones."""
     shape, chunks = shape_of([*entries["shape"].values()]), list(entries["chunks"].values())
     dtype, count = chunks[0].dtype, sum(math.prod(piece.shape) for piece in chunks)
-    if (
-        min(shape, default=0) < 0
-        or count != math.prod(shape)
-        or any(piece.dtype != dtype for piece in chunks)
-    ):
+    if count != math.prod(shape) or any(piece.dtype != dtype for piece in chunks):
         raise Refused(f"an array of pieces has shape {shape} but {count} elements, or several dtypes")
 
     def bits() -> Bits:
@@ -127,7 +122,7 @@ def _pieces(value: StoredTensor) -> dict[str, Any]:
     flattened = value.bits().reshape(-1)
     step = LARGEST_PIECE // np.dtype(NUMPY[value.dtype]).itemsize
     chunks = [flattened[begin : begin + step] for begin in range(0, len(flattened), step)]
-    pieces = [StoredTensor(value.dtype, chunk.shape, partial(np.asarray, chunk)) for chunk in chunks]
+    pieces = [in_memory(chunk, value.dtype) for chunk in chunks]
     return {
         CHUNKED: True,
         "shape": {str(axis): length for axis, length in enumerate(value.shape)},

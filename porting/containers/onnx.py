@@ -8,21 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from concord.porting.containers.torch import state
 from concord.porting.stored import StoredTensor
 from concord.spec.config import from_mapping
 from concord.spec.errors import optional
 from concord.spec.files import refusing
-from concord.spec.tensors import OF_IDS, inputs, output_name, taps
+from concord.spec.tensors import inputs, output_name, taps
 
 OPSET = 17
 """The version of the operators: all that the family needs, and every runtime of today knows it."""
 
 DTYPES = ("float32", "float16", "float64")
 """Those that a graph may compute in."""
-
-PARTS = OF_IDS
 
 AXES = {"batch": "B", "tokens": "T", "query": "T", "key": "T"}
 """Those of any length."""
@@ -48,13 +45,11 @@ def save(
         import onnx
 
     from concord.backends.taps import attach
-    from concord.backends.torch.model import PARTS as MODELS
+    from concord.backends.torch.model import PARTS
 
     family = from_mapping(dict(config), str(path))
-    model = MODELS[part](family, dtype=getattr(torch, dtype)).eval()
-    model.load_state_dict(
-        {name: torch.from_numpy(np.array(stored.array())) for name, stored in tensors.items()}
-    )
+    model = PARTS[part](family, dtype=getattr(torch, dtype)).eval()
+    model.load_state_dict(state(tensors))
     found: dict[str, Any] = {}
 
     def tap(name: str, tensor: Any) -> Any:

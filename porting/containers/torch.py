@@ -102,9 +102,16 @@ def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     with optional("to write a file of PyTorch", "torch"):
         import torch
 
-    state = {}
-    for name, tensor in tensors.items():
-        state[name] = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
-        state[name].reshape(-1).view(torch.uint8).numpy()[:] = np.frombuffer(tensor.data(), np.uint8)
     with refusing(path):
-        torch.save(state, path)
+        torch.save(state(tensors), path)
+
+
+def state(tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
+    """Return tensors as PyTorch's own."""
+    import torch
+
+    found = {}
+    for name, tensor in tensors.items():
+        found[name] = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
+        found[name].reshape(-1).view(torch.uint8).numpy()[:] = np.frombuffer(tensor.data(), np.uint8)
+    return found

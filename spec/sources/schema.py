@@ -182,7 +182,7 @@ class Ignored(_Section):
 
     Attributes:
         reason: in words.
-        holds: what it must hold for that to be true (:data:`concord.porting.matching.HOLDS`); empty: only its
+        holds: what it must hold for that to be true (:func:`concord.porting.matching.unlike`); empty: only its
             name says so.
     """
 

@@ -1,12 +1,8 @@
 """Small right checkpoints of every format, for tests that spoil them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,8 +12,6 @@ from concord.porting.bugs.catalogue import sharded
 from concord.spec import checkpoints
 from concord.spec.errors import SpecError
 from concord.spec.files import sha256_of
-
-Arrays = dict[str, np.ndarray[Any, Any]]
 
 SIZES = {
     "vocab_size": 29,
@@ -31,7 +25,7 @@ SIZES = {
 CONFIG = spec.variant("bert", **SIZES)
 
 
-def drawn(config: spec.EncoderConfig = CONFIG, part: str = "model", seed: int = 3) -> Arrays:
+def drawn(config=CONFIG, part="model", seed=3):
     """Return random weights in float32."""
     found = spec.initialize(config, seed=seed, part=part)
     return {name: array.astype(np.float32) for name, array in found.items()}
@@ -40,11 +34,11 @@ def drawn(config: spec.EncoderConfig = CONFIG, part: str = "model", seed: int = 
 WEIGHTS = drawn()
 
 
-def in_bytes(weights: Mapping[str, Any]) -> dict[str, bytes]:
+def in_bytes(weights):
     return {name: array.tobytes() for name, array in weights.items()}
 
 
-def bits(checkpoint: porting.Checkpoint | Path) -> dict[str, bytes]:
+def bits(checkpoint):
     """Return the bytes of every parameter of a checkpoint, or of the one in a folder."""
     return in_bytes((porting.read(checkpoint) if isinstance(checkpoint, Path) else checkpoint).weights())
 
@@ -63,7 +57,7 @@ POOLED = {name: array for name, array in WEIGHTS.items() if not name.startswith(
 SENTENCES = "sentence-transformers"
 
 
-def written(format: str, folder: Path, carried: bool = False) -> None:
+def written(format, folder, carried=False):
     """Write a right checkpoint.
 
     Args:
@@ -83,7 +77,7 @@ def written(format: str, folder: Path, carried: bool = False) -> None:
     (folder / "in").rmdir()
 
 
-def read(folder: Path) -> None:
+def read(folder):
     """Read all that there is to read."""
     checkpoint = porting.read(folder)
     checkpoint.checked()
@@ -91,7 +85,7 @@ def read(folder: Path) -> None:
         assert len(entry.sha256) == 64
 
 
-def read_as_it_is(folder: Path) -> None:
+def read_as_it_is(folder):
     """Read one of this project's own, whose digests are made those of what is spoilt.
 
     Somebody who wants to do harm writes them too.

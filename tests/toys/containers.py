@@ -1,19 +1,14 @@
 """Files of weights spoilt from within: taken apart, changed, and put together again."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import pickletools
 import warnings
 import zipfile
-from random import Random
-from typing import Any
 
 from tests.toys.mutations import (
     BYTES,
     WAYS,
-    Way,
     changed_data,
     json_changed,
     json_nested,
@@ -23,7 +18,7 @@ from tests.toys.mutations import (
 
 
 @or_flipped
-def archive_changed(content: bytes, random: Random) -> bytes:
+def archive_changed(content, random):
     """Spoil a member of an archive, leave it out, repeat it, or call it as another one."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = [(entry.filename, archive.read(entry)) for entry in archive.infolist()]
@@ -65,7 +60,7 @@ STEPS = (
 
 
 @or_flipped
-def pickle_changed(content: bytes, random: Random) -> bytes:
+def pickle_changed(content, random):
     """Put a step of a pickle in the place of another, or one that nobody expects."""
     with warnings.catch_warnings(action="ignore"):  # of texts with escapes that are none
         places = [place for _, _, place in pickletools.genops(content)]
@@ -78,20 +73,20 @@ def pickle_changed(content: bytes, random: Random) -> bytes:
 
 
 @or_flipped
-def msgpack_changed(content: bytes, random: Random) -> bytes:
+def msgpack_changed(content, random):
     """Change what is in a dictionary of Flax, or what an array says of itself."""
     import msgpack
 
-    arrays: list[Any] = []
+    arrays = []
 
-    def array(code: int, data: bytes) -> Any:
+    def array(code, data):
         arrays.append([code, *msgpack.unpackb(data)])
         return arrays[-1]
 
     data = msgpack.unpackb(content, ext_hook=array, strict_map_key=False)
     changed_data(random.choice((data, random.choice(arrays))), random)
 
-    def packed(value: Any) -> Any:
+    def packed(value):
         if any(value is one for one in arrays):
             return msgpack.ExtType(value[0], msgpack.packb(value[1:]))
         return {key: packed(inner) for key, inner in value.items()} if isinstance(value, dict) else value
@@ -99,7 +94,7 @@ def msgpack_changed(content: bytes, random: Random) -> bytes:
     return bytes(msgpack.packb(packed(data)))
 
 
-EVERY: dict[str, tuple[Way, ...]] = {
+EVERY = {
     **WAYS,
     "pt": (archive_changed,),
     "bin": (archive_changed,),

@@ -12,7 +12,6 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -43,7 +42,7 @@ class Tally:
 
 
 @contextmanager
-def temporary(folder: Path) -> Iterator[None]:
+def temporary(folder):
     """Have temporary files lie in a folder, where what is left of them is seen."""
     before, tempfile.tempdir = tempfile.tempdir, str(folder)
     folder.mkdir()
@@ -54,7 +53,7 @@ def temporary(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def bounded() -> Iterator[None]:
+def bounded():
     """Have what takes too long or holds too much fail, and not the machine."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     held = (
@@ -75,23 +74,23 @@ def bounded() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-def _late(*_: object) -> None:
+def _late(*_):
     raise TimeoutError(f"it took more than {SECONDS} s of the processor, or {PATIENCE} s")
 
 
-def there(folder: Path) -> set[str]:
+def there(folder):
     """Return all that lies in a folder, in whatever folder of it."""
     return {str(path) for path in folder.rglob("*")}
 
 
 def campaign(
-    make: Callable[[Path], None],
-    read: Callable[[Path], object],
-    times: int,
-    folder: Path,
-    first: int = 0,
-    names: Sequence[str] = (),
-) -> Tally:
+    make,
+    read,
+    times,
+    folder,
+    first=0,
+    names=(),
+):
     """Spoil the files of a reader, one at a time, and let it read them.
 
     Args:
