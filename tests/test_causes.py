@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pytest
 
-from concord.backends.interface import Run
 from concord.conformance.bugs.bug import Bug
 from concord.conformance.bugs.catalogue import ALL, BUGS
 from concord.conformance.expectation import JudgedProblem as Judged
@@ -17,19 +16,12 @@ from concord.conformance.explain import Cause
 from concord.conformance.explain.hypothesis import RIGHT
 from concord.conformance.explain.question import Exact, Question
 from concord.conformance.explain.step import Step
-from concord.conformance.judging import judge
-from concord.conformance.verdict import Verdict
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import Case, build_case, standard_cases
 from concord.spec.reference import compute
 from concord.spec.tape import Node
-from tests.toys.ports import SCORES, SOUND, WEIGHTS, Spoiled, option, run_of, run_with, step
+from tests.toys.ports import SCORES, SOUND, WEIGHTS, Spoiled, option, run_of, run_with, step, verdict_of
 from tests.toys.surroundings import quick_case, sample_of
-
-
-def verdict_of(case: Case, run: Run) -> Verdict:
-    return judge(case.config, case.weights, case.batch, run, case.part).explained()
-
 
 WORDS = {
     "norm_epsilon_1e5_for_1e12": "norm_epsilon = 1e-05 instead of 1e-12 (NRM-2)",

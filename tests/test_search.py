@@ -19,17 +19,10 @@ from concord.conformance.expectation import JudgedProblem as Judged
 from concord.conformance.explain import effort, search, whole
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.explain.question import Question
-from concord.conformance.judging import judge
-from concord.conformance.verdict import Verdict
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import Case, build_case
 from concord.spec.reference import compute
-from tests.toys.ports import SOUND, option, run_of
-
-
-def verdict_of(case: Case, run: Run) -> Verdict:
-    return judge(case.config, case.weights, case.batch, run, case.part).explained()
-
+from tests.toys.ports import SOUND, option, run_of, verdict_of
 
 # How much it may take.
 

@@ -18,6 +18,8 @@ from concord import spec
 from concord.backends.interface import Request, Run
 from concord.conformance.bugs.bug import Bug, Change
 from concord.conformance.bugs.tape import with_edits
+from concord.conformance.judging import judge
+from concord.conformance.verdict import Verdict
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import Case
 from concord.spec.model import Model
@@ -61,6 +63,11 @@ def truth_with(
 
 def _run(truth: Truth, dtype: str) -> Run:
     return Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", dtype)
+
+
+def verdict_of(case: Case, run: Run) -> Verdict:
+    """Return what is said of a run, its cause looked for."""
+    return judge(case.config, case.weights, case.batch, run, case.part).explained()
 
 
 class Spoiled(Model):
