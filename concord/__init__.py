@@ -1,9 +1,11 @@
 """One Transformer-encoder text classifier in four frameworks, and the proof that they compute the same.
 
-The public face is ``from concord import spec, backends, conformance``. None of it imports a framework.
+The public face is ``from concord import spec, backends, conformance, compare``. None of it imports a framework
+but :func:`compare`, whose reference is a PyTorch module, when it is called.
 """
 
 from pathlib import Path
+from typing import Any
 
 DISTRIBUTION = "concord-conformance"
 """The name under which this package is installed: the package index has another ``concord``."""
@@ -22,3 +24,11 @@ def installation(extra: str) -> str:
         if CHECKOUT
         else f"pip install '{DISTRIBUTION}[{extra}]'"
     )
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("compare", "assert_same"):  # with all that judges, which an import of a part need not wait for
+        from concord.conformance import compare
+
+        return getattr(compare, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,6 +17,7 @@ from concord import DISTRIBUTION, writing
 from concord.commands import case, show
 from concord.commands.certify import certify
 from concord.commands.check import check
+from concord.commands.compare import compare
 from concord.commands.diff import diff
 from concord.commands.doctor import doctor
 from concord.commands.fuzz import fuzz
@@ -30,7 +31,7 @@ from concord.ending import end
 from concord.options import command
 
 PANELS: dict[str, Sequence[Callable[..., None]]] = {
-    "Compare implementations": (check, golden, fuzz, mutants),
+    "Compare implementations": (compare, check, golden, fuzz, mutants),
     "Move checkpoints": (port, diff, certify),
     "Train and use models": (train, predict),
     "Look and measure": (speed, doctor),

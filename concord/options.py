@@ -64,6 +64,11 @@ argument = partial(typer.Argument, parser=writing.path)
 """An argument that names a file or folder that the command reads."""
 
 
+def named(metavar: str, text: str) -> Any:
+    """Return an argument that names something that need not be a file."""
+    return typer.Argument(metavar=metavar, help=text)
+
+
 class OptionGroup:
     """Options that commands share: a dataclass whose fields become options, in a panel of the help."""
 

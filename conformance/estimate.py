@@ -86,11 +86,11 @@ def rms_limit(size: float) -> float:
 
 def estimate(
     compute: Compute,
-    dtype: str,
+    dtype: str | Mapping[str, str],
     values: Mapping[str, Array] | None = None,
     *,
-    truth: Arithmetic | None = None,
-    arithmetics: Iterable[Arithmetic] | None = None,
+    truth: Any = None,
+    arithmetics: Iterable[Any] | None = None,
     elements: int = 1,
     count: int = SAMPLES,
     corners: bool = False,
@@ -106,7 +106,7 @@ def estimate(
 
     Args:
         compute: the computation. Only tensors that the truth has are taken up.
-        dtype: the precision or mode whose rounding is allowed for.
+        dtype: the precision or mode whose rounding is allowed for; of each tensor its own, where they differ.
         values: the truth, where it is at hand; by default it is computed.
         truth: what it is computed in; by default :func:`exact`.
         arithmetics: those whose errors are taken up; by default :func:`perturbed`.
@@ -116,11 +116,13 @@ def estimate(
         together: of large samples, how many are computed at the same time.
         doing: says what is being done, to who waits for it.
     """
+    usual = dtype if isinstance(dtype, str) else "float32"
     if values is None:
         made: dict[str, Array] = {}
-        elements, values = compute(truth or exact(dtype), made.__setitem__) or elements, made
-    found = {name: Sigma(value, dtype) for name, value in values.items()}
-    runs = list(perturbed(dtype, elements, count, corners) if arithmetics is None else arithmetics)
+        elements, values = compute(truth or exact(usual), made.__setitem__) or elements, made
+    of = dict.fromkeys(values, dtype) if isinstance(dtype, str) else dtype
+    found = {name: Sigma(value, of[name]) for name, value in values.items()}
+    runs = list(perturbed(usual, elements, count, corners) if arithmetics is None else arithmetics)
     steps, large = Countdown(doing, len(runs)), elements > SIDE_BY_SIDE // 2
 
     def take_up(arithmetic: Arithmetic) -> None:
@@ -221,8 +223,8 @@ class Sigma:
 
         Of samples (n, …), or (1, …) where noise reached none.
         """
-        if isinstance(arithmetic, MonteCarlo):
-            self._sample(values, arithmetic.samples)
+        if samples := getattr(arithmetic, "samples", 0):
+            self._sample(values, samples)
         elif arithmetic.corner:
             with self.busy:
                 if self.turned is None:

@@ -18,7 +18,16 @@ from concord.conformance.estimate import R, Z
 from concord.conformance.layout import render
 from concord.conformance.record import Record
 from concord.conformance.report import gravity, ordered, repeated, speaker_of, summary
-from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED, STATUSES, Z_BINS, Result, Row, number
+from concord.conformance.verdict import (
+    FAILED_WORKER,
+    NOT_JUDGED,
+    STATUSES,
+    Z_BINS,
+    Result,
+    Row,
+    in_brackets,
+    number,
+)
 from concord.conformance.views import (
     CaseResults,
     cases_of,
@@ -48,7 +57,7 @@ Beyond, those that are not unfolded tell of the worst alone.
 LINES = 12
 """Last lines of what a failed worker wrote."""
 
-TRUTH = {"check": "oracle", "golden": "published tensors"}
+TRUTH = {"check": "oracle", "golden": "published tensors", "compare": "reference"}
 MEASURED = ("import_seconds", "start_seconds", "run_seconds", "peak_memory_bytes")
 
 
@@ -75,7 +84,7 @@ def _of_report(made: Record, report: Report) -> str:
     failing = [case for case in cases if case.order < 2]
     findings = _findings(report, {id(result): case.anchor for case in cases for result in case.results})
     histograms = _histograms(results, names, dtypes)
-    group = {"check": "variant", "golden": "source"}[made.kind]
+    group = {"check": "variant", "golden": "source", "compare": "reference"}[made.kind]
     failures, opened = _failures(results), {case.anchor for case in failing[:OPEN]}
     large = sum(len(rows_of(result)) for result in results) > CELLS
     places = {
@@ -427,7 +436,7 @@ def _title(column: Sequence[tuple[Result, Row]], brief: bool) -> str:
 
     Its name, and unless there is little room the errors of each run.
     """
-    lines = [f"{column[0][1].tensor} ({column[0][1].clause})"]
+    lines = [f"{column[0][1].tensor}{in_brackets(column[0][1].clause)}"]
     for result, row in () if brief else column:
         ways = [
             f"{words} z {error.z:.2g} rms {error.rms:.2g}"

@@ -26,6 +26,7 @@ SCHEMA: Final = "concord.report/5"
 KINDS = {
     "check": "concord.conformance.campaign:Report",
     "golden": "concord.conformance.campaign:Report",
+    "compare": "concord.conformance.campaign:Report",
     "fuzz": "concord.conformance.fuzz.findings:Findings",
     "mutants": "concord.conformance.mutants.matrix:Matrix",
     "lockstep": "concord.conformance.lockstep.outcome:Lockstep",
@@ -38,7 +39,7 @@ class Record:
     """What a command came to.
 
     Attributes:
-        kind: what wrote it: check, golden, fuzz, mutants, lockstep, speed, attention or certificate.
+        kind: what wrote it: check, golden, compare, fuzz, mutants, lockstep, speed, attention or certificate.
         title: what was run, in words.
         written: when the record was made: ISO 8601, UTC.
         exit_code: what the command exits with: 0, 1 or 3.

@@ -487,7 +487,7 @@ def unjudged_lines(verdict: Verdict) -> list[str]:
 def _divergence(verdict: Verdict, name: str, attribution: str = "") -> list[str]:
     row = verdict.first_divergence
     assert row is not None
-    lines = [f"  first at {row.tensor} (SPEC {verdict.clause}){_where(row, name)}"]
+    lines = [f"  first at {row.tensor}{in_brackets(verdict.clause)}{_where(row, name)}"]
     lines += [f"  {line}" for line in verdict.diagnosis.lines] if verdict.diagnosis else []
     lines += [f"  {attribution}"] if attribution else []
     lines += _arrival(verdict)
@@ -532,7 +532,13 @@ def _next_step(verdict: Verdict, reduce: str = "") -> list[str]:
             f"{before}deliver {between[0]}, the first of {len(between)} missing "
             f"between {after} and {row.tensor} (wrong)"
         ]
-    return [f"{before}{reduce or f'compare this step with SPEC {verdict.clause}'}"]
+    with_what = f"SPEC {verdict.clause}" if verdict.clause else "the code of the reference"
+    return [f"{before}{reduce or f'compare this step with {with_what}'}"]
+
+
+def in_brackets(clause: str) -> str:
+    """Return a clause as it stands behind a tensor; nothing where there is none."""
+    return f" (SPEC {clause})" if clause else ""
 
 
 def _where(row: Row, backend: str) -> str:

@@ -12,12 +12,12 @@ ROOT = Path(__file__).parents[1]
 SIZES = {
     "spec": (46_500, 42_000),
     "backends": (62_500, 52_000),
-    "conformance": (165_000, 95_000),
+    "conformance": (186_500, 95_000),
     "porting": (42_000, 34_000),
     "training": (23_700, 20_000),
     "speed": (13_800, 13_800),
-    "concord": (24_400, 18_000),
-    "tests": (195_500, 130_000),
+    "concord": (25_500, 18_000),
+    "tests": (198_000, 130_000),
 }
 """Tokens of Python that a folder may have, and the aim.
 

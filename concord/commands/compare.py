@@ -1,0 +1,167 @@
+"""``concord compare``: any PyTorch model beside a candidate for the same."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+from concord import options
+from concord.conformance.campaign import Report, Settings
+from concord.conformance.compare import DECLARATIONS, prepare
+from concord.conformance.verdict import Result
+from concord.progress import bars
+from concord.running import finish
+from concord.spec.errors import SpecError, optional, refuse
+from concord.spec.files import read_arrays
+
+
+def compare(
+    reference: Annotated[
+        str,
+        options.named(
+            "REFERENCE",
+            "package.module:function that returns a torch.nn.Module, or a folder of transformers.",
+        ),
+    ],
+    record: options.Outputs,
+    candidate: Annotated[
+        str | None,
+        options.named(
+            "CANDIDATE",
+            "A graph (.onnx), arrays by name (.safetensors), package.module:function of any framework that "
+            "takes and returns arrays by name, or another folder. Default: the reference itself, as --as says.",
+        ),
+    ] = None,
+    way: Annotated[
+        str,
+        options.option(
+            "eager, sdpa, compile, bfloat16, float16, cuda or tf32: how the reference runs again.",
+            "WAY",
+            "--as",
+        ),
+    ] = "",
+    inputs: Annotated[
+        Path | None, options.reads("Arrays by name (.safetensors). Default: standard texts.", "FILE")
+    ] = None,
+    text: Annotated[
+        list[str] | None, options.option("A text for the folder's tokenizer; may be repeated.", "TEXT")
+    ] = None,
+    gradients: Annotated[bool, options.option("Judge gradients of parameters and activations too.")] = False,
+    names: Annotated[
+        Path | None,
+        options.reads("Lines CANDIDATE'S NAME = REFERENCE'S NAME; {i} stands for a number.", "FILE"),
+    ] = None,
+    declare: Annotated[
+        list[str] | None,
+        options.option(
+            f"What the candidate does on purpose: {' or '.join(DECLARATIONS)}; may be repeated.",
+            "NAME",
+            values=lambda: DECLARATIONS,
+        ),
+    ] = None,
+    prove: Annotated[
+        bool, options.option("Put bugs into the reference, and say which this comparison would have found.")
+    ] = False,
+    alone_and_batched: Annotated[
+        bool, options.option("Judge each sample of a batch by the same sample alone, without padding.")
+    ] = False,
+    python: Annotated[
+        str | None, options.option("The interpreter in which the candidate's function is called.", "PATH")
+    ] = None,
+) -> None:
+    """Judge whether a candidate computes what a PyTorch model computes, to within rounding."""
+    record.check()
+    problems = ["--text and --inputs are both given but one of them alone may be"] if text and inputs else []
+    problems += (
+        ["CANDIDATE and --as are both given but one of them alone may be"] if candidate and way else []
+    )
+    refuse(problems)
+    with optional("concord compare", "torch"):
+        import torch
+
+        from concord.conformance.compare import proof
+        from concord.conformance.compare.candidates import read_names
+    started = time.perf_counter()
+    with bars(["comparing"], None) as reached:
+        model = load(reference)
+        given: Any = read_arrays(inputs) if inputs else None
+        if text:
+            given = tokens(Path(reference), text)
+        made = prepare(
+            model,
+            other(candidate),
+            given,
+            way=way,
+            gradients=gradients,
+            names=read_names(names) if names else None,
+            declared=declare or (),
+            python=python,
+            progress=lambda words: reached("comparing", 0, words),
+        )
+        name = candidate or way or "again"
+        what = str(inputs) if inputs else "texts" if text else "standard texts"
+        verdicts = proof.batched(made.reference) if alone_and_batched else [(what, made.verdict())]
+        results = [
+            Result(name, reference, case, made.dtype, found.status, verdict=found.explained(), seconds=0.0)
+            for case, found in verdicts
+        ]
+        notes = made.notes
+        if prove:
+            notes |= proven(proof.prove(made, lambda words: reached("comparing", 0, words)))
+    versions = {name: {"reference": f"PyTorch {torch.__version__}"}}
+    report = Report(results, versions, Settings(), time.perf_counter() - started, notes)
+    finish(report, record, "compare", "reference", f"{name} beside {reference}")
+
+
+def proven(proofs: list[Any]) -> dict[str, str]:
+    """Say which bugs the comparison would have found, and which it would not."""
+    tried, silent = sum(one.tried for one in proofs), sum(one.silent for one in proofs)
+    found = sum(one.found for one in proofs)
+    missed = [one.text for one in proofs if one.tried > one.found + one.silent]
+    said = {"could it have failed?": f"it would have found {found} of {tried - silent} bugs in the reference"}
+    if missed:
+        said["not found"] = ", ".join(missed)
+    if silent:
+        quiet = [one.text for one in proofs if one.silent == one.tried]
+        said["no effect with these inputs"] = f"{silent} more{': ' if quiet else ''}{', '.join(quiet)}"
+    return said
+
+
+def load(reference: str) -> Any:
+    """Return the module that a function returns, or that transformers loads from a folder.
+
+    Raises:
+        SpecError: if there is none.
+    """
+    module, colon, function = reference.partition(":")
+    if colon and not Path(reference).exists():
+        sys.path.insert(0, os.getcwd())
+        try:
+            return getattr(importlib.import_module(module), function)()
+        except (ImportError, AttributeError) as error:
+            raise SpecError(f"{reference!r} cannot be imported: {error}") from None
+    if not Path(reference).is_dir():
+        raise SpecError(f"{reference!r} is neither a folder nor package.module:function")
+    with optional("a folder of transformers", "peers"):
+        from transformers import AutoModel
+    try:
+        return AutoModel.from_pretrained(reference, local_files_only=True).eval()
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{reference}: transformers cannot load it: {str(error).splitlines()[0]}") from None
+
+
+def other(candidate: str | None) -> Any:
+    """Return a candidate: a module where it is another folder, a function or a file by its name."""
+    return load(candidate) if candidate and Path(candidate).is_dir() else candidate
+
+
+def tokens(folder: Path, texts: list[str]) -> dict[str, Any]:
+    """Return texts as the folder's tokenizer gives them to its model."""
+    with optional("--text", "peers"):
+        from transformers import AutoTokenizer
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return dict(tokenizer(texts, padding=True, truncation=True, return_tensors="pt"))

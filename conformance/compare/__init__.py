@@ -1,0 +1,152 @@
+"""Any model: whether a candidate computes what a PyTorch module computes (docs/guides/any-model.md).
+
+``compare(model, port, inputs)`` is the whole of it. PyTorch is imported where a comparison is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
+from concord.spec.errors import SpecError, unknown
+
+if TYPE_CHECKING:
+    from concord.backends.interface import Run
+    from concord.conformance.compare.comparison import Comparison, Reference
+    from concord.conformance.verdict import Verdict
+
+DECLARATIONS = (BLIND_ROWS_ZERO, UNCOMPUTED_PADDING)
+"""What a candidate may declare: rows that see no key are zero; rows of padding are not computed."""
+
+
+def compare(
+    reference: Any,
+    candidate: Any = None,
+    inputs: Any = None,
+    *,
+    way: str = "",
+    gradients: bool = False,
+    names: Mapping[str, str] | None = None,
+    declared: Collection[str] = (),
+    progress: Callable[[str], None] = lambda text: None,
+) -> Verdict:
+    """Judge whether a candidate computes what a PyTorch module computes, to within rounding.
+
+    Args:
+        reference: a ``torch.nn.Module`` in evaluation mode: it is the specification.
+        candidate: another module; a path of an ONNX graph or of a safetensors file; a mapping of arrays by
+            name; ``package.module:function``, called in a process of its own with arrays by keyword; or any
+            callable that is called so here and returns arrays by name. By default the reference itself.
+        inputs: what the reference is called with: tensors or arrays by keyword, a tuple of them, or one. By
+            default texts of several lengths are made for a module that takes ``input_ids``.
+        way: how the reference's own module runs as a candidate: ``eager``, ``sdpa``, ``compile``,
+            ``bfloat16``, ``float16``, ``cuda`` or ``tf32``.
+        gradients: whether gradients of parameters and activations are judged too, of the sum of all outputs
+            times fixed random numbers.
+        names: the candidate's name of an activation to the reference's; ``{i}`` stands for a number.
+        declared: of :data:`DECLARATIONS`.
+        progress: called with what is being done.
+
+    Returns:
+        A row for each activation, and each gradient if those are wanted; each activation is judged end to
+        end, and from the candidate's own activations before it.
+
+    Raises:
+        SpecError: for what cannot be compared, with everything that is wrong.
+    """
+    return prepare(
+        reference,
+        candidate,
+        inputs,
+        way=way,
+        gradients=gradients,
+        names=names,
+        declared=declared,
+        progress=progress,
+    ).verdict()
+
+
+def prepare(
+    reference: Any,
+    candidate: Any = None,
+    inputs: Any = None,
+    *,
+    way: str = "",
+    gradients: bool = False,
+    names: Mapping[str, str] | None = None,
+    declared: Collection[str] = (),
+    python: str | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Comparison:
+    """Return the comparison that :func:`compare` judges; the arguments are the same.
+
+    Args:
+        python: the interpreter of another environment in which a function is called.
+    """
+    from concord.conformance.compare.comparison import Comparison
+
+    for name in declared:
+        if name not in DECLARATIONS:
+            raise unknown("declaration", name, list(DECLARATIONS))
+    right, run = _both(reference, candidate, inputs, way, gradients, python, progress)
+    if names:
+        from concord.conformance.compare.candidates import renamed
+
+        run.taps = renamed(run.taps, names)
+    return Comparison(right, run, declared, progress, again=not way)
+
+
+def assert_same(reference: Any, candidate: Any = None, inputs: Any = None, **options: Any) -> None:
+    """Fail with the first divergence in words unless a candidate agrees; the arguments are those of
+    :func:`compare`.
+
+    Raises:
+        AssertionError: if it diverges, or nothing was judged.
+    """
+    verdict = compare(reference, candidate, inputs, **options)
+    assert verdict.passed, str(verdict)
+
+
+def _both(
+    reference: Any,
+    candidate: Any,
+    inputs: Any,
+    way: str,
+    gradients: bool,
+    python: str | None,
+    progress: Callable[[str], None],
+) -> tuple[Reference, Run]:
+    """Return the reference with its inputs, and what the candidate computes of them."""
+    from torch import nn
+
+    from concord.conformance.compare import candidates
+    from concord.conformance.compare.comparison import Reference
+
+    if not isinstance(reference, nn.Module):
+        raise SpecError(f"the reference is a {type(reference).__name__} but must be a torch.nn.Module")
+    if way and candidate is not None:
+        raise SpecError(f"way is {way!r}, but a candidate is given too: it is for the reference's own module")
+    args, kwargs = candidates.called_with(reference, inputs)
+    right = candidates.prepared(Reference(reference, args, kwargs, gradients), way)
+    progress("running the candidate")
+    if candidate is None:
+        return right, candidates.run_way(right, way)
+    if isinstance(candidate, nn.Module):
+        right = candidates.in_dtype(right, candidates.dtype_of(candidate))
+        return right, candidates.run_module(right, candidate)
+    if isinstance(candidate, Mapping):
+        return right, candidates.run_arrays(right, candidate)
+    if isinstance(candidate, str) and ":" in candidate and not Path(candidate).exists():
+        return right, candidates.run_alone(right, candidate, python)
+    if isinstance(candidate, (str, Path)):
+        return right, candidates.run_file(right, Path(candidate))
+    if callable(candidate):
+        return right, candidates.run_arrays(right, candidates.called(right, candidate))
+    raise SpecError(
+        f"the candidate is a {type(candidate).__name__} but must be a module, arrays, a file, or a function"
+    )
+
+
+__all__ = ["DECLARATIONS", "assert_same", "compare", "prepare"]

@@ -1,0 +1,880 @@
+"""Any PyTorch model in exact arithmetic, in Monte Carlo arithmetic, or rounded after each operation.
+
+Each floating-point tensor has the dtype that the model gives it and, inside, a float64 value. A dispatch mode
+sees every ATen operation, forward and backward. Operations of several steps are written out in steps; what an
+operation may err by follows from what it is (SPEC ALG-1 to ALG-5), in the precision of its own dtype.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    return_and_correct_aliasing,
+)
+from torch.utils._pytree import tree_map
+
+aten = torch.ops.aten
+
+ROUNDOFF = {
+    torch.float64: 2.0**-53,
+    torch.float32: 2.0**-24,
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+}
+"""Unit roundoff of each dtype."""
+
+SUMMED = 2.0**-24
+"""Half precisions are summed in float32."""
+
+LEAST = {dtype: torch.finfo(dtype).smallest_normal for dtype in ROUNDOFF}
+
+ABSORBS = 1e3
+"""Beside a term of this size one that the precision cannot keep is lost: the sum is rounded (SPEC MSK-5)."""
+
+EXACT = frozenset(
+    [
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "permute",
+        "transpose",
+        "t",
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "slice",
+        "select",
+        "index",
+        "embedding",
+        "cat",
+        "stack",
+        "split",
+        "split_with_sizes",
+        "chunk",
+        "unbind",
+        "clone",
+        "copy",
+        "alias",
+        "detach",
+        "lift_fresh",
+        "lift_fresh_copy",
+        "contiguous",
+        "repeat",
+        "broadcast_to",
+        "as_strided",
+        "unfold",
+        "diagonal",
+        "diag_embed",
+        "movedim",
+        "narrow",
+        "flatten",
+        "unflatten",
+        "relu",
+        "where",
+        "masked_fill",
+        "maximum",
+        "minimum",
+        "fmax",
+        "fmin",
+        "amax",
+        "amin",
+        "max",
+        "min",
+        "clamp",
+        "clamp_min",
+        "clamp_max",
+        "abs",
+        "neg",
+        "sign",
+        "sgn",
+        "full",
+        "full_like",
+        "zeros",
+        "zeros_like",
+        "ones",
+        "ones_like",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "arange",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "new_empty",
+        "new_empty_strided",
+        "eye",
+        "linspace",
+        "scalar_tensor",
+        "fill",
+        "zero",
+        "gather",
+        "index_select",
+        "take",
+        "constant_pad_nd",
+        "pad",
+        "reflection_pad1d",
+        "reflection_pad2d",
+        "replication_pad1d",
+        "replication_pad2d",
+        "flip",
+        "roll",
+        "tril",
+        "triu",
+        "sort",
+        "topk",
+        "argsort",
+        "scatter",
+        "select_scatter",
+        "slice_scatter",
+        "index_copy",
+        "masked_select",
+        "masked_scatter",
+        "nonzero",
+        "threshold",
+        "threshold_backward",
+        "hardtanh",
+        "hardtanh_backward",
+        "max_pool2d_with_indices",
+        "max_pool3d_with_indices",
+        "adaptive_max_pool2d",
+        "upsample_nearest1d",
+        "upsample_nearest2d",
+        "_upsample_nearest_exact2d",
+        "pixel_shuffle",
+        "pixel_unshuffle",
+        "channel_shuffle",
+        "im2col",
+        "floor",
+        "ceil",
+        "round",
+        "trunc",
+        "frac",
+        "cummax",
+        "cummin",
+        "isnan",
+        "isinf",
+        "resize",
+        "select_backward",
+        "slice_backward",
+        "unfold_backward",
+        "ldexp",
+        "heaviside",
+        "logical_not",
+        "glu_split",
+        "real",
+        "imag",
+        "conj",
+        "view_as_real",
+        "view_as_complex",
+        "_reshape_alias",
+        "_conj",
+        "_reshape_copy",
+        "set_",
+        "nan_to_num",
+        "copysign",
+    ]
+)
+"""Operations that select, move or compare: they do not round."""
+
+UNITS = {
+    **dict.fromkeys(
+        [
+            "exp",
+            "log",
+            "sin",
+            "cos",
+            "sigmoid",
+            "log1p",
+            "expm1",
+            "exp2",
+            "log2",
+            "log10",
+            "softplus",
+            "tan",
+            "asin",
+            "acos",
+            "atan",
+        ],
+        4,
+    ),
+    **dict.fromkeys(
+        ["sinh", "cosh", "atan2", "logit", "lgamma", "digamma", "erfc", "erfinv", "special_erfcx"], 8
+    ),
+    **dict.fromkeys(["rsqrt", "pow", "reciprocal", "hypot"], 2),
+    **dict.fromkeys(
+        [
+            "add",
+            "sub",
+            "rsub",
+            "mul",
+            "div",
+            "sqrt",
+            "addcmul",
+            "addcdiv",
+            "lerp",
+            "fmod",
+            "remainder",
+            "square",
+        ],
+        1,
+    ),
+}
+"""By how many unit roundoffs the result of an elementwise operation may err."""
+
+SATURATING = ("erf", "tanh", "sin", "cos")
+"""Functions that err by an absolute amount where they are near 1 or 0: 4 unit roundoffs."""
+
+CONSTANT = ("mul", "div")
+"""Operations that err by one unit more where the other operand is a number that the dtype cannot hold."""
+
+ROUNDED_ONCE = 2
+"""Unit roundoffs up to which an operation is exact where its result can be held."""
+
+FOREIGN = 8
+"""Unit roundoffs that are allowed to an operation without a rule; it is named in the report."""
+
+
+class Computed(Tensor):
+    """A tensor with the dtype that a model gives it, and a float64 value."""
+
+    value: Tensor
+    __slots__ = ["value"]
+
+    @staticmethod
+    def __new__(cls, value: Tensor, dtype: torch.dtype) -> Computed:
+        """Return a tensor of a dtype, with a float64 value."""
+        made = Tensor._make_wrapper_subclass(
+            cls,
+            value.size(),
+            strides=value.stride(),
+            storage_offset=value.storage_offset(),
+            dtype=dtype,
+            layout=value.layout,
+            device=value.device,
+        )
+        made.value = value
+        return made
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"Computed({self.value!r}, {self.dtype})"
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return (Arithmetic.active or Arithmetic()).perform(func, args, dict(kwargs or {}))
+
+
+def computed(tensor: Tensor, value: Tensor | None = None) -> Tensor:
+    """Return a tensor that has a float64 value; one that holds no floating-point numbers as it is."""
+    if isinstance(tensor, Computed) or tensor.dtype not in ROUNDOFF:
+        return tensor
+    wide = (tensor if value is None else value).detach().to(torch.float64)
+    return Computed(wide, tensor.dtype)
+
+
+def value_of(tensor: Tensor) -> Tensor:
+    """Return the float64 value of a tensor, or a tensor of other numbers as it is."""
+    if isinstance(tensor, Computed):
+        return tensor.value
+    return tensor.detach().to(torch.float64) if tensor.dtype in ROUNDOFF else tensor.detach()
+
+
+class Arithmetic(TorchDispatchMode):
+    """Exact arithmetic: float64 throughout. A block in its ``with`` statement is computed in it.
+
+    Args:
+        blind_rows_zero: whether a row of a softmax that sees no key is zero.
+        edited: a bug that operations have (:class:`concord.conformance.compare.edits.Edited`).
+
+    Attributes:
+        foreign: how often each operation without a rule occurred.
+    """
+
+    active: ClassVar[Arithmetic | None] = None
+
+    def __init__(self, blind_rows_zero: bool = False, edited: Any = None) -> None:
+        super().__init__()
+        self.blind_rows_zero, self.edited = blind_rows_zero, edited
+        self.foreign: Counter[str] = Counter()
+        self.outer: list[Arithmetic | None] = []
+
+    def __enter__(self) -> Arithmetic:
+        self.outer.append(Arithmetic.active)
+        Arithmetic.active = self
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        Arithmetic.active = self.outer.pop()
+        super().__exit__(*error)
+
+    def erred(self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0) -> Tensor:
+        """Return what an operation gives that may err by so many unit roundoffs of its result."""
+        return y
+
+    def summed(
+        self, y: Tensor, dtype: torch.dtype, terms: float | Tensor, squares: Callable[[], Tensor]
+    ) -> Tensor:
+        """Return a sum of so many terms, whose squares sum to ``squares()``."""
+        return y
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return self.perform(func, args, dict(kwargs or {}))
+
+    def perform(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Compute an operation, written out if there is a rule or a decomposition."""
+        name = func.overloadpacket.__name__
+        if self.edited is not None and self.edited.applies(func, args, kwargs):
+            with self:
+                return self.edited.made(func, args, kwargs)
+        written_out = WRITTEN_OUT.get(name)
+        if written_out is not None or func in DECOMPOSITIONS:
+            with self:
+                found = (written_out or DECOMPOSITIONS[func])(*args, **kwargs)
+            if found is not NotImplemented:
+                return found
+        if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+            with self:
+                return func.decompose(*args, **kwargs)
+        bare = name.rstrip("_") if func._schema.is_mutable else name
+        if bare == "_to_copy" or (bare == "copy" and func._schema.is_mutable):
+            return self._converted(func, bare, args, kwargs)
+        floats = [x for x in _tensors(args, kwargs) if x.dtype in ROUNDOFF]
+        stated = kwargs.get("dtype")
+        dtype = stated if stated in ROUNDOFF else _nominal(floats)
+        if stated in ROUNDOFF:
+            kwargs["dtype"] = torch.float64
+        elif not floats and "dtype" in kwargs and stated is None and name not in ("sum", "prod", "cumsum"):
+            kwargs["dtype"] = None
+        given, named = tree_map(_unwrapped, (tuple(args), kwargs))
+        y = func(*given, **named)
+        if isinstance(y, Tensor) and y.dtype in ROUNDOFF:
+            erred = self._rule(bare, y, dtype, given, named, floats)
+            if func._schema.is_mutable:
+                y.copy_(erred)
+                return args[0]
+            y = erred
+        return _aliased(func, args, kwargs, tree_map(lambda x: _wrapped(x, dtype), y))
+
+    def _converted(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Convert: to a wider dtype exactly, to a narrower one with a rounding."""
+        source = args[1] if name == "copy" else args[0]
+        target = args[0].dtype if name == "copy" else kwargs.get("dtype") or source.dtype
+        value = value_of(source)
+        if target not in ROUNDOFF:
+            return func(*tree_map(_unwrapped, tuple(args)), **kwargs)
+        if source.dtype not in ROUNDOFF or ROUNDOFF[target] > ROUNDOFF[source.dtype]:
+            value = self.erred(value.to(torch.float64), target, 1)
+        if name == "copy":
+            if not isinstance(args[0], Computed):
+                args[0].copy_(value)
+                return args[0]
+            args[0].value.copy_(value)
+            return args[0]
+        others = {key: entry for key, entry in kwargs.items() if key != "dtype"}
+        return Computed(func(value, dtype=torch.float64, **others), target)
+
+    def _rule(
+        self,
+        name: str,
+        y: Tensor,
+        dtype: torch.dtype,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        floats: Sequence[Tensor],
+    ) -> Tensor:
+        """Return the result of an operation with what it may err by."""
+        if name in EXACT or not floats:
+            return y
+        if name in SUMS:
+            return SUMS[name](self, y, dtype, *args, **kwargs)
+        if name in ("add", "sub", "rsub") and len(args) > 1:
+            return self._added(y, dtype, args)
+        units = float(UNITS.get(name, FOREIGN))
+        if name not in UNITS and name not in SATURATING:
+            self.foreign[name] += 1
+        if name in CONSTANT and not isinstance(args[1], Tensor) and not _holds(dtype, args[1]):
+            units += 1
+        if name == "pow" and not isinstance(args[1], Tensor) and args[1] == 2:
+            units = 1
+        return self.erred(y, dtype, units, 4 if name in SATURATING else 0)
+
+    def _added(self, y: Tensor, dtype: torch.dtype, args: Sequence[Any]) -> Tensor:
+        """Add: a term that is lost beside a large one is lost for all, else the sum errs by a rounding."""
+        found = self.erred(y, dtype, 1)
+        a, b = (x if isinstance(x, Tensor) else torch.tensor(float(x), dtype=torch.float64) for x in args[:2])
+        large = torch.maximum(a.abs(), b.abs())
+        if not bool((large >= ABSORBS).any()):
+            return found
+        small = torch.minimum(a.abs(), b.abs())
+        lost = (large >= ABSORBS) & (small <= 4 * ROUNDOFF[dtype] * large)
+        return torch.where(lost, y.to(dtype).to(torch.float64), found)
+
+
+class MonteCarlo(Arithmetic):
+    """Each result is perturbed at random by as much as rounding in its dtype may be.
+
+    Args:
+        seed: of the sample.
+    """
+
+    samples = 1
+    corner = 0.0
+
+    def __init__(self, seed: int, blind_rows_zero: bool = False) -> None:
+        super().__init__(blind_rows_zero)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def noise(self, y: Tensor) -> Tensor:
+        """Return numbers uniform in [-1, 1]."""
+        return torch.rand(y.shape, dtype=torch.float64, generator=self.generator).mul_(2).sub_(1)
+
+    def erred(self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0) -> Tensor:
+        """Perturb a result by so many unit roundoffs of it, and of 1 if the error is absolute.
+
+        What the dtype holds needs no rounding: a mask of zeros and ones stays one, however large it is made.
+        """
+        size = y.abs().mul_(0 if absolute else units * ROUNDOFF[dtype])
+        size += LEAST[dtype] + absolute * ROUNDOFF[dtype]
+        held = y.to(dtype).to(torch.float64) == y if units <= ROUNDED_ONCE and not absolute else y == 0
+        return torch.addcmul(y, size.masked_fill_(held, 0), self.noise(y))
+
+    def summed(
+        self, y: Tensor, dtype: torch.dtype, terms: float | Tensor, squares: Callable[[], Tensor]
+    ) -> Tensor:
+        """Perturb a sum by what rounding in an unknown order of summation may do."""
+        total, accumulation = squares(), min(ROUNDOFF[dtype], SUMMED)
+        variance = terms / 3 * y * y + (terms + 1) / 6 * torch.clamp(total - y * y / terms, min=0)
+        lost = torch.where((total > 0) | (y != 0), terms * max(LEAST[dtype], LEAST[torch.float32]), 0.0)
+        y = torch.addcmul(y, accumulation * torch.sqrt(variance) + lost, self.noise(y))
+        return self.erred(y, dtype, 1) if ROUNDOFF[dtype] > SUMMED else y
+
+
+class Rounded(Arithmetic):
+    """Each result is rounded to its dtype: one correct low-precision run."""
+
+    corner = 0.0
+
+    def erred(self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0) -> Tensor:
+        """Round."""
+        return y.to(dtype).to(torch.float64)
+
+    def summed(
+        self, y: Tensor, dtype: torch.dtype, terms: float | Tensor, squares: Callable[[], Tensor]
+    ) -> Tensor:
+        """Round."""
+        return y.to(dtype).to(torch.float64)
+
+
+@contextlib.contextmanager
+def plainly() -> Iterator[None]:
+    """Have fused kernels written out: attention by its mathematical form, no oneDNN, no NNPACK."""
+    with sdpa_kernel(SDPBackend.MATH), contextlib.ExitStack() as stack:
+        with warnings.catch_warnings(action="ignore"):  # it speaks of GPUs that nobody asked for
+            stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
+        yield
+
+
+def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    for entry in (*args, *kwargs.values()):
+        if isinstance(entry, Tensor):
+            yield entry
+        elif isinstance(entry, (list, tuple)):
+            yield from (one for one in entry if isinstance(one, Tensor))
+
+
+def _nominal(floats: Sequence[Tensor]) -> torch.dtype:
+    """Return the dtype of a result: promoted over tensors, over scalars where there are only those."""
+    ranked = [x.dtype for x in floats if x.ndim] or [x.dtype for x in floats]
+    return functools.reduce(torch.promote_types, ranked) if ranked else torch.get_default_dtype()
+
+
+def _unwrapped(x: Any) -> Any:
+    if isinstance(x, Computed):
+        return x.value
+    return x.to(torch.float64) if isinstance(x, Tensor) and x.dtype in ROUNDOFF else x
+
+
+def _wrapped(x: Any, dtype: torch.dtype) -> Any:
+    return Computed(x.to(torch.float64), dtype) if isinstance(x, Tensor) and x.dtype in ROUNDOFF else x
+
+
+def _aliased(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
+    """Return the result as the view that autograd takes it for."""
+    is_view = any(one.alias_info is not None for one in func._schema.returns)
+    if not is_view or not isinstance(args[0], Computed):
+        return out
+    return return_and_correct_aliasing(func, tuple(args), dict(kwargs), out)
+
+
+def _holds(dtype: torch.dtype, number: Any) -> bool:
+    return not isinstance(number, float) or float(torch.tensor(number, dtype=dtype)) == number
+
+
+# Sums: what they have terms of, and how large these are.
+
+
+def _product(m: Arithmetic, y: Tensor, dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
+    return m.summed(y, dtype, a.shape[-1], lambda: torch.matmul(a * a, b * b))
+
+
+def _product_added(
+    m: Arithmetic,
+    y: Tensor,
+    dtype: torch.dtype,
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> Tensor:
+    return m.summed(
+        y, dtype, a.shape[-1] + 1, lambda: (beta * c) ** 2 + alpha**2 * torch.matmul(a * a, b * b)
+    )
+
+
+def _sum(
+    m: Arithmetic,
+    y: Tensor,
+    dtype: torch.dtype,
+    x: Tensor,
+    dim: Any = None,
+    keepdim: bool = False,
+    **_: Any,
+) -> Tensor:
+    terms = max(x.numel() // max(y.numel(), 1), 1)
+    if x.dtype not in ROUNDOFF or terms == 1:
+        return y
+    dims = tuple(range(x.ndim)) if dim is None or dim == [] else dim
+    return m.summed(y, dtype, terms, lambda: (x * x).sum(dims, keepdim=keepdim))
+
+
+def _mean(m: Arithmetic, y: Tensor, dtype: torch.dtype, x: Tensor, *rest: Any, **named: Any) -> Tensor:
+    terms = max(x.numel() // max(y.numel(), 1), 1)
+    return m.erred(_sum(m, y * terms, dtype, x, *rest, **named) / terms, dtype, 1)
+
+
+def _running_sum(m: Arithmetic, y: Tensor, dtype: torch.dtype, x: Tensor, dim: int, **_: Any) -> Tensor:
+    if x.dtype not in ROUNDOFF or not x.ndim:
+        return y
+    shape = [-1 if axis == dim % x.ndim else 1 for axis in range(x.ndim)]
+    terms = torch.arange(1, x.shape[dim] + 1, dtype=torch.float64).reshape(shape)
+    return m.summed(y, dtype, terms, lambda: torch.cumsum(x * x, dim))
+
+
+def _convolved(
+    m: Arithmetic, y: Tensor, dtype: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
+) -> Tensor:
+    def squares() -> Tensor:
+        return aten.convolution(x * x, weight * weight, None if bias is None else bias * bias, *rest)
+
+    return m.summed(y, dtype, weight[0].numel() + (bias is not None), squares)
+
+
+def _averaged(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the rule of a linear operation whose coefficients sum to 1."""
+
+    def rule(m: Arithmetic, y: Tensor, dtype: torch.dtype, x: Tensor, *rest: Any, **named: Any) -> Tensor:
+        terms = max(x.numel() / max(y.numel(), 1), 4.0)
+        return m.summed(y, dtype, terms, lambda: operation(x * x, *rest, **named))
+
+    return rule
+
+
+def _scattered(m: Arithmetic, y: Tensor, dtype: torch.dtype, *args: Any, **named: Any) -> Tensor:
+    """Err as sums of an unknown number of terms do: by a rounding for each term of an element."""
+    sizes = [x.numel() for x in args if isinstance(x, Tensor) and x.dtype in ROUNDOFF]
+    terms = min(max(max(sizes) / max(y.numel(), 1), 1.0) * 4, 64.0)
+    return m.erred(y, dtype, math.sqrt(terms))
+
+
+def _looked_up_backward(
+    m: Arithmetic, y: Tensor, dtype: torch.dtype, gradient: Tensor, indices: Tensor, rows: int, *rest: Any
+) -> Tensor:
+    counts = torch.bincount(indices.reshape(-1).clamp(0), minlength=rows).to(torch.float64)
+    terms = counts.clamp(min=1)[:, None]
+    found = m.summed(
+        y,
+        dtype,
+        terms,
+        lambda: aten.embedding_dense_backward(gradient * gradient, indices, rows, *rest),
+    )
+    return torch.where(terms > 1, found, y)
+
+
+SUMS: dict[str, Callable[..., Tensor]] = {
+    **dict.fromkeys(("mm", "bmm", "mv", "dot"), _product),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv"), _product_added),
+    "sum": _sum,
+    "mean": _mean,
+    "cumsum": _running_sum,
+    "convolution": _convolved,
+    "embedding_dense_backward": _looked_up_backward,
+    **dict.fromkeys(
+        ("index_add", "scatter_add", "index_put", "_unsafe_index_put", "scatter_reduce"), _scattered
+    ),
+    **{
+        name: _averaged(getattr(aten, name))
+        for name in ("avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
+    },
+    **{
+        name: _averaged(getattr(aten, name))
+        for name in (
+            "upsample_bilinear2d",
+            "upsample_bicubic2d",
+            "upsample_linear1d",
+            "_upsample_bicubic2d_aa",
+        )
+    },
+}
+
+
+# Operations of several steps, written out. They are called within the arithmetic.
+
+
+def _erring(x: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return a tensor that an admissible algorithm may have otherwise by a size."""
+    m = Arithmetic.active
+    if not isinstance(m, MonteCarlo) or not isinstance(x, Computed):
+        return x
+    with _disable_current_modes():
+        difference = Computed(size(x.value) * m.noise(x.value), x.dtype)
+    return aten.add.Tensor(x, difference)
+
+
+def _unit(x: Tensor) -> float:
+    return min(ROUNDOFF.get(x.dtype, SUMMED), SUMMED)
+
+
+def _normalized(x: Tensor, dims: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rows less their mean, divided by their deviation; the mean and the reciprocal (SPEC ALG-5)."""
+    wide = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+    mean = torch.mean(wide, dims, keepdim=True)
+    centered = wide - mean
+    if isinstance(centered, Computed) and isinstance(wide, Computed):
+        centered = _erring(centered, lambda _: 2 * _unit(wide) * wide.value.abs())
+    variance = torch.mean(centered * centered, dims, keepdim=True)
+    if isinstance(mean, Computed):
+        count = x.numel() / max(mean.numel(), 1)
+        variance = _erring(
+            variance,
+            lambda v: (
+                _unit(wide) * (2 * mean.value.abs() * v.clamp(min=0).sqrt() + math.sqrt(count / 3) * 4 * v)
+            ),
+        )
+    reciprocal = torch.rsqrt(variance + epsilon)
+    return centered * reciprocal, mean, reciprocal
+
+
+def _layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, epsilon: float
+) -> Any:
+    y, mean, reciprocal = _normalized(x, tuple(range(-len(shape), 0)), epsilon)
+    y = y if weight is None else y * weight
+    return (y if bias is None else y + bias).to(x.dtype), mean, reciprocal
+
+
+def _group_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    samples: int,
+    channels: int,
+    size: int,
+    groups: int,
+    epsilon: float,
+) -> Any:
+    y, mean, reciprocal = _normalized(x.reshape(samples, groups, -1), (-1,), epsilon)
+    y, shape = y.reshape(x.shape), [1, channels, *[1] * (x.ndim - 2)]
+    y = y if weight is None else y * weight.reshape(shape)
+    y = y if bias is None else y + bias.reshape(shape)
+    return y.to(x.dtype), mean.reshape(samples, groups), reciprocal.reshape(samples, groups)
+
+
+def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, epsilon: float | None) -> Any:
+    wide = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+    square = torch.mean(wide * wide, tuple(range(-len(shape), 0)), keepdim=True)
+    reciprocal = torch.rsqrt(square + (torch.finfo(x.dtype).eps if epsilon is None else epsilon))
+    y = wide * reciprocal
+    return (y if weight is None else y * weight).to(x.dtype), reciprocal
+
+
+def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    wide = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+    if approximate == "tanh":
+        inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
+        return (wide * 0.5 * (1 + torch.tanh(inner))).to(x.dtype)
+    return (wide * 0.5 * (1 + torch.erf(wide * math.sqrt(0.5)))).to(x.dtype)
+
+
+def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Return weights, which may be computed from the logarithm of a row's sum (SPEC ALG-1 to ALG-3)."""
+    wide = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+    if not wide.numel():
+        return wide
+    largest = torch.amax(wide, dim, keepdim=True)
+    powers = torch.exp(wide - largest)
+    total = torch.sum(powers, dim, keepdim=True)
+    y = powers / total
+    if isinstance(total, Computed) and isinstance(largest, Computed):
+        m = Arithmetic.active
+        if type(m) is MonteCarlo:
+            with _disable_current_modes():
+                logarithm = (largest.value + total.value.log()).abs()
+                size = torch.where(logarithm.isfinite(), logarithm, 0.0) * _unit(wide)
+                # Constants that hide keys are far from the logarithm of a row that has any other.
+                size = torch.where(size < 0.5, size, 0.0)
+                factor = Computed(1 + size * m.noise(size), y.dtype)
+            y = aten.mul.Tensor(y, factor)
+    if Arithmetic.active is not None and Arithmetic.active.blind_rows_zero:
+        y = torch.where(largest <= torch.finfo(x.dtype).min / 2, 0.0, y)
+    return y if half_to_float else y.to(x.dtype)
+
+
+def _softmax_backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Return the gradient of scores; a row's sum may be that of outputs and their gradients (SPEC ALG-2)."""
+    product = gradient * y
+    total = torch.sum(product, dim, keepdim=True)
+    if isinstance(total, Computed) and isinstance(gradient, Computed):
+        flowing, unit = gradient.value, 4 * _unit(total)
+        total = _erring(total, lambda _: unit * flowing.abs().amax(dim, keepdim=True))
+    return (product - y * total).to(dtype)
+
+
+def _variance(
+    x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    dims = tuple(range(x.ndim)) if dim is None or dim == [] else tuple(dim)
+    count = math.prod(x.shape[d] for d in dims)
+    mean = torch.mean(x, dims, keepdim=True)
+    centered = x - mean
+    total = torch.sum(centered * centered, dims, keepdim=keepdim)
+    free = count - (1 if correction is None else correction)
+    return total / max(free, 0), mean if keepdim else mean.reshape(total.shape)
+
+
+def _length(x: Tensor, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    if order != 2:
+        return NotImplemented
+    dims = tuple(range(x.ndim)) if dim is None else ((dim,) if isinstance(dim, int) else tuple(dim))
+    return torch.sqrt(torch.sum(x * x, dims, keepdim=keepdim))
+
+
+def _convolution_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *rest: Any
+) -> tuple[Tensor | None, ...]:
+    m = Arithmetic.active
+    assert m is not None
+    *how, wanted = rest
+    g, a, w = (value_of(t) for t in (gradient, x, weight))
+    with _disable_current_modes():
+        found = aten.convolution_backward(g, a, w, bias_sizes, *how, wanted)
+        squares = aten.convolution_backward(g * g, a * a, w * w, bias_sizes, *how, wanted)
+        terms = (weight[:, 0].numel(), g.numel() / max(g.shape[1], 1), g.numel() / max(g.shape[1], 1))
+        return tuple(
+            None
+            if y is None
+            else Computed(
+                m.summed(y, gradient.dtype, count, functools.partial(torch.Tensor.clone, square)), x.dtype
+            )
+            for y, square, count in zip(found, squares, terms, strict=True)
+        )
+
+
+def _grouped_product(a: Tensor, b: Tensor, ends: Tensor, bias: Any = None, dtype: Any = None) -> Any:
+    """Return the product of each group of rows with a matrix of its own."""
+    if a.ndim != 2 or bias is not None:
+        return NotImplemented
+    places = [0, *ends.tolist()]
+    if b.ndim == 2:
+        return torch.stack([a[:, i:j] @ b[i:j] for i, j in pairwise(places)])
+    rows = [a[i:j] @ b[k] for k, (i, j) in enumerate(pairwise(places))]
+    return torch.cat([*rows, a.new_zeros(len(a) - places[-1], b.shape[-1])])
+
+
+WRITTEN_OUT: dict[str, Callable[..., Any]] = {
+    "native_layer_norm": _layer_norm,
+    "native_group_norm": _group_norm,
+    "_fused_rms_norm": _rms_norm,
+    "gelu": _gelu,
+    "_softmax": _softmax,
+    "_softmax_backward_data": _softmax_backward,
+    "_safe_softmax": lambda x, dim, dtype=None: torch.nan_to_num(_softmax(x, dim, False), nan=0.0),
+    "var": lambda *args, **named: _variance(*args, **named)[0],
+    "var_mean": _variance,
+    "std": lambda *args, **named: torch.sqrt(_variance(*args, **named)[0]),
+    "linalg_vector_norm": _length,
+    "convolution_backward": _convolution_backward,
+    "_grouped_mm": _grouped_product,
+}
+
+KEPT = (
+    "addmm",
+    "linear",
+    "baddbmm",
+    "embedding",
+    "index_select",
+    "sum",
+    "mean",
+    "cumsum",
+    "mv",
+    "addmv",
+    "dot",
+)
+"""Operations that have a rule, whatever they might be decomposed into."""
+
+DECOMPOSITIONS = {
+    **core_aten_decompositions(),
+    **get_decompositions(
+        [
+            aten._log_softmax,
+            aten._log_softmax_backward_data,
+            aten.native_layer_norm_backward,
+            aten.native_group_norm_backward,
+            aten.native_batch_norm,
+            aten._native_batch_norm_legit_no_training,
+            aten.native_batch_norm_backward,
+            aten.gelu_backward,
+            aten.silu_backward,
+            aten.tanh_backward,
+            aten.sigmoid_backward,
+            aten.logsumexp,
+            aten.mish,
+            aten.elu,
+            aten.leaky_relu,
+            aten.hardswish,
+            aten.hardsigmoid,
+            aten.softplus,
+            aten.log_sigmoid_forward,
+            aten.glu,
+            aten.addcmul,
+            aten.addcdiv,
+            aten.lerp,
+            aten.nll_loss_forward,
+            aten.nll_loss_backward,
+        ]
+    ),
+}
+for _name in KEPT:
+    for _overload in getattr(aten, _name).overloads():
+        DECOMPOSITIONS.pop(getattr(getattr(aten, _name), _overload), None)

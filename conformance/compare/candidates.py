@@ -1,0 +1,371 @@
+"""What may be compared with a reference: a module, the same in another way, a graph, a callable, arrays."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from torch import Tensor, nn
+
+from concord.backends.interface import Run
+from concord.conformance.compare.activations import OUTPUT, Activations, named, observe
+from concord.conformance.compare.comparison import Reference, numbers, run_of
+from concord.spec.errors import SpecError, optional, unknown
+from concord.spec.files import read_arrays
+
+Array = NDArray[Any]
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+WAYS = ("eager", "sdpa", "compile", *DTYPES, "cuda", "tf32")
+"""Ways to compute the same module."""
+
+TOKENS = 11
+"""Tokens of the longest standard text."""
+
+Names = Mapping[str, str]
+"""A candidate's name or pattern, with ``{i}`` for a number, to the reference's."""
+
+CLOSE = 1e-2
+"""Share of a tensor's size up to which another is proposed as the same."""
+
+
+def called_with(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what a module is called with, as tensors; standard texts where nothing is given.
+
+    Raises:
+        SpecError: if nothing is given, and nothing can be made.
+    """
+    if inputs is None:
+        return (), standard(model)
+    if isinstance(inputs, Mapping):
+        return (), {str(name): _tensor(entry) for name, entry in inputs.items()}
+    return tuple(map(_tensor, inputs if isinstance(inputs, (tuple, list)) else (inputs,))), {}
+
+
+def _tensor(entry: Any) -> Any:
+    return torch.from_numpy(np.array(entry)) if isinstance(entry, (np.ndarray, np.generic)) else entry
+
+
+def standard(model: nn.Module) -> dict[str, Any]:
+    """Return texts of several lengths for a module that takes token ids: a long one, one token, and between.
+
+    Raises:
+        SpecError: for a module that takes anything else, or does not say how many tokens it knows.
+    """
+    takes = inspect.signature(model.forward).parameters
+    config = getattr(model, "config", None)
+    rows = getattr(config, "vocab_size", None) or next(
+        (module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)), None
+    )
+    if "input_ids" not in takes or not rows:
+        raise SpecError(
+            f"inputs are missing but required: {type(model).__name__} is not known to take token ids"
+        )
+    padding = getattr(config, "pad_token_id", None) or 0
+    lengths = torch.tensor([TOKENS, 1, TOKENS // 2])
+    generator = torch.Generator().manual_seed(0)
+    real = torch.arange(TOKENS) < lengths[:, None]
+    ids = torch.where(real, torch.randint(0, rows, real.shape, generator=generator), padding)
+    return {"input_ids": ids} | ({"attention_mask": real.long()} if "attention_mask" in takes else {})
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """Return the dtype that a module computes in: that of its first floating-point parameter."""
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+
+
+def prepared(reference: Reference, way: str) -> Reference:
+    """Return the reference that a way of computing is judged by: in the dtype of the way.
+
+    Raises:
+        SpecError: for an unknown way, or a module in float64, whose truth float64 is not.
+    """
+    if way and way not in WAYS:
+        raise unknown("way", way, list(WAYS))
+    if dtype_of(reference.model) == torch.float64:
+        raise SpecError(
+            "the reference is in float64 but must be in float32 or a half precision, as candidates are"
+        )
+    return in_dtype(reference, DTYPES[way]) if way in DTYPES else reference
+
+
+def in_dtype(reference: Reference, dtype: torch.dtype) -> Reference:
+    """Return a reference in a dtype; itself if it is."""
+    if dtype in (dtype_of(reference.model), torch.float64):
+        return reference
+
+    def cast(entry: Any) -> Any:
+        return entry.to(dtype) if isinstance(entry, Tensor) and entry.is_floating_point() else entry
+
+    return Reference(
+        copy.deepcopy(reference.model).to(dtype),
+        tuple(map(cast, reference.args)),
+        {key: cast(entry) for key, entry in reference.kwargs.items()},
+        reference.gradients,
+    )
+
+
+def run_way(reference: Reference, way: str) -> Run:
+    """Run the reference's own module in another way.
+
+    Raises:
+        SpecError: if it cannot run so.
+    """
+    model, device = copy.deepcopy(reference.model), "cpu"
+    if way in ("eager", "sdpa"):
+        choose: Any = getattr(model, "set_attn_implementation", None)
+        if choose is None:
+            raise SpecError(f"{type(model).__name__} has one form of attention, so it cannot run as {way!r}")
+        try:
+            choose(way)
+        except ValueError as error:
+            raise SpecError(
+                f"{type(model).__name__} cannot run as {way!r}: {str(error).splitlines()[0]}"
+            ) from None
+    if way in ("cuda", "tf32"):
+        if not torch.cuda.is_available():
+            raise SpecError(f"way is {way!r} but PyTorch sees no CUDA device here")
+        device = "cuda"
+        torch.set_float32_matmul_precision("high" if way == "tf32" else "highest")
+        torch.backends.cudnn.allow_tf32 = way == "tf32"
+    if way == "compile":
+        program = torch.compile(model, dynamic=False)
+        return run_module(reference, model, device, program)
+    return run_module(reference, model, device)
+
+
+def run_module(
+    reference: Reference, model: nn.Module, device: str = "cpu", program: Callable[..., Any] | None = None
+) -> Run:
+    """Run a module on the reference's inputs, and take up its activations by name.
+
+    Args:
+        program: what runs in its place, of which outputs and gradients of parameters are taken up alone.
+    """
+    model = model.to(device)
+
+    def placed(entry: Any) -> Any:
+        return entry.to(device) if isinstance(entry, Tensor) else entry
+
+    args = tuple(map(placed, reference.args))
+    kwargs = {key: placed(entry) for key, entry in reference.kwargs.items()}
+    gradients = reference.gradients
+    cotangents = None
+    if gradients:
+        plain = observe(reference.model, reference.args, reference.kwargs, taps=False)
+        cotangents = {key: placed(entry) for key, entry in (reference.cotangents(plain.values) or {}).items()}
+    if program is None:
+        found = observe(model, args, kwargs, cotangents=cotangents)
+    else:
+        found = _of_program(model, program, args, kwargs, cotangents)
+    dtype = next((str(p.dtype).removeprefix("torch.") for p in model.parameters()), "float32")
+    return run_of(found, dtype, gradients)
+
+
+def _of_program(
+    model: nn.Module,
+    program: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    cotangents: Mapping[str, Tensor] | None,
+) -> Activations:
+    with torch.set_grad_enabled(cotangents is not None):
+        outputs = named(program(*args, **kwargs), OUTPUT)
+        found = Activations({name: tensor.detach() for name, tensor in outputs.items()})
+        if cotangents is not None:
+            trained = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+            used = [name for name in outputs if name in cotangents and outputs[name].requires_grad]
+            of = torch.autograd.grad(
+                [outputs[name] for name in used],
+                list(trained.values()),
+                [cotangents[name] for name in used],
+                allow_unused=True,
+            )
+            found.parameters = {
+                name: gradient for name, gradient in zip(trained, of, strict=True) if gradient is not None
+            }
+    return found
+
+
+def inputs_of(reference: Reference) -> dict[str, Array]:
+    """Return the reference's inputs as arrays, positional ones by number."""
+    given = {**{str(place): entry for place, entry in enumerate(reference.args)}, **reference.kwargs}
+    return {name: numbers(entry) for name, entry in given.items() if isinstance(entry, Tensor)}
+
+
+def run_graph(reference: Reference, path: Path) -> Run:
+    """Run an ONNX graph in ONNX Runtime on the reference's inputs: outputs by name, else by place.
+
+    Raises:
+        SpecError: if the graph cannot be read, or wants other inputs.
+    """
+    with optional("an ONNX file", "peers"):
+        import onnxruntime
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:  # noqa: BLE001 - whatever it raises for a file that it cannot read
+        raise SpecError(f"{path}: ONNX Runtime cannot read it: {str(error).splitlines()[0]}") from None
+    given = inputs_of(reference)
+    wanted = [entry.name for entry in session.get_inputs()]
+    by_place = dict(zip(wanted, given.values(), strict=False))
+    lacking = [name for name in wanted if name not in given] if len(wanted) != len(given) else []
+    if lacking:
+        raise SpecError(f"{path}: the graph needs the inputs {', '.join(lacking)}, which are not given")
+    outputs = [entry.name for entry in session.get_outputs()]
+    found = session.run(outputs, {name: given.get(name, by_place.get(name)) for name in wanted})
+    return run_arrays(reference, dict(zip(outputs, found, strict=True)))
+
+
+def run_file(reference: Reference, path: Path) -> Run:
+    """Return what a file holds or computes: arrays by name (safetensors), or an ONNX graph.
+
+    Raises:
+        SpecError: for any other file.
+    """
+    if path.suffix == ".onnx":
+        return run_graph(reference, path)
+    if path.suffix == ".safetensors":
+        return run_arrays(reference, read_arrays(path))
+    raise SpecError(f"{path}: must be arrays by name (.safetensors) or a graph (.onnx)")
+
+
+def called(reference: Reference, function: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return what a function makes of the inputs as arrays; what is no mapping is the output."""
+    given = inputs_of(reference)
+    positional = [given.pop(name) for name in list(given) if name.isdigit()]
+    found = function(*positional, **given)
+    return found if isinstance(found, Mapping) else {OUTPUT: found}
+
+
+def run_alone(reference: Reference, target: str, python: str | None = None) -> Run:
+    """Call a function of any framework, in a process of its own, on the reference's inputs.
+
+    Args:
+        target: ``package.module:function``; it gets arrays by keyword and returns arrays by name.
+        python: the interpreter of another environment, which needs NumPy and safetensors.
+
+    Raises:
+        SpecError: with what it wrote last, if it gives no result.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        given, made = Path(folder) / "inputs.safetensors", Path(folder) / "outputs.safetensors"
+        save_file({name: np.ascontiguousarray(array) for name, array in inputs_of(reference).items()}, given)
+        done = subprocess.run(
+            [
+                python or sys.executable,
+                str(Path(__file__).with_name("alone.py")),
+                target,
+                str(given),
+                str(made),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode or not made.is_file():
+            words = next(reversed(done.stderr.strip().splitlines()), f"exit code {done.returncode}")
+            raise SpecError(f"{target} gave no result: {words}")
+        return run_arrays(reference, read_arrays(made))
+
+
+def run_arrays(reference: Reference, arrays: Mapping[str, Any]) -> Run:
+    """Return arrays by name as a run: ``gradients.NAME``, and ``gradients.taps.NAME`` of activations.
+
+    Where no name is the reference's, outputs are taken by their places.
+    """
+    found = {name: np.asarray(array) for name, array in arrays.items()}
+    plain = observe(reference.model, reference.args, reference.kwargs).values
+    if not any(name in plain for name in found):
+        outputs = [name for name in plain if name.startswith(OUTPUT)]
+        shapes = [tuple(plain[name].shape) for name in outputs]
+        floating = [name for name in found if found[name].dtype.kind == "f"]
+        if len(floating) <= len(outputs) and all(
+            found[name].shape == shape for name, shape in zip(floating, shapes, strict=False)
+        ):
+            found = {name: found[own] for name, own in zip(outputs, floating, strict=False)}
+    taps = {name: array for name, array in found.items() if not name.startswith("gradients.")}
+    others = {name.removeprefix("gradients."): array for name, array in found.items() if name not in taps}
+    by_taps = {
+        name.removeprefix("taps."): array for name, array in others.items() if name.startswith("taps.")
+    }
+    output = next((array for name, array in taps.items() if name.startswith(OUTPUT)), np.zeros(0))
+    return Run(
+        output,
+        None,
+        taps,
+        {name: array for name, array in others.items() if not name.startswith("taps.")},
+        requested=("taps", "gradients") if others else ("taps",),
+        tap_gradients=by_taps,
+    )
+
+
+# Names.
+
+
+def renamed(arrays: Mapping[str, Array], names: Names) -> dict[str, Array]:
+    """Return arrays by the reference's names, where a name or pattern says which that is.
+
+    Raises:
+        SpecError: for a pattern that no array has.
+    """
+    found, unused = {}, dict(names)
+    patterns = [
+        (own, theirs, re.compile(re.escape(own).replace(r"\{i\}", r"(\d+)"))) for own, theirs in names.items()
+    ]
+    for name, array in arrays.items():
+        target = name
+        for own, theirs, pattern in patterns:
+            if match := pattern.fullmatch(name):
+                numbers_in = iter(match.groups())
+                target = re.sub(r"\{i\}", lambda _, n=numbers_in: next(n), theirs)  # type: ignore[misc]
+                unused.pop(own, None)
+        found[target] = array
+    if unused:
+        raise SpecError([f"{own!r} names no tensor of the candidate" for own in unused])
+    return found
+
+
+def proposed(reference: Reference, arrays: Mapping[str, Array]) -> dict[str, str]:
+    """Return which of the reference's activations each array may be, by shape and value, best first."""
+    plain = observe(reference.model, reference.args, reference.kwargs).values
+    distances = []
+    for theirs, tensor in plain.items():
+        value = numbers(tensor)
+        size = float(np.linalg.norm(value)) or 1.0
+        distances += [
+            (float(np.linalg.norm(array - value)) / size, own, theirs)
+            for own, array in arrays.items()
+            if array.shape == value.shape and own not in plain
+        ]
+    found: dict[str, str] = {}
+    for distance, own, theirs in sorted(distances):
+        if distance < CLOSE and own not in found and theirs not in found.values():
+            found[own] = theirs
+    return found
+
+
+def read_names(path: Path) -> dict[str, str]:
+    """Read a file of names: lines ``candidate's = reference's``.
+
+    Raises:
+        SpecError: listing every line that is none.
+    """
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    said = [(number, line) for number, line in enumerate(lines, 1) if line and not line.startswith("#")]
+    wrong = [number for number, line in said if line.count("=") != 1]
+    if wrong:
+        raise SpecError([f"{path}:{number}: must be CANDIDATE'S NAME = REFERENCE'S NAME" for number in wrong])
+    pairs = [[part.strip() for part in line.split("=")] for _, line in said]
+    return dict(pairs)

@@ -1,0 +1,565 @@
+"""Whether a candidate computes what a PyTorch module computes: the module itself is the specification.
+
+The reference runs in float64 values and in Monte Carlo arithmetic (:mod:`~.arithmetic`), which gives the
+truth of every tensor and how far a correct run may lie from it, with the constants of the family
+(:mod:`concord.conformance.estimate`). Each activation is judged end to end, and locally: computed from the
+candidate's own activations before it, so that an error is charged to the stretch in which it was made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from concord.backends.interface import Run
+from concord.conformance.compare.activations import OUTPUT, Activations, Reached, observe
+from concord.conformance.compare.arithmetic import (
+    FOREIGN,
+    Arithmetic,
+    Computed,
+    MonteCarlo,
+    Rounded,
+    computed,
+    plainly,
+)
+from concord.conformance.compare.edits import BUGS, Edited, ModelBug, Sites
+from concord.conformance.diagnosis import Diagnosis
+from concord.conformance.estimate import SAMPLES, estimate
+from concord.conformance.expectation import Expectation, is_gradient, is_tap_gradient
+from concord.conformance.explain import Cause
+from concord.conformance.judging import PADDING
+from concord.conformance.scoring import OUT_OF_RANGE, judge_tensor
+from concord.conformance.verdict import NOT_EXPOSED, Judgement, Row, Verdict
+from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
+from concord.spec.errors import SpecError, refuse
+
+Array = NDArray[np.floating]
+
+FEW = 6
+"""Samples of a first look, which may only say that all is well."""
+
+NEAR = 0.5
+"""Share of a tolerance up to which a first look is enough."""
+
+SEED = 0xC0
+"""Of cotangents."""
+
+LONGEST = 60.0
+"""Seconds of the processor that the search for a cause may take."""
+
+UNFIT = (RuntimeError, ValueError, IndexError, TypeError)
+"""What an operation raises that a bug does not fit."""
+
+SAME_BITS = "the same bits as the reference's own run"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A module, what it is called with, and what it is asked for.
+
+    Attributes:
+        model: in evaluation mode.
+        args, kwargs: its inputs, as tensors.
+        gradients: whether gradients are wanted.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    gradients: bool = False
+
+    def __post_init__(self) -> None:
+        active = [
+            name or "the module"
+            for name, module in self.model.named_modules()
+            if module.training and (not name or _drops(module))
+        ]
+        if active:
+            raise SpecError(
+                f"{active[0]} is in training mode but must be in evaluation mode: call eval() first"
+            )
+
+    def plainly(self, cotangents: Mapping[str, Tensor] | None = None) -> Activations:
+        """Run the module as it is."""
+        return observe(self.model, self.args, self.kwargs, cotangents=cotangents)
+
+    def cotangents(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """Return what outputs are multiplied with in the scalar that is differentiated; None: none is."""
+        if not self.gradients:
+            return None
+        generator = torch.Generator().manual_seed(SEED)
+        return {
+            name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
+            for name, tensor in outputs.items()
+            if name.startswith(OUTPUT)
+        }
+
+
+def _drops(module: nn.Module) -> bool:
+    return any(getattr(module, name, 0) for name in ("p", "dropout")) if module.training else False
+
+
+def delivered(found: Activations) -> dict[str, Tensor]:
+    """Return every tensor of a run by the name that a verdict gives it."""
+    return {
+        **found.values,
+        **{f"gradients.taps.{name}": tensor for name, tensor in found.gradients.items()},
+        **{f"gradients.{name}": tensor for name, tensor in found.parameters.items()},
+    }
+
+
+def numbers(tensor: Tensor) -> Array:
+    """Return a tensor as an array: the value that it has in an arithmetic, half precisions as float32."""
+    if isinstance(tensor, Computed):
+        return tensor.value.numpy()
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor).numpy()
+
+
+def run_of(found: Activations, dtype: str, gradients: bool) -> Run:
+    """Return what a candidate computed, as a run."""
+    values = {name: numbers(tensor) for name, tensor in found.values.items()}
+    output = next((array for name, array in values.items() if name.startswith(OUTPUT)), np.zeros(0))
+    return Run(
+        output,
+        None,
+        values,
+        {name: numbers(tensor) for name, tensor in found.parameters.items()},
+        dtype=dtype,
+        requested=("taps", "gradients") if gradients else ("taps",),
+        tap_gradients={name: numbers(tensor) for name, tensor in found.gradients.items()},
+    )
+
+
+class Comparison:
+    """One candidate's run before its reference.
+
+    Args:
+        reference: what is right.
+        run: what a candidate computed: activations by the reference's names in ``taps``, gradients of
+            parameters in ``gradients``, of activations in ``tap_gradients``.
+        declared: what the candidate declares (:data:`concord.spec.deviations.KNOWN_DEVIATIONS`):
+            ``blind_rows_zero`` or ``uncomputed_padding``.
+        progress: called with what is being done.
+        again: whether a run with the same bits as the reference's own is right without more ado.
+
+    Raises:
+        SpecError: for tensors of other shapes than the reference's.
+    """
+
+    def __init__(
+        self,
+        reference: Reference,
+        run: Run,
+        declared: Collection[str] = (),
+        progress: Callable[[str], None] = lambda text: None,
+        again: bool = True,
+    ) -> None:
+        self.again = again
+        self.reference, self.run, self.progress = reference, run, progress
+        self.declared = frozenset(declared)
+        plain = reference.plainly()
+        self.cotangents = reference.cotangents(plain.values)
+        if self.cotangents:
+            plain = reference.plainly(self.cotangents)
+        self.plain = delivered(plain)
+        self.modules = plain.modules
+        self.dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self.plain.items()}
+        given = {
+            **run.taps,
+            **{f"gradients.taps.{name}": array for name, array in run.tap_gradients.items()},
+            **{f"gradients.{name}": array for name, array in run.gradients.items()},
+        }
+        refuse(
+            [
+                f"{name!r} has shape {array.shape} but must be {tuple(self.plain[name].shape)}"
+                for name, array in given.items()
+                if name in self.plain and array.shape != tuple(self.plain[name].shape)
+            ]
+        )
+        self.given = {name: array for name, array in given.items() if name in self.plain}
+        self.strange = [name for name in given if name not in self.plain]
+        if not any(not is_gradient(name) for name in self.given):
+            raise SpecError(
+                "the candidate has no activation by a name of the reference's; give names by a mapping"
+            )
+        self.foreign: dict[str, int] = {}
+        self.padding = self.padded() if UNCOMPUTED_PADDING in self.declared else None
+
+    def padded(self) -> NDArray[np.bool_]:
+        """Return which tokens are padding, (B, T).
+
+        Raises:
+            SpecError: if no input says so.
+        """
+        mask = self.reference.kwargs.get("attention_mask")
+        if not isinstance(mask, Tensor) or mask.ndim != 2:
+            raise SpecError(
+                f"{UNCOMPUTED_PADDING!r} is declared but no input 'attention_mask' (B, T) says where that is"
+            )
+        return np.asarray(mask.numpy() == 0)
+
+    def in_padding(self, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
+        """Return which elements of an activation stand in rows of padding that are not computed."""
+        if self.padding is None or shape[:2] != self.padding.shape:
+            return None
+        return np.broadcast_to(self.padding.reshape(*shape[:2], *[1] * (len(shape) - 2)), shape)
+
+    @property
+    def order(self) -> list[str]:
+        """Every tensor that is judged: activations as they are computed, gradients on the way back."""
+        forward = [name for name in self.plain if not is_gradient(name)]
+        parameters = [name for name in self.plain if is_gradient(name) and not is_tap_gradient(name)]
+        back: list[str] = []
+        for name in reversed(forward):
+            prefix = f"gradients.{self.modules.get(name, name)}."
+            back += [f"gradients.taps.{name}"] if f"gradients.taps.{name}" in self.plain else []
+            back += [one for one in parameters if one.startswith(prefix) and one not in back]
+        return [*forward, *back, *(one for one in parameters if one not in back)]
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Return parameters and buffers with float64 values, those that are shared once."""
+        model, seen = self.reference.model, dict[int, Tensor]()
+        named = [
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        ]
+        found = {}
+        for name, tensor in named:
+            if id(tensor) not in seen:
+                made = computed(tensor)
+                wanted = self.cotangents is not None and tensor.requires_grad
+                seen[id(tensor)] = made.requires_grad_(True) if wanted else made
+            found[name] = seen[id(tensor)]
+        return found
+
+    def expected(self, pinned: bool, samples: int) -> Expectation:
+        """Return what a correct run yields, and how far it may lie from it.
+
+        Args:
+            pinned: whether each stretch starts from the candidate's own activations.
+            samples: of Monte Carlo arithmetic.
+        """
+        values, gradients = ({}, {}) if not pinned else self.pins()
+        parameters, blind = self.parameters(), BLIND_ROWS_ZERO in self.declared
+        args = tuple(map(_computed_input, self.reference.args))
+        kwargs = {key: _computed_input(entry) for key, entry in self.reference.kwargs.items()}
+        half = {name for name, dtype in self.dtypes.items() if dtype in ("bfloat16", "float16")}
+
+        def compute(arithmetic: Any, observer: Callable[[str, Array], None]) -> None:
+            given = {
+                name: self._perturbed(arithmetic, value) if name in half else value
+                for name, value in values.items()
+            }
+            with plainly(), arithmetic:
+                found = observe(
+                    self.reference.model,
+                    args,
+                    kwargs,
+                    parameters,
+                    given,
+                    gradients,
+                    self.cotangents,
+                )
+            for name, count in arithmetic.foreign.items():
+                self.foreign[name] = max(count, self.foreign.get(name, 0))
+            sampled = isinstance(arithmetic, MonteCarlo)
+            for name, tensor in delivered(found).items():
+                array = numbers(tensor)
+                observer(name, array[None] if sampled else array)
+
+        found, sigmas = estimate(
+            compute,
+            self.dtypes,
+            truth=Arithmetic(blind),
+            arithmetics=[*(MonteCarlo(seed, blind) for seed in range(samples)), Rounded(blind)],
+            doing="deriving tolerances of each stretch" if pinned else "deriving tolerances end to end",
+        )
+        return Expectation("float32", found, sigmas, dict.fromkeys(found, ""))
+
+    @staticmethod
+    def _perturbed(arithmetic: Any, value: Tensor) -> Tensor:
+        """Return an activation of a half precision, which may have been used before it was rounded."""
+        assert isinstance(value, Computed)
+        if not isinstance(arithmetic, MonteCarlo):
+            return value
+        return Computed(arithmetic.erred(value.value, value.dtype, 1), value.dtype)
+
+    def pins(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the candidate's activations and their gradients, as the reference goes on with them."""
+        values: dict[str, Tensor] = {}
+        gradients: dict[str, Tensor] = {}
+        for name, array in self.given.items():
+            dtype, padding = self.plain[name].dtype, self.in_padding(array.shape)
+            filled = array if padding is None else np.where(padding, numbers(self.plain[name]), array)
+            tensor = Computed(torch.from_numpy(filled.astype(np.float64)), dtype)
+            if is_tap_gradient(name):
+                gradients[name.removeprefix("gradients.taps.")] = tensor
+            elif not is_gradient(name):
+                values[name] = tensor
+        return values, gradients
+
+    @property
+    def dtype(self) -> str:
+        """The precision of the outputs."""
+        return next((dtype for name, dtype in self.dtypes.items() if name.startswith(OUTPUT)), "float32")
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What is to be said besides the verdict, by what it is about."""
+        found = {}
+        if self.strange:
+            few = ", ".join(self.strange[:3]) + (
+                f" and {len(self.strange) - 3} more" if len(self.strange) > 3 else ""
+            )
+            found["not compared"] = f"{few}: the reference has no activation of that name"
+        if self.foreign:
+            found["operations without a rule"] = (
+                f"{', '.join(sorted(self.foreign))}: {FOREIGN} unit roundoffs of each result are allowed for"
+            )
+        return found
+
+    def verdict(self) -> Verdict:
+        """Judge every tensor, locally and end to end."""
+        if self.again and self.same_bits():
+            rows = [
+                Row(name, "", "agrees", Judgement("agrees", size=self.given[name].size), note=SAME_BITS)
+                for name in self.order
+                if name in self.given
+            ]
+            return Verdict(rows)
+        local = self.judged(True)
+        end = self.judged(False)
+        table = [self.row(name, local.get(name), end.get(name)) for name in self.order]
+        found = Verdict(table)
+        if found.status != "diverges":
+            return found
+        return dataclasses.replace(found, search=lambda: (self.diagnosis(found), self.undeclared(found)))
+
+    def undeclared(self, verdict: Verdict) -> str:
+        """Return the declaration with which the forward pass would agree; empty if there is none."""
+        first = verdict.first_divergence
+        if self.declared or first is None or is_gradient(first.tensor):
+            return ""
+        forward = dataclasses.replace(self.reference, gradients=False)
+        for name in (BLIND_ROWS_ZERO, UNCOMPUTED_PADDING):
+            with contextlib.suppress(SpecError):
+                other = Comparison(
+                    forward, dataclasses.replace(self.run, gradients={}, tap_gradients={}), [name]
+                )
+                if all(one.status != "diverges" for one in other.judged(True).values()):
+                    return name
+        return ""
+
+    def same_bits(self, names: Iterable[str] | None = None) -> bool:
+        """Whether the candidate is the reference's own run, bit for bit, in all tensors or in some."""
+        return all(
+            name in self.given and np.array_equal(numbers(self.plain[name]), self.given[name], equal_nan=True)
+            for name in (self.plain if names is None else names)
+        )
+
+    def row(self, name: str, step: Judgement | None, end: Judgement | None) -> Row:
+        """Return the row of a tensor; what nothing was pinned before is the same in both ways."""
+        deciding = step or end
+        size = self.plain[name].numel()
+        if deciding is None:
+            return Row(name, "", "not exposed", note=NOT_EXPOSED, size=size)
+        return Row(name, "", deciding.status, step, end, deciding.note, size)
+
+    def judged(self, pinned: bool) -> dict[str, Judgement]:
+        """Judge in one way: by a first look if that is enough."""
+        for samples in (FEW, SAMPLES):
+            self.progress(
+                f"{'each stretch' if pinned else 'end to end'}, {samples} samples of Monte Carlo arithmetic"
+            )
+            expected = self.expected(pinned, samples)
+            found = {
+                name: self.judgement(name, expected, pinned) for name in self.given if name in expected.values
+            }
+            if all(one.ratio <= NEAR and one.status == "agrees" for one in found.values()):
+                break
+        return found
+
+    def judgement(self, name: str, expected: Expectation, pinned: bool) -> Judgement:
+        """Judge one tensor."""
+        value, sigma = expected.values[name], expected.sigmas[name]
+        if not pinned and name in expected.undecided:
+            return Judgement(
+                "undetermined", size=value.size, note="rounding may have grown beyond a tenth of it"
+            )
+        padding, why = self.in_padding(value.shape), OUT_OF_RANGE
+        if padding is not None:
+            sigma, why = np.where(padding, np.nan, sigma), PADDING
+        lenient = is_gradient(name) and name in expected.singular
+        return judge_tensor(
+            self.given[name].astype(np.float64), value, sigma, self.dtypes[name], not lenient, lenient, why
+        )
+
+    # What is said of the first divergence.
+
+    def diagnosis(self, verdict: Verdict) -> Diagnosis:
+        """Say in which stretch of the module the first divergence was made, and where that is written."""
+        first = verdict.first_divergence
+        assert first is not None
+        place = self.order.index(first.tensor)
+        before = next(
+            (
+                row.tensor
+                for row in reversed(verdict.table[:place])
+                if row.status == "agrees" and is_gradient(row.tensor) == is_gradient(first.tensor)
+            ),
+            "the inputs" if not is_gradient(first.tensor) else "the outputs",
+        )
+        cause = None if is_gradient(first.tensor) else self.cause(first.tensor, before)
+        notes = [f"made between {before} and {first.tensor}"]
+        if not is_gradient(first.tensor):
+            notes += [f"computed by {line}" for line in self.lines_between(before, first.tensor)]
+        return Diagnosis(first.tensor, ("",), cause, notes=tuple(notes))
+
+    def cause(self, tensor: str, before: str) -> Cause | None:
+        """Return the bugs of :data:`~.edits.BUGS` that explain a tensor, in the stretch that computes it."""
+        expected = self.expected(True, FEW)
+        value, sigma, dtype = expected.values[tensor], expected.sigmas[tensor], self.dtypes[tensor]
+        explained: dict[str, str] = {}
+        started, given = time.process_time(), self.given[tensor].astype(np.float64)
+        for bug, made in Stretch(self, tensor, before).made():
+            if time.process_time() - started > LONGEST:
+                break
+            moved = np.where(np.isfinite(made) & np.isfinite(value), made, value)
+            if bug.name not in explained and judge_tensor(given, moved, sigma, dtype).status == "agrees":
+                explained[bug.name] = bug.text
+        return self.told(explained)
+
+    @staticmethod
+    def told(explained: Mapping[str, str]) -> Cause | None:
+        """Return explanations as a cause; it is sure where there is one alone."""
+        if not explained:
+            return None
+        text = f"it is explained by {' or by '.join(explained.values())}"
+        return Cause(" or ".join(explained), text, len(explained) == 1)
+
+    def lines_between(self, before: str, tensor: str) -> list[str]:
+        """Return the modules that compute a tensor, and where their forward passes are written."""
+        path, lines = self.modules.get(tensor, ""), []
+        common = path
+        while common and not before.startswith(f"{common}."):
+            common = common.rpartition(".")[0]
+        for name in dict.fromkeys((path, common)):
+            module = self.reference.model.get_submodule(name) if name else self.reference.model
+            where = source_of(module)
+            lines.append(f"{name or 'the module'}: {type(module).__name__}{where}")
+        return lines
+
+
+class Stretch:
+    """The part of a reference that computes one tensor from those before it, to be computed again with bugs.
+
+    Args:
+        tensor, before: its last activation, and the one after which it begins.
+    """
+
+    def __init__(self, comparison: Comparison, tensor: str, before: str) -> None:
+        reference, order = comparison.reference, comparison.order
+        path = comparison.modules.get(tensor, "")
+        listed = (nn.ModuleList, nn.ModuleDict)  # which nobody calls
+        while path and (
+            not before.startswith(f"{path}.") or isinstance(reference.model.get_submodule(path), listed)
+        ):
+            path = path.rpartition(".")[0]
+        self.tensor, self.start, self.call = tensor, before, tensor.partition("#")[2].partition("[")[0]
+        self.blind = BLIND_ROWS_ZERO in comparison.declared
+        self.module = reference.model.get_submodule(path) if path else reference.model
+        self.prefix = f"{path}." if path else ""
+        parameters, (pins, _) = comparison.parameters(), comparison.pins()
+        until = order.index(before) + 1 if before in order else 0
+        pins = {name: pins[name] for name in order[:until] if name in pins}
+        self.args: tuple[Any, ...] = tuple(map(_computed_input, reference.args))
+        self.kwargs = {key: _computed_input(entry) for key, entry in reference.kwargs.items()}
+        if path:
+            self.args, self.kwargs = self.entered(reference.model, parameters, pins)
+        self.parameters = {
+            name.removeprefix(self.prefix): tensor
+            for name, tensor in parameters.items()
+            if name.startswith(self.prefix)
+        }
+        self.pins = {self.inside(name): value for name, value in pins.items() if name.startswith(self.prefix)}
+
+    def inside(self, name: str) -> str:
+        """Return the name of an activation within the module that computes the stretch."""
+        local = name.removeprefix(self.prefix) if name.startswith(self.prefix) else OUTPUT
+        return local.replace(f"#{self.call}", "") if self.call and self.prefix else local
+
+    def entered(
+        self, model: nn.Module, parameters: Mapping[str, Tensor], pins: Mapping[str, Tensor]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what the module is called with when it computes the tensor."""
+        given: list[Any] = []
+
+        def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given[:] = [args, kwargs]
+
+        def watch(name: str) -> None:
+            if name == self.tensor:
+                raise Reached
+
+        handle = self.module.register_forward_pre_hook(enter, with_kwargs=True)
+        try:
+            with plainly(), Arithmetic(self.blind):
+                observe(model, self.args, self.kwargs, parameters, pins, watch=watch)
+        finally:
+            handle.remove()
+        return given[0], given[1]
+
+    def run(self, edited: Any) -> Array | None:
+        """Compute the tensor, with a bug in what follows the start of the stretch."""
+        tensor, start = self.inside(self.tensor), self.inside(self.start)
+        edited.busy = start in self.pins
+
+        def watch(name: str) -> None:
+            if name == start:
+                edited.busy = False
+            if name == tensor:
+                raise Reached
+
+        try:
+            with plainly(), Arithmetic(self.blind, edited):
+                found = observe(self.module, self.args, self.kwargs, self.parameters, self.pins, watch=watch)
+        except UNFIT:
+            return None
+        return numbers(found.values[tensor]) if tensor in found.values else None
+
+    def made(self) -> Iterator[tuple[ModelBug, Array]]:
+        """Yield each bug with the tensor that it makes: in all operations that can have it, then in each."""
+        sites = Sites()
+        self.run(sites)
+        for bug in BUGS:
+            count = sites.found[bug]
+            for site in [None, *(range(count) if count > 1 else [])] if count else []:
+                array = self.run(Edited(bug, site))
+                if array is not None and np.isfinite(array).any():
+                    yield bug, array
+
+
+def source_of(module: nn.Module) -> str:
+    """Return where the forward pass of a module is written: `` (file:line)``; nothing if unknown."""
+    try:
+        function = inspect.unwrap(type(module).forward)
+        lines, first = inspect.getsourcelines(function)
+        return f" ({Path(inspect.getsourcefile(function) or '').name}:{first}-{first + len(lines) - 1})"
+    except (OSError, TypeError):
+        return ""
+
+
+def _computed_input(entry: Any) -> Any:
+    return computed(entry) if isinstance(entry, Tensor) else entry

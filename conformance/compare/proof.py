@@ -1,0 +1,133 @@
+"""Whether a comparison could have failed, and whether a sample depends on what it is batched with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from concord.backends.interface import Run
+from concord.conformance.compare.activations import observe
+from concord.conformance.compare.comparison import (
+    UNFIT,
+    Comparison,
+    Reference,
+    delivered,
+    numbers,
+    run_of,
+)
+from concord.conformance.compare.edits import BUGS, Edited, Mutant, Sites
+from concord.conformance.estimate import SAMPLES
+from concord.conformance.verdict import Verdict
+from concord.spec.errors import SpecError
+
+MOST = 2
+"""Operations into each of which a bug is put, besides all that can have it at once."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What came of one bug that was put into the reference.
+
+    Attributes:
+        bug: its name.
+        text: what it is.
+        tried: how many mutants were made of it.
+        found: how many of them the comparison would have found.
+        silent: how many compute the same, bit for bit, with these inputs.
+    """
+
+    bug: str
+    text: str
+    tried: int = 0
+    found: int = 0
+    silent: int = 0
+
+
+def prove(comparison: Comparison, progress: Callable[[str], None] = lambda text: None) -> list[Proof]:
+    """Put each bug into a copy of the reference, and say which the comparison would have found.
+
+    A mutant delivers what the candidate delivered. It is found if it diverges end to end, or locally.
+    """
+    reference = replace(comparison.reference, gradients=False)
+    plain = Comparison(reference, run_of(reference.plainly(), comparison.dtype, False), comparison.declared)
+    given = [name for name in comparison.given if name in plain.plain]
+    end = plain.expected(False, SAMPLES)
+    sites, proofs = Sites(), []
+    with Mutant(sites), contextlib.suppress(*UNFIT):
+        observe(reference.model, reference.args, reference.kwargs)
+    for bug in BUGS:
+        count = sites.found[bug]
+        places = (
+            [None, *np.linspace(0, count - 1, min(MOST, count), dtype=int).tolist()] if count > 1 else [None]
+        )
+        proof = Proof(bug.name, bug.text)
+        for place in places if count else []:
+            progress(f"would {bug.text} be found?")
+            try:
+                with Mutant(Edited(bug, place)):
+                    made = delivered(observe(reference.model, reference.args, reference.kwargs))
+            except UNFIT:  # the bug does not fit this operation
+                continue
+            proof = replace(proof, tried=proof.tried + 1)
+            plain.given = {name: numbers(made[name]) for name in given if name in made}
+            if plain.same_bits(given):
+                proof = replace(proof, silent=proof.silent + 1)
+            elif any(plain.judgement(name, end, False).status == "diverges" for name in plain.given) or any(
+                one.status == "diverges" for one in plain.judged(True).values()
+            ):
+                proof = replace(proof, found=proof.found + 1)
+        proofs += [proof] if proof.tried else []
+    return proofs
+
+
+def batched(reference: Reference) -> Iterator[tuple[str, Verdict]]:
+    """Judge each sample of a batch by the same sample alone, without its padding.
+
+    Yields:
+        What is judged, in words, and the verdict.
+
+    Raises:
+        SpecError: if no input ``attention_mask`` (B, T), 1 where a token is real, says where padding is.
+    """
+    mask = reference.kwargs.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.ndim != 2:
+        raise SpecError("an input 'attention_mask' (B, T) is missing but required: it says where padding is")
+    samples, tokens = mask.shape
+    found = observe(reference.model, reference.args, reference.kwargs)
+    for sample in range(samples):
+        real = torch.nonzero(mask[sample])[:, 0]
+
+        def cut(entry: object, sample: int = sample, real: Tensor = real) -> object:
+            """Return one sample's share of a tensor, without its padding."""
+            if not isinstance(entry, Tensor) or not entry.ndim or entry.shape[0] != samples:
+                return entry
+            entry = entry[sample : sample + 1]
+            for axis in range(1, entry.ndim):
+                entry = entry.index_select(axis, real) if entry.shape[axis] == tokens else entry
+            return entry
+
+        alone = Reference(
+            reference.model,
+            tuple(map(cut, reference.args)),
+            {name: cut(entry) for name, entry in reference.kwargs.items()},
+        )
+        taps = {name: numbers(cut(tensor)) for name, tensor in found.values.items()}  # type: ignore[arg-type]
+        plain = alone.plainly().values
+        run = Run(
+            np.zeros(0),
+            None,
+            {
+                name: array
+                for name, array in taps.items()
+                if name in plain and array.shape == plain[name].shape
+            },
+        )
+        yield (
+            f"sample {sample}, {len(real)} of {tokens} tokens",
+            Comparison(alone, run, again=False).verdict(),
+        )

@@ -1,0 +1,351 @@
+"""Any model: right candidates agree, wrong ones diverge where they are wrong, and nonsense is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from torch import Tensor, nn
+
+from concord.conformance.compare import assert_same, compare, prepare
+from concord.conformance.compare.arithmetic import Arithmetic, MonteCarlo, Rounded, computed, value_of
+from concord.conformance.compare.candidates import proposed, read_names
+from concord.conformance.compare.proof import batched, prove
+from concord.spec.errors import SpecError
+from tests.toys.modules import CLASSES, HEADS, TOKENS, WIDTH, Encoder, Fused, encoder, texts
+from tests.toys.surroundings import concord
+
+
+def activations(model: nn.Module, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Return what submodules return, as a user would note it."""
+    found: dict[str, np.ndarray] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        def called(module: nn.Module, given: Any, result: Any) -> None:
+            if isinstance(result, Tensor):
+                found[name] = result.detach().numpy()
+
+        return called
+
+    for name, module in list(model.named_modules())[1:]:
+        module.register_forward_hook(note(name))
+    with torch.no_grad():
+        model(**inputs)
+    return found
+
+
+# The arithmetic.
+
+
+def test_values_are_those_of_float64_and_dtypes_those_of_the_model() -> None:
+    x = torch.linspace(-3, 3, 35).reshape(5, 7)
+    with Arithmetic():
+        a = computed(x)
+        half = torch.softmax(a.to(torch.bfloat16) * 3, -1)
+        whole = torch.nn.functional.gelu(torch.nn.functional.layer_norm(a, (7,)))
+    wide = x.double()
+    assert (half.dtype, whole.dtype) == (torch.bfloat16, torch.float32)
+    right = torch.nn.functional.gelu(torch.nn.functional.layer_norm(wide, (7,)))
+    assert (value_of(whole) - right).abs().max() < 1e-14
+    assert (value_of(half) - torch.softmax(wide * 3, -1)).abs().max() < 1e-14
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x @ x.T,
+        lambda x: torch.softmax(x, -1),
+        lambda x: torch.nn.functional.layer_norm(x, (x.shape[-1],)),
+        torch.nn.functional.gelu,
+        lambda x: torch.var(x, -1),
+        lambda x: torch.nn.functional.conv1d(x[None], torch.ones(3, len(x), 2)),
+        lambda x: torch.cumsum(torch.exp(x), 0),
+    ],
+)
+def test_noise_is_as_large_as_what_float32_does(function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(11, 13, generator=torch.Generator().manual_seed(1))
+    float32 = function(x)
+
+    def run(arithmetic: Any) -> Tensor:
+        with arithmetic:
+            found = function(computed(x))
+        return value_of(found)
+
+    exact = run(Arithmetic())
+    noise = torch.stack([run(MonteCarlo(seed)) - exact for seed in range(8)]).square().mean().sqrt()
+    low, own = (
+        (run(Rounded()) - exact).square().mean().sqrt(),
+        (float32.double() - exact).square().mean().sqrt(),
+    )
+    assert 0.05 < float(own / noise) < 2.0
+    assert float(low / noise) < 2.0
+
+
+# Right candidates.
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_another_form_of_attention_agrees(gradients: bool) -> None:
+    verdict = compare(encoder(), encoder(Fused), texts(), gradients=gradients)
+    assert verdict.status == "agrees"
+    judged = {row.tensor for row in verdict.table if row.status == "agrees"}
+    assert {"layers.1.attention.output", "output[logits]"} <= judged
+    assert ("gradients.layers.0.attention.query.weight" in judged) == gradients
+    assert ("gradients.taps.layers.0.norm2" in judged) == gradients
+
+
+@pytest.mark.parametrize("way", ["bfloat16", "float16"])
+def test_a_lower_precision_agrees_by_its_own_rules(way: str) -> None:
+    verdict = compare(encoder(), inputs=texts(), way=way)
+    assert verdict.status == "agrees"
+    assert 0 < verdict.worst <= 1
+
+
+def test_a_model_beside_itself_has_the_same_bits_at_once() -> None:
+    verdict = compare(encoder(), encoder(), texts())
+    assert verdict.status == "agrees"
+    assert {row.note for row in verdict.table} == {"the same bits as the reference's own run"}
+
+
+def test_standard_texts_are_made_for_a_module_that_takes_ids() -> None:
+    class Ids(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Embedding(17, 3)
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            return self.rows(input_ids)
+
+    assert compare(Ids().eval()).passed
+
+
+# Wrong ones.
+
+
+def epsilon(model: Encoder) -> None:
+    model.layers[1].norm1.eps = 1e-3
+
+
+def tanh(model: Encoder) -> None:
+    model.layers[0].act = nn.GELU(approximate="tanh")
+
+
+def transposed(model: Encoder) -> None:
+    weight = model.layers[1].attention.value.weight.data
+    weight.copy_(weight.T.clone())
+
+
+def rounded(model: Encoder) -> None:
+    weight = model.layers[0].outer.weight.data
+    weight.copy_(weight.bfloat16().float())
+
+
+def unscaled(model: Encoder) -> None:
+    model.layers[1].attention.scaling = 1.0
+
+
+def unbiased(model: Encoder) -> None:
+    model.classifier.bias.data.zero_()
+
+
+def mixed(model: Encoder) -> None:
+    weight = model.layers[0].attention.key.weight.data
+    weight.copy_(weight.reshape(HEADS, -1, WIDTH).transpose(0, 1).reshape(WIDTH, WIDTH).clone())
+
+
+BUGS = {
+    epsilon: ("layers.1.norm1", "norm_epsilon"),
+    tanh: ("layers.0.act", "activation_gelu_tanh"),
+    transposed: ("layers.1.attention.value", "weight_transposed"),
+    rounded: ("layers.0.outer", "weight_bfloat16"),
+    unscaled: ("layers.1.attention.output", "scale_left_out"),
+    unbiased: ("output[logits]", "bias_left_out"),
+    mixed: ("layers.0.attention.key", ""),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_bug_is_found_where_it_is_and_named(bug: Callable[[Encoder], None]) -> None:
+    wrong = encoder()
+    bug(wrong)
+    verdict = compare(encoder(), wrong, texts())
+    first, cause = BUGS[bug]
+    assert verdict.status == "diverges"
+    assert verdict.first in (first, "classifier" if first.startswith("output") else first)
+    explained = verdict.explained()
+    assert (explained.cause.hypothesis if explained.cause else "") == cause
+    assert "made between" in str(verdict)
+
+
+def test_a_wrong_derivative_is_said_to_be_one_alone() -> None:
+    class Detached(nn.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            mean = x.mean(-1, keepdim=True).detach()
+            variance = (x - mean).square().mean(-1, keepdim=True).detach()
+            return (x - mean) / torch.sqrt(variance + self.eps) * self.weight + self.bias
+
+    wrong = encoder()
+    norm = Detached(WIDTH, eps=1e-5)
+    norm.load_state_dict(wrong.layers[1].norm2.state_dict())
+    wrong.layers[1].norm2 = norm
+    verdict = compare(encoder(), wrong, texts(), gradients=True)
+    assert verdict.status == "diverges"
+    assert verdict.first.startswith("gradients.")
+    assert "only gradients diverge" in str(verdict)
+
+
+def test_rows_that_see_no_key_are_recognised_and_may_be_declared() -> None:
+    inputs = texts()
+    inputs["attention_mask"][1] = 0
+    verdict = compare(encoder(), encoder(Fused), inputs)
+    assert verdict.status == "diverges"
+    assert verdict.explained().undeclared == "blind_rows_zero"
+    assert compare(encoder(), encoder(Fused), inputs, declared=["blind_rows_zero"]).passed
+
+
+def test_rows_of_padding_need_not_be_computed_where_that_is_declared() -> None:
+    inputs = texts()
+    found = activations(encoder(), inputs)
+    padded = inputs["attention_mask"].numpy() == 0
+    for array in found.values():
+        if array.shape[:2] == padded.shape:
+            array[padded] = 1e6
+    assert compare(encoder(), found, inputs).explained().undeclared == "uncomputed_padding"
+    verdict = compare(encoder(), found, inputs, declared=["uncomputed_padding"])
+    assert verdict.passed
+
+
+def test_assert_same_fails_with_the_first_divergence() -> None:
+    wrong = encoder()
+    tanh(wrong)
+    assert_same(encoder(), encoder(Fused), texts())
+    with pytest.raises(AssertionError, match=r"first at layers\.0\.act"):
+        assert_same(encoder(), wrong, texts())
+
+
+# Kinds of candidates.
+
+
+def test_arrays_a_file_and_functions_are_candidates(tmp_path: Path) -> None:
+    inputs = texts()
+    arrays = activations(encoder(Fused), inputs)
+    save_file(
+        {name: np.ascontiguousarray(array) for name, array in arrays.items()}, tmp_path / "made.safetensors"
+    )
+
+    def function(**given: np.ndarray) -> dict[str, np.ndarray]:
+        assert given["input_ids"].shape == (3, TOKENS)
+        return {"layers.0.norm1": arrays["layers.0.norm1"]}
+
+    for candidate in (arrays, tmp_path / "made.safetensors", function, "tests.toys.modules:in_numpy"):
+        verdict = compare(encoder(), candidate, inputs)
+        assert verdict.passed, verdict
+
+
+def test_names_are_mapped_by_patterns_and_proposed_by_values(tmp_path: Path) -> None:
+    inputs = texts()
+    arrays = activations(encoder(Fused), inputs)
+    foreign = {
+        f"blocks/{i}/{own}": arrays[f"layers.{i}.{theirs}"]
+        for i in range(2)
+        for own, theirs in (("ln_1", "norm1"), ("attn", "attention.output"))
+    }
+    path = tmp_path / "names.txt"
+    path.write_text(
+        "# norms\nblocks/{i}/ln_1 = layers.{i}.norm1\nblocks/{i}/attn = layers.{i}.attention.output\n"
+    )
+    verdict = compare(encoder(), foreign, inputs, names=read_names(path))
+    assert sum(row.status == "agrees" for row in verdict.table) == 4
+    reference = prepare(encoder(), arrays, inputs).reference
+    found = proposed(reference, foreign)
+    assert (found["blocks/0/ln_1"], found["blocks/1/attn"]) == ("layers.0.norm1", "layers.1.attention.output")
+
+
+# What the inputs could have shown.
+
+
+def test_a_proof_says_which_bugs_a_comparison_would_have_found() -> None:
+    proofs = {one.bug: one for one in prove(prepare(encoder(), encoder(Fused), texts()))}
+    assert proofs["mask_left_out"].found == proofs["mask_left_out"].tried > 0
+    assert sum(one.found for one in proofs.values()) >= 0.9 * sum(
+        one.tried - one.silent for one in proofs.values()
+    )
+
+
+def test_a_model_that_looks_at_other_samples_is_found() -> None:
+    class Leaking(Encoder):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+            found = super().forward(input_ids, attention_mask)
+            return found | {"logits": found["logits"] + 1e-3 * found["logits"].mean(0)}
+
+    right = list(batched(prepare(encoder(), encoder(), texts()).reference))
+    assert [verdict.status for _, verdict in right] == ["agrees"] * 3
+    leaking = Leaking().eval()
+    leaking.load_state_dict(encoder().state_dict())
+    wrong = list(batched(prepare(leaking, leaking, texts()).reference))
+    assert {verdict.first for _, verdict in wrong} == {"output[logits]"}
+
+
+# Nonsense.
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: compare(3), "the reference is a int but must be a torch.nn.Module"),
+        (lambda: compare(encoder(), way="fast"), "unknown way 'fast'"),
+        (lambda: compare(encoder(), encoder(), way="sdpa"), "a candidate is given too"),
+        (lambda: compare(encoder().train(), inputs=texts(), way="bfloat16"), "must be in evaluation mode"),
+        (lambda: compare(encoder().double(), encoder(), texts()), "must be in float32"),
+        (lambda: compare(nn.Linear(2, 3).eval()), "inputs are missing but required"),
+        (lambda: compare(encoder(), {"token": np.zeros((2, 3))}, texts()), r"has shape \(2, 3\) but must be"),
+        (lambda: compare(encoder(), {"nothing": np.zeros(7)}, texts()), "no activation by a name"),
+        (lambda: compare(encoder(), encoder(), texts(), declared=["speed"]), "unknown declaration 'speed'"),
+        (lambda: compare(encoder(), "nowhere.onnx", texts()), "ONNX Runtime cannot read it"),
+        (lambda: compare(encoder(), "made.txt", texts()), "must be arrays by name"),
+        (lambda: compare(encoder(), "no.such.module:f", texts()), "gave no result: ModuleNotFoundError"),
+    ],
+)
+def test_nonsense_is_refused_in_one_line(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
+        make()
+    assert len(caught.value.problems) == 1
+
+
+# The command.
+
+
+def test_the_command_judges_writes_and_exits(tmp_path: Path) -> None:
+    inputs = {name: tensor.numpy() for name, tensor in texts().items()}
+    save_file(inputs, tmp_path / "inputs.safetensors")
+    wrong = activations(encoder(), texts())
+    wrong["layers.1.inner"] = wrong["layers.1.inner"] * np.float32(1 + 2**-12)
+    save_file(
+        {name: np.ascontiguousarray(array) for name, array in wrong.items()}, tmp_path / "wrong.safetensors"
+    )
+    reference, given = "tests.toys.modules:encoder", ["--inputs", str(tmp_path / "inputs.safetensors")]
+    done = concord("compare", reference, "--as", "bfloat16", *given, "--json", str(tmp_path / "a.json"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "a.json").read_text())["results"][0]["status"] == "agrees"
+    page = tmp_path / "page.html"
+    done = concord("compare", reference, str(tmp_path / "wrong.safetensors"), *given, "--html", str(page))
+    assert done.returncode == 1
+    assert "first at layers.1.inner" in done.stdout
+    assert "layers.1.inner" in page.read_text()
+    assert concord("compare", "tests.toys.modules:nothing", *given).returncode == 2
+
+
+def test_numbers_that_are_not_finite_are_compared_as_such() -> None:
+    found = activations(encoder(), texts())
+    found["layers.0.inner"][0, 0, 0] = math.nan
+    verdict = compare(encoder(), copy.deepcopy(found), texts())
+    assert (verdict.status, verdict.first) == ("diverges", "layers.0.inner")
+    assert CLASSES == 5

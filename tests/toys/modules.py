@@ -1,0 +1,106 @@
+"""A small encoder in plain PyTorch, and the same computed in another way."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+torch.set_num_threads(1)  # several would wait for each other beside other tests
+
+ROWS, WIDTH, HEADS, INNER, CLASSES, TOKENS = 31, 12, 3, 19, 5, 7
+
+
+class Attention(nn.Module):
+    """Self-attention with an additive mask: (B, T, D) and (B, T) to (B, T, D)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.output = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.scaling = (WIDTH // HEADS) ** -0.5
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = (self.apart(layer(x)) for layer in (self.query, self.key, self.value))
+        hidden = torch.finfo(x.dtype).min * (1 - mask[:, None, None, :].to(x.dtype))
+        weights = F.softmax(q @ k.transpose(-1, -2) * self.scaling + hidden, dim=-1)
+        return self.output((weights @ v).transpose(1, 2).reshape(x.shape))
+
+    def apart(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], HEADS, -1).transpose(1, 2)
+
+
+class Fused(Attention):
+    """The same in one call."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = (self.apart(layer(x)) for layer in (self.query, self.key, self.value))
+        seen = mask[:, None, None, :].bool()
+        context = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        return self.output(context.transpose(1, 2).reshape(x.shape))
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each with a norm before and a residual: (B, T, D) to (B, T, D)."""
+
+    def __init__(self, attention: type[nn.Module]) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH, eps=1e-5), nn.LayerNorm(WIDTH, eps=1e-5)
+        self.attention = attention()
+        self.inner, self.act, self.outer = nn.Linear(WIDTH, INNER), nn.GELU(), nn.Linear(INNER, WIDTH)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x), mask)
+        return x + self.outer(self.act(self.inner(self.norm2(x))))
+
+
+class Encoder(nn.Module):
+    """Token ids and a mask, (B, T), to logits (B, C)."""
+
+    def __init__(self, attention: type[nn.Module] = Attention) -> None:
+        super().__init__()
+        self.token, self.position = nn.Embedding(ROWS, WIDTH), nn.Embedding(TOKENS, WIDTH)
+        self.layers = nn.ModuleList(Layer(attention) for _ in range(2))
+        self.classifier = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        places = torch.arange(input_ids.shape[1])
+        x = self.token(input_ids) + self.position(places)
+        for layer in self.layers:
+            x = layer(x, attention_mask)
+        return {"hidden": x, "logits": self.classifier(x[:, 0])}
+
+
+def encoder(attention: type[nn.Module] = Attention) -> Encoder:
+    """Return an encoder with weights that are far from those of an initialization."""
+    generator = torch.Generator().manual_seed(3)
+    made = Encoder(attention)
+    with torch.no_grad():
+        for name, parameter in sorted(made.named_parameters()):
+            drawn = torch.randn(parameter.shape, generator=generator) * 0.3
+            parameter.copy_(drawn + (1.0 if "norm" in name and name.endswith("weight") else 0.0))
+    return made.eval()
+
+
+def texts() -> dict[str, Any]:
+    """Return ids and mask of three texts, one of them short."""
+    generator = torch.Generator().manual_seed(5)
+    mask = (torch.arange(TOKENS) < torch.tensor([TOKENS, 3, 5])[:, None]).long()
+    return {
+        "input_ids": torch.randint(1, ROWS, mask.shape, generator=generator) * mask,
+        "attention_mask": mask,
+    }
+
+
+def in_numpy(input_ids: Any, attention_mask: Any) -> dict[str, Any]:
+    """Compute the first activations of the encoder in NumPy."""
+    made = encoder()
+    token, position = (layer.weight.detach().numpy() for layer in (made.token, made.position))
+    return {"token": token[input_ids], "position": position[: attention_mask.shape[1]]}
+
+
+def softmax_root(scores: Tensor) -> Tensor:
+    """Return the weights of scores that are divided by the root of two once more."""
+    return F.softmax(scores / math.sqrt(2), dim=-1)
