@@ -1,7 +1,7 @@
 """One Transformer-encoder text classifier in four frameworks, and the proof that they compute the same.
 
-The public face is ``from concord import spec, backends, conformance, compare``. None of it imports a framework
-but :func:`compare`, whose reference is a PyTorch module, when it is called.
+The public face is ``from concord import spec, backends, conformance, compare``. None of it imports a
+framework but :func:`compare`, whose reference is a PyTorch module, when it is called.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ def installation(extra: str) -> str:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("compare", "assert_same"):  # with all that judges, which an import of a part need not wait for
+    if name in ("compare", "assert_same"):  # with all that judges
         from concord.conformance import compare
 
         return getattr(compare, name)

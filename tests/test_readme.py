@@ -50,13 +50,20 @@ COMMANDS = sorted({(page.name, line) for page in PAGES for line in commands(page
 
 def test_python_example_runs_and_passes(open_worker):
     open_worker("paddle")  # skips where it is not installed
-    (example,) = blocks(README, "python")
+    _, example = blocks(README, "python")
     program = example + "\nassert verdict.passed, verdict.first_divergence\nprint(len(verdict.table))\n"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 50
+
+
+def test_first_example_judges_a_module_of_ones_own(capsys):
+    modules = pytest.importorskip("tests.toys.modules")
+    given = {"model": modules.encoder(), "port": modules.encoder(modules.Fused), "inputs": modules.texts()}
+    exec(blocks(README, "python")[0], given)
+    assert capsys.readouterr().out.startswith("agrees")
 
 
 def test_table_is_generated_and_names_every_variant_and_backend():

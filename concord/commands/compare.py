@@ -33,7 +33,7 @@ def compare(
         options.named(
             "CANDIDATE",
             "A graph (.onnx), arrays by name (.safetensors), package.module:function of any framework that "
-            "takes and returns arrays by name, or another folder. Default: the reference itself, as --as says.",
+            "takes and returns arrays by name, or a folder. Default: the reference itself, as --as says.",
         ),
     ] = None,
     way: Annotated[
