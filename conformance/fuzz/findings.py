@@ -377,7 +377,8 @@ class Findings:
                 if statuses[status]
             )
             advice = (
-                "; a backend of a fixed architecture is judged on its own weights: --checkpoint PATH"
+                "; a backend of a fixed architecture is judged on its own weights: "
+                "concord check --checkpoint PATH"
                 if statuses["unsupported"]
                 else ""
             )
