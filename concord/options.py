@@ -19,7 +19,7 @@ from concord.backends.interface import EXECUTIONS, IMPLEMENTATIONS, PRECISION_MO
 from concord.backends.machine import wrong_host
 from concord.backends.worker import TIME_LIMIT
 from concord.conformance import record
-from concord.conformance.campaign import Settings
+from concord.conformance.campaign import Setup
 from concord.spec.errors import SpecError, collecting, refuse, unknowns
 
 T = TypeVar("T")
@@ -156,7 +156,7 @@ class Workers(OptionGroup):
         option("MiB that one worker may hold. Default: four fifths of the machine's memory.", "MIB"),
     ] = None
 
-    def settings(self) -> Settings:
+    def settings(self) -> Setup:
         """Return the settings that the options describe: those of the same names, checked.
 
         Raises:
@@ -164,13 +164,13 @@ class Workers(OptionGroup):
         """
         given = {
             field.name: getattr(self, field.name)
-            for field in dataclasses.fields(Settings)
+            for field in dataclasses.fields(Setup)
             if hasattr(self, field.name)
         }
         problems: list[str] = []
         self.check(given, problems)
         refuse(problems)
-        return Settings(**given, asked=tuple(self.backend or ()))
+        return Setup(**given, asked=tuple(self.backend or ()))
 
     def check(self, given: dict[str, Any], problems: list[str]) -> None:
         """Put values of options into the form of settings, and say what is wrong with them."""

@@ -24,7 +24,7 @@ from concord.terminal import Terminal, complain
 STARTED = time.perf_counter()
 
 
-def run(jobs: Sequence[campaign.Job], names: Sequence[str], settings: campaign.Settings) -> campaign.Report:
+def run(jobs: Sequence[campaign.Job], names: Sequence[str], settings: campaign.Setup) -> campaign.Report:
     """Run jobs on backends, judge them, and show how far each has come."""
     with counting(list(settings.places(names)), len(repeated(jobs, settings.repeat))) as progress:
         return campaign.conduct(jobs, names, settings, progress)
@@ -62,7 +62,7 @@ def finish(
 
 
 @contextmanager
-def opened(backend: str, settings: campaign.Settings) -> Iterator[Worker]:
+def opened(backend: str, settings: campaign.Setup) -> Iterator[Worker]:
     """Open a worker; that its backend is not there, or cannot, ends the command with exit code 3."""
     try:
         with settings.open(backend) as worker:

@@ -1,6 +1,6 @@
 """That they agree: cases, tolerances, verdicts, and the pytest suite itself."""
 
-from concord.conformance.campaign import Job, Report, Settings, conduct
+from concord.conformance.campaign import Job, Report, Setup, conduct
 from concord.conformance.check import check_jobs
 from concord.conformance.expectation import Expectation
 from concord.conformance.judging import judge
@@ -14,7 +14,7 @@ __all__ = [
     "Report",
     "Result",
     "Row",
-    "Settings",
+    "Setup",
     "Verdict",
     "check_jobs",
     "conduct",

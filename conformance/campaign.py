@@ -119,7 +119,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Setup:
     """How the runs are made; see :class:`concord.backends.worker.Worker`.
 
     Attributes:
@@ -167,7 +167,7 @@ class Settings:
             else None
         )
 
-    def places(self, names: Iterable[str]) -> dict[str, tuple[str, Settings]]:
+    def places(self, names: Iterable[str]) -> dict[str, tuple[str, Setup]]:
         """Return each result's name, to the backend and how it runs: every backend on every device."""
         if len(self.devices) < 2:
             return {name: (name, self) for name in names}
@@ -219,7 +219,7 @@ class Report:
 
     results: list[Result]
     environments: dict[str, dict[str, Any]]
-    settings: Settings
+    settings: Setup
     seconds: Number = 0.0
     notes: dict[str, str] = field(default_factory=dict)
     conclusions: list[Conclusion] = field(default_factory=list)
@@ -277,7 +277,7 @@ Or what it is doing (:class:`concord.conformance.watching.Underway`).
 def conduct(
     jobs: Sequence[Job],
     names: Iterable[str],
-    settings: Settings,
+    settings: Setup,
     progress: Progress = lambda backend, done: None,
 ) -> Report:
     """Run every job on every backend, as many backends at a time as there are cores, and judge the runs.
@@ -412,7 +412,7 @@ class Runner:
         self,
         label: str,
         name: str,
-        settings: Settings,
+        settings: Setup,
         pool: Pool,
         environments: dict[str, dict[str, Any]],
         progress: Progress = lambda backend, done: None,

@@ -12,7 +12,7 @@ from typing import Any
 from concord import installation
 from concord.backends import machine as here
 from concord.backends.worker import WorkerFailure
-from concord.conformance.campaign import Settings
+from concord.conformance.campaign import Setup
 
 EXTRAS = {"torch": "torch", "tf": "tf", "paddle": "paddle", "jax": "jax"}
 
@@ -47,7 +47,7 @@ def machine() -> dict[str, str]:
 
 
 def diagnose(
-    names: Sequence[str], settings: Settings, done: Callable[[str], None] = lambda name: None
+    names: Sequence[str], settings: Setup, done: Callable[[str], None] = lambda name: None
 ) -> list[Installed]:
     """Start each backend and ask it what it is.
 
@@ -69,7 +69,7 @@ def diagnose(
         return list(pool.map(ask, names))
 
 
-def conclusions(diagnoses: Sequence[Installed], settings: Settings) -> list[str]:
+def conclusions(diagnoses: Sequence[Installed], settings: Setup) -> list[str]:
     """Return what is to be said of all backends together, one line each: defaults that differ, and GPUs."""
     ready = [diagnosis for diagnosis in diagnoses if diagnosis.status == "ready"]
     lines = [line for kind in ("cpu", "cuda") if (line := _differing(ready, kind))]
@@ -110,7 +110,7 @@ def _remedy(name: str, failure: WorkerFailure) -> str:
     return "see the message; another environment's interpreter can be given with --python NAME=PATH"
 
 
-def _advice(facts: dict[str, Any], settings: Settings) -> list[str]:
+def _advice(facts: dict[str, Any], settings: Setup) -> list[str]:
     advice = []
     wanted, threads = settings.threads or os.cpu_count() or 1, facts.get("threads")
     if isinstance(threads, int) and threads not in (0, wanted):

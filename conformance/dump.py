@@ -14,7 +14,7 @@ from pydantic import AfterValidator
 
 from concord.backends.interface import Request, Run
 from concord.backends.wire import check_info, encode_request, request_of, split_gradients
-from concord.conformance.campaign import Job, Report, Settings
+from concord.conformance.campaign import Job, Report, Setup
 from concord.conformance.judging import judge
 from concord.conformance.verdict import Result
 from concord.spec.batch import completed
@@ -200,7 +200,7 @@ def judge_dumps(folder: Path) -> Report:
         results.append(result)
     if problems:
         raise SpecError(problems)
-    return Report(results, environments, Settings())
+    return Report(results, environments, Setup())
 
 
 def _judge_dump(folder: Path) -> tuple[Result, dict[str, Any]]:

@@ -79,10 +79,10 @@ class JudgedProblem(Problem):
             f"gradients.{name}": rows for name, rows in used_rows(self.config, self.batch, self.part).items()
         }
 
-    def observe(self, arithmetic: Arithmetic, observer: Observer, forced: Forced | None = None) -> int:
-        """Compute it in some arithmetic (:func:`concord.spec.reference.observe`), from forced tensors."""
+    def observe(self, arithmetic: Arithmetic, observer: Observer, pinned: Pinned | None = None) -> int:
+        """Compute it in some arithmetic (:func:`concord.spec.reference.observe`), from pinned tensors."""
         weights, batch = self.rounded
-        pinned = forced or Forced({}, {})
+        given = pinned or Pinned({}, {})
         return observe(
             self.config,
             weights,
@@ -92,8 +92,8 @@ class JudgedProblem(Problem):
             self.gradients,
             self.part,
             self.dtype,
-            pinned.taps,
-            pinned.gradients,
+            given.taps,
+            given.gradients,
             self.is_unrounded,
             self.deviations,
         )
@@ -194,7 +194,7 @@ class JudgedTraining:
 
 
 @dataclass(frozen=True)
-class Forced:
+class Pinned:
     """Tensors that what follows them is computed from.
 
     Attributes:
@@ -205,13 +205,13 @@ class Forced:
     taps: Mapping[str, Array]
     gradients: Mapping[str, Array]
 
-    def without(self, taps: Collection[str]) -> Forced:
+    def without(self, taps: Collection[str]) -> Pinned:
         """Return the same without some taps and the gradients by them."""
         taken, gradients = (
             {name: array for name, array in arrays.items() if name not in taps}
             for arrays in (self.taps, self.gradients)
         )
-        return Forced(taken, gradients)
+        return Pinned(taken, gradients)
 
 
 @dataclass(frozen=True)

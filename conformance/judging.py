@@ -19,8 +19,8 @@ from concord.conformance.diagnosis import Diagnosis, diagnose
 from concord.conformance.estimate import Z
 from concord.conformance.expectation import (
     Expectation,
-    Forced,
     JudgedProblem,
+    Pinned,
     is_gradient,
     is_tap_gradient,
     root_mean_square,
@@ -244,7 +244,7 @@ class _Judging:
         if first is None or expectation is not None or first.deciding is None or (local and not first.local):
             return verdict
         statuses = {row.tensor: row.status for row in table}
-        taps = {name: tap.astype(np.float64) for name, tap in self.forced(shapes).taps.items()}
+        taps = {name: tap.astype(np.float64) for name, tap in self.pinned(shapes).taps.items()}
 
         def search() -> tuple[Diagnosis | None, str]:
             return diagnose(self.case, taps, first.tensor, self.delivered, judge_tensor, statuses), ""
@@ -321,7 +321,7 @@ class _Judging:
             name != "loss" and any(fnmatch.fnmatch(name, pattern) for pattern in self.declared)
         )
 
-    def forced(self, shapes: Mapping[str, tuple[int, ...]]) -> Forced:
+    def pinned(self, shapes: Mapping[str, tuple[int, ...]]) -> Pinned:
         """Return the run's tensors that others can be recomputed from: the model goes on with them."""
         sound = {
             name: array
@@ -334,18 +334,18 @@ class _Judging:
             for name, array in sound.items()
             if is_tap_gradient(name)
         }
-        return Forced(taps, gradients).without(self.unused)
+        return Pinned(taps, gradients).without(self.unused)
 
     def local(self, names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Judgement]:
         """Judge each step by itself; what the model does not go on with has no gradient to be judged."""
-        forced = self.forced(shapes)
-        found, _ = self.by_step(names, forced)
-        zero = frozenset(tap for tap, gradient in forced.gradients.items() if not gradient.any())
+        pinned = self.pinned(shapes)
+        found, _ = self.by_step(names, pinned)
+        zero = frozenset(tap for tap, gradient in pinned.gradients.items() if not gradient.any())
         if any((one := found.get(f"gradients.taps.{tap}")) and one.status == "diverges" for tap in zero):
-            self.unused = self.passed_by(names, forced, zero)
-        return self.by_step(names, forced.without(self.unused))[0] if self.unused else found
+            self.unused = self.passed_by(names, pinned, zero)
+        return self.by_step(names, pinned.without(self.unused))[0] if self.unused else found
 
-    def passed_by(self, names: Sequence[str], forced: Forced, zero: frozenset[str]) -> frozenset[str]:
+    def passed_by(self, names: Sequence[str], pinned: Pinned, zero: frozenset[str]) -> frozenset[str]:
         """Return the taps that the model does not go on with.
 
         A gradient that would flow through them alone is right all the same, or there is none.
@@ -353,11 +353,11 @@ class _Judging:
         Args:
             zero: taps whose gradient is zero. One that is cut off leaves none to what lies before it.
         """
-        passing = forced.without(zero)
+        passing = pinned.without(zero)
         found, expectation = self.by_step(names, passing)
 
         def is_passed_by(tap: str) -> bool:
-            closed = Forced(passing.taps, {**passing.gradients, tap: forced.gradients[tap]})
+            closed = Pinned(passing.taps, {**passing.gradients, tap: pinned.gradients[tap]})
             stopped = tolerance.plain(self.case, closed).values
             other = replace(expectation, values={**expectation.values, **stopped})
             behind = [
@@ -374,19 +374,19 @@ class _Judging:
 
         return frozenset(filter(is_passed_by, zero))
 
-    def by_step(self, names: Sequence[str], forced: Forced) -> tuple[dict[str, Judgement], Expectation]:
+    def by_step(self, names: Sequence[str], pinned: Pinned) -> tuple[dict[str, Judgement], Expectation]:
         """Judge each step by itself, from these tensors of the run; return by what, too."""
-        given = {f"gradients.taps.{tap}" for tap in forced.gradients}
+        given = {f"gradients.taps.{tap}" for tap in pinned.gradients}
         names = [name for name in names if name in given or not is_tap_gradient(name)]
-        sound = all(np.isfinite(tap).all() for tap in forced.taps.values())
+        sound = all(np.isfinite(tap).all() for tap in pinned.taps.values())
 
         def judged(expected: Expectation) -> dict[str, Judgement]:
             return {name: self.locally_at(name, expected, sound) for name in names}
 
         if not self.half:
             large = tolerance.is_large(self.case)
-            look = tolerance.local_exactly(self.case, forced, brief=True) if large else None
-            first = look or tolerance.local(self.case, forced)
+            look = tolerance.local_exactly(self.case, pinned, brief=True) if large else None
+            first = look or tolerance.local(self.case, pinned)
             found = judged(first)
             # Few samples do not say what rounding decides.
             unsure = large and (
@@ -395,7 +395,7 @@ class _Judging:
             if not unsure and all(one.ratio <= NEAR for one in found.values()):
                 return found, first
             del first, look  # the next takes as much memory
-        exactly = tolerance.local_exactly(self.case, forced)
+        exactly = tolerance.local_exactly(self.case, pinned)
         return judged(exactly), exactly
 
     def locally_at(self, name: str, expectation: Expectation, sound: bool) -> Judgement:

@@ -114,12 +114,12 @@ class Suite:
 
     def __init__(self, config: pytest.Config) -> None:
         from concord.backends.pool import Pool
-        from concord.conformance.campaign import Settings
+        from concord.conformance.campaign import Setup
 
         self.asked = tuple(_option(config, "backend") or ())
         self.gradients = not _option(config, "forward_only")
         chosen = {name: _option(config, name) for name in ("device", "implementation", "execution")}
-        self.settings = Settings(**chosen, asked=self.asked, threads=1)
+        self.settings = Setup(**chosen, asked=self.asked, threads=1)
         self.pool = Pool()
         self.runners: dict[str, Runner] = {}
         self.config = config

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.backends.pool import Pool
-from concord.conformance.campaign import Job, Runner, Settings
+from concord.conformance.campaign import Job, Runner, Setup
 from concord.conformance.fuzz.findings import FAILED, signature_of
 from concord.conformance.verdict import Result
 from concord.spec.batch import from_arrays, validate_batch
@@ -115,7 +115,7 @@ class _Reduction:
 def reduce(
     job: Job,
     name: str,
-    settings: Settings,
+    settings: Setup,
     progress: Callable[[int, Mapping[str, int]], None] = lambda tried, sizes: None,
 ) -> Reduced:
     """Make a case small on which a backend fails.

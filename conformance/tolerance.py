@@ -27,8 +27,8 @@ from concord.conformance.estimate import (
 )
 from concord.conformance.expectation import (
     Expectation,
-    Forced,
     JudgedProblem,
+    Pinned,
     is_gradient,
     is_tap_gradient,
 )
@@ -95,12 +95,12 @@ def outline(case: JudgedProblem) -> Expectation:
     return _expectation(case, {}, {}, shapes)
 
 
-def plain(case: JudgedProblem, forced: Forced | None = None) -> Expectation:
-    """Return what the oracle yields, from the inputs or of each step from forced taps, without tolerances."""
-    return _expectation(case, _values(case, forced), {})
+def plain(case: JudgedProblem, pinned: Pinned | None = None) -> Expectation:
+    """Return what the oracle yields, from the inputs or of each step from pinned taps, without tolerances."""
+    return _expectation(case, _values(case, pinned), {})
 
 
-def local(case: JudgedProblem, forced: Forced) -> Expectation:
+def local(case: JudgedProblem, pinned: Pinned) -> Expectation:
     """Return what each step of a run should have made of the run's own preceding taps.
 
     How far a step may err is taken from the same step of the reference, which is at hand for all runs of a
@@ -109,27 +109,27 @@ def local(case: JudgedProblem, forced: Forced) -> Expectation:
     own taps: :func:`local_exactly`, of a case that is too large by a first look, if that is enough.
 
     Args:
-        forced: tensors of the run; those that are missing are computed from the ones before.
+        pinned: tensors of the run; those that are missing are computed from the ones before.
     """
     common = _without_deviations(case, ALIKE)
-    key = f"local {sorted(forced.taps)} {sorted(forced.gradients)} {common.key}"
+    key = f"local {sorted(pinned.taps)} {sorted(pinned.gradients)} {common.key}"
     usual = _kept(
-        key, lambda: replace(_estimate(common, _of_truth(common, forced)), values={})
+        key, lambda: replace(_estimate(common, _of_truth(common, pinned)), values={})
     )  # those of a run are its own
-    values = _values(case, forced)
+    values = _values(case, pinned)
     sigmas = {
         name: np.maximum(sigma, least_sigma(values[name], case.dtype)) for name, sigma in usual.sigmas.items()
     }
     return _expectation(case, {name: values[name] for name in sigmas}, sigmas)
 
 
-def local_exactly(case: JudgedProblem, forced: Forced, brief: bool = False) -> Expectation:
+def local_exactly(case: JudgedProblem, pinned: Pinned, brief: bool = False) -> Expectation:
     """Return the same as :func:`local`, with tolerances that are derived from the run's own taps too.
 
     Args:
         brief: whether a first look is enough.
     """
-    return _estimate(case, forced, brief)
+    return _estimate(case, pinned, brief)
 
 
 def is_large(case: JudgedProblem) -> bool:
@@ -177,12 +177,12 @@ def difference(values: dict[str, Array], others: dict[str, Array]) -> float:
     return found
 
 
-def _of_truth(case: JudgedProblem, forced: Forced) -> Forced:
+def _of_truth(case: JudgedProblem, pinned: Pinned) -> Pinned:
     """Return the reference's own values of the tensors that a run delivered, as its precision holds them."""
     truth, target = plain(case).values, precision(case.dtype)
-    return Forced(
-        {name: target.round(truth[name]) for name in forced.taps},
-        {name: target.round(truth[f"gradients.taps.{name}"]) for name in forced.gradients},
+    return Pinned(
+        {name: target.round(truth[name]) for name in pinned.taps},
+        {name: target.round(truth[f"gradients.taps.{name}"]) for name in pinned.gradients},
     )
 
 
@@ -204,16 +204,16 @@ def _expectation(
     )
 
 
-def _values(case: JudgedProblem, forced: Forced | None) -> dict[str, Array]:
+def _values(case: JudgedProblem, pinned: Pinned | None) -> dict[str, Array]:
     values: dict[str, Array] = {}
-    case.observe(exact(case.dtype), values.__setitem__, forced)
+    case.observe(exact(case.dtype), values.__setitem__, pinned)
     return values
 
 
-def _estimate(case: JudgedProblem, forced: Forced | None, brief: bool = False) -> Expectation:
-    """Return values and sigmas: from the inputs, or of each step from forced taps."""
+def _estimate(case: JudgedProblem, pinned: Pinned | None, brief: bool = False) -> Expectation:
+    """Return values and sigmas: from the inputs, or of each step from pinned taps."""
     # Gradients by taps are judged locally alone, and only where they are delivered.
-    judged = {f"gradients.taps.{name}" for name in forced.gradients} if forced else set()
+    judged = {f"gradients.taps.{name}" for name in pinned.gradients} if pinned else set()
     shapes: dict[str, tuple[int, ...]] = {}
 
     def compute(arithmetic: Arithmetic, observer: Observer) -> int:
@@ -223,14 +223,14 @@ def _estimate(case: JudgedProblem, forced: Forced | None, brief: bool = False) -
             if moves and (name in judged or not is_tap_gradient(name)):
                 observer(name, array)
 
-        return case.observe(arithmetic, judge, forced)
+        return case.observe(arithmetic, judge, pinned)
 
-    what = "end to end" if forced is None else f"of each step{', a first look' if brief else ''}"
+    what = "end to end" if pinned is None else f"of each step{', a first look' if brief else ''}"
     values, sigmas = estimate(
         compute,
         case.dtype,
         count=SEVERAL if brief else SAMPLES,
-        corners=forced is None and case.gradients and case.config.rectifies,
+        corners=pinned is None and case.gradients and case.config.rectifies,
         together=TOGETHER,
         doing=f"deriving tolerances {what}",
     )

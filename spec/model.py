@@ -55,11 +55,11 @@ class Model:
         batch: Batch,
         dtype: str,
         arithmetic: Arithmetic,
-        forced: Mapping[str, Array],
+        pinned: Mapping[str, Array],
         deviations: Deviations,
     ) -> None:
         self.config, self.batch, self.dtype, self.a = config, batch, dtype, arithmetic
-        self.forced, self.deviations = forced, deviations
+        self.pinned, self.deviations = pinned, deviations
         arithmetic.narrow_bias_gradients = bool(deviations.get("narrow_bias_gradients"))
         self.weights = weights if isinstance(weights, Leaves) else Leaves(arithmetic, weights)
         self.given = {
@@ -67,7 +67,7 @@ class Model:
         }
         self.rows: dict[str, NDArray[np.int64]] = {}
         self.looked_up: dict[str, Node] = {}
-        self.forced_gradients: Mapping[str, Array] = {}
+        self.pinned_gradients: Mapping[str, Array] = {}
         self.unrounded: Callable[[str], bool] = lambda name: False
         self.observer: Observer = lambda name, array: None
         self.watched: set[str] = set()
@@ -98,19 +98,19 @@ class Model:
         if self.a.recording:
             tensor.completed = functools.partial(self.complete_tap, name)
         return (
-            self.a.override(tensor, self.forced[name], self.unrounded(name))
-            if name in self.forced
+            self.a.override(tensor, self.pinned[name], self.unrounded(name))
+            if name in self.pinned
             else tensor
         )
 
     def complete_tap(self, name: str, tensor: Node) -> None:
-        """Hand on the gradient by a tap, and let what flows back further go on from the forced one."""
+        """Hand on the gradient by a tap, and let what flows back further go on from the pinned one."""
         if name == "loss":
             return
         assert tensor.gradient is not None
         self.observer(f"gradients.taps.{name}", tensor.gradient)
-        if name in self.forced_gradients:
-            tensor.gradient = self.a.given_gradient(self.forced_gradients[name])
+        if name in self.pinned_gradients:
+            tensor.gradient = self.a.given_gradient(self.pinned_gradients[name])
 
     def complete(self, name: str, tensor: Node) -> None:
         """Hand on the gradient by a parameter or a given tensor."""
@@ -142,8 +142,8 @@ class Model:
         return whole
 
     def active(self, name: str) -> NDArray[np.bool_] | None:
-        """Return where a forced tap that a ReLU gave is not zero: there, and only there, its slope was 1."""
-        return self.forced[name] > 0 if name in self.forced else None
+        """Return where a pinned tap that a ReLU gave is not zero: there, and only there, its slope was 1."""
+        return self.pinned[name] > 0 if name in self.pinned else None
 
     def held(self, constant: float, deviation: str) -> float:
         """Return a constant as the backend holds it: rounded to as many bits as it declares."""

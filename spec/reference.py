@@ -63,7 +63,7 @@ def reference(
     corner: float = 0.0,
     shuffle: int | None = None,
     fused: bool = False,
-    forced: Mapping[str, Array] | None = None,
+    pinned: Mapping[str, Array] | None = None,
     deviations: Deviations = NONE,
 ) -> Truth:
     """Compute a part of the model: the oracle that every backend is judged by.
@@ -81,8 +81,8 @@ def reference(
         arithmetic: the precision in which it is computed. ``float64`` gives the truth for ``dtype``;
             ``dtype`` itself gives an example of what correct arithmetic of that precision makes of it.
         corner, shuffle, fused: see :class:`concord.spec.arithmetic.Arithmetic`.
-        forced: tap name to array. Each tap is computed from the forced taps before it, where there are any,
-            and what follows goes on from the forced one (SPEC PRT-2). Gradients flow through, by the forced
+        pinned: tap name to array. Each tap is computed from the pinned taps before it, where there are any,
+            and what follows goes on from the pinned one (SPEC PRT-2). Gradients flow through, by the pinned
             values.
         deviations: in what a backend says that it deviates from the specification
             (:mod:`concord.spec.deviations`).
@@ -99,7 +99,7 @@ def reference(
         gradients,
         part,
         dtype,
-        forced,
+        pinned,
         deviations,
     )
 
@@ -112,7 +112,7 @@ def compute(
     gradients: bool = False,
     part: str = "model",
     dtype: str = "float64",
-    forced: Mapping[str, Array] | None = None,
+    pinned: Mapping[str, Array] | None = None,
     deviations: Deviations = NONE,
     model: Callable[..., Model] | None = None,
 ) -> Truth:
@@ -137,7 +137,7 @@ def compute(
             taps[name] = array
 
     run = (model or Model)(
-        config, rounded_weights, rounded_batch, dtype, arithmetic, forced or {}, deviations
+        config, rounded_weights, rounded_batch, dtype, arithmetic, pinned or {}, deviations
     )
     run.observe(store, gradients, part)
     by_taps = {name.removeprefix("taps."): array for name, array in found.items() if name.startswith("taps.")}
@@ -160,8 +160,8 @@ def observe(
     gradients: bool = True,
     part: str = "model",
     dtype: str = "float64",
-    forced: Mapping[str, Array] | None = None,
-    forced_gradients: Mapping[str, Array] | None = None,
+    pinned: Mapping[str, Array] | None = None,
+    pinned_gradients: Mapping[str, Array] | None = None,
     unrounded: Callable[[str], bool] = lambda name: False,
     deviations: Deviations = NONE,
     slices: bool = False,
@@ -172,9 +172,9 @@ def observe(
     Args:
         weights, batch: valid, and rounded to ``dtype`` already.
         observer: takes the tensors.
-        forced_gradients: tap name to the gradient of the loss by it. What flows back further goes on from the
-            forced one.
-        unrounded: says of which forced taps what follows may have seen the values before they were rounded.
+        pinned_gradients: tap name to the gradient of the loss by it. What flows back further goes on from the
+            pinned one.
+        unrounded: says of which pinned taps what follows may have seen the values before they were rounded.
         slices: whether to hand on the gradients by looked-up rows before they are summed, (B, T, D), as
             ``gradients.slices.<table>``.
         dropout: what is dropped at each site.
@@ -183,8 +183,8 @@ def observe(
         How many elements were computed on the way forward: what a sample takes up in memory, but for a
         factor.
     """
-    run = Model(config, weights, batch, dtype, arithmetic, forced or {}, deviations)
-    run.forced_gradients, run.unrounded, run.slices = forced_gradients or {}, unrounded, slices
+    run = Model(config, weights, batch, dtype, arithmetic, pinned or {}, deviations)
+    run.pinned_gradients, run.unrounded, run.slices = pinned_gradients or {}, unrounded, slices
     run.dropout = dropout
     return run.observe(observer, gradients, part)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from concord.conformance.campaign import Settings
+from concord.conformance.campaign import Setup
 from concord.speed.presets import Workload
 
 PROFILES = ("tuned", "as shipped")
@@ -70,7 +70,7 @@ class SpeedPlan:
     workloads: tuple[Workload, ...]
     modes: tuple[Mode, ...]
     limit: float
-    settings: Settings = field(default_factory=Settings)
+    settings: Setup = field(default_factory=Setup)
     turns: int = TURNS
     patience: int = PATIENCE
     budget: float | None = None

@@ -21,7 +21,7 @@ from concord.backends import machine
 from concord.backends.interface import Unsupported
 from concord.backends.pool import Pool
 from concord.backends.worker import SWITCHES, Worker, WorkerFailure
-from concord.conformance.campaign import Settings
+from concord.conformance.campaign import Setup
 from concord.spec.errors import SpecError
 from concord.spec.parameters import initialize
 from concord.speed import truth
@@ -35,7 +35,7 @@ Tell = Callable[[str], None]
 """Called with what is being done."""
 
 
-def rules_of(work: Workload, settings: Settings, about: Mapping[str, Any]) -> str | None:
+def rules_of(work: Workload, settings: Setup, about: Mapping[str, Any]) -> str | None:
     """Return the mode by which results are judged where it is not that of their precision.
 
     That of float32 products on a GPU.
@@ -88,7 +88,7 @@ class Known:
 class Member:
     """A backend in one mode: its worker, and what is known of it."""
 
-    def __init__(self, name: str, mode: Mode, settings: Settings, pool: Pool) -> None:
+    def __init__(self, name: str, mode: Mode, settings: Setup, pool: Pool) -> None:
         self.name, self.settings = name, settings
         self.failure: tuple[str, str] | None = None
         self.about: dict[str, Any] = {}

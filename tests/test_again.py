@@ -5,7 +5,7 @@ What a backend carries into a later run is found, and said to be that.
 
 import pytest
 
-from concord.conformance import Settings, check_jobs, conduct, record
+from concord.conformance import Setup, check_jobs, conduct, record
 from concord.conformance.campaign import repeated
 from concord.conformance.check import sequence
 from tests.toys.surroundings import options, suite, toy
@@ -58,7 +58,7 @@ def test_what_fails_only_when_it_is_run_again_says_so(invoke):
 
 def test_other_bits_in_a_later_run_are_no_failure_unless_they_are_asked_for():
     jobs = sequence(check_jobs(["bert"], ["float32"], cases=["bert-ragged"]))
-    (result,) = conduct(jobs, [toy("AddsNoise", "precise")], Settings(threads=1)).results
+    (result,) = conduct(jobs, [toy("AddsNoise", "precise")], Setup(threads=1)).results
     assert result.status == "agrees"
     assert result.repeats is not None
     assert result.repeats.differing == ("layers.0.attention.query", "gradients.classifier.bias")
@@ -66,7 +66,7 @@ def test_other_bits_in_a_later_run_are_no_failure_unless_they_are_asked_for():
 
 def test_what_is_judged_nowhere_when_it_is_run_again_does_not_agree():
     jobs = sequence(check_jobs(["bert"], ["float32"], cases=["bert-ragged"]))
-    report = conduct(jobs, [toy("LosesGradients", "stateful")], Settings(threads=1))
+    report = conduct(jobs, [toy("LosesGradients", "stateful")], Setup(threads=1))
     (result,) = report.results
     assert (result.status, report.exit_code) == ("undetermined", 3)
     assert result.attribution == "is undetermined only when it is run again: run 2 of 2; the first agrees"
@@ -80,7 +80,7 @@ def test_all_cases_together_say_what_comes_only_with_another_run():
             cases=[f"bert-{case}" for case in ("ragged", "peaked", "single", "full", "equal")],
         )
     )
-    report = conduct(jobs, [toy("AddsGradients", "stateful")], Settings(threads=1))
+    report = conduct(jobs, [toy("AddsGradients", "stateful")], Setup(threads=1))
     assert {result.case for result in report.results if result.status == "diverges"} == {
         "bert-ragged",
         "bert-full",

@@ -15,7 +15,7 @@ import pytest
 
 from concord import spec
 from concord.commands import show
-from concord.conformance.campaign import Settings
+from concord.conformance.campaign import Setup
 from concord.spec.batch import batch_of_lengths
 from concord.training import checkpoint
 from concord.training.attention import Maps, ReadText, look
@@ -51,7 +51,7 @@ def reading_of(config: spec.EncoderConfig, lengths: int, tokens: int) -> ReadTex
 def two() -> Maps:
     """Two backends; one gives each query of a head of the second layer the weights of the one before."""
     config = small_config("bert", d_model=15, num_heads=3)
-    return look(reading_of(config, 8, 11), [RIGHT, WRONG], Settings(asked=(RIGHT, WRONG)), "float64")
+    return look(reading_of(config, 8, 11), [RIGHT, WRONG], Setup(asked=(RIGHT, WRONG)), "float64")
 
 
 def test_maps_hold_what_the_run_delivered(two: Maps) -> None:
@@ -117,7 +117,7 @@ def test_names_of_tokens_cannot_leave_the_page(two: Maps) -> None:
 
 def test_overwritten_weights_of_padded_queries_are_no_weights() -> None:
     config = small_config("tf1-text-classifier")
-    maps = look(reading_of(config, 8, 11), [RIGHT], Settings(asked=(RIGHT,)))
+    maps = look(reading_of(config, 8, 11), [RIGHT], Setup(asked=(RIGHT,)))
     assert all(name.endswith("masked_weights") for name in maps.reading.names)
     assert (maps.sides[0].weights[:, :, 8:] < -1e9).all()
     assert 0 < float(maps.table()[1][0][2]) <= round(np.log2(8), 2)

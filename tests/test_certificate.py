@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from concord import porting, spec
 from concord.cli import app
-from concord.conformance.campaign import Settings
+from concord.conformance.campaign import Setup
 from concord.porting import certificate as certificates
 from concord.porting.certificate import Asked, certify, evidence, inputs, ledger, sensitivity
 from concord.porting.certificate.page import page
@@ -49,7 +49,7 @@ def folder(path, form, weights=None):
 def made(source, target, backend="NumpyBackend"):
     named, home = (TOY + backend,), TOY + "NumpyBackend"
     asked = Asked.of(backends=[*named], home=home, dtypes=["float32"])
-    return certify(source, target, asked, Settings(asked=named))
+    return certify(source, target, asked, Setup(asked=named))
 
 
 def claims(source, target, form="torch", rows=()):

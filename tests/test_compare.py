@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 from concord.conformance.compare import assert_same, compare, prepare
-from concord.conformance.compare.arithmetic import Arithmetic, MonteCarlo, Rounded, computed, value_of
+from concord.conformance.compare.arithmetic import ExactMode, Perturbed, Rounded, computed, value_of
 from concord.conformance.compare.candidates import proposed, read_names
 from concord.conformance.compare.proof import batched, prove
 from concord.spec.errors import SpecError
@@ -47,7 +47,7 @@ def activations(model: nn.Module, inputs: dict[str, Any]) -> dict[str, np.ndarra
 
 def test_values_are_those_of_float64_and_dtypes_those_of_the_model() -> None:
     x = torch.linspace(-3, 3, 35).reshape(5, 7)
-    with Arithmetic():
+    with ExactMode():
         a = computed(x)
         half = torch.softmax(a.to(torch.bfloat16) * 3, -1)
         whole = torch.nn.functional.gelu(torch.nn.functional.layer_norm(a, (7,)))
@@ -79,8 +79,8 @@ def test_noise_is_as_large_as_what_float32_does(function: Callable[[Tensor], Ten
             found = function(computed(x))
         return value_of(found)
 
-    exact = run(Arithmetic())
-    noise = torch.stack([run(MonteCarlo(seed)) - exact for seed in range(8)]).square().mean().sqrt()
+    exact = run(ExactMode())
+    noise = torch.stack([run(Perturbed(seed)) - exact for seed in range(8)]).square().mean().sqrt()
     low, own = (
         (run(Rounded()) - exact).square().mean().sqrt(),
         (float32.double() - exact).square().mean().sqrt(),

@@ -17,7 +17,7 @@ from concord.backends.interface import Run
 from concord.conformance import html
 from concord.conformance.bugs.bug import Bug
 from concord.conformance.bugs.catalogue import BUGS
-from concord.conformance.campaign import Report, Settings
+from concord.conformance.campaign import Report, Setup
 from concord.conformance.diagnosis import Diagnosis
 from concord.conformance.diagnosis.conclusions import conclude
 from concord.conformance.diagnosis.description import describe
@@ -292,7 +292,7 @@ def test_what_does_not_hold_is_folded():
             Report(
                 [Result("toy", "bert-pytorch", case.name, "float32", "diverges", verdict=verdict)],
                 {},
-                Settings(),
+                Setup(),
             ),
             "check",
         )

@@ -10,7 +10,7 @@ import tarfile
 import pytest
 
 from concord import backends, spec
-from concord.conformance import Settings, check_jobs, conduct
+from concord.conformance import Setup, check_jobs, conduct
 from concord.training import data
 from tests.toys.surroundings import ROOT
 
@@ -61,7 +61,7 @@ def test_plain_berts_conform(name, open_worker):
     open_worker(name)  # skips where it is not installed
     plain = f"examples.bert.{name}:Backend"
     report = conduct(
-        check_jobs(["bert"], ["float64", "float32"], cases=CASES), [plain], Settings(asked=(plain,))
+        check_jobs(["bert"], ["float64", "float32"], cases=CASES), [plain], Setup(asked=(plain,))
     )
     assert {result.status for result in report.results} == {"agrees"}
     assert all(result.verdict and not result.verdict.unjudged for result in report.results)

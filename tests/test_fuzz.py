@@ -12,7 +12,7 @@ from hypothesis.errors import FlakyFailure
 from concord import backends, spec
 from concord.backends.interface import Unsupported
 from concord.conformance import record
-from concord.conformance.campaign import Settings
+from concord.conformance.campaign import Setup
 from concord.conformance.fuzz import Findings, Plan, hunt, hunting, read_found, sample, write_failures
 from concord.conformance.fuzz.cases import FuzzCase
 from concord.spec.files import typed
@@ -50,7 +50,7 @@ def hasty(monkeypatch):
 
 
 def hunted(*names, **fields):
-    return hunt(Plan(names=names, **{**QUICK, **fields}), Settings(asked=names, threads=1))
+    return hunt(Plan(names=names, **{**QUICK, **fields}), Setup(asked=names, threads=1))
 
 
 def comparable(findings):
@@ -160,14 +160,14 @@ def test_a_crash_and_an_exception_are_findings(monkeypatch, tmp_path):
     assert found.tallies[RIGHT]["float32"].statuses == {"agrees": 8}
     assert found.tallies[DIES]["float32"].statuses == {"agrees": 8 - crash.times, "crashed": crash.times}
     assert found.tallies[RAISES]["float32"].statuses == {"agrees": 8 - error.times, "error": error.times}
-    folders, problems = write_failures(tmp_path / "found", found, Settings())
+    folders, problems = write_failures(tmp_path / "found", found, Setup())
     assert problems == []
     assert len(set(folders.values())) == 2
     assert all((folder / "found.json").is_file() for folder in folders.values())
 
 
 def test_a_hang_is_found_once_and_ends_the_chunk_of_its_backend():
-    settings = Settings(asked=(toy("Hangs"), RIGHT), threads=1, time_limit=7)
+    settings = Setup(asked=(toy("Hangs"), RIGHT), threads=1, time_limit=7)
     found = hunt(Plan(names=settings.asked, cases=4, chunk=4, **QUICK), settings)
     (failure,) = found.failures
     assert (failure.status, failure.attempts, failure.times, found.exit_code) == ("timed out", 0, 1, 3)
@@ -231,7 +231,7 @@ def test_an_error_of_the_judge_names_its_case_and_ends_nothing(monkeypatch):
 def test_the_chunks_may_be_tasks_of_dask():
     distributed = pytest.importorskip("distributed", reason="distributed is not installed")
     plan = Plan(names=(RIGHT, RAISES), cases=5, chunk=2, **QUICK)
-    settings = Settings(asked=plan.names, threads=1)
+    settings = Setup(asked=plan.names, threads=1)
     with distributed.LocalCluster(
         processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None
     ) as cluster:
@@ -377,7 +377,7 @@ def test_a_backend_is_blamed_for_what_was_seen_however_it_fails(name, monkeypatc
     found = hunted(toy(name), cases=2, parts=("dot_product",))
     assert (found.exit_code, found.notes) == (1, [])
     assert {failure.status for failure in found.failures} == {"diverges"}
-    written, problems = write_failures(tmp_path, found, Settings())
+    written, problems = write_failures(tmp_path, found, Setup())
     assert problems == []
     assert [job.config for job, _ in read_found(tmp_path)] == [
         failure.case.config for failure in found.failures

@@ -1,6 +1,7 @@
 """The house stays small enough to be held in one's head: sizes, names, and no circles of imports."""
 
 import ast
+import re
 import tokenize
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -90,3 +91,14 @@ def test_no_import_goes_in_a_circle():
         tuple(TopologicalSorter(graph).static_order())
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_no_class_has_the_name_of_another() -> None:
+    """The four backends are read side by side: what stands in each of them has one name."""
+    found: dict[str, set[str]] = {}
+    for path in modules(*SOURCES):
+        place = re.sub(r"(torch|tf|paddle|jax)", "FRAMEWORK", path.relative_to(ROOT).as_posix())
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, set()).add(place)
+    assert not {name: places for name, places in found.items() if len(places) > 1}

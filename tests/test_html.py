@@ -15,7 +15,7 @@ from rich.console import Console
 
 from concord import writing
 from concord.conformance import drawing, record
-from concord.conformance.campaign import Report, Settings
+from concord.conformance.campaign import Report, Setup
 from concord.conformance.html import FINDINGS, OPEN, headline, page
 from concord.conformance.layout import FOLDER
 from concord.conformance.mutants.matrix import Finding, Matrix
@@ -103,9 +103,9 @@ def mixed():
 REPORTS = {
     "everything": reports.mixed,
     "agreement": reports.agreeing,
-    "nothing": lambda: Report([], {}, Settings()),
+    "nothing": lambda: Report([], {}, Setup()),
     "only failures": lambda: Report(
-        [reports.result("tf", "missing", detail="No module named 'tf'")], {}, Settings()
+        [reports.result("tf", "missing", detail="No module named 'tf'")], {}, Setup()
     ),
     "a case that diverges in every run": lambda: reports.large(wrong=3, cases=2),
 }
@@ -194,7 +194,7 @@ def test_a_page_tells_everything_once(mixed):
 
 
 def test_golden_pages_speak_of_published_tensors():
-    report = Report([reports.result(judged=reports.verdict(wrong=2))], {}, Settings())
+    report = Report([reports.result(judged=reports.verdict(wrong=2))], {}, Setup())
     words = said(page_of(report, "golden"))
     assert "torch diverges from the published tensors in 1 of 1 run." in words
     assert "500.5, published tensors 0.5" in words
@@ -215,7 +215,7 @@ def test_grave_cases_come_first_and_open_and_agreeing_ones_folded(mixed):
         )
         for name, case, ratio in runs
     ]
-    text = page_of(Report(results, {}, Settings()))
+    text = page_of(Report(results, {}, Setup()))
     assert re.findall(r'<details id="case-\d+"( open)?>\n<summary>.*?<h3>(\w)</h3>', text) == [
         (" open", "b"),
         (" open", "c"),
@@ -258,7 +258,7 @@ def test_the_same_finding_is_told_once():
         )
         for layer in range(2)
     ]
-    report = Report(results, {}, Settings())
+    report = Report(results, {}, Setup())
     text = page_of(report)
     assert text.count('<article class="card finding"') == 1
     assert said(text).count(reports.CAUSE.text) == 1
@@ -357,7 +357,7 @@ def test_whatever_a_backend_says_is_only_text():
 
 def test_characters_that_change_others_are_written_out_and_long_names_shortened():
     wrong = reports.verdict(wrong=0, tensors=[("n" * 2**20, "EMB-6")])
-    report = Report([reports.result("\x1b[31mred\x00\u202e", None, wrong, case="c" * 2**20)], {}, Settings())
+    report = Report([reports.result("\x1b[31mred\x00\u202e", None, wrong, case="c" * 2**20)], {}, Setup())
     text = page(record.made(report, "check"))
     assert r"\x1b[31mred\x00\u202e" in said(text)
     assert all(char in "\n\t" or char.isprintable() or char.isspace() for char in text)
@@ -410,7 +410,7 @@ def test_levels_follow_the_error_and_the_verdict():
 
 
 def test_cases_of_the_same_name_but_another_part_are_apart():
-    report = Report([reports.result(part=part) for part in ("model", "stack", "model")], {}, Settings())
+    report = Report([reports.result(part=part) for part in ("model", "stack", "model")], {}, Setup())
     assert [(case.part, len(case.results)) for case in cases_of(report.results)] == [
         ("model", 2),
         ("stack", 1),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from concord.conformance import Settings, check_jobs, conduct
+from concord.conformance import Setup, check_jobs, conduct
 from tests.toys.surroundings import PATIENCE, ROOT, concord, errors, offer, options, suite, toy
 
 # A class.
@@ -68,7 +68,7 @@ def verdicts():
     """What becomes of backends that return something else than they should."""
     names = dict.fromkeys(toy(name) for name, *_ in VERDICTS)
     jobs = check_jobs(["bert"], ["float64", "bfloat16"], cases=["bert-ragged", "bert-single"])
-    report = conduct(jobs, list(names), Settings(threads=1))
+    report = conduct(jobs, list(names), Setup(threads=1))
     assert report.exit_code == 3
     return {(result.backend, result.case, result.dtype): result for result in report.results}
 

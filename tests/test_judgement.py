@@ -10,7 +10,7 @@ from concord import spec
 from concord.backends.interface import Run
 from concord.conformance import tolerance
 from concord.conformance.estimate import Z
-from concord.conformance.expectation import Forced, JudgedProblem
+from concord.conformance.expectation import JudgedProblem, Pinned
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case, standard_cases
 from concord.spec.deviations import KNOWN_DEVIATIONS
@@ -45,7 +45,7 @@ def test_tolerance_is_a_small_share_of_every_tensor(case, dtype):
     taps = {
         name: value for name, value in truth.items() if not name.startswith("gradients.") and name != "loss"
     }
-    expectation = tolerance.local(asked, Forced(taps, {}))
+    expectation = tolerance.local(asked, Pinned(taps, {}))
     for name, value in expectation.values.items():
         flat = name.endswith("key.bias") or (
             name.startswith("gradients.") and case.scenario in ("peaked", "tiny", "offset")
@@ -90,7 +90,7 @@ def test_a_large_case_is_judged_by_a_first_look_where_that_is_enough(case, run, 
     monkeypatch.setattr(
         tolerance,
         "local_exactly",
-        lambda case, forced, brief=False: looks.append(brief) or exactly(case, forced, brief),
+        lambda case, pinned, brief=False: looks.append(brief) or exactly(case, pinned, brief),
     )
     first = verdict_of(case, run)
     assert (first.status, looks) == ("agrees", [True])
@@ -267,7 +267,7 @@ def test_only_the_step_that_erred_diverges_locally_and_all_that_follows_end_to_e
     names = list(run.taps)
     before = {earlier: run.taps[earlier] for earlier in names[: names.index(name)]}
     wrong = {**before, name: run.taps[name] * run.output.dtype.type(1.001)}
-    truth = truth_of(case, dtype, Arithmetic(dtype), forced=wrong)
+    truth = truth_of(case, dtype, Arithmetic(dtype), pinned=wrong)
     taps = {**truth.taps, **wrong}
     table = verdict_of(
         case, dataclasses.replace(as_run(truth, dtype), output=taps["logits"], loss=taps["loss"], taps=taps)
@@ -280,23 +280,23 @@ def test_only_the_step_that_erred_diverges_locally_and_all_that_follows_end_to_e
 
 
 @pytest.mark.clause("PRT-2")
-def test_forced_taps_are_gone_on_from_and_gradients_flow_by_them():
-    def forced_to(case, taps):
-        return reference(case.config, case.weights, case.batch, gradients=True, forced=taps)
+def test_pinned_taps_are_gone_on_from_and_gradients_flow_by_them():
+    def pinned_to(case, taps):
+        return reference(case.config, case.weights, case.batch, gradients=True, pinned=taps)
 
     case, inner = build_case("nndl-paddle", "ragged"), "layers.0.feed_forward.inner"
-    free = forced_to(case, {})
-    same, moved = forced_to(case, free.taps), forced_to(case, {inner: -free.taps[inner]})
+    free = pinned_to(case, {})
+    same, moved = pinned_to(case, free.taps), pinned_to(case, {inner: -free.taps[inner]})
     for found, expected in ((same.taps, free.taps), (same.gradients, free.gradients)):
         assert [name for name in expected if not np.array_equal(found[name], expected[name])] == []
     assert np.array_equal(moved.taps[inner], free.taps[inner])
     assert np.array_equal(moved.taps["layers.0.feed_forward.activation"], np.maximum(-free.taps[inner], 0))
     outer = "layers.0.feed_forward.outer.weight"
     assert not np.array_equal(moved.gradients[outer], free.gradients[outer])
-    # The slope of a ReLU whose result is forced follows the result.
+    # The slope of a ReLU whose result is pinned follows the result.
     case, name = build_case("tf1-text-classifier", "full"), "layers.0.attention.value"
-    free = forced_to(case, {})
-    dead = forced_to(case, {name: np.where(np.arange(7) == 3, 0.0, free.taps[name])})
+    free = pinned_to(case, {})
+    dead = pinned_to(case, {name: np.where(np.arange(7) == 3, 0.0, free.taps[name])})
     assert (dead.gradients[f"{name}.bias"].reshape(2, 7)[:, 3] == 0).all()
     assert (free.gradients[f"{name}.bias"].reshape(2, 7)[:, 3] != 0).any()
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from concord.backends.interface import Unsupported
-from concord.conformance.campaign import Report, Settings, deviations_of
+from concord.conformance.campaign import Report, Setup, deviations_of
 from concord.conformance.judging import judge
 from concord.conformance.report import failures
 from concord.conformance.verdict import Result
@@ -201,7 +201,7 @@ def test_report_has_a_line_for_each_reason_and_not_for_each_run(capsys):
         Result("torch", "bert", f"bert-{i}", "float32", "unsupported", detail)
         for i, detail in enumerate(details)
     ]
-    Console(width=200).print(failures(Report(results, {}, Settings())))
+    Console(width=200).print(failures(Report(results, {}, Setup())))
     assert capsys.readouterr().out.splitlines() == [
         "torch unsupported: mask: only added (MSK-3) [bert-0]",
         "torch unsupported: norm: only inside (NRM-3) [bert-0 and 1 more runs]",

@@ -17,7 +17,7 @@ from rich.console import Console
 from concord import spec
 from concord.conformance import record
 from concord.conformance.bugs.training.catalogue import TRAINING
-from concord.conformance.campaign import Settings
+from concord.conformance.campaign import Setup
 from concord.conformance.estimate import estimate
 from concord.conformance.expectation import Expectation
 from concord.conformance.html import page
@@ -423,9 +423,7 @@ def outcome(mode: str = "resynchronised") -> Lockstep:
         Candidate("wrong", Stepping(case(steps=4, epsilon=1e-6), late=1, usual=asked)),
     ]
     tracks = {"resynchronised": resynchronised, "free-running": free_running}[mode](asked, candidates)
-    return Lockstep(
-        mode, "float32", about(asked, Settings()), tuple(tracks), (), rates(asked.training), {}, 3.0
-    )
+    return Lockstep(mode, "float32", about(asked, Setup()), tuple(tracks), (), rates(asked.training), {}, 3.0)
 
 
 def test_record_of_lockstep_is_read_back_and_makes_a_page(tmp_path: Path) -> None:
@@ -447,7 +445,7 @@ def test_section_that_no_step_judges_keeps_training_from_agreeing() -> None:
     tracks = resynchronised(asked, [Candidate("right", Stepping(asked)), Candidate("sevens", Sevens(asked))])
     assert [(track.status, track.unjudged) for track in tracks] == [("undetermined", ("parameters",))] * 2
     lost = [one.text for one in rounded_hyperparameters(asked.training.recipe, "bfloat16")]
-    found = Lockstep("resynchronised", "bfloat16", about(asked, Settings()), tuple(tracks), lost=lost)
+    found = Lockstep("resynchronised", "bfloat16", about(asked, Setup()), tuple(tracks), lost=lost)
     assert found.exit_code == 3
     made = record.made(found, "lockstep", "two steps")
     assert [track["unjudged"] for track in json.loads(record.text(made))["tracks"]] == [["parameters"]] * 2

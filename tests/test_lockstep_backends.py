@@ -12,7 +12,7 @@ import pytest
 from concord import backends, spec
 from concord.backends.interface import Unsupported
 from concord.backends.worker import Worker
-from concord.conformance.campaign import Settings
+from concord.conformance.campaign import Setup
 from concord.conformance.lockstep.cases import example, standard
 from concord.conformance.lockstep.conduct import conduct, request_of
 from concord.conformance.lockstep.outcome import MODES
@@ -40,8 +40,8 @@ ADAMW = Recipe(
 ).replace(**dict.fromkeys(RATES, 0.1))
 
 
-class OneWorker(Settings):
-    """Settings by which the worker of a test is opened, and stays open."""
+class OneWorker(Setup):
+    """The setup by which the worker of a test is opened, and stays open."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(asked=(worker.name,), threads=1)
@@ -98,7 +98,7 @@ def test_backend_agrees_in_lockstep(worker: Worker, mode: str, dtype: str) -> No
 )
 def test_backend_says_what_it_is_going_to_do(worker: Worker, fields: dict[str, Any]) -> None:
     case = example(CONFIG, ADAMW.replace(**fields), 3, batch=3, tokens=5, seed=2)
-    with worker.train(request_of(case, Settings())) as session:
+    with worker.train(request_of(case, Setup())) as session:
         found, held = (
             session.plan(case.training.steps),
             in_precision(declared(session.info["deviations"]), case.dtype),
@@ -120,7 +120,7 @@ def test_backend_says_what_decays_where_epsilon_or_beta_is_lost(worker: Worker, 
     ):
         case = example(CONFIG, ADAMW.replace(**fields), 1, batch=3, tokens=5, seed=2, dtype=dtype)
         try:
-            with worker.train(request_of(case, Settings())) as session:
+            with worker.train(request_of(case, Setup())) as session:
                 assert set(session.plan(case.training.steps).decayed) == set(right_plan(case).decayed)
         except Unsupported as reason:
             pytest.skip(str(reason))
@@ -168,7 +168,7 @@ def test_session_that_says_nonsense_is_a_row_and_the_others_go_on() -> None:
     found = conduct(
         example(CONFIG, ADAMW, 2, batch=3, tokens=5, seed=1),
         [toy(name, "holding") for name in said],
-        Settings(threads=1),
+        Setup(threads=1),
     )
     assert {track.backend.partition(":")[2]: (track.status, track.detail) for track in found.tracks} == said
     assert found.exit_code == 3
@@ -199,7 +199,7 @@ def test_standard_case_raises_no_false_alarm(dtype: str, seed: int) -> None:
     found = conduct(
         standard(seed=seed, dtype=dtype),
         backends.BUILT_IN,
-        Settings(threads=1, asked=backends.BUILT_IN),
+        Setup(threads=1, asked=backends.BUILT_IN),
         MODES[0],
         stop_first=True,
     )
@@ -215,7 +215,7 @@ def test_free_running_stays_inside_the_envelope(dtype: str) -> None:
     found = conduct(
         standard(seed=0, dtype=dtype),
         backends.BUILT_IN,
-        Settings(threads=1, asked=backends.BUILT_IN),
+        Setup(threads=1, asked=backends.BUILT_IN),
         MODES[1],
     )
     assert [(track.backend, track.status, track.steps) for track in found.tracks] == [

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from concord.conformance.campaign import Settings
+from concord.conformance.campaign import Setup
 from concord.conformance.fuzz import Findings, Plan, sample, write_failures
 from concord.conformance.fuzz.findings import Failure, Origin
 from concord.spec import files, folders
@@ -188,15 +188,15 @@ def findings() -> Findings:
 
 
 def test_a_finding_never_takes_the_place_of_another(findings: Findings, tmp_path: Path) -> None:
-    (first, second), problems = write_failures(tmp_path, findings, Settings())[0].values(), []
-    again, problems = write_failures(tmp_path, findings, Settings())
+    (first, second), problems = write_failures(tmp_path, findings, Setup())[0].values(), []
+    again, problems = write_failures(tmp_path, findings, Setup())
     assert (list(again.values()), problems) == ([first, second], [])  # the same is found again
-    other, _ = write_failures(tmp_path, findings, Settings(implementation="library"))
+    other, _ = write_failures(tmp_path, findings, Setup(implementation="library"))
     assert list(other.values()) == [first.with_name(f"{first.name}-2"), second.with_name(f"{second.name}-2")]
     (first / "found.json").unlink()  # what an interrupted copy leaves
     (second / "case.json").write_text("{}")
     stale = contents(first)
-    latest, _ = write_failures(tmp_path, findings, Settings())
+    latest, _ = write_failures(tmp_path, findings, Setup())
     assert list(latest.values()) == [first.with_name(f"{first.name}-3"), second.with_name(f"{second.name}-3")]
     assert contents(first) == stale
 

@@ -15,26 +15,26 @@ PARITY_EXCEPTIONS = [
     for row in """
 tf paddle jax | backend.py    | - REDUCED                              | `backend.py`
 jax           | backend.py    | + Adapter.__init__(self)               | `jax_enable_x64`
-tf jax        | backend.py    | - Session.evaluation(*                 | compiles a whole step
-tf jax        | backend.py    | - Session.forget(self)                 | compiles a whole step
-tf jax        | backend.py    | - Session.prepare(self)                | compiles a whole step
-tf jax        | backend.py    | + Session.number(*                     | compiles a whole step
-tf jax        | backend.py    | + Session.traced(*                     | compiles a whole step
+tf jax        | backend.py    | - ModelSession.evaluation(*                 | compiles a whole step
+tf jax        | backend.py    | - ModelSession.forget(self)                 | compiles a whole step
+tf jax        | backend.py    | - ModelSession.prepare(self)                | compiles a whole step
+tf jax        | backend.py    | + ModelSession.number(*                     | compiles a whole step
+tf jax        | backend.py    | + ModelSession.traced(*                     | compiles a whole step
 tf jax        | backend.py    | - Adapter.without_gradients(*          | compiles a whole step
 tf jax        | backend.py    | - Adapter.explicit_names               | has no encoder layer
 tf paddle jax | backend.py    | - MODES                                | no graph:
-tf paddle jax | backend.py    | - Session.captured                     | no graph:
+tf paddle jax | backend.py    | - ModelSession.captured                     | no graph:
 tf            | backend.py    | + Adapter.forward(self, model, inputs) | takes its inputs in a mapping
-jax | backend.py | + Session.model* | the model's state, and gets the new one back
-jax | backend.py | + Session.h* | the model's state, and gets the new one back
-jax | backend.py | + Session.pending(self) | the model's state, and gets the new one back
-jax | backend.py | + Session.state | the model's state, and gets the new one back
+jax | backend.py | + ModelSession.model* | the model's state, and gets the new one back
+jax | backend.py | + ModelSession.h* | the model's state, and gets the new one back
+jax | backend.py | + ModelSession.pending(self) | the model's state, and gets the new one back
+jax | backend.py | + ModelSession.state | the model's state, and gets the new one back
 tf jax        | backend.py    | + Adapter.within(self, request)        | within `
 jax           | backend.py    | + OPTIONS                              | xla_allow_excess_precision
-tf            | l*.py         | [+-] LayerNorm.*                       | weights made by `build`
+tf            | l*.py         | [+-] *LayerNorm.*                      | weights made by `build`
 tf | layers.py | - MultiHeadAttention.output | `output` is a property of every Keras layer
 tf | layers.py | + MultiHeadAttention.projection | `output` is a property of every Keras layer
-jax           | layers.py     | [+-] LayerNorm.__init__(*              | `param_dtype`
+jax           | layers.py     | [+-] *LayerNorm.__init__(*            | `param_dtype`
 paddle        | layers.py     | + scalar(*                             | `scalar` and `filled`
 paddle        | layers.py     | + filled(*                             | `scalar` and `filled`
 jax           | layers.py     | - LayerNorm.weight                     | `scale` and `bias` of a norm

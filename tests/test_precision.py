@@ -14,7 +14,7 @@ from rich.console import Console
 from concord import backends
 from concord.backends.interface import PRECISION_MODES, Unsupported, refuse_tf32, refusing_nondeterminism
 from concord.backends.worker import WorkerFailure, environment
-from concord.conformance import Repeats, Settings, check_jobs, conduct, doctor, record
+from concord.conformance import Repeats, Setup, check_jobs, conduct, doctor, record
 from concord.conformance.doctor import Installed
 from concord.conformance.html import page
 from concord.conformance.judging import judge_tensor
@@ -37,7 +37,7 @@ def precise(name):
 
 def checked(*names, cases=("bert-single",), dtypes=("float32",), **settings):
     return conduct(
-        check_jobs(["bert"], dtypes, cases=cases), names, Settings(asked=names, threads=1, **settings)
+        check_jobs(["bert"], dtypes, cases=cases), names, Setup(asked=names, threads=1, **settings)
     )
 
 
@@ -191,12 +191,12 @@ def test_a_kernel_that_is_not_deterministic_is_unsupported_only_where_that_was_a
 
 
 def test_rules_follow_precision_and_emulation():
-    assert [Settings(precision=mode).rules("float32") for mode in PRECISION_MODES] == [None, "tf32", None]
-    assert [Settings(precision="tf32").rules(dtype) for dtype in ("float64", "bfloat16", "float16")] == [
+    assert [Setup(precision=mode).rules("float32") for mode in PRECISION_MODES] == [None, "tf32", None]
+    assert [Setup(precision="tf32").rules(dtype) for dtype in ("float64", "bfloat16", "float16")] == [
         None
     ] * 3
     assert [
-        Settings(implementation=name).rules("float32")
+        Setup(implementation=name).rules("float32")
         for name in ("library:layer", "emulate:tf32", "emulate:tf32_cut_off")
     ] == [None, "tf32", "tf32"]
 
@@ -388,7 +388,7 @@ def test_doctor_warns_of_defaults_that_differ_and_says_what_to_do(monkeypatch):
             ready("jax", "tf32"),
             Installed("paddle", "absent", {}, []),
         ],
-        Settings(device="cuda"),
+        Setup(device="cuda"),
     )
     assert len(found) == 1
     assert found[0].startswith(
@@ -396,17 +396,16 @@ def test_doctor_warns_of_defaults_that_differ_and_says_what_to_do(monkeypatch):
     )
     assert "--precision strict" in found[0]
     assert (
-        doctor.conclusions([ready("tf", "tf32", "cuda:0"), ready("jax", "tf32")], Settings(device="cuda"))
-        == []
+        doctor.conclusions([ready("tf", "tf32", "cuda:0"), ready("jax", "tf32")], Setup(device="cuda")) == []
     )
 
 
 def test_doctor_says_whether_there_is_a_gpu(monkeypatch):
     monkeypatch.setattr(doctor.here, "gpus", list)
-    (line,) = doctor.conclusions([ready("torch", "float32")], Settings())
+    (line,) = doctor.conclusions([ready("torch", "float32")], Setup())
     assert line.startswith("not yet measured on a GPU")
     monkeypatch.setattr(doctor.here, "gpus", lambda: ["NVIDIA H100"])
-    (line,) = doctor.conclusions([ready("torch", "float32")], Settings())
+    (line,) = doctor.conclusions([ready("torch", "float32")], Setup())
     assert "which --device cpu hides" in line
-    (diagnosis,) = doctor.diagnose([RIGHT], Settings(device="cuda", threads=1))
+    (diagnosis,) = doctor.diagnose([RIGHT], Setup(device="cuda", threads=1))
     assert any("it sees no GPU though there is one" in advice for advice in diagnosis.advice)

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from concord import writing
 from concord.conformance import record
-from concord.conformance.campaign import Report, Settings
+from concord.conformance.campaign import Report, Setup
 from concord.conformance.fuzz import Failure, Findings, Plan, sample
 from concord.conformance.fuzz.findings import Origin
 from concord.conformance.mutants.matrix import Finding, Matrix
@@ -47,7 +47,7 @@ def matrix():
 OUTCOMES = {
     "everything": ("check", reports.mixed),
     "agreement": ("golden", reports.agreeing),
-    "nothing": ("check", lambda: Report([], {}, Settings())),
+    "nothing": ("check", lambda: Report([], {}, Setup())),
     "random cases": ("fuzz", findings),
     "mutants": ("mutants", matrix),
 }
@@ -109,7 +109,7 @@ def test_a_record_of_a_whole_check_is_of_a_sane_size():
 
 def test_the_guide_names_every_key_of_a_check():
     schema = TypeAdapter(Report).json_schema()
-    kinds = [schema, *(schema["$defs"][name] for name in ("Result", "Row", "Breakdown", "Settings"))]
+    kinds = [schema, *(schema["$defs"][name] for name in ("Result", "Row", "Breakdown", "Setup"))]
     found = {key for kind in kinds for key in kind.get("properties", {})}
     assert len(found) > 40
     assert not [key for key in found if f"`{key}`" not in GUIDE]

@@ -3,7 +3,7 @@
 import pytest
 
 from concord import spec
-from concord.conformance.campaign import Job, Settings
+from concord.conformance.campaign import Job, Setup
 from concord.conformance.dump import export_cases, read_exported
 from concord.conformance.reducing import SIZES, cut, layers_kept, reduce, sizes_of
 from tests.conftest import small_config
@@ -27,7 +27,7 @@ def job(variant="bert", part="model", **changes):
 
 
 def test_what_a_fault_needs_is_left():
-    small_one = reduce(job(num_layers=3), toy("WrongAfterTheFirstLayer"), Settings(threads=1))
+    small_one = reduce(job(num_layers=3), toy("WrongAfterTheFirstLayer"), Setup(threads=1))
     assert small_one.result.first_divergence.tensor == "layers.1.attention.scores"
     assert (small_one.failed, small_one.job.case) == (True, "made-reduced")
     left = {"num_layers": 2, "num_classes": 2, "vocab_size": small_one.after["vocab_size"]}
@@ -39,7 +39,7 @@ def test_what_a_fault_needs_is_left():
 
 
 def test_case_that_agrees_stays_as_it_is():
-    found = reduce(job(), toy("NumpyBackend"), Settings(threads=1))
+    found = reduce(job(), toy("NumpyBackend"), Setup(threads=1))
     assert (found.failed, found.tried, found.result.status) == (False, 0, "agrees")
     assert found.after == found.before
 

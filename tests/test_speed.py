@@ -25,7 +25,7 @@ from concord.backends.worker import Worker
 from concord.commands import speed as command
 from concord.commands.speed import Models
 from concord.conformance import record as files
-from concord.conformance.campaign import Settings
+from concord.conformance.campaign import Setup
 from concord.conformance.estimate import Z
 from concord.spec.cases import build_case
 from concord.spec.errors import SpecError
@@ -73,10 +73,8 @@ def plan_of(
     **settings: Any,
 ) -> SpeedPlan:
     given = {"turns": 3, "patience": 1, "slice": 0.02, "threads": 1, **settings}
-    where = {
-        field.name: given.pop(field.name) for field in dataclasses.fields(Settings) if field.name in given
-    }
-    return SpeedPlan(names, works or (small(),), modes, Z, Settings(**where), **given)
+    where = {field.name: given.pop(field.name) for field in dataclasses.fields(Setup) if field.name in given}
+    return SpeedPlan(names, works or (small(),), modes, Z, Setup(**where), **given)
 
 
 def measured(plan: SpeedPlan, data: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from concord import backends
 from concord.backends.bench import Bench
 from concord.commands.speed import Models, Modes
-from concord.conformance.campaign import Settings
+from concord.conformance.campaign import Setup
 from concord.speed import Workload, truth, workload
 from concord.speed.team import rules_of
 from tests.test_speed import RIGHT, WRONG, measured, plan_of, small, small_preset
@@ -97,5 +97,5 @@ def test_results_are_judged_by_the_arithmetic_that_was_asked_for(
     precision: str, dtype: str, device: str, rules: str | None
 ) -> None:
     about = {"precision_defaults": {"products": {"cpu": "float32", "cuda": "tf32"}}}
-    settings = Settings(precision=precision, device=device)
+    settings = Setup(precision=precision, device=device)
     assert rules_of(Workload(small_preset(), dtype=dtype), settings, about) == rules

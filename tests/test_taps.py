@@ -8,7 +8,7 @@ import pytest
 
 from concord import spec
 from concord.backends.interface import Request
-from concord.conformance.campaign import Settings, conduct
+from concord.conformance.campaign import Setup, conduct
 from concord.conformance.check import check_jobs
 from concord.conformance.judging import judge
 from concord.conformance.verdict import UNUSED
@@ -37,8 +37,8 @@ def run_of(worker, case, dtype="float64", **settings):
     return worker.run(case.config, case.weights, case.batch, part=case.part, dtype=dtype, **settings)
 
 
-def truth_of(case, forced=None):
-    return spec.reference(case.config, case.weights, case.batch, part=case.part, forced=forced)
+def truth_of(case, pinned=None):
+    return spec.reference(case.config, case.weights, case.batch, part=case.part, pinned=pinned)
 
 
 # What a tap returns is what the model goes on with.
@@ -49,12 +49,12 @@ def assert_goes_on(worker, case, tap, plain, expected):
 
     The same tensors become others, and those keep their bits that the oracle's keep.
     """
-    forced = truth_of(case, {tap: changed(tap, expected.taps[tap])})
+    pinned = truth_of(case, {tap: changed(tap, expected.taps[tap])})
     run = run_of(worker, case, implementation=f"edit:{tap}:explicit", gradients=False)
     kept = {
         name
         for name in expected.taps
-        if name != tap and np.array_equal(forced.taps[name], expected.taps[name])
+        if name != tap and np.array_equal(pinned.taps[name], expected.taps[name])
     }
     assert {name for name in run.taps if np.array_equal(run.taps[name], plain.taps[name])} == kept, tap
 
@@ -221,5 +221,5 @@ def test_gradients_of_taps_come_beside_the_others():
 def test_campaigns_ask_for_gradients_of_taps_where_nobody_has_published_others():
     (job,) = check_jobs(["bert"], ["float32"], cases=["bert-single"])
     published = dataclasses.replace(job, expectation={})
-    report = conduct([job, published], ["tests.toys.numpy_backend:SaysWhatItIsAsked"], Settings(threads=1))
+    report = conduct([job, published], ["tests.toys.numpy_backend:SaysWhatItIsAsked"], Setup(threads=1))
     assert [result.detail for result in report.results] == ["tap_gradients=True", "tap_gradients=False"]

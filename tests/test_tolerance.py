@@ -118,7 +118,7 @@ def test_gradients_by_taps_are_those_of_central_differences():
                 case.config,
                 case.weights,
                 case.batch,
-                forced={name: truth.taps[name] + sign * step * direction},
+                pinned={name: truth.taps[name] + sign * step * direction},
             ).loss
             for sign in (1, -1)
         )

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from concord.conformance import check_jobs, record
 from concord.conformance.bugs.catalogue import BUGS
-from concord.conformance.campaign import Report, Settings, exit_code_of
+from concord.conformance.campaign import Report, Setup, exit_code_of
 from concord.conformance.html import headline
 from concord.conformance.mutants.matrix import Finding, Hunt, Matrix
 from concord.conformance.verdict import Judgement, Row, Verdict
@@ -148,7 +148,7 @@ def test_a_page_names_what_was_not_judged_beside_what_agrees():
 
 @pytest.mark.parametrize("status", ["agrees", "diverges"])
 def test_a_record_that_claims_what_its_tensors_do_not_is_refused(status):
-    report = Report([reports.result("torch", "undetermined", unjudged())], {}, Settings())
+    report = Report([reports.result("torch", "undetermined", unjudged())], {}, Setup())
     data = json.loads(record.text(record.made(report, "check")))
     assert (data["exit_code"], data["results"][0]["status"]) == (3, "undetermined")
     for key, value, problem in (

@@ -20,7 +20,7 @@ import conformance.campaign
 from concord import backends, spec
 from concord.backends.pool import RESTARTS
 from concord.backends.worker import THREADS, WorkerFailure, environment
-from concord.conformance import Settings, check_jobs, conduct, record
+from concord.conformance import Setup, check_jobs, conduct, record
 from concord.conformance.html import page
 from concord.conformance.report import declarations, show
 from tests.conftest import small_config
@@ -299,7 +299,7 @@ def conducted(names, cases, monkeypatch, notes, **settings):
     return conduct(
         check_jobs(["bert"], ["float32"], cases=[f"bert-{case}" for case in cases]),
         names,
-        Settings(threads=1, **settings),
+        Setup(threads=1, **settings),
     )
 
 
@@ -435,7 +435,7 @@ def test_an_answer_that_cannot_be_judged_is_broken(name):
 
     (job,) = check_jobs(["bert"], ["float32"], cases=["bert-single"])
     report = conduct(
-        [dataclasses.replace(job, derive=derive)], [toy(name), toy("NumpyBackend")], Settings(threads=1)
+        [dataclasses.replace(job, derive=derive)], [toy(name), toy("NumpyBackend")], Setup(threads=1)
     )
     assert statuses(report) == ["broken", "diverges"]
     problem = (
@@ -458,7 +458,7 @@ def test_a_fault_while_judging_is_concord_s_and_all_other_results_are_kept(error
     report = conduct(
         check_jobs(["bert"], ["float32"], cases=["bert-ragged", "bert-single", "bert-full"]),
         [toy("NumpyBackend")],
-        Settings(threads=1),
+        Setup(threads=1),
     )
     assert sorted(statuses(report)) == ["agrees", "agrees", "not judged"]
     (unjudged,) = [result for result in report.results if result.status == "not judged"]

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.backends.interface import Request, Unsupported
-from concord.backends.interface import Settings as Computing
+from concord.backends.interface import Request, Settings, Unsupported
 from concord.backends.worker import Worker
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
@@ -62,7 +61,7 @@ class TextModel:
     part: str = "model"
 
 
-def predictor(worker: Worker, model: TextModel, settings: Computing) -> Predict:
+def predictor(worker: Worker, model: TextModel, settings: Settings) -> Predict:
     """Return a function that has a worker compute logits (B, C) of a batch.
 
     Where the backend trains, the model is sent to it once, and stays there; else with each batch.

@@ -51,7 +51,7 @@ def timed(steps: Steps, count: int) -> list[float]:
     return mean_seconds(steps, count)
 
 
-class Session(FrameworkSession):
+class ModelSession(FrameworkSession):
     """A model and its inputs on a device (:class:`concord.backends.interface.Session`)."""
 
     losses = (ClassificationLoss, CotangentLoss)
@@ -126,7 +126,7 @@ class Adapter(FrameworkAdapter):
     differentiate = staticmethod(differentiate)
     synchronize = staticmethod(synchronize)
     timed = staticmethod(timed)
-    session_type = Session
+    session_type = ModelSession
 
     def __init__(self) -> None:
         super().__init__()

@@ -42,7 +42,7 @@ ACTIVATIONS: dict[str, explicit.Step] = {
 }  # ATT-1, FFN-2
 
 
-class LayerNorm(nnx.LayerNorm):
+class LibraryLayerNorm(nnx.LayerNorm):
     """Layer norm over D with the biased variance and epsilon inside (SPEC NRM-2): (B, T, D) to (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
@@ -57,7 +57,7 @@ class LayerNorm(nnx.LayerNorm):
         super().__init__(config.d_model, epsilon=config.norm_epsilon, **how, **kwargs)
 
 
-class Embeddings(explicit.Embeddings):
+class LibraryEmbeddings(explicit.Embeddings):
     """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7).
 
     (B, T) to (B, T, D).
@@ -67,7 +67,7 @@ class Embeddings(explicit.Embeddings):
         return embedding(ids)
 
 
-class DotProductAttention(Tapped, nnx.Module):
+class FusedAttention(Tapped, nnx.Module):
     """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7).
 
     (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D).
@@ -107,9 +107,9 @@ class DotProductAttention(Tapped, nnx.Module):
 
 
 LIBRARY = Layers(
-    LayerNorm,
-    Embeddings,
-    dict.fromkeys(explicit.EXPLICIT.dot_product, DotProductAttention),
+    LibraryLayerNorm,
+    LibraryEmbeddings,
+    dict.fromkeys(explicit.EXPLICIT.dot_product, FusedAttention),
     explicit.EncoderLayer,
     ACTIVATIONS,
 )
@@ -144,7 +144,7 @@ def pad(x: Array, kept: KeptRows) -> Array:
     return x[0].at[kept.slots].get(mode="promise_in_bounds")
 
 
-class UnpaddedAttention(DotProductAttention):
+class UnpaddedAttention(FusedAttention):
     """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6) in the places of the batch.
 
     3 x (1, N, H, K) to (1, N, D).

@@ -54,7 +54,7 @@ def timed(steps: Steps, count: int) -> list[float]:
     return seconds_by_events(steps, [paddle.device.Event(enable_timing=True) for _ in range(count + 1)])
 
 
-class Session(FrameworkSession):
+class ModelSession(FrameworkSession):
     """A model and its inputs on a device (:class:`concord.backends.interface.Session`)."""
 
     losses = (ClassificationLoss, CotangentLoss)
@@ -115,7 +115,7 @@ class Adapter(FrameworkAdapter):
     explicit_names = staticmethod(library.explicit_names)
     synchronize = staticmethod(synchronize)
     timed = staticmethod(timed)
-    session_type = Session
+    session_type = ModelSession
 
     def cuda_devices(self) -> int:
         """Return the number of CUDA devices that the framework sees."""

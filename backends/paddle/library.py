@@ -55,14 +55,14 @@ ACTIVATIONS: dict[str, explicit.Step] = {
 }  # ATT-1, FFN-2
 
 
-class LayerNorm(nn.LayerNorm):
+class LibraryLayerNorm(nn.LayerNorm):
     """Layer norm over D with the biased variance and epsilon inside (SPEC NRM-2): (B, T, D) to (B, T, D)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config.d_model, epsilon=config.norm_epsilon, elementwise_affine=True, bias=True)
 
 
-class Embeddings(explicit.Embeddings):
+class LibraryEmbeddings(explicit.Embeddings):
     """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7).
 
     (B, T) to (B, T, D).
@@ -72,7 +72,7 @@ class Embeddings(explicit.Embeddings):
         return embedding(ids)
 
 
-class DotProductAttention(Tapped, nn.Layer):
+class FusedAttention(Tapped, nn.Layer):
     """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7).
 
     (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D).
@@ -117,9 +117,9 @@ class DotProductAttention(Tapped, nn.Layer):
 
 
 LIBRARY = Layers(
-    LayerNorm,
-    Embeddings,
-    dict.fromkeys(explicit.EXPLICIT.dot_product, DotProductAttention),
+    LibraryLayerNorm,
+    LibraryEmbeddings,
+    dict.fromkeys(explicit.EXPLICIT.dot_product, FusedAttention),
     explicit.EncoderLayer,
     ACTIVATIONS,
 )
@@ -232,7 +232,7 @@ def pad(x: Tensor, kept: KeptRows) -> Tensor:
     return x[0][kept.slots]
 
 
-class UnpaddedAttention(DotProductAttention):
+class UnpaddedAttention(FusedAttention):
     """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6) in the places of the batch.
 
     3 x (1, N, H, K) to (1, N, D).

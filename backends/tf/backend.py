@@ -62,7 +62,7 @@ def timed(steps: Steps, count: int) -> list[float]:
     return mean_seconds(steps, count)
 
 
-class Session(FrameworkSession):
+class ModelSession(FrameworkSession):
     """A model and its inputs on a device (:class:`concord.backends.interface.Session`)."""
 
     losses = (ClassificationLoss, CotangentLoss)
@@ -100,7 +100,7 @@ class Adapter(FrameworkAdapter):
     differentiate = staticmethod(differentiate)
     synchronize = staticmethod(synchronize)
     timed = staticmethod(timed)
-    session_type = Session
+    session_type = ModelSession
 
     def cuda_devices(self) -> int:
         """Return the number of CUDA devices that the framework sees."""

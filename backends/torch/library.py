@@ -56,7 +56,7 @@ ACTIVATIONS: dict[str, explicit.Step] = {
 }  # ATT-1, FFN-2
 
 
-class LayerNorm(nn.LayerNorm):
+class LibraryLayerNorm(nn.LayerNorm):
     """Layer norm over D with the biased variance and epsilon inside (SPEC NRM-2): (B, T, D) to (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
@@ -65,7 +65,7 @@ class LayerNorm(nn.LayerNorm):
         )
 
 
-class Embeddings(explicit.Embeddings):
+class LibraryEmbeddings(explicit.Embeddings):
     """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7).
 
     (B, T) to (B, T, D).
@@ -75,7 +75,7 @@ class Embeddings(explicit.Embeddings):
         return embedding(ids)
 
 
-class DotProductAttention(Tapped, nn.Module):
+class FusedAttention(Tapped, nn.Module):
     """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7).
 
     (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D).
@@ -117,9 +117,9 @@ class DotProductAttention(Tapped, nn.Module):
 
 
 LIBRARY = Layers(
-    LayerNorm,
-    Embeddings,
-    dict.fromkeys(explicit.EXPLICIT.dot_product, DotProductAttention),
+    LibraryLayerNorm,
+    LibraryEmbeddings,
+    dict.fromkeys(explicit.EXPLICIT.dot_product, FusedAttention),
     explicit.EncoderLayer,
     ACTIVATIONS,
 )
@@ -312,7 +312,7 @@ def pad(x: Tensor, kept: KeptRows) -> Tensor:
     return x[0][kept.slots]
 
 
-class UnpaddedAttention(DotProductAttention):
+class UnpaddedAttention(FusedAttention):
     """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6) in the places of the batch.
 
     3 x (1, N, H, K) to (1, N, D).

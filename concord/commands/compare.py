@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from concord import options
-from concord.conformance.campaign import Report, Settings
+from concord.conformance.campaign import Report, Setup
 from concord.conformance.compare import DECLARATIONS, prepare
 from concord.conformance.verdict import Result
 from concord.progress import bars
@@ -113,7 +113,7 @@ def compare(
         if prove:
             notes |= proven(proof.prove(made, lambda words: reached("comparing", 0, words)))
     versions = {name: {"reference": f"PyTorch {torch.__version__}"}}
-    report = Report(results, versions, Settings(), time.perf_counter() - started, notes)
+    report = Report(results, versions, Setup(), time.perf_counter() - started, notes)
     finish(report, record, "compare", "reference", f"{name} beside {reference}")
 
 

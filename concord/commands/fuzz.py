@@ -170,7 +170,7 @@ def _again(
     found: Sequence[tuple[campaign.Job, Any]],
     asked: list[str] | None,
     names: list[str],
-    settings: campaign.Settings,
+    settings: campaign.Setup,
     title: str,
     record: options.Outputs,
 ) -> None:

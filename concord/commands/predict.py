@@ -14,7 +14,7 @@ import typer
 
 from concord import options, writing
 from concord.backends.interface import Settings
-from concord.conformance.campaign import Settings as Places  # where and how long a worker runs
+from concord.conformance.campaign import Setup
 from concord.model import reader
 from concord.options import argument, option, reads, writes
 from concord.progress import bars
@@ -70,7 +70,7 @@ def predict(
         raise SpecError("--json is for --evaluate, and --out for texts without labels")
     writing.check(out, json)
 
-    def place() -> tuple[str, Places]:
+    def place() -> tuple[str, Setup]:
         problems = unknowns("dtype", [dtype], PRECISIONS) + options.too_small(("batch", batch, 1))
         refuse(problems)
         return workers.one("one framework computes"), workers.settings()

@@ -35,7 +35,7 @@ from concord.spec.training.trajectory import Training
 from concord.terminal import Terminal
 
 if TYPE_CHECKING:
-    from concord.conformance.campaign import Settings
+    from concord.conformance.campaign import Setup
     from concord.training.checkpoint import TrainingCheckpoint
     from concord.training.data import Corpus
     from concord.training.prediction import TextModel
@@ -407,7 +407,7 @@ def _warn(recipe: Recipe, dtype: str) -> None:
         Terminal(stderr=True).tell(f"warning: {lost.text}", style="yellow")
 
 
-def _fit(start: TrainingCheckpoint, corpora: dict[str, Corpus], folder: Path, settings: Settings) -> None:
+def _fit(start: TrainingCheckpoint, corpora: dict[str, Corpus], folder: Path, settings: Setup) -> None:
     """Train, and say how far it has come.
 
     Raises:

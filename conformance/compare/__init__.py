@@ -14,7 +14,7 @@ from concord.spec.errors import SpecError, unknown
 
 if TYPE_CHECKING:
     from concord.backends.interface import Run
-    from concord.conformance.compare.comparison import Comparison, Reference
+    from concord.conformance.compare.comparison import ModelComparison, Reference
     from concord.conformance.verdict import Verdict
 
 DECLARATIONS = (BLIND_ROWS_ZERO, UNCOMPUTED_PADDING)
@@ -79,13 +79,13 @@ def prepare(
     declared: Collection[str] = (),
     python: str | None = None,
     progress: Callable[[str], None] = lambda text: None,
-) -> Comparison:
+) -> ModelComparison:
     """Return the comparison that :func:`compare` judges; the arguments are the same.
 
     Args:
         python: the interpreter of another environment in which a function is called.
     """
-    from concord.conformance.compare.comparison import Comparison
+    from concord.conformance.compare.comparison import ModelComparison
 
     for name in declared:
         if name not in DECLARATIONS:
@@ -95,7 +95,7 @@ def prepare(
         from concord.conformance.compare.candidates import renamed
 
         run.taps = renamed(run.taps, names)
-    return Comparison(right, run, declared, progress, again=not way)
+    return ModelComparison(right, run, declared, progress, again=not way)
 
 
 def assert_same(reference: Any, candidate: Any = None, inputs: Any = None, **options: Any) -> None:

@@ -24,7 +24,7 @@ OUTPUT = "output"
 """The name of what the whole module returns."""
 
 
-class Reached(Exception):
+class Finished(Exception):
     """What is wanted has been computed."""
 
 
@@ -85,7 +85,7 @@ def observe(
         gradients: of activations, from which those before are computed, in place of its own.
         cotangents: of outputs: the scalar is the sum of their products. None: no gradients.
         taps: whether activations are wanted besides the outputs.
-        watch: called with the name of each activation once it is known; it may raise :class:`Reached`.
+        watch: called with the name of each activation once it is known; it may raise :class:`Finished`.
 
     Raises:
         SpecError: if it returns no floating-point tensor.
@@ -111,7 +111,7 @@ def observe(
                 found.values[name] = tensor.detach()
             if cotangents is not None:
                 _differentiate(model, outputs, cotangents, parameters, found)
-    except Reached:
+    except Finished:
         pass
     finally:
         for handle in handles:

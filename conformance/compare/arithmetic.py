@@ -276,7 +276,7 @@ class Computed(Tensor):
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return (Arithmetic.active or Arithmetic()).perform(func, args, dict(kwargs or {}))
+        return (ExactMode.active or ExactMode()).perform(func, args, dict(kwargs or {}))
 
 
 def computed(tensor: Tensor, value: Tensor | None = None) -> Tensor:
@@ -294,32 +294,32 @@ def value_of(tensor: Tensor) -> Tensor:
     return tensor.detach().to(torch.float64) if tensor.dtype in ROUNDOFF else tensor.detach()
 
 
-class Arithmetic(TorchDispatchMode):
+class ExactMode(TorchDispatchMode):
     """Exact arithmetic: float64 throughout. A block in its ``with`` statement is computed in it.
 
     Args:
         blind_rows_zero: whether a row of a softmax that sees no key is zero.
-        edited: a bug that operations have (:class:`concord.conformance.compare.edits.Edited`).
+        edited: a bug that operations have (:class:`concord.conformance.compare.edits.Injected`).
 
     Attributes:
         foreign: how often each operation without a rule occurred.
     """
 
-    active: ClassVar[Arithmetic | None] = None
+    active: ClassVar[ExactMode | None] = None
 
     def __init__(self, blind_rows_zero: bool = False, edited: Any = None) -> None:
         super().__init__()
         self.blind_rows_zero, self.edited = blind_rows_zero, edited
         self.foreign: Counter[str] = Counter()
-        self.outer: list[Arithmetic | None] = []
+        self.outer: list[ExactMode | None] = []
 
-    def __enter__(self) -> Arithmetic:
-        self.outer.append(Arithmetic.active)
-        Arithmetic.active = self
+    def __enter__(self) -> ExactMode:
+        self.outer.append(ExactMode.active)
+        ExactMode.active = self
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        Arithmetic.active = self.outer.pop()
+        ExactMode.active = self.outer.pop()
         super().__exit__(*error)
 
     def erred(self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0) -> Tensor:
@@ -427,7 +427,7 @@ class Arithmetic(TorchDispatchMode):
         return torch.where(lost, y.to(dtype).to(torch.float64), found)
 
 
-class MonteCarlo(Arithmetic):
+class Perturbed(ExactMode):
     """Each result is perturbed at random by as much as rounding in its dtype may be.
 
     Args:
@@ -466,7 +466,7 @@ class MonteCarlo(Arithmetic):
         return self.erred(y, dtype, 1) if ROUNDOFF[dtype] > SUMMED else y
 
 
-class Rounded(Arithmetic):
+class Rounded(ExactMode):
     """Each result is rounded to its dtype: one correct low-precision run."""
 
     corner = 0.0
@@ -533,12 +533,12 @@ def _holds(dtype: torch.dtype, number: Any) -> bool:
 # Sums: what they have terms of, and how large these are.
 
 
-def _product(m: Arithmetic, y: Tensor, dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
+def _product(m: ExactMode, y: Tensor, dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
     return m.summed(y, dtype, a.shape[-1], lambda: torch.matmul(a * a, b * b))
 
 
 def _product_added(
-    m: Arithmetic,
+    m: ExactMode,
     y: Tensor,
     dtype: torch.dtype,
     c: Tensor,
@@ -554,7 +554,7 @@ def _product_added(
 
 
 def _sum(
-    m: Arithmetic,
+    m: ExactMode,
     y: Tensor,
     dtype: torch.dtype,
     x: Tensor,
@@ -569,12 +569,12 @@ def _sum(
     return m.summed(y, dtype, terms, lambda: (x * x).sum(dims, keepdim=keepdim))
 
 
-def _mean(m: Arithmetic, y: Tensor, dtype: torch.dtype, x: Tensor, *rest: Any, **named: Any) -> Tensor:
+def _mean(m: ExactMode, y: Tensor, dtype: torch.dtype, x: Tensor, *rest: Any, **named: Any) -> Tensor:
     terms = max(x.numel() // max(y.numel(), 1), 1)
     return m.erred(_sum(m, y * terms, dtype, x, *rest, **named) / terms, dtype, 1)
 
 
-def _running_sum(m: Arithmetic, y: Tensor, dtype: torch.dtype, x: Tensor, dim: int, **_: Any) -> Tensor:
+def _running_sum(m: ExactMode, y: Tensor, dtype: torch.dtype, x: Tensor, dim: int, **_: Any) -> Tensor:
     if x.dtype not in ROUNDOFF or not x.ndim:
         return y
     shape = [-1 if axis == dim % x.ndim else 1 for axis in range(x.ndim)]
@@ -583,7 +583,7 @@ def _running_sum(m: Arithmetic, y: Tensor, dtype: torch.dtype, x: Tensor, dim: i
 
 
 def _convolved(
-    m: Arithmetic, y: Tensor, dtype: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
+    m: ExactMode, y: Tensor, dtype: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
 ) -> Tensor:
     def squares() -> Tensor:
         return aten.convolution(x * x, weight * weight, None if bias is None else bias * bias, *rest)
@@ -594,14 +594,14 @@ def _convolved(
 def _averaged(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return the rule of a linear operation whose coefficients sum to 1."""
 
-    def rule(m: Arithmetic, y: Tensor, dtype: torch.dtype, x: Tensor, *rest: Any, **named: Any) -> Tensor:
+    def rule(m: ExactMode, y: Tensor, dtype: torch.dtype, x: Tensor, *rest: Any, **named: Any) -> Tensor:
         terms = max(x.numel() / max(y.numel(), 1), 4.0)
         return m.summed(y, dtype, terms, lambda: operation(x * x, *rest, **named))
 
     return rule
 
 
-def _scattered(m: Arithmetic, y: Tensor, dtype: torch.dtype, *args: Any, **named: Any) -> Tensor:
+def _scattered(m: ExactMode, y: Tensor, dtype: torch.dtype, *args: Any, **named: Any) -> Tensor:
     """Err as sums of an unknown number of terms do: by a rounding for each term of an element."""
     sizes = [x.numel() for x in args if isinstance(x, Tensor) and x.dtype in ROUNDOFF]
     terms = min(max(max(sizes) / max(y.numel(), 1), 1.0) * 4, 64.0)
@@ -609,7 +609,7 @@ def _scattered(m: Arithmetic, y: Tensor, dtype: torch.dtype, *args: Any, **named
 
 
 def _looked_up_backward(
-    m: Arithmetic, y: Tensor, dtype: torch.dtype, gradient: Tensor, indices: Tensor, rows: int, *rest: Any
+    m: ExactMode, y: Tensor, dtype: torch.dtype, gradient: Tensor, indices: Tensor, rows: int, *rest: Any
 ) -> Tensor:
     counts = torch.bincount(indices.reshape(-1).clamp(0), minlength=rows).to(torch.float64)
     terms = counts.clamp(min=1)[:, None]
@@ -654,8 +654,8 @@ SUMS: dict[str, Callable[..., Tensor]] = {
 
 def _erring(x: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
     """Return a tensor that an admissible algorithm may have otherwise by a size."""
-    m = Arithmetic.active
-    if not isinstance(m, MonteCarlo) or not isinstance(x, Computed):
+    m = ExactMode.active
+    if not isinstance(m, Perturbed) or not isinstance(x, Computed):
         return x
     with _disable_current_modes():
         difference = Computed(size(x.value) * m.noise(x.value), x.dtype)
@@ -737,8 +737,8 @@ def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     total = torch.sum(powers, dim, keepdim=True)
     y = powers / total
     if isinstance(total, Computed) and isinstance(largest, Computed):
-        m = Arithmetic.active
-        if type(m) is MonteCarlo:
+        m = ExactMode.active
+        if type(m) is Perturbed:
             with _disable_current_modes():
                 logarithm = (largest.value + total.value.log()).abs()
                 size = torch.where(logarithm.isfinite(), logarithm, 0.0) * _unit(wide)
@@ -746,7 +746,7 @@ def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
                 size = torch.where(size < 0.5, size, 0.0)
                 factor = Computed(1 + size * m.noise(size), y.dtype)
             y = aten.mul.Tensor(y, factor)
-    if Arithmetic.active is not None and Arithmetic.active.blind_rows_zero:
+    if ExactMode.active is not None and ExactMode.active.blind_rows_zero:
         y = torch.where(largest <= torch.finfo(x.dtype).min / 2, 0.0, y)
     return y if half_to_float else y.to(x.dtype)
 
@@ -783,7 +783,7 @@ def _length(x: Tensor, order: Any = 2, dim: Any = None, keepdim: bool = False, *
 def _convolution_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *rest: Any
 ) -> tuple[Tensor | None, ...]:
-    m = Arithmetic.active
+    m = ExactMode.active
     assert m is not None
     *how, wanted = rest
     g, a, w = (value_of(t) for t in (gradient, x, weight))

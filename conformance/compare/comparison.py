@@ -23,17 +23,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from concord.backends.interface import Run
-from concord.conformance.compare.activations import OUTPUT, Activations, Reached, observe
+from concord.conformance.compare.activations import OUTPUT, Activations, Finished, observe
 from concord.conformance.compare.arithmetic import (
     FOREIGN,
-    Arithmetic,
     Computed,
-    MonteCarlo,
+    ExactMode,
+    Perturbed,
     Rounded,
     computed,
     plainly,
 )
-from concord.conformance.compare.edits import BUGS, Edited, ModelBug, Sites
+from concord.conformance.compare.edits import BUGS, Injected, ModelBug, Sites
 from concord.conformance.diagnosis import Diagnosis
 from concord.conformance.estimate import SAMPLES, estimate
 from concord.conformance.expectation import Expectation, is_gradient, is_tap_gradient
@@ -142,7 +142,7 @@ def run_of(found: Activations, dtype: str, gradients: bool) -> Run:
     )
 
 
-class Comparison:
+class ModelComparison:
     """One candidate's run before its reference.
 
     Args:
@@ -274,7 +274,7 @@ class Comparison:
                 )
             for name, count in arithmetic.foreign.items():
                 self.foreign[name] = max(count, self.foreign.get(name, 0))
-            sampled = isinstance(arithmetic, MonteCarlo)
+            sampled = isinstance(arithmetic, Perturbed)
             for name, tensor in delivered(found).items():
                 array = numbers(tensor)
                 observer(name, array[None] if sampled else array)
@@ -282,8 +282,8 @@ class Comparison:
         found, sigmas = estimate(
             compute,
             self.dtypes,
-            truth=Arithmetic(blind),
-            arithmetics=[*(MonteCarlo(seed, blind) for seed in range(samples)), Rounded(blind)],
+            truth=ExactMode(blind),
+            arithmetics=[*(Perturbed(seed, blind) for seed in range(samples)), Rounded(blind)],
             doing="deriving tolerances of each stretch" if pinned else "deriving tolerances end to end",
         )
         return Expectation("float32", found, sigmas, dict.fromkeys(found, ""))
@@ -292,7 +292,7 @@ class Comparison:
     def _perturbed(arithmetic: Any, value: Tensor) -> Tensor:
         """Return an activation of a half precision, which may have been used before it was rounded."""
         assert isinstance(value, Computed)
-        if not isinstance(arithmetic, MonteCarlo):
+        if not isinstance(arithmetic, Perturbed):
             return value
         return Computed(arithmetic.erred(value.value, value.dtype, 1), value.dtype)
 
@@ -355,7 +355,7 @@ class Comparison:
         forward = dataclasses.replace(self.reference, gradients=False)
         for name in (BLIND_ROWS_ZERO, UNCOMPUTED_PADDING):
             with contextlib.suppress(SpecError):
-                other = Comparison(
+                other = ModelComparison(
                     forward, dataclasses.replace(self.run, gradients={}, tap_gradients={}), [name]
                 )
                 if all(one.status != "diverges" for one in other.judged(True).values()):
@@ -469,7 +469,7 @@ class Stretch:
         tensor, before: its last activation, and the one after which it begins.
     """
 
-    def __init__(self, comparison: Comparison, tensor: str, before: str) -> None:
+    def __init__(self, comparison: ModelComparison, tensor: str, before: str) -> None:
         reference, order = comparison.reference, comparison.order
         path = comparison.modules.get(tensor, "")
         listed = (nn.ModuleList, nn.ModuleDict)  # which nobody calls
@@ -511,11 +511,11 @@ class Stretch:
 
         def watch(name: str) -> None:
             if name == self.tensor:
-                raise Reached
+                raise Finished
 
         handle = self.module.register_forward_pre_hook(enter, with_kwargs=True)
         try:
-            with plainly(), Arithmetic(self.blind):
+            with plainly(), ExactMode(self.blind):
                 observe(model, self.args, self.kwargs, parameters, pins, watch=watch)
         finally:
             handle.remove()
@@ -530,10 +530,10 @@ class Stretch:
             if name == start:
                 edited.busy = False
             if name == tensor:
-                raise Reached
+                raise Finished
 
         try:
-            with plainly(), Arithmetic(self.blind, edited):
+            with plainly(), ExactMode(self.blind, edited):
                 found = observe(self.module, self.args, self.kwargs, self.parameters, self.pins, watch=watch)
         except UNFIT:
             return None
@@ -546,7 +546,7 @@ class Stretch:
         for bug in BUGS:
             count = sites.found[bug]
             for site in [None, *(range(count) if count > 1 else [])] if count else []:
-                array = self.run(Edited(bug, site))
+                array = self.run(Injected(bug, site))
                 if array is not None and np.isfinite(array).any():
                     yield bug, array
 

@@ -57,7 +57,7 @@ class ModelBug:
     change: Change
 
 
-class Edited:
+class Injected:
     """A bug in one of the operations that can have it, or in all.
 
     Args:
@@ -110,7 +110,7 @@ class Sites:
 class Mutant(TorchDispatchMode):
     """Runs whatever is in its block with a bug."""
 
-    def __init__(self, edited: Edited | Sites) -> None:
+    def __init__(self, edited: Injected | Sites) -> None:
         super().__init__()
         self.edited = edited
 

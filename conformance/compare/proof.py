@@ -14,13 +14,13 @@ from concord.backends.interface import Run
 from concord.conformance.compare.activations import observe
 from concord.conformance.compare.comparison import (
     UNFIT,
-    Comparison,
+    ModelComparison,
     Reference,
     delivered,
     numbers,
     run_of,
 )
-from concord.conformance.compare.edits import BUGS, Edited, Mutant, Sites
+from concord.conformance.compare.edits import BUGS, Injected, Mutant, Sites
 from concord.conformance.estimate import SAMPLES
 from concord.conformance.verdict import Verdict
 from concord.spec.errors import SpecError
@@ -48,13 +48,15 @@ class Proof:
     silent: int = 0
 
 
-def prove(comparison: Comparison, progress: Callable[[str], None] = lambda text: None) -> list[Proof]:
+def prove(comparison: ModelComparison, progress: Callable[[str], None] = lambda text: None) -> list[Proof]:
     """Put each bug into a copy of the reference, and say which the comparison would have found.
 
     A mutant delivers what the candidate delivered. It is found if it diverges end to end, or locally.
     """
     reference = replace(comparison.reference, gradients=False)
-    plain = Comparison(reference, run_of(reference.plainly(), comparison.dtype, False), comparison.declared)
+    plain = ModelComparison(
+        reference, run_of(reference.plainly(), comparison.dtype, False), comparison.declared
+    )
     given = [name for name in comparison.given if name in plain.plain]
     end = plain.expected(False, SAMPLES)
     sites, proofs = Sites(), []
@@ -69,7 +71,7 @@ def prove(comparison: Comparison, progress: Callable[[str], None] = lambda text:
         for place in places if count else []:
             progress(f"would {bug.text} be found?")
             try:
-                with Mutant(Edited(bug, place)):
+                with Mutant(Injected(bug, place)):
                     made = delivered(observe(reference.model, reference.args, reference.kwargs))
             except UNFIT:  # the bug does not fit this operation
                 continue
@@ -129,5 +131,5 @@ def batched(reference: Reference) -> Iterator[tuple[str, Verdict]]:
         )
         yield (
             f"sample {sample}, {len(real)} of {tokens} tokens",
-            Comparison(alone, run, again=False).verdict(),
+            ModelComparison(alone, run, again=False).verdict(),
         )

@@ -79,7 +79,7 @@ def _hypotheses(question: Question, region: Region, clause: str, exact: bool) ->
     if exact or question.parameter or question.actual.size > MOST_ELEMENTS:
         return
     for name in sources(question):
-        for text, array in _edits(question, name) if name in question.forced else ():
+        for text, array in _edits(question, name) if name in question.pinned else ():
             broken = "PRC-2" if "rounded to" in text else clause
             yield Hypothesis("other_input", text, broken, inputs={name: array})
 
@@ -110,7 +110,7 @@ def sources(question: Question) -> list[str]:
 
 def _edits(question: Question, name: str) -> Iterator[tuple[str, Array]]:
     """Yield what else may have gone into the step in place of a tap, in words."""
-    array, known = question.forced[name], taps(question.config, question.case.part)
+    array, known = question.pinned[name], taps(question.config, question.case.part)
     axes = known[name].shape.split() if name in known else [f"axis {i}" for i in range(array.ndim)]
     axes = [*axes[:-2], "query", "key"] if axes.count("tokens") == 2 else axes
     for short in ("float16", "bfloat16"):
@@ -137,6 +137,6 @@ def _edits(question: Question, name: str) -> Iterator[tuple[str, Array]]:
     before = list(known)[: list(known).index(question.tensor)] if question.tensor in known else []
     for other in before:
         same_role = other.split(".", 2)[2:] == name.split(".", 2)[2:] and name.startswith("layers.")
-        alike = other != name and np.shape(question.forced.get(other, 0)) == array.shape
+        alike = other != name and np.shape(question.pinned.get(other, 0)) == array.shape
         if alike and (same_role or other.rpartition(".")[0] == name.rpartition(".")[0]):
-            yield f"`{other}` in place of `{name}`", question.forced[other]
+            yield f"`{other}` in place of `{name}`", question.pinned[other]

@@ -101,7 +101,7 @@ class Diagnosis:
 @one_thread()
 def diagnose(
     case: JudgedProblem,
-    forced: Mapping[str, Array],
+    pinned: Mapping[str, Array],
     tensor: str,
     delivered: Mapping[str, Array],
     judge: Callable[..., Any],
@@ -111,13 +111,13 @@ def diagnose(
 
     Args:
         case: what was computed.
-        forced: the taps that the run delivered.
+        pinned: the taps that the run delivered.
         tensor: the first one, or the first gradient, that is wrong.
         judge: judges values, given what they should be, their sigma and the precision.
         delivered: every tensor of the run.
         statuses: what each was judged to be.
     """
-    question = Question(case, forced, tensor, delivered[tensor])
+    question = Question(case, pinned, tensor, delivered[tensor])
     usual = clause_of(case.config, tensor, case.part)
     notes: list[str] = []
     refuted: list[str] = []
@@ -128,7 +128,7 @@ def diagnose(
             "the search for a cause in the whole model",
             notes,
             lambda: whole.WholeSearch(
-                whole.Whole(case, forced, tensor, delivered[tensor]).of_one_sample(), judge, effort
+                whole.Whole(case, pinned, tensor, delivered[tensor]).of_one_sample(), judge, effort
             ).cause(),
         )
         if cause and cause.confident:

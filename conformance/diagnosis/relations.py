@@ -124,8 +124,8 @@ class _Seen:
         if self.tensor.startswith("layers."):
             for layer in range(self.config.num_layers):
                 name = f"layers.{layer}.{self.tensor.split('.', 2)[2]}"
-                if name != self.tensor and np.shape(question.forced.get(name, 0)) == shape:
-                    found.setdefault(f"`{name}`", question.forced[name])
+                if name != self.tensor and np.shape(question.pinned.get(name, 0)) == shape:
+                    found.setdefault(f"`{name}`", question.pinned[name])
         return {name: array for name, array in found.items() if np.isfinite(array).all()}
 
 

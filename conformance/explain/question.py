@@ -36,15 +36,15 @@ class Question:
 
     Args:
         case: what was computed.
-        forced: the run's taps.
+        pinned: the run's taps.
         tensor: the name of the wrong one.
         actual: the run's values of it.
     """
 
-    def __init__(self, case: JudgedProblem, forced: Mapping[str, Array], tensor: str, actual: Array) -> None:
+    def __init__(self, case: JudgedProblem, pinned: Mapping[str, Array], tensor: str, actual: Array) -> None:
         weights, batch = round_inputs(case.weights, case.batch, case.dtype)
         self.case = dataclasses.replace(case, weights=weights, batch=batch)
-        self.forced, self.tensor = forced, tensor
+        self.pinned, self.tensor = pinned, tensor
         self.actual = np.asarray(actual, np.float64)
 
     @property
@@ -82,7 +82,7 @@ class Question:
         if self.tensor not in self.names:
             return ()
         group = group_of(self.tensor)
-        hidden = (name for name in self.before if name not in self.forced and group_of(name) == group)
+        hidden = (name for name in self.before if name not in self.pinned and group_of(name) == group)
         return (*hidden, self.tensor)
 
     @functools.cached_property
@@ -117,8 +117,8 @@ class Question:
             )
         if hypothesis.deviations:
             case = dataclasses.replace(case, deviations={**case.deviations, **hypothesis.deviations})
-        forced = {**self.forced, **hypothesis.inputs}
-        step = Step(case, arithmetic, forced, self.tensor, hypothesis.changes, whole)
+        pinned = {**self.pinned, **hypothesis.inputs}
+        step = Step(case, arithmetic, pinned, self.tensor, hypothesis.changes, whole)
         with (
             np.errstate(all="ignore"),
             contextlib.suppress(Reached),

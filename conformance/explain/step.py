@@ -20,12 +20,12 @@ class Reached(Exception):
 
 
 class Step(Edited):
-    """A run of the reference on forced taps, which ends at the tensor in question.
+    """A run of the reference on pinned taps, which ends at the tensor in question.
 
     Args:
         case: with weights and inputs rounded to its precision.
         arithmetic: in which it is computed.
-        forced: taps that what follows is computed from.
+        pinned: taps that what follows is computed from.
         wanted: the tensor in question.
         edits: gives, for the name of a tap, what is made of it.
         whole: whether everything is computed, and not only what the tensor in question depends on.
@@ -40,13 +40,13 @@ class Step(Edited):
         self,
         case: JudgedProblem,
         arithmetic: Arithmetic,
-        forced: Mapping[str, Array],
+        pinned: Mapping[str, Array],
         wanted: str,
         edits: Callable[[str], Edit | None],
         whole: bool = False,
     ) -> None:
         super().__init__(
-            case.config, case.weights, case.batch, case.dtype, arithmetic, forced, case.deviations
+            case.config, case.weights, case.batch, case.dtype, arithmetic, pinned, case.deviations
         )
         self.values: dict[str, Array] = {}
         self.gradients: dict[str, Array] = {}
@@ -111,13 +111,13 @@ class Step(Edited):
 
     def skips(self, group: str, last: str) -> bool:
         """Return whether nothing of a group matters to what is wanted but its last tap."""
-        if self.whole or last not in self.forced:
+        if self.whole or last not in self.pinned:
             return False
         wanted, gradient = group_of(subject_of(self.wanted)), is_gradient(self.wanted)
         return place_of(group) < place_of(wanted) if gradient else group != wanted
 
     def given_tap(self, name: str) -> Node:
-        self.now[name] = self.a.override(self.a.leaf(self.forced[name]), self.forced[name])
+        self.now[name] = self.a.override(self.a.leaf(self.pinned[name]), self.pinned[name])
         return self.now[name]
 
 

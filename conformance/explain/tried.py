@@ -45,7 +45,7 @@ def of_hidden(question: Question) -> Iterator[Hypothesis]:
 
     There one bug may change several taps, or weights, which explanations of a single tap do not stand for.
     """
-    hidden = [name for name in question.before if name not in question.forced]
+    hidden = [name for name in question.before if name not in question.pinned]
     if not hidden:
         return
     for bug in ALL:

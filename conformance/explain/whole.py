@@ -67,7 +67,7 @@ LAYER = re.compile(r"\blayers\.\d+\b")
 def hidden(question: Question) -> list[str]:
     """Return the taps that were computed on the way to a tensor since the last one that was delivered."""
     before = question.before
-    last = max((place for place, name in enumerate(before) if name in question.forced), default=-1)
+    last = max((place for place, name in enumerate(before) if name in question.pinned), default=-1)
     return before[last + 1 :]
 
 
@@ -158,11 +158,11 @@ class Whole(Question):
         batch = dataclasses.replace(
             self.case.batch, **{name: array[[best]] for name, array in self.case.batch.arrays().items()}
         )
-        forced = {
+        pinned = {
             name: array[[best]] if axes[name].shape.split()[:1] == ["batch"] else array
-            for name, array in self.forced.items()
+            for name, array in self.pinned.items()
         }
-        return Whole(dataclasses.replace(self.case, batch=batch), forced, self.tensor, self.actual[[best]])
+        return Whole(dataclasses.replace(self.case, batch=batch), pinned, self.tensor, self.actual[[best]])
 
 
 class WholeSearch(Search):

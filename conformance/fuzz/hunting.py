@@ -18,7 +18,7 @@ from typing import Any
 from hypothesis.errors import Flaky
 
 from concord.backends.pool import Pool
-from concord.conformance.campaign import Runner, Settings
+from concord.conformance.campaign import Runner, Setup
 from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.findings import (
     FAILED,
@@ -56,7 +56,7 @@ class Enough(BaseException):
 
 def hunt(
     plan: Plan,
-    settings: Settings,
+    settings: Setup,
     scheduler: str | None = None,
     progress: Callable[[int], None] = lambda done: None,
     stopped: Callable[[], bool] = lambda: False,
@@ -90,7 +90,7 @@ class _Hunt:
     def __init__(
         self,
         plan: Plan,
-        settings: Settings,
+        settings: Setup,
         halted: Callable[[], bool],
         progress: Callable[[int], None] = lambda done: None,
     ) -> None:
@@ -219,7 +219,7 @@ def _name(origin: Origin) -> str:
 
 
 def _on_dask(
-    plan: Plan, settings: Settings, client: Any, progress: Callable[[int], None], stopped: Callable[[], bool]
+    plan: Plan, settings: Setup, client: Any, progress: Callable[[int], None], stopped: Callable[[], bool]
 ) -> Findings:
     """Keep twice as many chunks at Dask as it has threads, so that none waits."""
     event = dask().Event(f"concord-{uuid.uuid4().hex}", client=client)
@@ -253,7 +253,7 @@ def _on_dask(
     return whole
 
 
-def _hunt_on_dask(plan: Plan, settings: Settings, indices: Iterable[int], event: str) -> Findings:
+def _hunt_on_dask(plan: Plan, settings: Setup, indices: Iterable[int], event: str) -> Findings:
     return _Hunt(plan, settings, dask().Event(event).is_set).run(indices)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from concord.backends import machine
 from concord.conformance import record
-from concord.conformance.campaign import Job, Settings
+from concord.conformance.campaign import Job, Setup
 from concord.conformance.dump import Name, case_files, read_exported
 from concord.conformance.fuzz.findings import Findings
 from concord.spec.errors import SpecError, collecting
@@ -46,7 +46,7 @@ class FoundAbout:
     settings: FoundUnder
 
 
-def write_failures(folder: Path, findings: Findings, settings: Settings) -> tuple[dict[str, Path], list[str]]:
+def write_failures(folder: Path, findings: Findings, settings: Setup) -> tuple[dict[str, Path], list[str]]:
     """Write each failure as a folder that ``concord fuzz --replay`` runs again.
 
     A hunt that finds a case again finds it written already. Whatever else has its name, of another hunt or no
@@ -131,9 +131,9 @@ def read_found(folder: Path) -> list[tuple[Job, FoundAbout]]:
     return found
 
 
-def command(folder: Path, backend: str, settings: Settings) -> str:
+def command(folder: Path, backend: str, settings: Setup) -> str:
     """Return the command that runs a failure again."""
-    usual = Settings()
+    usual = Setup()
     options = [
         f"--{name} {getattr(settings, name)}"
         for name in SETTINGS

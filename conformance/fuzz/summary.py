@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from concord.conformance.campaign import Settings
+from concord.conformance.campaign import Setup
 from concord.conformance.estimate import R, Z
 from concord.conformance.fuzz.findings import FAILED, SECTIONS, WAYS, Findings, Tally
 from concord.conformance.fuzz.replay import command
@@ -73,7 +73,7 @@ def _table(findings: Findings, columns: tuple[Column, ...], title: str) -> Table
     return table
 
 
-def show(findings: Findings, console: Console, settings: Settings, folders: Mapping[str, Path]) -> None:
+def show(findings: Findings, console: Console, settings: Setup, folders: Mapping[str, Path]) -> None:
     """Print counts, largest errors, failures and notes.
 
     Args:

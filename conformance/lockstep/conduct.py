@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from concord.backends import heaps
 from concord.backends.interface import Request
-from concord.conformance.campaign import Settings, environment_of, own_fault
+from concord.conformance.campaign import Setup, environment_of, own_fault
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.lockstep.outcome import MODES, Lockstep, Track
 from concord.conformance.lockstep.preflight import differences, right_plan
@@ -31,7 +31,7 @@ from concord.spec.training.trajectory import Training
 
 
 def opened(
-    name: str, case: JudgedTraining, right: StepPlan, settings: Settings, stack: ExitStack
+    name: str, case: JudgedTraining, right: StepPlan, settings: Setup, stack: ExitStack
 ) -> Candidate | Track:
     """Open a backend and its session, and ask what it is going to do; return its track if it cannot train.
 
@@ -54,7 +54,7 @@ def opened(
     return Candidate(name, session, deviations, environment=environment, differences=found)
 
 
-def request_of(case: JudgedTraining, settings: Settings) -> Request:
+def request_of(case: JudgedTraining, settings: Setup) -> Request:
     """Return what a session is asked for; batches come with the steps."""
     how = ("implementation", "execution", "device", "precision", "deterministic")
     return Request(
@@ -73,7 +73,7 @@ def request_of(case: JudgedTraining, settings: Settings) -> Request:
 def conduct(
     case: JudgedTraining,
     names: Sequence[str],
-    settings: Settings,
+    settings: Setup,
     mode: str = MODES[0],
     stop_first: bool = False,
     callback: Callback = lambda name, steps: None,
@@ -127,7 +127,7 @@ def rates(training: Training) -> list[float]:
     return [learning_rate(training.recipe, step) for step in range(len(training.steps))]
 
 
-def about(case: JudgedTraining, settings: Settings) -> dict[str, Any]:
+def about(case: JudgedTraining, settings: Setup) -> dict[str, Any]:
     """Return what was trained and how."""
     training, how = case.training, ("implementation", "execution", "device", "precision")
     return {

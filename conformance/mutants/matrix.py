@@ -14,7 +14,7 @@ from concord.backends.pool import Pool
 from concord.backends.worker import Worker, WorkerFailure
 from concord.conformance.bugs.bug import REFUSED, Bug
 from concord.conformance.bugs.catalogue import KNOWN
-from concord.conformance.campaign import Settings
+from concord.conformance.campaign import Setup
 from concord.conformance.check import job_of
 from concord.conformance.fields import Number
 from concord.conformance.judging import Misfit
@@ -139,7 +139,7 @@ Progress = Callable[[str, str], None]
 def conduct(
     mutants: Sequence[Bug],
     names: Iterable[str],
-    settings: Settings,
+    settings: Setup,
     progress: Progress = lambda backend, done: None,
 ) -> Matrix:
     """Run every mutant on every backend, as many backends at a time as there are cores."""
@@ -163,7 +163,7 @@ class Hunt:
     def __init__(
         self,
         backend: str,
-        settings: Settings | None = None,
+        settings: Setup | None = None,
         progress: Progress = lambda backend, done: None,
         pool: Pool | None = None,
         worker: Worker | None = None,
@@ -173,7 +173,7 @@ class Hunt:
         self.diagnosing = diagnosing
         self.pool = pool or Pool()
         self.supervisor = self.pool.supervise(
-            partial((settings or Settings()).open, plugin(backend)), started=self.started, worker=worker
+            partial((settings or Setup()).open, plugin(backend)), started=self.started, worker=worker
         )
 
     def all(self, mutants: Sequence[Bug]) -> list[Finding]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from concord.conformance import record
-from concord.conformance.campaign import Settings
+from concord.conformance.campaign import Setup
 from concord.conformance.fields import Count, Number
 from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED
 from concord.porting.reading import AUTO
@@ -234,7 +234,7 @@ Rows = Sequence[tuple[Sequence[int], Sequence[int]]]
 """The ids and segments of each text."""
 
 HOW = ("device", "implementation", "execution", "precision", "deterministic")
-"""What decides of :class:`concord.conformance.campaign.Settings` what a certificate says."""
+"""What decides of :class:`concord.conformance.campaign.Setup` what a certificate says."""
 
 RECIPE = Recipe(
     algorithm="adam",
@@ -285,7 +285,7 @@ class Asked:
     optimizer: Mapping[str, Any]
 
     @classmethod
-    def of(cls, settings: Settings | None = None, **given: Any) -> Asked:
+    def of(cls, settings: Setup | None = None, **given: Any) -> Asked:
         """Return what is asked for by some fields; all others are as usual, or as settings say.
 
         No field has a default: a record states each.
@@ -300,11 +300,11 @@ class Asked:
             },
             **{"texts": None, "dtypes": ["float64", "float32"], "seed": 0},
             "optimizer": {key: getattr(RECIPE, key) for key in OPTIMIZER},
-            **{key: getattr(settings or Settings(), key) for key in HOW},
+            **{key: getattr(settings or Setup(), key) for key in HOW},
         }
         return cls(**{**usual, **given})
 
-    def settings(self, others: Settings) -> Settings:
+    def settings(self, others: Setup) -> Setup:
         """Return how the backends run: as was asked, and else as others say."""
         return replace(others, **{key: getattr(self, key) for key in HOW})
 

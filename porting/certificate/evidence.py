@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from concord.backends.interface import Run
-from concord.conformance.campaign import Job, Report, Settings, conduct
+from concord.conformance.campaign import Job, Report, Setup, conduct
 from concord.conformance.expectation import Expectation, JudgedTraining
 from concord.conformance.lockstep.envelope import of_training
 from concord.conformance.verdict import Result, Row, Verdict, verdict_lines
@@ -168,7 +168,7 @@ def gather(
     target: Checkpoint,
     given: Inputs,
     asked: Asked,
-    settings: Settings,
+    settings: Setup,
     tell: Callable[[str], None],
     explain: bool,
 ) -> Evidence:
@@ -209,7 +209,7 @@ def _nothing(why: str) -> Evidence:
 
 
 def at_home(
-    source: JudgedModel, given: Inputs, asked: Asked, settings: Settings, tell: Callable[[str], None]
+    source: JudgedModel, given: Inputs, asked: Asked, settings: Setup, tell: Callable[[str], None]
 ) -> Evidence:
     """Run the source in its own framework, on the sentences, and judge it as the target is.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from concord import backends
 from concord.conformance import tolerance
-from concord.conformance.campaign import Settings
+from concord.conformance.campaign import Setup
 from concord.porting.certificate import evidence, inputs, ledger, sensitivity
 from concord.porting.certificate.certificate import (
     FAILED,
@@ -44,7 +44,7 @@ def certify(
     source_path: Path,
     target_path: Path,
     asked: Asked | None = None,
-    settings: Settings | None = None,
+    settings: Setup | None = None,
     tell: Tell = lambda text: None,
 ) -> Certificate:
     """Make a certificate.
@@ -60,7 +60,7 @@ def certify(
             why.
     """
     asked = asked or Asked.of(settings)
-    settings, paths = asked.settings(settings or Settings()), (source_path, target_path)
+    settings, paths = asked.settings(settings or Setup()), (source_path, target_path)
     table = Path(asked.source_table) if asked.source_table else None
     tell("reading both checkpoints")
     source = read(source_path, asked.source_format, table)
@@ -144,7 +144,7 @@ def verify(
     found: Certificate,
     source: Path | None = None,
     target: Path | None = None,
-    settings: Settings | None = None,
+    settings: Setup | None = None,
     files_alone: bool = False,
     tell: Callable[[str], None] = lambda text: None,
     named: Collection[str] = (),
@@ -174,7 +174,7 @@ def verify(
     count = len(found.source.files) + len(found.target.files)
     if problems or files_alone:
         return Verified(count, tuple(problems))
-    again = certify(*paths, asked, replace(settings or Settings(), asked=tuple(asked.backends)), tell)
+    again = certify(*paths, asked, replace(settings or Setup(), asked=tuple(asked.backends)), tell)
     return Verified(count, tuple(_differing(found, again)), again)
 
 

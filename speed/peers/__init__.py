@@ -30,7 +30,7 @@ class Peer:
         raise Unsupported(f"{self.name} has no product of its own")
 
 
-class Whole:
+class WholeProgram:
     """A session that shows nothing of what is within."""
 
     def read(self) -> Run:

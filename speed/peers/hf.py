@@ -22,14 +22,14 @@ from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights, parameters
 from concord.spec.sources import table
-from concord.speed.peers import Peer, Whole
+from concord.speed.peers import Peer, WholeProgram
 
 TABLE = table.load("bert-hugging-face")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class HuggingFaceModel(Whole):
+class HuggingFaceModel(WholeProgram):
     """Forward passes, and training steps (:class:`concord.backends.interface.Session`)."""
 
     def __init__(self, request: Request, model: torch.nn.Module) -> None:

@@ -17,7 +17,7 @@ import torch
 from concord.backends.interface import Request, Session, Unsupported
 from concord.spec.batch import Batch
 from concord.spec.parameters import Weights
-from concord.speed.peers import Peer, Whole
+from concord.speed.peers import Peer, WholeProgram
 from concord.speed.peers.hf import build, tensors
 
 FILE = "model.onnx"
@@ -25,7 +25,7 @@ FILE = "model.onnx"
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
 
-class Graph(Whole):
+class Graph(WholeProgram):
     """Forward passes (:class:`concord.backends.interface.Session`); weights are part of the graph."""
 
     def __init__(self, request: Request, threads: int | None) -> None:

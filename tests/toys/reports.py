@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from concord.conformance.breakdown import break_down
-from concord.conformance.campaign import Report, Settings
+from concord.conformance.campaign import Report, Setup
 from concord.conformance.diagnosis import Diagnosis
 from concord.conformance.diagnosis.conclusions import conclude
 from concord.conformance.estimate import R, Z
@@ -150,7 +150,7 @@ def mixed():
     }
     notes = {"not compared, 3 x lr": "belongs to the optimizer"}
     results, conclusions = conclude(results)
-    return Report(results, environments, Settings(), 12.0, notes, conclusions)
+    return Report(results, environments, Setup(), 12.0, notes, conclusions)
 
 
 def agreeing(names=("torch", "tf", "paddle", "jax"), cases=2, tensors=TENSORS):
@@ -162,7 +162,7 @@ def agreeing(names=("torch", "tf", "paddle", "jax"), cases=2, tensors=TENSORS):
         for case, judged in enumerate(verdicts)
         for dtype in ("float64", "float32")
     ]
-    return Report(results, {name: {"version": "1.0"} for name in names}, Settings(), 3.0)
+    return Report(results, {name: {"version": "1.0"} for name in names}, Setup(), 3.0)
 
 
 def large(wrong=None, cases=44):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from concord.backends.interface import Run
 from concord.conformance import tolerance
-from concord.conformance.campaign import Job, Report, Settings, conduct
+from concord.conformance.campaign import Job, Report, Setup, conduct
 from concord.conformance.estimate import Z
 from concord.conformance.expectation import JudgedProblem
 from concord.conformance.verdict import Verdict, number
@@ -191,7 +191,7 @@ def of_texts(name: str, model: TextModel, a: str, b: str | None = None) -> ReadT
 def look(
     reading: ReadText,
     names: Sequence[str],
-    settings: Settings,
+    settings: Setup,
     dtype: str = "float32",
     progress: Callable[[str, str], None] = lambda backend, done: None,
 ) -> Maps:
