@@ -25,7 +25,6 @@ from concord.conformance.verdict import (
     Z_BINS,
     Result,
     Row,
-    in_brackets,
     number,
 )
 from concord.conformance.views import (
@@ -436,7 +435,8 @@ def _title(column: Sequence[tuple[Result, Row]], brief: bool) -> str:
 
     Its name, and unless there is little room the errors of each run.
     """
-    lines = [f"{column[0][1].tensor}{in_brackets(column[0][1].clause)}"]
+    tensor, clause = column[0][1].tensor, column[0][1].clause
+    lines = [f"{tensor} ({clause})" if clause else tensor]
     for result, row in () if brief else column:
         ways = [
             f"{words} z {error.z:.2g} rms {error.rms:.2g}"

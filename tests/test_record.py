@@ -153,7 +153,10 @@ DEPARTURES = {
         without(*ROW, "local", "histogram", 0),
         "'results[0].verdict.table[0].local.histogram' is [0, 0",
     ),
-    "another kind": (put("chekc", "kind"), "kind is 'chekc' but must be one of 'check', 'golden', 'fuzz'"),
+    "another kind": (
+        put("chekc", "kind"),
+        "kind is 'chekc' but must be one of 'check', 'golden', 'compare', 'fuzz'",
+    ),
     "no verdict": (
         without("results", 0, "verdict"),
         "results[0].status is 'agrees' but its tensors come to 'no",

@@ -74,6 +74,7 @@ def observe(
     gradients: Mapping[str, Tensor] | None = None,
     cotangents: Mapping[str, Tensor] | None = None,
     taps: bool = True,
+    program: Callable[..., Any] | None = None,
     watch: Callable[[str], None] = lambda name: None,
 ) -> Activations:
     """Run a module and return what it computes.
@@ -85,6 +86,7 @@ def observe(
         gradients: of activations, from which those before are computed, in place of its own.
         cotangents: of outputs: the scalar is the sum of their products. None: no gradients.
         taps: whether activations are wanted besides the outputs.
+        program: what runs in the module's place, such as what a compiler made of it: it shows outputs alone.
         watch: called with the name of each activation once it is known; it may raise :class:`Finished`.
 
     Raises:
@@ -92,12 +94,12 @@ def observe(
     """
     hooks = _Hooks(values or {}, gradients or {}, cotangents is not None, watch)
     found = hooks.found
-    submodules = list(model.named_modules())[1:] if taps else []
+    submodules = list(model.named_modules())[1:] if taps and program is None else []
     handles = [module.register_forward_hook(partial(hooks.called, path)) for path, module in submodules]
     try:
         with torch.set_grad_enabled(cotangents is not None):
             result = (
-                model(*inputs, **keywords)
+                (program or model)(*inputs, **keywords)
                 if parameters is None
                 else torch.func.functional_call(
                     model, dict(parameters), tuple(inputs), dict(keywords), tie_weights=True

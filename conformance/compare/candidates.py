@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 from concord.backends.interface import Run
-from concord.conformance.compare.activations import OUTPUT, Activations, named, observe
+from concord.conformance.compare.activations import OUTPUT, observe
 from concord.conformance.compare.comparison import Reference, numbers, run_of
 from concord.spec.errors import SpecError, optional, unknown
 from concord.spec.files import read_arrays
@@ -166,37 +166,9 @@ def run_module(
     if gradients:
         plain = observe(reference.model, reference.args, reference.kwargs, taps=False)
         cotangents = {key: placed(entry) for key, entry in (reference.cotangents(plain.values) or {}).items()}
-    if program is None:
-        found = observe(model, args, kwargs, cotangents=cotangents)
-    else:
-        found = _of_program(model, program, args, kwargs, cotangents)
+    found = observe(model, args, kwargs, cotangents=cotangents, program=program)
     dtype = next((str(p.dtype).removeprefix("torch.") for p in model.parameters()), "float32")
     return run_of(found, dtype, gradients)
-
-
-def _of_program(
-    model: nn.Module,
-    program: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    cotangents: Mapping[str, Tensor] | None,
-) -> Activations:
-    with torch.set_grad_enabled(cotangents is not None):
-        outputs = named(program(*args, **kwargs), OUTPUT)
-        found = Activations({name: tensor.detach() for name, tensor in outputs.items()})
-        if cotangents is not None:
-            trained = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
-            used = [name for name in outputs if name in cotangents and outputs[name].requires_grad]
-            of = torch.autograd.grad(
-                [outputs[name] for name in used],
-                list(trained.values()),
-                [cotangents[name] for name in used],
-                allow_unused=True,
-            )
-            found.parameters = {
-                name: gradient for name, gradient in zip(trained, of, strict=True) if gradient is not None
-            }
-    return found
 
 
 def inputs_of(reference: Reference) -> dict[str, Array]:

@@ -286,7 +286,7 @@ class ModelComparison:
             arithmetics=[*(Perturbed(seed, blind) for seed in range(samples)), Rounded(blind)],
             doing="deriving tolerances of each stretch" if pinned else "deriving tolerances end to end",
         )
-        return Expectation("float32", found, sigmas, dict.fromkeys(found, ""))
+        return Expectation(self.dtype, found, sigmas, dict.fromkeys(found, ""))
 
     @staticmethod
     def _perturbed(arithmetic: Any, value: Tensor) -> Tensor:
