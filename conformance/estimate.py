@@ -223,8 +223,8 @@ class Sigma:
 
         Of samples (n, …), or (1, …) where noise reached none.
         """
-        if samples := getattr(arithmetic, "samples", 0):
-            self._sample(values, samples)
+        if arithmetic.samples:
+            self._sample(values, arithmetic.samples)
         elif arithmetic.corner:
             with self.busy:
                 if self.turned is None:

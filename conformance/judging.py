@@ -51,6 +51,9 @@ WIDER = "holds numbers that the precision has not: it was computed in a wider on
 PADDING = "rows of padding, which the run declares not to compute"
 """Why elements are not judged where a run declares that."""
 
+GROWN = "rounding may have grown beyond a tenth of it"
+"""Why a tensor is undetermined end to end."""
+
 NEAR = 0.5
 """Share of a tolerance from which on it is derived again: from the run's own taps, with all samples."""
 
@@ -419,8 +422,7 @@ class _Judging:
         """Judge one tensor from the inputs."""
         out_of_range = is_gradient(name) and expectation.overflowing
         if out_of_range or name in expectation.undecided:
-            grown = "rounding may have grown beyond a tenth of it"
-            note = "the forward pass is out of range" if out_of_range else grown
+            note = "the forward pass is out of range" if out_of_range else GROWN
             return Judgement("undetermined", size=expectation.values[name].size, note=note)
         lenient = name in expectation.singular
         return self.judged(name, expectation, expectation.sigmas[name], not lenient, lenient, deciding)

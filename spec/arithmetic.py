@@ -58,7 +58,7 @@ class Arithmetic:
     Arrays may have :attr:`lead` leading axes that are not part of a tensor's shape.
     """
 
-    lead = 0
+    lead = samples = 0
     narrow_bias_gradients = False
     """Whether those are summed in bfloat16 itself, in a run of that precision.
 

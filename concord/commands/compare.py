@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +12,7 @@ from concord.conformance.compare import DECLARATIONS, prepare
 from concord.conformance.verdict import Result
 from concord.progress import bars
 from concord.running import finish
-from concord.spec.errors import SpecError, optional, refuse
+from concord.spec.errors import optional, refuse
 from concord.spec.files import read_arrays
 
 
@@ -83,21 +80,17 @@ def compare(
     with optional("concord compare", "torch"):
         import torch
 
-        from concord.conformance.compare import proof
-        from concord.conformance.compare.candidates import read_names
+        from concord.conformance.compare import candidates, proof
     started = time.perf_counter()
     with bars(["comparing"], None) as reached:
-        model = load(reference)
         given: Any = read_arrays(inputs) if inputs else None
-        if text:
-            given = tokens(Path(reference), text)
         made = prepare(
-            model,
-            other(candidate),
-            given,
+            candidates.load(reference),
+            candidates.load(candidate) if candidate and Path(candidate).is_dir() else candidate,
+            candidates.tokens(Path(reference), text) if text else given,
             way=way,
             gradients=gradients,
-            names=read_names(names) if names else None,
+            names=candidates.read_names(names) if names else None,
             declared=declare or (),
             python=python,
             progress=lambda words: reached("comparing", 0, words),
@@ -111,57 +104,7 @@ def compare(
         ]
         notes = made.notes
         if prove:
-            notes |= proven(proof.prove(made, lambda words: reached("comparing", 0, words)))
+            notes |= proof.said(proof.prove(made, lambda words: reached("comparing", 0, words)))
     versions = {name: {"reference": f"PyTorch {torch.__version__}"}}
     report = Report(results, versions, Setup(), time.perf_counter() - started, notes)
     finish(report, record, "compare", "reference", f"{name} beside {reference}")
-
-
-def proven(proofs: list[Any]) -> dict[str, str]:
-    """Say which bugs the comparison would have found, and which it would not."""
-    tried, silent = sum(one.tried for one in proofs), sum(one.silent for one in proofs)
-    found = sum(one.found for one in proofs)
-    missed = [one.text for one in proofs if one.tried > one.found + one.silent]
-    said = {"could it have failed?": f"it would have found {found} of {tried - silent} bugs in the reference"}
-    if missed:
-        said["not found"] = ", ".join(missed)
-    if silent:
-        quiet = [one.text for one in proofs if one.silent == one.tried]
-        said["no effect with these inputs"] = f"{silent} more{': ' if quiet else ''}{', '.join(quiet)}"
-    return said
-
-
-def load(reference: str) -> Any:
-    """Return the module that a function returns, or that transformers loads from a folder.
-
-    Raises:
-        SpecError: if there is none.
-    """
-    module, colon, function = reference.partition(":")
-    if colon and not Path(reference).exists():
-        sys.path.insert(0, os.getcwd())
-        try:
-            return getattr(importlib.import_module(module), function)()
-        except (ImportError, AttributeError) as error:
-            raise SpecError(f"{reference!r} cannot be imported: {error}") from None
-    if not Path(reference).is_dir():
-        raise SpecError(f"{reference!r} is neither a folder nor package.module:function")
-    with optional("a folder of transformers", "peers"):
-        from transformers import AutoModel
-    try:
-        return AutoModel.from_pretrained(reference, local_files_only=True).eval()
-    except (OSError, ValueError) as error:
-        raise SpecError(f"{reference}: transformers cannot load it: {str(error).splitlines()[0]}") from None
-
-
-def other(candidate: str | None) -> Any:
-    """Return a candidate: a module where it is another folder, a function or a file by its name."""
-    return load(candidate) if candidate and Path(candidate).is_dir() else candidate
-
-
-def tokens(folder: Path, texts: list[str]) -> dict[str, Any]:
-    """Return texts as the folder's tokenizer gives them to its model."""
-    with optional("--text", "peers"):
-        from transformers import AutoTokenizer
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return dict(tokenizer(texts, padding=True, truncation=True, return_tensors="pt"))

@@ -13,7 +13,6 @@ from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError, unknown
 
 if TYPE_CHECKING:
-    from concord.backends.interface import Run
     from concord.conformance.compare.comparison import ModelComparison, Reference
     from concord.conformance.verdict import Verdict
 
@@ -85,17 +84,26 @@ def prepare(
     Args:
         python: the interpreter of another environment in which a function is called.
     """
-    from concord.conformance.compare.comparison import ModelComparison
+    from torch import nn
+
+    from concord.conformance.compare import candidates
+    from concord.conformance.compare.comparison import ModelComparison, Reference
 
     for name in declared:
         if name not in DECLARATIONS:
             raise unknown("declaration", name, list(DECLARATIONS))
-    right, run = _both(reference, candidate, inputs, way, gradients, python, progress)
-    if names:
-        from concord.conformance.compare.candidates import renamed
-
-        run.taps = renamed(run.taps, names)
-    return ModelComparison(right, run, declared, progress, again=not way)
+    if not isinstance(reference, nn.Module):
+        raise SpecError(f"the reference is a {type(reference).__name__} but must be a torch.nn.Module")
+    if way and candidate is not None:
+        raise SpecError(f"way is {way!r}, but a candidate is given too: it is for the reference's own module")
+    args, kwargs = candidates.called_with(reference, inputs)
+    right = candidates.prepared(Reference(reference, args, kwargs, gradients), way)
+    if isinstance(candidate, nn.Module):
+        right = candidates.in_dtype(right, candidates.dtype_of(candidate))
+    progress("running the candidate")
+    given = candidates.run_way(right, way) if candidate is None else _run(right, candidate, python)
+    given = candidates.renamed(given, names) if names else given
+    return ModelComparison(right, given, declared, progress, again=not way)
 
 
 def assert_same(reference: Any, candidate: Any = None, inputs: Any = None, **options: Any) -> None:
@@ -109,41 +117,22 @@ def assert_same(reference: Any, candidate: Any = None, inputs: Any = None, **opt
     assert verdict.passed, str(verdict)
 
 
-def _both(
-    reference: Any,
-    candidate: Any,
-    inputs: Any,
-    way: str,
-    gradients: bool,
-    python: str | None,
-    progress: Callable[[str], None],
-) -> tuple[Reference, Run]:
-    """Return the reference with its inputs, and what the candidate computes of them."""
+def _run(reference: Reference, candidate: Any, python: str | None) -> dict[str, Any]:
+    """Return what a candidate computes of the reference's inputs, as arrays by name."""
     from torch import nn
 
     from concord.conformance.compare import candidates
-    from concord.conformance.compare.comparison import Reference
 
-    if not isinstance(reference, nn.Module):
-        raise SpecError(f"the reference is a {type(reference).__name__} but must be a torch.nn.Module")
-    if way and candidate is not None:
-        raise SpecError(f"way is {way!r}, but a candidate is given too: it is for the reference's own module")
-    args, kwargs = candidates.called_with(reference, inputs)
-    right = candidates.prepared(Reference(reference, args, kwargs, gradients), way)
-    progress("running the candidate")
-    if candidate is None:
-        return right, candidates.run_way(right, way)
     if isinstance(candidate, nn.Module):
-        right = candidates.in_dtype(right, candidates.dtype_of(candidate))
-        return right, candidates.run_module(right, candidate)
+        return candidates.run_module(reference, candidate)
     if isinstance(candidate, Mapping):
-        return right, candidates.run_arrays(right, candidate)
+        return candidates.run_arrays(reference, candidate)
     if isinstance(candidate, str) and ":" in candidate and not Path(candidate).exists():
-        return right, candidates.run_alone(right, candidate, python)
+        return candidates.run_alone(reference, candidate, python)
     if isinstance(candidate, (str, Path)):
-        return right, candidates.run_file(right, Path(candidate))
+        return candidates.run_file(reference, Path(candidate))
     if callable(candidate):
-        return right, candidates.run_arrays(right, candidates.called(right, candidate))
+        return candidates.run_arrays(reference, candidates.called(reference, candidate))
     raise SpecError(
         f"the candidate is a {type(candidate).__name__} but must be a module, arrays, a file, or a function"
     )

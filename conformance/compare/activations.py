@@ -15,9 +15,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from concord.conformance.compare.arithmetic import Computed
 from concord.spec.errors import SpecError
 
 OUTPUT = "output"
@@ -43,6 +46,25 @@ class Activations:
     gradients: dict[str, Tensor] = field(default_factory=dict)
     parameters: dict[str, Tensor] = field(default_factory=dict)
     modules: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor, by the name that a verdict gives it."""
+        by_taps = {f"gradients.taps.{name}": tensor for name, tensor in self.gradients.items()}
+        by_parameters = {f"gradients.{name}": tensor for name, tensor in self.parameters.items()}
+        return {**self.values, **by_taps, **by_parameters}
+
+    def arrays(self) -> dict[str, NDArray[np.floating]]:
+        """Return every tensor as an array, by the name that a verdict gives it."""
+        return {name: numbers(tensor) for name, tensor in self.tensors.items()}
+
+
+def numbers(tensor: Tensor) -> NDArray[np.floating]:
+    """Return a tensor as an array: the value that it has in an arithmetic, half precisions as float32."""
+    if isinstance(tensor, Computed):
+        return tensor.value.numpy()
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor).numpy()
 
 
 class _Pinned(torch.autograd.Function):

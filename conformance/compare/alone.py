@@ -3,8 +3,8 @@
 It needs NumPy and safetensors, and nothing of Concord: the interpreter may be another environment's.
 """
 
-import importlib
 import os
+import pkgutil
 import sys
 
 import numpy as np
@@ -14,10 +14,9 @@ from safetensors.numpy import load_file, save_file
 def main(target: str, given: str, made: str) -> None:
     """Call the function on arrays by keyword, and write the arrays that it returns by name."""
     sys.path.insert(0, os.getcwd())
-    module, _, name = target.partition(":")
     inputs = load_file(given)
     positional = [inputs.pop(key) for key in sorted(key for key in inputs if key.isdigit())]
-    found = getattr(importlib.import_module(module), name)(*positional, **inputs)
+    found = pkgutil.resolve_name(target)(*positional, **inputs)
     if not isinstance(found, dict):
         found = {"output": found}
     save_file({key: np.ascontiguousarray(np.asarray(array)) for key, array in found.items()}, made)

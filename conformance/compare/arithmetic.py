@@ -8,11 +8,11 @@ operation may err by follows from what it is (SPEC ALG-1 to ALG-5), in the preci
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial, reduce
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -279,12 +279,11 @@ class Computed(Tensor):
         return (ExactMode.active or ExactMode()).perform(func, args, dict(kwargs or {}))
 
 
-def computed(tensor: Tensor, value: Tensor | None = None) -> Tensor:
-    """Return a tensor that has a float64 value; one that holds no floating-point numbers as it is."""
-    if isinstance(tensor, Computed) or tensor.dtype not in ROUNDOFF:
-        return tensor
-    wide = (tensor if value is None else value).detach().to(torch.float64)
-    return Computed(wide, tensor.dtype)
+def computed(entry: Any) -> Any:
+    """Return a tensor with a float64 value; what holds no floating-point numbers as it is."""
+    if not isinstance(entry, Tensor) or isinstance(entry, Computed) or entry.dtype not in ROUNDOFF:
+        return entry
+    return Computed(value_of(entry), entry.dtype)
 
 
 def value_of(tensor: Tensor) -> Tensor:
@@ -303,8 +302,10 @@ class ExactMode(TorchDispatchMode):
 
     Attributes:
         foreign: how often each operation without a rule occurred.
+        samples, corner: as those of :class:`concord.spec.arithmetic.Arithmetic`.
     """
 
+    samples, corner = 0, 0.0
     active: ClassVar[ExactMode | None] = None
 
     def __init__(self, blind_rows_zero: bool = False, edited: Any = None) -> None:
@@ -435,7 +436,6 @@ class Perturbed(ExactMode):
     """
 
     samples = 1
-    corner = 0.0
 
     def __init__(self, seed: int, blind_rows_zero: bool = False) -> None:
         super().__init__(blind_rows_zero)
@@ -469,8 +469,6 @@ class Perturbed(ExactMode):
 class Rounded(ExactMode):
     """Each result is rounded to its dtype: one correct low-precision run."""
 
-    corner = 0.0
-
     def erred(self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0) -> Tensor:
         """Round."""
         return y.to(dtype).to(torch.float64)
@@ -479,7 +477,7 @@ class Rounded(ExactMode):
         self, y: Tensor, dtype: torch.dtype, terms: float | Tensor, squares: Callable[[], Tensor]
     ) -> Tensor:
         """Round."""
-        return y.to(dtype).to(torch.float64)
+        return self.erred(y, dtype, 1)
 
 
 @contextlib.contextmanager
@@ -505,7 +503,7 @@ def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]
 def _nominal(floats: Sequence[Tensor]) -> torch.dtype:
     """Return the dtype of a result: promoted over tensors, over scalars where there are only those."""
     ranked = [x.dtype for x in floats if x.ndim] or [x.dtype for x in floats]
-    return functools.reduce(torch.promote_types, ranked) if ranked else torch.get_default_dtype()
+    return reduce(torch.promote_types, ranked) if ranked else torch.get_default_dtype()
 
 
 def _unwrapped(x: Any) -> Any:
@@ -662,13 +660,24 @@ def _erring(x: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
     return aten.add.Tensor(x, difference)
 
 
+def _widened(x: Tensor) -> Tensor:
+    """Return a tensor of a half precision in float32, in which steps within an operation are computed."""
+    return x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def affine(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Multiply by a weight and add a bias, where there are any."""
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
 def _unit(x: Tensor) -> float:
     return min(ROUNDOFF.get(x.dtype, SUMMED), SUMMED)
 
 
 def _normalized(x: Tensor, dims: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return rows less their mean, divided by their deviation; the mean and the reciprocal (SPEC ALG-5)."""
-    wide = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+    wide = _widened(x)
     mean = torch.mean(wide, dims, keepdim=True)
     centered = wide - mean
     if isinstance(centered, Computed) and isinstance(wide, Computed):
@@ -690,8 +699,7 @@ def _layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, epsilon: float
 ) -> Any:
     y, mean, reciprocal = _normalized(x, tuple(range(-len(shape), 0)), epsilon)
-    y = y if weight is None else y * weight
-    return (y if bias is None else y + bias).to(x.dtype), mean, reciprocal
+    return affine(y, weight, bias).to(x.dtype), mean, reciprocal
 
 
 def _group_norm(
@@ -705,22 +713,20 @@ def _group_norm(
     epsilon: float,
 ) -> Any:
     y, mean, reciprocal = _normalized(x.reshape(samples, groups, -1), (-1,), epsilon)
-    y, shape = y.reshape(x.shape), [1, channels, *[1] * (x.ndim - 2)]
-    y = y if weight is None else y * weight.reshape(shape)
-    y = y if bias is None else y + bias.reshape(shape)
+    shape = [1, channels, *[1] * (x.ndim - 2)]
+    y = affine(y.reshape(x.shape), *(None if p is None else p.reshape(shape) for p in (weight, bias)))
     return y.to(x.dtype), mean.reshape(samples, groups), reciprocal.reshape(samples, groups)
 
 
 def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, epsilon: float | None) -> Any:
-    wide = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+    wide = _widened(x)
     square = torch.mean(wide * wide, tuple(range(-len(shape), 0)), keepdim=True)
     reciprocal = torch.rsqrt(square + (torch.finfo(x.dtype).eps if epsilon is None else epsilon))
-    y = wide * reciprocal
-    return (y if weight is None else y * weight).to(x.dtype), reciprocal
+    return affine(wide * reciprocal, weight, None).to(x.dtype), reciprocal
 
 
 def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    wide = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+    wide = _widened(x)
     if approximate == "tanh":
         inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
         return (wide * 0.5 * (1 + torch.tanh(inner))).to(x.dtype)
@@ -729,7 +735,7 @@ def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
 
 def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """Return weights, which may be computed from the logarithm of a row's sum (SPEC ALG-1 to ALG-3)."""
-    wide = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+    wide = _widened(x)
     if not wide.numel():
         return wide
     largest = torch.amax(wide, dim, keepdim=True)
@@ -794,9 +800,7 @@ def _convolution_backward(
         return tuple(
             None
             if y is None
-            else Computed(
-                m.summed(y, gradient.dtype, count, functools.partial(torch.Tensor.clone, square)), x.dtype
-            )
+            else Computed(m.summed(y, gradient.dtype, count, partial(torch.clone, square)), x.dtype)
             for y, square, count in zip(found, squares, terms, strict=True)
         )
 

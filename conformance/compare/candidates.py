@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -18,13 +20,13 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 
-from concord.backends.interface import Run
-from concord.conformance.compare.activations import OUTPUT, observe
-from concord.conformance.compare.comparison import Reference, numbers, run_of
+from concord.conformance.compare.activations import OUTPUT, numbers, observe
+from concord.conformance.compare.comparison import Reference
 from concord.spec.errors import SpecError, optional, unknown
 from concord.spec.files import read_arrays
 
 Array = NDArray[Any]
+Arrays = dict[str, Array]
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -39,6 +41,36 @@ Names = Mapping[str, str]
 
 CLOSE = 1e-2
 """Share of a tensor's size up to which another is proposed as the same."""
+
+
+def load(reference: str) -> Any:
+    """Return the module that a function returns, or that transformers loads from a folder.
+
+    Raises:
+        SpecError: if there is none.
+    """
+    if ":" in reference and not Path(reference).exists():
+        sys.path.insert(0, os.getcwd())
+        try:
+            return pkgutil.resolve_name(reference)()
+        except (ImportError, AttributeError, ValueError) as error:
+            raise SpecError(f"{reference!r} cannot be imported: {error}") from None
+    if not Path(reference).is_dir():
+        raise SpecError(f"{reference!r} is neither a folder nor package.module:function")
+    with optional("a folder of transformers", "peers"):
+        from transformers import AutoModel
+    try:
+        return AutoModel.from_pretrained(reference, local_files_only=True).eval()
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{reference}: transformers cannot load it: {str(error).splitlines()[0]}") from None
+
+
+def tokens(folder: Path, texts: list[str]) -> dict[str, Any]:
+    """Return texts as the folder's tokenizer gives them to its model."""
+    with optional("--text", "peers"):
+        from transformers import AutoTokenizer
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return dict(tokenizer(texts, padding=True, truncation=True, return_tensors="pt"))
 
 
 def called_with(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -109,15 +141,10 @@ def in_dtype(reference: Reference, dtype: torch.dtype) -> Reference:
     def cast(entry: Any) -> Any:
         return entry.to(dtype) if isinstance(entry, Tensor) and entry.is_floating_point() else entry
 
-    return Reference(
-        copy.deepcopy(reference.model).to(dtype),
-        tuple(map(cast, reference.args)),
-        {key: cast(entry) for key, entry in reference.kwargs.items()},
-        reference.gradients,
-    )
+    return Reference(copy.deepcopy(reference.model).to(dtype), *reference.given(cast), reference.gradients)
 
 
-def run_way(reference: Reference, way: str) -> Run:
+def run_way(reference: Reference, way: str) -> Arrays:
     """Run the reference's own module in another way.
 
     Raises:
@@ -140,44 +167,35 @@ def run_way(reference: Reference, way: str) -> Run:
         device = "cuda"
         torch.set_float32_matmul_precision("high" if way == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = way == "tf32"
-    if way == "compile":
-        program = torch.compile(model, dynamic=False)
-        return run_module(reference, model, device, program)
-    return run_module(reference, model, device)
+    return run_module(
+        reference, model, device, torch.compile(model, dynamic=False) if way == "compile" else None
+    )
 
 
 def run_module(
     reference: Reference, model: nn.Module, device: str = "cpu", program: Callable[..., Any] | None = None
-) -> Run:
-    """Run a module on the reference's inputs, and take up its activations by name.
+) -> Arrays:
+    """Run a module on the reference's inputs, and return its activations and gradients by name.
 
     Args:
         program: what runs in its place, of which outputs and gradients of parameters are taken up alone.
     """
-    model = model.to(device)
 
     def placed(entry: Any) -> Any:
         return entry.to(device) if isinstance(entry, Tensor) else entry
 
-    args = tuple(map(placed, reference.args))
-    kwargs = {key: placed(entry) for key, entry in reference.kwargs.items()}
-    gradients = reference.gradients
-    cotangents = None
-    if gradients:
-        plain = observe(reference.model, reference.args, reference.kwargs, taps=False)
-        cotangents = {key: placed(entry) for key, entry in (reference.cotangents(plain.values) or {}).items()}
-    found = observe(model, args, kwargs, cotangents=cotangents, program=program)
-    dtype = next((str(p.dtype).removeprefix("torch.") for p in model.parameters()), "float32")
-    return run_of(found, dtype, gradients)
+    cotangents = reference.cotangents and {name: placed(one) for name, one in reference.cotangents.items()}
+    found = observe(model.to(device), *reference.given(placed), cotangents=cotangents, program=program)
+    return found.arrays()
 
 
-def inputs_of(reference: Reference) -> dict[str, Array]:
+def inputs_of(reference: Reference) -> Arrays:
     """Return the reference's inputs as arrays, positional ones by number."""
     given = {**{str(place): entry for place, entry in enumerate(reference.args)}, **reference.kwargs}
     return {name: numbers(entry) for name, entry in given.items() if isinstance(entry, Tensor)}
 
 
-def run_graph(reference: Reference, path: Path) -> Run:
+def run_graph(reference: Reference, path: Path) -> Arrays:
     """Run an ONNX graph in ONNX Runtime on the reference's inputs: outputs by name, else by place.
 
     Raises:
@@ -200,7 +218,7 @@ def run_graph(reference: Reference, path: Path) -> Run:
     return run_arrays(reference, dict(zip(outputs, found, strict=True)))
 
 
-def run_file(reference: Reference, path: Path) -> Run:
+def run_file(reference: Reference, path: Path) -> Arrays:
     """Return what a file holds or computes: arrays by name (safetensors), or an ONNX graph.
 
     Raises:
@@ -221,7 +239,7 @@ def called(reference: Reference, function: Callable[..., Any]) -> Mapping[str, A
     return found if isinstance(found, Mapping) else {OUTPUT: found}
 
 
-def run_alone(reference: Reference, target: str, python: str | None = None) -> Run:
+def run_alone(reference: Reference, target: str, python: str | None = None) -> Arrays:
     """Call a function of any framework, in a process of its own, on the reference's inputs.
 
     Args:
@@ -252,41 +270,24 @@ def run_alone(reference: Reference, target: str, python: str | None = None) -> R
         return run_arrays(reference, read_arrays(made))
 
 
-def run_arrays(reference: Reference, arrays: Mapping[str, Any]) -> Run:
-    """Return arrays by name as a run: ``gradients.NAME``, and ``gradients.taps.NAME`` of activations.
-
-    Where no name is the reference's, outputs are taken by their places.
-    """
+def run_arrays(reference: Reference, arrays: Mapping[str, Any]) -> Arrays:
+    """Return arrays by the reference's names; where none is one, outputs are taken by their places."""
     found = {name: np.asarray(array) for name, array in arrays.items()}
-    plain = observe(reference.model, reference.args, reference.kwargs).values
-    if not any(name in plain for name in found):
-        outputs = [name for name in plain if name.startswith(OUTPUT)]
-        shapes = [tuple(plain[name].shape) for name in outputs]
-        floating = [name for name in found if found[name].dtype.kind == "f"]
-        if len(floating) <= len(outputs) and all(
-            found[name].shape == shape for name, shape in zip(floating, shapes, strict=False)
-        ):
-            found = {name: found[own] for name, own in zip(outputs, floating, strict=False)}
-    taps = {name: array for name, array in found.items() if not name.startswith("gradients.")}
-    others = {name.removeprefix("gradients."): array for name, array in found.items() if name not in taps}
-    by_taps = {
-        name.removeprefix("taps."): array for name, array in others.items() if name.startswith("taps.")
-    }
-    output = next((array for name, array in taps.items() if name.startswith(OUTPUT)), np.zeros(0))
-    return Run(
-        output,
-        None,
-        taps,
-        {name: array for name, array in others.items() if not name.startswith("taps.")},
-        requested=("taps", "gradients") if others else ("taps",),
-        tap_gradients=by_taps,
+    plain = reference.plain.values
+    if any(name in plain for name in found):
+        return found
+    outputs = [name for name in plain if name.startswith(OUTPUT)]
+    floating = [array for array in found.values() if array.dtype.kind == "f"]
+    fits = len(floating) <= len(outputs) and all(
+        array.shape == plain[name].shape for name, array in zip(outputs, floating, strict=False)
     )
+    return dict(zip(outputs, floating, strict=False)) if fits else found
 
 
 # Names.
 
 
-def renamed(arrays: Mapping[str, Array], names: Names) -> dict[str, Array]:
+def renamed(arrays: Mapping[str, Array], names: Names) -> Arrays:
     """Return arrays by the reference's names, where a name or pattern says which that is.
 
     Raises:
@@ -311,7 +312,7 @@ def renamed(arrays: Mapping[str, Array], names: Names) -> dict[str, Array]:
 
 def proposed(reference: Reference, arrays: Mapping[str, Array]) -> dict[str, str]:
     """Return which of the reference's activations each array may be, by shape and value, best first."""
-    plain = observe(reference.model, reference.args, reference.kwargs).values
+    plain = reference.plain.values
     distances = []
     for theirs, tensor in plain.items():
         value = numbers(tensor)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -22,8 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from concord.backends.interface import Run
-from concord.conformance.compare.activations import OUTPUT, Activations, Finished, observe
+from concord.conformance.compare.activations import OUTPUT, Activations, Finished, numbers, observe
 from concord.conformance.compare.arithmetic import (
     FOREIGN,
     Computed,
@@ -38,9 +38,10 @@ from concord.conformance.diagnosis import Diagnosis
 from concord.conformance.estimate import SAMPLES, estimate
 from concord.conformance.expectation import Expectation, is_gradient, is_tap_gradient
 from concord.conformance.explain import Cause
-from concord.conformance.judging import PADDING
+from concord.conformance.judging import GROWN, NEAR, PADDING
 from concord.conformance.scoring import OUT_OF_RANGE, judge_tensor
 from concord.conformance.verdict import NOT_EXPOSED, Judgement, Row, Verdict
+from concord.conformance.wording import few
 from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError, refuse
 
@@ -48,9 +49,6 @@ Array = NDArray[np.floating]
 
 FEW = 6
 """Samples of a first look, which may only say that all is well."""
-
-NEAR = 0.5
-"""Share of a tolerance up to which a first look is enough."""
 
 SEED = 0xC0
 """Of cotangents."""
@@ -83,63 +81,47 @@ class Reference:
         active = [
             name or "the module"
             for name, module in self.model.named_modules()
-            if module.training and (not name or _drops(module))
+            if module.training and (not name or getattr(module, "p", 0) or getattr(module, "dropout", 0))
         ]
         if active:
             raise SpecError(
                 f"{active[0]} is in training mode but must be in evaluation mode: call eval() first"
             )
 
-    def plainly(self, cotangents: Mapping[str, Tensor] | None = None) -> Activations:
-        """Run the module as it is."""
-        return observe(self.model, self.args, self.kwargs, cotangents=cotangents)
+    def given(self, function: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what a function makes of each input, those by place and those by name."""
+        return tuple(map(function, self.args)), {name: function(entry) for name, entry in self.kwargs.items()}
 
-    def cotangents(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """Return what outputs are multiplied with in the scalar that is differentiated; None: none is."""
+    @functools.cached_property
+    def cotangents(self) -> dict[str, Tensor] | None:
+        """What outputs are multiplied with in the scalar that is differentiated; None: none is."""
         if not self.gradients:
             return None
+        outputs = observe(self.model, self.args, self.kwargs, taps=False).values
         generator = torch.Generator().manual_seed(SEED)
         return {
             name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
             for name, tensor in outputs.items()
-            if name.startswith(OUTPUT)
         }
 
+    @functools.cached_property
+    def plain(self) -> Activations:
+        """What the module computes as it is."""
+        return observe(self.model, self.args, self.kwargs, cotangents=self.cotangents)
 
-def _drops(module: nn.Module) -> bool:
-    return any(getattr(module, name, 0) for name in ("p", "dropout")) if module.training else False
+    @property
+    def real(self) -> Tensor:
+        """Which tokens are no padding, (B, T).
 
-
-def delivered(found: Activations) -> dict[str, Tensor]:
-    """Return every tensor of a run by the name that a verdict gives it."""
-    return {
-        **found.values,
-        **{f"gradients.taps.{name}": tensor for name, tensor in found.gradients.items()},
-        **{f"gradients.{name}": tensor for name, tensor in found.parameters.items()},
-    }
-
-
-def numbers(tensor: Tensor) -> Array:
-    """Return a tensor as an array: the value that it has in an arithmetic, half precisions as float32."""
-    if isinstance(tensor, Computed):
-        return tensor.value.numpy()
-    tensor = tensor.detach().cpu()
-    return (tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor).numpy()
-
-
-def run_of(found: Activations, dtype: str, gradients: bool) -> Run:
-    """Return what a candidate computed, as a run."""
-    values = {name: numbers(tensor) for name, tensor in found.values.items()}
-    output = next((array for name, array in values.items() if name.startswith(OUTPUT)), np.zeros(0))
-    return Run(
-        output,
-        None,
-        values,
-        {name: numbers(tensor) for name, tensor in found.parameters.items()},
-        dtype=dtype,
-        requested=("taps", "gradients") if gradients else ("taps",),
-        tap_gradients={name: numbers(tensor) for name, tensor in found.gradients.items()},
-    )
+        Raises:
+            SpecError: if no input says so.
+        """
+        mask = self.kwargs.get("attention_mask")
+        if not isinstance(mask, Tensor) or mask.ndim != 2:
+            raise SpecError(
+                "an input 'attention_mask' (B, T) is missing but required: it says where padding is"
+            )
+        return mask != 0
 
 
 class ModelComparison:
@@ -147,8 +129,8 @@ class ModelComparison:
 
     Args:
         reference: what is right.
-        run: what a candidate computed: activations by the reference's names in ``taps``, gradients of
-            parameters in ``gradients``, of activations in ``tap_gradients``.
+        given: what a candidate computed: activations by the reference's names, ``gradients.<name>`` of
+            parameters and ``gradients.taps.<name>`` of activations.
         declared: what the candidate declares (:data:`concord.spec.deviations.KNOWN_DEVIATIONS`):
             ``blind_rows_zero`` or ``uncomputed_padding``.
         progress: called with what is being done.
@@ -161,26 +143,15 @@ class ModelComparison:
     def __init__(
         self,
         reference: Reference,
-        run: Run,
+        given: Mapping[str, Array],
         declared: Collection[str] = (),
         progress: Callable[[str], None] = lambda text: None,
         again: bool = True,
     ) -> None:
-        self.again = again
-        self.reference, self.run, self.progress = reference, run, progress
+        self.reference, self.progress, self.again = reference, progress, again
         self.declared = frozenset(declared)
-        plain = reference.plainly()
-        self.cotangents = reference.cotangents(plain.values)
-        if self.cotangents:
-            plain = reference.plainly(self.cotangents)
-        self.plain = delivered(plain)
-        self.modules = plain.modules
+        self.plain, self.modules = reference.plain.tensors, reference.plain.modules
         self.dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self.plain.items()}
-        given = {
-            **run.taps,
-            **{f"gradients.taps.{name}": array for name, array in run.tap_gradients.items()},
-            **{f"gradients.{name}": array for name, array in run.gradients.items()},
-        }
         refuse(
             [
                 f"{name!r} has shape {array.shape} but must be {tuple(self.plain[name].shape)}"
@@ -190,25 +161,12 @@ class ModelComparison:
         )
         self.given = {name: array for name, array in given.items() if name in self.plain}
         self.strange = [name for name in given if name not in self.plain]
-        if not any(not is_gradient(name) for name in self.given):
+        if all(map(is_gradient, self.given)):
             raise SpecError(
                 "the candidate has no activation by a name of the reference's; give names by a mapping"
             )
         self.foreign: dict[str, int] = {}
-        self.padding = self.padded() if UNCOMPUTED_PADDING in self.declared else None
-
-    def padded(self) -> NDArray[np.bool_]:
-        """Return which tokens are padding, (B, T).
-
-        Raises:
-            SpecError: if no input says so.
-        """
-        mask = self.reference.kwargs.get("attention_mask")
-        if not isinstance(mask, Tensor) or mask.ndim != 2:
-            raise SpecError(
-                f"{UNCOMPUTED_PADDING!r} is declared but no input 'attention_mask' (B, T) says where that is"
-            )
-        return np.asarray(mask.numpy() == 0)
+        self.padding = ~reference.real.numpy() if UNCOMPUTED_PADDING in self.declared else None
 
     def in_padding(self, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
         """Return which elements of an activation stand in rows of padding that are not computed."""
@@ -216,7 +174,7 @@ class ModelComparison:
             return None
         return np.broadcast_to(self.padding.reshape(*shape[:2], *[1] * (len(shape) - 2)), shape)
 
-    @property
+    @functools.cached_property
     def order(self) -> list[str]:
         """Every tensor that is judged: activations as they are computed, gradients on the way back."""
         forward = [name for name in self.plain if not is_gradient(name)]
@@ -228,8 +186,9 @@ class ModelComparison:
             back += [one for one in parameters if one.startswith(prefix) and one not in back]
         return [*forward, *back, *(one for one in parameters if one not in back)]
 
+    @functools.cached_property
     def parameters(self) -> dict[str, Tensor]:
-        """Return parameters and buffers with float64 values, those that are shared once."""
+        """Parameters and buffers with float64 values, those that are shared once."""
         model, seen = self.reference.model, dict[int, Tensor]()
         named = [
             *model.named_parameters(remove_duplicate=False),
@@ -239,7 +198,7 @@ class ModelComparison:
         for name, tensor in named:
             if id(tensor) not in seen:
                 made = computed(tensor)
-                wanted = self.cotangents is not None and tensor.requires_grad
+                wanted = self.reference.gradients and tensor.requires_grad
                 seen[id(tensor)] = made.requires_grad_(True) if wanted else made
             found[name] = seen[id(tensor)]
         return found
@@ -252,9 +211,9 @@ class ModelComparison:
             samples: of Monte Carlo arithmetic.
         """
         values, gradients = ({}, {}) if not pinned else self.pins()
-        parameters, blind = self.parameters(), BLIND_ROWS_ZERO in self.declared
-        args = tuple(map(_computed_input, self.reference.args))
-        kwargs = {key: _computed_input(entry) for key, entry in self.reference.kwargs.items()}
+        reference, blind = self.reference, BLIND_ROWS_ZERO in self.declared
+        # Made here: what is made within an arithmetic is computed in it.
+        (args, kwargs), parameters = reference.given(computed), self.parameters
         half = {name for name, dtype in self.dtypes.items() if dtype in ("bfloat16", "float16")}
 
         def compute(arithmetic: Any, observer: Callable[[str, Array], None]) -> None:
@@ -264,20 +223,12 @@ class ModelComparison:
             }
             with plainly(), arithmetic:
                 found = observe(
-                    self.reference.model,
-                    args,
-                    kwargs,
-                    parameters,
-                    given,
-                    gradients,
-                    self.cotangents,
+                    reference.model, args, kwargs, parameters, given, gradients, reference.cotangents
                 )
             for name, count in arithmetic.foreign.items():
                 self.foreign[name] = max(count, self.foreign.get(name, 0))
-            sampled = isinstance(arithmetic, Perturbed)
-            for name, tensor in delivered(found).items():
-                array = numbers(tensor)
-                observer(name, array[None] if sampled else array)
+            for name, array in found.arrays().items():
+                observer(name, array[None] if arithmetic.samples else array)
 
         found, sigmas = estimate(
             compute,
@@ -320,10 +271,7 @@ class ModelComparison:
         """What is to be said besides the verdict, by what it is about."""
         found = {}
         if self.strange:
-            few = ", ".join(self.strange[:3]) + (
-                f" and {len(self.strange) - 3} more" if len(self.strange) > 3 else ""
-            )
-            found["not compared"] = f"{few}: the reference has no activation of that name"
+            found["not compared"] = f"{few(self.strange)}: the reference has no activation of that name"
         if self.foreign:
             found["operations without a rule"] = (
                 f"{', '.join(sorted(self.foreign))}: {FOREIGN} unit roundoffs of each result are allowed for"
@@ -353,11 +301,10 @@ class ModelComparison:
         if self.declared or first is None or is_gradient(first.tensor):
             return ""
         forward = dataclasses.replace(self.reference, gradients=False)
+        given = {name: array for name, array in self.given.items() if not is_gradient(name)}
         for name in (BLIND_ROWS_ZERO, UNCOMPUTED_PADDING):
             with contextlib.suppress(SpecError):
-                other = ModelComparison(
-                    forward, dataclasses.replace(self.run, gradients={}, tap_gradients={}), [name]
-                )
+                other = ModelComparison(forward, given, [name])
                 if all(one.status != "diverges" for one in other.judged(True).values()):
                     return name
         return ""
@@ -370,7 +317,7 @@ class ModelComparison:
         )
 
     def row(self, name: str, step: Judgement | None, end: Judgement | None) -> Row:
-        """Return the row of a tensor; what nothing was pinned before is the same in both ways."""
+        """Return the row of a tensor, by what came of judging its step and all steps up to it."""
         deciding = step or end
         size = self.plain[name].numel()
         if deciding is None:
@@ -395,9 +342,7 @@ class ModelComparison:
         """Judge one tensor."""
         value, sigma = expected.values[name], expected.sigmas[name]
         if not pinned and name in expected.undecided:
-            return Judgement(
-                "undetermined", size=value.size, note="rounding may have grown beyond a tenth of it"
-            )
+            return Judgement("undetermined", size=value.size, note=GROWN)
         padding, why = self.in_padding(value.shape), OUT_OF_RANGE
         if padding is not None:
             sigma, why = np.where(padding, np.nan, sigma), PADDING
@@ -451,15 +396,20 @@ class ModelComparison:
 
     def lines_between(self, before: str, tensor: str) -> list[str]:
         """Return the modules that compute a tensor, and where their forward passes are written."""
-        path, lines = self.modules.get(tensor, ""), []
-        common = path
-        while common and not before.startswith(f"{common}."):
-            common = common.rpartition(".")[0]
-        for name in dict.fromkeys((path, common)):
-            module = self.reference.model.get_submodule(name) if name else self.reference.model
-            where = source_of(module)
-            lines.append(f"{name or 'the module'}: {type(module).__name__}{where}")
+        lines = []
+        for path in dict.fromkeys((self.modules.get(tensor, ""), self.around(before, tensor))):
+            module = self.reference.model.get_submodule(path)
+            lines.append(f"{path or 'the module'}: {type(module).__name__}{source_of(module)}")
         return lines
+
+    def around(self, before: str, tensor: str) -> str:
+        """Return the path of the innermost module that computes a tensor from one before it."""
+        path, listed = self.modules.get(tensor, ""), (nn.ModuleList, nn.ModuleDict)  # which nobody calls
+        while path and (
+            not before.startswith(f"{path}.") or isinstance(self.reference.model.get_submodule(path), listed)
+        ):
+            path = path.rpartition(".")[0]
+        return path
 
 
 class Stretch:
@@ -470,22 +420,15 @@ class Stretch:
     """
 
     def __init__(self, comparison: ModelComparison, tensor: str, before: str) -> None:
-        reference, order = comparison.reference, comparison.order
-        path = comparison.modules.get(tensor, "")
-        listed = (nn.ModuleList, nn.ModuleDict)  # which nobody calls
-        while path and (
-            not before.startswith(f"{path}.") or isinstance(reference.model.get_submodule(path), listed)
-        ):
-            path = path.rpartition(".")[0]
+        reference, order, path = comparison.reference, comparison.order, comparison.around(before, tensor)
         self.tensor, self.start, self.call = tensor, before, tensor.partition("#")[2].partition("[")[0]
         self.blind = BLIND_ROWS_ZERO in comparison.declared
-        self.module = reference.model.get_submodule(path) if path else reference.model
+        self.module = reference.model.get_submodule(path)
         self.prefix = f"{path}." if path else ""
-        parameters, (pins, _) = comparison.parameters(), comparison.pins()
+        parameters, (pins, _) = comparison.parameters, comparison.pins()
         until = order.index(before) + 1 if before in order else 0
         pins = {name: pins[name] for name in order[:until] if name in pins}
-        self.args: tuple[Any, ...] = tuple(map(_computed_input, reference.args))
-        self.kwargs = {key: _computed_input(entry) for key, entry in reference.kwargs.items()}
+        self.args, self.kwargs = reference.given(computed)
         if path:
             self.args, self.kwargs = self.entered(reference.model, parameters, pins)
         self.parameters = {
@@ -559,7 +502,3 @@ def source_of(module: nn.Module) -> str:
         return f" ({Path(inspect.getsourcefile(function) or '').name}:{first}-{first + len(lines) - 1})"
     except (OSError, TypeError):
         return ""
-
-
-def _computed_input(entry: Any) -> Any:
-    return computed(entry) if isinstance(entry, Tensor) else entry

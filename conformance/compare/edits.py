@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from concord.conformance.compare.arithmetic import Computed
+from concord.conformance.compare.arithmetic import Computed, affine
 
 aten = torch.ops.aten
 
@@ -31,6 +31,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_quick": lambda x: x * torch.sigmoid(x * 1.702),
 }
 EPSILONS = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3, 0.0)
+NORMS = {"native_layer_norm": 4, "_fused_rms_norm": 3, "native_group_norm": 7}
+"""Norms, and which operand of each is epsilon."""
+
 HIDDEN = -1e3
 """What is added to a score to hide its key is below this."""
 
@@ -190,12 +193,8 @@ def _square(name: str, args: Given, kwargs: Mapping[str, Any]) -> bool:
 
 
 def _epsilon_place(name: str, args: Given) -> int | None:
-    if name in ("native_layer_norm",):
-        return 4
-    if name == "_fused_rms_norm":
-        return 3
-    if name == "native_group_norm":
-        return 7
+    if name in NORMS:
+        return NORMS[name]
     small = name == "add" and len(args) > 1 and isinstance(args[1], float) and 0 < args[1] <= 1e-2
     return 1 if small else None
 
@@ -216,18 +215,15 @@ def _unbiased(func: Any, args: Given, kwargs: dict[str, Any]) -> Any:
     count = math.prod(shape)
     # (v n / (n - 1) + e) is the same but for a factor of the whole: v + e (n - 1) / n.
     y, mean, reciprocal = func(x, shape, None, None, epsilon * (count - 1) / count)
-    y = y * math.sqrt((count - 1) / count)
-    y = y if weight is None else y * weight
-    return (y if bias is None else y + bias), mean, reciprocal
+    return affine(y * math.sqrt((count - 1) / count), weight, bias), mean, reciprocal
 
 
 def _uncentered(func: Any, args: Given, kwargs: dict[str, Any]) -> Any:
     x, shape, weight, bias, epsilon = args
     dims = tuple(range(-len(shape), 0))
     y = x * torch.rsqrt(torch.mean(x * x, dims, keepdim=True) + epsilon)
-    y = y if weight is None else y * weight
     _, mean, reciprocal = func(*args)
-    return (y if bias is None else y + bias), mean, reciprocal
+    return affine(y, weight, bias), mean, reciprocal
 
 
 def _normed(name: str, args: Given, kwargs: Mapping[str, Any]) -> bool:
@@ -305,9 +301,13 @@ def _looked_up(by: int, func: Any, args: Given, kwargs: dict[str, Any]) -> Any:
     return func(weight, torch.clamp(ids + by, 0, weight.shape[0] - 1), *rest, **kwargs)
 
 
-def _activation(kind: str, args: Given, kwargs: Mapping[str, Any], name: str) -> bool:
-    own = f"gelu_{kwargs['approximate']}" if kwargs.get("approximate", "none") != "none" else name
+def _activates(kind: str, name: str, args: Given, kwargs: Mapping[str, Any]) -> bool:
+    own = f"gelu_{kwargs['approximate']}" if kwargs.get("approximate", "none") != "none" else name.rstrip("_")
     return own in ACTIVATIONS and own != kind and _floats(args[0])
+
+
+def _activated(kind: str, func: Any, args: Given, kwargs: dict[str, Any]) -> Any:
+    return ACTIVATIONS[kind](args[0])
 
 
 BUGS: tuple[ModelBug, ...] = (
@@ -315,8 +315,8 @@ BUGS: tuple[ModelBug, ...] = (
         ModelBug(
             f"activation_{kind}",
             f"another activation: {kind.replace('_', ' ')}",
-            lambda name, args, kwargs, kind=kind: _activation(kind, args, kwargs, name.rstrip("_")),  # type: ignore[misc]
-            lambda func, args, kwargs, kind=kind: ACTIVATIONS[kind](args[0]),  # type: ignore[misc]
+            partial(_activates, kind),
+            partial(_activated, kind),
         )
         for kind in ACTIVATIONS
     ),

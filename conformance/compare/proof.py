@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from concord.backends.interface import Run
-from concord.conformance.compare.activations import observe
-from concord.conformance.compare.comparison import (
-    UNFIT,
-    ModelComparison,
-    Reference,
-    delivered,
-    numbers,
-    run_of,
-)
+from concord.conformance.compare.activations import numbers, observe
+from concord.conformance.compare.comparison import UNFIT, ModelComparison, Reference
 from concord.conformance.compare.edits import BUGS, Injected, Mutant, Sites
 from concord.conformance.estimate import SAMPLES
 from concord.conformance.verdict import Verdict
-from concord.spec.errors import SpecError
 
 MOST = 2
 """Operations into each of which a bug is put, besides all that can have it at once."""
@@ -54,9 +46,7 @@ def prove(comparison: ModelComparison, progress: Callable[[str], None] = lambda 
     A mutant delivers what the candidate delivered. It is found if it diverges end to end, or locally.
     """
     reference = replace(comparison.reference, gradients=False)
-    plain = ModelComparison(
-        reference, run_of(reference.plainly(), comparison.dtype, False), comparison.declared
-    )
+    plain = ModelComparison(reference, reference.plain.arrays(), comparison.declared)
     given = [name for name in comparison.given if name in plain.plain]
     end = plain.expected(False, SAMPLES)
     sites, proofs = Sites(), []
@@ -72,11 +62,11 @@ def prove(comparison: ModelComparison, progress: Callable[[str], None] = lambda 
             progress(f"would {bug.text} be found?")
             try:
                 with Mutant(Injected(bug, place)):
-                    made = delivered(observe(reference.model, reference.args, reference.kwargs))
+                    made = observe(reference.model, reference.args, reference.kwargs).arrays()
             except UNFIT:  # the bug does not fit this operation
                 continue
             proof = replace(proof, tried=proof.tried + 1)
-            plain.given = {name: numbers(made[name]) for name in given if name in made}
+            plain.given = {name: made[name] for name in given if name in made}
             if plain.same_bits(given):
                 proof = replace(proof, silent=proof.silent + 1)
             elif any(plain.judgement(name, end, False).status == "diverges" for name in plain.given) or any(
@@ -85,6 +75,22 @@ def prove(comparison: ModelComparison, progress: Callable[[str], None] = lambda 
                 proof = replace(proof, found=proof.found + 1)
         proofs += [proof] if proof.tried else []
     return proofs
+
+
+def said(proofs: Sequence[Proof]) -> dict[str, str]:
+    """Say which bugs the comparison would have found, and which it would not."""
+    tried, silent = sum(one.tried for one in proofs), sum(one.silent for one in proofs)
+    found = sum(one.found for one in proofs)
+    missed = [one.text for one in proofs if one.tried > one.found + one.silent]
+    words = {
+        "could it have failed?": f"it would have found {found} of {tried - silent} bugs in the reference"
+    }
+    if missed:
+        words["not found"] = ", ".join(missed)
+    if silent:
+        quiet = [one.text for one in proofs if one.silent == one.tried]
+        words["no effect with these inputs"] = f"{silent} more{': ' if quiet else ''}{', '.join(quiet)}"
+    return words
 
 
 def batched(reference: Reference) -> Iterator[tuple[str, Verdict]]:
@@ -96,15 +102,11 @@ def batched(reference: Reference) -> Iterator[tuple[str, Verdict]]:
     Raises:
         SpecError: if no input ``attention_mask`` (B, T), 1 where a token is real, says where padding is.
     """
-    mask = reference.kwargs.get("attention_mask")
-    if not isinstance(mask, Tensor) or mask.ndim != 2:
-        raise SpecError("an input 'attention_mask' (B, T) is missing but required: it says where padding is")
-    samples, tokens = mask.shape
-    found = observe(reference.model, reference.args, reference.kwargs)
+    samples, tokens = reference.real.shape
     for sample in range(samples):
-        real = torch.nonzero(mask[sample])[:, 0]
+        real = torch.nonzero(reference.real[sample])[:, 0]
 
-        def cut(entry: object, sample: int = sample, real: Tensor = real) -> object:
+        def cut(entry: Any, sample: int = sample, real: Tensor = real) -> Any:
             """Return one sample's share of a tensor, without its padding."""
             if not isinstance(entry, Tensor) or not entry.ndim or entry.shape[0] != samples:
                 return entry
@@ -113,23 +115,12 @@ def batched(reference: Reference) -> Iterator[tuple[str, Verdict]]:
                 entry = entry.index_select(axis, real) if entry.shape[axis] == tokens else entry
             return entry
 
-        alone = Reference(
-            reference.model,
-            tuple(map(cut, reference.args)),
-            {name: cut(entry) for name, entry in reference.kwargs.items()},
-        )
-        taps = {name: numbers(cut(tensor)) for name, tensor in found.values.items()}  # type: ignore[arg-type]
-        plain = alone.plainly().values
-        run = Run(
-            np.zeros(0),
-            None,
-            {
-                name: array
-                for name, array in taps.items()
-                if name in plain and array.shape == plain[name].shape
-            },
-        )
-        yield (
-            f"sample {sample}, {len(real)} of {tokens} tokens",
-            ModelComparison(alone, run, again=False).verdict(),
-        )
+        alone = Reference(reference.model, *reference.given(cut))
+        found = {name: numbers(cut(tensor)) for name, tensor in reference.plain.values.items()}
+        fitting = {
+            name: array
+            for name, array in found.items()
+            if name in alone.plain.values and array.shape == alone.plain.values[name].shape
+        }
+        verdict = ModelComparison(alone, fitting, again=False).verdict()
+        yield f"sample {sample}, {len(real)} of {tokens} tokens", verdict
