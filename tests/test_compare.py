@@ -89,6 +89,13 @@ def test_noise_is_as_large_as_what_float32_does(function: Callable[[Tensor], Ten
     assert float(low / noise) < 2.0
 
 
+def test_what_a_half_precision_delivered_may_have_been_used_before_it_was_rounded():
+    given = computed(torch.randn(11, 13, generator=torch.Generator().manual_seed(2)).bfloat16())
+    apart = (Perturbed(0).unrounded(given).value - given.value) / given.value
+    assert 2**-10 < apart.abs().max() <= 2**-8
+    assert ExactMode().unrounded(given) is given
+
+
 # Right candidates.
 
 

@@ -333,6 +333,10 @@ class ExactMode(TorchDispatchMode):
         """Return a sum of so many terms, whose squares sum to ``squares()``."""
         return y
 
+    def unrounded(self, given: Computed) -> Computed:
+        """Return a tensor that was delivered in its dtype, and may have been used before it was rounded."""
+        return given
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -464,6 +468,11 @@ class Perturbed(ExactMode):
         lost = torch.where((total > 0) | (y != 0), terms * max(LEAST[dtype], LEAST[torch.float32]), 0.0)
         y = torch.addcmul(y, accumulation * torch.sqrt(variance) + lost, self.noise(y))
         return self.erred(y, dtype, 1) if ROUNDOFF[dtype] > SUMMED else y
+
+    def unrounded(self, given: Computed) -> Computed:
+        """Perturb by a unit roundoff, though the dtype holds what is given."""
+        value = given.value
+        return Computed(value + ROUNDOFF[given.dtype] * value.abs() * self.noise(value), given.dtype)
 
 
 class Rounded(ExactMode):

@@ -218,8 +218,7 @@ class ModelComparison:
 
         def compute(arithmetic: Any, observer: Callable[[str, Array], None]) -> None:
             given = {
-                name: self._perturbed(arithmetic, value) if name in half else value
-                for name, value in values.items()
+                name: arithmetic.unrounded(value) if name in half else value for name, value in values.items()
             }
             with plainly(), arithmetic:
                 found = observe(
@@ -238,14 +237,6 @@ class ModelComparison:
             doing="deriving tolerances of each stretch" if pinned else "deriving tolerances end to end",
         )
         return Expectation(self.dtype, found, sigmas, dict.fromkeys(found, ""))
-
-    @staticmethod
-    def _perturbed(arithmetic: Any, value: Tensor) -> Tensor:
-        """Return an activation of a half precision, which may have been used before it was rounded."""
-        assert isinstance(value, Computed)
-        if not isinstance(arithmetic, Perturbed):
-            return value
-        return Computed(arithmetic.erred(value.value, value.dtype, 1), value.dtype)
 
     def pins(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the candidate's activations and their gradients, as the reference goes on with them."""
