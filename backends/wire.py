@@ -22,7 +22,7 @@ from concord.spec.files import section
 from concord.spec.parameters import Weights, parameters, shape_of
 from concord.spec.precision import precision
 from concord.spec.tensors import from_output_on, output_name, resolve, sizes_of, taps
-from concord.spec.text import legible, shown
+from concord.spec.text import first_of, legible, shown
 from concord.spec.training.recipe import recipe_from_mapping
 from concord.spec.training.trajectory import Training
 
@@ -406,8 +406,7 @@ def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[st
 
 def _listed(names: Sequence[str], most: int = 3) -> str:
     """Return names as they stand in a line: the first few, shortened, and how many more there are."""
-    said = ", ".join(repr(shown(name, 80)) for name in names[:most])
-    return said + (f" and {len(names) - most} more" if len(names) > most else "")
+    return first_of([repr(shown(name, 80)) for name in names], most)
 
 
 def check_info(info: Any) -> None:

@@ -24,7 +24,7 @@ from concord.conformance.record import Record
 from concord.conformance.report import SHORT
 from concord.conformance.verdict import number
 from concord.conformance.views import SIGNS, TONES, beyond, largest, tail, word
-from concord.spec.text import legible, shortened
+from concord.spec.text import first_of, legible, shortened
 
 FOLDER = Path(__file__).parent / "templates"
 
@@ -193,7 +193,7 @@ def _ranges(places: list[int], most: int = 6) -> str:
         else:
             ranges.append([place])
     words = [f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in ranges]
-    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+    return first_of(words, most)
 
 
 def _soft(name: str) -> Markup:

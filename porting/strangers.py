@@ -17,6 +17,7 @@ from concord.porting.stored import StoredTensor
 from concord.spec.sources.names import fill
 from concord.spec.sources.schema import PartTable, Table
 from concord.spec.sources.table import part_of
+from concord.spec.text import first_of
 
 KIND, CLASSES = "model_type", "architectures"
 """The keys of a configuration by which Hugging Face knows what a model is, and of which classes it was
@@ -208,8 +209,7 @@ def _alike(wanted: Collection[str], found: Collection[str]) -> float:
 
 
 def _listed(what: str, names: list[str]) -> list[str]:
-    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
-    return [f"it {what} {', '.join(map(_shown, names[:FEW]))}{more}"] if names else []
+    return [f"it {what} {first_of([*map(_shown, names)], FEW)}"] if names else []
 
 
 def _mechanisms(stated: Mapping[str, Any], part: PartTable) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ Characters that can be seen, and no more of them than one reads.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 LONGEST, LONGEST_WORD = 8000, 500
 """Characters of a text, and of a word in it, that are shown."""
@@ -50,3 +51,13 @@ def shown(text: str, most: int = LONGEST) -> str:
         most: characters of it that are shown.
     """
     return legible(shortened(text, most)).replace("\n", "\\n")
+
+
+def first_of(words: Sequence[str], most: int, between: str = ", ") -> str:
+    """Return the first of several words, and how many more there are.
+
+    Args:
+        most: words that are said.
+    """
+    said, more = between.join(words[:most]), len(words) - most
+    return f"{said}{' ' if between == ', ' else between}and {more} more" if more > 0 else said

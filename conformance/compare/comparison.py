@@ -41,9 +41,9 @@ from concord.conformance.explain import Cause
 from concord.conformance.judging import GROWN, NEAR, PADDING
 from concord.conformance.scoring import OUT_OF_RANGE, judge_tensor
 from concord.conformance.verdict import NOT_EXPOSED, Judgement, Row, Verdict
-from concord.conformance.wording import few
 from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError, refuse
+from concord.spec.text import first_of
 
 Array = NDArray[np.floating]
 
@@ -262,7 +262,9 @@ class ModelComparison:
         """What is to be said besides the verdict, by what it is about."""
         found = {}
         if self.strange:
-            found["not compared"] = f"{few(self.strange)}: the reference has no activation of that name"
+            found["not compared"] = (
+                f"{first_of(self.strange, 3)}: the reference has no activation of that name"
+            )
         if self.foreign:
             found["operations without a rule"] = (
                 f"{', '.join(sorted(self.foreign))}: {FOREIGN} unit roundoffs of each result are allowed for"

@@ -12,6 +12,7 @@ from concord.conformance.wording import few
 from concord.spec.batch import round_inputs
 from concord.spec.deviations import Deviations
 from concord.spec.precision import precision
+from concord.spec.text import first_of
 from concord.spec.training.plan import StepPlan, plan
 
 FEW = 3
@@ -93,8 +94,7 @@ def _rates(right: list[float], found: list[float], roundoff: float) -> Iterator[
 def _decayed(right: set[str], found: set[str]) -> Iterator[str]:
     for names, words in ((found - right, "decay but must not"), (right - found, "do not decay but must")):
         if names:
-            more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
-            yield f"{', '.join(sorted(names)[:FEW])}{more} {words}"
+            yield f"{first_of(sorted(names), FEW)} {words}"
 
 
 def _constants(right: Mapping[str, float], found: Mapping[str, float], roundoff: float) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from concord.porting.certificate.certificate import (
@@ -36,6 +36,7 @@ from concord.porting.registry import known
 from concord.porting.writing import write
 from concord.spec.errors import SpecError
 from concord.spec.files import find, sha256_of
+from concord.spec.text import first_of
 
 MADE = ("certificate.json", "certificate.html")
 """What a certificate may be called that lies beside the weights: it cannot hold its own digest."""
@@ -129,11 +130,6 @@ def others(checkpoint: Checkpoint, side: str) -> Iterator[Other]:
             )
 
 
-def _few(said: Sequence[str]) -> str:
-    more = f"; and {len(said) - NAMED} more" if len(said) > NAMED else ""
-    return "; ".join(said[:NAMED]) + more
-
-
 def _claim(name: str, wrong: str, right: str) -> Item:
     """Return a claim that is proven, unless something is wrong."""
     return Item(name, FAILED if wrong else PROVEN, wrong or right)
@@ -154,7 +150,8 @@ def items(
     ]
     yield _claim(
         "same bits",
-        f"{len(wrong)} of {len(ledger)} parameters are not those of the source: {_few(wrong)}"
+        f"{len(wrong)} of {len(ledger)} parameters are not those of the source: "
+        f"{first_of(wrong, NAMED, '; ')}"
         if wrong
         else "",
         f"each of {len(ledger)} parameters has the same bits in the canonical layout on both sides",
@@ -201,7 +198,7 @@ def _others(found: Others) -> Iterator[Item]:
             f"of {found.same + len(said)}, {len(found.pairs)} differ and {len(found.apart)} could not be "
             "compared"
         )
-        yield Item(OTHERS, FAILED if found.pairs else UNVERIFIED, f"{counted}: {_few(said)}")
+        yield Item(OTHERS, FAILED if found.pairs else UNVERIFIED, f"{counted}: {first_of(said, NAMED, '; ')}")
     elif found.same:
         yield Item(OTHERS, PROVEN, f"each of {found.same} has the same bits on both sides")
 

@@ -17,6 +17,7 @@ from concord.porting.sentences import ARGUMENTS
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
 from concord.spec.files import parse_json
+from concord.spec.text import first_of
 
 BESIDE = tuple(name for name in (*CARRIED, *SENTENCES) if name != LABELS)
 """The files; labels are compared by what they are, which a configuration may say too."""
@@ -115,9 +116,9 @@ def _told(apart: list[tuple[str, Any, Any]], sides: tuple[str, str]) -> str:
     """Return in words what is not the same; empty: nothing."""
     said = [
         f"{_brief(where) or 'all of it'} is {_value(mine)} in {sides[0]} and {_value(other)} in {sides[1]}"
-        for where, mine, other in apart[:MOST]
+        for where, mine, other in apart
     ]
-    return "; ".join([*said, *([f"and {len(apart) - MOST} more"] if len(apart) > MOST else [])])
+    return first_of(said, MOST, "; ")
 
 
 def _value(value: Any) -> str:
