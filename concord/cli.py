@@ -18,6 +18,7 @@ from concord.commands import case, show
 from concord.commands.certify import certify
 from concord.commands.check import check
 from concord.commands.compare import compare
+from concord.commands.demo import demo
 from concord.commands.diff import diff
 from concord.commands.doctor import doctor
 from concord.commands.fuzz import fuzz
@@ -34,7 +35,7 @@ PANELS: dict[str, Sequence[Callable[..., None]]] = {
     "Compare implementations": (compare, check, golden, fuzz, mutants),
     "Move checkpoints": (port, diff, certify),
     "Train and use models": (train, predict),
-    "Look and measure": (speed, doctor),
+    "Look and measure": (speed, doctor, demo),
 }
 """The commands, as they stand in the help."""
 

@@ -1,0 +1,98 @@
+"""``concord demo``: a bug put into one framework on purpose, and the verdict that names it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from concord import backends, options, writing
+from concord.backends.worker import Worker, WorkerFailure
+from concord.conformance import record
+from concord.conformance.bugs.catalogue import BUGS
+from concord.conformance.campaign import Report, Setup, environment_of
+from concord.conformance.check import job_of
+from concord.conformance.mutants.matrix import plugin
+from concord.conformance.verdict import Result, divergence_lines, verdict_lines
+from concord.spec.cases import build_case
+from concord.spec.errors import refuse, unknowns
+from concord.terminal import Terminal, complain
+
+PLANTED = BUGS["gelu_tanh_for_erf"]
+"""A common bug, which the output hardly gives away."""
+
+NEXT = (
+    "next, with your own model:",
+    "  concord compare my_package.model:build port.onnx    a PyTorch model beside any port of it",
+    "  concord check --backend my_package.model:Backend    a backend of your own on the standard cases",
+    "  concord port SRC -o DST --to FORMAT                 a checkpoint for another framework",
+)
+
+
+def demo(
+    backend: Annotated[
+        str | None,
+        options.option("torch, tf, paddle or jax. Default: the first that is installed.", "B"),
+    ] = None,
+    html: Annotated[Path, options.writes("Where to write the page.")] = Path("concord-demo.html"),
+) -> None:
+    """Plant a bug in one framework, and see it found and named: a few seconds."""
+    writing.check(html)
+    names, console = [backend] if backend else list(backends.BUILT_IN), Terminal()
+    refuse(unknowns("backend", names, backends.BUILT_IN))
+    case = build_case(PLANTED.variant, PLANTED.scenario, options=dict(PLANTED.options))
+    job = job_of(case, "float32")
+    with ExitStack() as stack:
+        name, worker = _first(names, stack)
+        buggy = f"{name} with a bug"
+        console.tell(
+            f"A small {case.variant}, drawn from a seed, runs twice on {name} in {job.dtype}: as it is, and "
+            "with a bug. Each run is held against NumPy in float64."
+        )
+        runs = {
+            label: worker.run(job.config, job.weights, job.batch, job.part, job.dtype, how)
+            for label, how in ((name, "explicit"), (buggy, f"mutant:{PLANTED.name}"))
+        }
+        about = environment_of(worker, [])
+    verdicts = {label: job.judge(run).explained() for label, run in runs.items()}
+    results = [
+        Result(label, job.group, job.case, job.dtype, verdict.status, verdict=verdict)
+        for label, verdict in verdicts.items()
+    ]
+    off = np.abs(runs[buggy].output - runs[name].output).max()
+    console.print()
+    console.tell(f"{name}: {verdict_lines(verdicts[name])[0]}", style="green")
+    console.print()
+    console.tell(f"The bug: {PLANTED.what} It moves the logits by {off:.1e}. Rounding, or a bug?")
+    console.print()
+    for line in divergence_lines(results[1]):
+        console.tell(line, style=None if line.startswith(" ") else "red")
+    console.print()
+    title = f"Demonstration: {PLANTED.what}"
+    made = record.made(Report(results, dict.fromkeys(runs, about), Setup()), "check", title)
+    writing.write(console, (html, lambda: writing.page(made)))
+    for line in NEXT:
+        console.tell(line)
+    cause = verdicts[buggy].cause
+    raise typer.Exit(
+        0 if verdicts[name].passed and PLANTED.diagnosed(cause.hypothesis if cause else "") == "right" else 1
+    )
+
+
+def _first(names: list[str], stack: ExitStack) -> tuple[str, Worker]:
+    """Return the first backend that is installed, and a worker of it that can have bugs.
+
+    Raises:
+        Exit: with 3 if there is none.
+    """
+    why = ""
+    for name in names:
+        try:
+            return name, stack.enter_context(Setup().open(plugin(name)))
+        except WorkerFailure as failure:
+            why = f"{name}: {failure.detail}"
+    complain(f"{why}; 'concord doctor' says how to install a framework")
+    raise typer.Exit(3)

@@ -1,0 +1,41 @@
+"""The first minute: a bug is planted, found and named."""
+
+import dataclasses
+
+import pytest
+
+from concord.commands import demo
+from concord.conformance.bugs.catalogue import BUGS
+
+
+def test_demo_names_the_bug_that_it_plants_and_ends_with_what_to_do(
+    invoke, tmp_path, monkeypatch, open_worker
+):
+    open_worker("torch")  # skips where it is not installed
+    monkeypatch.chdir(tmp_path)
+    code, said, _ = invoke("demo --backend torch")
+    assert code == 0, said
+    assert "torch: agrees" in said
+    assert "torch with a bug diverges: bert-ragged, float32" in said
+    assert "activation = gelu_tanh instead of gelu_erf (FFN-2)" in said
+    assert "concord compare" in said.partition("next, with your own model:")[2]
+    page = (tmp_path / "concord-demo.html").read_text()
+    assert "torch with a bug diverges from the oracle" in page
+
+
+def test_demo_fails_where_what_it_plants_is_not_named(invoke, tmp_path, monkeypatch, open_worker):
+    open_worker("torch")
+    monkeypatch.chdir(tmp_path)
+    other = dataclasses.replace(BUGS["gelu_tanh_for_erf"], cause="norm_epsilon")
+    monkeypatch.setattr(demo, "PLANTED", other)
+    code, said, _ = invoke("demo --backend torch")
+    assert code == 1, said
+
+
+@pytest.mark.parametrize("name", ["tourch", "tests.toys.numpy_backend:Right"])
+def test_demo_refuses_what_is_no_backend_of_concord(invoke, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, said = invoke("demo --backend", name)
+    assert code == 2
+    assert name in said[0]
+    assert not list(tmp_path.iterdir())
