@@ -6,7 +6,7 @@ CONSTRAINTS := constraints/py311.txt
 SITE := $(CURDIR)/site
 TREE := .mypy_cache/tree/concord# the package as it is installed
 
-.PHONY: help check test slow kernels machines lint coverage golden cases site tree readme readme-criteria speed-measured speed gpu-records clean
+.PHONY: help check test slow kernels machines lint coverage golden cases site tree readme criteria speed-measured speed gpu-records clean
 
 help: ## say what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,8 +58,8 @@ $(VENV)/installed: pyproject.toml setup.py $(CONSTRAINTS)
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[all,dev,docs]"
 	touch $@
 
-readme-criteria: $(VENV)/installed ## write the README's comparison with usual criteria anew
-	$(RUN)/python examples/criteria.py README.md
+criteria: $(VENV)/installed ## write docs/guides/criteria.md, the comparison with usual criteria, anew
+	$(RUN)/python examples/criteria.py docs/guides/criteria.md
 
 speed-measured: $(VENV)/installed ## write docs/guides/speed-measured.md and speed-training.md anew
 	$(RUN)/concord speed --json conformance/results/speed.json --markdown docs/guides/speed-measured.md

@@ -1,4 +1,4 @@
-"""Why not a fixed tolerance? ``python examples/criteria.py README.md`` measures the README's table anew.
+"""Why not a fixed tolerance? ``make criteria`` measures the table of its guide anew.
 
 It holds the usual criteria, and the derived tolerances, against the same runs. A criterion compares with the
 float64 oracle, as its users would. The bugs are the mutants, each in the standard case that was made to

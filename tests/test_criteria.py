@@ -1,4 +1,4 @@
-"""The field's usual criteria beside the judge: what each passes, and that the README's table has them all."""
+"""The field's usual criteria beside the judge: what each passes, and that the guide's table has them all."""
 
 import dataclasses
 import runpy
@@ -61,8 +61,8 @@ def test_right_run_is_not_flagged_and_a_wrong_one_is_by_those_that_see_it():
     assert f"| {OURS} | 0 % / 0 % | 0 % / 0 % | 0 % / 0 % | 0 % / 0 % |" in table
 
 
-def test_readme_has_every_criterion():
-    table = (ROOT / "README.md").read_text().partition("<!-- begin criteria -->")[2]
+def test_guide_has_every_criterion():
+    table = (ROOT / "docs/guides/criteria.md").read_text().partition("<!-- begin criteria -->")[2]
     assert [line.split(" | ")[0][2:] for line in table.splitlines()[3 : 4 + len(CRITERIA)]] == [
         *CRITERIA,
         OURS,

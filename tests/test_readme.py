@@ -12,13 +12,14 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from concord import backends, spec
+from concord import backends, porting, spec
 from concord.backends import interface
 from concord.cli import app
 from tests.toys import surroundings
 from tests.toys.ready import hugging_face
 
 ROOT = Path(__file__).parent.parent
+NUMBERS = dict(enumerate(["seven", "eight", "nine", "ten", "eleven", "twelve"], start=7))
 README = (ROOT / "README.md").read_text()
 GUIDE = (ROOT / "docs/guides/from-model-to-verdict.md").read_text()
 
@@ -44,8 +45,39 @@ def commands(text):
     ]
 
 
+def sentences(text):
+    """Return the sentences of a page: of its paragraphs, items and cells, without blocks of code."""
+    text = re.sub(
+        r"^```.*?^```$|<!-- begin .*?<!-- end \w+ -->|^\|[ -:|]*\|$",
+        "\n\n",
+        text,
+        flags=re.DOTALL | re.MULTILINE,
+    )
+    text = re.sub(r"!?\[((?:[^\[\]]|!\[[^]]*\]\([^)]*\))*)\]\([^)]*\)", r"\1", text)  # a link is its words
+    text = re.sub(r"`[^`]*`", "code", text)
+    for block in re.split(r"\n\s*\n|\n(?=[-*#|>]|\d+\. )|\|", text):
+        yield from (" ".join(one.split()) for one in re.split(r"(?<=[.?!])[*)\"]*\s", block.strip("#-* \n")))
+
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMANDS = sorted({(page.name, line) for page in PAGES for line in commands(page.read_text())})
+
+
+def test_readme_is_short_and_its_sentences_too():
+    assert len(README.splitlines()) <= 120
+    assert [one for one in sentences(README) if len(one.split()) > 25] == []
+
+
+def test_readme_counts_what_there_is():
+    assert f"[{len(porting.formats())} formats]" in README
+    assert f"[{NUMBERS[len(spec.variants())]} published sources]" in README
+    assert re.findall(r"\| `([\w-]+)` \|", README) == list(spec.variants())
+
+
+def test_pictures_of_the_readme_are_there():
+    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README)
+    assert len(pictures) == 4
+    assert all((ROOT / name).is_file() for name in pictures)
 
 
 def test_python_example_runs_and_passes(open_worker):
@@ -76,16 +108,15 @@ def test_table_is_generated_and_names_every_variant_and_backend():
     assert "✗" not in table
 
 
-def test_commands_that_are_named_exist():
-    named = set(re.findall(r"^concord ((?:(?:case|show) )?[a-z-]+)", README, re.MULTILINE))
+def test_every_command_is_named():
+    table = README.partition("## One command line")[2].partition("\nExit codes")[0]
+    named = {name.removeprefix("concord ") for name in re.findall(r"`((?:concord )?[a-z ]+)`", table)}
     assert named == set(surroundings.commands())
 
 
 @pytest.mark.parametrize(("page", "line"), COMMANDS)
 def test_commands_that_are_shown_have_the_options_that_they_show(page, line):
     words = shlex.split(line, comments=True)[1:]
-    if page == "README.md":  # a list of commands, each with what it does behind it
-        words = re.split(r" {2,}", line)[0].split()[1:]
     known = surroundings.commands()
     name = next(name for name in (" ".join(words[:2]), words[0]) if name in known)
     # Parsing refuses what it does not know, and runs nothing.
