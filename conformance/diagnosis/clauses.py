@@ -34,7 +34,7 @@ def _of_what_is_seen(question: Question, seen: Description) -> Iterator[str]:
     """Yield the clauses that a description speaks of."""
     tensor, config = question.tensor, question.config
     disorderly = seen.relation in ("", "row factors") and seen.wrong >= MANY and not is_gradient(tensor)
-    if seen.relation == "bits" or (disorderly and seen.relative < COARSE):
+    if disorderly and seen.relative < COARSE:
         yield "PRC-2"  # small errors without an order are those of a step that has fewer bits
     if is_gradient(tensor):
         if seen.where.startswith("head"):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from concord.conformance.bugs.context import Flags
-from concord.conformance.diagnosis.regions import FILLED, Region, smallest
+from concord.conformance.diagnosis.regions import FILLED, Region, everywhere, smallest
 from concord.conformance.diagnosis.relations import relate
 from concord.conformance.estimate import R, Z
 from concord.conformance.explain.question import Question
@@ -87,12 +87,11 @@ def describe(question: Question) -> tuple[Description, Region] | None:
         filled = float((wrong & region.flags).sum() / region.flags.sum())
         found = relate(question, region)
         if found is None and region.text and filled < FILLED:
-            everywhere = Region("", np.ones(wrong.shape, bool), kind="everywhere")
-            found = relate(question, everywhere)
-            region = everywhere if found else region
+            found = relate(question, everywhere(wrong.shape))
+            region = everywhere(wrong.shape) if found else region
         exact = bool(found and found.value is not None and _gives(question, region))
         if not exact and filled < FILLED / 2 and not found:
-            region = Region("", np.ones(wrong.shape, bool), kind="everywhere")
+            region = everywhere(wrong.shape)
         shares = abs(question.actual - question.right.value)[wrong] / abs(question.right.value[wrong])
     seen = Description(
         question.tensor,

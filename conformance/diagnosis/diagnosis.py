@@ -152,7 +152,7 @@ def diagnose(
             cause = _tried(
                 "the search in one place",
                 notes,
-                lambda: compose(question, where, usual, exact, Effort(BUDGET)),
+                lambda: compose(question, where, usual, exact, judge, Effort(BUDGET)),
             )
         others = likely(question, seen, usual)
         if question.parameter:
@@ -232,7 +232,7 @@ def _believed(cause: Cause | None, seen: Description | None) -> Cause | None:
     """Return a cause as far as what is seen lets it be believed."""
     if cause is None or seen is None or not seen.where:
         return cause
-    if cause.hypothesis == "clamped" and seen.exact and seen.region != "value":
+    if cause.hypothesis == "clamped" and seen.exact and seen.region not in ("value", "labels"):
         return None  # a limit is reached by size, and not in a place
     if seen.relation in NO_NUMBERS:
         return dataclasses.replace(

@@ -6,7 +6,7 @@ How its numbers are related to the right ones, or to others at hand.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -19,7 +19,7 @@ from concord.conformance.expectation import Array, root_mean_square
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.reading import within
 from concord.conformance.wording import distinct, few, multiple
-from concord.spec.precision import precision, round_to_bits
+from concord.spec.precision import precision
 
 LARGEST = 1e6
 """A larger multiple is no multiple: the right tensor is zero but for rounding."""
@@ -27,8 +27,8 @@ LARGEST = 1e6
 SMOOTH = 0.03
 """Share of an error that its neighbours' may leave over, for it to be a function of one number."""
 
-MOST_PLACES = 64
-"""How many places along an axis are tried one by one; of a longer axis its ends and its middle."""
+MOST_PLACES = 512
+"""Along a longer axis no place is compared with each other one."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,6 @@ class Relation:
 
 def relate(question: Question, region: Region) -> Relation | None:
     """Return the first relation that holds in a region to within rounding."""
-    if not region.flags.any():
-        return None
     seen = _Seen(question, region)
     looks = (_of_no_numbers, *(LOOKS if seen.finite else (_of_places, _of_multiples)))
     found = (relation for look in looks for relation in look(seen))
@@ -83,20 +81,12 @@ class _Seen:
         sigma = np.hypot(self.sigma * max(1.0, abs(one.scale)), self.unit * abs(one.value))[self.where]
         return within((self.actual - one.value)[self.where], sigma)
 
-    def fit(self, *terms: Array) -> NDArray[np.floating] | None:
-        """Return the factors of the sum of terms that comes nearest, each element in its sigma."""
-        scale = self.sigma[self.where]
-        usable = np.isfinite(scale) & (scale > 0)
-        if usable.sum() <= len(terms):
-            return None
-        columns, actual = (
-            (np.stack(arrays, -1) / scale[usable, None]).astype(np.float64)
-            for arrays in ([term[self.where][usable] for term in terms], [self.actual[self.where][usable]])
-        )
-        if not np.isfinite(columns).all() or np.linalg.matrix_rank(columns) < len(terms):
-            return None
-        found: NDArray[np.floating] = np.linalg.lstsq(columns, actual[:, 0], rcond=None)[0]
-        return found
+    def fit(self, term: Array, base: Array | float = 0.0) -> float | None:
+        """Return the factor of a term that, with a base, comes nearest, each element in its sigma."""
+        usable = self.where & np.isfinite(self.sigma) & (self.sigma > 0)
+        term, left = ((array / self.sigma)[usable].astype(np.float64) for array in (term, self.actual - base))
+        power = float(term @ term)
+        return float(term @ left) / power if len(term) > 1 and 0 < power < math.inf else None
 
     def inputs(self) -> dict[str, Array]:
         """Return what goes into the step, in the tensor's shape."""
@@ -112,15 +102,10 @@ class _Seen:
         found, question, shape = self.inputs(), self.question, self.right.shape
         own, sublayer = parameters_of(self.tensor), self.tensor.rpartition(".")[0]
         for name, weight in question.case.weights.items():
-            near = (
-                name in (f"{own}.bias", f"{own}.weight")
-                or name.rpartition(".")[0].rpartition(".")[0] == sublayer
-            )
-            tail = next(
-                (tail for tail in (shape[-1:], shape[-2:]) if tail and math.prod(tail) == weight.size), ()
-            )
-            if near and weight.ndim == 1 and tail:
-                found[f"`{name}`"] = np.broadcast_to(weight.astype(np.float64).reshape(tail), shape)
+            leaf = name.rpartition(".")[0]
+            tails = [tail for tail in (shape[-1:], shape[-2:]) if tail and math.prod(tail) == weight.size]
+            if weight.ndim == 1 and tails and (leaf == own or leaf.rpartition(".")[0] == sublayer):
+                found[f"`{name}`"] = np.broadcast_to(weight.astype(np.float64).reshape(tails[0]), shape)
         if self.tensor.startswith("layers."):
             for layer in range(self.config.num_layers):
                 name = f"layers.{layer}.{self.tensor.split('.', 2)[2]}"
@@ -147,84 +132,61 @@ def _of_constants(seen: _Seen) -> Iterator[Relation]:
     values = seen.actual[seen.where]
     if values.size > 1 and np.ptp(values) <= 4 * seen.unit * abs(values).max():
         constant = float(values.flat[0])
-        if constant:
-            numbers = {"constant": constant}
-            yield Relation(
-                "constant", f"is {constant:.6g} throughout", np.full_like(seen.actual, constant), numbers
-            )
-        else:
-            yield Relation("zero", "is zero", np.zeros_like(seen.actual))
+        kind, text = ("constant", f"is {constant:.6g} throughout") if constant else ("zero", "is zero")
+        yield Relation(kind, text, np.full_like(seen.actual, constant), {"constant": constant})
 
 
 def _of_same(seen: _Seen) -> Iterator[Relation]:
     yield from (Relation("other", f"is {name}", array) for name, array in seen.beside().items())
 
 
-def moves(array: Array, axes: Sequence[str], most: int = MOST_PLACES) -> Iterator[tuple[str, str, Array]]:
-    """Yield a tensor whose places are taken elsewhere along an axis, or that has two axes exchanged.
-
-    Returns:
-        A word for the kind, words that follow its name, and the values.
-    """
-    for place, axis in enumerate(axes):
-        word, size = WORDS.get(axis, axis), array.shape[place]
-        if size < 2:
-            continue
-        yield (
-            "shifted",
-            f"of the {word} before (shifted by one along the {word} axis)",
-            np.roll(array, 1, place),
-        )
-        if size > 2:
-            yield (
-                "shifted",
-                f"of the {word} after (shifted by one along the {word} axis)",
-                np.roll(array, -1, place),
-            )
-            yield "reversed", f"in reverse order along the {word} axis", np.flip(array, place)
-            if size % 2 == 0:
-                order = np.arange(size).reshape(-1, 2)[:, ::-1].reshape(-1)
-                text = f"with each even {word} swapped with the odd one after it"
-                yield "swapped", text, np.take(array, order, place)
-        for index in range(size) if size <= most else (0, 1, size // 2, size - 1):
-            same = np.broadcast_to(np.take(array, [index], place), array.shape)
-            yield "repeated", f"of {word} {index} for every {word}", same
-    for one, other in combinations(range(array.ndim), 2):
-        if array.shape[one] == array.shape[other] > 1:
-            first, second = (WORDS.get(axes[place], axes[place]) for place in (one, other))
-            yield "transposed", f"with its {first} and {second} axes exchanged", array.swapaxes(one, other)
-
-
 def _of_places(seen: _Seen) -> Iterator[Relation]:
-    for kind, text, value in moves(seen.right, seen.axes):
-        yield Relation(kind, f"is the right one {text}", value)
+    """Yield that places along an axis were taken from others, or that two axes are exchanged."""
+    right, every = seen.right, np.arange
     for place, axis in enumerate(seen.axes):
-        word, size = WORDS.get(axis, axis), seen.right.shape[place]
-        actual, right = (np.moveaxis(x, place, 0).reshape(size, -1) for x in (seen.actual, seen.right))
-        if (
-            2 <= size <= 512
-            and actual.shape[1] > 2
-            and np.isfinite(actual).all()
-            and np.isfinite(right).all()
-        ):
-            source = (
-                np.square(actual).sum(1)[:, None] + np.square(right).sum(1) - 2 * actual @ right.T
-            ).argmin(1)
-            moved = [int(i) for i in np.flatnonzero(source != np.arange(size))]
-            if moved:
-                shown = few([f"{i} from {source[i]}" for i in moved])
-                text = f"has each {word} taken from another one: {shown}"
-                yield Relation("permuted", text, np.take(seen.right, source, place))
+        word, size = WORDS.get(axis, axis), right.shape[place]
+        if not 2 <= size <= MOST_PLACES:
+            continue
+        source = _sources(seen, place)
+        before, after = (f"of the {word} {way} (shifted by one along the {word} axis)" for way in WAYS)
+        orders = {
+            ("shifted", before): np.roll(every(size), 1),
+            ("shifted", after): np.roll(every(size), -1),
+            ("reversed", f"in reverse order along the {word} axis"): every(size)[::-1],
+            ("repeated", f"of {word} {source[0]} for every {word}"): np.full(size, source[0]),
+        }
+        moved = [f"{i} from {j}" for i, j in enumerate(source) if i != j]
+        if moved and right.size > 2 * size:
+            orders["permuted", f"with each {word} taken from another one: {few(moved)}"] = source
+        for (kind, text), order in orders.items():
+            yield Relation(kind, f"is the right one {text}", np.take(right, order, place))
+    for one, other in combinations(range(right.ndim), 2):
+        if right.shape[one] == right.shape[other] > 1:
+            first, second = (WORDS.get(seen.axes[place], seen.axes[place]) for place in (one, other))
+            text = f"is the right one with its {first} and {second} axes exchanged"
+            yield Relation("transposed", text, right.swapaxes(one, other))
+
+
+WAYS = ("before", "after")
+
+
+def _sources(seen: _Seen, place: int) -> NDArray[np.integer]:
+    """Return for each place along an axis which place of the right tensor comes nearest to it."""
+    size = seen.right.shape[place]
+    where, actual, right = (
+        np.moveaxis(array, place, 0).reshape(size, -1) for array in (seen.where, seen.actual, seen.right)
+    )
+    apart = where @ np.square(right).T - 2 * np.where(where, actual, 0.0) @ right.T
+    return np.asarray(np.where(where.any(1), apart.argmin(1), np.arange(size)))
 
 
 def _of_multiples(seen: _Seen) -> Iterator[Relation]:
-    factors = seen.fit(seen.right)
-    if factors is None and seen.where.sum() == 1 and seen.right[seen.where]:
+    factor = seen.fit(seen.right)
+    if factor is None and seen.where.sum() == 1 and seen.right[seen.where]:
         # One number is a multiple of any: only a known factor says something.
-        factors = seen.actual[seen.where] / seen.right[seen.where]
-        factors = factors if "," in named(float(factors[0]), seen.question) else None
-    if factors is not None and abs(factors[0]) < LARGEST and factors[0] != 1:
-        factor = float(factors[0])
+        factor = float((seen.actual[seen.where] / seen.right[seen.where])[0])
+        factor = factor if "," in named(factor, seen.question) else None
+    if factor is not None and abs(factor) < LARGEST and factor != 1:
         text = f"is multiplied by {named(factor, seen.question)}"
         text = "has the wrong sign" if abs(factor + 1) < 1e-6 else text
         yield Relation("multiple", text, factor * seen.right, {"factor": factor}, factor)
@@ -256,21 +218,13 @@ def named(factor: float, question: Question) -> str:
 
 def _of_others(seen: _Seen) -> Iterator[Relation]:
     """Yield that the tensor is the right one with a constant, or a multiple of another one, added."""
-    if seen.where.sum() < 2:
-        return
-    error = seen.actual - seen.right
-    for name, array in {"constant": np.ones_like(seen.right), **seen.beside()}.items():
-        power = float(np.square(array[seen.where] / seen.sigma[seen.where]).sum())
-        if not power > 0:
-            continue
-        factor = float((error * array / np.square(seen.sigma))[seen.where].sum()) / power
+    for name, array in {"": np.ones_like(seen.right), **seen.beside()}.items():
+        factor = seen.fit(array, seen.right)
         if not factor:
             continue
         exactly, short = seen.right + factor * array, round(factor, 4)
         factor = short if abs(factor - short) < 1e-5 * abs(short) else factor
-        if not seen.holds(Relation("", "", exactly)):
-            continue
-        if name == "constant":
+        if not name:
             text = f"is {abs(factor):.6g} too {'large' if factor > 0 else 'small'}"
             yield Relation("offset", text, exactly, {"offset": factor})
         else:
@@ -278,27 +232,6 @@ def _of_others(seen: _Seen) -> Iterator[Relation]:
                 factor, f"has {multiple(factor)} times {name} added"
             )
             yield Relation("added", text, exactly, {"factor": factor})
-
-
-def _of_limits(seen: _Seen) -> Iterator[Relation]:
-    values, right = seen.actual[seen.where], seen.right
-    if np.isfinite(right[seen.where]).all():
-        for text, limit, value in (
-            ("at most", values.max(), np.minimum(right, values.max())),
-            ("at least", values.min(), np.maximum(right, values.min())),
-        ):
-            if (value != right)[seen.where].sum() >= 3:
-                numbers = {"limit": float(limit)}
-                yield Relation("limit", f"saturates: it is {text} {limit:.6g}", value, numbers)
-
-
-def _of_mixtures(seen: _Seen) -> Iterator[Relation]:
-    """Yield sums of the step's inputs with other factors."""
-    terms = seen.inputs()
-    if 2 <= len(terms) <= 4 and seen.where.sum() >= 20 and (factors := seen.fit(*terms.values())) is not None:
-        parts = list(zip(factors, terms, strict=True))
-        said = " + ".join(f"{multiple(f, digits=5)} × {name}" for f, name in parts if abs(f) > 1e-5)
-        yield Relation("mixture", f"is {said}", np.asarray(sum(f * terms[name] for f, name in parts)))
 
 
 def _of_rows_and_columns(seen: _Seen) -> Iterator[Relation]:
@@ -320,8 +253,8 @@ def _of_rows_and_columns(seen: _Seen) -> Iterator[Relation]:
             factor = (meant * made).sum(axes, keepdims=True) / np.where(power > 0, power, 1)
             used = factor[np.broadcast_to(where.any(axes, keepdims=True), factor.shape)]
             value, scale = base + factor * (right - base), float(abs(factor).max())
-            if word == "row" and (read := _of_deviation(seen, used)):
-                yield Relation("deviation", f"{said}{read}", value, scale=scale)
+            if word == "row" and (epsilon := _epsilon(seen, used)):
+                yield Relation("deviation", f"{said}has the deviation of {epsilon}", value, scale=scale)
             least, most = distinct(float(used.min()), float(used.max()), digits=4)
             own = f"has each {word} multiplied by a factor of its own, from {least} to {most}"
             own = own if least != most else f"is multiplied by {least}"
@@ -332,21 +265,13 @@ def _of_rows_and_columns(seen: _Seen) -> Iterator[Relation]:
         yield Relation(f"{word} offsets", f"has a constant of its own added to each {word}", right + added)
 
 
-def _of_deviation(seen: _Seen, factors: Array) -> str:
-    """Say what the deviation of a norm must have been, if the factors of its rows show it.
-
-    Another factor, or epsilon.
-    """
-    if np.ptp(factors) <= 1e-5 * abs(factors).max():
-        return f"is multiplied by {multiple(factors.mean(), digits=7)}"
+def _epsilon(seen: _Seen, factors: Array) -> str:
+    """Return the epsilon that a norm must have had, if the factors of its rows show it."""
     config, source = seen.config, seen.question.exact.inputs.get(seen.tensor)
     if "norm" not in seen.tensor or source is None or not seen.where.all():
         return ""
-    x, epsilon = source.value, config.norm_epsilon
-    variance = np.square(x - x.mean(-1, keepdims=True)).sum(-1) / (
-        config.d_model - (config.norm_variance == "unbiased")
-    )
-    inside = config.norm_epsilon_placement == "inside"
+    variance = source.value.var(-1, ddof=int(config.norm_variance == "unbiased"))
+    inside, epsilon = config.norm_epsilon_placement == "inside", config.norm_epsilon
     usual = np.sqrt(variance + epsilon) if inside else np.sqrt(variance) + epsilon
     deviation = usual / factors.reshape(variance.shape)
     for words, left in (
@@ -354,8 +279,7 @@ def _of_deviation(seen: _Seen, factors: Array) -> str:
         ("outside the root", deviation - np.sqrt(variance)),
     ):
         if left.size > 1 and left.mean() > 0 and np.ptp(left) <= 1e-3 * left.mean():
-            made = distinct(float(left.mean()), epsilon, digits=4)[0]
-            return f"has the deviation of an epsilon of {made} {words}"
+            return f"an epsilon of {distinct(float(left.mean()), epsilon, digits=4)[0]} {words}"
     return ""
 
 
@@ -364,8 +288,6 @@ def _of_functions(seen: _Seen) -> Iterator[Relation]:
     sources = {"its right value": seen.right}
     if seen.tensor.endswith((".activation", "pooler.output")):  # elsewhere a step mixes elements
         sources |= seen.inputs()
-    if seen.where.sum() < 30:
-        return
     error = (seen.actual - seen.right)[seen.where]
     for name, array in sources.items():
         x, first, back = np.unique(array[seen.where], return_index=True, return_inverse=True)
@@ -378,24 +300,13 @@ def _of_functions(seen: _Seen) -> Iterator[Relation]:
             return
 
 
-def _of_bits(seen: _Seen) -> Iterator[Relation]:
-    """Yield that the tensor has fewer bits than the precision."""
-    values = seen.actual[seen.where]
-    for bits in (8, 11, 16):
-        if 2.0**-bits > 2 * seen.unit and values.size > 3 and (round_to_bits(values, bits) == values).all():
-            yield Relation("bits", f"has no more than {bits} significant bits", None, {"bits": bits})
-
-
 LOOKS: tuple[Look, ...] = (
     _of_constants,
     _of_same,
     _of_places,
     _of_multiples,
     _of_others,
-    _of_limits,
-    _of_mixtures,
     _of_rows_and_columns,
     _of_functions,
-    _of_bits,
 )
 """What a tensor of numbers may be, in the order in which it is said."""
