@@ -1,7 +1,7 @@
 """One Transformer-encoder text classifier in four frameworks, and the proof that they compute the same.
 
-The public face is ``from concord import spec, backends, conformance, compare``. None of it imports a
-framework but :func:`compare`, whose reference is a PyTorch module, when it is called.
+The public face is ``from concord import spec, backends, conformance, compare, load, show``. None of it
+imports a framework but :func:`compare`, whose reference is a PyTorch module, when it is called.
 """
 
 from pathlib import Path
@@ -31,4 +31,8 @@ def __getattr__(name: str) -> Any:
         from concord.conformance import compare
 
         return getattr(compare, name)
+    if name in ("load", "show"):
+        from concord import using
+
+        return getattr(using, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

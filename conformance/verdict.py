@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import html
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -253,6 +254,10 @@ class Verdict:
     def __str__(self) -> str:
         """Return what the terminal says: how near it came, or the first divergence in words."""
         return "\n".join(verdict_lines(self))
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the words of the terminal."""
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     @functools.cached_property
     def _conclusion(self) -> tuple[str, tuple[str, ...]]:

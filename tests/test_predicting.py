@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,9 +16,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from concord import porting, spec
+import concord
+from concord import porting, spec, using
+from concord.commands import predict
 from concord.model import reader
 from concord.spec.batch import Batch
+from concord.terminal import Terminal
 from concord.training import checkpoint, data, prediction
 from concord.training.data.ready import encoder_of
 from concord.training.metrics import losses, predicted, probabilities
@@ -143,7 +147,7 @@ def test_single_texts_and_pairs_are_predicted(
         trained(tmp_path / "model", small("bert")),
         f"--backend {NUMPY} --dtype float64".split(),
     )
-    code, output, errors = invoke(*f"predict {folder} abc 你好".split(), *usual)
+    code, output, errors = invoke(*f"predict {folder} abc 你好 --pair".split(), *usual)
     assert (code, errors) == (0, [])
     line = json.loads(output)
     assert (line["text_a"], line["text_b"]) == ("abc", "你好")
@@ -162,6 +166,56 @@ def test_single_texts_and_pairs_are_predicted(
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
         found = json.loads(invoke(*f"predict {folder} --texts - --layout {layout}".split(), *usual)[1])
         assert same_but_for_rounding({**found, "line": 1}, line)
+
+
+def test_many_texts_are_predicted_each_for_itself(invoke: Invoke, tmp_path: Path, small: Config) -> None:
+    folder, usual = trained(tmp_path / "model", small("bert")), f"--backend {NUMPY} --dtype float64"
+    code, output, _ = invoke(f"predict {folder} abc 你好 d {usual}")
+    lines = [json.loads(line) for line in output.splitlines()]
+    assert (code, [line["text_a"] for line in lines]) == (0, ["abc", "你好", "d"])
+    assert not any("text_b" in line for line in lines)
+
+
+def test_on_a_terminal_predictions_are_a_table(
+    invoke: Invoke, tmp_path: Path, small: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = trained(tmp_path / "model", small("bert"))
+    monkeypatch.setattr(predict, "Terminal", lambda **how: Terminal(**how) if how else terminal())
+    code, output, _ = invoke(f"predict {folder} abc 你好 --backend {NUMPY}")
+    assert code == 0
+    assert re.search(r"text +label +bad +good +so so", output)
+    assert re.search(r"^你好 +(bad|good|so so) ( +0\.\d{3}){3}", output, re.MULTILINE)
+
+
+def terminal() -> Terminal:
+    console = Terminal()
+    console._force_terminal, console.no_color, console._color_system = True, True, None
+    return console
+
+
+def test_the_backend_is_that_of_training_or_of_the_format(tmp_path: Path, small: Config) -> None:
+    folder = trained(tmp_path / "model", small("bert"))
+    assert using.home_of(folder) == "torch"
+    found = porting.read(folder)
+    for form, name in (("jax-msgpack", "jax"), ("keras-h5", "tf"), ("paddle", "paddle")):
+        porting.write(found, tmp_path / form, form)
+        assert using.home_of(tmp_path / form) == name
+
+
+def test_a_loaded_checkpoint_says_what_the_command_says(
+    invoke: Invoke, tmp_path: Path, small: Config
+) -> None:
+    folder = trained(tmp_path / "model", small("bert"))
+    lines = invoke(f"predict {folder} abc 你好 --pair --backend {NUMPY} --dtype float64")[1]
+    with concord.load(folder, NUMPY, "float64") as model:
+        assert (model.backend, model.labels) == (NUMPY, NAMES)
+        (found,) = model([("abc", "你好")])
+        assert found == json.loads(lines)
+        alone = model("abc")
+        assert alone["label"] == model(["abc", "d"])[0]["label"]
+        assert refusal(model, ["a", ("a", "b", "c")]) == [
+            "text 2 has 3 parts but must be a text, or two texts"
+        ]
 
 
 def test_bad_lines_are_told_in_their_place_or_end_it(invoke: Invoke, tmp_path: Path, small: Config) -> None:
@@ -184,8 +238,8 @@ def test_bad_lines_are_told_in_their_place_or_end_it(invoke: Invoke, tmp_path: P
     ("arguments", "problems"),
     [
         (
-            ("predict", "model", "a"),
-            ["--backend is given 0 times but must be given once: one framework computes"],
+            f"predict model a b c --pair --backend {NUMPY}".split(),
+            ["--pair is given with 3 texts but takes them two by two"],
         ),
         (f"predict model --backend {NUMPY}".split(), ["give one of TEXT, --texts FILE and --evaluate FILE"]),
         (("predict", "model", "", "--backend", NUMPY), ["'text_a' is empty"]),
@@ -314,7 +368,7 @@ def test_a_checkpoint_from_elsewhere_predicts_with_its_own_tokenizer(invoke: Inv
     porting.write(
         dataclasses.replace(ported, labels=("no", "maybe", "yes")), tmp_path / "there", "hugging-face"
     )
-    code, said, problems = invoke("predict", tmp_path / "there", "a b z", "c", "--backend", NUMPY)
+    code, said, problems = invoke("predict", tmp_path / "there", "a b z", "c", "--pair", "--backend", NUMPY)
     assert (code, problems) == (0, [])
     found = json.loads(said)
     ids, segments = np.array([[2, 4, 5, 1, 3, 6, 3]]), np.array([[0, 0, 0, 0, 0, 1, 1]])

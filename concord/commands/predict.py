@@ -15,7 +15,6 @@ import typer
 from concord import options, writing
 from concord.backends.interface import Settings
 from concord.conformance.campaign import Setup
-from concord.model import reader
 from concord.options import argument, option, reads, writes
 from concord.progress import bars
 from concord.running import opened as opened_worker
@@ -23,12 +22,18 @@ from concord.spec.errors import SpecError, collect, optional, refuse, unknowns
 from concord.spec.files import opened
 from concord.spec.files import writing as written
 from concord.spec.precision import PRECISIONS
+from concord.spec.text import shown
 from concord.terminal import Terminal, figures
+from concord.using import home_of, line_of, model_of, samples_of
 
 if TYPE_CHECKING:
     from concord.training.data import Bad, Sample
     from concord.training.metrics import Predict, Predictions
-    from concord.training.prediction import TextModel, TextPrediction
+    from concord.training.prediction import TextModel
+
+
+WIDEST = 60
+"""Characters of a text in a table."""
 
 
 def predict(
@@ -41,15 +46,22 @@ def predict(
     ],
     workers: options.Runs,
     lines: options.Lines,
-    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="A text.")] = None,
-    text_b: Annotated[str | None, typer.Argument(metavar="[TEXT_B]", help="The second of a pair.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts, each for itself; see --pair.")
+    ] = None,
+    pair: Annotated[bool, option("Take the texts two by two: each two are a pair.")] = False,
     texts: Annotated[
         Path | None,
         reads("Instead: texts or pairs, one on each line or as --layout says; '-' reads standard input."),
     ] = None,
     out: Annotated[
         Path | None,
-        writes("Where to write, as JSON Lines. Default: standard output.", "FILE", "-o", "--out"),
+        writes(
+            "Where to write, as JSON Lines. Default: standard output, as a table on a terminal.",
+            "FILE",
+            "-o",
+            "--out",
+        ),
     ] = None,
     evaluate: Annotated[
         list[Path] | None,
@@ -64,8 +76,10 @@ def predict(
         from concord.training import prediction
         from concord.training.data import Complaints, encode
 
-    if sum(given is not None for given in (text, texts, evaluate)) != 1:
+    if sum(map(bool, (text, texts, evaluate))) != 1:
         raise SpecError("give one of TEXT, --texts FILE and --evaluate FILE")
+    if pair and len(text or ()) % 2 + (not text):
+        raise SpecError(f"--pair is given with {len(text or ())} texts but takes them two by two")
     if (json is not None and evaluate is None) or (out is not None and evaluate is not None):
         raise SpecError("--json is for --evaluate, and --out for texts without labels")
     writing.check(out, json)
@@ -73,11 +87,12 @@ def predict(
     def place() -> tuple[str, Setup]:
         problems = unknowns("dtype", [dtype], PRECISIONS) + options.too_small(("batch", batch, 1))
         refuse(problems)
-        return workers.one("one framework computes"), workers.settings()
+        name = workers.one("one framework computes") if workers.backend else home_of(checkpoint)
+        return name, workers.settings()
 
     (backend, where), model, given = collect(
         place,
-        lambda: _model_of(checkpoint),
+        lambda: model_of(checkpoint),
         lambda: Complaints(lines.on_error) if evaluate is None else lines.read(evaluate),
     )
     if batch > 1 and model.config.mask_assignment == "batch_major":
@@ -96,12 +111,11 @@ def predict(
             yield prediction.predictor(worker, model, how), lambda done: reached(backend, done, "")
 
     if evaluate is None:
-        samples: Any = _single(model, text, text_b) if texts is None else _read(texts, lines)
-        to_file = written(out) if out is not None else nullcontext(lambda line: print(line.decode(), end=""))
-        with to_file as write, computing() as (compute, progress):
+        samples: Any = _typed(model, text or [], pair) if texts is None else _read(texts, lines)
+        title = f"{checkpoint} on {backend}"
+        with _said(out, model, title) as say, computing() as (compute, progress):
             for number, one in enumerate(prediction.predict(model, compute, samples, batch, given), start=1):
-                line = json_text.dumps(_line(one, model), ensure_ascii=False, allow_nan=False)
-                write(f"{line}\n".encode())
+                say(line_of(one, model))
                 progress(number)
         if given.count:
             Terminal(stderr=True).tell(f"{given.count} bad lines; each says so in its place")
@@ -153,12 +167,43 @@ def _show(found: dict[str, Any], console: Terminal) -> None:
     console.tell(", ".join(said))
 
 
-def _single(model: TextModel, text: str | None, text_b: str | None) -> list[Sample]:
-    from concord.training.data.samples import sample_of
+MOST_CLASSES = 6
+"""Classes whose probabilities all stand in a table; of more, that of the label alone."""
 
-    sample = sample_of(0, 1, {"text_a": text, "text_b": text_b})
-    model.encoder.encode(sample.text_a, sample.text_b)  # refuses what is no text before a worker is started
-    return [sample]
+
+@contextmanager
+def _said(out: Path | None, model: TextModel, title: str) -> Iterator[Callable[[dict[str, Any]], object]]:
+    """Take what is said of each text: as lines of JSON, or on a terminal as a table in the end."""
+    console, rows = Terminal(), list[dict[str, Any]]()
+    if out is None and console.is_terminal:
+        yield rows.append
+        _tabulate(rows, model, title, console)
+        return
+    to_file = written(out) if out is not None else nullcontext(lambda line: print(line.decode(), end=""))
+    with to_file as write:
+        yield lambda row: write(f"{json_text.dumps(row, ensure_ascii=False, allow_nan=False)}\n".encode())
+
+
+def _tabulate(rows: list[dict[str, Any]], model: TextModel, title: str, console: Terminal) -> None:
+    """Print what is said of each text, as a table."""
+    names = model.labels.names if len(model.labels.names) <= MOST_CLASSES else ()
+    cells = []
+    for row in rows:
+        text = " | ".join(row[key] for key in ("text_a", "text_b") if key in row)
+        sure = row.get("probabilities", {})
+        asked = names or [row.get("label")]
+        shares = ("–" if sure.get(name) is None else f"{sure[name]:.3f}" for name in asked)
+        cells.append([row.get("problem") or shown(text, WIDEST), row.get("label") or "none", *shares])
+    headings = ("text", "label", *(names or ["probability"]))
+    figures(console, headings, cells, (), ("text", "label"), title)
+
+
+def _typed(model: TextModel, texts: list[str], pair: bool) -> list[Sample]:
+    rows = [*zip(texts[::2], texts[1::2], strict=True)] if pair else texts
+    samples = samples_of(rows)
+    for sample in samples:  # refuses what is no text before a worker is started
+        model.encoder.encode(sample.text_a, sample.text_b)
+    return samples
 
 
 def _read(path: Path, lines: options.Lines) -> Iterator[Sample | Bad]:
@@ -174,36 +219,3 @@ def _read(path: Path, lines: options.Lines) -> Iterator[Sample | Bad]:
         with opened(path):  # what cannot be read is refused before a worker is started
             pass
     return from_path(path, 0, kind, lines.names)
-
-
-def _line(found: TextPrediction | Bad, model: TextModel) -> dict[str, Any]:
-    """Return a line of the output: the number of the input's line, and what is said of it."""
-    from concord.training.data import Bad
-
-    if isinstance(found, Bad):
-        return {"problem": str(found)}
-    sample = found.sample
-    sure = zip(model.labels.names, found.probabilities, strict=True)
-    return {
-        "line": sample.number,
-        "text_a": sample.text_a,
-        **({} if sample.text_b is None else {"text_b": sample.text_b}),
-        "label": found.label,
-        "probabilities": {name: value if value == value else None for name, value in sure},
-        "truncated": found.truncated,
-    }
-
-
-def _model_of(path: Path) -> TextModel:
-    """Return what a checkpoint predicts with.
-
-    Raises:
-        SpecError: if it cannot be read, or lacks a classifier or a tokenizer.
-    """
-    found = reader(path, spelled=False)
-    if found.part != "model":
-        raise SpecError(
-            f"{path}: has no classifier: 'concord case run --texts' says what the part {found.part!r} "
-            "computes"
-        )
-    return found

@@ -1,0 +1,180 @@
+"""In a notebook or a program: a checkpoint that takes texts, and a verdict as a page."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from concord.backends.interface import Settings
+from concord.conformance.campaign import Setup
+from concord.model import reader
+from concord.spec.errors import SpecError, optional, refuse
+from concord.spec.files import read_as
+from concord.spec.runs import PROGRESS
+
+if TYPE_CHECKING:
+    from concord.conformance.verdict import Verdict
+    from concord.training.data import Bad
+    from concord.training.prediction import TextModel, TextPrediction
+
+TEXTS = 32
+"""Texts that are computed at once, unless it is said otherwise."""
+
+
+class Classifier:
+    """A trained model that takes texts: what :func:`load` returns.
+
+    Attributes:
+        backend: that computes.
+        labels: the names of its classes.
+    """
+
+    def __init__(self, model: TextModel, backend: str, setup: Setup, how: Settings) -> None:
+        from concord.training.prediction import predictor
+
+        self.model, self.backend, self.labels = model, backend, model.labels.names
+        self._worker = setup.open(backend)
+        self._compute = predictor(self._worker, model, how)
+
+    def __call__(self, texts: str | Iterable[str | Sequence[str]]) -> Any:
+        """Return for each text, or pair of texts, its label and the probability of each class.
+
+        A single text gives one dictionary, several give a list of them.
+
+        Raises:
+            SpecError: listing what is no text.
+            WorkerFailure: if the worker gave no result.
+        """
+        from concord.training.data import Complaints
+        from concord.training.prediction import predict
+
+        samples = samples_of([texts] if isinstance(texts, str) else texts)
+        found = predict(self.model, self._compute, samples, TEXTS, Complaints("fail"))
+        lines = [line_of(one, self.model) for one in found]
+        return lines[0] if isinstance(texts, str) else lines
+
+    def close(self) -> None:
+        """End the worker; it ends with the program too."""
+        self._worker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def load(folder: str | Path, backend: str | None = None, dtype: str = "float32", **setup: Any) -> Classifier:
+    """Return the classifier of a checkpoint of any format, or of the best step of a run, ready for texts.
+
+    Args:
+        backend: by default that of the checkpoint's format (:func:`home_of`).
+        setup: fields of :class:`concord.conformance.campaign.Setup`, such as ``device``.
+
+    Raises:
+        SpecError: if it cannot be read, or lacks a classifier or a tokenizer.
+        WorkerFailure: if the framework is not installed.
+    """
+    with optional("concord.load", "training"):
+        import concord.training.data  # noqa: F401
+    model, where = model_of(Path(folder)), Setup(**setup)
+    ways = {name: getattr(where, name) for name in ("implementation", "execution", "device", "precision")}
+    return Classifier(model, backend or home_of(Path(folder)), where, Settings(dtype, **ways))
+
+
+def home_of(path: Path) -> str:
+    """Return the backend of a checkpoint: that it was trained in, or that of its format.
+
+    Raises:
+        SpecError: if it is no checkpoint.
+    """
+    from concord import porting
+    from concord.porting.certificate.making import backend_of
+    from concord.porting.folder import folder_of
+    from concord.training.checkpoint import Progress
+
+    progress = folder_of(path) / PROGRESS
+    plan = read_as(progress, Progress).plan if progress.is_file() else None
+    return plan.backend if plan and plan.backend else backend_of(porting.recognise(path).format)
+
+
+def model_of(path: Path) -> TextModel:
+    """Return the classifier of a checkpoint.
+
+    Raises:
+        SpecError: if it cannot be read, or lacks a classifier or a tokenizer.
+    """
+    found = reader(path, spelled=False)
+    if found.part != "model":
+        raise SpecError(
+            f"{path}: has no classifier: 'concord case run --texts' says what the part {found.part!r} "
+            "computes"
+        )
+    return found
+
+
+def samples_of(texts: Iterable[str | Sequence[str]]) -> list[Any]:
+    """Return texts, and pairs of texts, as samples.
+
+    Raises:
+        SpecError: listing what is neither.
+    """
+    from concord.training.data.samples import sample_of
+
+    rows = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
+    refuse(
+        [
+            f"text {number} has {len(row)} parts but must be a text, or two texts"
+            for number, row in enumerate(rows, start=1)
+            if len(row) not in (1, 2)
+        ]
+    )
+    return [
+        sample_of(0, number, dict(zip(("text_a", "text_b"), (*row, None), strict=False)))
+        for number, row in enumerate(rows, start=1)
+    ]
+
+
+def line_of(found: TextPrediction | Bad, model: TextModel) -> dict[str, Any]:
+    """Return the number of a text, and what is said of it."""
+    from concord.training.data import Bad
+
+    if isinstance(found, Bad):
+        return {"problem": str(found)}
+    sample = found.sample
+    sure = zip(model.labels.names, found.probabilities, strict=True)
+    return {
+        "line": sample.number,
+        "text_a": sample.text_a,
+        **({} if sample.text_b is None else {"text_b": sample.text_b}),
+        "label": found.label,
+        "probabilities": {name: value if value == value else None for name, value in sure},
+        "truncated": found.truncated,
+    }
+
+
+class Page(str):
+    """An HTML page, which a notebook shows in a frame of its own."""
+
+    def _repr_html_(self) -> str:
+        frame = "width:100%;height:40em;border:1px solid #8884"
+        return f'<iframe style="{frame}" srcdoc="{html.escape(self)}"></iframe>'
+
+
+def show(*verdicts: Verdict, title: str = "Verdict") -> Page:
+    """Return the page of verdicts, a text that a notebook shows."""
+    from concord.conformance import html as pages
+    from concord.conformance import record
+    from concord.conformance.campaign import Report
+    from concord.conformance.verdict import Result
+
+    def results() -> Iterator[Result]:
+        for number, verdict in enumerate(verdicts, start=1):
+            found = verdict.explained()
+            case = f"verdict {number}" if len(verdicts) > 1 else "verdict"
+            yield Result("the run", title, case, "as it ran", found.status, verdict=found)
+
+    found = Report([*results()], {"the run": {}}, Setup())
+    return Page(pages.page(record.made(found, "compare", title)))

@@ -1,0 +1,58 @@
+"""The notebook in ``examples/``: each of its cells runs, and its verdicts are as it says."""
+
+import ast
+import json
+import subprocess
+import sys
+
+import pytest
+
+import concord
+from tests.toys.surroundings import ROOT
+
+NOTEBOOK = json.loads((ROOT / "examples/notebook.ipynb").read_text())
+CODE = ["".join(cell["source"]) for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
+
+
+def shown(source):
+    """Return a cell that prints what a notebook would show."""
+    tree = ast.parse(source)
+    if isinstance(tree.body[-1], ast.Expr):
+        tree.body[-1] = ast.parse(f"print(str({ast.unparse(tree.body[-1].value)})[:2000])").body[0]
+    return ast.unparse(tree)
+
+
+def test_notebook_runs_from_its_first_cell_to_its_last(tmp_path, open_worker):
+    open_worker("torch")  # skips where it is not installed
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(map(shown, CODE))],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "diverges" in done.stdout
+    assert "gelu tanh" in done.stdout
+    assert "agrees" in done.stdout
+    assert "'label': 'good'" in done.stdout
+
+
+def test_notebook_was_run_and_has_its_outputs():
+    outputs = [cell["outputs"] for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
+    assert not any(output["output_type"] == "error" for cell in outputs for output in cell)
+    assert any("text/html" in output.get("data", {}) for cell in outputs for output in cell)
+
+
+def test_a_verdict_is_a_page_in_a_notebook():
+    modules = pytest.importorskip("tests.toys.modules")
+    verdict = concord.compare(modules.encoder(), modules.encoder(modules.Fused), modules.texts())
+    assert verdict._repr_html_().startswith("<pre>agrees")
+    page = concord.show(verdict, title="Fused")
+    assert page.startswith("<!doctype html>")
+    assert "Fused" in page
+    frame = page._repr_html_()
+    assert frame.startswith("<iframe")
+    assert "<!doctype" not in frame  # it is escaped
