@@ -232,6 +232,7 @@ def test_guides_and_reference_make_a_site(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "side-by-side" / "layers.html").is_file()
     page = (tmp_path / "reference" / "spec" / "index.html").read_text()
     assert [name for name in spec.__all__ if f'.{name}"' not in page] == []
 
