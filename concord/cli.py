@@ -6,12 +6,13 @@ Exit codes: 0 agrees; 1 diverges; 2 bad usage or input; 3 a backend crashed, is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from concord import DISTRIBUTION, writing
 from concord.commands import case, show
@@ -31,22 +32,42 @@ from concord.commands.train import train
 from concord.ending import end
 from concord.options import command
 
-PANELS: dict[str, Sequence[Callable[..., None]]] = {
-    "Compare implementations": (compare, check, golden, fuzz, mutants),
-    "Move checkpoints": (port, diff, certify),
-    "Train and use models": (train, predict),
-    "Look and measure": (speed, doctor, demo),
-}
-"""The commands, as they stand in the help."""
+Command = Callable[..., None]
 
-GROUPS: dict[str, tuple[str, Sequence[Callable[..., None]]]] = {
-    "case": ("Write, run or reduce cases as files.", (case.export, case.run, case.reduce)),
-    "show": (
-        "Make a page, a table or a figure.",
-        (show.variants, show.report, show.attention, show.positions, show.curves),
-    ),
+PANELS: dict[str, Mapping[str, Command | tuple[str, Sequence[Command]]]] = {
+    "Judge": {
+        **{one.__name__: one for one in (compare, check, golden, fuzz, mutants)},
+        "case": ("Write, run or reduce cases as files.", (case.export, case.run, case.reduce)),
+    },
+    "Port": {one.__name__: one for one in (port, diff, certify)},
+    "Train": {one.__name__: one for one in (train, predict)},
+    "Show and measure": {
+        "show": (
+            "Make a page, a table or a figure.",
+            (show.variants, show.report, show.attention, show.positions, show.curves),
+        ),
+        "speed": speed,
+    },
+    "Help": {"demo": demo, "doctor": doctor},
 }
-"""The commands that have commands of their own."""
+"""The commands as they stand in the help; some have commands of their own, and a text."""
+
+EXAMPLES = "Examples: concord demo · concord compare my.model:build port.onnx · concord doctor"
+
+
+class Grouped(TyperGroup):
+    """Commands in the order of :data:`PANELS`, in a help that fits a screen."""
+
+    def format_help(self, *how: Any) -> None:
+        """Write the help, without options that nobody needs twice."""
+        for param in self.params:
+            param.hidden = "completion" in str(param.name)  # type: ignore[attr-defined]
+        super().format_help(*how)
+
+    def list_commands(self, ctx: object) -> list[str]:  # noqa: ARG002
+        """Return their names."""
+        return [name for commands in PANELS.values() for name in commands]
+
 
 new = partial(
     typer.Typer,
@@ -54,7 +75,7 @@ new = partial(
     context_settings={"help_option_names": ["--help", "-h"]},
     rich_markup_mode="rich",
 )
-app = new(pretty_exceptions_enable=False)
+app = new(cls=Grouped, pretty_exceptions_enable=False, epilog=EXAMPLES)
 
 
 def _version(asked: bool) -> None:
@@ -73,18 +94,19 @@ def about(
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """One Transformer classifier in four frameworks, and the proof that they compute the same."""
+    """One model in four frameworks, and the proof that they compute the same."""
     writing.READ.clear()
 
 
-for panel, functions in PANELS.items():
-    for function in functions:
-        app.command(rich_help_panel=panel)(command(function))
-for name, (text, functions) in GROUPS.items():
-    group = new(help=text)
-    app.add_typer(group, name=name, rich_help_panel="Look and measure")
-    for function in functions:
-        group.command()(command(function))
+for panel, commands in PANELS.items():
+    for name, made in commands.items():
+        if isinstance(made, tuple):
+            group = new(help=made[0])
+            app.add_typer(group, name=name, rich_help_panel=panel)
+            for function in made[1]:
+                group.command()(command(function))
+        else:
+            app.command(rich_help_panel=panel)(command(made))
 
 
 run = partial(app, standalone_mode=False, prog_name="concord")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from concord.conformance.campaign import Job
-from concord.options import OptionGroup, option, reads, too_small
+from concord.options import OptionGroup, argument, option, reads, too_small
 from concord.spec.batch import Batch, completed, example_batch, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, located, optional, refuse, unknowns
@@ -94,7 +94,10 @@ class Trained(OptionGroup):
 
     checkpoint: Annotated[
         Path | None,
-        reads("In place of standard cases: a checkpoint of any format that Concord reads.", "PATH"),
+        argument(
+            metavar="[CHECKPOINT]",
+            help="In place of standard cases: a checkpoint of any format, or a run, of which the best.",
+        ),
     ] = None
     form: Format = "auto"
     table: NameTable = None
@@ -110,9 +113,9 @@ class Trained(OptionGroup):
         """
         there = self.checkpoint is not None
         about, why = (
-            (instead, "beside --checkpoint, which takes its place; leave one out")
+            (instead, "beside CHECKPOINT, which takes its place; leave one out")
             if there
-            else (self._about(), "but --checkpoint is not: whose weights?")
+            else (self._about(), "but CHECKPOINT is not: whose weights?")
         )
         refuse([f"--{name} is given {why}" for name, value in about.items() if value])
         return there

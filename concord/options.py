@@ -418,4 +418,4 @@ class Outputs(OptionGroup):
 
 
 Markdown = Annotated[Path | None, writes("Put the table between its markers in a Markdown file.")]
-Svg = Annotated[Path | None, writes("Write a figure as SVG, whose text stays text.")]
+Svg = Annotated[Path | None, writes("Write a figure as SVG, whose text stays text.", "FILE", "--svg", "-o")]

@@ -7,7 +7,7 @@
 from concord.porting.checkpoint import Checkpoint, LazyTensor, LedgerEntry, from_weights
 from concord.porting.reading import Recognition, read, recognise
 from concord.porting.registry import formats
-from concord.porting.writing import write
+from concord.porting.writing import loading, write
 
 __all__ = [
     "Checkpoint",
@@ -16,6 +16,7 @@ __all__ = [
     "Recognition",
     "formats",
     "from_weights",
+    "loading",
     "read",
     "recognise",
     "write",

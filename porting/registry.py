@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -87,6 +87,8 @@ class Format:
     spelled: str = ""
     configuration: str = CONFIG
     modules: bool = False
+    also: Sequence[str] = ()
+    loading: str = ""
 
     own: Table | None = None
     """Somebody's own table in place of the source's."""
@@ -162,11 +164,12 @@ def formats() -> tuple[str, ...]:
 
 
 def known(name: str) -> Format:
-    """Return a format.
+    """Return a format, by its name or that of its framework.
 
     Raises:
         UnknownNameError: with the nearest names.
     """
-    if name not in FORMATS:
-        raise unknown("format", name, list(FORMATS))
-    return FORMATS[name]
+    names = {other: form for form in FORMATS.values() for other in (*form.also, form.name)}
+    if name not in names:
+        raise unknown("format", name, list(names))
+    return names[name]

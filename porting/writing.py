@@ -205,7 +205,18 @@ CLASSES = {
     "stack": "EncoderStack",
     "attention": "AttentionAlone",
 }
-"""The classes of ``concord.backends.tf.model``, by the part that each is."""
+"""The classes of ``concord.backends.NAME.model``, by the part that each is."""
+
+
+def loading(checkpoint: Checkpoint, folder: Path, format: str) -> list[str]:
+    """Return lines of Python that load in its framework what was written; none where nobody else reads it."""
+    hub = "AutoModelForSequenceClassification"
+    code = (
+        known(format)
+        .loading.replace("FOLDER", str(folder))
+        .replace("TextClassifier", CLASSES[checkpoint.part])
+    )
+    return code.replace(hub, hub if checkpoint.part == "model" else "AutoModel").splitlines()
 
 
 def _keras_members(checkpoint: Checkpoint) -> dict[str, str]:

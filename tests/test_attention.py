@@ -151,14 +151,10 @@ def test_somebody_elses_model_reads_by_its_own_tokenizer(invoke: Invoke, tmp_pat
         found = show.reading_of(path, "The cats sat", "who?")
         assert found.tokens == ("[CLS]", "the", "cat", "##s", "sat", "[SEP]", "who", "?", "[SEP]")
         assert (found.segments, found.part, kept in found.weights) == ([0] * 6 + [1] * 3, part, True)
-        code, output, lines = invoke(
-            *f"show attention --checkpoint {path} --text-a".split(), "The cats sat", "--backend", RIGHT
-        )
+        code, output, lines = invoke(*f"show attention {path} ".split(), "The cats sat", "--backend", RIGHT)
         assert (code, lines) == (0, []), output
     (path / "vocab.txt").unlink()
-    code, _, lines = invoke(
-        *f"show attention --checkpoint {path} --text-a".split(), "The cats sat", "--backend", RIGHT
-    )
+    code, _, lines = invoke(*f"show attention {path} ".split(), "The cats sat", "--backend", RIGHT)
     assert (code, lines) == (
         2,
         [f"concord: error: {path}: has no tokenizer: it lacks tokenizer.json and vocab.txt"],
@@ -168,7 +164,7 @@ def test_somebody_elses_model_reads_by_its_own_tokenizer(invoke: Invoke, tmp_pat
 def test_chinese_tokens_stand_in_the_figure_as_text(run_folder: Path, invoke: Invoke, tmp_path: Path) -> None:
     code, _, lines = invoke(
         *(
-            f"show attention --checkpoint {run_folder} --text-a 天气好 "
+            f"show attention {run_folder} 天气好 "
             f"--backend {RIGHT} --layer 0 --head 0 --svg {tmp_path / 'x.svg'}"
         ).split(),
     )
@@ -187,11 +183,11 @@ def test_figures_are_files_that_hold_the_tokens(two: Maps, head: int | None) -> 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--text-a 天", "--checkpoint is not given"),
-        ("--checkpoint {run}", "--text-a is not"),
-        ("--checkpoint nowhere --text-a 天", "nowhere: no such file or folder"),
-        ("--checkpoint {run} --text-a 天 --dtype float31", "unknown dtype 'float31'"),
-        ("--checkpoint {run} --text-a 天 --layer 99", "--layer is 99 but must be from 0 to 1"),
+        ("", "Missing argument 'CHECKPOINT'"),
+        ("{run}", "Missing argument 'TEXT'"),
+        ("nowhere 天", "nowhere: no such file or folder"),
+        ("{run} 天 --dtype float31", "unknown dtype 'float31'"),
+        ("{run} 天 --layer 99", "--layer is 99 but must be from 0 to 1"),
     ],
 )
 def test_what_cannot_be_looked_at_is_refused(
@@ -204,7 +200,7 @@ def test_what_cannot_be_looked_at_is_refused(
 
 def test_a_library_that_keeps_its_weights_to_itself_is_said(invoke: Invoke, run_folder: Path) -> None:
     backend = toy("DeclaresNotExposed")
-    line = f"show attention --checkpoint {run_folder} --text-a 天气 --backend {backend}"
+    line = f"show attention {run_folder} 天气 --backend {backend}"
     code, output, _ = invoke(*line.split())
     assert "does not expose attention weights" in output
     assert code == 0

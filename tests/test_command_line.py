@@ -327,10 +327,9 @@ def test_variants_fit_the_terminal_and_nothing_is_cut_off(invoke: Invoke, column
     assert "norm_placement" in output
     assert "tanh" in output
     assert output.count("norm_placement") == 1
-    if columns == 80:
-        pre = next(line for line in output.splitlines() if " pre " in line)
-        assert "bert-pytorch" in pre
-        assert "vanilla-encoder" not in pre
+    letter = next(line[0] for line in output.splitlines() if line.endswith("  bert-pytorch"))
+    pre = next(line for line in output.splitlines() if " pre " in line).split()[-1]
+    assert (pre.strip("·"), len(pre)) == (letter, len(spec.variants()))
 
 
 @pytest.mark.parametrize("name", spec.variants())

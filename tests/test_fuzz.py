@@ -413,7 +413,7 @@ def test_a_hunt_that_judged_nothing_does_not_pass(invoke):
     assert code == 3
     assert (
         f"{NARROW}: nothing was judged: of 3 cases 3 unsupported; a backend of a fixed architecture is "
-        "judged on its own weights: concord check --checkpoint PATH"
+        "judged on its own weights: concord check PATH"
     ) in output
     found = hunted(NARROW, RIGHT, cases=3, parts=("dot_product",))
     assert (found.exit_code, found.judged, found.unjudged) == (3, [RIGHT], (NARROW,))

@@ -123,22 +123,17 @@ def test_a_folder_beside_is_written(tmp_path, source, invoke, monkeypatch):
 # Files that commands write.
 
 LINES = {
-    "run": (
-        "case run --checkpoint {source} --backend tests.toys.numpy_backend:NumpyBackend --texts "
-        "{texts} -o {out}"
-    ),
+    "run": ("case run {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} -o {out}"),
     "predict": "predict {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} -o {out}",
     "evaluate": "predict {source} --backend tests.toys.numpy_backend:NumpyBackend --evaluate {texts} --json "
     "{out}",
-    "check": "check --checkpoint {source} --backend tests.toys.numpy_backend:NumpyBackend --texts "
-    "{texts} --json {out}",
-    "attention": "show attention --checkpoint {source} --text-a cat --svg {out}",
-    "positions": "show positions --checkpoint {source} --svg {out}",
+    "check": "check {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} --json {out}",
+    "attention": "show attention {source} cat --svg {out}",
+    "positions": "show positions {source} --svg {out}",
     "diff": "diff {texts} {source} --json {out}",
     "certify": "certify {source} {source} --texts {texts} --html {out}",
-    "speed": "speed --checkpoint {source} --texts {texts} --json {out}",
-    "train": "train --checkpoint {source} --data {texts} --backend tests.toys.numpy_backend:NumpyBackend "
-    "--curves {out}",
+    "speed": "speed {source} --texts {texts} --json {out}",
+    "train": "train {source} --data {texts} --backend tests.toys.numpy_backend:NumpyBackend --curves {out}",
     "curves": "show curves {source} {texts} --out {out}",
 }
 
@@ -171,7 +166,7 @@ def test_a_file_that_is_read_is_not_replaced(tmp_path, command, what, invoke):
 def test_what_a_command_made_of_a_folder_may_be_made_anew(tmp_path, invoke):
     source = hugging_face(tmp_path / "source")
     for _ in range(2):
-        assert invoke(f"show positions --checkpoint {source} --svg {source / 'positions.svg'}")[0] == 0
+        assert invoke(f"show positions {source} --svg {source / 'positions.svg'}")[0] == 0
     record = source / "out.json"
     shutil.copy(Path(__file__).parent.parent / "docs" / "certificates" / "minilm-flax.json", record)
     assert writing._made(record)
@@ -186,8 +181,7 @@ def test_a_run_is_not_begun_in_its_own_checkpoint(tmp_path, invoke):
     before = contents(tmp_path)
     for checkpoint in (source, source / "model.safetensors"):
         code, _, lines = invoke(
-            f"train --checkpoint {checkpoint} --data {data} --backend "
-            f"tests.toys.numpy_backend:NumpyBackend --out {source}"
+            f"train {checkpoint} --data {data} --backend tests.toys.numpy_backend:NumpyBackend --out {source}"
         )
         assert (code, lines) == (2, [f"concord: error: {source}: is read; name another folder to write"])
     assert contents(tmp_path) == before

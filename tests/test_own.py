@@ -193,8 +193,7 @@ def test_inputs_that_do_not_fit_are_refused(tmp_path, arrays, said):
 def test_a_plugin_is_judged_on_a_checkpoint_and_texts(invoke, tmp_path, part):
     folder, path = hugging_face(tmp_path / "bert", part), texts(tmp_path / "t.txt")
     code, output, said = invoke(
-        f"check --checkpoint {folder} --texts {path} --backend {NUMPY} --dtype float32 "
-        f"--json {tmp_path / 'r.json'}"
+        f"check {folder} --texts {path} --backend {NUMPY} --dtype float32 --json {tmp_path / 'r.json'}"
     )
     assert code == 0, said
     assert ("Conformance: encoder" in output) == (part == "encoder")
@@ -211,11 +210,11 @@ def test_a_plugin_is_judged_on_a_checkpoint_and_texts(invoke, tmp_path, part):
 def test_options_about_a_checkpoint_need_one_and_exclude_standard_cases(invoke, tmp_path):
     folder = hugging_face(tmp_path / "bert")
     code, _, said = invoke(f"check --texts {texts(tmp_path / 't.txt')} --backend {NUMPY}")
-    assert (code, said) == (2, ["concord: error: --texts is given but --checkpoint is not: whose weights?"])
-    code, _, said = invoke(f"check --checkpoint {folder} --variant bert --case bert-tiny --backend {NUMPY}")
+    assert (code, said) == (2, ["concord: error: --texts is given but CHECKPOINT is not: whose weights?"])
+    code, _, said = invoke(f"check {folder} --variant bert --case bert-tiny --backend {NUMPY}")
     assert code == 2
     assert [line.partition(" is given beside")[0].split()[-1] for line in said] == ["--variant", "--case"]
-    code, _, said = invoke(f"check --checkpoint {folder} --part stack --backend {NUMPY}")
+    code, _, said = invoke(f"check {folder} --part stack --backend {NUMPY}")
     assert (code, "--part is 'stack' but must be model or pooled or encoder" in said[-1]) == (2, True)
 
 
@@ -241,7 +240,7 @@ def answered(folder, spoil=lambda config, weights: (config, weights)):
 
 def exported(invoke, folder, part="encoder"):
     code, _, said = invoke(
-        f"case export {folder / 'cases'} --checkpoint "
+        f"case export {folder / 'cases'} "
         f"{hugging_face(folder / 'bert', part)} --texts {texts(folder / 't.txt')} "
         "--forward-only --dtype float32"
     )
@@ -334,7 +333,7 @@ def test_a_workload_is_as_long_as_texts_are(tmp_path):
 def test_run_writes_what_a_backend_computes(invoke, tmp_path, batch):
     folder, path, out = hugging_face(tmp_path / "bert"), texts(tmp_path / "t.txt"), tmp_path / "o.safetensors"
     code, output, said = invoke(
-        f"case run --checkpoint {folder} --backend {NUMPY} --texts {path} -o {out} --dtype float64", *batch
+        f"case run {folder} --backend {NUMPY} --texts {path} -o {out} --dtype float64", *batch
     )
     assert code == 0, said
     assert f"written: {out}: output float64 (5, 3), 2 inputs" in output
@@ -352,7 +351,7 @@ def test_run_writes_what_a_backend_computes(invoke, tmp_path, batch):
 def test_run_writes_taps_and_gradients_by_name(invoke, tmp_path):
     out = tmp_path / "o.safetensors"
     code, _, said = invoke(
-        f"case run --checkpoint {hugging_face(tmp_path / 'bert')} --backend {NUMPY} "
+        f"case run {hugging_face(tmp_path / 'bert')} --backend {NUMPY} "
         f"--texts {texts(tmp_path / 't.txt')} -o {out} --taps --gradients"
     )
     assert code == 0, said
@@ -364,19 +363,17 @@ def test_run_writes_taps_and_gradients_by_name(invoke, tmp_path):
 
 def test_run_refuses_what_it_cannot_do_and_writes_nothing(invoke, tmp_path):
     folder, out = hugging_face(tmp_path / "bert"), tmp_path / "o.safetensors"
-    code, _, said = invoke(f"case run --checkpoint {folder} --backend {NUMPY} -o {out}")
+    code, _, said = invoke(f"case run {folder} --backend {NUMPY} -o {out}")
     assert (code, said[0]) == (
         2,
         "concord: error: neither --texts nor --inputs is given: what is it to be run on?",
     )
     code, _, said = invoke(
-        f"case run --checkpoint {folder} --backend {NUMPY} --texts "
-        f"{texts(tmp_path / 't.txt')} -o {tmp_path / 't.txt'}"
+        f"case run {folder} --backend {NUMPY} --texts {texts(tmp_path / 't.txt')} -o {tmp_path / 't.txt'}"
     )
     assert (code, "is read; name another file to write" in said[0]) == (2, True)
     code, _, said = invoke(
-        f"case run --checkpoint {folder} --backend {toy('SaysUnsupported')} --texts "
-        f"{tmp_path / 't.txt'} -o {out}"
+        f"case run {folder} --backend {toy('SaysUnsupported')} --texts {tmp_path / 't.txt'} -o {out}"
     )
     assert code == 3
     assert not out.exists()

@@ -1,6 +1,10 @@
 """Checkpoints of other projects: which format a folder holds, what its tensors are, and what is refused."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -15,6 +19,7 @@ from concord.porting.stored import in_memory
 from concord.spec.errors import SpecError, WeightsError
 from concord.spec.sources import table
 from tests.toys.checkpoints import CONFIG, SIZES, WEIGHTS, bits, drawn, in_bytes
+from tests.toys.surroundings import ROOT
 
 BERT = table.load("bert-hugging-face")
 
@@ -397,3 +402,36 @@ def test_what_no_graph_can_be_is_refused(tmp_path):
     with pytest.raises(SpecError, match="taps are outputs of onnx alone"):
         porting.write(porting.from_weights(CONFIG, WEIGHTS), tmp_path / "graph", "concord", taps=True)
     assert list(tmp_path.iterdir()) == []
+
+
+LOADED = {"torch-safetensors": "torch", "paddle": "paddle", "keras-h5": "tf", "jax-msgpack": "jax"}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [pytest.param(form, marks=[pytest.mark.slow] * (form in ("paddle", "keras-h5"))) for form in LOADED],
+)
+def test_port_prints_lines_that_load_the_result_in_its_framework(form, tmp_path, invoke, open_worker):
+    open_worker(LOADED[form])  # skips where it is not installed
+    hugging_face(tmp_path / "bert")
+    code, output, _ = invoke("port", tmp_path / "bert", "-o", tmp_path / "out", "--to", form)
+    assert code == 0
+    lines = re.findall("^  (.*)", output.partition("load it with\n")[2], re.MULTILINE)
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join([*lines, "assert type(model).__name__ == 'TextClassifier'"])],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_formats_are_asked_for_by_their_frameworks_too(tmp_path, invoke):
+    code, _, errors = invoke("port", tmp_path, "-o", tmp_path / "out")
+    assert code == 2
+    assert all(name in errors[0] for name in porting.formats())
+    assert [
+        registry.known(name).name for name in ("flax", "jax", "pytorch", "hf", "keras", "paddle", "tf")
+    ] == [*("jax-msgpack", "jax-msgpack", "torch-safetensors", "hugging-face", "keras", "paddle", "keras")]

@@ -65,9 +65,9 @@ def test_the_command_draws_a_figure(invoke: Invoke, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("", "either --checkpoint or --variant"),
+        ("", "either CHECKPOINT or --variant"),
         ("--variant brt", "unknown variant"),
-        ("--checkpoint nowhere", "nowhere"),
+        ("nowhere", "nowhere"),
     ],
 )
 def test_what_there_is_no_table_of_is_refused(invoke: Invoke, options: str, words: str) -> None:

@@ -118,7 +118,7 @@ def test_a_run_goes_on_from_a_checkpoint_and_another_from_the_run(invoke: Invoke
         tmp_path / "second",
     )
     common = f"--backend torch --threads 1 --batch 7 --data {data} --dev {data / 'train.tsv'}".split()
-    code, said, errors = invoke("train", *common, *f"--checkpoint {path} --out {run} --steps 4".split())
+    code, said, errors = invoke("train", *common, *f"{path} --out {run} --steps 4".split())
     assert (code, len(errors)) == (0, 1)
     assert errors[0].startswith(
         f"{path}: part model, 41 of 41 parameters taken; nothing drawn anew; 3 classes: so so, no, yes"
@@ -129,7 +129,7 @@ def test_a_run_goes_on_from_a_checkpoint_and_another_from_the_run(invoke: Invoke
     code, _, errors = invoke(
         "train",
         *common,
-        *f"--checkpoint {run} --out {second} --steps 1 --recipe adamw --warmup 0 --seed 5".split(),
+        *f"{run} --out {second} --steps 1 --recipe adamw --warmup 0 --seed 5".split(),
     )
     assert (
         code,
@@ -155,8 +155,7 @@ def test_what_training_goes_on_from_is_copied_however_large_it_is(
     assert (
         invoke(
             *(
-                f"train --backend torch --threads 1 --data {data} "
-                f"--checkpoint {path} --out {run} --steps 2 --batch 7"
+                f"train --backend torch --threads 1 --data {data} {path} --out {run} --steps 2 --batch 7"
             ).split(),
         )[0]
         == 0
@@ -185,8 +184,7 @@ def test_lockstep_judges_a_checkpoint_of_ones_own(invoke: Invoke, tmp_path: Path
         tmp_path / "found.json",
     )
     given = (
-        f"--lockstep --checkpoint {path} --data {data} --steps 2 --batch 5 --threads 1 --backend torch "
-        f"--json {page}"
+        f"--lockstep {path} --data {data} --steps 2 --batch 5 --threads 1 --backend torch --json {page}"
     ).split()
     code, said, errors = invoke("train", *given)
     assert (code, json.loads(page.read_text())["tracks"][0]["steps"]) == (0, 2), said
@@ -200,19 +198,17 @@ def test_what_a_checkpoint_leaves_no_room_for_is_refused(invoke: Invoke, tmp_pat
     path, data = hugging_face(tmp_path / "bert"), samples(tmp_path / "data")
 
     def refused(*further: object) -> list[str]:
-        code, _, errors = invoke(
-            *f"train --backend torch --checkpoint {path} --out {tmp_path / 'run'}".split(), *further
-        )
+        code, _, errors = invoke(*f"train --backend torch {path} --out {tmp_path / 'run'}".split(), *further)
         assert (code, (tmp_path / "run").exists()) == (2, False)
         return [line.removeprefix("concord: error: ") for line in errors]
 
-    says = "is given but --checkpoint is too: the checkpoint"
+    says = "is given but CHECKPOINT is too: the checkpoint"
     assert refused("--variant", "bert", "--vocabulary", "9", "--data", data) == [
         f"--variant {says} says what the model is",
         f"--vocabulary {says} has a tokenizer",
     ]
     assert refused("--set", "d_model=16", "--data", data) == [f"--set d_model {says} says what the model is"]
-    assert refused() == ["--checkpoint is given but --data is not: what is the model to be trained on?"]
+    assert refused() == ["CHECKPOINT is given but --data is not: what is the model to be trained on?"]
     assert refused("--tokens", "20", "--data", data) == [
         "a sample may have 20 tokens but must have at most 19, as 'max_positions' says"
     ]

@@ -71,6 +71,8 @@ def learn_pairs(open_worker: Any, invoke: Invoke, backend: str, folder: Path) ->
     )
     assert (code, errors) == (0, [])
     assert "7 epochs" in said
+    assert f"the best checkpoint: {run}/step-" in said
+    assert f'next: concord predict {run} "a text"' in said
     found = json.loads((run / "test.json").read_text())
     assert found["accuracy"] > 0.9  # of 101 pairs; by chance fewer than 0.7
     return run

@@ -78,7 +78,7 @@ def run(
     writing.check(out)
     whole = taps or gradients
     wrong = {
-        "--checkpoint is not given: what is to be run?": model.checkpoint is None,
+        "CHECKPOINT is not given: what is to be run?": model.checkpoint is None,
         "neither --texts nor --inputs is given: what is it to be run on?": not (model.texts or model.inputs),
         "--batch is given beside --taps or --gradients: those are of all samples at once": model.batch
         and whole,

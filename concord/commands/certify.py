@@ -45,7 +45,9 @@ def certify(
     workers: options.Runs,
     source: Annotated[Path | None, argument(metavar="SRC", help="The checkpoint that was ported.")] = None,
     target: Annotated[Path | None, argument(metavar="DST", help="What it was ported to.")] = None,
-    certificate: Annotated[Path | None, writes("Write the certificate, as JSON.")] = None,
+    certificate: Annotated[
+        Path | None, writes("Write the certificate, as JSON.", "FILE", "--certificate", "-o")
+    ] = None,
     html: Annotated[Path | None, writes("Write the certificate as a page.")] = None,
     verify: Annotated[
         Path | None,

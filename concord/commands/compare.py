@@ -70,7 +70,7 @@ def compare(
         str | None, options.option("The interpreter in which the candidate's function is called.", "PATH")
     ] = None,
 ) -> None:
-    """Judge whether a candidate computes what a PyTorch model computes, to within rounding."""
+    """Judge whether a candidate computes what a PyTorch model computes."""
     record.check()
     problems = ["--text and --inputs are both given but one of them alone may be"] if text and inputs else []
     problems += (

@@ -39,7 +39,7 @@ def demo(
     ] = None,
     html: Annotated[Path, options.writes("Where to write the page.")] = Path("concord-demo.html"),
 ) -> None:
-    """Plant a bug in one framework, and see it found and named: a few seconds."""
+    """Plant a bug in one framework, and see it found and named."""
     writing.check(html)
     names, console = [backend] if backend else list(backends.BUILT_IN), Terminal()
     refuse(unknowns("backend", names, backends.BUILT_IN))

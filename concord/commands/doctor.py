@@ -17,19 +17,17 @@ from concord.terminal import Terminal
 def doctor(workers: options.Places) -> None:
     """Show what is installed, how it is set, and what to do."""
     console, settings, names = Terminal(), workers.settings(), workers.names()
-    console.print(_facts(diagnoses.machine()))
     with console.status("starting each backend to ask it", spinner="line"):
         found = diagnoses.diagnose(names, settings)
+    advice = [f"{one.backend}: {line}" for one in found for line in one.advice]
+    for line in (*diagnoses.conclusions(found, settings), *advice):
+        console.tell(line, style="yellow")
+    console.print()
+    console.print(_facts(diagnoses.machine()))
     for one in found:
         console.print()
         console.tell(f"{one.backend}: {one.status}", style="bold")
-        table = _facts(one.facts)
-        for advice in one.advice:
-            table.add_row("advice", Text(advice), style="yellow")
-        console.print(table)
-    for line in diagnoses.conclusions(found, settings):
-        console.print()
-        console.tell(line, style="yellow")
+        console.print(_facts(one.facts))
     ready = all(one.status == "ready" or (one.status == "absent" and not workers.backend) for one in found)
     raise typer.Exit(0 if ready else 3)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from concord import writing
 from concord.model import Format, NameTable, formats
 from concord.options import argument, option, writes
+from concord.spec.errors import SpecError
 from concord.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -22,7 +23,14 @@ def port(
         Path, argument(metavar="SRC", help="A folder with a checkpoint, or the file of weights in it.")
     ],
     output: Annotated[Path, writes("The folder to write.", "DST", "--output", "-o")],
-    to: Annotated[str, option("What to write: see docs/guides/porting.md.", "FORMAT", values=formats)],
+    to: Annotated[
+        str | None,
+        option(
+            "What to write, or jax, tf, paddle, pytorch, hf. Without it, all formats are listed.",
+            "FORMAT",
+            values=formats,
+        ),
+    ] = None,
     form: Format = "auto",
     table: NameTable = None,
     taps: Annotated[bool, option("Every activation is an output of an ONNX graph.")] = False,
@@ -32,6 +40,8 @@ def port(
     from concord import porting  # its containers are read by what few commands need
 
     console = Terminal()
+    if to is None:
+        raise SpecError(f"--to is not given but must be one of {', '.join(formats())}")
     writing.check_apart(output, replaced=True)
     if form == "auto" and table is None:
         found = porting.recognise(source)
@@ -41,6 +51,11 @@ def port(
     _show(checkpoint, console)
     porting.write(checkpoint, output, to, force, taps)
     console.tell(f"{output}: {to}, written")
+    if lines := porting.loading(checkpoint, output, to):
+        console.tell("load it with")
+    for line in lines:
+        console.tell(f"  {line}")
+    console.tell(f"next: concord certify {source} {output}")
 
 
 def _show(checkpoint: Checkpoint, console: Terminal) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from string import ascii_lowercase
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from concord import options, spec, writing
 from concord.model import reader
-from concord.options import argument, option, reads, writes
+from concord.options import argument, option, writes
 from concord.progress import counting
 from concord.spec.errors import SpecError, collect, refuse, unknowns
 from concord.spec.precision import PRECISIONS
@@ -22,9 +21,8 @@ if TYPE_CHECKING:
     from concord.training.attention import ReadText
     from concord.training.positions import Form
 
-Checkpoint = Annotated[
-    Path | None, reads("A model: a checkpoint of any format, or a run, of which the best.", "PATH")
-]
+CHECKPOINT = argument(metavar="CHECKPOINT", help="A checkpoint of any format, or a run, of which the best.")
+Checkpoint = Annotated[Path, CHECKPOINT]
 
 
 def variants(
@@ -34,26 +32,27 @@ def variants(
     if name is not None:
         print(spec.variant(name).to_toml(), end="")
         return
-    configs = {name: spec.variant(name).as_dict() for name in spec.variants()}
-    family = Table(padding=(0, 1), box=SIMPLE_HEAD)
-    for column in ("field", "value", "variants"):
-        family.add_column(column, overflow="fold", min_width=19 if column == "variants" else None)
+    configs = [spec.variant(name).as_dict() for name in spec.variants()]
+    console, rows = Terminal(), []
+    letters = dict(zip(ascii_lowercase, spec.variants(), strict=False))
+    for letter, variant in letters.items():
+        console.tell(f"{letter}  {variant}")
     for field in spec.FIELDS:
-        bearers: dict[str, list[str]] = {}
-        for variant, config in configs.items():
-            bearers.setdefault(str(config.get(field, "–")), []).append(variant)
-        if len(bearers) > 1:
-            for number, (value, names) in enumerate(bearers.items()):
-                family.add_row("" if number else field, value, ", ".join(names))
-    console = Terminal()
-    console.print(family)
+        values = [str(config.get(field, "–")) for config in configs]
+        for value in dict.fromkeys(values) if len(set(values)) > 1 else ():
+            named = field if value == values[0] else ""
+            bearers = (letter if one == value else "·" for letter, one in zip(letters, values, strict=True))
+            rows.append([named, value, "".join(bearers)])
+    console.print()
+    headings = ("field", "value", "variants")
+    figures(console, headings, rows, (), headings)
     said = "Every other field is the same in all. 'concord show variants NAME' prints one whole."
     console.print(said, style="dim")
 
 
 def report(
     file: Annotated[Path, argument(metavar="FILE", help="What --json wrote.")],
-    html: Annotated[Path, writes("Where to write the page.")],
+    html: Annotated[Path, writes("Where to write the page.", "FILE", "--html", "-o")],
 ) -> None:
     """Make the page of an earlier run from its JSON, and end as that run did."""
     writing.check(html)
@@ -64,9 +63,9 @@ def report(
 
 def attention(
     workers: options.Spread,
-    checkpoint: Checkpoint = None,
-    text_a: Annotated[str | None, option("What the model reads.", "TEXT")] = None,
-    text_b: Annotated[str | None, option("And the second of a pair.", "TEXT")] = None,
+    checkpoint: Checkpoint,
+    text_a: Annotated[str, options.named("TEXT", "A text that the model reads.")],
+    text_b: Annotated[str | None, options.named("[TEXT_B]", "And the second of a pair.")] = None,
     layer: Annotated[int | None, option("Of the figure, from 0. Default: all.")] = None,
     head: Annotated[int | None, option("Of the figure, from 0. Default: all.")] = None,
     dtype: options.Dtype = "float32",
@@ -104,7 +103,7 @@ def attention(
 
 
 def positions(
-    checkpoint: Checkpoint = None,
+    checkpoint: Annotated[Path | None, CHECKPOINT] = None,
     variant: Annotated[
         str | None, option("Instead: the table of a variant.", "V", values=spec.variants)
     ] = None,
@@ -118,7 +117,7 @@ def positions(
     if svg is not None:
         drawing.check_matplotlib()
     if (checkpoint is None) == (variant is None):
-        raise SpecError("give either --checkpoint or --variant")
+        raise SpecError("give either CHECKPOINT or --variant")
     forms = tables.forms(variant, spec.variant(variant)) if variant else forms_of(checkpoint or Path())
     console = Terminal()
     title = "Products of two positions by their distance, relative to that at distance 0"
@@ -138,25 +137,23 @@ def forms_of(path: Path) -> list[Form]:
     return tables.forms(name_of(path), found.config, stored)
 
 
-def reading_of(checkpoint: Path | None, text_a: str | None, text_b: str | None) -> ReadText:
+def reading_of(checkpoint: Path, text_a: str, text_b: str | None) -> ReadText:
     """Return texts as a checkpoint reads them.
 
     Raises:
-        SpecError: if there is no checkpoint, or no text.
+        SpecError: if it cannot be read.
     """
     from concord.porting.folder import name_of
     from concord.training.attention import of_texts
 
-    if checkpoint is None:
-        raise SpecError("--checkpoint is not given: which model is looked at?")
-    if text_a is None:
-        raise SpecError("--checkpoint is given but --text-a is not: what is the model to read?")
     return of_texts(name_of(checkpoint), reader(checkpoint, spelled=True), text_a, text_b)
 
 
 def curves(
     runs: Annotated[list[Path], argument(metavar="RUN", help="Folders of runs.")],
-    out: Annotated[Path | None, writes("Write curves of loss and accuracy as SVG.")] = None,
+    out: Annotated[
+        Path | None, writes("Write curves of loss and accuracy as SVG.", "FILE", "--out", "-o")
+    ] = None,
 ) -> None:
     """Show runs of training over each other: figures, and curves of loss and accuracy."""
     writing.check(out)

@@ -258,7 +258,7 @@ def speed(
     drawn = {"preset": models.preset, "variant": models.variant, "config": models.config}
     sizes = {"batch": models.batch, "tokens": models.tokens} if texts else {}
     if own_model.checkpoint is None and texts is not None:
-        raise SpecError("--texts is given but --checkpoint is not: whose weights?")
+        raise SpecError("--texts is given but CHECKPOINT is not: whose weights?")
     given = _own(own_model, texts, models) if own_model.check(**drawn, **sizes) else []
     device = (workers.device or ["cpu"])[0]
     settings, names, works, chosen, _ = collect(

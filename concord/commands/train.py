@@ -22,7 +22,7 @@ from concord.conformance.lockstep.outcome import MODES
 from concord.conformance.lockstep.report import show
 from concord.ending import halting
 from concord.model import reader
-from concord.options import option, reads, writes
+from concord.options import argument, option, reads, writes
 from concord.progress import bars
 from concord.spec import runs
 from concord.spec.config import FIELDS, EncoderConfig, from_toml
@@ -117,9 +117,9 @@ class ModelOptions(options.OptionGroup):
     config: Annotated[Path | None, reads("Instead: a model of your own, as TOML.")] = None
     checkpoint: Annotated[
         Path | None,
-        reads(
-            "Instead: go on from the weights of a checkpoint of any format, or a run, with its tokenizer.",
-            "PATH",
+        argument(
+            metavar="[CHECKPOINT]",
+            help="Go on from the weights of a checkpoint of any format, or a run, with its tokenizer.",
         ),
     ] = None
     changes: Annotated[
@@ -135,7 +135,7 @@ class ModelOptions(options.OptionGroup):
         typer.Option(
             metavar="R",
             parser=named_recipe,
-            help="A known recipe, or a TOML file. Default: adamw; with --checkpoint hugging-face.",
+            help="A known recipe, or a TOML file. Default: adamw; with CHECKPOINT hugging-face.",
             autocompletion=lambda incomplete: [name for name in recipes() if name.startswith(incomplete)],
         ),
     ] = None
@@ -168,7 +168,7 @@ class ModelOptions(options.OptionGroup):
             SpecError: listing what is unknown or wrong.
         """
         if (self.variant is not None) + (self.config is not None) + (pretrained is not None) != 1:
-            raise SpecError("give one of --variant, --config and --checkpoint")
+            raise SpecError("give one of --variant, --config and CHECKPOINT")
         if self.variant is not None:
             model = spec.variant(self.variant)
         elif self.config is not None:
@@ -187,7 +187,7 @@ class ModelOptions(options.OptionGroup):
         if pretrained is not None:
             refuse(
                 [
-                    f"--set {name} is given but --checkpoint is too: the checkpoint says what the model is"
+                    f"--set {name} is given but CHECKPOINT is too: the checkpoint says what the model is"
                     for name in of_model
                 ]
             )
@@ -252,7 +252,7 @@ class RunOptions(options.OptionGroup):
     best_by: Annotated[
         str, option("accuracy or loss: what the best checkpoint has most, or least, of.", "M")
     ] = "accuracy"
-    out: Annotated[Path, writes("The folder of the run.", "DIR")] = Path("concord-run")
+    out: Annotated[Path, writes("The folder of the run.", "DIR", "--out", "-o")] = Path("concord-run")
     resume: Annotated[
         Path | None, reads("Go on with the run in DIR; only its limits can be changed.", "DIR")
     ] = None
@@ -271,9 +271,9 @@ def train(
 ) -> None:
     """Train a model in one framework, or in lockstep in several."""
     if start.checkpoint is not None:
-        problems = _beside(context, "--checkpoint", OF_CHECKPOINT)
+        problems = _beside(context, "CHECKPOINT", OF_CHECKPOINT)
         if samples.data is None:
-            problems.insert(0, "--checkpoint is given but --data is not: what is the model to be trained on?")
+            problems.insert(0, "CHECKPOINT is given but --data is not: what is the model to be trained on?")
         refuse(problems)
     if lockstep.lockstep:
         refuse(_beside(context, "--lockstep", ORDINARY if samples.data else {**WITH_DATA, **ORDINARY}))
@@ -299,8 +299,13 @@ def train(
         size = 32 if samples.batch is None else samples.batch
         begun, corpora = _begun(start, samples, settings, run, backend=name, batch=size, dtype=dtype)
     folder = run.resume or run.out
+    from concord.porting.folder import folder_of  # what reads checkpoints need not be loaded before
+
     _fit(begun, corpora, folder, settings)
     compare([folder], run.curves)
+    console = Terminal()
+    console.tell(f"the best checkpoint: {folder_of(folder)}")
+    console.tell(f'next: concord predict {folder} "a text"; concord port {folder} -o DST --to FORMAT')
 
 
 def _beside(context: typer.Context, option: str, among: Mapping[str, str]) -> list[str]:

@@ -377,8 +377,7 @@ class Findings:
                 if statuses[status]
             )
             advice = (
-                "; a backend of a fixed architecture is judged on its own weights: "
-                "concord check --checkpoint PATH"
+                "; a backend of a fixed architecture is judged on its own weights: concord check PATH"
                 if statuses["unsupported"]
                 else ""
             )
