@@ -295,6 +295,14 @@ class Verdict:
         return self.diagnosis.clause if self.diagnosis else first.clause if first else ""
 
     @property
+    def beyond(self) -> str:
+        """How many tensors lie beyond, of those that were delivered, in words."""
+        there = [row.status for row in self.table if row.note != NOT_EXPOSED]
+        lost = len(self.table) - len(there)
+        more = f"; {lost} more {'was' if lost == 1 else 'were'} not delivered" if lost else ""
+        return f"{there.count('diverges')} of {len(there)} tensors lie beyond their tolerance{more}"
+
+    @property
     def arrival(self) -> Row | None:
         """The model's result, where what is wrong arrives; None where it began there."""
         end = next((row for name in ("logits", "loss") if (row := self.row(name))), None)
@@ -496,8 +504,7 @@ def _divergence(verdict: Verdict, name: str, attribution: str = "") -> list[str]
     lines += [f"  {line}" for line in verdict.diagnosis.lines] if verdict.diagnosis else []
     lines += [f"  {attribution}"] if attribution else []
     lines += _arrival(verdict)
-    others = [r for r in verdict.table if r.status == "diverges"]
-    return [*lines, f"  {len(others)} of {len(verdict.table)} tensors lie beyond their tolerance"]
+    return [*lines, f"  {verdict.beyond}"]
 
 
 def _only_gradients(verdict: Verdict) -> bool:

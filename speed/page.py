@@ -12,6 +12,7 @@ from concord.speed.record import check
 from concord.speed.table import (
     HARMLESS,
     Entry,
+    busy_before,
     fastest_first,
     figures,
     limits,
@@ -45,6 +46,7 @@ def page(made: Record) -> str:
         made,
         Path(__file__).parent / "templates",
         headline=_headline(data),
+        **({"tone": "broken" if busy_before(data) else "quiet"} if made.exit_code == 0 else {}),
         compared=[
             _compared(data),
             _fastest(data),
@@ -69,7 +71,8 @@ def _fastest(data: Entry) -> str:
     """Say which measurement of each workload is the fastest."""
     first = [(name, found[0]) for name in data["workloads"] if (found := fastest_first(data, name))]
     said = [f"{name}: {row['backend']} {row['mode']}, {figures(row)['step'][1]}" for name, row in first]
-    return f"Fastest: {'; '.join(said)}." if said else "Nothing was measured."
+    fastest = "Fastest, as far as one can tell" if busy_before(data) else "Fastest"
+    return f"{fastest}: {'; '.join(said)}." if said else "Nothing was measured."
 
 
 def _compared(data: Entry) -> str:
@@ -89,5 +92,6 @@ def _compared(data: Entry) -> str:
 def _headline(data: Entry) -> str:
     measured = sum(bool(entry["summary"]) for entry in data["entries"])
     wrong = sum(entry["status"] == "withheld" for entry in data["entries"])
-    text = f"{measured} measurement{'' if measured == 1 else 's'}, all of programs that conformed"
+    busy = f"{busy}, so these times say little: " if (busy := busy_before(data)) else ""
+    text = f"{busy}{measured} measurement{'' if measured == 1 else 's'}, all of programs that conformed"
     return text + (f"; {wrong} withheld, because what they computed is wrong" if wrong else "")

@@ -17,6 +17,9 @@ HARMLESS = ("unsupported", "absent", "as tuned")
 TOLERATED = 0.25
 """Cores beyond the number of threads that a process may keep busy with what it does besides."""
 
+NOISE = 0.25
+"""Cores that other processes may keep busy without a warning."""
+
 WIDE = 140
 """Columns from which on every figure has room."""
 
@@ -102,6 +105,12 @@ def unmeasured(data: Entry) -> dict[tuple[str, str, str], list[Entry]]:
         if entry["status"] != "measured":
             found.setdefault((entry["backend"], entry["status"], entry["detail"]), []).append(entry)
     return found
+
+
+def busy_before(data: Entry) -> str:
+    """Say that other processes were at work when it was measured; empty where hardly any were."""
+    busy, cores = data["settings"].get("cores_busy_before", 0.0), data["machine"]["cores"]
+    return f"Other processes kept {busy:.1f} of {cores} cores busy" if busy > NOISE else ""
 
 
 def greedy(data: Entry) -> list[Entry]:

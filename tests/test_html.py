@@ -154,7 +154,7 @@ TOLD = (
     "float32: element (0, 1)",
     "500 tolerances (largest error 8e+03 σ of 16 allowed, RMS 1e+03 of 4); 1 of 6 elements lie beyond.",
     "first at layers.1.attention.scores (SPEC ATT-2), element (0, 1) : 1e+09, oracle 0.5, tolerance ±1. "
-    "1e9 tolerances; 1 of 11 tensors lie beyond theirs. Told above.",
+    "1e9 tolerances; 1 of 11 tensors lie beyond their tolerance. Told above.",
     "End to end it is 250 tolerances. At the logits, end to end, it is 250 tolerances; 1 of 11 tensors "
     "lie beyond",
     "Likely cause: The scores are too large by a factor of 1.001. [scale]",

@@ -122,6 +122,19 @@ def test_a_verdict_prints_what_the_terminal_says(case, run):
     assert told[-1].startswith("  next: ")
 
 
+def test_what_was_not_delivered_does_not_count_among_what_was_judged(case, run):
+    names = ("layers.0.norm1", "logits")
+    wrong = other(run, "layers.0.norm1", put((2, 5, 7), lambda x: x + 0.25))
+    few = dataclasses.replace(wrong, taps={name: wrong.taps[name] for name in names}, gradients={})
+    verdict = verdict_of(case, few)
+    delivered = [row for row in verdict.table if row.note != "not delivered"]
+    lost = len(verdict.table) - len(delivered)
+    assert lost > 10
+    assert verdict.beyond.endswith(
+        f" of {len(delivered)} tensors lie beyond their tolerance; {lost} more were not delivered"
+    )
+
+
 # What is not there, or not what it should be.
 
 BIAS, WEIGHTS = "gradients.classifier.bias", "layers.0.attention.weights"

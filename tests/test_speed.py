@@ -414,6 +414,31 @@ def test_the_page_needs_nothing_else_and_hides_nothing(record: dict[str, Any]) -
     ).count("<b>") == html.count("<b>")
 
 
+def test_a_page_of_a_busy_machine_says_so_first_and_no_page_of_times_is_a_judgement(
+    record: dict[str, Any],
+) -> None:
+    measured = [entry for entry in record["entries"] if entry["status"] == "measured"]
+
+    def shown(busy: float) -> str:
+        settings = {**record["settings"], "cores_busy_before": busy}
+        return page_of({**record, "exit_code": 0, "entries": measured, "settings": settings})
+
+    assert 'class="seal' not in shown(0.0)
+    assert re.search(r"<h1>Other processes kept 1\.3 of \d+ cores busy, so these times say", shown(1.3))
+    assert '<span class="seal broken"' in shown(1.3)
+
+
+def test_bars_of_very_different_lengths_are_all_seen(record: dict[str, Any]) -> None:
+    entries = copy.deepcopy([entry for entry in record["entries"] if entry["status"] == "measured"])
+    assert "open end" not in page_of({**record, "exit_code": 0, "entries": entries[:1]})
+    entries[-1]["summary"] |= dict.fromkeys(("low_seconds", "median_seconds", "high_seconds"), 1000.0)
+    html = page_of({**record, "exit_code": 0, "entries": entries})
+    assert "a bar with an open end is longer" in html
+    widths = [float(width) for width in re.findall(r'class="f\d(?: open)?" style="width:([\d.]+)%"', html)]
+    assert min(widths) >= 5.0
+    assert max(widths) == 100.0
+
+
 @pytest.mark.parametrize("kind", ["inference", "training"])
 def test_samples_one_by_one_are_the_batch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     apart = truth.derive(small(kind))

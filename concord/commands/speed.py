@@ -29,8 +29,8 @@ from concord.speed import Mode, SpeedPlan, SpeedRecord, Workload, measure, read,
 from concord.speed.peers import PEERS
 from concord.speed.plan import PATIENCE, PROFILES, TURNS
 from concord.speed.presets import Preset, named, of_size, own, own_config, own_variant
+from concord.speed.table import NOISE, show
 from concord.speed.table import markdown as as_markdown
-from concord.speed.table import show
 from concord.terminal import Terminal
 
 PRESETS = ("minilm", "bert-base")
@@ -63,9 +63,6 @@ MOST = 10**6
 
 UNPADDED = (Mode("library", "unpadded"), Mode("library", "unpadded-compiled"))
 """And where texts are of unequal length."""
-
-NOISE = 0.25
-"""Cores that other processes may keep busy without a warning."""
 
 QUICK_TURNS = 2
 """Turns of a quick measurement."""

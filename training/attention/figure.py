@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from concord.training import figures
 from concord.training.attention.maps import LEAK, Array, Maps, ReadText
 
 MASKED = "#cfccc4"
+SQUARE = re.compile("[\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef]")
+"""Signs of Chinese, Japanese and Korean, which stand upright below each other."""
+
 WIDEST = 60
 """Tokens up to which each is named beside a map."""
 
@@ -107,10 +111,13 @@ def _name(axis: Any, maps: Maps, title: str, first: bool) -> None:
     places = range(0, len(names), 1 if len(names) <= WIDEST else 32)
     words = [names[place] if len(names) <= WIDEST else str(place) for place in places]
     size = 7 if len(names) <= 32 else 5
-    axis.set_xticks(list(places), words, rotation=90, fontsize=size)
+    stacked = ["\n".join(word) if SQUARE.search(word) else word for word in words]
+    axis.set_xticks(list(places), stacked, fontsize=size)
     axis.set_yticks(list(places), words if first else [""] * len(places), fontsize=size)
     axis.tick_params(length=0)
     axis.xaxis.tick_top()
+    for word, text in zip(words, axis.get_xticklabels(), strict=True):
+        text.set_rotation(0 if SQUARE.search(word) else 90)
     for border in np.flatnonzero(np.diff(maps.reading.segments)) + 0.5:
         axis.axvline(border, color="black", linewidth=0.7)
         axis.axhline(border, color="black", linewidth=0.7)

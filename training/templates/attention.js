@@ -217,7 +217,7 @@ class Panel {
     pen.save(); pen.beginPath(); pen.rect(0, margin, margin, high); pen.clip(); pen.textAlign = "right";
     queries.forEach((query, i) => { if ((i % step === 0 || i === chosenRow) && y(i) > -cell && y(i) < high) pen.fillText(put(query, i === chosenRow), margin - 7, y(i) + cell / 2); });
     pen.restore(); pen.save(); pen.beginPath(); pen.rect(margin, 0, wide, margin); pen.clip(); pen.textAlign = "left";
-    keys.forEach((key, j) => { if ((j % step === 0 || j === chosenColumn) && x(j) > -cell && x(j) < wide) { pen.save(); pen.translate(x(j) + cell / 2, margin - 7); pen.rotate(-Math.PI / 2); pen.fillText(put(key, j === chosenColumn), 0, 0); pen.restore(); } });
+    keys.forEach((key, j) => { if ((j % step === 0 || j === chosenColumn) && x(j) > -cell && x(j) < wide) { pen.save(); pen.translate(x(j) + cell / 2, margin - 7); column(pen, put(key, j === chosenColumn)); pen.restore(); } });
     pen.restore();
     const bands = (list, draw) => list.forEach((which, i) => { if (segments[which] >= 0 && Math.max(...segments) > 0) { pen.fillStyle = colour.css(`--s${segments[which] % 8}`); draw(i); } });
     pen.save(); pen.beginPath(); pen.rect(margin - 5, margin - 5, wide, high); pen.clip();
@@ -247,6 +247,14 @@ class Panel {
   }
 }
 const label = i => tokens[i];
+// A label above a column, upward from its foot: turned, but for Chinese, Japanese and Korean, whose signs stand upright.
+function column(pen, text) {
+  const signs = [...text];
+  if (!/[\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef]/.test(text)) { pen.rotate(-Math.PI / 2); pen.fillText(text, 0, 0); return; }
+  pen.textAlign = "center";
+  signs.forEach((sign, n) => pen.fillText(sign, 0, -5 - 12 * (signs.length - 1 - n)));
+}
+
 function fit(pen, text, room) {
   if (pen.measureText(text).width <= room) return text;
   const signs = [...text];
