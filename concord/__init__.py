@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 DISTRIBUTION = "concord-conformance"
-"""The name under which this package is installed: the package index has another ``concord``."""
+"""The name under which this package is installed; another ``concord`` is on the package index."""
 
 CHECKOUT = not (Path(__file__).parent / "spec").is_dir()
 """Whether this is a checkout, in which the parts of the package stand beside its folder."""
@@ -18,11 +18,11 @@ if CHECKOUT:
 
 
 def installation(extra: str) -> str:
-    """Return the command that installs what an optional part needs."""
+    """Return the command that installs what an optional part needs: no index has the distribution."""
     return (
         f"pip install -e '.[{extra}]' -c constraints/py311.txt"
         if CHECKOUT
-        else f"pip install '{DISTRIBUTION}[{extra}]'"
+        else f"pip install '.[{extra}]' in a checkout"
     )
 
 

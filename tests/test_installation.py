@@ -144,9 +144,9 @@ def hidden(folder, *names):
             "fuzz --cases 1 --backend torch",
             "hypothesis",
             2,
-            "needs hypothesis, which is not installed: pip install 'concord-conformance[fuzz]'\n",
+            "needs hypothesis, which is not installed: pip install '.[fuzz]' in a checkout\n",
         ),
-        ("doctor --backend torch", "torch", 3, "pip install 'concord-conformance[torch]'"),
+        ("doctor --backend torch", "torch", 3, "pip install '.[torch]' in a checkout"),
     ],
 )
 def test_commands_run_where_others_have_folders_of_these_names(place, tmp_path, line, absent, code, said):

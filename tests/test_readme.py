@@ -12,14 +12,14 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from concord import backends, porting, spec
+from concord import DISTRIBUTION, backends, porting, spec
 from concord.backends import interface
 from concord.cli import app
 from tests.toys import surroundings
 from tests.toys.ready import hugging_face
 
 ROOT = Path(__file__).parent.parent
-NUMBERS = dict(enumerate(["seven", "eight", "nine", "ten", "eleven", "twelve"], start=7))
+NUMBERS = dict(enumerate(["six", "seven", "eight", "nine", "ten", "eleven", "twelve"], start=6))
 README = (ROOT / "README.md").read_text()
 GUIDE = (ROOT / "docs/guides/from-model-to-verdict.md").read_text()
 
@@ -72,6 +72,23 @@ def test_readme_counts_what_there_is():
     assert f"[{len(porting.formats())} formats]" in README
     assert f"[{NUMBERS[len(spec.variants())]} published sources]" in README
     assert re.findall(r"\| `([\w-]+)` \|", README) == list(spec.variants())
+
+
+CURRENT = [path for path in [*PAGES, *ROOT.glob("*/*/README.md")] if "decisions" not in path.parts]
+"""Pages that say how it is today; decisions say how it was."""
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_and_counts_are_those_of_today(page):
+    text = page.read_text()
+    counted = re.findall(rf"(first )?\b({'|'.join(NUMBERS.values())}) (?:variants|published sources)\b", text)
+    assert {number for first, number in counted if not first} <= {NUMBERS[len(spec.variants())]}
+    for line in text.splitlines():
+        parts = {part for part in spec.PARTS if f"`{part}`" in line}
+        assert len(parts) < len(spec.PARTS) - 1 or parts == {*spec.PARTS}, line
+    assert f"{DISTRIBUTION}[" not in text  # which no package index has
+    for name in re.findall(r"`concord ((?:case |show )?[a-z]+)[ `]", text):
+        assert name in surroundings.commands() or name in ("case", "show")
 
 
 def test_pictures_of_the_readme_are_there():
