@@ -210,13 +210,8 @@ CLASSES = {
 
 def loading(checkpoint: Checkpoint, folder: Path, format: str) -> list[str]:
     """Return lines of Python that load in its framework what was written; none where nobody else reads it."""
-    hub = "AutoModelForSequenceClassification"
-    code = (
-        known(format)
-        .loading.replace("FOLDER", str(folder))
-        .replace("TextClassifier", CLASSES[checkpoint.part])
-    )
-    return code.replace(hub, hub if checkpoint.part == "model" else "AutoModel").splitlines()
+    head = "ForSequenceClassification" if checkpoint.part == "model" else ""
+    return known(format).loading.format(folder=folder, name=CLASSES[checkpoint.part], head=head).splitlines()
 
 
 def _keras_members(checkpoint: Checkpoint) -> dict[str, str]:

@@ -294,6 +294,13 @@ def test_every_change_is_noticed_but_those_that_are_none(variant):
     assert sum(one.by_outputs for one in found.tried) > 50
 
 
+def test_a_nudged_zero_that_nothing_can_show_has_its_reason():
+    name = "layers.0.attention.value.bias"
+    found = proof(CONFIG, {**WEIGHTS, name: np.zeros_like(WEIGHTS[name])})
+    assert sensitivity.ZERO in found.reasons
+    assert [one.unseen for one in found.tried if one.unseen or one.contradicted] == []
+
+
 def test_a_certificate_that_notices_nothing_fails():
     blind = certificates.certificate.Tried("transposed", 3, 1, 1, 2, 1, 0, unseen=("a",))
     items = {

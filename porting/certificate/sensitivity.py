@@ -54,6 +54,7 @@ CHANGES = (TRANSPOSED, SWAPPED, PERMUTED, NUDGED, UNUSED, ROUNDED, TOGETHER)
 SOFTMAX = "a bias of keys adds the same to all scores of a query, which softmax does not see"
 NOT_READ = "no input looks this row up"
 ALL_HEADS = "queries, keys, values and output projection have their heads in the same new order"
+ZERO = "the number next to 0 is too small to change any sum"
 ULP = "one unit in the last place of float64 is what rounding itself may do"
 
 
@@ -122,7 +123,7 @@ def changes(
         # What padding looks up need not reach the output.
         hidden = (config.pad_id, config.token_padding_row) if name == "embeddings.token.weight" else ()
         read = [int(row) for row in used.get(name, ()) if row not in hidden]
-        reason = ULP if tensor.dtype == "float64" else ""
+        reason = ULP if tensor.dtype == "float64" else "" if tensor.bits().any() else ZERO
         yield alone(NUDGED, name, partial(nudge, rows=read, gradient=gradients.get(name)), reason)
         unread = np.setdiff1d(range(tensor.shape[0]), used[name])[:1].tolist() if name in used else []
         if unread:
