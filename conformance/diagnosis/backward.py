@@ -74,11 +74,6 @@ class Backward:
         tap = name.removeprefix("taps.")
         if tap == name:
             users = self.consumers.get(f"={name}", [])
-            if len(users) > 1 and "norm" in name:
-                return Bounds(
-                    f"`{name}` is used in {len(users)} steps: {', '.join(f'`{user}`' for user in users)}",
-                    ("NRM-5",),
-                )
             if len(users) != 1:
                 return None
             tap = users[0]

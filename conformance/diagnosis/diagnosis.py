@@ -16,12 +16,11 @@ from concord.conformance.diagnosis.backward import Backward, Bounds, shares
 from concord.conformance.diagnosis.clauses import likely
 from concord.conformance.diagnosis.composed import compose
 from concord.conformance.diagnosis.description import Description, describe
-from concord.conformance.diagnosis.replacement import elsewhere, replace
+from concord.conformance.diagnosis.replacement import elsewhere, refuting
 from concord.conformance.expectation import Array, JudgedProblem, is_gradient
 from concord.conformance.explain import Cause, search, whole
 from concord.conformance.explain.effort import Effort, one_thread
 from concord.conformance.explain.question import Question
-from concord.conformance.explain.step import group_of
 from concord.conformance.watching import say
 from concord.spec.tensors import clause_of
 
@@ -255,31 +254,18 @@ def _without_effect(question: Question, delivered: Mapping[str, Array]) -> list[
 def _in_its_place(
     question: Question, cause: Cause, delivered: Mapping[str, Array], statuses: Mapping[str, str]
 ) -> tuple[Cause | None, list[str]]:
-    """Return a cause without what the rest of the run refutes, sure only if it explains all that follows."""
-    kept, told, whole, group = [], [], True, group_of(question.tensor)
-    tried = [one for one in cause.hypotheses if one.fields or one.weights or one.change or one.deviations]
-    if not tried or len(tried) < len(cause.hypotheses) or question.actual.size > MOST_ELEMENTS:
+    """Return a cause without the options that the rest of the layer refutes, and what refutes them."""
+    kept, told = [], []
+    tried = question.parameter is None and question.actual.size <= MOST_ELEMENTS
+    for place, one in enumerate(cause.hypotheses):
+        known = tried and one.fields and place < search.MOST_NAMED
+        if known and (other := refuting(question, one, delivered, statuses)):
+            told.append(f"not {one.text}: `{other}` would be wrong too, and is right")
+        else:
+            kept.append(one)
+    if not told:
         return cause, []
-    alone = not elsewhere(
-        question.tensor, statuses
-    )  # what flows back through another mistake is wrong by that
-    for hypothesis in tried[: search.MOST_NAMED]:
-        found = replace(question, hypothesis, delivered, statuses)
-        near = [name for name in found.refuting if is_gradient(name) or group_of(name) == group]
-        if hypothesis.fields and not question.parameter and any(not is_gradient(name) for name in near):
-            told.append(f"not {hypothesis.text}: `{near[0]}` would be wrong too, and is right")
-            continue
-        kept.append(hypothesis)
-        gradients = [name for name in found.unexplained if is_gradient(name)]
-        if alone and gradients and any(is_gradient(name) for name in found.explained):
-            whole = False
-            told.append(f"{hypothesis.text} does not explain all that follows: not `{gradients[0]}`")
-    kept += tried[search.MOST_NAMED :]
-    if not kept:
-        return None, told
-    if len(kept) == len(cause.hypotheses) and whole:
-        return cause, []
-    return search.caused(question.tensor, kept, cause.confident and whole), told
+    return search.caused(question.tensor, kept, cause.confident) if kept else None, told
 
 
 def _backward(

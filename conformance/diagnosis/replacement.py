@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,73 +23,35 @@ from concord.conformance.explain.question import Exact, Question
 from concord.conformance.explain.step import Step, group_of
 from concord.conformance.wording import few
 
-EXPLAINS = 5.0
-"""How many times nearer a tensor must be to what a hypothesis gives than to what is right."""
-
 VISIBLE = 20.0
 """How many times a right tensor's error the effect of a hypothesis must be for the tensor to refute it."""
 
 
-@dataclass(frozen=True)
-class Replacement:
-    """What became of the other tensors of the run.
-
-    Attributes:
-        explained: tensors that diverge, and are what the hypothesis gives.
-        unexplained: tensors that diverge, and are not.
-        refuting: tensors that are right, and would not be under the hypothesis.
-    """
-
-    explained: tuple[str, ...]
-    unexplained: tuple[str, ...]
-    refuting: tuple[str, ...]
-
-
-def replace(
+def refuting(
     question: Question, hypothesis: Hypothesis, delivered: Mapping[str, Array], statuses: Mapping[str, str]
-) -> Replacement:
-    """Return what the whole run says of a hypothesis.
-
-    Every later step and every gradient recomputed with it.
-    """
-    back = any(is_gradient(name) for name, status in statuses.items() if status in ("agrees", "diverges"))
-    wrong, right = (_whole(question, of, back) for of in (hypothesis, RIGHT))
-    explained: list[str] = []
-    unexplained: list[str] = []
-    refuting: list[str] = []
+) -> str:
+    """Return a tap of the same layer that is right, and would not be under a hypothesis; empty if none is."""
+    wrong, right = (_whole(question, of) for of in (hypothesis, RIGHT))
     for name, status in statuses.items():
-        if name == question.tensor or name not in delivered or status not in ("agrees", "diverges"):
+        there = name in delivered and name in wrong.taps and name in right.taps
+        if not there or status != "agrees" or group_of(name) != group_of(question.tensor):
             continue
-        actual, made, meant = np.asarray(delivered[name], np.float64), _of(wrong, name), _of(right, name)
-        if (
-            made is None
-            or meant is None
-            or not all(x.shape == actual.shape and np.isfinite(x).all() for x in (actual, made, meant))
-        ):
+        actual, made, meant = np.asarray(delivered[name]), wrong.taps[name].value, right.taps[name].value
+        if not all(x.shape == actual.shape and np.isfinite(x).all() for x in (actual, made, meant)):
             continue
-        error, left, effect = (root_mean_square(x) for x in (actual - meant, actual - made, made - meant))
-        if status == "agrees" and effect > VISIBLE * max(error, 1e-7 * root_mean_square(meant)):
-            refuting.append(name)
-        elif status == "diverges":
-            (explained if EXPLAINS * left < error else unexplained).append(name)
-    return Replacement(tuple(explained), tuple(unexplained), tuple(refuting))
+        error, effect = root_mean_square(actual - meant), root_mean_square(made - meant)
+        if effect > VISIBLE * max(error, 1e-7 * root_mean_square(meant)):
+            return name
+    return ""
 
 
-def _whole(question: Question, hypothesis: Hypothesis, back: bool) -> Step:
-    """Return the run with a hypothesis to its end, and back, each step of the run's own taps."""
+def _whole(question: Question, hypothesis: Hypothesis) -> Step:
+    """Return the run with a hypothesis to its end, each step of the run's own taps."""
     other = copy.copy(question)
-    other.tensor = "gradients." if back else ""  # no tap: nothing ends before the loss
+    other.tensor = ""  # no tap: nothing ends before the loss
     with contextlib.suppress(ZeroDivisionError):
         return other.run(hypothesis, Exact(question.case.dtype), whole=True)
     raise ValueError("it cannot be computed")
-
-
-def _of(step: Step, name: str) -> Array | None:
-    if not is_gradient(name):
-        return step.taps[name].value if name in step.taps else None
-    with contextlib.suppress(KeyError):
-        return step.gradient(name.removeprefix("gradients."))
-    return None
 
 
 def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:

@@ -14,9 +14,6 @@ from concord.conformance.wording import instead
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import ConfigError, SpecError
 
-Gradients = Callable[[str], Array]
-"""Gives the gradient of a parameter."""
-
 INAPPLICABLE = (SpecError, ArithmeticError, LookupError, ValueError)
 """What a hypothesis fails with that does not apply.
 
@@ -35,11 +32,10 @@ class Hypothesis:
         fields: of the configuration, that are others.
         weights: that are others, each made when it is wanted: of a large model there is no room for all that
             may be tried.
-        deviations: of :mod:`concord.spec.deviations` that nobody declared.
         inputs: taps that the step in question is made of, that are others.
         change: what is made of a tap.
         on: patterns of the taps that ``change`` changes; by default the one in question.
-        gradient: what the gradient in question is made of, where it is not the parameter's own.
+        gradient: what is made of the gradient in question.
         factors: the format that factors of products are rounded to.
         sure: whether what shows it, if it is read off, can be a sign of nothing else.
         rare: whether hardly anyone makes it: it is tried only to show how well others are told apart from it.
@@ -50,11 +46,10 @@ class Hypothesis:
     clause: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, Callable[[], Array]] = field(default_factory=dict)
-    deviations: Mapping[str, float] = field(default_factory=dict)
     inputs: Mapping[str, Array] = field(default_factory=dict)
     change: Edit | None = None
     on: tuple[str, ...] = ()
-    gradient: Callable[[Gradients], Array] | None = None
+    gradient: Callable[[Array], Array] | None = None
     factors: str | None = None
     sure: bool = True
     rare: bool = False

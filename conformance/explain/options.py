@@ -47,36 +47,6 @@ CHOICES: tuple[Choice, ...] = (
 )
 """The taps (patterns) that show it, the field, its values and the clause."""
 
-DEVIATIONS = (
-    (
-        NORMS,
-        "norm_epsilon_in_float32",
-        "an epsilon that was rounded to float32",
-        "NRM-2",
-        "norm_epsilon_bits",
-        24,
-    ),
-    (
-        ("*attention.weights",),
-        "softmax_floor",
-        "a softmax that clips what lies 64 below the largest score",
-        "ATT-5",
-        "softmax_floor",
-        -64.0,
-    ),
-    (
-        ("log_probabilities",),
-        "log_softmax_floor",
-        "a log-softmax that clips what lies 64 below the largest logit",
-        "LOS-1",
-        "log_softmax_floor",
-        -64.0,
-    ),
-)
-"""The taps that show a deviation that nobody declared, its name as a cause, what is said of it, the clause,
-the deviation and its value.
-"""
-
 DIFFERENTIATED = (
     "norm_epsilon",
     "norm_epsilon_placement",
@@ -97,9 +67,6 @@ def of_options(question: Question, tap: str) -> Iterator[Hypothesis]:
     if fits(tap, NORMS):
         for hypothesis in options(config, "norm_epsilon", RARE_EPSILONS, "NRM-2"):
             yield dataclasses.replace(hypothesis, rare=True)
-    for taps, name, text, clause, deviation, value in DEVIATIONS:
-        if fits(tap, taps) and (name != "norm_epsilon_in_float32" or question.case.dtype == "float64"):
-            yield Hypothesis(name, text, clause, deviations={deviation: value})
     if tap == "embeddings.token":
         yield from _of_padding_vector(question)
     if fits(tap, ("*.masked_scores", "*.masked_weights")) and question.case.part in BY_IDS:

@@ -98,7 +98,7 @@ class Question:
     def values(self, hypothesis: Hypothesis) -> Array:
         """Return the tensor under a hypothesis, in exact arithmetic."""
         if hypothesis.gradient:
-            return hypothesis.gradient(self.exact.gradient)
+            return hypothesis.gradient(self.right.value)
         return self._taken(self.run(hypothesis, Exact(self.case.dtype, hypothesis.factors)))
 
     def run(self, hypothesis: Hypothesis, arithmetic: Arithmetic, whole: bool = False) -> Step:
@@ -115,8 +115,6 @@ class Question:
                     **{name: target.round(made()) for name, made in hypothesis.weights.items()},
                 },
             )
-        if hypothesis.deviations:
-            case = dataclasses.replace(case, deviations={**case.deviations, **hypothesis.deviations})
         pinned = {**self.pinned, **hypothesis.inputs}
         step = Step(case, arithmetic, pinned, self.tensor, hypothesis.changes, whole)
         with (
@@ -136,13 +134,12 @@ class Question:
         if hypothesis.factors:  # rounded factors err in the same way
             return Prediction(self.values(hypothesis), self.right.sigma)
         dtype = dtype or self.case.dtype
-        # A gradient is made of what is right, and may be made of that of any parameter.
-        made = hypothesis.gradient or (lambda of: of(str(self.parameter)))
-        base = RIGHT if hypothesis.gradient else hypothesis
+        made = hypothesis.gradient or np.asarray
+        base = RIGHT if hypothesis.gradient else hypothesis  # such a gradient is made of what is right
 
         def compute(arithmetic: Arithmetic, observer: Observer) -> int:
             run = self.run(base, arithmetic, whole=base is RIGHT and self.parameter is not None)
-            observer(self.tensor, made(run.gradient) if self.parameter else self._taken(run))
+            observer(self.tensor, made(self._taken(run)))
             return self.side_by_side(arithmetic.elements)
 
         values, sigmas = estimate(compute, dtype, truth=Exact(dtype))

@@ -66,7 +66,6 @@ def _of_linear(question: Question, own: str, tap: str) -> Iterator[Hypothesis]:
     weight = weights[name]
     if bias in weights:
         yield loaded("missing_bias", f"`{bias}` left out", "WGT-2", {bias: lambda: 0 * weights[bias]})
-        yield loaded("bias_twice", f"`{bias}` added twice", "WGT-2", {bias: lambda: 2 * weights[bias]})
     if weight.shape[0] == weight.shape[1]:
         yield loaded("transposed_weight", f"`{name}` transposed", "WGT-2", {name: lambda: weight.T})
     else:
@@ -188,19 +187,11 @@ def _of_table(question: Question, tap: str) -> Iterator[Hypothesis]:
         for shift in (1, -1, 2, -2):
             text = f"ids that are {abs(shift)} too {'low' if shift > 0 else 'high'} for the table's rows"
             yield loaded("token_ids_shifted", text, "EMB-1", {name: partial(np.roll, stored, shift, axis=0)})
-    if tap == "embeddings.segment":
-        for row in range(config.num_segments):
-            made = partial(_without_row, stored, row)
-            yield loaded("segment_row_zero", f"a zero vector for segment {row}", "EMB-5", {name: made})
     if tap == "embeddings.position" and config.positions == "sinusoidal":
         for cause, text, clause, table in _sinusoids(config, stored.astype(np.float64)):
             yield loaded(cause, text, clause, {name: partial(np.asarray, table)})
             if question.case.dtype == "float64":  # a table that a framework made in its own default
                 yield loaded(cause, text, clause, {name: partial(_shorter, "float32", table)})
-
-
-def _without_row(table: Array, row: int) -> Array:
-    return np.where(np.arange(len(table))[:, None] == row, 0.0, table)
 
 
 def _sinusoids(config: EncoderConfig, stored: Array) -> Iterator[tuple[str, str, str, Array]]:

@@ -120,7 +120,7 @@ class Whole(Question):
 
     def place(self, hypothesis: Hypothesis) -> int:
         """Return from which place on in the order of computation a hypothesis changes anything."""
-        if hypothesis.fields or hypothesis.deviations or hypothesis.factors:
+        if hypothesis.fields or hypothesis.factors:
             return -1
         touched = [*hypothesis.weights, *(name for name in self.span if hypothesis.changes(name))]
         return min((place_of(group_of(name)) for name in touched), default=-1)

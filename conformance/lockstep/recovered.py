@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -19,7 +20,6 @@ from concord.conformance.explain.hypothesis import INAPPLICABLE
 from concord.conformance.lockstep.made import MadeStep
 from concord.conformance.wording import distinct, few, instead, multiple
 from concord.spec.errors import ConfigError
-from concord.spec.parameters import parameters
 from concord.spec.training.schedules import learning_rate
 
 NEVER = 1e-30
@@ -28,29 +28,14 @@ NEVER = 1e-30
 ALIKE = 1e-3
 """Share by which rows may differ from a multiple of what they should be: more than rounding makes."""
 
-KINDS = {
-    "embedding": "embeddings",
-    "positions": "learnt positions",
-    "kernel": "all weights",
-    "bias": "all biases",
-    "gamma": "all gammas",
-    "beta": "all betas",
-}
-
 SAME_RATE = 1e-6
 """Share by which a rate may differ from one that is rounded to float32."""
 
-SAME_NORM = 1e-4
-"""Share by which a norm may differ from the right one, and be called right."""
+POWERS = -13.0, 0.0, 12
+"""Powers of ten between which an epsilon is looked for, and how many are tried at once."""
 
-BETAS = {"first_moment": "beta1", "second_moment": "beta2"}
-"""By what an average weighs what was there."""
-
-POWERS = -13.0, 0.0
-"""Powers of ten between which an epsilon is looked for."""
-
-SEARCHED, LOOKS = 12, 2
-"""Values that are tried at once, and how often: then as many between the neighbours of the best."""
+LOOKS = 2
+"""How often so many are tried: then as many between the neighbours of the best."""
 
 REFINED, NUDGE = 4, 1e-4
 """Steps of Gauss and Newton where numbers are not linear, and how far apart a slope is taken there."""
@@ -67,7 +52,7 @@ def recovered(made: MadeStep) -> Iterator[Bug]:
     searches: dict[str, tuple[Callable[[MadeStep], Iterator[Bug]], ...]] = {
         "gradients": (_weights, _counted, _some_gradients),
         "clipped": (_limit,),
-        "moments": (_schedule, _averages, _movement, _some_movements, _epsilon),
+        "moments": (_schedule, _numbers, _averages, _rate, _some_movements, _epsilon),
     }
     for search in searches.get(made.stage, ()):
         try:
@@ -149,27 +134,19 @@ def _weights(made: MadeStep) -> Iterator[Bug]:
 
 def _counted(made: MadeStep) -> Iterator[Bug]:
     """Whether rows of tables that are looked up several times count as often once more."""
-    actual, right = (_named(made, values, "gradients") for values in (made.delivered, made.expected.values))
 
-    def times(step: int, table: str) -> Array:
-        given = [getattr(batch, LOOKED_UP[table]) for batch in made.case.training.steps[step]]
-        ids = np.concatenate([ids.reshape(-1) for ids in given])
-        return np.maximum(np.bincount(ids, minlength=len(right[table])), 1)[:, None].astype(float)
+    def often(tables: tuple[str, ...], m: TrainingStep, total: Tensors) -> Tensors:
+        found, batches = dict(total), made.case.training.steps[m.number]
+        for name in tables:
+            ids = np.concatenate([getattr(batch, LOOKED_UP[name]).reshape(-1) for batch in batches])
+            times = np.maximum(np.bincount(ids, minlength=total[name].shape[0]), 1)[:, None]
+            found[name] = total[name] * total[name].of(total[name].a.leaf(times.astype(float)))
+        return found
 
-    def again(table: str) -> bool:
-        often = times(made.start.step, table)
-        off = np.max(abs(actual[table] - often * right[table]), initial=0.0)
-        return bool(often.max() > 1 and off <= ALIKE * np.max(abs(actual[table]), initial=0.0))
-
-    tables = [table for table in LOOKED_UP if table in actual.keys() & right.keys() and again(table)]
-
-    def repeated(m: TrainingStep, total: Tensors) -> Tensors:
-        often = {name: total[name].of(total[name].a.leaf(times(m.number, name))) for name in tables}
-        return {name: gradient * often.get(name, 1.0) for name, gradient in total.items()}
-
-    if tables:
-        what = "gradients of rows that are looked up several times, and count as often once more"
-        yield _bug("rows_counted_again", what, "GRD-1", Change(gradients=repeated))
+    what = "gradients of rows that are looked up several times, and count as often once more"
+    known = [name for name in LOOKED_UP if name in made.case.weights]
+    for tables in dict.fromkeys((tuple(known), *((name,) for name in known))):
+        yield _bug("rows_counted_again", what, "GRD-1", Change(gradients=partial(often, tables)))
 
 
 def _some(
@@ -198,25 +175,22 @@ def _some(
     others = [factors[name] for name in names]
     if not 0 < len(names) < len(factors) or max(others) - min(others) > ALIKE * max(map(abs, others)):
         raise ValueError("no factor of some alone")
-    kinds = {name: parameters(made.case.config, made.case.part)[name].kind for name in factors}
     factor = float(np.median(others))
     how = f"multiplied by {multiple(factor, digits=4)}" if factor else "zero"
-    return factor, names, f"of {_described(names, kinds)} that are {how}"
+    return factor, names, f"of {_described(names, {*factors})} that are {how}"
 
 
-def _described(names: set[str], kinds: Mapping[str, str]) -> str:
+def _described(names: set[str], known: set[str]) -> str:
     """Say in the fewest words which parameters of all these are."""
-    ways = {KINDS[kind]: {name for name in kinds if kinds[name] == kind} for kind in kinds.values()}
-    for name in kinds:
-        words = name.split(".")
-        ways[f"`*.{words[-1]}`"] = {other for other in kinds if other.endswith(f".{words[-1]}")}
-        for count in range(1, len(words) + 1):
-            start = ".".join(words[:count])
-            ways[f"`{start}`"] = {other for other in kinds if f"{other}.".startswith(f"{start}.")}
-    listed = few((f"`{name}`" for name in sorted(names)), most=3)
+    ways: dict[str, set[str]] = {}
+    for words in (name.split(".") for name in known):
+        starts = [".".join(words[:count]) for count in range(1, len(words) + 1)]
+        ways |= {
+            f"`{start}`": {one for one in known if f"{one}.".startswith(f"{start}.")} for start in starts
+        }
+        ways[f"`*.{words[-1]}`"] = {one for one in known if one.endswith(f".{words[-1]}")}
     exact = [way for way, those in ways.items() if those == names]
-    missing = [f"all but {way}" for way, those in ways.items() if those == kinds.keys() - names]
-    return min(exact or missing, key=len, default=listed)
+    return min(sorted(exact), key=len, default=few((f"`{name}`" for name in sorted(names)), most=3))
 
 
 def _some_gradients(made: MadeStep) -> Iterator[Bug]:
@@ -245,110 +219,87 @@ def _schedule(made: MadeStep) -> Iterator[Bug]:
     """With which number of steps a schedule has the rate that was reported."""
     recipe, step = made.case.training.recipe, made.start.step
     reported = float(made.delivered.get(f"steps.{step}.rate", math.nan))
-
-    def reached(name: str, value: int) -> bool:
-        try:
-            rate = learning_rate(recipe.replace(**{name: value}), step)
-        except ConfigError:
-            return False
-        return abs(rate - reported) <= SAME_RATE * abs(rate)
-
     for name in ("warmup_steps", "total_steps"):
-        meant = getattr(recipe, name)
-        if math.isnan(reported) or not meant or reached(name, meant):
-            continue
-        nearest = (meant + sign * by for by in range(1, LONGEST) for sign in (1, -1))
-        value = next((value for value in nearest if reached(name, value)), None)
-        if value is not None:
-            yield _number(made, name, "OPT-9", value)
+        meant = getattr(recipe, name) or 0
+        nearest = sorted(range(max(1, meant - LONGEST), meant + LONGEST), key=lambda n: abs(n - meant))
+        for value in nearest if meant else ():
+            try:
+                rate = learning_rate(recipe.replace(**{name: value}), step)
+            except ConfigError:
+                continue
+            if abs(rate - reported) <= SAME_RATE * abs(rate):
+                if value != meant:
+                    yield _number(made, name, "OPT-9", value)
+                break
+
+
+def _recipe(made: MadeStep, name: str, section: str, clause: str, start: float) -> Iterator[Bug]:
+    """Yield the number of a recipe with which a section of the step would be as it was reported."""
+    by = NUDGE if start < 0.5 else -NUDGE  # a share stays below 1
+    left = _left(made, section, lambda value: Change(recipe=by_recipe(**{name: value})))
+    with contextlib.suppress(*INAPPLICABLE):
+        yield _number(made, name, clause, *_fitted(left, start, by=by * (start or 1.0), rounds=REFINED))
 
 
 def _limit(made: MadeStep) -> Iterator[Bug]:
-    """By how much gradients were clipped."""
-    norms = [values.get(f"steps.{made.start.step}.norm") for values in (made.right(), made.delivered)]
-    right, reported = (None if norm is None else float(norm) for norm in norms)
-    off = reported / right if right and reported is not None else 1.0
+    """By which limit gradients were clipped: below the norm they are proportional to it."""
+    norm = float(made.right()[f"steps.{made.start.step}.norm"])
+    yield from _recipe(made, "clip_at", "clipped", "OPT-7", norm / 4)
 
-    def clipped(factor: float) -> Change:
-        return Change(
-            clip=lambda m, right, gradients, squares: (
-                {name: gradient * factor for name, gradient in gradients.items()},
-                right[1] * off,
-            )
-        )
 
-    (factor,) = _fitted(_left(made, "clipped", clipped), 0.0)
-    if right is not None and abs(off - 1) < SAME_NORM and 0 < factor < 1:
-        # The limit itself, so that it can be tried in steps of other norms.
-        yield _number(made, "clip_at", "OPT-7", factor * right)
-    said = f"a norm that is {multiple(off, digits=4)} times what it should be, and "
-    what = f"{said if abs(off - 1) >= SAME_NORM else ''}gradients times {multiple(factor, digits=4)}"
-    yield _bug("clip_at", what, "OPT-7", clipped(factor))
+def _numbers(made: MadeStep) -> Iterator[Bug]:
+    """With which numbers averages and decay were computed."""
+    recipe = made.case.training.recipe
+    for name, section, clause in (
+        ("beta1", "first_moment", "OPT-3"),
+        ("beta2", "second_moment", "OPT-3"),
+        ("momentum", "momentum", "OPT-2"),
+        ("weight_decay", "parameters", "OPT-6"),
+    ):
+        yield from _recipe(made, name, section, clause, getattr(recipe, name))
 
 
 def _averages(made: MadeStep) -> Iterator[Bug]:
     """By how much an average weighed what was there, and what is new."""
-    for section, clause in (("first_moment", "OPT-3"), ("second_moment", "OPT-3"), ("momentum", "OPT-2")):
-        if not _named(made, made.delivered, section):
-            continue
+    for section in ("first_moment", "second_moment"):
         kept = [array for name, array in made.start.state.items() if name.startswith(f"{section}.")]
         started = max((float(np.max(abs(array), initial=0.0)) for array in kept), default=0.0) > NEVER
-
         weighed = partial(_weighing, section)
-        try:
+        with contextlib.suppress(*INAPPLICABLE):
             fresh, *old = _fitted(_left(made, section, weighed), *([0.0, 0.0] if started else [0.0]))
-        except INAPPLICABLE:
-            continue
-        before = "".join(f"{share:.4g} of what was there + " for share in old)
-        what = f"{section} = {before}{fresh:.4g} of what is new"
-        yield _bug(f"weights_of_{section}", what, clause, weighed(fresh, *old))
-        if section in BETAS and 0 <= fresh <= 1:  # the correction for its bias knows of it too
-            yield _number(made, BETAS[section], clause, 1 - fresh)
+            before = "".join(f"{share:.4g} of what was there + " for share in old)
+            what = f"{section} = {before}{fresh:.4g} of what is new"
+            yield _bug(f"weights_of_{section}", what, "OPT-3", weighed(fresh, *old))
 
 
 def _weighing(section: str, fresh: float, old: float = 0.0) -> Change:
     """Return training whose average weighs otherwise."""
 
-    def weighed(o: Optimizer, name: str, value: Tensor) -> Tensor:
-        o.state[f"{section}.{name}"] = old * o.state[f"{section}.{name}"] + fresh * value
-        return o.state[f"{section}.{name}"]
-
     def average(o: Optimizer, right: StepEdit, key: str, name: str, value: Tensor, beta: float) -> Tensor:
-        return weighed(o, name, value) if key == section else right(key, name, value, beta)
+        if key != section:
+            return right(key, name, value, beta)
+        o.state[f"{key}.{name}"] = old * o.state[f"{key}.{name}"] + fresh * value
+        return o.state[f"{key}.{name}"]
 
-    def with_momentum(o: Optimizer, right: StepEdit, name: str, gradient: Tensor, numbers: Tensors) -> Tensor:
-        if section != "momentum":
-            return right(name, gradient, numbers)
-        velocity = weighed(o, name, gradient)
-        ahead = gradient + o.recipe.momentum * velocity if o.recipe.nesterov else velocity
-        return numbers["rate"] * ahead
-
-    return Change(optimizer=rule(average=average, with_momentum=with_momentum))
+    return Change(optimizer=rule(average=average))
 
 
-def _movement(made: MadeStep) -> Iterator[Bug]:
-    """By which rate parameters moved, and by how much they decayed."""
-    recipe, step = made.case.training.recipe, made.start.step
-    rate, decay = learning_rate(recipe, step), recipe.weight_decay
-    apart = recipe.decay_form in ("times_rate", "alone") and decay > 0
+def _rate(made: MadeStep) -> Iterator[Bug]:
+    """By which rate parameters moved."""
+    step = made.start.step
+    rate = learning_rate(made.case.training.recipe, step)
 
-    def moved(factor: float, share: float = 1.0) -> Change:
-        """Return training by a multiple of the rate, and by one of what each parameter decays."""
-        both = share / factor if recipe.decay_form == "times_rate" and factor else share
-        other = by_recipe(weight_decay=decay * both) if apart else Change().recipe
-        return Change(rate=lambda m, right: factor * right, recipe=other)
+    def moved(factor: float) -> Change:
+        return Change(rate=lambda m, right: factor * right)
 
-    factor, *share = _fitted(_left(made, "parameters", moved), *([1.0, 1.0] if apart else [1.0]))
+    (factor,) = _fitted(_left(made, "parameters", moved), 1.0)
     reported = float(made.delivered.get(f"steps.{step}.rate", rate))
     # What it says is nearer than what parameters, rounded, show.
     moved_by = reported if reported != rate else factor * rate
     what = f"a learning rate of {instead(moved_by, rate, digits=4)}"
     if rate:
-        times = moved_by / rate
-        yield _bug("learning_rate", what, "OPT-9", Change(rate=lambda m, right: times * right))
+        yield _bug("learning_rate", what, "OPT-9", moved(moved_by / rate))
     yield _bug("learning_rate", f"{what} in every step", "OPT-9", Change(rate=lambda m, right: moved_by))
-    if share and share[0] >= 0:
-        yield _number(made, "weight_decay", "OPT-6", share[0] * decay)
 
 
 def _epsilon(made: MadeStep) -> Iterator[Bug]:
@@ -359,12 +310,11 @@ def _epsilon(made: MadeStep) -> Iterator[Bug]:
     def powered(power: float) -> Change:
         return Change(recipe=by_recipe(epsilon=10.0**power))
 
-    left, (low, high), best = _left(made, "parameters", powered), POWERS, POWERS[0]
+    left, powers = _left(made, "parameters", powered), np.linspace(*POWERS)
     for _ in range(LOOKS):
-        tried = np.linspace(low, high, SEARCHED)
-        squares = [np.nan_to_num(np.square(left(tried[[i]])).sum(), nan=np.inf) for i in range(SEARCHED)]
+        squares = [np.nan_to_num(np.square(left(powers[[i]])).sum(), nan=np.inf) for i in range(len(powers))]
         place = int(np.argmin(squares))
-        best = float(tried[place])
-        low, high = float(tried[max(place - 1, 0)]), float(tried[min(place + 1, SEARCHED - 1)])
+        low, best, high = powers[[max(place - 1, 0), place, min(place + 1, len(powers) - 1)]].tolist()
+        powers = np.linspace(low, high, len(powers))
     (power,) = _fitted(left, best, by=NUDGE, rounds=REFINED)
     yield _number(made, "epsilon", "OPT-3", 10.0 ** min(max(power, low), high))
