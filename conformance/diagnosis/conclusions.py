@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,19 +66,16 @@ def conclude(results: Sequence[Result]) -> tuple[list[Result], list[Conclusion]]
     """
     explained, found = list(results), list[Conclusion]()
     for backend in dict.fromkeys(result.backend for result in results):
-        effort, late = Effort(BUDGET), False
-        groups: dict[str, list[int]] = {}
-        passed: list[Result] = []
+        effort, groups, passed = Effort(BUDGET), dict[str, list[int]](), list[Result]()
         for i, result in enumerate(results):
             if result.backend != backend or result.verdict is None:
                 continue
-            run = explained[i] = dataclasses.replace(result, verdict=result.verdict.explained())
-            diagnosis = _verdict(run).diagnosis
-            if run.status == "diverges" and diagnosis and not late:
-                groups.setdefault(role_of(diagnosis.tensor), []).append(i)
-            if run.status == "agrees" and _verdict(run).case is not None:
+            verdict = result.verdict.explained()
+            run = explained[i] = dataclasses.replace(result, verdict=verdict)
+            if run.status == "diverges" and verdict.diagnosis:
+                groups.setdefault(role_of(verdict.diagnosis.tensor), []).append(i)
+            if run.status == "agrees" and verdict.case is not None:
                 passed.append(run)
-            late = late or effort.spent()
         for tensor, wrong in groups.items():
             together = _Together([explained[i] for i in wrong], passed, effort)
             for i, revised in zip(wrong, together.revised, strict=True):
@@ -102,10 +99,9 @@ class _Together:
         self.named: dict[str, list[Hypothesis]] = {}
         for diagnosis in self.diagnoses:
             those = diagnosis.cause.hypotheses if diagnosis.cause else ()
-            for name, hypothesis in {
-                one.name: one for one in reversed(those)
-            }.items():  # the first of each name
-                self.named.setdefault(name, []).append(hypothesis)
+            for name in dict.fromkeys(one.name for one in those):  # the first of each name
+                first = next(one for one in those if one.name == name)
+                self.named.setdefault(name, []).append(first)
         self.condition = self._condition()
         self.refuted = {
             name: words for name, those in self.named.items() if (words := self._refutation(those))
@@ -147,45 +143,30 @@ class _Together:
         for run in self.wrong:
             if run.attribution:
                 return f"{run.case} {run.attribution}"
-        if len(self.passed) < 2:
-            return ""
-        found = [*self._plain()] or [*self._sizes()]
-        return f"it is wrong only where {'; only where '.join(found)}" if found else ""
-
-    def _plain(self) -> Iterator[str]:
-        """Yield the plain conditions that hold of every wrong run and of no right one."""
-        wrong, right = (_values(PLAIN, runs) for runs in (self.wrong, self.passed))
-        yield from (words for words in PLAIN if all(wrong[words]) and not any(right[words]))
-        dtypes = {run.dtype for run in self.wrong}
-        if len(dtypes) == 1 and not dtypes & {run.dtype for run in self.passed}:
-            yield f"the precision is {dtypes.pop()}"
-
-    def _sizes(self) -> Iterator[str]:
-        """Yield the sizes that tell wrong runs from right ones, if it is no chance that one does."""
-        count = len(self.wrong)
-        orders = math.comb(
-            count + len(self.passed), count
-        )  # as many, where a size says nothing of what is wrong
-        if 2 * len(SIZES) > CHANCE * orders:
-            return
-        for words in SIZES:
-            wrong, right = (_values(SIZES, runs)[words] for runs in (self.wrong, self.passed))
+        plain, sizes = [], []
+        for words, feature in FEATURES.items() if len(self.passed) > 1 else ():
+            wrong, right = (_values(feature, runs) for runs in (self.wrong, self.passed))
             if None in wrong or None in right:
                 continue
             low, high = min(wrong), max(wrong)
-            if low > max(right):
-                yield f"{words} is {distinct(limit_between(max(right), low), max(right))[0]} or more"
+            if isinstance(low, bool):
+                plain += [words] if low and not any(right) else []
+            elif low > max(right):
+                sizes.append(f"{words} is {distinct(limit_between(max(right), low), max(right))[0]} or more")
             elif high < min(right):
-                yield f"{words} is {distinct(high, min(right))[0]} or less"
+                sizes.append(f"{words} is {distinct(high, min(right))[0]} or less")
+        dtypes = {run.dtype for run in self.wrong}
+        if len(dtypes) == 1 and not dtypes & {run.dtype for run in self.passed}:
+            plain.append(f"the precision is {dtypes.pop()}")
+        # As many orders, where a size says nothing of what is wrong: is it no chance that one does?
+        orders = math.comb(len(self.wrong) + len(self.passed), len(self.wrong))
+        found = plain or (sizes if 2 * len(FEATURES) <= CHANCE * orders else [])
+        return f"it is wrong only where {'; only where '.join(found)}" if found else ""
 
 
-Feature = Callable[[JudgedProblem], float | None]
-
-
-def _values(features: Mapping[str, Feature], runs: Sequence[Result]) -> dict[str, list[Any]]:
-    """Return what each feature is in each run; None where a case has no such thing."""
-    cases = [_verdict(run).case for run in runs]
-    return {words: [case and of(case) for case in cases] for words, of in features.items()}
+def _values(feature: Callable[[JudgedProblem], float | None], runs: Sequence[Result]) -> list[Any]:
+    """Return what a feature is in each run; None where a case has no such thing."""
+    return [case and feature(case) for case in (_verdict(run).case for run in runs)]
 
 
 def _shape(case: JudgedProblem, axis: int) -> float | None:
@@ -197,7 +178,7 @@ def _padding(case: JudgedProblem) -> float | None:
     return None if ids is None else float(np.mean(ids == case.config.pad_id))
 
 
-PLAIN: Mapping[str, Feature] = {
+FEATURES: Mapping[str, Callable[[JudgedProblem], float | None]] = {
     "there is one sample": lambda case: _shape(case, 0) == 1,
     "there is one token": lambda case: _shape(case, 1) == 1,
     "there is no padding": lambda case: _padding(case) == 0,
@@ -205,10 +186,6 @@ PLAIN: Mapping[str, Feature] = {
     "there is one head": lambda case: case.config.num_heads == 1,
     "there is one layer": lambda case: case.config.num_layers == 1,
     "there are two classes": lambda case: case.config.num_classes == 2,
-}
-"""What is simplest to say of a case."""
-
-SIZES: Mapping[str, Feature] = {
     "the number of samples": lambda case: _shape(case, 0),
     "the number of tokens": lambda case: _shape(case, 1),
     "the largest id": lambda case: (
@@ -221,7 +198,7 @@ SIZES: Mapping[str, Feature] = {
     "the share of padding": _padding,
     "the largest weight": lambda case: float(max(abs(weight).max() for weight in case.weights.values())),
 }
-"""What may tell wrong runs from right ones by its size."""
+"""What may be only in wrong runs, the simplest to say first, and what may tell them apart by its size."""
 
 
 def visible(case: JudgedProblem, tensor: str, hypothesis: Hypothesis) -> bool:

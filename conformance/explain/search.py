@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,8 @@ from concord.conformance.explain.structure import (
 from concord.conformance.explain.tried import of_backward, of_hidden, of_tap
 from concord.conformance.explain.weights import of_joined_heads, of_weights
 from concord.conformance.fields import Unwritten
+
+T = TypeVar("T")
 
 Family = Callable[[Question, str], Iterator[Hypothesis]]
 
@@ -76,7 +78,7 @@ class Cause:
         hypothesis: its name; several are joined by "or".
         text: a sentence that says so.
         confident: whether nothing else that was tried explains it as well.
-        clauses: that it breaks, one entry for each hypothesis.
+        clauses: that it breaks.
         hypotheses: those that are named, as they can be tried elsewhere.
     """
 
@@ -256,18 +258,11 @@ class Search:
         return self.judge(actual, prediction.value, prediction.sigma, self.question.case.dtype)
 
     def conclude(self, found: Sequence[Explanation]) -> Cause:
-        best = min(found, key=lambda one: one.judgement.rms)
-        kept = [
-            one
-            for one in found
-            if one is best
-            or one.judgement.rms < MUCH_BETTER * best.judgement.rms
-            or one.judgement.ratio <= EDGE
-        ]
+        kept = likeliest([(one.judgement.ratio, one) for one in found])
         sure = (
             len(found) == 1
-            and best.judgement.ratio <= EDGE
-            and not best.hypothesis.rare
+            and found[0].judgement.ratio <= EDGE
+            and not found[0].hypothesis.rare
             and not self.effort.untried
         )
         hypotheses = [one.hypothesis for one in kept]
@@ -278,17 +273,32 @@ class Search:
         return caused(self.question.tensor, shown, sure)
 
 
-def caused(tensor: str, hypotheses: Sequence[Hypothesis], sure: bool) -> Cause:
-    """Return that hypotheses explain a tensor, and say it."""
+def likeliest(found: Sequence[tuple[float, T]]) -> list[T]:
+    """Return what explains something best, and all that explains it as well.
+
+    Args:
+        found: by how many tolerances the error under each lies off, and each.
+    """
+    best = min(distance for distance, _ in found)
+    return [one for distance, one in found if distance <= max(EDGE, MUCH_BETTER * best)]
+
+
+def caused(tensor: str, hypotheses: Sequence[Hypothesis], sure: bool, since: str = "") -> Cause:
+    """Return that hypotheses explain a tensor, or a step if it has no name, and say it.
+
+    Args:
+        since: from which step on, where it does not hold in steps before.
+    """
     shown = " or by ".join(
         f"{hypothesis.text} ({hypothesis.clause})" for hypothesis in hypotheses[:MOST_NAMED]
     )
     more = f" or by {len(hypotheses) - MOST_NAMED} others" if len(hypotheses) > MOST_NAMED else ""
+    subject, how = (f"`{tensor}` ", "is ") if tensor else ("", "")
     return Cause(
         " or ".join(dict.fromkeys(one.name for one in hypotheses)),
-        f"`{tensor}` {'is' if sure else 'may be'} explained by {shown}{more}",
+        f"{subject}{how if sure else 'may be '}explained by {shown}{more}{since}",
         sure,
-        tuple(one.clause for one in hypotheses),
+        tuple(dict.fromkeys(one.clause for one in hypotheses)),
         tuple(hypotheses),
     )
 

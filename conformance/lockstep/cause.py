@@ -15,8 +15,8 @@ from concord.conformance.bugs.training.catalogue import TRAINING, of_step
 from concord.conformance.bugs.training.step import CLAUSE_OF, text
 from concord.conformance.bugs.training.step import recipe as by_recipe
 from concord.conformance.explain import Cause
-from concord.conformance.explain.hypothesis import INAPPLICABLE
-from concord.conformance.explain.search import EDGE, MOST_NAMED, MUCH_BETTER
+from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
+from concord.conformance.explain.search import caused, likeliest
 from concord.conformance.lockstep.made import MadeStep
 from concord.conformance.lockstep.recovered import recovered
 from concord.conformance.wording import instead
@@ -107,18 +107,9 @@ def explaining(made: MadeStep, tried: Iterable[Bug]) -> list[tuple[float, Bug]]:
 
 
 def conclude(found: Sequence[tuple[float, Bug]], recipe: Recipe, since: str = "") -> Cause:
-    """Return the cause: what explains a step best, and all that explains it as well.
-
-    Args:
-        since: from which step on, where it does not hold in steps before.
-    """
-    best = min(distance for distance, _ in found)
-    kept = [bug for distance, bug in found if distance <= EDGE or distance < MUCH_BETTER * best]
-    names, clauses = (tuple(dict.fromkeys(getattr(bug, of) for bug in kept)) for of in ("name", "clause"))
-    said = " or by ".join(f"{text(bug, recipe)} ({bug.clause})" for bug in kept[:MOST_NAMED])
-    more = f" or by {len(kept) - MOST_NAMED} others" if len(kept) > MOST_NAMED else ""
-    how = "explained" if len(names) == 1 else "may be explained"
-    return Cause(" or ".join(names), f"{how} by {said}{more}{since}", len(names) == 1, clauses)
+    """Return the cause: what explains a step best, and all that explains it as well."""
+    kept = [Hypothesis(bug.name, text(bug, recipe), bug.clause) for bug in likeliest(found)]
+    return caused("", kept, len({one.name for one in kept}) == 1, since)
 
 
 def suspects(recipe: Recipe, steps: int, step: int) -> Iterator[Bug]:
