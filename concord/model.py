@@ -286,11 +286,12 @@ def _drawn(config: EncoderConfig, part: str) -> Batch:
     return example_batch(config, batch=5, tokens=tokens, part=part)
 
 
-def reader(path: Path, spelled: bool) -> TextModel:
+def reader(path: Path, spelled: bool, max_tokens: int | None = None) -> TextModel:
     """Return the model of a checkpoint of any format, or a run's best, with its own tokenizer.
 
     Args:
         spelled: whether a text may spell a mark, as its own library has it; samples of training may not.
+        max_tokens: that a text may have; by default as many as the model takes.
 
     Raises:
         SpecError: if it cannot be read, takes no texts, or has no tokenizer.
@@ -309,7 +310,7 @@ def reader(path: Path, spelled: bool) -> TextModel:
             "nothing else takes texts"
         )
     with located(str(path)):
-        encoder = encoder_of(folder, found.files, found.config, spelled=spelled)
+        encoder = encoder_of(folder, found.files, found.config, max_tokens, spelled=spelled)
     if encoder is None:
         raise SpecError(f"{path}: has no tokenizer: it lacks tokenizer.json and vocab.txt")
     labels = Labels(found.labels or tuple(map(str, range(max(found.config.num_classes, 2)))))

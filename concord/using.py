@@ -17,6 +17,7 @@ from concord.spec.runs import PROGRESS
 if TYPE_CHECKING:
     from concord.conformance.verdict import Verdict
     from concord.training.data import Bad
+    from concord.training.plan import TrainingPlan
     from concord.training.prediction import TextModel, TextPrediction
 
 TEXTS = 32
@@ -92,21 +93,38 @@ def home_of(path: Path) -> str:
     """
     from concord import porting
     from concord.porting.certificate.making import backend_of
+
+    plan = _plan_of(path)
+    return plan.backend if plan and plan.backend else backend_of(porting.recognise(path).format)
+
+
+def knows_pairs(path: Path) -> bool:
+    """Return whether a model may have seen pairs: no, if its samples have none."""
+    from concord.training.data.samples import from_path, layout_of
+
+    plan = _plan_of(path)
+    if plan is None or plan.files is None or not Path(plan.files.train).exists():
+        return True
+    train = Path(plan.files.train)
+    rows = from_path(train, 0, layout_of(train, plan.files.layout), plan.files.columns)
+    return getattr(next(rows, None), "text_b", "") is not None
+
+
+def _plan_of(path: Path) -> TrainingPlan | None:
     from concord.porting.folder import folder_of
     from concord.training.checkpoint import Progress
 
     progress = folder_of(path) / PROGRESS
-    plan = read_as(progress, Progress).plan if progress.is_file() else None
-    return plan.backend if plan and plan.backend else backend_of(porting.recognise(path).format)
+    return read_as(progress, Progress).plan if progress.is_file() else None
 
 
-def model_of(path: Path) -> TextModel:
+def model_of(path: Path, max_tokens: int | None = None) -> TextModel:
     """Return the classifier of a checkpoint.
 
     Raises:
         SpecError: if it cannot be read, or lacks a classifier or a tokenizer.
     """
-    found = reader(path, spelled=False)
+    found = reader(path, spelled=False, max_tokens=max_tokens)
     if found.part != "model":
         raise SpecError(
             f"{path}: has no classifier: 'concord case run --texts' says what the part {found.part!r} "

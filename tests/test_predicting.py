@@ -25,6 +25,7 @@ from concord.terminal import Terminal
 from concord.training import checkpoint, data, prediction
 from concord.training.data.ready import encoder_of
 from concord.training.metrics import losses, predicted, probabilities
+from concord.training.plan import Files, TrainingPlan
 from tests.test_data import VOCABULARY, refusal, written
 from tests.toys.checkpoints import drawn
 from tests.toys.surroundings import toy
@@ -36,14 +37,20 @@ NUMPY = toy("NumpyBackend")
 NAMES = ("bad", "good", "so so")
 
 
-def trained(folder: Path, config: spec.EncoderConfig, names: Sequence[str] = NAMES, seed: int = 3) -> Path:
+def trained(folder: Path, config: spec.EncoderConfig, names: Sequence[str] = NAMES, plan: Any = None) -> Path:
     """Write a checkpoint for prediction alone: a model with random weights that reads characters."""
     encoder = data.TextEncoder.of("characters", VOCABULARY, config)
     labels = data.Labels(tuple(names))
     config = data.fitted(config, encoder, labels)
     checkpoint.write(
         folder,
-        checkpoint.TrainingCheckpoint(config, spec.initialize(config, seed), labels=labels, encoder=encoder),
+        checkpoint.TrainingCheckpoint(
+            config,
+            spec.initialize(config, 3),
+            labels=labels,
+            encoder=encoder,
+            progress=checkpoint.Progress(plan=plan),
+        ),
     )
     return folder
 
@@ -200,6 +207,15 @@ def test_the_backend_is_that_of_training_or_of_the_format(tmp_path: Path, small:
     for form, name in (("jax-msgpack", "jax"), ("keras-h5", "tf"), ("paddle", "paddle")):
         porting.write(found, tmp_path / form, form)
         assert using.home_of(tmp_path / form) == name
+
+
+def test_a_run_says_what_trained_it_and_whether_on_pairs(tmp_path: Path, small: Config) -> None:
+    for name, lines in (("single", "abc\tbad\n"), ("pairs", "abc\td\tbad\n")):
+        files = Files(train=str(written(tmp_path, f"{name}.tsv", lines)))
+        folder = trained(tmp_path / name, small("bert"), plan=TrainingPlan(backend="jax", files=files))
+        assert (using.home_of(folder), using.knows_pairs(folder)) == ("jax", name == "pairs")
+    (tmp_path / "single.tsv").unlink()
+    assert using.knows_pairs(tmp_path / "single")
 
 
 def test_a_loaded_checkpoint_says_what_the_command_says(

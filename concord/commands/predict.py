@@ -24,7 +24,7 @@ from concord.spec.files import writing as written
 from concord.spec.precision import PRECISIONS
 from concord.spec.text import shown
 from concord.terminal import Terminal, figures
-from concord.using import home_of, line_of, model_of, samples_of
+from concord.using import home_of, knows_pairs, line_of, model_of, samples_of
 
 if TYPE_CHECKING:
     from concord.training.data import Bad, Sample
@@ -69,6 +69,9 @@ def predict(
     ] = None,
     json: Annotated[Path | None, writes("With --evaluate: write the figures as JSON.")] = None,
     batch: Annotated[int, option("Samples in a batch.")] = 32,
+    max_tokens: Annotated[
+        int | None, option("Tokens that a text may have; longer ones are cut. Default: as many as fit.")
+    ] = None,
     dtype: options.Dtype = "float32",
 ) -> None:
     """Say what a trained model takes texts for, or how often it is right."""
@@ -92,7 +95,7 @@ def predict(
 
     (backend, where), model, given = collect(
         place,
-        lambda: model_of(checkpoint),
+        lambda: model_of(checkpoint, max_tokens),
         lambda: Complaints(lines.on_error) if evaluate is None else lines.read(evaluate),
     )
     if batch > 1 and model.config.mask_assignment == "batch_major":
@@ -100,6 +103,10 @@ def predict(
             "this model gives samples each other's masks (SPEC MSK-7): "
             "what it says of a text depends on those beside it",
             style="yellow",
+        )
+    if pair and not knows_pairs(checkpoint):
+        Terminal(stderr=True).tell(
+            "this model was trained on single texts, and has seen no pair", style="yellow"
         )
     names = ("implementation", "execution", "device", "precision")
     how = Settings(dtype, **{name: getattr(where, name) for name in names})
