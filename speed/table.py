@@ -20,7 +20,7 @@ TOLERATED = 0.25
 NOISE = 0.25
 """Cores that other processes may keep busy without a warning."""
 
-WIDE = 140
+WIDE = 170
 """Columns from which on every figure has room."""
 
 NARROW = ("step", "±", "tokens/s", "FLOP/s", "of best", "MiB")

@@ -44,11 +44,12 @@ from concord.speed import (
 from concord.speed.measure import takes_part
 from concord.speed.page import page
 from concord.speed.presets import Preset, ragged
-from concord.speed.table import greedy
+from concord.speed.table import greedy, show
 from concord.speed.team import busy_cores
 from concord.speed.work import flops
+from concord.terminal import Terminal
 from concord.writing import KINDS
-from tests.toys.surroundings import toy
+from tests.toys.surroundings import ROOT, toy
 
 EXPLICIT = Mode("explicit", "eager")
 RIGHT, SLOW, WRONG, DYING, THREADED = (
@@ -412,6 +413,13 @@ def test_the_page_needs_nothing_else_and_hides_nothing(record: dict[str, Any]) -
             "backends": {**record["backends"], "<b>": next(iter(record["backends"].values()))},
         }
     ).count("<b>") == html.count("<b>")
+
+
+@pytest.mark.parametrize("columns", [100, 140, 170])
+def test_a_table_breaks_no_word(columns: int, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    show(files.data(files.read(ROOT / "conformance/results/speed.json", KINDS)), Terminal())
+    assert "…" not in capsys.readouterr().out
 
 
 def test_a_page_of_a_busy_machine_says_so_first_and_no_page_of_times_is_a_judgement(
