@@ -84,21 +84,22 @@ class Backward:
         steps, ends = self._between(tap)
         if not steps:
             return None
-        if len(self.consumers[tap]) > 1 and all(self.is_right(step) for step in self.consumers[tap]):
-            said = " and ".join(f"`{step}`" for step in self.consumers[tap])
-            return Bounds(
-                f"the gradients that meet at `{tap}`, from {said}, are right, or so far as can be seen: "
-                "their sum is not",
-                self._clauses(tap, steps),
+        users, clauses = self.consumers[tap], [self._clause(step) for step in steps]
+        if len(users) > 1 and all(self.is_right(step) for step in users):
+            clauses.sort(key=lambda clause: clause != "RES-1")
+            text = (
+                f"the gradients that meet at `{tap}`, from {' and '.join(f'`{step}`' for step in users)}, "
+                "are right, or so far as can be seen: their sum is not"
             )
-        clauses = self._clauses(tap, steps)
-        right = ", ".join(dict.fromkeys(f"`{self.evidence(end)}`" for end in ends)) or "the loss"
-        made = ", ".join(f"`{step}` ({self._clause(step)})" for step in steps)
-        return Bounds(
-            f"the derivative of a step between {right} (right) and `{self.question.tensor}` (wrong): "
-            f"of {made}",
-            clauses,
-        )
+        else:
+            right = ", ".join(dict.fromkeys(f"`{self.evidence(end)}`" for end in ends)) or "the loss"
+            made = ", ".join(f"`{step}` ({self._clause(step)})" for step in steps)
+            text = (
+                f"the derivative of a step between {right} (right) and `{self.question.tensor}` (wrong): "
+                f"of {made}"
+            )
+            clauses.sort(key=lambda clause: (clause in PLAIN) + (clause == "ATT-4") / 2)
+        return Bounds(text, tuple(dict.fromkeys(clauses)))
 
     def _between(self, tap: str) -> tuple[list[str], list[str]]:
         """Return the steps from a tap to the next taps whose gradients are right, and those."""
@@ -149,17 +150,6 @@ class Backward:
             if "norm" in step.rpartition(".")[2]
             else clause_of(self.question.config, step, self.question.case.part)
         )
-
-    def _clauses(self, tap: str, steps: list[str]) -> tuple[str, ...]:
-        meeting = len(self.consumers.get(tap, [])) > 1 and all(
-            self.is_right(step) for step in self.consumers[tap]
-        )
-        clauses = [self._clause(step) for step in steps]
-        if meeting:
-            clauses.sort(key=lambda clause: clause != "RES-1")
-        else:
-            clauses.sort(key=lambda clause: (clause in PLAIN) + (clause == "ATT-4") / 2)
-        return tuple(dict.fromkeys(clauses))
 
 
 def made_of(tensor: Node, names: Mapping[int, str]) -> list[str]:
