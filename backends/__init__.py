@@ -95,7 +95,7 @@ def open(name: str, device: str = "cpu", **settings: Any) -> Worker:
 
 
 def __getattr__(name: str) -> Any:
-    # A worker process imports this package too, in environments that have neither execnet nor psutil.
+    # A worker process imports this package too, in environments that have no psutil.
     if name in ("Worker", "WorkerFailure"):
         from concord.backends import worker
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from concord.backends.interface import Measurable, Request, Session, Steps, Unsupported
-from concord.backends.wire import Message, in_order, pack
+from concord.backends.wire import in_order
 from concord.spec.batch import Batch, batch_of_lengths, round_inputs
 from concord.spec.config import EncoderConfig, from_mapping
 from concord.spec.parameters import initialize, trainable
@@ -41,6 +40,10 @@ MOMENT = "first_moment."
 """How what an optimizer keeps of gradients is called."""
 
 
+Answer = tuple[dict[str, Any], dict[str, NDArray[Any]]]
+"""What is said, and arrays by name."""
+
+
 class Bench:
     """The one session, or bare product, that a worker holds at a time."""
 
@@ -49,60 +52,56 @@ class Bench:
         self.steps: Steps | None = None
         self.device = "cpu"
 
-    def perform(self, operation: str, header: str) -> Message:
-        """Answer one message: ``prepare``, ``product``, ``repeat`` or ``release``."""
-        asked = json.loads(header)
-        answer, arrays = {
-            "prepare": self.prepare,
-            "product": self.product,
-            "repeat": self.repeat,
-            "release": self.release,
-        }[operation](asked)
-        return json.dumps(answer), pack(arrays)
-
-    def prepare(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    def prepare(
+        self,
+        config: Mapping[str, Any],
+        lengths: Sequence[int],
+        tokens: int,
+        seed: int,
+        recipe: Mapping[str, Any] | None,
+        dtype: str,
+        weights: str | None = None,
+        **settings: Any,
+    ) -> Answer:
         """Build a model and run it once.
 
         Args:
-            asked: ``config``, ``lengths`` (real tokens of each sample), ``tokens``, ``seed``, ``weights`` (a
-                file with them, or null: drawn from the seed), ``recipe`` (of training; null: inference),
-                ``dtype``, ``implementation``, ``execution``, ``device``, ``precision``.
+            config: fields of the configuration.
+            lengths: real tokens of each sample.
+            seed: of the batches, and of weights that are drawn.
+            recipe: fields of that of training; None: inference.
+            weights: a file with them; None: drawn.
+            settings: other fields of :class:`concord.backends.interface.Settings`.
 
         Returns:
             Seconds (building, compiling ahead, first step), and what was computed: logits, or of
             :data:`STEPS` steps of training the losses, and what parameters and first moments have come to
             (:func:`moved`).
         """
-        self.release({})
+        self.release()
         if not hasattr(self.measured, "session"):
             raise Unsupported(f"{self.measured.name} cannot be measured: it has no method 'session'")
-        config = from_mapping(asked["config"])
-        weights = (
-            in_order(load_file(asked["weights"]), config)
-            if asked["weights"] and Path(asked["weights"]).is_file()
-            else initialize(config, asked["seed"])
+        model = from_mapping(config)
+        given = (
+            in_order(load_file(weights), model)
+            if weights and Path(weights).is_file()
+            else initialize(model, seed)
         )
-        batches = batches_of(config, asked["lengths"], asked["tokens"], asked["seed"], asked["recipe"])
-        weights = round_inputs(weights, batches[0], asked["dtype"])[0]
-        settings = {
-            name: asked[name] for name in ("dtype", "implementation", "execution", "device", "precision")
-        }
-        training = (
-            Training(recipe_from_mapping(asked["recipe"]), [[batch] for batch in batches])
-            if asked["recipe"]
-            else None
-        )
+        batches = batches_of(model, lengths, tokens, seed, recipe)
+        given = round_inputs(given, batches[0], dtype)[0]
+        training = Training(recipe_from_mapping(recipe), [[batch] for batch in batches]) if recipe else None
         request = Request(
-            config,
-            weights,
+            model,
+            given,
             batches[0],
+            dtype=dtype,
             **settings,
             taps=False,
             gradients=training is not None,
             training=training,
         )
         request.validate(where=f"backend={self.measured.name}")
-        self.device = asked["device"]
+        self.device = request.device
         self._reset_peak_memory()
         started = time.perf_counter()
         session = self.steps = self.measured.session(request)
@@ -137,23 +136,24 @@ class Bench:
         )
         return {"loss": np.array(losses)} | moved(changes, session.optimizer_state().items())
 
-    def product(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Make ready a product of two random matrices.
+    def product(self, sizes: Sequence[int], dtype: str, device: str, precision: str) -> Answer:
+        """Make ready a product of two random matrices, (M, K) and (K, N).
 
-        ``sizes`` (M, K, N), ``dtype``, ``device``, ``precision``.
+        Args:
+            sizes: M, K and N.
         """
-        self.release({})
+        self.release()
         if not hasattr(self.measured, "product"):
             raise Unsupported(f"{self.measured.name} cannot be measured: it has no method 'product'")
-        m, k, n = asked["sizes"]
-        generator = np.random.default_rng(asked["sizes"])
+        m, k, n = sizes
+        generator = np.random.default_rng(sizes)
         left, right = (generator.standard_normal(shape).astype(np.float32) for shape in ((m, k), (k, n)))
         started = time.perf_counter()
-        self.device = asked["device"]
-        self.steps = self.measured.product(left, right, asked["dtype"], asked["device"], asked["precision"])
+        self.device = device
+        self.steps = self.measured.product(left, right, dtype, device, precision)
         return self._begin(time.perf_counter() - started)[0], {}
 
-    def _begin(self, build_seconds: float) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    def _begin(self, build_seconds: float) -> Answer:
         assert self.steps is not None
         started = time.perf_counter()
         self.steps.compile()
@@ -171,17 +171,12 @@ class Bench:
         }
         return seconds, results
 
-    def repeat(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Run steps, at least one, until ``seconds`` are over or ``count`` are done.
-
-        Return how long each took.
-        """
+    def repeat(self, count: int, seconds: float) -> Answer:
+        """Run steps, at least one, until time is over or so many are done; return how long each took."""
         if self.steps is None:
             raise RuntimeError("nothing is prepared")
         self._reset_peak_memory()
-        taken = (self._on_cpu if self.device == "cpu" else self._on_device)(
-            self.steps, asked["count"], asked["seconds"]
-        )
+        taken = (self._on_cpu if self.device == "cpu" else self._on_device)(self.steps, count, seconds)
         return {"seconds": taken, "peak_memory_bytes": self._peak_memory()}, {}
 
     def _on_cpu(self, steps: Steps, count: int, seconds: float) -> list[float]:
@@ -210,7 +205,7 @@ class Bench:
         elif hasattr(self.measured, "peak_memory"):
             self.measured.peak_memory(self.device, reset=True)
 
-    def release(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    def release(self) -> Answer:
         """Let the session go."""
         self.steps = None
         gc.collect()

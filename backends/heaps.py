@@ -22,12 +22,16 @@ def share() -> None:
     _call("mallopt", M_ARENA_MAX, 2)
 
 
-def give_back() -> None:
+def give_back(size: int = LARGE) -> None:
     """Give memory that nothing uses any more back to the system.
 
     Glibc keeps it where something above it is still in use.
+
+    Args:
+        size: bytes that were let go; of few it is not worth while.
     """
-    _call("malloc_trim", 0)
+    if size >= LARGE:
+        _call("malloc_trim", 0)
 
 
 def _call(name: str, *arguments: int) -> None:

@@ -470,7 +470,7 @@ class Stepping(Protocol):
                 missing are as at the start. It may come in the dtype that is stored or in a wider one.
         """
 
-    def step(self, batches: Sequence[Batch], report: bool) -> Mapping[str, NDArray[np.floating]]:
+    def step(self, batches: Sequence[Batch], report: bool = False) -> Mapping[str, NDArray[np.floating]]:
         """Make the next step from batches, of any shapes.
 
         Nothing is built or compiled anew for shapes that were there before.

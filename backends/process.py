@@ -1,8 +1,6 @@
-"""A Python process that is given messages and answers them.
+"""A Python process that holds objects, whose methods are called from here.
 
 Watched while it works, and ended with all that it has started.
-
-Nothing here knows what the messages say; :mod:`concord.backends.worker` does.
 """
 
 from __future__ import annotations
@@ -10,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import inspect
+import json
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -20,18 +18,20 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
-
-import execnet
-from execnet import gateway_base, gateway_bootstrap, gateway_io
+from typing import Any, Self, TypeVar
 
 import concord
-from concord.backends import machine
-from concord.backends.wire import Payload, payload_of
+from concord.backends import heaps, machine
+from concord.backends.interface import Unsupported
+from concord.backends.wire import Channel, Message, WorkerFailure, decode, encode
+from concord.spec.errors import SpecError
 from concord.spec.text import legible
+
+T = TypeVar("T")
 
 ROOT = Path(concord.__file__).resolve().parent.parent
 """The folder that a worker imports this package from: a checkout, or where it is installed."""
@@ -60,21 +60,28 @@ ROUNDS = 10
 MARK = "CONCORD_WORKER"
 """The variable by which a process, and all that it starts, are known in their environment."""
 
+READY = b"ready"
+"""What a process says first, so that an interpreter is known from any other program."""
+
+_FIRST_LINE = "import sys;exec(eval(sys.stdin.readline()))"
+
 _BOOTSTRAP = f"""
 {inspect.getsource(machine.marked)}
-import os, select, sys, warnings
+import json, os, select, sys
+from multiprocessing.connection import Connection
 mark = os.environ.get("{MARK}")
 os.environ.pop("PYTHONSAFEPATH", None)
+# Whatever a framework prints must not get among the messages.
+reading, writing = Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+os.dup2(2, 1)
 if hasattr(os, "fork"):
     os.setpgrp()  # Ctrl-C is the parent's to handle, and what this process starts ends with it
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the thread that receives; nothing of it is used
-        watching = os.fork() == 0
-    if watching:
+    if os.fork() == 0:
         # A process of its own, for a framework may keep every thread of this one from running. It has nothing
         # but the pipe of which the parent has the other end: that is hung up once the parent is gone, however
         # it ended.
-        os.dup2(channel.gateway._io.infile.fileno(), 0)
+        os.dup2(reading.fileno(), 0)
         os.closerange(1, 256)
         pipe = select.poll()
         pipe.register(0, getattr(select, "POLLRDHUP", 0))
@@ -86,7 +93,8 @@ if hasattr(os, "fork"):
                 except OSError:
                     pass
         os.killpg(0, 9)
-settings = channel.receive()
+writing.send_bytes({READY!r})
+settings = json.loads(reading.recv_bytes())
 os.environ.update(settings["environment"])
 for name, value in settings["appended"].items():
     os.environ[name] = " ".join(filter(None, (os.environ.get(name), value)))
@@ -104,49 +112,13 @@ try:
         file.write("1000")  # if the machine runs out of memory, this process goes first
 except OSError:
     pass
-import importlib
-module, _, name = settings.get("serve", "concord.backends.remote:serve").partition(":")
-getattr(importlib.import_module(module), name)(channel, settings["target"])
+from concord.backends.remote import serve
+serve(reading, writing, settings["target"])
 """
 
 
-class WorkerFailure(RuntimeError):
-    """A worker that gave no result.
-
-    Attributes:
-        status: ``"absent"`` (not installed), ``"broken"`` (installed, cannot be imported), ``"crashed"``,
-            ``"timed out"``, ``"out of memory"``, or ``"error"`` (the backend raised an exception and lives
-            on).
-        detail: one line that says what happened.
-        stderr: the last lines that the worker wrote.
-    """
-
-    def __init__(self, status: str, detail: str, stderr: str = "") -> None:
-        self.status, self.detail, self.stderr = status, detail, stderr
-        super().__init__(f"{status}: {detail}")
-
-
-class _Streams(gateway_base.Popen2IO):
-    """The pipes of a new process, and the process.
-
-    What execnet's ``create_io`` makes, with an environment and standard error of its own.
-    """
-
-    remoteaddress: str | None  # of a process on another host
-
-    def __init__(self, arguments: list[str], execmodel: Any, **how: Any) -> None:
-        self.popen = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **how)
-        super().__init__(self.popen.stdin, self.popen.stdout, execmodel=execmodel)
-
-    def wait(self) -> int | None:
-        return self.popen.wait()
-
-    def kill(self) -> None:
-        self.popen.kill()
-
-
 class Process:
-    """A process that answers messages. Use it in a ``with`` block, or call :meth:`close`.
+    """A process that holds an object. Use it in a ``with`` block, or call :meth:`close`.
 
     Args:
         local: whether it runs on this machine.
@@ -169,74 +141,72 @@ class Process:
         fcntl.fcntl(self._stderr, fcntl.F_SETFL, os.O_APPEND)  # for it may be cut off
         self._words = b""
         self._mark = uuid.uuid4().hex
-        self._group = execnet.Group()
-        self._closing = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped_for: tuple[str, str] | None = None
         self._silent = False
 
-    def start(self, python: str | None, host: str, opened: Callable[[], None]) -> None:
-        """Start the process; it waits for its settings then.
+    def start(
+        self,
+        target: str,
+        environment: Mapping[str, str],
+        appended: Mapping[str, str] | None = None,
+        python: str | None = None,
+        host: str = "",
+        root: str = str(ROOT),
+        opened: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start the process.
 
         Args:
+            target: what makes the object that it holds, ``"package.module:name"``.
+            environment: that it gets on top of the parent's.
+            appended: what is added to values of its environment.
+            python: the interpreter.
             host: where, by ssh; empty: here.
+            root: the folder there that it imports this package from.
             opened: called as soon as there is a process, which may never answer.
 
         Raises:
             WorkerFailure: if there is no such interpreter, no such host, or no Python answers.
         """
-        where = f"ssh={host}" if host else "popen"
-        if python:
-            # "//" would end the path in execnet's notation, and a local path is split as a shell would.
-            path = re.sub("/+", "/", python if host else shlex.quote(os.path.expanduser(python)))
-            where += f"//python={path}"
+        # Not even the standard library is to be found in the folder where somebody happens to stand.
+        marked = {**os.environ, MARK: self._mark, "PYTHONSAFEPATH": "1"}
+        here: dict[str, Any] = {} if host else {"env": marked, "process_group": 0}
+        arguments = (
+            ["ssh", "-C", host, f"{python or 'python'} -c {shlex.quote(_FIRST_LINE)}"]
+            if host
+            else [os.path.expanduser(python or sys.executable), "-c", _FIRST_LINE]
+        )
+        here |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._stderr, "bufsize": 0}
         try:
-            self._channel = self._open_gateway(execnet.XSpec(where), opened).remote_exec(_BOOTSTRAP)
-        except (
-            Exception
-        ) as error:  # execnet cannot start the interpreter, reaches no host, or hears no Python there
+            process = self._process = subprocess.Popen(arguments, **here)  # over ssh it is the client
+            opened()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with self._watched(), process.stdin as stdin, process.stdout as stdout:
+                stdin.write(f"{_BOOTSTRAP!r}\n".encode())
+                self._channel = Channel(
+                    Connection(os.dup(stdout.fileno()), writable=False),
+                    Connection(os.dup(stdin.fileno()), readable=False),
+                )
+                self._wait()
+                if self._channel.reading.recv_bytes(len(READY)) != READY:
+                    raise EOFError
+                settings = {"environment": environment, "appended": appended or {}, "root": root}
+                self._channel.writing.send_bytes(json.dumps({**settings, "target": target}).encode())
+        except (OSError, EOFError) as error:
             words = self._last_words()
             self.close()
-            if self._stopped_for:
-                raise WorkerFailure(*self._stopped_for, words) from None
             cause = (
                 error.strerror
                 if isinstance(error, OSError) and error.filename
                 else f"no Python answered ({type(error).__name__})"
             )
-            raise WorkerFailure(
-                "broken",
-                f"its process could not be started: {host or python or sys.executable}: {cause}",
-                words,
-            ) from None
-
-    def _open_gateway(self, place: execnet.XSpec, opened: Callable[[], None]) -> execnet.Gateway:
-        """Do what execnet's ``makegateway`` does, with the process at hand before it has answered.
-
-        It may never do so.
-        """
-        self._group.allocate_id(place)
-        place.execmodel = self._group.remote_execmodel.backend
-        # Not even the standard library is to be found in the folder where somebody happens to stand.
-        marked = {**os.environ, MARK: self._mark, "PYTHONSAFEPATH": "1"}
-        here = {"env": marked, "process_group": 0} if self.local else {}
-        arguments = gateway_io.popen_args(place) if self.local else gateway_io.ssh_args(place)
-        streams = _Streams(arguments, self._group.execmodel, stderr=self._stderr, **here)
-        if not self.local:
-            streams.remoteaddress = place.ssh
-        self._process = streams.popen  # over ssh it is the client
-        opened()
-        try:
-            with self._watched():
-                gateway = gateway_bootstrap.bootstrap(streams, place)
+            started = f"its process could not be started: {host or python or sys.executable}: {cause}"
+            raise WorkerFailure(*(self._stopped_for or ("broken", started)), words) from None
         except BaseException:
-            self._kill()
-            with contextlib.suppress(OSError), streams.popen:  # closes its pipes and waits for its end
-                pass
+            self.close()
             raise
-        gateway.spec = place
-        self._group._register(gateway)
-        return gateway
 
     @property
     def pid(self) -> int | None:
@@ -248,32 +218,57 @@ class Process:
         """Bytes that it holds; 0 for a process on another host."""
         return machine.resident(self._process.pid) if self.local and self._process else 0
 
-    def exchange(self, message: Any, payload: Payload | None = None) -> Any:
-        """Send a message, and a payload after it, and wait for the answer.
+    def call(self, number: int, method: str, *given: Any, **named: Any) -> Any:
+        """Call a method of an object there.
+
+        Args:
+            number: of the object; the first one has 0.
+            method: its name, or such a path as ``"bench.repeat"``.
+            given, named: what it is given: what :func:`concord.backends.wire.encode` can send.
 
         Raises:
-            WorkerFailure: if there is none. The process is ended then.
+            SpecError, Unsupported: if it does.
+            WorkerFailure: if it raises anything else, or gives no answer. The process is ended then.
         """
         with self._speaking():
-            self._channel.send(message)
-            for chunk in payload.chunks() if payload else ():
-                self._channel.send(chunk)
-            return self._receive()
+            self._channel.send(*encode([number, method, given, named]))
+            message = [self._receive()]
+        size = len(message[0][1])
+        status, found = self.read(lambda: decode(*message.pop()))
+        heaps.give_back(size)
+        match status:
+            case "ok":
+                return found
+            case "unsupported":
+                raise Unsupported(found)
+            case "refused":
+                raise SpecError(found)
+            case "crashed" | "out of memory":
+                raise self._fail(status, found)
+        raise WorkerFailure(status, found, self._last_words())
 
-    def payload(self, size: int) -> Payload:
-        """Return the payload that follows an answer.
+    def read(self, parse: Callable[[], T]) -> T:
+        """Return what an answer is read as.
 
         Raises:
-            WorkerFailure: if it does not come. The process is ended then.
+            WorkerFailure: if it cannot be read, for example arrays of a type that NumPy has not.
         """
-        with self._speaking():
-            return payload_of(size, self._receive)
+        try:
+            return parse()
+        except Exception as error:
+            first = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            what = "; ".join(error.problems) if isinstance(error, SpecError) else first
+            raise WorkerFailure("error", f"its answer cannot be read: {what}", self._last_words()) from None
 
-    def _receive(self) -> Any:
-        while not self._silent:
-            with contextlib.suppress(self._channel.TimeoutError):
-                return self._channel.receive(timeout=1.0)
-        raise EOFError
+    def _wait(self) -> None:
+        """Wait for an answer, but not for ever: a process that this one has started may hold the pipe."""
+        while not self._channel.reading.poll(1.0):
+            if self._silent:
+                raise EOFError
+
+    def _receive(self) -> Message:
+        self._wait()
+        return self._channel.receive()
 
     @contextlib.contextmanager
     def _speaking(self) -> Iterator[None]:
@@ -285,9 +280,6 @@ class Process:
                 yield
         except (EOFError, OSError):
             raise self._fail(*self._how_it_ended()) from None
-        except self._channel.RemoteError as error:
-            last = str(error).strip().splitlines()[-1]
-            raise self._fail("out of memory" if "MemoryError" in last else "crashed", last) from None
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -402,9 +394,10 @@ class Process:
     def close(self) -> None:
         """End the process, at once if it is busy. Any thread may."""
         self._kill()
-        with self._closing:  # execnet's groups are not safe from two threads
-            self._group.terminate(timeout=1.0)
-            self._stderr.close()
+        if self._process:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=1.0)
+        self._stderr.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""The worker's side: it constructs one backend and answers requests until its channel closes.
+"""The worker's side: an object whose methods are called from another process, here that which has a backend.
 
 Imported in the worker process only. The framework is imported when the backend's module is.
 """
@@ -12,181 +12,97 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from multiprocessing.connection import Connection
+from operator import attrgetter
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load
 
 from concord.backends import SEARCHED, heaps
 from concord.backends.bench import Bench
-from concord.backends.interface import Backend, TrainingSession, Unsupported
+from concord.backends.interface import Backend, Request, Run, Unsupported
 from concord.backends.wire import (
-    TRAINING,
-    Message,
-    Payload,
+    Channel,
+    WorkerFailure,
     arrays_of,
-    batches_of_step,
-    decode_request,
-    encode_run,
-    pack,
-    payload_of,
+    decode,
+    encode,
+    in_order,
+    plain,
+    received,
     returned,
 )
+from concord.spec.batch import Batch, round_inputs, validate_batch
 from concord.spec.errors import SpecError
+from concord.spec.parameters import Weights
+from concord.spec.precision import precision
 from concord.spec.training.plan import StepPlan
 
 LINE = 1000
 """Characters of an error that are told in one line."""
 
-Reply = tuple[str, str, Payload]
-"""Status, JSON and arrays. Status: ``ok``, ``unsupported``, ``refused``, ``error``, ``absent`` or
-``broken``."""
+
+class Held:
+    """What stays here when a method returns it: the asker gets a number, by which it calls its methods."""
 
 
-def serve(channel: Any, target: str) -> None:
-    """Answer requests.
+def serve(reading: Connection, writing: Connection, target: str) -> None:
+    """Answer until nobody asks any more.
+
+    A call is ``[number of the object, method, arguments, named arguments]``, an answer ``[status, value]``.
+    The status is ``"ok"``, ``"unsupported"``, ``"refused"``, or that of a
+    :class:`concord.backends.wire.WorkerFailure`.
 
     Args:
-        channel: of execnet. Every message is ``(operation, header, size)``, every answer ``(status, header,
-            size)``, each with a payload of so many bytes after it (:mod:`concord.backends.wire`).
-        target: the backend's class, ``"package.module:Class"``.
+        target: what makes the first object, ``"package.module:name"``.
     """
-    started = time.perf_counter()
-    status, payload = _construct(target)
-    if not isinstance(payload, dict):
-        backend, payload = payload, {}
-        status, described, _ = _answer(lambda: ("ok", json.dumps(backend.describe()), Payload(b"")))
-        payload, status = json.loads(described), "ok" if status == "ok" else "broken"
-    channel.send(
-        (status, json.dumps({"describe": payload, "import_seconds": time.perf_counter() - started}), 0)
-    )
-    if status != "ok":
-        return
-    bench, sessions = Bench(backend), TrainingSessions(backend)
-
-    for operation, header, size in channel:
-        given = payload_of(size, channel.receive)
-        status, said, answer = _answer(partial(_perform, backend, bench, sessions, operation, header, given))
-        large = max(size, answer.size) > heaps.LARGE
-        if large:
-            heaps.give_back()  # before the asker holds the answer too
-        channel.send((status, said, answer.size))
-        for chunk in answer.chunks():
-            channel.send(chunk)
-        if large:
-            heaps.give_back()
-
-
-class TrainingSessions:
-    """The worker's end: the training sessions that it holds, by number."""
-
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
-        self.held: dict[int, TrainingSession] = {}
-        self.opened = 0
-
-    def perform(self, operation: str, message: Message) -> Message:
-        """Answer one message: ``open``, ``load``, ``step``, ``predict``, ``state``, ``plan`` or ``close``."""
-        if operation == f"{TRAINING}open":
-            return self.open(message)
-        said, arrays = json.loads(message[0]), load(message[1])
-        session = self.held[said["session"]]
-        found: Mapping[str, NDArray[Any]] = {}
-        match operation.removeprefix(TRAINING):
-            case "load":
-                session.load(arrays, said["step"])
-            case "step":
-                found = arrays_of("step", session.step(batches_of_step(arrays, said["size"]), said["report"]))
-            case "predict":
-                found = arrays_of("predict", {"output": session.predict(batches_of_step(arrays, 1)[0])})
-            case "state":
-                found = arrays_of("state", session.state())
-            case "plan":
-                return self.plan(session, said["sizes"], arrays), pack({})
-            case "close":
-                del self.held[said["session"]]
-        return "{}", pack(found)
-
-    def plan(self, session: TrainingSession, sizes: Sequence[int], arrays: Mapping[str, NDArray[Any]]) -> str:
-        """Return what a session is going to do with batches, as JSON."""
-        if not hasattr(session, "plan"):
-            raise Unsupported(
-                f"{self.backend.name} does not say what it is going to do: its session has no method 'plan'"
-            )
-        batches = iter(batches_of_step(arrays, sum(sizes)))
-        found = session.plan([[next(batches) for _ in range(size)] for size in sizes])
-        if not isinstance(found, StepPlan):
-            raise TypeError(f"plan() returned a {type(found).__name__} but must return a StepPlan")
-        return json.dumps(dataclasses.asdict(found))
-
-    def open(self, message: Message) -> Message:
-        """Open a session on a request."""
-        train = getattr(self.backend, "train", None)
-        if train is None:
-            raise Unsupported(f"{self.backend.name} cannot hold training open: it has no method 'train'")
-        request = decode_request(message)
-        request.validate(where=f"backend={self.backend.name}")
-        session: TrainingSession = train(request)
-        self.opened += 1
-        self.held[self.opened] = session
-        return json.dumps({"session": self.opened, "info": session.info()}), pack({})
-
-
-def _construct(target: str) -> tuple[str, Any]:
-    """Return the backend, or why there is none."""
+    channel = Channel(reading, writing)
     module, _, name = target.partition(":")
-    try:
-        made = getattr(importlib.import_module(module), name, None)
-        if made is None:
-            return "broken", {"message": f"module {module!r} has no {name!r}"}
-        return "ok", made()
-    except ModuleNotFoundError as error:
-        sought = (
-            error.name is not None
-            and f"{module}.".startswith(f"{error.name}.")
-            and not module.startswith("concord.")
-        )
-        return "absent", {"message": f"{error}; {SEARCHED}" if sought else f"{error}"}
-    except Exception as error:
-        return "broken", {"message": _told(error)}
+    held = {0: getattr(importlib.import_module(module), name)()}
+    status, made = "ok", 0
+    while status not in ("crashed", "out of memory"):
+        try:
+            message = channel.receive()
+        except EOFError:
+            return
+        size = len(message[1])
+        try:
+            number, method, given, named = decode(*message)
+            del message  # there may be gigabytes of it
+            found = attrgetter(method)(held[number])(*given, **named)
+            del given, named
+            if isinstance(found, Held):
+                made += 1
+                held[made], found = found, made
+            status, answer = "ok", encode(["ok", found])
+        except BaseException as error:
+            status, found = failure(error)
+            answer = encode([status, found])
+        del found
+        size = max(size, len(answer[1]))
+        heaps.give_back(size)  # before the asker holds the answer too
+        channel.send(*answer)
+        del answer
+        heaps.give_back(size)
 
 
-def _perform(
-    backend: Backend, bench: Bench, sessions: TrainingSessions, operation: str, header: str, given: Payload
-) -> Reply:
-    if operation.startswith(TRAINING):
-        return _packed(*sessions.perform(operation, (header, given.take())))
-    if operation not in ("run", "round_trip"):
-        return _packed(*bench.perform(operation, header))
-    request = decode_request((header, given.take()))
-    request.validate(where=f"backend={backend.name}")
-    if operation == "round_trip":
-        return _packed("{}", pack(backend.round_trip(request)))  # type: ignore[attr-defined]
-    run = returned(backend.run(request))
-    run.info["peak_memory_bytes"] = peak_memory()
-    return _packed(*encode_run(run))
+def failure(error: BaseException) -> tuple[str, Any]:
+    """Return the status of an answer that an error is, and what is said of it."""
+    if isinstance(error, Unsupported):
+        return "unsupported", str(error)
+    if isinstance(error, SpecError):
+        return "refused", error.problems
+    if isinstance(error, WorkerFailure):
+        return error.status, error.detail
+    if isinstance(error, MemoryError):
+        return "out of memory", told(error)
+    return "error" if isinstance(error, Exception) else "crashed", told(error)
 
 
-def _packed(header: str, arrays: bytes) -> Reply:
-    return "ok", header, Payload(arrays)
-
-
-def _answer(function: Callable[[], Reply]) -> Reply:
-    try:
-        return function()
-    except Unsupported as error:
-        return "unsupported", json.dumps({"message": str(error)}), Payload(b"")
-    except SpecError as error:
-        return "refused", json.dumps({"message": str(error)}), Payload(b"")
-    except MemoryError:
-        raise
-    except Exception as error:
-        return "error", json.dumps({"message": _told(error)}), Payload(b"")
-
-
-def _told(error: Exception) -> str:
+def told(error: BaseException) -> str:
     """Return an error in one line, and write all of it to standard error."""
     try:
         traceback.print_exception(error, file=sys.stderr)
@@ -194,6 +110,154 @@ def _told(error: Exception) -> str:
     except Exception:  # an error may fail to say what it is
         first_line = "it cannot be told as text"
     return f"{type(error).__name__}: {first_line}"[:LINE]
+
+
+class Service:
+    """What a worker does with its backend."""
+
+    backend: Backend
+
+    def introduce(self, target: str) -> tuple[dict[str, Any], float]:
+        """Import a backend; return what it says of itself, and the seconds that took.
+
+        Args:
+            target: its class, ``"package.module:Class"``.
+
+        Raises:
+            WorkerFailure: if it is not installed, or cannot be imported.
+        """
+        started = time.perf_counter()
+        module, _, name = target.partition(":")
+        try:
+            made = getattr(importlib.import_module(module), name, None)
+            if made is None:
+                raise WorkerFailure("broken", f"module {module!r} has no {name!r}")
+            self.backend = made()
+        except ModuleNotFoundError as error:
+            sought = error.name and f"{module}.".startswith(f"{error.name}.")
+            where = f"; {SEARCHED}" if sought and not module.startswith("concord.") else ""
+            raise WorkerFailure("absent", f"{error}{where}") from None
+        except (WorkerFailure, MemoryError):
+            raise
+        except Exception as error:
+            raise WorkerFailure("broken", told(error)) from None
+        try:
+            return received(json.dumps(self.backend.describe())), time.perf_counter() - started
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise WorkerFailure("broken", told(error)) from None
+
+    @cached_property
+    def bench(self) -> Bench:
+        """What measures the backend."""
+        return Bench(self.backend)  # type: ignore[arg-type]  # it asks for what not all have
+
+    def run(self, request: Request) -> Run:
+        """Compute what is asked (:meth:`concord.backends.interface.Backend.run`)."""
+        run = returned(self.backend.run(self.checked(request)))
+        run.info["peak_memory_bytes"] = peak_memory()
+        return run
+
+    def round_trip(self, request: Request) -> Weights:
+        """Load weights into the framework's model and read them back (SPEC WGT-4)."""
+        found: Weights = self.backend.round_trip(self.checked(request))  # type: ignore[attr-defined]
+        return found
+
+    def train(self, request: Request) -> Session:
+        """Hold training open."""
+        if not hasattr(self.backend, "train"):
+            raise Unsupported(f"{self.backend.name} cannot hold training open: it has no method 'train'")
+        return Session(self.backend, self.checked(request))
+
+    def checked(self, request: Request) -> Request:
+        """Return a request as a backend gets it: valid, its weights in order and as wide as its precision."""
+        request.validate(where=f"backend={self.backend.name}")
+        weights = in_order(request.weights, request.config, request.part)
+        if request.dtype == "float64":  # they may have been sent in fewer bytes
+            weights = {name: array.astype(np.float64, copy=False) for name, array in weights.items()}
+        return dataclasses.replace(request, weights=weights)
+
+
+class Session(Held):
+    """Training that is held open (:class:`concord.backends.interface.TrainingSession`), with checks."""
+
+    def __init__(self, backend: Any, request: Request) -> None:
+        self.name, self.request, self.session = backend.name, request, backend.train(request)
+
+    def info(self) -> dict[str, Any]:
+        """Return what the session says of itself, as a run does: versions, threads, ``deviations``."""
+        info: dict[str, Any] = plain(self.session.info())
+        return info
+
+    def load(self, state: Mapping[str, NDArray[np.floating]], step: int) -> None:
+        """Go on from a state after so many steps.
+
+        Args:
+            state: as :meth:`state` returns it. float64 is rounded to the precision of the run, once.
+
+        Raises:
+            SpecError: listing all that is wrong with it.
+        """
+        self.request.check_state(state, step)
+        target = precision(self.request.dtype)
+        narrow = {
+            name: target.round(array) if array.dtype == np.float64 else array for name, array in state.items()
+        }
+        self.session.load(narrow, step)
+
+    def step(self, batches: Sequence[Batch], report: bool = False) -> dict[str, NDArray[Any]]:
+        """Make the next step.
+
+        Args:
+            batches: the batches whose gradients it accumulates.
+            report: whether to return all that :data:`concord.spec.training.trajectory.Observer` gets of a
+                step, not losses and norm alone.
+
+        Raises:
+            SpecError: listing what is wrong with a batch.
+            Unsupported: if the backend cannot compute it.
+        """
+        assert self.request.training is not None
+        most = self.request.training.recipe.accumulation
+        if not 1 <= len(batches) <= most:
+            raise SpecError(
+                f"a step has {len(batches)} batches but must have from 1 to {most} [clause=OPT-10]"
+            )
+        return arrays_of("step", self.session.step([self._fit(batch) for batch in batches], report))
+
+    def predict(self, batch: Batch) -> NDArray[np.floating]:
+        """Return the logits (B, C) of a batch, labelled or not, without dropout.
+
+        Raises:
+            SpecError: listing what is wrong with the batch.
+        """
+        if batch.labels is None and batch.input_ids is not None:
+            batch = dataclasses.replace(batch, labels=np.zeros(len(batch.input_ids), np.int64))
+        return arrays_of("predict", {"output": self.session.predict(self._fit(batch))})["output"]
+
+    def state(self) -> dict[str, NDArray[np.floating]]:
+        """Return where training stands: ``parameters.<name>`` of all parameters, and ``<slot>.<name>``."""
+        return arrays_of("state", self.session.state())
+
+    def plan(self, steps: Sequence[Sequence[Batch]]) -> StepPlan:
+        """Return the backend's plan for these batches from the first step on; nothing is trained."""
+        if not hasattr(self.session, "plan"):
+            raise Unsupported(
+                f"{self.name} does not say what it is going to do: its session has no method 'plan'"
+            )
+        found = self.session.plan([[self._fit(batch) for batch in batches] for batches in steps])
+        if not isinstance(found, StepPlan):
+            raise TypeError(f"plan() returned a {type(found).__name__} but must return a StepPlan")
+        return found
+
+    def close(self) -> None:
+        """Let the session go; the worker lives on."""
+        del self.session
+
+    def _fit(self, batch: Batch) -> Batch:
+        validate_batch(self.request.config, batch, self.request.part, f"backend={self.name}")
+        return round_inputs({}, batch, self.request.dtype)[1]
 
 
 def peak_memory() -> int:

@@ -1,12 +1,13 @@
-"""Requests and runs as JSON and safetensors bytes: between processes and hosts, and in files."""
+"""Messages between processes and hosts: values as JSON text, their arrays as safetensors bytes."""
 
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -14,44 +15,140 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from concord.backends.interface import Request, Run
-from concord.spec.batch import Batch, from_arrays
+from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig, from_mapping
 from concord.spec.deviations import declared
 from concord.spec.errors import SpecError
-from concord.spec.files import section
+from concord.spec.files import section, typed
 from concord.spec.parameters import Weights, parameters, shape_of
 from concord.spec.precision import precision
 from concord.spec.tensors import from_output_on, output_name, resolve, sizes_of, taps
 from concord.spec.text import first_of, legible, shown
-from concord.spec.training.recipe import recipe_from_mapping
+from concord.spec.training.plan import StepPlan
+from concord.spec.training.recipe import Recipe, recipe_from_mapping
 from concord.spec.training.trajectory import Training
 
 NAMED = ("taps", "gradients", "tap_gradients", "steps")
 """What a run has by name."""
 
 Message = tuple[str, bytes]
-"""A JSON header, and arrays by name in the safetensors format."""
+"""JSON text, and the arrays of it by number in the safetensors format."""
 
-TRAINING = "train/"
-"""How the operations of training that is held open begin."""
-
-SETTINGS = (
-    "part",
-    "dtype",
-    "implementation",
-    "execution",
-    "device",
-    "taps",
-    "gradients",
-    "precision",
-    "deterministic",
-    "tap_gradients",
-)
-"""What a header says of a request."""
-
+ARRAY, KIND = "__array__", "__kind__"
+"""Keys of the objects in whose place an array stands, and a value of a type of ours."""
 
 LONGEST, DEEPEST = 1 << 24, 32
 """Characters, and levels of nesting, that JSON from another process may have."""
+
+
+def _made(kind: Callable[..., Any], fields: Mapping[str, Any]) -> Any:
+    return kind(**fields)
+
+
+MAKERS: dict[type, Callable[[dict[str, Any]], Any]] = {
+    EncoderConfig: from_mapping,
+    Recipe: recipe_from_mapping,
+    StepPlan: lambda fields: typed(StepPlan, json.dumps(fields)),
+    Training: lambda fields: Training(**{**fields, "reported": tuple(fields["reported"])}),
+    **{kind: partial(_made, kind) for kind in (Batch, Request, Run)},
+}
+"""The types of ours that are sent, and what makes a value of its fields."""
+
+
+class WorkerFailure(RuntimeError):
+    """A worker that gave no result.
+
+    Attributes:
+        status: ``"absent"`` (not installed), ``"broken"`` (installed, cannot be imported), ``"crashed"``,
+            ``"timed out"``, ``"out of memory"``, or ``"error"`` (the backend raised an exception and lives
+            on).
+        detail: one line that says what happened.
+        stderr: the last lines that the worker wrote.
+    """
+
+    def __init__(self, status: str, detail: str, stderr: str = "") -> None:
+        self.status, self.detail, self.stderr = status, detail, stderr
+        super().__init__(f"{status}: {detail}")
+
+
+class Channel:
+    """Two pipes to another process, for messages to it and from it."""
+
+    def __init__(self, reading: Connection, writing: Connection) -> None:
+        self.reading, self.writing = reading, writing
+
+    def send(self, text: str, content: bytes) -> None:
+        """Send a message.
+
+        Raises:
+            OSError: if the other process is gone.
+        """
+        self.writing.send_bytes(text.encode())
+        self.writing.send_bytes(content)
+
+    def receive(self) -> Message:
+        """Wait for a message.
+
+        Raises:
+            EOFError, OSError: if the other process is gone.
+        """
+        return self.reading.recv_bytes().decode(), self.reading.recv_bytes()
+
+
+def encode(value: Any) -> Message:
+    """Return a value as a message: JSON data, with arrays and types of :data:`MAKERS` in it.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+
+    def plain(one: Any) -> Any:
+        if isinstance(one, np.ndarray):
+            arrays[str(len(arrays))] = one
+            return {ARRAY: str(len(arrays) - 1)}
+        if isinstance(one, Mapping):
+            return dict(one)
+        for kind in MAKERS:
+            if isinstance(one, kind):
+                return {KIND: kind.__name__, **{name: getattr(one, name) for name in field_names(kind)}}
+        raise TypeError(f"Object of type {type(one).__name__} is not JSON serializable")
+
+    text = json.dumps(value, default=plain)
+    return text, pack(arrays)
+
+
+def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return arrays as safetensors bytes, bit for bit."""
+    # safetensors writes the buffer as it lies in memory: it must be in C order. np.ascontiguousarray would
+    # lose rank 0.
+    return save({name: np.asarray(array, order="C") for name, array in arrays.items()})
+
+
+def field_names(kind: Any) -> list[str]:
+    """Return the names of the fields of a dataclass."""
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def decode(text: str, content: bytes) -> Any:
+    """Return the value of a message, with every text of it legible.
+
+    Raises:
+        SpecError: if there is too much of it, it is nested too deeply, or a value is not of its type.
+    """
+    arrays, makers = load(content), {kind.__name__: make for kind, make in MAKERS.items()}
+
+    def whole(one: Any) -> Any:
+        if isinstance(one, list):
+            return [whole(entry) for entry in one]
+        if not isinstance(one, dict):
+            return one
+        if ARRAY in one:
+            return arrays[one[ARRAY]]
+        found = {key: whole(entry) for key, entry in one.items()}
+        return makers[found.pop(KIND)](found) if KIND in found else found
+
+    return whole(received(text))
 
 
 def received(text: str) -> Any:
@@ -83,164 +180,16 @@ def legibly(value: Any, left: int = DEEPEST) -> Any:
     return [legibly(entry, left - 1) for entry in value] if isinstance(value, list) else value
 
 
-CHUNK = 32 << 20
-"""Bytes of a chunk: a message of execnet may hold 2 GiB at most, and is copied several times on its way."""
-
-
-class Payload:
-    """Bytes that are sent in chunks, used once, and let go as soon as they have been.
-
-    There may be gigabytes of them.
-
-    Attributes:
-        size: how many they are.
-    """
-
-    def __init__(self, content: bytes) -> None:
-        self.size, self._content = len(content), [content]
-
-    def take(self) -> bytes:
-        """Return the bytes, which are the taker's from then on."""
-        return self._content.pop()
-
-    def chunks(self) -> Iterator[bytes]:
-        """Yield the bytes in chunks."""
-        content = self.take()
-        for first in range(0, self.size, CHUNK):
-            yield content[first : first + CHUNK]
-
-
-def payload_of(size: int, receive: Callable[[], Any]) -> Payload:
-    """Return the payload whose chunks are received one after the other.
-
-    Args:
-        size: bytes of it.
-        receive: returns the next chunk.
-    """
-    content = io.BytesIO()
-    while content.tell() < size:
-        content.write(receive())
-    return Payload(content.getvalue())
-
-
-def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return arrays as safetensors bytes, bit for bit."""
-    # safetensors writes the buffer as it lies in memory: it must be in C order. np.ascontiguousarray would
-    # lose rank 0.
-    return save({name: np.asarray(array, order="C") for name, array in arrays.items()})
-
-
-def encode_request(request: Request) -> Message:
-    """Return a request as a message."""
-    header = {name: getattr(request, name) for name in SETTINGS} | {"config": request.config.as_dict()}
-    trained, batches = encode_training(request.training)
-    header |= trained
-    weights = {f"weights/{name}": array for name, array in request.weights.items()}
-    inputs = {f"inputs/{name}": array for name, array in request.batch.arrays().items()}
-    return json.dumps(header), pack({**weights, **inputs, **batches})
-
-
-def decode_request(message: Message) -> Request:
-    """Return the request of a message."""
-    request = request_of(json.loads(message[0]), load(message[1]))
-    exact, others = narrower(request.weights, request.dtype)
-    return (
-        dataclasses.replace(
-            request, weights={**others, **{name: array.astype(np.float64) for name, array in exact.items()}}
-        )
-        if exact
-        else request
-    )
-
-
-def request_of(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Request:
-    """Return the request of a message's header and arrays."""
-    settings = {name: header[name] for name in SETTINGS}
-    config = from_mapping(header["config"])
-    return Request(
-        config=config,
-        weights=in_order(section(arrays, "weights/"), config, header["part"]),
-        batch=from_arrays(section(arrays, "inputs/")),
-        training=decode_training(header, arrays),
-        **settings,
-    )
-
-
-def narrower(weights: Weights, dtype: str) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """Return the weights that a precision holds exactly and in more bytes.
-
-    Which are sent as they are and widened on arrival, and the others.
-    """
-    fewer = {
-        name
-        for name, array in weights.items()
-        if dtype == "float64" and array.dtype.kind == "f" and array.dtype.itemsize < 8
-    }
-    return {name: array for name, array in weights.items() if name in fewer}, {
-        name: array for name, array in weights.items() if name not in fewer
-    }
-
-
 def in_order(weights: Weights, config: EncoderConfig, part: str = "model") -> Weights:
     """Return weights in the order of the specification.
 
-    Files and messages have none, and are read in another order each time.
+    Files have none, and are read in another order each time.
     """
     return {
         name: weights[name]
         for name in dict.fromkeys([*parameters(config, part), *sorted(weights)])
         if name in weights
     }
-
-
-def encode_training(training: Training | None) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Return what a header says of training, and its batches by name."""
-    if training is None:
-        return {}, {}
-    said = {
-        "recipe": training.recipe.as_dict(),
-        "steps": [len(batches) for batches in training.steps],
-        "seed": training.seed,
-        "reported": training.reported,
-        "dropout_by": training.dropout_by,
-    }
-    batches = {
-        f"steps/{step}/{name}": array
-        for step, batches in enumerate(training.steps)
-        for name, array in encode_batches(batches).items()
-    }
-    return {"training": said}, batches
-
-
-def decode_training(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Training | None:
-    """Return the training of a message, if there is any."""
-    said = header.get("training")
-    if said is None:
-        return None
-    steps = [
-        batches_of_step(section(arrays, f"steps/{step}/"), size) for step, size in enumerate(said["steps"])
-    ]
-    return Training(
-        recipe_from_mapping(said["recipe"]),
-        steps,
-        said["seed"],
-        tuple(said["reported"]),
-        said["dropout_by"],
-    )
-
-
-def encode_batches(batches: Sequence[Batch]) -> dict[str, NDArray[Any]]:
-    """Return the batches of a step as arrays by name."""
-    return {
-        f"{number}/{name}": array
-        for number, batch in enumerate(batches)
-        for name, array in batch.arrays().items()
-    }
-
-
-def batches_of_step(arrays: Mapping[str, NDArray[Any]], size: int) -> list[Batch]:
-    """Return the batches of a step from arrays by name."""
-    return [from_arrays(section(arrays, f"{number}/")) for number in range(size)]
 
 
 def returned(run: Any) -> Run:
@@ -253,38 +202,49 @@ def returned(run: Any) -> Run:
     """
     if not isinstance(run, Run):
         raise TypeError(f"run() returned a {type(run).__name__} but must return a Run")
-    absent: dict[str, Any] = {name: {} for name in (*NAMED, "info") if getattr(run, name) is None}
-    made: Run = dataclasses.replace(run, **absent)
+    found = {name: {} if getattr(run, name) is None else getattr(run, name) for name in (*NAMED, "info")}
     wrong = [
         f"{name!r} is a {type(value).__name__} but must be a dict"
-        for name in (*NAMED, "info")
-        if not isinstance(value := getattr(made, name), Mapping)
+        for name, value in found.items()
+        if not isinstance(value, Mapping)
     ]
     wrong += [
         f"{name!r} is a {type(value).__name__} but must be text"
         for name in ("backend", "dtype")
-        if not isinstance(value := getattr(made, name), str)
+        if not isinstance(value := getattr(run, name), str)
     ]
-    tensors = {"output": made.output} | ({} if made.loss is None else {"loss": made.loss})
-    tensors |= {
-        f"{kind}[{name!r}]": array
-        for kind in NAMED
-        if isinstance(named := getattr(made, kind), Mapping)
-        for name, array in named.items()
-    }
-    tensors = {
-        name: array
-        for name, array in tensors.items()
-        if array is not None or not name.startswith("tap_gradients")
-    }
-    wrong += [
-        f"{name} is a {type(array).__name__} but must be an array of numbers"
-        for name, array in tensors.items()
-        if not _is_array(array)
-    ]
+
+    def array(name: str, value: Any) -> Any:
+        try:
+            made = np.asarray(value)
+        except Exception:  # noqa: BLE001 - whatever a framework's tensor raises
+            made = np.asarray(None)
+        if made.dtype.kind not in "fiubV":  # the last: NumPy's view of types that it has not, as bfloat16
+            wrong.append(f"{name} is a {type(value).__name__} but must be an array of numbers")
+        return made
+
+    for kind in NAMED:
+        if isinstance(found[kind], Mapping):
+            found[kind] = {
+                name: array(f"{kind}[{name!r}]", value)
+                for name, value in found[kind].items()
+                if value is not None or kind != "tap_gradients"
+            }
+    loss = None if run.loss is None else array("loss", run.loss)
+    made = dataclasses.replace(run, output=array("output", run.output), loss=loss, **found)
     if wrong:
         raise TypeError(f"run() returned a Run whose {'; '.join(wrong)}")
+    made.info = plain(made.info)
     return made
+
+
+def plain(data: Any) -> Any:
+    """Return what a backend says of itself as JSON holds it.
+
+    Raises:
+        TypeError, ValueError, RecursionError: if JSON cannot hold it.
+    """
+    return json.loads(json.dumps(data))
 
 
 def arrays_of(method: str, found: Any) -> dict[str, NDArray[Any]]:
@@ -311,40 +271,6 @@ def arrays_of(method: str, found: Any) -> dict[str, NDArray[Any]]:
                 "numbers"
             )
     return arrays
-
-
-def _is_array(value: Any) -> bool:
-    try:
-        return (
-            np.asarray(value).dtype.kind in "fiubV"
-        )  # the last: NumPy's view of types that it has not, such as bfloat16
-    except Exception:  # noqa: BLE001 - whatever a framework's tensor raises
-        return False
-
-
-def encode_run(run: Run) -> Message:
-    """Return a run as a message."""
-    header = {"backend": run.backend, "dtype": run.dtype, "info": run.info, "taps": list(run.taps)}
-    return json.dumps(header), pack(run_arrays(run))
-
-
-def decode_run(message: Message) -> Run:
-    """Return the run of a message."""
-    header, arrays = received(message[0]), load(message[1])
-    check_info(header["info"])
-    taps = {name: arrays[f"taps/{name}"] for name in header["taps"]}
-    gradients, tap_gradients = split_gradients(section(arrays, "gradients/"))
-    steps = {f"steps.{name}": array for name, array in section(arrays, "steps/").items()}
-    about = header["backend"], header["dtype"], header["info"]
-    return Run(
-        arrays["output"],
-        arrays.get("loss"),
-        taps,
-        gradients,
-        *about,
-        tap_gradients=tap_gradients,
-        steps=steps,
-    )
 
 
 def split_gradients(

@@ -3,48 +3,32 @@
 One process for each framework, on this machine, another environment or another host.
 
 The parent imports NumPy and no framework. Whatever happens to the worker, a signal, a hang, too little
-memory, comes back as a :class:`concord.backends.process.WorkerFailure` that says so.
+memory, comes back as a :class:`concord.backends.wire.WorkerFailure` that says so.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load
 
-from concord.backends import heaps, machine
-from concord.backends.interface import Request, Run, Unsupported
+from concord.backends import machine
+from concord.backends.interface import Request, Run, TrainingSession, Unsupported
 from concord.backends.process import ROOT, Process
-from concord.backends.process import WorkerFailure as WorkerFailure
-from concord.backends.wire import (
-    TRAINING,
-    Payload,
-    check_description,
-    check_info,
-    decode_run,
-    encode_batches,
-    encode_request,
-    narrower,
-    pack,
-    received,
-)
-from concord.spec.batch import Batch, round_inputs, validate_batch
+from concord.backends.wire import WorkerFailure as WorkerFailure
+from concord.backends.wire import check_description, check_info
+from concord.spec.batch import Batch, round_inputs
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
-from concord.spec.files import typed
 from concord.spec.parameters import Weights
-from concord.spec.precision import precision
 from concord.spec.training.plan import StepPlan
 from concord.spec.training.trajectory import Training
-
-T = TypeVar("T")
 
 TIME_LIMIT = 300.0
 """Seconds that one request may take unless the caller says otherwise."""
@@ -155,35 +139,28 @@ class Worker(Process):
         self.name, self.device, self.settled = name, device, 0
         host, _, folder = (ssh or "").partition(":")
         started = time.perf_counter()
-        self.start(python, host, lambda: opened(self))
-        status, payload, _ = self.exchange(
-            {
-                "root": (folder or ".") if ssh else str(ROOT),
-                "environment": environment(device, threads, profile, deterministic),
-                "appended": APPENDED if deterministic else {},
-                "target": target,
-            }
+        self.start(
+            "concord.backends.remote:Service",
+            environment(device, threads, profile, deterministic),
+            APPENDED if deterministic else {},
+            python,
+            host,
+            (folder or ".") if ssh else str(ROOT),
+            lambda: opened(self),
         )
-        self.description, self.import_seconds = self._introduced(status, payload)
-        self.start_seconds = time.perf_counter() - started
-
-    def _introduced(self, status: str, payload: str) -> tuple[dict[str, Any], float]:
-        """Return what a backend says of itself, and how long its import took."""
+        self.description: dict[str, Any]
         try:
-            answer = received(payload)
-            if status == "ok":
-                check_description(answer["describe"])
-                return answer["describe"], answer["import_seconds"]
-            raise WorkerFailure(status, answer["describe"]["message"], self._last_words())
-        except WorkerFailure:
-            self.close()
-            raise
-        except Exception as error:
+            self.description, self.import_seconds = self.call(0, "introduce", target)
+            check_description(self.description)
+        except SpecError as error:
             words = self._last_words()
             self.close()
-            raise WorkerFailure(
-                "broken", f"what it says of itself cannot be read: {said(error)}", words
-            ) from None
+            detail = f"what it says of itself cannot be read: {'; '.join(error.problems)}"
+            raise WorkerFailure("broken", detail, words) from None
+        except BaseException:
+            self.close()
+            raise
+        self.start_seconds = time.perf_counter() - started
 
     @property
     def grown(self) -> bool:
@@ -229,8 +206,8 @@ class Worker(Process):
             tap_gradients=tap_gradients,
             training=training,
         )
-        message = self._ask("run", request)
-        run = self.read(lambda: decode_run(message))
+        run: Run = self.call(0, "run", self._fitting(request))
+        self.read(lambda: check_info(run.info))
         self.settled = self.settled or self.size
         self._confirm(request, run)
         # What was asked for is the asker's to say: a backend that leaves something out must not pass.
@@ -273,10 +250,9 @@ class Worker(Process):
         implementation: str = "explicit",
     ) -> dict[str, NDArray[np.floating]]:
         """Load weights into the framework's model and read them back (SPEC WGT-4)."""
-        arrays = self._ask(
-            "round_trip", Request(config, weights, batch, part, dtype, implementation, device=self.device)
-        )[1]
-        return self.read(lambda: load(arrays))
+        request = Request(config, weights, batch, part, dtype, implementation, device=self.device)
+        found: dict[str, NDArray[np.floating]] = self.call(0, "round_trip", self._fitting(request))
+        return found
 
     def bench(self, operation: str, **asked: Any) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Have a session opened, stepped or let go.
@@ -288,13 +264,11 @@ class Worker(Process):
             SpecError: for a configuration or sizes that do not fit.
             WorkerFailure: if the worker gave no answer.
         """
-        header, arrays = self._send(operation, json.dumps(asked), Payload(b""))
-        return self.read(lambda: (received(header), load(arrays)))
+        about, arrays = self.call(0, f"bench.{operation}", **asked)
+        return about, arrays
 
-    def train(self, request: Request) -> RemoteSession:
+    def train(self, request: Request) -> RemoteTraining:
         """Have training held open, that goes on step by step.
-
-        :class:`concord.backends.interface.TrainingSession`.
 
         Args:
             request: with ``training``, whose steps may be empty. Device and determinism are those of the
@@ -310,158 +284,41 @@ class Worker(Process):
         request = dataclasses.replace(
             request, device=self.device, deterministic=self.deterministic, taps=False
         )
-        return RemoteSession(self, request)
+        session = Remote(self, self.call(0, "train", self._fitting(request)))
+        info = session.info()
+        self.read(lambda: check_info(info))
+        return cast("RemoteTraining", session)
 
-    def arrays(self, operation: str, header: str, arrays: bytes) -> tuple[str, bytes]:
-        """Exchange messages, and make sure that the answer's arrays can be read."""
-        answer = self._send(operation, header, Payload(arrays))
-        self.read(lambda: (received(answer[0]), load(answer[1])))
-        return answer
+    def _fitting(self, request: Request) -> Request:
+        """Return a request as it is sent: valid, and rounded once (SPEC PRC-2).
 
-    def _ask(self, operation: str, request: Request) -> tuple[str, bytes]:
-        if self.dead:
-            raise self.dead
-        header, arrays = self.message(request)
-        payload = Payload(arrays)
-        del arrays  # they are gone once they are sent
-        return self._send(operation, header, payload)
-
-    def message(self, request: Request) -> tuple[str, bytes]:
-        """Return a request as a message."""
+        No framework's own conversion from float64 can round twice then. Weights of a run in float64 are sent
+        in the bytes that they have.
+        """
         request.validate(where=f"backend={self.name}")
-        # Rounded once, here (SPEC PRC-2): no framework's own conversion from float64 can round twice.
-        exact, others = narrower(request.weights, request.dtype)
-        rounded, batch = round_inputs(others, request.batch, request.dtype)
-        return encode_request(dataclasses.replace(request, weights={**exact, **rounded}, batch=batch))
-
-    def _send(self, operation: str, header: str, payload: Payload) -> tuple[str, bytes]:
-        status, header, size = self.exchange((operation, header, payload.size), payload)
-        answer = self.payload(size)
-        if max(payload.size, size) > heaps.LARGE:
-            heaps.give_back()
-        if status == "ok":
-            return header, answer.take()
-        message = self.read(lambda: received(header)["message"])
-        if status == "unsupported":
-            raise Unsupported(message)
-        if status == "refused":
-            raise SpecError(message.split("\n"))
-        raise WorkerFailure(status, message, self._last_words())
-
-    def read(self, parse: Callable[[], T]) -> T:
-        """Return what an answer is read as; whatever cannot be read is an error of the backend."""
-        try:
-            return parse()
-        except Exception as error:  # for example arrays of a type that NumPy has not
-            raise WorkerFailure(
-                "error", f"its answer cannot be read: {said(error)}", self._last_words()
-            ) from None
+        weights, batch = round_inputs(request.weights, request.batch, request.dtype)
+        if request.dtype == "float64":
+            weights = dict(request.weights)
+        return dataclasses.replace(request, weights=weights, batch=batch)
 
 
-class RemoteSession:
-    """Training that a worker holds open (:class:`concord.backends.interface.TrainingSession`).
+class Remote:
+    """An object that a worker holds: a method called here is called there.
 
-    Use it in a ``with`` block, or call :meth:`close`.
-
-    Every method raises :class:`concord.backends.process.WorkerFailure` if the worker gives no answer, for it
-    died, hangs or takes too much; the session is gone with the worker.
-
-    Attributes:
-        info: what the session says of itself, as a run does: versions, threads, ``deviations``.
+    Use it in a ``with`` block, or call its method ``close``. Every method raises
+    :class:`concord.backends.wire.WorkerFailure` if the worker gives no answer, for it died, hangs or takes
+    too much; the object is gone with the worker.
     """
 
-    def __init__(self, worker: Worker, request: Request) -> None:
-        self.request, self._worker = request, worker
-        opened = received(worker.arrays(f"{TRAINING}open", *worker.message(request))[0])
-        self.info: dict[str, Any] = opened["info"]
-        self._number = opened["session"]
-        worker.read(lambda: check_info(self.info))
+    def __init__(self, worker: Worker, number: int) -> None:
+        self._worker, self._number = worker, number
 
-    def _message(
-        self, operation: str, arrays: Mapping[str, NDArray[Any]] | None = None, **said: Any
-    ) -> tuple[str, bytes]:
-        header = json.dumps({"session": self._number, **said})
-        return self._worker.arrays(f"{TRAINING}{operation}", header, pack(arrays or {}))
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return partial(self._worker.call, self._number, method)
 
-    def _ask(self, *asked: Any, **said: Any) -> dict[str, NDArray[Any]]:
-        return load(self._message(*asked, **said)[1])
-
-    def load(self, state: Mapping[str, NDArray[np.floating]], step: int) -> None:
-        """Go on from a state after so many steps.
-
-        Args:
-            state: as :meth:`state` returns it. float64 is rounded to the precision of the run, once.
-
-        Raises:
-            SpecError: listing all that is wrong with it.
-        """
-        self.request.check_state(state, step)
-        target = precision(self.request.dtype)
-        self._ask(
-            "load",
-            {
-                name: target.round(array) if array.dtype == np.float64 else array
-                for name, array in state.items()
-            },
-            step=step,
-        )
-
-    def step(self, batches: Sequence[Batch], report: bool = False) -> dict[str, NDArray[Any]]:
-        """Make the next step.
-
-        Args:
-            batches: the batches whose gradients it accumulates.
-            report: whether to return all that :data:`concord.spec.training.trajectory.Observer` gets of a
-                step, not losses and norm alone.
-
-        Raises:
-            BatchError: listing what is wrong with a batch.
-            Unsupported: if the backend cannot compute it.
-        """
-        assert self.request.training is not None
-        most = self.request.training.recipe.accumulation
-        if not 1 <= len(batches) <= most:
-            raise SpecError(
-                f"a step has {len(batches)} batches but must have from 1 to {most} [clause=OPT-10]"
-            )
-        return self._ask(
-            "step", encode_batches([self._fit(batch) for batch in batches]), report=report, size=len(batches)
-        )
-
-    def predict(self, batch: Batch) -> NDArray[np.floating]:
-        """Return the logits (B, C) of a batch, labelled or not, without dropout.
-
-        Raises:
-            BatchError: listing what is wrong with the batch.
-        """
-        if batch.labels is None and batch.input_ids is not None:
-            batch = dataclasses.replace(batch, labels=np.zeros(len(batch.input_ids), np.int64))
-        return self._ask("predict", encode_batches([self._fit(batch)]), size=1)["output"]
-
-    def state(self) -> dict[str, NDArray[np.floating]]:
-        """Return where training stands: ``parameters.<name>`` of all parameters, and ``<slot>.<name>``."""
-        return self._ask("state")
-
-    def plan(self, steps: Sequence[Sequence[Batch]]) -> StepPlan:
-        """Return the backend's plan for these batches from the first step on; nothing is trained.
-
-        Raises:
-            SpecError: listing what of it is of another type.
-        """
-        fitting = [self._fit(batch) for batches in steps for batch in batches]
-        sizes = [len(batches) for batches in steps]
-        found = received(self._message("plan", encode_batches(fitting), sizes=sizes)[0])
-        return typed(StepPlan, json.dumps(found))
-
-    def close(self) -> None:
-        """Let the session go; the worker lives on."""
-        self._ask("close")
-
-    def _fit(self, batch: Batch) -> Batch:
-        validate_batch(self.request.config, batch, self.request.part, f"backend={self._worker.name}")
-        return round_inputs({}, batch, self.request.dtype)[1]
-
-    def __enter__(self) -> RemoteSession:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -469,10 +326,17 @@ class RemoteSession:
             self.close()
 
 
-def said(error: Exception) -> str:
-    """Return in one line what is wrong with an answer."""
-    return (
-        "; ".join(error.problems)
-        if isinstance(error, SpecError)
-        else f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    )
+class RemoteTraining(TrainingSession, Protocol):
+    """A :class:`Remote` session of training (:class:`concord.backends.remote.Session`)."""
+
+    def plan(self, steps: Sequence[Sequence[Batch]]) -> StepPlan:
+        """Return the backend's plan for these batches from the first step on; nothing is trained."""
+
+    def close(self) -> None:
+        """Let the session go; the worker lives on."""
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+
+    def __exit__(self, *error: object) -> None:
+        """Close it, unless an error ended the block."""

@@ -159,7 +159,7 @@ def _failed(error: Exception) -> int:
 
     from typer.exceptions import TyperException
 
-    from concord.backends.process import WorkerFailure
+    from concord.backends.wire import WorkerFailure
     from concord.spec.errors import SpecError
     from concord.terminal import complain
 

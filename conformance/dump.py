@@ -6,18 +6,19 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
 from concord.backends.interface import Request, Run
-from concord.backends.wire import check_info, encode_request, request_of, split_gradients
+from concord.backends.wire import check_info, in_order, pack, split_gradients
 from concord.conformance.campaign import Job, Report, Setup
 from concord.conformance.judging import judge
 from concord.conformance.verdict import Result
-from concord.spec.batch import completed
+from concord.spec.batch import completed, from_arrays
+from concord.spec.config import from_mapping
 from concord.spec.errors import BatchError, SpecError, WeightsError, located
 from concord.spec.files import find, read_arrays, read_as, section
 from concord.spec.folders import write_folder
@@ -25,6 +26,20 @@ from concord.spec.parameters import trainable
 from concord.spec.tensors import output_name, taps
 
 FORMAT = "concord.case/1"
+
+ASKED = (
+    "part",
+    "dtype",
+    "implementation",
+    "execution",
+    "device",
+    "taps",
+    "gradients",
+    "precision",
+    "deterministic",
+    "tap_gradients",
+)
+"""What ``case.json`` says of a request beside its configuration."""
 
 OF_THE_LOSS = ("log_probabilities", "losses", "loss")
 """Taps behind the output: whoever wants no gradients needs none of them."""
@@ -97,9 +112,9 @@ def export_cases(folder: Path, jobs: Sequence[Job]) -> list[Path]:
 
 def case_files(job: Job) -> dict[str, bytes]:
     """Return the files of a case by name."""
-    header, arrays = encode_request(
-        Request(job.config, job.weights, job.batch, job.part, job.dtype, gradients=job.gradients)
-    )
+    request = Request(job.config, job.weights, job.batch, job.part, job.dtype, gradients=job.gradients)
+    arrays = {f"weights/{name}": array for name, array in job.weights.items()}
+    arrays |= {f"inputs/{name}": array for name, array in job.batch.arrays().items()}
     wanted = {
         "output": output_name(job.config, job.part),
         "taps": [
@@ -109,8 +124,10 @@ def case_files(job: Job) -> dict[str, bytes]:
         ],
         "gradients": trainable(job.config, job.part) if job.gradients else [],
     }
-    about = {"format": FORMAT, "group": job.group, "case": job.case, **json.loads(header), "wanted": wanted}
-    return {"case.safetensors": arrays, "case.json": f"{json.dumps(about, indent=1)}\n".encode()}
+    about: dict[str, Any] = {"format": FORMAT, "group": job.group, "case": job.case}
+    about |= {name: getattr(request, name) for name in ASKED} | {"config": job.config.as_dict()}
+    about |= {"wanted": wanted}
+    return {"case.safetensors": pack(arrays), "case.json": f"{json.dumps(about, indent=1)}\n".encode()}
 
 
 def read_exported(folder: Path) -> tuple[Request, Manifest]:
@@ -126,9 +143,15 @@ def read_exported(folder: Path) -> tuple[Request, Manifest]:
     arrays = folder / "case.safetensors"
     given = read_arrays(arrays)
     try:
-        request = request_of(asdict(manifest), given)
+        config, part = from_mapping(manifest.config), manifest.part
+        request = Request(
+            config,
+            in_order(section(given, "weights/"), config, part),
+            from_arrays(section(given, "inputs/")),
+        )
+        request = replace(request, **{name: getattr(manifest, name) for name in ASKED})
         if not manifest.gradients:
-            request = replace(request, batch=completed(request.config, request.batch, request.part))
+            request = replace(request, batch=completed(config, request.batch, part))
         request.validate()
     except (WeightsError, BatchError) as error:
         raise SpecError([f"{arrays}: {problem}" for problem in error.problems]) from None

@@ -101,7 +101,7 @@ def test_backend_says_what_it_is_going_to_do(worker: Worker, fields: dict[str, A
     with worker.train(request_of(case, Setup())) as session:
         found, held = (
             session.plan(case.training.steps),
-            in_precision(declared(session.info["deviations"]), case.dtype),
+            in_precision(declared(session.info()["deviations"]), case.dtype),
         )
         assert not differences(case, right_plan(case), worker.name, found, held)
         assert len(found.masks) == 2 * 7
@@ -161,8 +161,9 @@ def test_session_that_says_nonsense_is_a_row_and_the_others_go_on() -> None:
         ),
         "Unplanned": ("error", "TypeError: plan() returned a NoneType but must return a StepPlan"),
         "PlanningText": (
-            "refused",
-            "'rates' is 'fast' but must be a list; 'decayed[0]' is 3 but must be a string",
+            "error",
+            "its answer cannot be read: 'rates' is 'fast' but must be a list; "
+            "'decayed[0]' is 3 but must be a string",
         ),
     }
     found = conduct(

@@ -6,7 +6,6 @@ What is wrong is refused before it is computed.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,9 +16,11 @@ from numpy.typing import NDArray
 from concord import backends, spec
 from concord.backends import wire
 from concord.backends.interface import Request, Run, Unsupported
-from concord.backends.wire import Payload
+from concord.backends.remote import Service
 from concord.backends.worker import Worker
 from concord.spec.batch import round_inputs
+from concord.spec.training.recipe import Recipe
+from concord.spec.training.trajectory import Training
 from tests.toys.small import request_for, run_of
 from tests.toys.surroundings import toy
 
@@ -86,7 +87,7 @@ def test_arrays_pass_through_messages_bit_for_bit(dtype: str, shape: str) -> Non
         {"version": "1"},
         tap_gradients={"b": array},
     )
-    found = wire.decode_run(wire.encode_run(run))
+    found = wire.decode(*wire.encode(run))
     assert (list(found.taps), list(found.gradients), list(found.tap_gradients)) == (["b", "a"], ["g"], ["b"])
     arrays = dict.fromkeys(
         ("output", "loss", "taps/b", "taps/a", "gradients/g", "gradients/taps.b"), expected
@@ -97,7 +98,7 @@ def test_arrays_pass_through_messages_bit_for_bit(dtype: str, shape: str) -> Non
 
 def test_numbers_of_the_other_byte_order_keep_their_values() -> None:
     array = np.arange(6.0).astype(">f8").reshape(2, 3)
-    found = wire.decode_run(wire.encode_run(Run(array, array)))
+    found = wire.decode(*wire.encode(Run(array, array)))
     assert found.output.tolist() == array.tolist()
 
 
@@ -112,7 +113,7 @@ def test_requests_pass_through_messages_bit_for_bit(variant_config: spec.Encoder
         device="cuda:1",
         taps=False,
     )
-    found = wire.decode_request(wire.encode_request(request))
+    found = wire.decode(*wire.encode(request))
     for field in ("config", "part", "dtype", "implementation", "execution", "device", "taps", "gradients"):
         assert getattr(found, field) == getattr(request, field), field
     assert_same_bits(dict(found.weights), dict(request.weights))
@@ -153,26 +154,20 @@ def test_weights_reach_a_worker_rounded_once_and_bit_for_bit(
     assert 0 < first[1] < spec.precision(dtype).smallest_normal
 
 
-def test_what_is_long_is_sent_in_pieces(
-    numpy_worker: Worker, small: SmallConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = request_for(small())
-    whole = run_of(numpy_worker, request)
-    monkeypatch.setattr(wire, "CHUNK", 1009)
-    assert run_of(numpy_worker, request).output.tobytes() == whole.output.tobytes()
+def test_training_passes_through_messages(small: SmallConfig) -> None:
+    steps = [[request_for(small()).batch], []]
+    training = Training(
+        Recipe(algorithm="adam", learning_rate=0.1, undecayed=("bias",)), steps, 2**40 + 3, (1,), "native"
+    )
+    found = wire.decode(*wire.encode(training))
+    assert dataclasses.replace(found, steps=()) == dataclasses.replace(training, steps=())
+    assert [len(batches) for batches in found.steps] == [1, 0]
+    assert_same_bits(found.steps[0][0].arrays(), steps[0][0].arrays())
 
 
-@pytest.mark.parametrize("size", [0, 1, 7, 14, 15])
-def test_a_payload_arrives_whole_and_is_used_once(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "CHUNK", 7)
-    content = bytes(range(size))
-    chunks = Payload(content).chunks()
-    found = wire.payload_of(size, lambda: next(chunks))
-    assert found.size == size
-    assert found.take() == content
-    assert next(chunks, None) is None
-    with pytest.raises(IndexError):
-        found.take()
+def test_what_has_no_place_in_a_message_is_refused() -> None:
+    with pytest.raises(TypeError, match="Object of type object is not JSON serializable"):
+        wire.encode([object()])
 
 
 def test_weights_in_fewer_bytes_than_the_precision_are_sent_so_and_arrive_widened(
@@ -181,11 +176,14 @@ def test_weights_in_fewer_bytes_than_the_precision_are_sent_so_and_arrive_widene
     wide = request_for(small(), dtype="float64")
     rounded = {name: array.astype(np.float32) for name, array in wide.weights.items()}
     narrow = dataclasses.replace(wide, weights=rounded)
-    assert len(wire.encode_request(narrow)[1]) < 0.7 * len(wire.encode_request(wide)[1])
+    sent = [numpy_worker._fitting(one) for one in (narrow, wide)]
+    assert len(wire.encode(sent[0])[1]) < 0.7 * len(wire.encode(sent[1])[1])
     widened = dataclasses.replace(
         wide, weights={name: array.astype(np.float64) for name, array in rounded.items()}
     )
-    assert_same_bits(dict(wire.decode_request(wire.encode_request(narrow)).weights), dict(widened.weights))
+    there = Service()
+    there.backend = numpy_worker
+    assert_same_bits(dict(there.checked(narrow).weights), dict(widened.weights))
     assert run_of(numpy_worker, narrow).output.tobytes() == run_of(numpy_worker, widened).output.tobytes()
 
 
@@ -271,7 +269,7 @@ def test_bad_input_is_refused_before_it_is_sent(
     numpy_worker: Worker, small: SmallConfig, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     part, change, message = BAD[what]
-    monkeypatch.setattr(numpy_worker, "exchange", lambda sent: pytest.fail("it was sent"))
+    monkeypatch.setattr(numpy_worker, "call", lambda *sent: pytest.fail("it was sent"))
     with pytest.raises(spec.SpecError) as refused:
         run_of(numpy_worker, change(request_for(small("vanilla-encoder"), part)))
     (problem,) = refused.value.problems
@@ -279,21 +277,14 @@ def test_bad_input_is_refused_before_it_is_sent(
     assert f"backend={toy('NumpyBackend')}" in problem
 
 
-def sent_unchecked(worker: Worker, request: Request) -> tuple[str, str, int]:
-    """Return what a worker answers to a request that nobody looked at before."""
-    header, arrays = wire.encode_request(request)
-    answer: tuple[str, str, int] = worker.exchange(("run", header, len(arrays)), Payload(arrays))
-    return answer
-
-
 @pytest.mark.clause("INP-1", "INP-2", "INP-3", "INP-4", "WGT-1", "WGT-2", "WGT-3")
 def test_bad_input_is_refused_by_every_backend_that_gets_it(worker: Worker, small: SmallConfig) -> None:
     for part, change, message in BAD.values():
         request = change(request_for(small("vanilla-encoder"), part))
-        status, header, size = sent_unchecked(worker, request)
-        assert (status, size) == ("refused", 0)
-        assert message in json.loads(header)["message"]
-        assert f"backend={worker.name}" in header
+        with pytest.raises(spec.SpecError) as refused:
+            worker.call(0, "run", request)  # nobody has looked at it before
+        assert message in str(refused.value)
+        assert f"backend={worker.name}" in str(refused.value)
     assert run_of(worker, request_for(small("vanilla-encoder"))).output.shape == (3, 3)
 
 

@@ -27,11 +27,11 @@ def test_on_a_device_no_step_waits_for_the_last_and_the_clock_and_memory_are_the
         "execution": "eager",
         "precision": "strict",
     }
-    bench.prepare({**asked, "device": "cuda:1"})
+    bench.prepare(**{**asked, "device": "cuda:1"})
     steps = bench.steps
     assert isinstance(steps, OnADevice)
     steps.said.clear()
-    answer, _ = bench.repeat({"count": 1000, "seconds": 4 * SECONDS})
+    answer, _ = bench.repeat(1000, 4 * SECONDS)
     assert answer == {"seconds": [SECONDS] * 4, "peak_memory_bytes": WithADevice.held}
     assert steps.said == [
         "step",
@@ -39,8 +39,8 @@ def test_on_a_device_no_step_waits_for_the_last_and_the_clock_and_memory_are_the
         *["step"] * 4,
         "synchronize",
     ]  # one to see how long it takes, then all in a row
-    bench.prepare({**asked, "device": "cpu"})
-    assert bench.repeat({"count": 2, "seconds": 60.0})[0]["seconds"] != [SECONDS] * 2
+    bench.prepare(**{**asked, "device": "cpu"})
+    assert bench.repeat(2, 60.0)[0]["seconds"] != [SECONDS] * 2
 
 
 @pytest.mark.parametrize(

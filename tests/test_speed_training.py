@@ -20,16 +20,7 @@ from tests.toys import measurable
 
 def prepared(made: measurable.Measurable, work: Workload) -> dict[str, Any]:
     """Return what a backend computes before it is timed."""
-    return Bench(made).prepare(
-        {
-            **work.request(),
-            "weights": None,
-            "implementation": "explicit",
-            "execution": "eager",
-            "device": "cpu",
-            "precision": "strict",
-        }
-    )[1]
+    return Bench(made).prepare(**work.request())[1]
 
 
 @pytest.mark.parametrize(

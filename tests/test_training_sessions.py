@@ -11,7 +11,7 @@ import pytest
 from concord import spec
 from concord.backends.interface import Request, Unsupported
 from concord.backends.worker import Worker
-from concord.spec.errors import BatchError, SpecError
+from concord.spec.errors import SpecError
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
 
@@ -183,7 +183,7 @@ def test_steps_that_do_not_fit_are_refused_before_anything_changes(open_worker: 
         state = session.state()
         with pytest.raises(SpecError, match="has 3 batches but must have from 1 to 2"):
             session.step(BATCHES[:3])
-        with pytest.raises(BatchError, match=r"'labels'.*backend=torch"):
+        with pytest.raises(SpecError, match=r"'labels'.*backend=torch"):
             session.step(
                 [
                     spec.Batch(

@@ -42,7 +42,7 @@ def opened(
     try:
         worker = stack.enter_context(settings.open(name))
         session = worker.train(request_of(case, settings))
-        stated = session.info.get("deviations", [])
+        stated = session.info().get("deviations", [])
         deviations = in_precision(declared(stated), case.dtype)
         found = differences(case, right, name, session.plan(case.training.steps), deviations)
         environment = environment_of(worker, stated)

@@ -108,6 +108,6 @@ def trained(
                 session = worker.train(request)
                 session.load(state, step)
             found.append(session.step(batches, report=True))
-        return found, session.info
+        return found, session.info()
     finally:
         session.close()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import glob
 import importlib
-import json
 import os
 import resource
 import tempfile
@@ -21,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from concord.backends.process import ROOT, Process, WorkerFailure
+from concord.backends.process import Process
+from concord.backends.wire import WorkerFailure
 from concord.backends.worker import environment
 from concord.porting.containers import safetensors
 from concord.porting.stored import NUMPY, StoredTensor, in_memory, size
@@ -101,23 +101,15 @@ def _ask(act: Load | Save, path: Path, between: Path, framework: str, about: Map
     files = [file for file in lies.rglob("*") if file.is_file()] if lies.is_dir() else [lies, *data]
     length = sum(file.stat().st_size for file in files)
     given = [act.__module__, act.__name__, str(path.absolute()), str(between), length, framework, about]
-    target = json.dumps(given)
     key = (os.getpid(), framework)
     try:
         kept = _processes.pop(key, None)
         process = kept or Process(local=True, time_limit=0, memory_limit=1)
-        first = {
-            "root": str(ROOT),
-            "environment": environment("cpu", None),
-            "appended": {},
-            "target": target,
-            "serve": f"{__name__}:serve",
-        }
         process.time_limit = TIME_LIMIT * (4 if framework else 1) + length / BYTES_A_SECOND
         process.memory_limit = MEMORY_LIMIT * (4 if framework else 1) + GROWTH * length
         if not kept:
-            process.start(None, "", lambda: None)
-        said = json.loads(process.exchange(target if kept else first))
+            process.start(f"{__name__}:Aside", environment("cpu", None))
+        said = process.call(0, "answer", *given)
         _processes[key] = process
     except WorkerFailure as failure:
         raise SpecError(f"{path}: cannot be read as a file of tensors: {failure.detail}") from None
@@ -129,13 +121,13 @@ def _ask(act: Load | Save, path: Path, between: Path, framework: str, about: Map
 # In the process.
 
 
-def serve(channel: Any, target: str) -> None:
-    """Answer as often as asked: the names of what was read, or why nothing was."""
-    while True:
-        module, name, path, between, *more = json.loads(target)
+class Aside:
+    """What the process does."""
+
+    def answer(self, module: str, name: str, path: str, between: str, *more: Any) -> dict[str, Any]:
+        """Return the names of what was read, or why nothing was."""
         act = getattr(importlib.import_module(module), name)
-        channel.send(json.dumps(answer(act, Path(path), Path(between), *more)))
-        target = channel.receive()
+        return answer(act, Path(path), Path(between), *more)
 
 
 def answer(
