@@ -45,7 +45,7 @@ LINE = 1000
 """Characters of an error that are told in one line."""
 
 
-class Held:
+class StaysHere:
     """What stays here when a method returns it: the asker gets a number, by which it calls its methods."""
 
 
@@ -74,7 +74,7 @@ def serve(reading: Connection, writing: Connection, target: str) -> None:
             del message  # there may be gigabytes of it
             found = attrgetter(method)(held[number])(*given, **named)
             del given, named
-            if isinstance(found, Held):
+            if isinstance(found, StaysHere):
                 made += 1
                 held[made], found = found, made
             status, answer = "ok", encode(["ok", found])
@@ -164,11 +164,13 @@ class Service:
         found: Weights = self.backend.round_trip(self.checked(request))  # type: ignore[attr-defined]
         return found
 
-    def train(self, request: Request) -> Session:
+    def train(self, request: Request) -> HeldTraining:
         """Hold training open."""
-        if not hasattr(self.backend, "train"):
+        train = getattr(self.backend, "train", None)
+        if train is None:
             raise Unsupported(f"{self.backend.name} cannot hold training open: it has no method 'train'")
-        return Session(self.backend, self.checked(request))
+        request = self.checked(request)
+        return HeldTraining(self.backend.name, request, train(request))
 
     def checked(self, request: Request) -> Request:
         """Return a request as a backend gets it: valid, its weights in order and as wide as its precision."""
@@ -179,11 +181,11 @@ class Service:
         return dataclasses.replace(request, weights=weights)
 
 
-class Session(Held):
+class HeldTraining(StaysHere):
     """Training that is held open (:class:`concord.backends.interface.TrainingSession`), with checks."""
 
-    def __init__(self, backend: Any, request: Request) -> None:
-        self.name, self.request, self.session = backend.name, request, backend.train(request)
+    def __init__(self, name: str, request: Request, session: Any) -> None:
+        self.name, self.request, self.session = name, request, session
 
     def info(self) -> dict[str, Any]:
         """Return what the session says of itself, as a run does: versions, threads, ``deviations``."""

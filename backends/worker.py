@@ -327,7 +327,7 @@ class Remote:
 
 
 class RemoteTraining(TrainingSession, Protocol):
-    """A :class:`Remote` session of training (:class:`concord.backends.remote.Session`)."""
+    """A :class:`Remote` session of training (:class:`concord.backends.remote.HeldTraining`)."""
 
     def plan(self, steps: Sequence[Sequence[Batch]]) -> StepPlan:
         """Return the backend's plan for these batches from the first step on; nothing is trained."""
