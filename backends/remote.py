@@ -255,7 +255,7 @@ class HeldTraining(StaysHere):
 
     def close(self) -> None:
         """Let the session go; the worker lives on."""
-        del self.session
+        del self.session, self.request  # with its weights
 
     def _fit(self, batch: Batch) -> Batch:
         validate_batch(self.request.config, batch, self.request.part, f"backend={self.name}")
