@@ -116,34 +116,67 @@ def estimate(
         together: of large samples, how many are computed at the same time.
         doing: says what is being done, to who waits for it.
     """
-    usual = dtype if isinstance(dtype, str) else "float32"
-    if values is None:
-        made: dict[str, Array] = {}
-        elements, values = compute(truth or exact(usual), made.__setitem__) or elements, made
-    of = dict.fromkeys(values, dtype) if isinstance(dtype, str) else dtype
-    found = {name: Sigma(value, of[name]) for name, value in values.items()}
-    runs = list(perturbed(usual, elements, count, corners) if arithmetics is None else arithmetics)
-    steps, large = Countdown(doing, len(runs)), elements > SIDE_BY_SIDE // 2
+    found = Estimate(compute, dtype, values, truth=truth, elements=elements, together=together)
+    runs = perturbed(found.usual, found.elements, count, corners) if arithmetics is None else arithmetics
+    found.take_up(runs, doing)
+    return found.values, found.sigmas(last=True)
 
-    def take_up(arithmetic: Arithmetic) -> None:
-        def reduce(name: str, array: Array) -> None:
-            if name in found:
-                found[name].take(arithmetic, array)
 
+class Estimate:
+    """The tensors of a computation, and their sigmas, which each run that is taken up makes surer.
+
+    Args:
+        compute, dtype, values, truth, elements, together: as :func:`estimate` takes them.
+    """
+
+    def __init__(
+        self,
+        compute: Compute,
+        dtype: str | Mapping[str, str],
+        values: Mapping[str, Array] | None = None,
+        *,
+        truth: Any = None,
+        elements: int = 1,
+        together: int = 1,
+    ) -> None:
+        self.usual = dtype if isinstance(dtype, str) else "float32"
+        if values is None:
+            made: dict[str, Array] = {}
+            elements = compute(truth or exact(self.usual), made.__setitem__) or elements
+            values = made
+        of = dict.fromkeys(values, dtype) if isinstance(dtype, str) else dtype
+        self.compute, self.elements, self.together = compute, elements, together
+        self.values = dict(values)
+        self.found = {name: Sigma(value, of[name]) for name, value in values.items()}
+
+    def take_up(self, arithmetics: Iterable[Any], doing: str = "deriving tolerances") -> None:
+        """Compute in each arithmetic, and take up how far that is from the truth."""
+        runs = list(arithmetics)
+        steps, large = Countdown(doing, len(runs)), self.elements > SIDE_BY_SIDE // 2
+
+        def run(arithmetic: Any) -> None:
+            def reduce(name: str, array: Array) -> None:
+                if name in self.found:
+                    self.found[name].take(arithmetic, array)
+
+            with np.errstate(all="ignore"):
+                self.compute(arithmetic, reduce)
+            if large:
+                heaps.give_back()
+            steps.step()
+
+        if large and self.together > 1:
+            with ThreadPoolExecutor(max_workers=self.together) as pool:
+                list(pool.map(run, runs))
+        else:
+            for each in runs:
+                run(each)
+
+    def sigmas(self, last: bool = False) -> dict[str, Array]:
+        """Return the sigmas by what was taken up so far; the last time, let go of that."""
+        of = self.found.pop if last else self.found.__getitem__
         with np.errstate(all="ignore"):
-            compute(arithmetic, reduce)
-        if large:
-            heaps.give_back()
-        steps.step()
-
-    if large and together > 1:
-        with ThreadPoolExecutor(max_workers=together) as pool:
-            list(pool.map(take_up, runs))
-    else:
-        for run in runs:
-            take_up(run)
-    with np.errstate(all="ignore"):
-        return dict(values), {name: found.pop(name).result() for name in list(found)}
+            return {name: of(name).result() for name in list(self.found)}
 
 
 def exact(dtype: str) -> Arithmetic:

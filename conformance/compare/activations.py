@@ -19,8 +19,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
 
 from concord.conformance.compare.arithmetic import Computed
+from concord.conformance.expectation import is_gradient
 from concord.spec.errors import SpecError
 
 OUTPUT = "output"
@@ -36,23 +39,18 @@ class Activations:
     """What one run of a module came to.
 
     Attributes:
-        values: activations by name, in the order of computation, and the outputs.
-        gradients: of the scalar, by the names of activations.
-        parameters: gradients of the scalar by parameter.
+        tensors: activations by name, in the order of computation, the outputs, and ``gradients.<name>`` of
+            parameters and ``gradients.taps.<name>`` of activations.
         modules: of each activation, the path of its submodule.
     """
 
-    values: dict[str, Tensor] = field(default_factory=dict)
-    gradients: dict[str, Tensor] = field(default_factory=dict)
-    parameters: dict[str, Tensor] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
     modules: dict[str, str] = field(default_factory=dict)
 
     @property
-    def tensors(self) -> dict[str, Tensor]:
-        """Every tensor, by the name that a verdict gives it."""
-        by_taps = {f"gradients.taps.{name}": tensor for name, tensor in self.gradients.items()}
-        by_parameters = {f"gradients.{name}": tensor for name, tensor in self.parameters.items()}
-        return {**self.values, **by_taps, **by_parameters}
+    def values(self) -> dict[str, Tensor]:
+        """Activations and outputs alone."""
+        return {name: tensor for name, tensor in self.tensors.items() if not is_gradient(name)}
 
     def arrays(self) -> dict[str, NDArray[np.floating]]:
         """Return every tensor as an array, by the name that a verdict gives it."""
@@ -62,7 +60,8 @@ class Activations:
 def numbers(tensor: Tensor) -> NDArray[np.floating]:
     """Return a tensor as an array: the value that it has in an arithmetic, half precisions as float32."""
     if isinstance(tensor, Computed):
-        return tensor.value.numpy()
+        with _disable_current_modes():  # the arithmetic would take the value for an operand
+            return tensor.value.numpy()
     tensor = tensor.detach().cpu()
     return (tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor).numpy()
 
@@ -72,19 +71,21 @@ class _Pinned(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        context: Any,
-        tensor: Tensor,
-        value: Tensor | None,
-        gradient: Tensor | None,
-        seen: Callable[[Tensor], None],
+        context: Any, tensor: Tensor, value: Tensor | None, back: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        context.gradient, context.seen = gradient, seen
+        context.back = back
         return (tensor if value is None else value).clone()
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
-        context.seen(gradient)
-        return gradient if context.gradient is None else context.gradient, None, None, None
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
+        return context.back(gradient), None, None
+
+
+Take = Callable[[str, Tensor], None]
+"""Takes each tensor by name as soon as it is computed; what follows may work on it in place."""
+
+Pin = Callable[[str], Tensor | None]
+"""Returns what is used in place of a tensor, by name, if anything is."""
 
 
 def observe(
@@ -92,30 +93,32 @@ def observe(
     inputs: Sequence[Any],
     keywords: Mapping[str, Any],
     parameters: Mapping[str, Tensor] | None = None,
-    values: Mapping[str, Tensor] | None = None,
-    gradients: Mapping[str, Tensor] | None = None,
     cotangents: Mapping[str, Tensor] | None = None,
+    take: Take | None = None,
+    pin: Pin = lambda name: None,
     taps: bool = True,
     program: Callable[..., Any] | None = None,
-    watch: Callable[[str], None] = lambda name: None,
 ) -> Activations:
     """Run a module and return what it computes.
 
     Args:
         inputs, keywords: what it is called with.
         parameters: to be used in place of its own parameters and buffers, by name.
-        values: activations that what follows is computed from, in place of those that it computes.
-        gradients: of activations, from which those before are computed, in place of its own.
         cotangents: of outputs: the scalar is the sum of their products. None: no gradients.
+        take: called with each tensor, which is not kept then; it may raise :class:`Finished`.
+        pin: says what is used in place of an activation, and of its gradient on the way back.
         taps: whether activations are wanted besides the outputs.
         program: what runs in the module's place, such as what a compiler made of it: it shows outputs alone.
-        watch: called with the name of each activation once it is known; it may raise :class:`Finished`.
 
     Raises:
         SpecError: if it returns no floating-point tensor.
     """
-    hooks = _Hooks(values or {}, gradients or {}, cotangents is not None, watch)
-    found = hooks.found
+    found = Activations()
+
+    def keep(name: str, tensor: Tensor) -> None:
+        found.tensors[name] = tensor.clone()
+
+    hooks = _Hooks(found.modules, take or keep, pin, cotangents is not None)
     submodules = list(model.named_modules())[1:] if taps and program is None else []
     handles = [module.register_forward_hook(partial(hooks.called, path)) for path, module in submodules]
     try:
@@ -132,9 +135,11 @@ def observe(
                 raise SpecError("the module returns no floating-point tensor, which is required of a model")
             for name, tensor in outputs.items():
                 found.modules.setdefault(name, "")
-                found.values[name] = tensor.detach()
+                hooks.take(name, tensor.detach())
             if cotangents is not None:
-                _differentiate(model, outputs, cotangents, parameters, found)
+                trained = dict(model.named_parameters() if parameters is None else parameters)
+                for name, gradient in _differentiated(outputs, cotangents, trained):
+                    hooks.take(f"gradients.{name}", gradient)
     except Finished:
         pass
     finally:
@@ -146,21 +151,10 @@ def observe(
 class _Hooks:
     """What submodules call with what they return."""
 
-    def __init__(
-        self,
-        values: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
-        differentiated: bool,
-        watch: Callable[[str], None],
-    ) -> None:
-        self.values, self.gradients, self.differentiated, self.watch = (
-            values,
-            gradients,
-            differentiated,
-            watch,
-        )
-        self.found, self.calls = Activations(), Counter[str]()
-        self.known: dict[int, Tensor] = {}  # by identity, which nothing else has as long as they are kept
+    def __init__(self, modules: dict[str, str], take: Take, pin: Pin, differentiated: bool) -> None:
+        self.modules, self.take, self.pin, self.differentiated = modules, take, pin, differentiated
+        self.calls = Counter[str]()
+        self.known = WeakIdKeyDictionary()
 
     def called(self, path: str, _module: nn.Module, _given: Any, result: Any) -> Any:
         """Take up what a submodule returns; return it with the tensors that are used in its place."""
@@ -168,38 +162,35 @@ class _Hooks:
         stem = path if self.calls[path] == 1 else f"{path}#{self.calls[path]}"
         new: dict[int, Tensor] = {}
         for name, tensor in named(result, stem).items():
-            if id(tensor) not in self.known:
+            if tensor not in self.known:
                 made = new[id(tensor)] = self.seen(name, tensor)
-                self.known |= {id(tensor): tensor, id(made): made}
-                self.found.modules[name] = path
+                self.known[tensor] = self.known[made] = True
+                self.modules[name] = path
         return _replaced(result, new) if any(id(made) != old for old, made in new.items()) else None
 
     def seen(self, name: str, tensor: Tensor) -> Tensor:
-        """Note an activation, and return the tensor that what follows goes on with."""
-        self.found.values[name] = tensor.detach().clone()  # what follows may work in place
-        value = self.values.get(name)
-        value = None if value is None or value.shape != tensor.shape else value.clone()
-        self.watch(name)
+        """Hand out an activation, and return the tensor that what follows goes on with."""
+        self.take(name, tensor.detach())
+        value, of = self.pin(name), f"gradients.taps.{name}"
+        value = None if value is None or value.shape != tensor.shape else value
         if not self.differentiated or not tensor.requires_grad:
             return tensor if value is None else value
 
-        def note(gradient: Tensor) -> None:
-            self.found.gradients[name] = gradient.detach()
+        def back(gradient: Tensor) -> Tensor:
+            self.take(of, gradient.detach())
+            pinned = self.pin(of)
+            return gradient if pinned is None else pinned
 
-        return _Pinned.apply(tensor, value, self.gradients.get(name), note)
+        return _Pinned.apply(tensor, value, back)
 
 
-def _differentiate(
-    model: nn.Module,
-    outputs: Mapping[str, Tensor],
-    cotangents: Mapping[str, Tensor],
-    parameters: Mapping[str, Tensor] | None,
-    found: Activations,
-) -> None:
-    trained = dict(model.named_parameters() if parameters is None else parameters)
+def _differentiated(
+    outputs: Mapping[str, Tensor], cotangents: Mapping[str, Tensor], trained: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the gradient of each parameter that has one."""
     trained = {name: tensor for name, tensor in trained.items() if tensor.requires_grad}
     used = [
-        (tensor, cotangents[name])
+        (tensor, cotangents[name].to(tensor.dtype))
         for name, tensor in outputs.items()
         if name in cotangents and tensor.requires_grad
     ]
@@ -208,12 +199,12 @@ def _differentiate(
     of = torch.autograd.grad(
         [tensor for tensor, _ in used],
         list(trained.values()),
-        [cotangent.to(tensor.dtype) for tensor, cotangent in used],
+        [cotangent for _, cotangent in used],
         allow_unused=True,
     )
-    found.parameters = {
-        name: gradient.detach() for name, gradient in zip(trained, of, strict=True) if gradient is not None
-    }
+    for name, gradient in zip(trained, of, strict=True):
+        if gradient is not None:
+            yield name, gradient.detach()
 
 
 def _parts(result: Any) -> list[tuple[str, Any]]:

@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
-from concord.conformance.compare.activations import OUTPUT, Activations, Finished, numbers, observe
+from concord.conformance.compare.activations import OUTPUT, Activations, Finished, Pin, numbers, observe
 from concord.conformance.compare.arithmetic import (
     FOREIGN,
     Computed,
@@ -35,7 +36,7 @@ from concord.conformance.compare.arithmetic import (
 )
 from concord.conformance.compare.edits import BUGS, Injected, ModelBug, Sites
 from concord.conformance.diagnosis import Diagnosis
-from concord.conformance.estimate import SAMPLES, estimate
+from concord.conformance.estimate import SAMPLES, Estimate
 from concord.conformance.expectation import Expectation, is_gradient, is_tap_gradient
 from concord.conformance.explain import Cause
 from concord.conformance.judging import GROWN, NEAR, PADDING
@@ -166,6 +167,7 @@ class ModelComparison:
                 "the candidate has no activation by a name of the reference's; give names by a mapping"
             )
         self.foreign: dict[str, int] = {}
+        self.wrong: dict[str, tuple[Array, Array]] = {}  # value and sigma of what diverges locally
         self.padding = ~reference.real.numpy() if UNCOMPUTED_PADDING in self.declared else None
 
     def in_padding(self, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
@@ -203,54 +205,53 @@ class ModelComparison:
             found[name] = seen[id(tensor)]
         return found
 
-    def expected(self, pinned: bool, samples: int) -> Expectation:
-        """Return what a correct run yields, and how far it may lie from it.
+    def expected(self, pinned: bool) -> Iterator[Expectation]:
+        """Yield what a correct run yields, and how far it may lie from it: at a first look, then for good.
 
         Args:
             pinned: whether each stretch starts from the candidate's own activations.
-            samples: of Monte Carlo arithmetic.
         """
-        values, gradients = ({}, {}) if not pinned else self.pins()
         reference, blind = self.reference, BLIND_ROWS_ZERO in self.declared
         # Made here: what is made within an arithmetic is computed in it.
         (args, kwargs), parameters = reference.given(computed), self.parameters
-        half = {name for name, dtype in self.dtypes.items() if dtype in ("bfloat16", "float16")}
 
         def compute(arithmetic: Any, observer: Callable[[str, Array], None]) -> None:
-            given = {
-                name: arithmetic.unrounded(value) if name in half else value for name, value in values.items()
-            }
+            def take(name: str, tensor: Tensor) -> None:
+                if name in self.plain:
+                    array = numbers(tensor)
+                    observer(name, array[None] if arithmetic.samples else array.copy())
+
+            def pin(name: str) -> Tensor | None:
+                with _disable_current_modes():
+                    made = self.pin(name) if pinned else None
+                    half = made is not None and made.dtype in (torch.bfloat16, torch.float16)
+                    return arithmetic.unrounded(made) if half and not is_gradient(name) else made
+
             with plainly(), arithmetic:
-                found = observe(
-                    reference.model, args, kwargs, parameters, given, gradients, reference.cotangents
-                )
+                observe(reference.model, args, kwargs, parameters, reference.cotangents, take, pin)
             for name, count in arithmetic.foreign.items():
                 self.foreign[name] = max(count, self.foreign.get(name, 0))
-            for name, array in found.arrays().items():
-                observer(name, array[None] if arithmetic.samples else array)
 
-        found, sigmas = estimate(
-            compute,
-            self.dtypes,
-            truth=ExactMode(blind),
-            arithmetics=[*(Perturbed(seed, blind) for seed in range(samples)), Rounded(blind)],
-            doing="deriving tolerances of each stretch" if pinned else "deriving tolerances end to end",
-        )
-        return Expectation(self.dtype, found, sigmas, dict.fromkeys(found, ""))
+        where = "each stretch" if pinned else "end to end"
+        self.progress(f"{where}: exact values")
+        found = Estimate(compute, self.dtypes, truth=ExactMode(blind))
+        for seeds in (range(FEW), range(FEW, SAMPLES)):
+            self.progress(f"{where}: {seeds.stop} samples of Monte Carlo arithmetic")
+            low = [] if seeds.start else [Rounded(blind)]
+            found.take_up(
+                [*(Perturbed(seed, blind) for seed in seeds), *low], f"deriving tolerances, {where}"
+            )
+            sigmas = found.sigmas(last=seeds.stop == SAMPLES)
+            yield Expectation(self.dtype, found.values, sigmas, dict.fromkeys(sigmas, ""))
 
-    def pins(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the candidate's activations and their gradients, as the reference goes on with them."""
-        values: dict[str, Tensor] = {}
-        gradients: dict[str, Tensor] = {}
-        for name, array in self.given.items():
-            dtype, padding = self.plain[name].dtype, self.in_padding(array.shape)
-            filled = array if padding is None else np.where(padding, numbers(self.plain[name]), array)
-            tensor = Computed(torch.from_numpy(filled.astype(np.float64)), dtype)
-            if is_tap_gradient(name):
-                gradients[name.removeprefix("gradients.taps.")] = tensor
-            elif not is_gradient(name):
-                values[name] = tensor
-        return values, gradients
+    def pin(self, name: str) -> Tensor | None:
+        """Return a tensor of the candidate as the reference goes on with it; None if it has none."""
+        array = self.given.get(name)
+        if array is None:
+            return None
+        if (padding := self.in_padding(array.shape)) is not None:
+            array = np.where(padding, numbers(self.plain[name]), array)
+        return Computed(torch.from_numpy(array.astype(np.float64)), self.plain[name].dtype)
 
     @property
     def dtype(self) -> str:
@@ -319,16 +320,18 @@ class ModelComparison:
 
     def judged(self, pinned: bool) -> dict[str, Judgement]:
         """Judge in one way: by a first look if that is enough."""
-        for samples in (FEW, SAMPLES):
-            self.progress(
-                f"{'each stretch' if pinned else 'end to end'}, {samples} samples of Monte Carlo arithmetic"
-            )
-            expected = self.expected(pinned, samples)
+        for expected in self.expected(pinned):
             found = {
                 name: self.judgement(name, expected, pinned) for name in self.given if name in expected.values
             }
             if all(one.ratio <= NEAR and one.status == "agrees" for one in found.values()):
                 break
+        if pinned:
+            self.wrong = {
+                name: (expected.values[name], expected.sigmas[name])
+                for name, one in found.items()
+                if one.status == "diverges"
+            }
         return found
 
     def judgement(self, name: str, expected: Expectation, pinned: bool) -> Judgement:
@@ -367,8 +370,7 @@ class ModelComparison:
 
     def cause(self, tensor: str, before: str) -> Cause | None:
         """Return the bugs of :data:`~.edits.BUGS` that explain a tensor, in the stretch that computes it."""
-        expected = self.expected(True, FEW)
-        value, sigma, dtype = expected.values[tensor], expected.sigmas[tensor], self.dtypes[tensor]
+        (value, sigma), dtype = self.wrong[tensor], self.dtypes[tensor]
         explained: dict[str, str] = {}
         started, given = time.process_time(), self.given[tensor].astype(np.float64)
         for bug, made in Stretch(self, tensor, before).made():
@@ -418,9 +420,8 @@ class Stretch:
         self.blind = BLIND_ROWS_ZERO in comparison.declared
         self.module = reference.model.get_submodule(path)
         self.prefix = f"{path}." if path else ""
-        parameters, (pins, _) = comparison.parameters, comparison.pins()
-        until = order.index(before) + 1 if before in order else 0
-        pins = {name: pins[name] for name in order[:until] if name in pins}
+        parameters, until = comparison.parameters, order.index(before) + 1 if before in order else 0
+        pins = {name: pin for name in order[:until] if (pin := comparison.pin(name)) is not None}
         self.args, self.kwargs = reference.given(computed)
         if path:
             self.args, self.kwargs = self.entered(reference.model, parameters, pins)
@@ -445,14 +446,14 @@ class Stretch:
         def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             given[:] = [args, kwargs]
 
-        def watch(name: str) -> None:
+        def take(name: str, _: Tensor) -> None:
             if name == self.tensor:
                 raise Finished
 
         handle = self.module.register_forward_pre_hook(enter, with_kwargs=True)
         try:
             with plainly(), ExactMode(self.blind):
-                observe(model, self.args, self.kwargs, parameters, pins, watch=watch)
+                observe(model, self.args, self.kwargs, parameters, take=take, pin=pinned_to(pins))
         finally:
             handle.remove()
         return given[0], given[1]
@@ -460,20 +461,28 @@ class Stretch:
     def run(self, edited: Any) -> Array | None:
         """Compute the tensor, with a bug in what follows the start of the stretch."""
         tensor, start = self.inside(self.tensor), self.inside(self.start)
-        edited.busy = start in self.pins
+        edited.busy, found = start in self.pins, []
 
-        def watch(name: str) -> None:
+        def take(name: str, made: Tensor) -> None:
             if name == start:
                 edited.busy = False
             if name == tensor:
+                found.append(numbers(made))
                 raise Finished
 
         try:
             with plainly(), ExactMode(self.blind, edited):
-                found = observe(self.module, self.args, self.kwargs, self.parameters, self.pins, watch=watch)
+                observe(
+                    self.module,
+                    self.args,
+                    self.kwargs,
+                    self.parameters,
+                    take=take,
+                    pin=pinned_to(self.pins),
+                )
         except UNFIT:
             return None
-        return numbers(found.values[tensor]) if tensor in found.values else None
+        return found[0] if found else None
 
     def made(self) -> Iterator[tuple[ModelBug, Array]]:
         """Yield each bug with the tensor that it makes: in all operations that can have it, then in each."""
@@ -485,6 +494,16 @@ class Stretch:
                 array = self.run(Injected(bug, site))
                 if array is not None and np.isfinite(array).any():
                     yield bug, array
+
+
+def pinned_to(pins: Mapping[str, Tensor]) -> Pin:
+    """Return what has the tensors of a mapping used."""
+
+    def pin(name: str) -> Tensor | None:
+        value = pins.get(name)
+        return None if value is None else value.clone()
+
+    return pin
 
 
 def source_of(module: nn.Module) -> str:

@@ -14,7 +14,6 @@ from torch import Tensor
 from concord.conformance.compare.activations import numbers, observe
 from concord.conformance.compare.comparison import UNFIT, ModelComparison, Reference
 from concord.conformance.compare.edits import BUGS, Injected, Mutant, Sites
-from concord.conformance.estimate import SAMPLES
 from concord.conformance.verdict import Verdict
 
 MOST = 2
@@ -48,7 +47,7 @@ def prove(comparison: ModelComparison, progress: Callable[[str], None] = lambda 
     reference = replace(comparison.reference, gradients=False)
     plain = ModelComparison(reference, reference.plain.arrays(), comparison.declared)
     given = [name for name in comparison.given if name in plain.plain]
-    end = plain.expected(False, SAMPLES)
+    *_, end = plain.expected(False)
     sites, proofs = Sites(), []
     with Mutant(sites), contextlib.suppress(*UNFIT):
         observe(reference.model, reference.args, reference.kwargs)
