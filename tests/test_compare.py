@@ -16,7 +16,8 @@ from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 from concord.conformance.compare import assert_same, compare, prepare
-from concord.conformance.compare.arithmetic import ExactMode, Perturbed, Rounded, computed, value_of
+from concord.conformance.compare.activations import observe
+from concord.conformance.compare.arithmetic import ExactMode, Perturbed, Rounded, computed, plainly, value_of
 from concord.conformance.compare.candidates import proposed, read_names
 from concord.conformance.compare.proof import batched, prove
 from concord.spec.errors import SpecError
@@ -87,6 +88,34 @@ def test_noise_is_as_large_as_what_float32_does(function: Callable[[Tensor], Ten
     )
     assert 0.05 < float(own / noise) < 2.0
     assert float(low / noise) < 2.0
+
+
+class Attend(nn.Module):
+    """Attention with values of its own: (B, H, T, K) to the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.randn(2, 3, 61, 31, generator=torch.Generator().manual_seed(4)))
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(query, key, self.value)
+
+
+def test_noise_of_gradients_is_as_large_as_what_fused_attention_does_with_sharp_weights() -> None:
+    model, generator = Attend(), torch.Generator().manual_seed(3)
+    query, key, cotangent = (torch.randn(2, 3, 61, 31, generator=generator) * by for by in (3, 3, 1))
+
+    def gradient(arithmetic: Any) -> Tensor:
+        given = [computed(query), computed(key)]
+        parameters = {"value": computed(model.value).requires_grad_(True)}
+        with plainly(), arithmetic:
+            found = observe(model, given, {}, parameters, {"output": cotangent})
+        return value_of(found.tensors["gradients.value"])
+
+    exact = gradient(ExactMode())
+    own = observe(model, [query, key], {}, cotangents={"output": cotangent}).tensors["gradients.value"]
+    noise = torch.stack([gradient(Perturbed(seed)) - exact for seed in range(8)]).square().mean().sqrt()
+    assert 0.05 < float((own.double() - exact).square().mean().sqrt() / noise) < 2.0
 
 
 def test_what_a_half_precision_delivered_may_have_been_used_before_it_was_rounded():

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
-from concord.conformance.compare.arithmetic import Computed
+from concord.conformance.compare.arithmetic import Computed, ExactMode
 from concord.conformance.expectation import is_gradient
 from concord.spec.errors import SpecError
 
@@ -196,6 +196,8 @@ def _differentiated(
     ]
     if not used or not trained:
         return
+    arithmetic = ExactMode.active or ExactMode()
+    arithmetic.backward = True
     of = torch.autograd.grad(
         [tensor for tensor, _ in used],
         list(trained.values()),

@@ -242,6 +242,9 @@ SATURATING = ("erf", "tanh", "sin", "cos")
 CONSTANT = ("mul", "div")
 """Operations that err by one unit more where the other operand is a number that the dtype cannot hold."""
 
+RECOMPUTED = 2
+"""Unit roundoffs of a score by which it differs where the backward of a fused kernel computes it again."""
+
 ROUNDED_ONCE = 2
 """Unit roundoffs up to which an operation is exact where its result can be held."""
 
@@ -291,7 +294,8 @@ def value_of(tensor: Tensor) -> Tensor:
     """Return the float64 value of a tensor, or a tensor of other numbers as it is."""
     if isinstance(tensor, Computed):
         return tensor.value
-    return tensor.detach().to(torch.float64) if tensor.dtype in ROUNDOFF else tensor.detach()
+    with _disable_current_modes():  # an arithmetic would take it for an operand
+        return tensor.detach().to(torch.float64) if tensor.dtype in ROUNDOFF else tensor.detach()
 
 
 class ExactMode(TorchDispatchMode):
@@ -304,9 +308,10 @@ class ExactMode(TorchDispatchMode):
     Attributes:
         foreign: how often each operation without a rule occurred.
         samples, corner: as those of :class:`concord.spec.arithmetic.Arithmetic`.
+        backward: whether it is on the way back.
     """
 
-    samples, corner = 0, 0.0
+    samples, corner, backward = 0, 0.0, False
     active: ClassVar[ExactMode | None] = None
 
     def __init__(self, blind_rows_zero: bool = False, edited: Any = None) -> None:
@@ -333,6 +338,10 @@ class ExactMode(TorchDispatchMode):
     ) -> Tensor:
         """Return a sum of so many terms, whose squares sum to ``squares()``."""
         return y
+
+    def made_again(self, x: Any) -> Any:
+        """Return an operand as the backward of a fused kernel may compute it again."""
+        return x
 
     def unrounded(self, given: Computed) -> Computed:
         """Return a tensor that was delivered in its dtype, and may have been used before it was rounded."""
@@ -369,6 +378,8 @@ class ExactMode(TorchDispatchMode):
         elif not floats and "dtype" in kwargs and stated is None and name not in ("sum", "prod", "cumsum"):
             kwargs["dtype"] = None
         given, named = tree_map(_unwrapped, (tuple(args), kwargs))
+        if self.backward:
+            given = tree_map(self.made_again, given)
         y = func(*given, **named)
         if isinstance(y, Tensor) and y.dtype in ROUNDOFF:
             erred = self._rule(bare, y, dtype, given, named, floats)
@@ -444,6 +455,8 @@ class Perturbed(ExactMode):
 
     def __init__(self, seed: int, blind_rows_zero: bool = False) -> None:
         super().__init__(blind_rows_zero)
+        self.weights: dict[int, tuple[Tensor, Tensor]] = {}  # with scores, by storage
+        self.again: dict[int, Tensor] = {}  # the same weights on the way back
         self.generator = np.random.Generator(np.random.SFC64(seed))  # PyTorch's takes nine times as long
 
     def noise(self, y: Tensor) -> Tensor:
@@ -469,6 +482,17 @@ class Perturbed(ExactMode):
         lost = torch.where((total > 0) | (y != 0), terms * max(LEAST[dtype], LEAST[torch.float32]), 0.0)
         y = torch.addcmul(y, accumulation * torch.sqrt(variance) + lost, self.noise(y))
         return self.erred(y, dtype, 1) if ROUNDOFF[dtype] > SUMMED else y
+
+    def made_again(self, x: Any) -> Any:
+        """Return weights of a softmax as made of scores that err anew, and not normalised (SPEC ALG-2)."""
+        place = x.untyped_storage().data_ptr() if isinstance(x, Tensor) else 0
+        if place not in self.weights:
+            return x
+        if place not in self.again:
+            y, scores = self.weights[place]
+            size = torch.where(y > 0, RECOMPUTED * SUMMED * scores.abs(), 0.0)
+            self.again[place] = y * (1 + size * self.noise(size))
+        return self.again[place].as_strided(x.size(), x.stride(), x.storage_offset())
 
     def unrounded(self, given: Computed) -> Computed:
         """Perturb by a unit roundoff, though the dtype holds what is given."""
@@ -780,7 +804,19 @@ def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
             y = aten.mul.Tensor(y, factor)
     if ExactMode.active is not None and ExactMode.active.blind_rows_zero:
         y = torch.where(largest <= torch.finfo(x.dtype).min / 2, 0.0, y)
-    return y if half_to_float else y.to(x.dtype)
+    return _remembered(y if half_to_float else y.to(x.dtype), x)
+
+
+def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    return _remembered(torch.nan_to_num(_softmax(x, dim, False), nan=0.0), x)
+
+
+def _remembered(y: Tensor, scores: Tensor) -> Tensor:
+    """Return weights of a softmax, and note them if they are used on the way back too."""
+    m = ExactMode.active
+    if isinstance(m, Perturbed) and isinstance(y, Computed) and torch.is_grad_enabled():
+        m.weights[y.value.untyped_storage().data_ptr()] = y.value, value_of(scores)
+    return y
 
 
 def _softmax_backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
@@ -849,7 +885,7 @@ WRITTEN_OUT: dict[str, Callable[..., Any]] = {
     "gelu": _gelu,
     "_softmax": _softmax,
     "_softmax_backward_data": _softmax_backward,
-    "_safe_softmax": lambda x, dim, dtype=None: torch.nan_to_num(_softmax(x, dim, False), nan=0.0),
+    "_safe_softmax": _safe_softmax,
     "var": lambda *args, **named: _variance(*args, **named)[0],
     "var_mean": _variance,
     "std": lambda *args, **named: torch.sqrt(_variance(*args, **named)[0]),
