@@ -196,8 +196,8 @@ def _differentiated(
     ]
     if not used or not trained:
         return
-    arithmetic = ExactMode.active or ExactMode()
-    arithmetic.backward = True
+    if ExactMode.active is not None:
+        ExactMode.active.backward = True
     of = torch.autograd.grad(
         [tensor for tensor, _ in used],
         list(trained.values()),

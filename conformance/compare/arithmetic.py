@@ -339,9 +339,11 @@ class ExactMode(TorchDispatchMode):
         """Return a sum of so many terms, whose squares sum to ``squares()``."""
         return y
 
-    def made_again(self, x: Any) -> Any:
-        """Return an operand as the backward of a fused kernel may compute it again."""
-        return x
+    def operand(self, x: Any) -> Any:
+        """Return an operand as an operation takes it: floating-point numbers as a float64 tensor."""
+        if isinstance(x, Computed):
+            return x.value
+        return x.to(torch.float64) if isinstance(x, Tensor) and x.dtype in ROUNDOFF else x
 
     def unrounded(self, given: Computed) -> Computed:
         """Return a tensor that was delivered in its dtype, and may have been used before it was rounded."""
@@ -377,9 +379,7 @@ class ExactMode(TorchDispatchMode):
             kwargs["dtype"] = torch.float64
         elif not floats and "dtype" in kwargs and stated is None and name not in ("sum", "prod", "cumsum"):
             kwargs["dtype"] = None
-        given, named = tree_map(_unwrapped, (tuple(args), kwargs))
-        if self.backward:
-            given = tree_map(self.made_again, given)
+        given, named = tree_map(self.operand, (tuple(args), kwargs))
         y = func(*given, **named)
         if isinstance(y, Tensor) and y.dtype in ROUNDOFF:
             erred = self._rule(bare, y, dtype, given, named, floats)
@@ -395,7 +395,7 @@ class ExactMode(TorchDispatchMode):
         target = args[0].dtype if name == "copy" else kwargs.get("dtype") or source.dtype
         value = value_of(source)
         if target not in ROUNDOFF:
-            return func(*tree_map(_unwrapped, tuple(args)), **kwargs)
+            return func(*tree_map(self.operand, tuple(args)), **kwargs)
         if source.dtype not in ROUNDOFF or ROUNDOFF[target] > ROUNDOFF[source.dtype]:
             value = self.erred(value.to(torch.float64), target, 1)
         if name == "copy":
@@ -483,9 +483,15 @@ class Perturbed(ExactMode):
         y = torch.addcmul(y, accumulation * torch.sqrt(variance) + lost, self.noise(y))
         return self.erred(y, dtype, 1) if ROUNDOFF[dtype] > SUMMED else y
 
-    def made_again(self, x: Any) -> Any:
-        """Return weights of a softmax as made of scores that err anew, and not normalised (SPEC ALG-2)."""
-        place = x.untyped_storage().data_ptr() if isinstance(x, Tensor) else 0
+    def operand(self, x: Any) -> Any:
+        """Return the same; on the way back, weights of a softmax come of scores that err anew (SPEC ALG-2).
+
+        The backward of a fused kernel computes them again, and does not normalise them.
+        """
+        x = super().operand(x)
+        if not self.backward or not isinstance(x, Tensor):
+            return x
+        place = x.untyped_storage().data_ptr()
         if place not in self.weights:
             return x
         if place not in self.again:
@@ -538,12 +544,6 @@ def _nominal(floats: Sequence[Tensor]) -> torch.dtype:
     """Return the dtype of a result: promoted over tensors, over scalars where there are only those."""
     ranked = [x.dtype for x in floats if x.ndim] or [x.dtype for x in floats]
     return reduce(torch.promote_types, ranked) if ranked else torch.get_default_dtype()
-
-
-def _unwrapped(x: Any) -> Any:
-    if isinstance(x, Computed):
-        return x.value
-    return x.to(torch.float64) if isinstance(x, Tensor) and x.dtype in ROUNDOFF else x
 
 
 def _wrapped(x: Any, dtype: torch.dtype) -> Any:
@@ -652,6 +652,8 @@ def _linear(operation: Callable[..., Tensor], *places: int) -> Callable[..., Ten
             ]
             return operation(*given, **named)
 
+        if type(m) is ExactMode:
+            return y
         terms = of(torch.ones_like)
         found = m.summed(y, dtype, terms.clamp(min=1), lambda: of(torch.square))
         return torch.where(terms > 1, found, y)
