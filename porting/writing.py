@@ -211,7 +211,9 @@ CLASSES = {
 def loading(checkpoint: Checkpoint, folder: Path, format: str) -> list[str]:
     """Return lines of Python that load in its framework what was written; none where nobody else reads it."""
     head = "ForSequenceClassification" if checkpoint.part == "model" else ""
-    return known(format).loading.format(folder=folder, name=CLASSES[checkpoint.part], head=head).splitlines()
+    said = known(format).loading
+    lines = FORMATS[said].loading if said in FORMATS else said
+    return lines.format(folder=folder, name=CLASSES[checkpoint.part], head=head).splitlines()
 
 
 def _keras_members(checkpoint: Checkpoint) -> dict[str, str]:
