@@ -81,8 +81,7 @@ def load(folder: str | Path, backend: str | None = None, dtype: str = "float32",
     with optional("concord.load", "training"):
         import concord.training.data  # noqa: F401
     model, where = model_of(Path(folder)), Setup(**setup)
-    ways = {name: getattr(where, name) for name in ("implementation", "execution", "device", "precision")}
-    return Classifier(model, backend or home_of(Path(folder)), where, Settings(dtype, **ways))
+    return Classifier(model, backend or home_of(Path(folder)), where, where.how(dtype))
 
 
 def home_of(path: Path) -> str:

@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord import backends
-from concord.backends.interface import Run, Unsupported, variety
+from concord.backends.interface import Run, Settings, Unsupported, variety
 from concord.backends.pool import Pool
-from concord.backends.worker import TIME_LIMIT, Worker, WorkerFailure
+from concord.backends.wire import WorkerFailure
+from concord.backends.worker import TIME_LIMIT, Worker
 from concord.conformance import verdict as verdicts
 from concord.conformance.diagnosis.conclusions import Conclusion, conclude
 from concord.conformance.fields import Count, Number
@@ -166,6 +167,11 @@ class Setup:
             if (self.precision, dtype) == ("tf32", "float32")
             else None
         )
+
+    def how(self, dtype: str) -> Settings:
+        """Return how a run of a precision is made."""
+        names = {one.name for one in dataclasses.fields(Settings)} - {"dtype"}
+        return Settings(dtype, **{name: getattr(self, name) for name in names})
 
     def places(self, names: Iterable[str]) -> dict[str, tuple[str, Setup]]:
         """Return each result's name, to the backend and how it runs: every backend on every device."""

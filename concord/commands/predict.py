@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from concord import options, writing
-from concord.backends.interface import Settings
 from concord.conformance.campaign import Setup
 from concord.options import argument, option, reads, writes
 from concord.progress import bars
@@ -108,8 +107,7 @@ def predict(
         Terminal(stderr=True).tell(
             "this model was trained on single texts, and has seen no pair", style="yellow"
         )
-    names = ("implementation", "execution", "device", "precision")
-    how = Settings(dtype, **{name: getattr(where, name) for name in names})
+    how = where.how(dtype)
 
     @contextmanager
     def computing(total: int | None = None) -> Iterator[tuple[Predict, Callable[[int], None]]]:

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -56,14 +56,12 @@ def opened(
 
 def request_of(case: JudgedTraining, settings: Setup) -> Request:
     """Return what a session is asked for; batches come with the steps."""
-    how = ("implementation", "execution", "device", "precision", "deterministic")
     return Request(
         case.config,
         case.weights,
         case.training.steps[0][0],
         case.part,
-        case.dtype,
-        **{name: getattr(settings, name) for name in how},
+        **asdict(settings.how(case.dtype)),
         taps=False,
         gradients=False,
         training=replace(case.training, steps=[]),
