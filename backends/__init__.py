@@ -13,7 +13,8 @@ from concord.backends.interface import Backend, Request, Run, Unsupported
 from concord.spec.errors import SpecError, UnknownNameError, unknown
 
 if TYPE_CHECKING:
-    from concord.backends.worker import Worker, WorkerFailure
+    from concord.backends.wire import WorkerFailure
+    from concord.backends.worker import Worker
 
 BUILT_IN = ("torch", "tf", "paddle", "jax")
 """The backends that live in this repository."""

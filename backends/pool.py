@@ -18,7 +18,8 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from concord.backends import heaps
-from concord.backends.worker import Worker, WorkerFailure
+from concord.backends.wire import WorkerFailure
+from concord.backends.worker import Worker
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from concord.backends import machine
 from concord.backends.interface import Request, Run, TrainingSession, Unsupported
 from concord.backends.process import ROOT, Process
-from concord.backends.wire import WorkerFailure as WorkerFailure
-from concord.backends.wire import check_description, check_info
+from concord.backends.wire import WorkerFailure, check_description, check_info
 from concord.spec.batch import Batch, round_inputs
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError

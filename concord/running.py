@@ -14,7 +14,8 @@ from typing import NoReturn
 import typer
 
 from concord.backends.interface import Unsupported
-from concord.backends.worker import Worker, WorkerFailure
+from concord.backends.wire import WorkerFailure
+from concord.backends.worker import Worker
 from concord.conformance import campaign, report
 from concord.conformance.campaign import repeated
 from concord.options import Outputs

@@ -11,7 +11,7 @@ from typing import Any
 
 from concord import installation
 from concord.backends import machine as here
-from concord.backends.worker import WorkerFailure
+from concord.backends.wire import WorkerFailure
 from concord.conformance.campaign import Setup
 
 EXTRAS = {"torch": "torch", "tf": "tf", "paddle": "paddle", "jax": "jax"}

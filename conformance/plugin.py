@@ -147,7 +147,7 @@ class Suite:
 
         One that was asked for and is missing fails, another is skipped, visibly.
         """
-        from concord.backends.worker import WorkerFailure
+        from concord.backends.wire import WorkerFailure
 
         try:
             return self.runner(name).supervisor.get()

@@ -16,7 +16,7 @@ import numpy as np
 
 from concord import backends
 from concord.backends.interface import Request, Unsupported
-from concord.backends.worker import WorkerFailure
+from concord.backends.wire import WorkerFailure
 from concord.conformance.bugs import numpy_backend
 from concord.conformance.bugs.alternatives import ALL as ALTERNATIVES
 from concord.conformance.bugs.catalogue import ALL as BUGS

@@ -20,7 +20,8 @@ from safetensors.numpy import save_file
 from concord.backends import machine
 from concord.backends.interface import Unsupported
 from concord.backends.pool import Pool
-from concord.backends.worker import SWITCHES, Worker, WorkerFailure
+from concord.backends.wire import WorkerFailure
+from concord.backends.worker import SWITCHES, Worker
 from concord.conformance.campaign import Setup
 from concord.spec.errors import SpecError
 from concord.spec.parameters import initialize

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from concord import backends
-from concord.backends.worker import WorkerFailure
+from concord.backends.wire import WorkerFailure
 from tests.toys.disturbed import DEADLY, HARMLESS, WHEN, name_of
 from tests.toys.running import Running, alive, noted, until
 from tests.toys.small import request_for, run_of

@@ -18,7 +18,8 @@ import pytest
 
 from concord import backends, spec
 from concord.backends.interface import Request, Run, Unsupported
-from concord.backends.worker import Worker, WorkerFailure
+from concord.backends.wire import WorkerFailure
+from concord.backends.worker import Worker
 from concord.cli import main
 from concord.conformance.bugs.bug import REFUSED
 from concord.conformance.bugs.catalogue import ALL, BUGS, GROUPS, KNOWN, Bug

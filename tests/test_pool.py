@@ -13,7 +13,7 @@ import pytest
 
 from concord import backends
 from concord.backends.pool import HOPELESS, RESTARTS, Pool, Supervisor
-from concord.backends.worker import WorkerFailure
+from concord.backends.wire import WorkerFailure
 from tests.toys.running import alive, noted, until
 from tests.toys.small import request_for, run_of
 from tests.toys.surroundings import toy

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from concord import backends
 from concord.backends.interface import PRECISION_MODES, Unsupported, refuse_tf32, refusing_nondeterminism
-from concord.backends.worker import WorkerFailure, environment
+from concord.backends.wire import WorkerFailure
+from concord.backends.worker import environment
 from concord.conformance import Repeats, Setup, check_jobs, conduct, doctor, record
 from concord.conformance.doctor import Installed
 from concord.conformance.html import page

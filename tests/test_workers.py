@@ -19,7 +19,8 @@ from rich.console import Console
 import conformance.campaign
 from concord import backends, spec
 from concord.backends.pool import RESTARTS
-from concord.backends.worker import THREADS, WorkerFailure, environment
+from concord.backends.wire import WorkerFailure
+from concord.backends.worker import THREADS, environment
 from concord.conformance import Setup, check_jobs, conduct, record
 from concord.conformance.html import page
 from concord.conformance.report import declarations, show

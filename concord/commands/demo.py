@@ -10,7 +10,8 @@ import numpy as np
 import typer
 
 from concord import backends, options, writing
-from concord.backends.worker import Worker, WorkerFailure
+from concord.backends.wire import WorkerFailure
+from concord.backends.worker import Worker
 from concord.conformance import record
 from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.campaign import Report, Setup, environment_of

@@ -127,7 +127,7 @@ def rates(training: Training) -> list[float]:
 
 def about(case: JudgedTraining, settings: Setup) -> dict[str, Any]:
     """Return what was trained and how."""
-    training, how = case.training, ("implementation", "execution", "device", "precision")
+    training = case.training
     return {
         "steps": len(training.steps),
         "seed": training.seed,
@@ -135,5 +135,5 @@ def about(case: JudgedTraining, settings: Setup) -> dict[str, Any]:
         "batches": sum(map(len, training.steps)),
         "config": to_jsonable_python(case.config.as_dict()),
         "recipe": to_jsonable_python(training.recipe.as_dict()),
-        **{name: getattr(settings, name) for name in how},
+        **{name: getattr(settings, name) for name in ("implementation", "execution", "device", "precision")},
     }

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from concord.backends.interface import Stepping, Unsupported
-from concord.backends.wire import arrays_of
-from concord.backends.worker import WorkerFailure
+from concord.backends.wire import WorkerFailure, arrays_of
 from concord.conformance.expectation import Array, Expectation, JudgedTraining
 from concord.conformance.judging import NEAR
 from concord.conformance.lockstep.cause import cause_of

@@ -11,7 +11,8 @@ from typing import Any
 from concord import backends
 from concord.backends.interface import Run, Unsupported
 from concord.backends.pool import Pool
-from concord.backends.worker import Worker, WorkerFailure
+from concord.backends.wire import WorkerFailure
+from concord.backends.worker import Worker
 from concord.conformance.bugs.bug import REFUSED, Bug
 from concord.conformance.bugs.catalogue import KNOWN
 from concord.conformance.campaign import Setup
