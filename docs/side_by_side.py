@@ -238,7 +238,8 @@ def page(name: str) -> str:
 STYLE = """
 :root{color-scheme:light dark;--page:#f7f7f4;--card:#fff;--ink:#1c2126;--muted:#566069;--line:#d8dbd9;
 --mark:#ffe3a3;--alone:#e6eefb;--none:#eceeed;--link:#1a5a9e}
-@media(prefers-color-scheme:dark){:root{--page:#15181b;--card:#1c2024;--ink:#e4e6e8;--muted:#9aa4ad;--line:#343a40;
+@media(prefers-color-scheme:dark){:root{--page:#15181b;--card:#1c2024;--ink:#e4e6e8;--muted:#9aa4ad;
+--line:#343a40;
 --mark:#5c4710;--alone:#20304a;--none:#191c1f;--link:#8ab8ee}}
 body{margin:0 auto;padding:1rem 1.2rem 4rem;background:var(--page);color:var(--ink);
 font:15px/1.5 system-ui,sans-serif}
