@@ -440,6 +440,19 @@ class Result:
         return self.verdict.first_divergence if self.verdict else None
 
 
+def result_lines(result: Result) -> list[str]:
+    """Say what came of a run that does not agree."""
+    if result.status == "undetermined" and result.verdict:
+        return [f"{result.backend}: {result.case}, {result.dtype}", *verdict_lines(result.verdict)]
+    if result.verdict:
+        return divergence_lines(result)
+    return [
+        f"{result.backend} {result.status}: {result.case}, {result.dtype}",
+        f"  {result.detail}",
+        *(f"  | {line}" for line in result.stderr.splitlines()[-3:]),
+    ]
+
+
 def divergence_lines(result: Result, exported: bool = False) -> list[str]:
     """Say where a run first diverged, why if that is known, what became of it, and what to do next.
 
