@@ -9,7 +9,7 @@ import numpy as np
 
 from concord.conformance.bugs.attention import PROJECTIONS
 from concord.conformance.bugs.context import parameters_of
-from concord.conformance.bugs.products import LINEAR
+from concord.conformance.bugs.precision import LINEAR
 from concord.conformance.expectation import Array
 from concord.conformance.explain.hypothesis import Hypothesis, loaded
 from concord.conformance.explain.question import Question

@@ -9,7 +9,7 @@ import numpy as np
 
 from concord.conformance.bugs.context import norm_of
 from concord.conformance.bugs.norms import NORMS, RESIDUALS
-from concord.conformance.bugs.precisions import variance_by_squares
+from concord.conformance.bugs.precision import variance_by_squares
 from concord.conformance.estimate import R, Z
 from concord.conformance.expectation import Array
 from concord.conformance.explain.hypothesis import Hypothesis

@@ -24,7 +24,7 @@ from concord.spec.precision import PRECISIONS
 def of_tap(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield the bugs that edit a tap."""
     for bug in TRIED:
-        edit = None if bug.of_gradients else bug.change.edit(tap)
+        edit = None if bug.of_gradients else bug.change.at(tap)
         if edit:
             yield hypothesis(bug, edit, tap)
 
@@ -35,9 +35,9 @@ def of_backward(question: Question) -> Iterator[Hypothesis]:
         f"gradients.{question.tensor.split('.')[1]}" == "gradients.embeddings" or ".taps." in question.tensor
     )
     for bug in TRIED if question.parameter else ():
-        for patterns, edit in bug.change.edits if bug.of_gradients else ():
-            if table or not all(pattern.startswith("embeddings.") for pattern in patterns):
-                yield hypothesis(bug, edit, *patterns)
+        taps, edit = bug.change.taps, bug.change.edit
+        if edit and bug.of_gradients and (table or not all(tap.startswith("embeddings.") for tap in taps)):
+            yield hypothesis(bug, edit, *taps)
 
 
 def of_hidden(question: Question) -> Iterator[Hypothesis]:
@@ -54,7 +54,7 @@ def of_hidden(question: Question) -> Iterator[Hypothesis]:
         changed = [name for name in (*hidden, question.tensor) if _edit(bug, name)]
         if changed:
             yield hypothesis(bug, functools.partial(_made, bug), *changed)
-        elif not bug.change.edits:
+        elif not bug.change.edit:
             yield from _of_request(question, bug)
 
 
@@ -67,13 +67,11 @@ def _made(bug: Bug, m: Context, y: Value) -> Value:
 
 def _edit(bug: Bug, tap: str) -> Edit | None:
     """Return what a bug makes of a tap, which in a part has a shorter name."""
-    for patterns, edit in bug.change.edits:
-        shorter = (
-            pattern.split(".", cut)[-1] for pattern in patterns for cut in range(pattern.count(".") + 1)
-        )
-        if any(pattern != "*" and fnmatch.fnmatchcase(tap, pattern) for pattern in shorter):
-            return edit
-    return None
+    shorter = (
+        pattern.split(".", cut)[-1] for pattern in bug.change.taps for cut in range(pattern.count(".") + 1)
+    )
+    found = any(pattern != "*" and fnmatch.fnmatchcase(tap, pattern) for pattern in shorter)
+    return bug.change.edit if found else None
 
 
 def _of_request(question: Question, bug: Bug) -> Iterator[Hypothesis]:
@@ -111,5 +109,5 @@ def _name(bug: Bug) -> str:
 
     Its own name where that is one, else the first of those it may have.
     """
-    causes = (bug.cause or bug.name).split(" or ")
+    causes = bug.cause.split(" or ")
     return bug.name if bug.name in causes else causes[0]

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from concord.conformance.bugs.bug import Bug, Change
-from concord.conformance.bugs.training.catalogue import TRAINING, of_step
+from concord.conformance.bugs.catalogue import TRAINING
+from concord.conformance.bugs.training.edits import of_step
 from concord.conformance.bugs.training.step import CLAUSE_OF, text
 from concord.conformance.bugs.training.step import recipe as by_recipe
 from concord.conformance.explain import Cause

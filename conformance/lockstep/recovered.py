@@ -212,7 +212,7 @@ def _some_movements(made: MadeStep) -> Iterator[Bug]:
         usual = right(name, parameter, *given)
         return parameter + (usual - parameter) * factor if name in names else usual
 
-    yield _bug("rate_of_some", f"steps {which}", "OPT-1", Change(optimizer=rule(updated=updated)))
+    yield _bug("rate_of_some", f"steps {which}", "OPT-1", rule(updated=updated))
 
 
 def _schedule(made: MadeStep) -> Iterator[Bug]:
@@ -281,7 +281,7 @@ def _weighing(section: str, fresh: float, old: float = 0.0) -> Change:
         o.state[f"{key}.{name}"] = old * o.state[f"{key}.{name}"] + fresh * value
         return o.state[f"{key}.{name}"]
 
-    return Change(optimizer=rule(average=average))
+    return rule(average=average)
 
 
 def _rate(made: MadeStep) -> Iterator[Bug]:
