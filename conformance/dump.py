@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,10 +15,11 @@ from pydantic import AfterValidator
 from concord.backends.interface import Request, Run
 from concord.backends.wire import check_info, in_order, pack, split_gradients
 from concord.conformance.campaign import Job, Report, Setup
+from concord.conformance.judging import judge
 from concord.conformance.verdict import Result
 from concord.spec.batch import completed, from_arrays
 from concord.spec.config import from_mapping
-from concord.spec.errors import BatchError, SpecError, WeightsError, collect, located
+from concord.spec.errors import BatchError, SpecError, WeightsError, located
 from concord.spec.files import find, read_arrays, read_as, section
 from concord.spec.folders import write_folder
 from concord.spec.parameters import trainable
@@ -130,51 +130,49 @@ def case_files(job: Job) -> dict[str, bytes]:
     return {"case.safetensors": pack(arrays), "case.json": f"{json.dumps(about, indent=1)}\n".encode()}
 
 
-def read_job(folder: Path) -> Job:
+def read_exported(folder: Path) -> tuple[Request, Manifest]:
     """Read a case.
+
+    Returns:
+        The request and the manifest.
 
     Raises:
         SpecError: if a file is missing or corrupt; each problem names it.
     """
-    manifest, arrays = read_as(folder / "case.json", Manifest), folder / "case.safetensors"
+    manifest = read_as(folder / "case.json", Manifest)
+    arrays = folder / "case.safetensors"
     given = read_arrays(arrays)
     try:
         config, part = from_mapping(manifest.config), manifest.part
-        weights, batch = (
+        request = Request(
+            config,
             in_order(section(given, "weights/"), config, part),
             from_arrays(section(given, "inputs/")),
         )
+        request = replace(request, **{name: getattr(manifest, name) for name in ASKED})
         if not manifest.gradients:
-            batch = completed(config, batch, part)
-        Request(config, weights, batch, **{name: getattr(manifest, name) for name in ASKED}).validate()
+            request = replace(request, batch=completed(config, request.batch, part))
+        request.validate()
     except (WeightsError, BatchError) as error:
         raise SpecError([f"{arrays}: {problem}" for problem in error.problems]) from None
     except SpecError as error:
         raise SpecError([f"{folder / 'case.json'}: {problem}" for problem in error.problems]) from None
-    return Job(
-        manifest.group,
-        manifest.case,
-        manifest.dtype,
-        part,
-        config,
-        weights,
-        batch,
-        gradients=manifest.gradients,
-    )
+    return request, manifest
 
 
-def read_run(folder: Path, job: Job) -> Run:
+def read_run(folder: Path, dtype: str, gradients: bool = True) -> Run:
     """Read the run that came back for a case.
 
-    A loss is required where gradients were wanted, which are of it.
+    Args:
+        dtype: the precision that it was to be made in.
+        gradients: whether they were wanted: then a loss is required, of which they are.
 
     Raises:
         SpecError: if a file is missing or corrupt.
     """
     path, about_path = folder / "run.safetensors", folder / "run.json"
     arrays = read_arrays(path)
-    needed = ("output", "loss") if job.gradients else ("output",)
-    missing = [name for name in needed if name not in arrays]
+    missing = [name for name in ("output", "loss") if name not in arrays and (gradients or name == "output")]
     if missing:
         raise SpecError(f"{path}: lacks {', '.join(map(repr, missing))}")
     strange = [
@@ -192,17 +190,16 @@ def read_run(folder: Path, job: Job) -> Run:
     except SpecError as error:
         raise SpecError(f"{about_path}: {error}") from None
     # Whatever else it left out, a dump is judged on everything that its case wanted.
-    by_name, by_taps = split_gradients(section(arrays, "gradients/"))
+    taps, (by_name, by_taps) = section(arrays, "taps/"), split_gradients(section(arrays, "gradients/"))
     return Run(
         arrays["output"],
         arrays.get("loss"),
-        section(arrays, "taps/"),
+        taps,
         by_name,
         about.backend,
-        job.dtype,
+        dtype,
         about.info,
-        ("taps", "gradients") if job.gradients else ("taps",),
-        by_taps,
+        tap_gradients=by_taps,
     )
 
 
@@ -212,19 +209,34 @@ def judge_dumps(folder: Path) -> Report:
     Raises:
         SpecError: if there is no case in the folder, or a file is corrupt; every such file is listed.
     """
-    cases = find(folder, "case.json")
+    cases = [path.parent for path in find(folder, "case.json")]
     if not cases:
         raise SpecError(f"{folder}: holds no case.json; export cases with 'concord case export'")
-    judged = collect(*(partial(_judge_dump, path.parent) for path in cases))
-    return Report([result for result, _ in judged], {one.backend: info for one, info in judged}, Setup())
+    results, environments, problems = [], {}, []
+    for case in cases:
+        try:
+            result, info = _judge_dump(case)
+        except SpecError as error:
+            problems += error.problems
+            continue
+        environments[result.backend] = info
+        results.append(result)
+    if problems:
+        raise SpecError(problems)
+    return Report(results, environments, Setup())
 
 
 def _judge_dump(folder: Path) -> tuple[Result, dict[str, Any]]:
-    job, path = read_job(folder), folder / "run.safetensors"
-    result = Result("dump", job.group, job.case, job.dtype, "missing", part=job.part)
+    request, manifest = read_exported(folder)
+    group, case, path = manifest.group, manifest.case, folder / "run.safetensors"
     if not os.path.lexists(path):
-        return replace(result, detail=f"{path}: no such file"), {}
-    run = read_run(folder, job)
+        return Result(
+            "dump", group, case, request.dtype, "missing", f"{path}: no such file", part=request.part
+        ), {}
+    run = read_run(folder, request.dtype, request.gradients)
+    run.requested = tuple(name for name in ("taps", "gradients") if getattr(request, name))
     with located(str(path)):
-        verdict = job.judge(run)
-    return replace(result, backend=run.backend, status=verdict.status, verdict=verdict), run.info
+        verdict = judge(request.config, request.weights, request.batch, run, request.part)
+    return Result(
+        run.backend, group, case, run.dtype, verdict.status, verdict=verdict, part=request.part
+    ), run.info

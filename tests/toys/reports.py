@@ -142,7 +142,10 @@ def mixed():
         },
         "my.plugin:Backend": {
             "version": "1.0",
-            "deviations": [{"name": "softmax_floor", "value": -64.0, "reason": "the kernel clips"}],
+            "deviations": {
+                "cpu": [{"name": "softmax_floor", "value": -64.0, "reason": "the kernel clips"}],
+                "cuda": [],
+            },
         },
     }
     notes = {"not compared, 3 x lr": "belongs to the optimizer"}
