@@ -595,5 +595,9 @@ def _same_bits(a: NDArray[np.floating] | None, b: NDArray[np.floating] | None) -
 
 def own_fault(doing: str, error: Exception) -> str:
     """Return a line that says that something is Concord's own fault."""
-    what = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-    return f"a fault of Concord while {doing}: {what}"
+    return f"a fault of Concord while {doing}: {type(error).__name__}: {first_line(error)}"
+
+
+def first_line(error: object) -> str:
+    """Return the first line of what an error says."""
+    return next(iter(str(error).splitlines()), "")

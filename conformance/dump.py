@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,11 +16,10 @@ from pydantic import AfterValidator
 from concord.backends.interface import Request, Run
 from concord.backends.wire import check_info, in_order, pack, split_gradients
 from concord.conformance.campaign import Job, Report, Setup
-from concord.conformance.judging import judge
 from concord.conformance.verdict import Result
 from concord.spec.batch import completed, from_arrays
 from concord.spec.config import from_mapping
-from concord.spec.errors import BatchError, SpecError, WeightsError, located
+from concord.spec.errors import BatchError, SpecError, WeightsError, collect, located
 from concord.spec.files import find, read_arrays, read_as, section
 from concord.spec.folders import write_folder
 from concord.spec.parameters import trainable
@@ -130,49 +130,51 @@ def case_files(job: Job) -> dict[str, bytes]:
     return {"case.safetensors": pack(arrays), "case.json": f"{json.dumps(about, indent=1)}\n".encode()}
 
 
-def read_exported(folder: Path) -> tuple[Request, Manifest]:
+def read_job(folder: Path) -> Job:
     """Read a case.
-
-    Returns:
-        The request and the manifest.
 
     Raises:
         SpecError: if a file is missing or corrupt; each problem names it.
     """
-    manifest = read_as(folder / "case.json", Manifest)
-    arrays = folder / "case.safetensors"
+    manifest, arrays = read_as(folder / "case.json", Manifest), folder / "case.safetensors"
     given = read_arrays(arrays)
     try:
         config, part = from_mapping(manifest.config), manifest.part
-        request = Request(
-            config,
+        weights, batch = (
             in_order(section(given, "weights/"), config, part),
             from_arrays(section(given, "inputs/")),
         )
-        request = replace(request, **{name: getattr(manifest, name) for name in ASKED})
         if not manifest.gradients:
-            request = replace(request, batch=completed(config, request.batch, part))
-        request.validate()
+            batch = completed(config, batch, part)
+        Request(config, weights, batch, **{name: getattr(manifest, name) for name in ASKED}).validate()
     except (WeightsError, BatchError) as error:
         raise SpecError([f"{arrays}: {problem}" for problem in error.problems]) from None
     except SpecError as error:
         raise SpecError([f"{folder / 'case.json'}: {problem}" for problem in error.problems]) from None
-    return request, manifest
+    return Job(
+        manifest.group,
+        manifest.case,
+        manifest.dtype,
+        part,
+        config,
+        weights,
+        batch,
+        gradients=manifest.gradients,
+    )
 
 
-def read_run(folder: Path, dtype: str, gradients: bool = True) -> Run:
+def read_run(folder: Path, job: Job) -> Run:
     """Read the run that came back for a case.
 
-    Args:
-        dtype: the precision that it was to be made in.
-        gradients: whether they were wanted: then a loss is required, of which they are.
+    A loss is required where gradients were wanted, which are of it.
 
     Raises:
         SpecError: if a file is missing or corrupt.
     """
     path, about_path = folder / "run.safetensors", folder / "run.json"
     arrays = read_arrays(path)
-    missing = [name for name in ("output", "loss") if name not in arrays and (gradients or name == "output")]
+    needed = ("output", "loss") if job.gradients else ("output",)
+    missing = [name for name in needed if name not in arrays]
     if missing:
         raise SpecError(f"{path}: lacks {', '.join(map(repr, missing))}")
     strange = [
@@ -190,16 +192,17 @@ def read_run(folder: Path, dtype: str, gradients: bool = True) -> Run:
     except SpecError as error:
         raise SpecError(f"{about_path}: {error}") from None
     # Whatever else it left out, a dump is judged on everything that its case wanted.
-    taps, (by_name, by_taps) = section(arrays, "taps/"), split_gradients(section(arrays, "gradients/"))
+    by_name, by_taps = split_gradients(section(arrays, "gradients/"))
     return Run(
         arrays["output"],
         arrays.get("loss"),
-        taps,
+        section(arrays, "taps/"),
         by_name,
         about.backend,
-        dtype,
+        job.dtype,
         about.info,
-        tap_gradients=by_taps,
+        ("taps", "gradients") if job.gradients else ("taps",),
+        by_taps,
     )
 
 
@@ -209,34 +212,19 @@ def judge_dumps(folder: Path) -> Report:
     Raises:
         SpecError: if there is no case in the folder, or a file is corrupt; every such file is listed.
     """
-    cases = [path.parent for path in find(folder, "case.json")]
+    cases = find(folder, "case.json")
     if not cases:
         raise SpecError(f"{folder}: holds no case.json; export cases with 'concord case export'")
-    results, environments, problems = [], {}, []
-    for case in cases:
-        try:
-            result, info = _judge_dump(case)
-        except SpecError as error:
-            problems += error.problems
-            continue
-        environments[result.backend] = info
-        results.append(result)
-    if problems:
-        raise SpecError(problems)
-    return Report(results, environments, Setup())
+    judged = collect(*(partial(_judge_dump, path.parent) for path in cases))
+    return Report([result for result, _ in judged], {one.backend: info for one, info in judged}, Setup())
 
 
 def _judge_dump(folder: Path) -> tuple[Result, dict[str, Any]]:
-    request, manifest = read_exported(folder)
-    group, case, path = manifest.group, manifest.case, folder / "run.safetensors"
+    job, path = read_job(folder), folder / "run.safetensors"
+    result = Result("dump", job.group, job.case, job.dtype, "missing", part=job.part)
     if not os.path.lexists(path):
-        return Result(
-            "dump", group, case, request.dtype, "missing", f"{path}: no such file", part=request.part
-        ), {}
-    run = read_run(folder, request.dtype, request.gradients)
-    run.requested = tuple(name for name in ("taps", "gradients") if getattr(request, name))
+        return replace(result, detail=f"{path}: no such file"), {}
+    run = read_run(folder, job)
     with located(str(path)):
-        verdict = judge(request.config, request.weights, request.batch, run, request.part)
-    return Result(
-        run.backend, group, case, run.dtype, verdict.status, verdict=verdict, part=request.part
-    ), run.info
+        verdict = job.judge(run)
+    return replace(result, backend=run.backend, status=verdict.status, verdict=verdict), run.info

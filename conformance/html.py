@@ -1,42 +1,34 @@
-"""What a check, golden files, random cases and mutants came to, each as a page.
+"""What a check, golden files and a comparison came to, as a page.
 
 One HTML file, made of the data of a record alone.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 from concord.conformance import drawing
 from concord.conformance.campaign import Report
 from concord.conformance.diagnosis.replacement import role_of
 from concord.conformance.estimate import R, Z
-from concord.conformance.layout import render
+from concord.conformance.layout import render, tail, word
 from concord.conformance.record import Record
-from concord.conformance.report import gravity, ordered, repeated, speaker_of, summary
+from concord.conformance.report import SHORT, gravity, ordered, repeated, select, speaker_of, summary
 from concord.conformance.verdict import (
     FAILED_WORKER,
     NOT_JUDGED,
     STATUSES,
     Z_BINS,
+    Judgement,
     Result,
     Row,
     number,
-)
-from concord.conformance.views import (
-    CaseResults,
-    cases_of,
-    gather,
-    judged,
-    largest,
-    level,
-    rows_of,
-    tail,
-    word,
 )
 from concord.conformance.wording import counted, joined, plain
 from concord.spec.deviations import KNOWN_DEVIATIONS
@@ -56,6 +48,9 @@ Beyond, those that are not unfolded tell of the worst alone.
 LINES = 12
 """Last lines of what a failed worker wrote."""
 
+WAYS = ("local", "end_to_end")
+
+GROUPS = {"check": "variant", "golden": "source", "compare": "reference"}
 TRUTH = {"check": "oracle", "golden": "published tensors", "compare": "reference"}
 MEASURED = ("import_seconds", "start_seconds", "run_seconds", "peak_memory_bytes")
 
@@ -65,6 +60,79 @@ LIMITS: dict[str, Any] = {"z": Z, "rms": R, "bins": Z_BINS}
 
 The largest of an element and of a tensor, and the edges of histograms, in sigma.
 """
+
+
+@dataclass(frozen=True, eq=False)
+class CaseResults:
+    """All results of one case."""
+
+    anchor: str
+    results: list[Result]
+
+    @property
+    def worst(self) -> Result:
+        """The one that speaks for all."""
+        return min(self.results, key=gravity)
+
+    @property
+    def order(self) -> int:
+        """0 where something diverges, 1 where a run failed, 2 otherwise."""
+        found = {result.status for result in self.results}
+        failed = found & {*FAILED_WORKER, NOT_JUDGED, "refused", "nondeterministic"}
+        return 0 if "diverges" in found else 1 if failed else 2
+
+    @property
+    def by_dtype(self) -> dict[str, list[Result]]:
+        """The results of each precision."""
+        return gather(self.results, lambda result: result.dtype)
+
+    @property
+    def chips(self) -> list[tuple[Result, str]]:
+        """The worst of each precision; unless all agree, of each backend and status, with both in few
+        letters.
+        """
+        if self.order == 2:
+            return [
+                (min(found, key=gravity), SHORT.get(dtype, dtype)) for dtype, found in self.by_dtype.items()
+            ]
+        odd = [result for result in self.results if result.status not in ("agrees", "absent", "unsupported")]
+        return [
+            (min(found, key=gravity), f"{tail(backend)} {self._precisions(found)}".strip())
+            for (backend, _), found in gather(odd, lambda result: (result.backend, result.status)).items()
+        ]
+
+    @property
+    def silent(self) -> list[tuple[Result, str]]:
+        """Results of which there is nothing to draw.
+
+        One for all precisions of a backend with the same reason.
+        """
+        mute = [result for result in self.results if not result.verdict or result.status == "undetermined"]
+        gathered = gather(mute, lambda result: (result.backend, result.status, result.detail))
+        return [(found[0], ", ".join(result.dtype for result in found)) for found in gathered.values()]
+
+    def _precisions(self, results: Sequence[Result]) -> str:
+        """Return the precisions of some results in few letters; nothing if they are all."""
+        dtypes = ordered(result.dtype for result in results)
+        everything = len(dtypes) == len(self.by_dtype) > 1
+        return "" if everything else " ".join(SHORT.get(dtype, dtype) for dtype in dtypes)
+
+
+def gather(results: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    """Return things by the key that they share, in the order in which they come."""
+    gathered: dict[Any, list[Any]] = {}
+    for result in results:
+        gathered.setdefault(key(result), []).append(result)
+    return gathered
+
+
+def cases_of(results: Sequence[Result]) -> list[CaseResults]:
+    """Return the cases: those that diverge first, then those with failed runs, then the others, each in
+    the order of the results.
+    """
+    gathered = gather(results, lambda result: (result.group, result.case, result.part)).values()
+    cases = [CaseResults(f"case-{place}", found) for place, found in enumerate(gathered, 1)]
+    return sorted(cases, key=lambda case: case.order)
 
 
 def page(made: Record) -> str:
@@ -80,26 +148,13 @@ def _of_report(made: Record, report: Report) -> str:
     results, truth = report.results, TRUTH[made.kind]
     cases = cases_of(results)
     names, dtypes = (ordered(getattr(result, key) for result in results) for key in ("backend", "dtype"))
-    failing = [case for case in cases if case.order < 2]
     findings = _findings(report, {id(result): case.anchor for case in cases for result in case.results})
-    histograms = _histograms(results, names, dtypes)
-    group = {"check": "variant", "golden": "source", "compare": "reference"}[made.kind]
-    failures, opened = _failures(results), {case.anchor for case in failing[:OPEN]}
-    large = sum(len(rows_of(result)) for result in results) > CELLS
+    opened = [case.anchor for case in cases if case.order < 2][:OPEN]
+    large = sum(len(result.table) for result in results) > CELLS
     places = {
         id(result): place
         for place, finding in enumerate(findings[:FINDINGS], 1)
         for result in finding["results"]
-    }
-    sections = {
-        **({"findings": "What diverges"} if findings else {}),
-        **({"failures": "What was not judged"} if failures else {}),
-        "matrix": f"{group.capitalize()}s",
-        "cases": "Cases",
-        **({"errors": "Errors"} if histograms else {}),
-        "environments": "Backends",
-        **({"notes": "Notes"} if report.notes else {}),
-        "reading": "How to read this",
     }
     return render(
         "report.html",
@@ -110,99 +165,70 @@ def _of_report(made: Record, report: Report) -> str:
         else "broken"
         if made.exit_code == 3
         else "good",
-        compared=_compared(report, cases, truth),
-        sections=sections,
+        summary=summary(report),
         truth=truth,
-        group=group,
+        group=GROUPS[made.kind],
+        groups=ordered(result.group for result in results),
         names=names,
         dtypes=dtypes,
         matrix=_matrix(results, names, dtypes),
         findings=findings[:FINDINGS],
         more_findings=len(findings[FINDINGS:]),
-        told=lambda result: places.get(id(result)),
-        failures=failures,
-        failing=failing,
-        agreeing=[case for case in cases if case.order == 2],
+        place_of=lambda result: places.get(id(result)),
+        failures=_failures(results),
+        cases=cases,
         opened=opened,
-        histograms=histograms,
+        histograms=[
+            _histogram(name, dtype, found)
+            for name in names
+            for dtype in dtypes
+            if (found := [one for one in select(report, backend=name, dtype=dtype) if one.verdict])
+        ],
         environments=[_about(name, report) for name in names],
-        settings=report.settings,
-        notes=report.notes,
-        figure=functools.partial(_figures, brief=large),
+        known=KNOWN_DEVIATIONS,
+        figure=partial(_figures, brief=large),
         table=lambda case: _table(case, large and case.anchor not in opened),
         finding=_finding,
         limits=LIMITS,
     )
 
 
-# Words.
-
-
 def headline(results: Sequence[Result], truth: str = "oracle") -> str:
     """Return the whole in one sentence."""
-    names = ordered(result.backend for result in results)
-    found = {name: Counter(result.status for result in results if result.backend == name) for name in names}
-    told: set[str] = set()
+    found = {
+        name: Counter(result.status for result in of_one)
+        for name, of_one in gather(results, lambda result: result.backend).items()
+    }
 
-    def of(*statuses: str) -> tuple[list[str], str, str]:
-        """Return the backends that have runs of some statuses and were not told of, and their numbers."""
-        having = [name for name in names if any(found[name][one] for one in statuses) and name not in told]
-        count = sum(found[name][status] for name in having for status in statuses)
-        total = counted(sum(found[name].total() for name in having), "run")
-        return having, joined(having) if having else "", f"{count} of {total}"
+    def having(*statuses: str, but: Iterable[str] = ()) -> list[str]:
+        return [name for name, counts in found.items() if name not in but and counts.keys() & {*statuses}]
+
+    def share(names: Sequence[str], *statuses: str) -> str:
+        count = sum(found[name][status] for name in names for status in statuses)
+        return f"{count} of {counted(sum(found[name].total() for name in names), 'run')}"
+
+    def who(names: Sequence[str], one: str, more: str) -> str:
+        return f"{joined(names)} {one if len(names) == 1 else more}"
 
     parts = []
-    diverging, who, share = of("diverges", "refused")
-    if diverging:
-        parts.append(f"{who} {_verb(diverging, 'diverges', 'diverge')} from the {truth} in {share}")
-    told.update(diverging)
-    changing, who, share = of("nondeterministic")
-    if changing:
-        parts.append(f"{who} {_verb(changing, 'differs', 'differ')} when run again in {share}")
-    told.clear()
-    failing, who, share = of(*FAILED_WORKER)
-    if failing:
-        parts.append(f"{who} gave no result in {share}")
-    unjudged, who, share = of(NOT_JUDGED)
-    if unjudged:
-        parts.append(f"Concord failed to judge {share} of {who}")
-    told.update(diverging, changing, failing, unjudged)
-    agreeing, who, _ = of("agrees")
-    if agreeing:
+    if diverging := having("diverges", "refused"):
+        verb = who(diverging, "diverges", "diverge")
+        parts.append(f"{verb} from the {truth} in {share(diverging, 'diverges', 'refused')}")
+    if changing := having("nondeterministic", but=diverging):
+        verb = who(changing, "differs", "differ")
+        parts.append(f"{verb} when run again in {share(changing, 'nondeterministic')}")
+    if failing := having(*FAILED_WORKER):
+        parts.append(f"{joined(failing)} gave no result in {share(failing, *FAILED_WORKER)}")
+    if unjudged := having(NOT_JUDGED):
+        parts.append(f"Concord failed to judge {share(unjudged, NOT_JUDGED)} of {joined(unjudged)}")
+    if agreeing := having("agrees", but=[*diverging, *changing, *failing, *unjudged]):
         how = "" if parts else " to within rounding, in every tensor of every run that was judged"
-        parts.append(f"{who} {_verb(agreeing, 'agrees', 'agree')} with the {truth}{how}")
-    told.clear()
-    unsure, who, share = of("undetermined")
-    if parts and unsure:
-        were = "was" if share.endswith(" of 1 run") else "were"
-        parts.append(f"{share} of {who} {were} not judged, or not in every section")
+        parts.append(f"{who(agreeing, 'agrees', 'agree')} with the {truth}{how}")
+    if parts and (unsure := having("undetermined")):
+        count = share(unsure, "undetermined")
+        were = "was" if count.endswith(" of 1 run") else "were"
+        parts.append(f"{count} of {joined(unsure)} {were} not judged, or not in every section")
     return "; ".join(parts) + "." if parts else "Nothing was judged."
-
-
-def _verb(names: Sequence[str], one: str, more: str) -> str:
-    return one if len(names) == 1 else more
-
-
-def _compared(report: Report, cases: Sequence[CaseResults], truth: str) -> list[str]:
-    """Say what was compared, with what, and what became of it."""
-    results, settings = report.results, report.settings
-    names = [
-        f"{name} {version}" if (version := report.environments.get(name, {}).get("version")) else name
-        for name in ordered(result.backend for result in results)
-    ]
-    groups = ordered(result.group for result in results)
-    of_groups = (
-        f" of {', '.join(groups) if len(groups) <= 3 else f'{len(groups)} variants or sources'}"
-        if groups
-        else ""
-    )
-    how = ", ".join([settings.implementation, settings.execution, *(settings.devices or [settings.device])])
-    dtypes = ", ".join(ordered(result.dtype for result in results))
-    compared = (
-        f"Compared: every tensor that {', '.join(names)} computed in {counted(len(cases), 'case')}"
-        f"{of_groups}, in {dtypes} ({how}), with the {truth}."
-    )
-    return [*([compared] if results else []), f"{summary(report)}."]
 
 
 def _finding(result: Result) -> dict[str, Any]:
@@ -214,10 +240,8 @@ def _finding(result: Result) -> dict[str, Any]:
     return {
         "result": result,
         "row": row,
-        "judged": row.deciding,
         "clause": result.verdict.clause,
         "diagnosis": diagnosis,
-        "seen": diagnosis.beside if diagnosis else (),
         "refuted": diagnosis.refuted if diagnosis else (),
         "at_the_end": end and {"tensor": end.tensor, "ratio": arrived.ratio if arrived else None},
         "end_to_end": there.ratio if row.local and there else None,
@@ -229,19 +253,17 @@ def _findings(report: Report, anchors: Mapping[int, str]) -> list[dict[str, Any]
     of whatever layer.
     """
     wrong = [(result, role_of(row.tensor)) for result in report.results if (row := result.first_divergence)]
-    told = []
-    for entries in gather(wrong, lambda entry: (entry[0].backend, entry[1])):
-        found, tensor = [result for result, _ in entries], entries[0][1]
+    findings = []
+    for (backend, tensor), entries in gather(wrong, lambda entry: (entry[0].backend, entry[1])).items():
+        found = [result for result, _ in entries]
         speaker = speaker_of(found)
         others = [(result, anchors[id(result)]) for result in found if result is not speaker]
         together = [
-            one
-            for one in report.conclusions
-            if others and (one.backend, one.tensor) == (speaker.backend, tensor)
+            one for one in report.conclusions if others and (one.backend, one.tensor) == (backend, tensor)
         ]
         finding = _finding(speaker)
         refuted = dict.fromkeys([*finding["refuted"], *(text for one in together for text in one.refuted)])
-        told.append(
+        findings.append(
             {
                 **finding,
                 "refuted": tuple(refuted),
@@ -251,7 +273,7 @@ def _findings(report: Report, anchors: Mapping[int, str]) -> list[dict[str, Any]
                 "together": [one.text for one in together],
             }
         )
-    return sorted(told, key=lambda finding: -len(finding["others"]))
+    return sorted(findings, key=lambda finding: -len(finding["others"]))
 
 
 def _failures(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -260,15 +282,15 @@ def _failures(results: Sequence[Result]) -> list[dict[str, Any]]:
         (result for result in results if result.detail or result.stderr),
         lambda result: (result.backend, result.status, result.detail),
     )
-    told = [
+    failures = [
         {
             "result": found[0],
             "results": found,
             "lines": next((result.stderr for result in found if result.stderr), "").splitlines()[-LINES:],
         }
-        for found in gathered
+        for found in gathered.values()
     ]
-    return sorted(told, key=lambda failure: STATUSES.index(failure["result"].status))
+    return sorted(failures, key=lambda failure: STATUSES.index(failure["result"].status))
 
 
 # Tables.
@@ -276,22 +298,17 @@ def _failures(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 def _matrix(results: Sequence[Result], names: Sequence[str], dtypes: Sequence[str]) -> list[dict[str, Any]]:
     """Return a row for each group: for each backend, for each precision, the run that speaks for all."""
-    gathered: dict[tuple[str, str, str], list[Result]] = {}
-    for result in results:
-        gathered.setdefault((result.group, result.backend, result.dtype), []).append(result)
-
-    def cell(group: str, name: str, dtype: str) -> dict[str, Any] | None:
-        found = gathered.get((group, name, dtype))
-        return (
-            {"result": min(found, key=gravity), "count": Counter(result.status for result in found)}
-            if found
-            else None
-        )
-
-    groups = ordered(result.group for result in results)
+    gathered = gather(results, lambda result: (result.group, result.backend, result.dtype))
+    cells = {
+        key: {"result": min(found, key=gravity), "count": Counter(result.status for result in found)}
+        for key, found in gathered.items()
+    }
     return [
-        {"group": group, "cells": [[(dtype, cell(group, name, dtype)) for dtype in dtypes] for name in names]}
-        for group in groups
+        {
+            "group": group,
+            "cells": [[(dtype, cells.get((group, name, dtype))) for dtype in dtypes] for name in names],
+        }
+        for group in ordered(result.group for result in results)
     ]
 
 
@@ -303,26 +320,14 @@ def _table(case: CaseResults, brief: bool) -> dict[str, Any]:
     results = [result for result in case.results if result.verdict]
     found: dict[str, dict[int, Row]] = {}
     for place, result in enumerate(results):
-        for row in rows_of(result):
+        for row in result.table:
             found.setdefault(row.tensor, {})[place] = row
     rows = []
     for name, of_runs in found.items():
         place, worst = max(of_runs.items(), key=lambda entry: entry[1].ratio)
         cells = [worst] if brief else [of_runs.get(place) for place in range(len(results))]
-        rows.append(
-            {"tensor": name, "row": worst, "cells": [_cell(row) for row in cells], "whose": results[place]}
-        )
+        rows.append({"tensor": name, "row": worst, "cells": cells, "whose": results[place]})
     return {"results": results, "rows": rows, "brief": brief}
-
-
-def _cell(row: Row | None) -> tuple[str, bool]:
-    if row is None:
-        return "–", False
-    return (
-        (number(row.ratio), row.status == "diverges")
-        if row.status in ("agrees", "diverges")
-        else (row.status, False)
-    )
 
 
 def _about(name: str, report: Report) -> dict[str, Any]:
@@ -330,50 +335,46 @@ def _about(name: str, report: Report) -> dict[str, Any]:
     facts, settings = dict(report.environments.get(name, {})), report.settings
     place = str(facts.get("device") or settings.device)  # its own, where there are several
     device, alone = place.split(":")[0], name.removesuffix(f" {place}")
-    declared = facts.pop("deviations", [])
-    declared = declared.get(device, []) if isinstance(declared, dict) else declared
-    dtypes = facts.get("dtypes")
+    declared, dtypes = facts.pop("deviations", []), facts.get("dtypes")
     if isinstance(dtypes, dict) and device in dtypes:
         facts["dtypes"] = {device: dtypes[device]}
     measured = {key: facts.pop(key) for key in MEASURED if isinstance(facts.get(key), (int, float))}
-    deviations = (
-        [entry for entry in declared if isinstance(entry, dict)] if isinstance(declared, list) else []
-    )
+    results = select(report, backend=name)
     return {
         "name": name,
-        "facts": {key.replace("_", " "): plain(value) for key, value in facts.items()},
-        "measured": {
-            key.replace("_", " ").removesuffix(" bytes"): _quantity(key, value)
-            for key, value in measured.items()
-        },
+        "place": place,
+        "facts": {key: plain(value) for key, value in facts.items()},
+        "measured": measured,
         "deviations": [
-            {
-                "clause": _clause(entry),
-                **{key: str(entry.get(key, "")) for key in ("name", "value", "reason")},
-            }
-            for entry in deviations
+            {key: str(entry.get(key, "")) for key in ("clause", "name", "value", "reason")}
+            for entry in (declared if isinstance(declared, list) else [])
+            if isinstance(entry, dict)
         ],
-        "statuses": Counter(result.status for result in report.results if result.backend == name),
+        "statuses": Counter(result.status for result in results),
+        "repeated": repeated(results),
         "elsewhere": [
             f"{kind} {places[alone]}"
             for kind, places in (("interpreter", settings.python), ("host", settings.ssh))
             if alone in places
         ],
-        "place": place,
-        "repeated": repeated([result for result in report.results if result.backend == name]),
     }
 
 
-def _clause(deviation: Mapping[str, Any]) -> str:
-    kind = KNOWN_DEVIATIONS.get(str(deviation.get("name")))
-    return str(deviation.get("clause") or (kind.clause if kind else ""))
-
-
-def _quantity(key: str, value: float) -> str:
-    return f"{value / 2**20:.0f} MiB" if key.endswith("_bytes") else f"{value:.1f} s"
-
-
 # Figures.
+
+
+def judged(row: Row, way: str) -> Judgement | None:
+    """Return what is known of a tensor's error, judged in one way; None if nothing is."""
+    judgement: Judgement | None = getattr(row, way)
+    return judgement if judgement and judgement.status != "undetermined" else None
+
+
+def level(row: Row, way: str) -> int | None:
+    """Return the level of a tensor's error; what could not be compared at all is of the last, both ways."""
+    judgement = judged(row, way)
+    if judgement is None:
+        return len(drawing.LEVELS) if row.status == "diverges" and row.deciding is None else None
+    return drawing.level(judgement.ratio, beyond=row.status == "diverges" and judgement is row.deciding)
 
 
 def _figures(results: Sequence[Result], brief: bool) -> list[dict[str, Any]]:
@@ -384,29 +385,23 @@ def _figures(results: Sequence[Result], brief: bool) -> list[dict[str, Any]]:
     shown = [
         result
         for result in results
-        if any(level(row, way) is not None for row in rows_of(result) for way in ("local", "end_to_end"))
+        if any(level(row, way) is not None for row in result.table for way in WAYS)
     ]
-    return [
-        _drawn(found, brief)
-        for found in gather(shown, lambda result: tuple(row.tensor for row in rows_of(result)))
-    ]
+    gathered = gather(shown, lambda result: tuple(row.tensor for row in result.table))
+    return [_drawn(found, names, brief) for names, found in gathered.items()]
 
 
-def _drawn(results: Sequence[Result], brief: bool) -> dict[str, Any]:
-    tables = [rows_of(result) for result in results]
-    names = [row.tensor for row in tables[0]]
-    kinds = [
-        kind
-        for kind in ("local", "end_to_end")
-        if any(judged(row, kind) for table in tables for row in table)
-    ] or ["end_to_end"]
+def _drawn(results: Sequence[Result], names: Sequence[str], brief: bool) -> dict[str, Any]:
+    tables = [result.table for result in results]
+    kinds = [way for way in WAYS if any(judged(row, way) for table in tables for row in table)] or WAYS[1:]
     bands = _bands(names)
     bounds = [sum(size for _, size in bands[:place]) for place in range(1, len(bands))]
     lines = [
         [there.ratio if (there := judged(row, "end_to_end")) else None for row in table] for table in tables
     ]
     about = "; ".join(
-        f"{result.backend} {word(result)}" + (f" at {worst.tensor}" if (worst := largest(result)) else "")
+        f"{result.backend} {word(result)}"
+        + (f" at {result.verdict.nearest.tensor}" if result.verdict and result.verdict.nearest else "")
         for result in results
     )
     firsts = [result.first_divergence for result in results]
@@ -439,8 +434,8 @@ def _title(column: Sequence[tuple[Result, Row]], brief: bool) -> str:
     lines = [f"{tensor} ({clause})" if clause else tensor]
     for result, row in () if brief else column:
         ways = [
-            f"{words} z {error.z:.2g} rms {error.rms:.2g}"
-            for words, way in (("local", "local"), ("end to end", "end_to_end"))
+            f"{way.replace('_', ' ')} z {error.z:.2g} rms {error.rms:.2g}"
+            for way in WAYS
             if (error := judged(row, way))
         ]
         status = "" if row.status == "agrees" else f" {row.status}"
@@ -451,80 +446,50 @@ def _title(column: Sequence[tuple[Result, Row]], brief: bool) -> str:
 
 def _bands(names: Sequence[str]) -> list[tuple[str, int]]:
     """Return what neighbouring tensors belong to, and how many of them there are."""
-    bands: list[tuple[str, int]] = []
-    for name in names:
-        layer = re.match(r"layers\.(\d+)\.", name)
-        first = name.partition(".")[0]
-        band = (
-            f"layer {layer[1]}"
-            if layer
-            else first
-            if first in ("gradients", "embeddings", "attention")
-            else "head"
-        )
-        if bands and bands[-1][0] == band:
-            bands[-1] = (band, bands[-1][1] + 1)
-        else:
-            bands.append((band, 1))
-    return bands
 
+    def band(name: str) -> str:
+        layer, first = re.match(r"layers\.(\d+)\.", name), name.partition(".")[0]
+        kind = first if first in ("gradients", "embeddings", "attention") else "head"
+        return f"layer {layer[1]}" if layer else kind
 
-def _histograms(
-    results: Sequence[Result], names: Sequence[str], dtypes: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Return a histogram for each backend and precision."""
-    found = (
-        (
-            name,
-            dtype,
-            [
-                result
-                for result in results
-                if (result.backend, result.dtype) == (name, dtype) and result.verdict
-            ],
-        )
-        for name in names
-        for dtype in dtypes
-    )
-    return [_histogram(name, dtype, of_these) for name, dtype, of_these in found if of_these]
+    return [(found, len(list(those))) for found, those in groupby(map(band, names))]
 
 
 def _histogram(name: str, dtype: str, results: Sequence[Result]) -> dict[str, Any]:
-    counts = {kind: [0] * (len(LIMITS["bins"]) + 1) for kind in ("local", "end_to_end")}
-    most = {"local": 0.0, "end_to_end": 0.0}
-    for row in (row for result in results for row in rows_of(result)):
-        for kind, count in counts.items():
-            error = judged(row, kind)
-            if error:
-                most[kind] = max(most[kind], error.z)
+    """Return how many elements err by how much, of all tensors of a backend in a precision."""
+    counts = {way: [0] * (len(Z_BINS) + 1) for way in WAYS}
+    most = dict.fromkeys(WAYS, 0.0)
+    for row in (row for result in results for row in result.table):
+        for way in WAYS:
+            if error := judged(row, way):
+                most[way] = max(most[way], error.z)
                 for place, elements in enumerate(error.histogram):
-                    count[place] += elements
-    kind = "local" if sum(counts["local"]) else "end_to_end"
+                    counts[way][place] += elements
+    way = "local" if sum(counts["local"]) else "end_to_end"
     return {
         "backend": name,
         "dtype": dtype,
-        "kind": kind,
-        "largest": most[kind],
+        "kind": way,
+        "largest": most[way],
         "end_to_end": most["end_to_end"],
-        **histogram(counts[kind], counts["end_to_end"] if kind == "local" else [], f"{name}, {dtype}"),
+        **histogram(counts[way], counts["end_to_end"] if way == "local" else [], f"{name}, {dtype}"),
     }
 
 
 def histogram(filled: Sequence[int], outlined: Sequence[int], whose: str) -> dict[str, Any]:
     """Return the drawing of how many elements have which error in sigma, and what is said below it."""
-    edges, z = LIMITS["bins"], LIMITS["z"]
-    over = sum(count for count, edge in zip(filled, [0.0, *edges], strict=True) if edge >= z)
+    over = sum(count for count, edge in zip(filled, [0.0, *Z_BINS], strict=True) if edge >= Z)
     return {
         "elements": sum(filled),
-        "below": sum(count for count, edge in zip(filled, edges, strict=False) if edge <= 1),
+        "below": sum(count for count, edge in zip(filled, Z_BINS, strict=False) if edge <= 1),
         "beyond": over,
-        "at": round(100 * drawing.position(z, edges) / (len(edges) + 1), 1),
-        "one": round(100 * drawing.position(1.0, edges) / (len(edges) + 1), 1),
+        "at": round(100 * drawing.position(Z, Z_BINS) / (len(Z_BINS) + 1), 1),
+        "one": round(100 * drawing.position(1.0, Z_BINS) / (len(Z_BINS) + 1), 1),
         "svg": drawing.histogram(
             filled,
             outlined,
-            edges,
-            z,
-            f"{whose}: errors of {sum(filled)} elements in sigma; {over} beyond {z:g}",
+            Z_BINS,
+            Z,
+            f"{whose}: errors of {sum(filled)} elements in sigma; {over} beyond {Z:g}",
         ),
     }

@@ -11,6 +11,7 @@ import json
 import re
 from bisect import bisect
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,27 @@ from concord.conformance import drawing
 from concord.conformance.breakdown import Breakdown, HeatMap
 from concord.conformance.record import Record
 from concord.conformance.report import SHORT
-from concord.conformance.verdict import number
-from concord.conformance.views import SIGNS, TONES, beyond, largest, tail, word
+from concord.conformance.verdict import Result, number
+from concord.conformance.wording import counted, joined
 from concord.spec.text import first_of, legible, shortened
 
-FOLDER = Path(__file__).parent / "templates"
+SIGNS = {
+    "agrees": "✓",
+    "diverges": "✗",
+    "undetermined": "?",
+    "unsupported": "–",
+    "absent": "–",
+    "refused": "✗",
+    "nondeterministic": "✗",
+}
+TONES = {
+    "agrees": "good",
+    "diverges": "bad",
+    "nondeterministic": "bad",
+    "unsupported": "quiet",
+    "absent": "quiet",
+    "undetermined": "quiet",
+}
 
 
 def render(template: str, made: Record, *folders: Path, script: str = "", **parts: Any) -> str:
@@ -37,17 +54,18 @@ def render(template: str, made: Record, *folders: Path, script: str = "", **part
         made: the record that it is made of.
         folders: where templates are besides those that all pages share.
         script: what the page has besides the script that all pages share.
-        parts: what the template needs; of ``page.html``: ``tone`` (good, bad or broken; by default that of
-            the exit code), ``headline`` (the verdict in a sentence), ``compared`` (what was compared, and by
-            what), ``sections`` (identity to title).
+        parts: what the template needs; of ``page.html``, if the template does not set them: ``tone`` (good,
+            bad or broken; by default that of the exit code), ``headline`` (the verdict in a sentence),
+            ``compared`` (what was compared, and by what), ``sections`` (identity to title; those without a
+            title are left out).
     """
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([*folders, FOLDER]),
+        loader=jinja2.FileSystemLoader([*folders, drawing.FOLDER]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_finalize,
+        finalize=lambda value: shortened(value) if type(value) is str else value,  # markup is ours
     )
     environment.policies["json.dumps_function"] = lambda value, **options: json.dumps(
         legibly(value), **options
@@ -56,6 +74,7 @@ def render(template: str, made: Record, *folders: Path, script: str = "", **part
         number=lambda value: number(value) if value == value else "not judged",
         nine=lambda value: f"{value:.9g}",
         three=lambda value: f"{value:.3g}",
+        spaced=lambda value: f"{value:,}".replace(",", " "),
         short=lambda dtype: SHORT.get(dtype, dtype),
         tone=lambda status: TONES.get(status, "broken"),
         sign=lambda status: SIGNS.get(status, "!"),
@@ -65,14 +84,13 @@ def render(template: str, made: Record, *folders: Path, script: str = "", **part
         percent=_percent,
         soft=_soft,
         word=word,
-        beyond=beyond,
-        largest=largest,
         tail=tail,
         code=lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(shortened(text))))),
-        many=lambda count, noun: f"{count} {noun}{'' if count == 1 else 's'}",
+        many=counted,
+        joined=joined,
     )
     style, shared = (
-        Markup((FOLDER / name).read_text(encoding="utf-8")) for name in ("report.css", "page.js")
+        Markup((drawing.FOLDER / name).read_text(encoding="utf-8")) for name in ("report.css", "page.js")
     )
     script = shared + Markup(script)
     seal = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -85,14 +103,18 @@ def render(template: str, made: Record, *folders: Path, script: str = "", **part
             style=style,
             script=script,
             seal=seal,
-            made_by=machine(made),
         )
     )
 
 
-def _finalize(value: Any) -> Any:
-    """Return what stands for a value on a page."""
-    return shortened(value) if type(value) is str else value  # markup is ours
+def word(result: Result) -> str:
+    """Return what became of a run, in a word or a number."""
+    return number(result.worst) if result.status in ("agrees", "diverges") else result.status
+
+
+def tail(name: str) -> str:
+    """Return the name of a backend without the module that it comes from."""
+    return name.rpartition(":")[2] or name
 
 
 class _Shown:
@@ -108,25 +130,26 @@ class _Shown:
         if breakdown is None or self.drawn >= self.MOST:
             return None
         self.drawn += 1
-        exponents = range(min(breakdown.lowest, -1), max(breakdown.lowest + len(breakdown.histogram), 2))
-        counts = [
-            breakdown.histogram[i - breakdown.lowest]
-            if 0 <= i - breakdown.lowest < len(breakdown.histogram)
-            else 0
-            for i in exponents
-        ]
+        found = dict(enumerate(breakdown.histogram, breakdown.lowest))
+        exponents = range(min(breakdown.lowest, -1), max([*found, 1]) + 1)
         edges = [2.0**i for i in exponents]
-        powers = [power for one in breakdown.maps for row in one.levels for power in row]
+        powers = [power for one in breakdown.maps for row in one.levels for power in row if power is not None]
         levels = drawing.heat_levels(powers)
+        # Each level that a map shows, and the error that it begins at: the least beyond at the tolerance.
+        low = min((power for power in powers if power >= 0), default=0)
+        starts = [number(2.0 ** (power or low)) for power in levels]
         return {
             "maps": [_heat_map(one, levels) for one in breakdown.maps],
-            "scale": _scale(levels, [power for power in powers if power is not None]),
+            "scale": [
+                (level, f"from {starts[level - 1]}" if level else f"below {starts[0]}")
+                for level in sorted({bisect(levels, power) for power in powers})
+            ],
             "histogram": drawing.histogram(
-                [0, *counts],
+                [0, *(found.get(i, 0) for i in exponents)],
                 [],
                 edges,
                 1.0,
-                f"How many elements err by how many tolerances: {sum(counts)} in all",
+                f"How many elements err by how many tolerances: {sum(found.values())} in all",
             ),
             "first": edges[0],
             "last": 2 * edges[-1],
@@ -134,38 +157,34 @@ class _Shown:
         }
 
 
-def _scale(levels: Sequence[int], powers: Sequence[int]) -> list[tuple[int, str]]:
-    """Return the levels that a heat map shows, each with the errors that it begins at, in words."""
-    used = sorted({bisect(levels, power) for power in powers})
-    low = min((power for power in powers if power >= 0), default=0)
-    starts = [number(2.0 ** (low if power == 0 else power)) for power in levels]
-    return [(level, f"from {starts[level - 1]}" if level else f"below {starts[0]}") for level in used]
-
-
 def _heat_map(found: HeatMap, levels: Sequence[int]) -> dict[str, Any]:
-    rows, columns = len(found.levels), len(found.levels[0])
+    rows, columns = size = len(found.levels), len(found.levels[0])
     starts = [
-        place * size // shown
-        for size, shown in zip(found.shape, (rows, columns), strict=True)
-        for place in range(shown)
+        [place * whole // shown for place in range(shown)]
+        for whole, shown in zip(found.shape, size, strict=True)
     ]
-    over = [{place[axis] for place in _beyond(found)} for axis in (0, 1)]
+    beyond = [
+        (i, j)
+        for i, row in enumerate(found.levels)
+        for j, level in enumerate(row)
+        if level is not None and level >= 0
+    ]
     words = [
-        f"{name} {_ranges([starts[axis * rows + place] for place in sorted(over[axis])])}"
+        f"{name} {_ranges(sorted({starts[axis][place[axis]] for place in beyond}))}"
         for axis, name in enumerate(found.axes)
-        if name and over[axis]
+        if name and beyond
     ]
     return {
         "axes": found.axes,
         "shape": found.shape,
         "rows": rows,
         "columns": columns,
-        "labels": starts[:rows] if found.axes[0] else [],
-        "reduced": (rows, columns) != found.shape,
+        "labels": starts[0] if found.axes[0] else [],
+        "reduced": size != found.shape,
         "words": "no element alone lies beyond"
-        if not words
+        if not beyond
         else "beyond everywhere"
-        if len(_beyond(found)) == rows * columns
+        if len(beyond) == rows * columns
         else f"beyond at {'; '.join(words)}",
         "picture": drawing.heat_map(
             found.levels,
@@ -175,25 +194,13 @@ def _heat_map(found: HeatMap, levels: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _beyond(found: HeatMap) -> list[tuple[int, int]]:
-    return [
-        (i, j)
-        for i, row in enumerate(found.levels)
-        for j, level in enumerate(row)
-        if level is not None and level >= 0
-    ]
-
-
 def _ranges(places: list[int], most: int = 6) -> str:
     """Return places in few words: those that follow each other as a range."""
-    ranges: list[list[int]] = []
-    for place in places:
-        if ranges and place == ranges[-1][-1] + 1:
-            ranges[-1].append(place)
-        else:
-            ranges.append([place])
-    words = [f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in ranges]
-    return first_of(words, most)
+    runs = [
+        [place for _, place in run]
+        for _, run in groupby(enumerate(places), lambda numbered: numbered[1] - numbered[0])
+    ]
+    return first_of([f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs], most)
 
 
 def _soft(name: str) -> Markup:
@@ -204,22 +211,3 @@ def _soft(name: str) -> Markup:
 def _percent(part: float, whole: float) -> str:
     share = 100 * part / whole if whole else 0.0
     return f"{share:.0f}" if share in (0, 100) else f"{min(max(share, 0.1), 99.9):.1f}"
-
-
-def machine(made: Record) -> str:
-    """Return by what and on what a record was made, in words."""
-    about = made.machine
-    concord = f"Concord {about['concord']}" if about.get("concord") else "Concord"
-    versions = "".join(
-        f", {name} {about[key]}" for name, key in (("Python", "python"), ("NumPy", "numpy")) if about.get(key)
-    )
-    where = [
-        str(part)
-        for part in (
-            about.get("processor"),
-            f"{about['cores']} cores" if about.get("cores") else None,
-            about.get("system"),
-        )
-        if part
-    ]
-    return concord + versions + (f" on {', '.join(where)}" if where else "")

@@ -329,9 +329,15 @@ class Verdict:
         return self.diagnosis.cause if self.diagnosis else None
 
     @property
+    def nearest(self) -> Row | None:
+        """The tensor with the largest error in tolerances, of those that were judged."""
+        judged = [row for row in self.table if row.status in ("agrees", "diverges")]
+        return max(judged, key=lambda row: row.ratio, default=None)
+
+    @property
     def worst(self) -> float:
         """The largest error in tolerances, over all judged tensors."""
-        return max((row.ratio for row in self.table if row.status in ("agrees", "diverges")), default=0.0)
+        return self.nearest.ratio if self.nearest else 0.0
 
     @property
     def unchecked(self) -> str:
@@ -419,6 +425,11 @@ class Result:
     repeats: Repeats | None = None
 
     @property
+    def table(self) -> list[Row]:
+        """The judgements of its tensors."""
+        return self.verdict.table if self.verdict else []
+
+    @property
     def worst(self) -> float:
         """The largest error in tolerances."""
         return self.verdict.worst if self.verdict else 0.0
@@ -427,6 +438,19 @@ class Result:
     def first_divergence(self) -> Row | None:
         """Where the run first left its tolerance."""
         return self.verdict.first_divergence if self.verdict else None
+
+
+def result_lines(result: Result) -> list[str]:
+    """Say what came of a run that does not agree."""
+    if result.status == "undetermined" and result.verdict:
+        return [f"{result.backend}: {result.case}, {result.dtype}", *verdict_lines(result.verdict)]
+    if result.verdict:
+        return divergence_lines(result)
+    return [
+        f"{result.backend} {result.status}: {result.case}, {result.dtype}",
+        f"  {result.detail}",
+        *(f"  | {line}" for line in result.stderr.splitlines()[-3:]),
+    ]
 
 
 def divergence_lines(result: Result, exported: bool = False) -> list[str]:
@@ -463,11 +487,10 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     verdict = verdict.explained()
     if verdict.status == "diverges":
         return [f"diverges{_alone(verdict)}", *_divergence(verdict, "the run"), *_next_step(verdict)]
-    judged = [row for row in verdict.table if row.status == "agrees"]
-    worst = max(judged, key=lambda row: row.ratio, default=None)
+    nearest, count = verdict.nearest, sum(row.status == "agrees" for row in verdict.table)
     near = (
-        f": of {len(judged)} tensors {worst.tensor} comes nearest to its tolerance, {number(worst.ratio)}"
-        if worst
+        f": of {count} tensors {nearest.tensor} comes nearest to its tolerance, {number(nearest.ratio)}"
+        if nearest
         else ""
     )
     return [

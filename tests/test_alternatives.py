@@ -148,7 +148,7 @@ def mutated(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]
     return open_worker(plugin(request.param))
 
 
-EDITS = [alternative.name for alternative in ALL if alternative.change.edits]
+EDITS = [alternative.name for alternative in ALL if alternative.change.edit]
 
 
 @pytest.mark.in_turn

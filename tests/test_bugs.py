@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from concord.backends.interface import Run
-from concord.conformance.bugs.bug import REFUSED, Change
-from concord.conformance.bugs.catalogue import ALL, ENTRIES, Bug
+from concord.conformance.bugs.bug import REFUSED, Bug, Change
+from concord.conformance.bugs.catalogue import ALL, CHANGES, ENTRIES, KNOWN
 from concord.conformance.bugs.context import Context
 from concord.conformance.bugs.tape import TapeOperations, Value, with_edits
 from concord.conformance.judging import judge
@@ -25,7 +25,7 @@ from concord.spec.tensors import inputs, source_of, taps
 from tests.toys.ports import truth_with
 from tests.toys.surroundings import sample_of
 
-EDITED = [bug for bug in ALL if bug.change.edits]
+EDITED = [bug for bug in ALL if bug.change.edit]
 
 
 def truth_of(
@@ -70,6 +70,13 @@ def test_bug_changes_its_tap_first_and_a_gradient_alone_where_it_says_so(bug: Bu
     else:  # some differ in rounding alone
         taps = taps or [name for name in right.taps if differ(right.taps[name], wrong.taps[name], 0.0)]
         assert bug.rightly_first(taps[0])
+
+
+def test_every_change_has_an_entry_and_every_entry_a_change() -> None:
+    assert CHANGES.keys() <= {bug.name for bug in ENTRIES}
+    assert len(KNOWN) == sum(bool(bug.variant) for bug in ENTRIES), "names are unique"
+    assert not [bug.name for bug in ENTRIES if not bug.change.places]
+    assert not [bug.what for bug in ENTRIES if (bug.change.edit and not bug.change.taps) or "{" in bug.what]
 
 
 def test_source_of_every_tap_is_computed_before_it() -> None:

@@ -249,14 +249,11 @@ def test_scores_that_are_clamped_are_recognised():
 )
 def test_the_cause_is_named_in_parts(part, name):
     bug = BUGS[name]
-    of_the_part = tuple(
-        (tuple(f"*{pattern.rpartition('.')[2]}" for pattern in patterns), edit)
-        for patterns, edit in bug.change.edits
-    )
+    of_the_part = tuple(f"*{pattern.rpartition('.')[2]}" for pattern in bug.change.taps)
     case = build_case("bert", bug.scenario, part)
     cause = verdict_of(
         case,
-        run_with(dataclasses.replace(bug, change=dataclasses.replace(bug.change, edits=of_the_part)), case),
+        run_with(dataclasses.replace(bug, change=dataclasses.replace(bug.change, taps=of_the_part)), case),
     ).cause
     assert cause is not None
     assert bug.diagnosed(cause.hypothesis) == "right"

@@ -5,6 +5,7 @@ import json
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis.errors import FlakyFailure
@@ -153,17 +154,16 @@ def test_a_crash_and_an_exception_are_findings(monkeypatch, tmp_path):
     ]
     crash, error = found.failures
     assert crash.attempts <= 4
-    assert "killed by SIGKILL" in crash.detail
+    assert "killed by SIGKILL" in crash.lines[1]
     assert any("last words" in line for line in crash.lines)
-    assert error.detail == "ArithmeticError: one sample is too few"
+    assert error.lines[1] == "  ArithmeticError: one sample is too few"
     assert error.case.config.num_layers == 1
     assert found.tallies[RIGHT]["float32"].statuses == {"agrees": 8}
     assert found.tallies[DIES]["float32"].statuses == {"agrees": 8 - crash.times, "crashed": crash.times}
     assert found.tallies[RAISES]["float32"].statuses == {"agrees": 8 - error.times, "error": error.times}
-    folders, problems = write_failures(tmp_path / "found", found, Setup())
-    assert problems == []
-    assert len(set(folders.values())) == 2
-    assert all((folder / "found.json").is_file() for folder in folders.values())
+    assert write_failures(tmp_path / "found", found, Setup()) == []
+    assert len(set(found.folders.values())) == 2
+    assert all(Path(folder, "found.json").is_file() for folder in found.folders.values())
 
 
 def test_a_hang_is_found_once_and_ends_the_chunk_of_its_backend():
@@ -377,12 +377,11 @@ def test_a_backend_is_blamed_for_what_was_seen_however_it_fails(name, monkeypatc
     found = hunted(toy(name), cases=2, parts=("dot_product",))
     assert (found.exit_code, found.notes) == (1, [])
     assert {failure.status for failure in found.failures} == {"diverges"}
-    written, problems = write_failures(tmp_path, found, Setup())
-    assert problems == []
+    assert write_failures(tmp_path, found, Setup()) == []
     assert [job.config for job, _ in read_found(tmp_path)] == [
         failure.case.config for failure in found.failures
     ]
-    assert len(written) == len(found.failures)
+    assert len(found.folders) == len(found.failures)
 
 
 def test_a_failure_is_kept_whatever_becomes_of_the_search_for_a_smaller_case(monkeypatch):

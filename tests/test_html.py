@@ -16,11 +16,10 @@ from rich.console import Console
 from concord import writing
 from concord.conformance import drawing, record
 from concord.conformance.campaign import Report, Setup
-from concord.conformance.html import FINDINGS, OPEN, headline, page
-from concord.conformance.layout import FOLDER
+from concord.conformance.drawing import FOLDER
+from concord.conformance.html import FINDINGS, OPEN, cases_of, headline, page
 from concord.conformance.mutants.matrix import Finding, Matrix
 from concord.conformance.report import failures
-from concord.conformance.views import cases_of
 from tests.toys import reports
 from tests.toys.surroundings import ROOT, concord, options, toy
 
@@ -411,7 +410,7 @@ def test_levels_follow_the_error_and_the_verdict():
 
 def test_cases_of_the_same_name_but_another_part_are_apart():
     report = Report([reports.result(part=part) for part in ("model", "stack", "model")], {}, Setup())
-    assert [(case.part, len(case.results)) for case in cases_of(report.results)] == [
+    assert [(case.results[0].part, len(case.results)) for case in cases_of(report.results)] == [
         ("model", 2),
         ("stack", 1),
     ]

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from concord import spec
 from concord.conformance import record
-from concord.conformance.bugs.training.catalogue import TRAINING
+from concord.conformance.bugs.catalogue import TRAINING
 from concord.conformance.campaign import Setup
 from concord.conformance.estimate import estimate
 from concord.conformance.expectation import Expectation

@@ -179,25 +179,27 @@ def findings() -> Findings:
     """Two failures, of which nobody has to be found first."""
     cases = sample(Plan(names=(), parts=("dot_product",), shapes=1), range(2))
     failures = [
-        Failure(
-            (f"b{i}", "diverges", ""), case.dtype, "", "", 2.0, ("it diverges",), case, case, Origin(0, i), 0
-        )
+        Failure((f"b{i}", "diverges", ""), "", 2.0, ("it diverges",), case, case, Origin(0, i), 0)
         for i, case in enumerate(cases)
     ]
     return Findings(failures=failures)
 
 
 def test_a_finding_never_takes_the_place_of_another(findings: Findings, tmp_path: Path) -> None:
-    (first, second), problems = write_failures(tmp_path, findings, Setup())[0].values(), []
-    again, problems = write_failures(tmp_path, findings, Setup())
-    assert (list(again.values()), problems) == ([first, second], [])  # the same is found again
-    other, _ = write_failures(tmp_path, findings, Setup(implementation="library"))
-    assert list(other.values()) == [first.with_name(f"{first.name}-2"), second.with_name(f"{second.name}-2")]
+    def written(**fields: str) -> list[Path]:
+        assert write_failures(tmp_path, findings, Setup(**fields)) == []
+        return [*map(Path, findings.folders.values())]
+
+    first, second = written()
+    assert written() == [first, second]  # the same is found again
+    assert written(implementation="library") == [
+        first.with_name(f"{first.name}-2"),
+        second.with_name(f"{second.name}-2"),
+    ]
     (first / "found.json").unlink()  # what an interrupted copy leaves
     (second / "case.json").write_text("{}")
     stale = contents(first)
-    latest, _ = write_failures(tmp_path, findings, Setup())
-    assert list(latest.values()) == [first.with_name(f"{first.name}-3"), second.with_name(f"{second.name}-3")]
+    assert written() == [first.with_name(f"{first.name}-3"), second.with_name(f"{second.name}-3")]
     assert contents(first) == stale
 
 

@@ -27,13 +27,13 @@ def findings():
     judged = Judgement("agrees", 2.0, 0.5, size=6, histogram=tuple(range(len(Z_BINS) + 1)))
     found = Findings(cases=2, seconds=3.5, notes=["jax is absent"], plan=Plan(names=("torch",), seed=7))
     verdict = Verdict([Row("logits", "HED-3", "agrees", judged)])
-    found.tally("torch", "float32").add("agrees", verdict, Origin(7, 0), first)
-    found.tally("my.module:Backend", "bfloat16").add("crashed", None, Origin(7, 1), second)
+    agrees = reports.result(judged=verdict)
+    found.tally("torch", "float32").add(agrees, Origin(7, 0), first)
+    crashed = reports.result("my.module:Backend", "crashed", dtype="bfloat16")
+    found.tally("my.module:Backend", "bfloat16").add(crashed, Origin(7, 1), second)
     row, words = reports.row("logits", "HED-3", 7.0), ("words",)
     signature = ("torch", "diverges", "logits")
-    found.failures.append(
-        Failure(signature, "float32", "logits", "", 7.0, words, first, second, Origin(7, 1), 3, 2, row)
-    )
+    found.failures.append(Failure(signature, "logits", 7.0, words, first, second, Origin(7, 1), 3, 2, row))
     return found
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from concord import spec
 from concord.conformance.campaign import Job, Setup
-from concord.conformance.dump import export_cases, read_exported
+from concord.conformance.dump import export_cases, read_job
 from concord.conformance.reducing import SIZES, cut, layers_kept, reduce, sizes_of
 from tests.conftest import small_config
 from tests.toys.surroundings import toy
@@ -85,7 +85,7 @@ def test_command_writes_the_smallest_case(invoke, tmp_path):
     )
     assert (code, [line for line in errors if "cases" not in line]) == (1, [])
     assert "layers.1.attention.scores" in printed
-    request, _ = read_exported(tmp_path / "small" / "made-reduced-float64")
+    request = read_job(tmp_path / "small" / "made-reduced-float64")
     assert (request.config.num_layers, request.config.d_model) == (2, 1)
 
 

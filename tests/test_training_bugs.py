@@ -13,7 +13,7 @@ import pytest
 from concord import backends
 from concord.backends.worker import Worker
 from concord.conformance.bugs.bug import Bug, Change
-from concord.conformance.bugs.training.catalogue import HUB, TRAINING
+from concord.conformance.bugs.catalogue import TRAINING
 from concord.conformance.bugs.training.runs import RUNS, model, training_of
 from concord.conformance.bugs.training.step import TrainingStep, rule
 from concord.conformance.bugs.training.step import recipe as by_recipe
@@ -76,7 +76,7 @@ def test_bug_is_documented(bug: Bug) -> None:
     assert bug.what.endswith(".")
     assert f"**{bug.clause}**" in SPECIFICATION
     assert bug.scenario in RUNS
-    assert not bug.source or re.fullmatch(f"{HUB}[^/ ]+/[^/ ]+/(issues|pull)/[0-9]+", bug.source)
+    assert not bug.source or re.fullmatch("https://github.com/[^/ ]+/[^/ ]+/(issues|pull)/[0-9]+", bug.source)
     assert bug.precisions
     assert bug.change.places
 
@@ -172,7 +172,7 @@ def track_of(run: str, change: Change, mode: Any = free_running) -> Track:
         ("adamw", Change(recipe=by_recipe(beta2=0.98712)), "beta2", "beta2 = 0.9871 instead of 0.999"),
         (
             "adamw",
-            Change(optimizer=HEAVIER),
+            HEAVIER,
             "weights_of_second_moment",
             "second_moment = 0.00137 of what is new",
         ),
@@ -208,7 +208,7 @@ def track_of(run: str, change: Change, mode: Any = free_running) -> Track:
         ),
         (
             "adamw",
-            Change(optimizer=rule(updated=faster)),
+            rule(updated=faster),
             "rate_of_some",
             "steps of `classifier` that are multiplied by 10",
         ),

@@ -192,6 +192,4 @@ def _job(folder: Path) -> campaign.Job:
         if inside:
             hint = f"it holds cases: name one, for example {folder / inside[0]}"
         raise SpecError(f"{folder}: holds no case.json; {hint}")
-    request, manifest = dump.read_exported(folder)
-    about = (request.dtype, request.part, request.config, request.weights, request.batch)
-    return campaign.Job(manifest.group, manifest.case, *about, gradients=request.gradients)
+    return dump.read_job(folder)

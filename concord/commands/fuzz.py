@@ -128,13 +128,12 @@ def fuzz(
     with halting() as stopped:
         with bars(["cases"], plan.cases, "cases") as reached:
             findings = hunt(plan, settings, scheduler, lambda done: reached("cases", done, ""), stopped)
-        folders, problems = write_failures(out, findings, settings)
-        findings.plan, findings.folders = plan, {name: str(path) for name, path in folders.items()}
+        problems = write_failures(out, findings, settings)
         record.finish(
             findings,
             "fuzz",
             f"Random cases, seed {plan.seed}, {', '.join(plan.dtypes)}",
-            lambda: summary.show(findings, Terminal(), settings, folders),
+            lambda: summary.show(findings, Terminal(), settings),
             problems=problems,
         )
     raise typer.Exit(findings.exit_code)

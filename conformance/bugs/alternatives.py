@@ -17,7 +17,7 @@ import numpy as np
 
 from concord.conformance.bugs import ways
 from concord.conformance.bugs.attention import CONTEXT, SCORES, WEIGHTS
-from concord.conformance.bugs.bug import Change, edited, where
+from concord.conformance.bugs.bug import Change, where
 from concord.conformance.bugs.context import Context, Edit
 from concord.conformance.bugs.embeddings import summed
 from concord.conformance.bugs.gradients import norm_slope, of_softmax
@@ -356,7 +356,7 @@ class Alternative:
 
 def edit(name: str, clause: str, what: str, made: Edit, *taps: str, fused: bool = False) -> Alternative:
     """Return an alternative that is an edit of taps."""
-    return Alternative(name, clause, what, edited(made, *taps), fused=fused)
+    return Alternative(name, clause, what, Change(taps=taps, edit=made), fused=fused)
 
 
 def way(name: str, clause: str, what: str, made: type[Arithmetic]) -> Alternative:

@@ -16,34 +16,12 @@ from concord.backends.interface import Request
 from concord.backends.optimizers import Optimizer
 from concord.conformance.bugs.context import Context, Edit
 from concord.spec.cases import scenarios_of
-from concord.spec.config import EncoderConfig, variant
+from concord.spec.config import EncoderConfig
 from concord.spec.parameters import Weights
-from concord.spec.tensors import clause_of
 from concord.spec.training.recipe import Recipe
 
 Array = NDArray[np.floating]
 Gradients = Mapping[str, Array]
-
-GROUPS = (
-    *(
-        "embeddings",
-        "positions",
-        "masks",
-        "attention",
-        "norms",
-        "activations",
-        "pooling",
-        "loss",
-        "gradients",
-    ),
-    *("precision", "weights", "kernels", "places", "saturation", "rounding"),
-    *("optimizer", "decay", "clipping", "schedule", "accumulation", "dropout", "data", "resume"),
-)
-"""Where a bug sits; the last line is of training."""
-
-_variant = functools.cache(variant)
-
-HUB = "https://github.com/"
 
 TRAINING = "training"
 """Stands for a variant in bugs of training."""
@@ -67,7 +45,8 @@ class Change:
 
     Attributes:
         request: changes what the backend is asked: its configuration, weights or inputs. NumPy alone.
-        edits: patterns of taps, and what is made of those that fit; the first that fits a tap is taken.
+        taps: patterns of the taps that are edited.
+        edit: what is made of one of them.
         handed_out: what is made of the gradients of parameters, by canonical name, before they are handed
             out.
         recipe: the recipe that is trained by, given the right one alone.
@@ -87,7 +66,8 @@ class Change:
     """
 
     request: Callable[[Request], Request] = lambda request: request
-    edits: tuple[tuple[tuple[str, ...], Edit], ...] = ()
+    taps: tuple[str, ...] = ()
+    edit: Edit | None = None
     handed_out: Callable[[Gradients], Gradients] | None = None
     recipe: Callable[[Recipe], Recipe] = lambda recipe: recipe
     batches: StepEdit = untouched
@@ -102,9 +82,9 @@ class Change:
     skips: StepEdit = untouched
     load: StepEdit = untouched
 
-    def edit(self, tap: str) -> Edit | None:
+    def at(self, tap: str) -> Edit | None:
         """Return what is made of a tap, if anything."""
-        return next((edit for patterns, edit in self.edits if fits(tap, patterns)), None)
+        return self.edit if fits(tap, self.taps) else None
 
     @functools.cached_property
     def places(self) -> frozenset[str]:
@@ -129,7 +109,7 @@ class Bug:
 
     Attributes:
         name: unique among mutants, in words joined by underscores.
-        group: one of :data:`GROUPS`.
+        group: one of :data:`concord.conformance.bugs.catalogue.GROUPS`.
         what: the bug, in one sentence; of an explanation alone, in words that follow "is explained by".
         variant: that it is run on; empty: it is an explanation alone; :data:`TRAINING`: it is of training.
         scenario: of the standard case (:data:`concord.spec.cases.SCENARIOS`), or the run of training
@@ -142,7 +122,7 @@ class Bug:
         equivalent: the precisions in which no input can show it, each with the reason.
         alone: whether, in float32, no other scenario of its variant that runs in every precision shows it: it
             is why the scenario is there.
-        cause: what explanations call it; several names are joined by "or". None where nothing that is known
+        cause: what explanations call it; several names are joined by "or". Empty where nothing that is known
             can explain it.
         clause: the clause of SPEC.md that it breaks.
         after: the scenario that runs first, in the same process.
@@ -161,7 +141,7 @@ class Bug:
     options: Mapping[str, Any] = field(default_factory=dict)
     equivalent: Mapping[str, str] = field(default_factory=dict)
     alone: bool = False
-    cause: str | None = None
+    cause: str = ""
     clause: str = ""
     after: str = ""
     source: str = ""
@@ -211,57 +191,16 @@ class Bug:
         Args:
             said: the explanations that it names, joined by "or"; empty if none.
         """
-        if self.cause is None or not said:
-            return "" if self.cause is None else "none"
+        if not self.cause or not said:
+            return "none" if self.cause else ""
         return "right" if set(said.split(" or ")) & set(self.cause.split(" or ")) else "wrong"
 
 
-@dataclass(frozen=True)
-class BugGroup:
-    """Makes the bugs of a group.
+Changes = Mapping[str, Edit | Change | Mapping[str, Edit]]
+"""What is changed, by name of a bug: an edit of its taps, or something else.
 
-    Args:
-        name: of the group.
-        taps: that edits change, if they do not say which.
-        common: fields of all of its bugs.
-    """
-
-    name: str
-    taps: tuple[str, ...] = ()
-    common: Mapping[str, Any] = field(default_factory=dict)
-
-    def bug(self, name: str, what: str, change: Edit | Change, *taps: str, **fields: Any) -> Bug:
-        """Return a mutant.
-
-        It shows first at the first of the taps that its edit changes, in the first layer, and breaks the
-        clause of that step.
-        """
-        known = {"variant": "bert", "cause": name, **self.common, **fields}
-        if taps := taps or self.taps:
-            first = f"layers.0.{taps[0][1:].removeprefix('.')}" if taps[0].startswith("*") else taps[0]
-            clause = clause_of(_variant(known["variant"] or "bert"), first)
-            known = {"first": (first,), "clause": clause, **known}
-        known["source"] = f"{HUB}{known['source']}" if "source" in known else ""
-        if not isinstance(change, Change):
-            change = edited(change, *taps)
-        return Bug(name=name, group=self.name, what=what, change=change, **known)
-
-    def also(self, cause: str, what: str, change: Edit, *taps: str, **fields: Any) -> Bug:
-        """Return an explanation that nobody injects: another form of a bug."""
-        return self.bug(cause, what, change, *taps, **{"cause": cause, "variant": "", **fields})
-
-    def forms(
-        self, cause: str, what: str, edits: Mapping[str, Edit], *taps: str, **fields: Any
-    ) -> tuple[Bug, ...]:
-        """Return several forms of a bug, each by the words that go into what is said of all of them."""
-        return tuple(
-            self.also(cause, what.format(words), edit, *taps, **fields) for words, edit in edits.items()
-        )
-
-
-def group(name: str, *taps: str, **common: Any) -> BugGroup:
-    """Return what makes the bugs of a group: see :class:`BugGroup`."""
-    return BugGroup(name, taps, common)
+Of an explanation that has several forms: the edit of each, by the words that replace ``{}`` in its sentence.
+"""
 
 
 def where(edit: Edit, **options: Any) -> Edit:
@@ -274,22 +213,17 @@ def where(edit: Edit, **options: Any) -> Edit:
     return edited_there
 
 
+def skipped(m: Context, y: Any) -> Any:
+    """Return what goes into a step instead of what it gives."""
+    return m.source()
+
+
 def of_source(function: Callable[[Context, Any], Any]) -> Edit:
     """Return the edit that makes something else of what goes into a step."""
     return lambda m, y: function(m, m.source())
 
 
 # Kinds of change.
-
-
-def edited(edit: Edit, *taps: str) -> Change:
-    """Return a change of every tap whose name fits a pattern."""
-    return Change(edits=((taps, edit),))
-
-
-def handed_out(gradients: Callable[[Gradients], Gradients]) -> Change:
-    """Return a change of the gradients of parameters when they are handed out."""
-    return Change(handed_out=gradients)
 
 
 def option(**fields: Any) -> Change:

@@ -1,6 +1,14 @@
-"""Every mutant by name."""
+"""Every bug by name: what ``entries/GROUP.toml`` says of it, and its change in the modules beside this one.
+
+The fields of an entry are those of :class:`Bug`, and what it changes as far as that takes no code: ``taps``,
+patterns of the taps that are edited; ``option``, fields of the configuration; ``recipe``, those of a recipe.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from concord.conformance.bugs import (
     activations,
@@ -8,53 +16,99 @@ from concord.conformance.bugs import (
     embeddings,
     gradients,
     kernels,
-    losses,
+    loss,
     masks,
     norms,
     places,
     pooling,
     positions,
-    precisions,
-    rounding,
+    precision,
     saturation,
     weights,
 )
-from concord.conformance.bugs.bug import GROUPS, Bug, fits
-from concord.conformance.bugs.training.catalogue import TRAINING
+from concord.conformance.bugs.bug import TRAINING as OF_TRAINING
+from concord.conformance.bugs.bug import Bug, Change, Changes, fits, option
+from concord.conformance.bugs.training import edits as training
+from concord.conformance.bugs.training.step import recipe
+from concord.spec.files import parse_toml, read_text
 
-ENTRIES: tuple[Bug, ...] = tuple(
-    bug
-    for module in (
-        embeddings,
-        positions,
-        masks,
-        attention,
-        norms,
-        activations,
-        pooling,
-        losses,
-        gradients,
-        precisions,
-        weights,
-        kernels,
-        places,
-        saturation,
-        rounding,
-    )
-    for bug in module.BUGS
+CHANGES: Changes = {
+    **embeddings.EDITS,
+    **positions.EDITS,
+    **masks.EDITS,
+    **attention.EDITS,
+    **norms.EDITS,
+    **activations.EDITS,
+    **pooling.EDITS,
+    **loss.EDITS,
+    **gradients.EDITS,
+    **precision.EDITS,
+    **weights.EDITS,
+    **kernels.EDITS,
+    **places.EDITS,
+    **saturation.EDITS,
+    **training.EDITS,
+}
+"""What code changes, by name of a bug."""
+
+MODEL_GROUPS = (
+    *("embeddings", "positions", "masks", "attention", "norms", "activations", "pooling", "loss"),
+    *("gradients", "precision", "weights", "kernels", "places", "saturation", "rounding"),
 )
-"""Every bug, module by module."""
-
-ALL: tuple[Bug, ...] = tuple(
-    sorted((bug for bug in ENTRIES if bug.variant), key=lambda bug: GROUPS.index(bug.group))
+TRAINING_GROUPS = (
+    *("optimizer", "decay", "clipping", "schedule", "accumulation", "dropout", "data", "resume"),
 )
-"""Every mutant, group by group."""
+GROUPS = MODEL_GROUPS + TRAINING_GROUPS
+"""Where a bug sits."""
 
-BUGS: dict[str, Bug] = {bug.name: bug for bug in ALL}
+
+def _frozen(value: Any) -> Any:
+    """Return what TOML says with tuples for its arrays."""
+    if isinstance(value, dict):
+        return {key: _frozen(one) for key, one in value.items()}
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _shown_at(taps: tuple[str, ...]) -> tuple[str, ...]:
+    """Return where an edit shows first: at the first of its taps, in the first layer."""
+    return (f"layers.0.{taps[0][1:].removeprefix('.')}" if taps[0].startswith("*") else taps[0],)
+
+
+def _entries(group: str) -> Iterator[Bug]:
+    """Yield the bugs of a group; several forms of one have a name in common."""
+    path = Path(__file__).parent / "entries" / f"{group}.toml"
+    for name, entry in _frozen(parse_toml(read_text(path), path.name)).items():
+        taps, options, fields = (entry.pop(key, {}) for key in ("taps", "option", "recipe"))
+        change = CHANGES.get(name) or (Change(recipe=recipe(**fields)) if fields else option(**options))
+        said = {"name": name, "group": group, "variant": "bert", "cause": name}
+        if group in TRAINING_GROUPS:
+            run = entry.setdefault("scenario", "adamw")
+            said |= {
+                "variant": OF_TRAINING,
+                "first": ("where the reference shows it",),
+                "input": f"run {run}",
+            }
+        elif taps:
+            said["first"] = _shown_at(taps)
+        said |= entry
+        for words, one in change.items() if isinstance(change, Mapping) else (("", change),):
+            made = one if isinstance(one, Change) else Change(taps=taps, edit=one)
+            yield Bug(**{**said, "what": said["what"].format(words), "change": made})
+
+
+ENTRIES: tuple[Bug, ...] = tuple(bug for group in GROUPS for bug in _entries(group))
+"""Every entry, group by group."""
+
+KNOWN: dict[str, Bug] = {bug.name: bug for bug in ENTRIES if bug.variant}
 """Every mutant by name."""
 
-KNOWN: dict[str, Bug] = {**BUGS, **TRAINING}
-"""Those of training too."""
+TRAINING: dict[str, Bug] = {name: bug for name, bug in KNOWN.items() if bug.of_training}
+"""Those of training."""
+
+BUGS: dict[str, Bug] = {name: bug for name, bug in KNOWN.items() if not bug.of_training}
+"""Those of a model."""
+
+ALL = tuple(BUGS.values())
 
 _SEARCHED = (
     "stored_in_*",
@@ -69,12 +123,10 @@ _SEARCHED = (
 
 
 def _tried(bug: Bug) -> bool:
-    causes = (bug.cause or "").split(" or ")
+    causes = bug.cause.split(" or ")
     searched = any(fits(cause, _SEARCHED) for cause in causes)
-    return bool(bug.cause and bug.change.edits) and (not searched or bug.name in causes)
+    return bool(bug.cause and bug.change.edit) and (not searched or bug.name in causes)
 
 
 TRIED: tuple[Bug, ...] = tuple(bug for bug in ENTRIES if _tried(bug))
 """Those whose edits are tried as explanations."""
-
-__all__ = ["ALL", "BUGS", "ENTRIES", "GROUPS", "KNOWN", "TRIED", "Bug"]

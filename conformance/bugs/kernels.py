@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.bugs.bug import group
+from concord.conformance.bugs.bug import Changes
 from concord.conformance.bugs.context import Context, Edit, Flags
 from concord.conformance.bugs.operations import Array
 
@@ -60,9 +60,14 @@ def key_of_head(order: Callable[[int, int], int]) -> Edit:
     return edit
 
 
-def counted(more: Callable[[Context, Array], Array]) -> Edit:
-    """Return a softmax whose sum has another term, made of the scores."""
-    return lambda m, y: m.softmax(total=lambda total: total + more(m, m.unnormalised))
+def with_zeros(count: Callable[[int], int]) -> Edit:
+    """Return a softmax whose sum has terms of so many keys with score 0, made of how many keys there are."""
+
+    def edit(m: Context, y: Array) -> Array:
+        more = float(count(tuple(y.shape)[3]))
+        return m.softmax(total=lambda total: total + m.o.exp(-m.o.max(m.unnormalised, 3)) * more)
+
+    return edit
 
 
 def hidden_for(heads: Callable[[NDArray[np.int64]], Flags]) -> Edit:
@@ -99,138 +104,29 @@ def bias_unscaled(m: Context, y: Array) -> Array:
     return m.scores(m.beside("query") + bias * (root - 1.0))
 
 
-bug = group("kernels").bug
-
-BUGS = (
-    bug(
-        "block_last_masked_as_first",
-        "The last block, which is not full, has the mask of the first.",
-        lambda m, y: m.masked(
-            m.visible[..., np.arange(m.ids.shape[1]) % np.where(beyond_blocks(m), BLOCK, m.ids.shape[1])]
-        ),
-        "*attention.masked_scores",
-        scenario="long",
-        input="more tokens than a block, padding in the first",
-        source="pytorch/pytorch/issues/162588",
+EDITS: Changes = {
+    "block_last_masked_as_first": lambda m, y: m.masked(
+        m.visible[..., np.arange(m.ids.shape[1]) % np.where(beyond_blocks(m), BLOCK, m.ids.shape[1])]
     ),
-    bug(
-        "block_last_dropped",
-        "Values in the last block, which is not full, are not added.",
-        lambda m, y: m.context(m.o.where(beyond_blocks(m), m.used_weights * 0.0, m.used_weights)),
-        "*attention.context",
-        scenario="long",
-        input="more tokens than a block",
-        source="tenstorrent/tt-metal/issues/32502",
+    "block_last_dropped": lambda m, y: m.context(
+        m.o.where(beyond_blocks(m), m.used_weights * 0.0, m.used_weights)
     ),
-    bug(
-        "block_counted_to_its_end",
-        "Keys that fill the last block have score 0 and count in the sum of the softmax.",
-        counted(lambda m, x: m.o.exp(-m.o.max(x, 3)) * float(-tuple(x.shape)[3] % BLOCK)),
-        "*attention.weights",
-        source="flashinfer-ai/flashinfer/pull/5090",
+    "block_counted_to_its_end": with_zeros(lambda keys: -keys % BLOCK),
+    "block_sums_not_rescaled": maximum_of_last_block,
+    "head_tail_left_out_of_scores": lambda m, y: m.scores(without_tail(m, m.beside("query"))),
+    "head_tail_left_out_of_context": lambda m, y: m.context(
+        m.used_weights, without_tail(m, m.beside("value"))
     ),
-    bug(
-        "block_sums_not_rescaled",
-        "A softmax in blocks does not scale earlier sums when a larger score turns up.",
-        maximum_of_last_block,
-        "*attention.weights",
-        scenario="long",
-        input="more tokens than a block",
-        source="triton-lang/triton/issues/621",
+    "heads_beyond_four_repeated": key_of_head(lambda head, heads: head if heads <= VECTOR else head % VECTOR),
+    "heads_beyond_four_unmasked": hidden_for(lambda head: head < VECTOR),
+    "heads_one_key_for_all": key_of_head(lambda head, heads: 0),
+    "mask_of_first_head_alone": hidden_for(lambda head: head == 0),
+    "mask_added_as_number": lambda m, y: (
+        m.beside("scores") + m.o.constant(np.broadcast_to(m.visible, tuple(y.shape)) * 1.0, y)
     ),
-    bug(
-        "head_tail_left_out_of_scores",
-        "Features of a head that a vector of four does not fill are left out of the scores.",
-        lambda m, y: m.scores(without_tail(m, m.beside("query"))),
-        "*attention.scores",
-        source="triton-lang/triton/issues/621",
-    ),
-    bug(
-        "head_tail_left_out_of_context",
-        "Features of a head that a vector of four does not fill are left out of the values.",
-        lambda m, y: m.context(m.used_weights, without_tail(m, m.beside("value"))),
-        "*attention.context",
-        source="Dao-AILab/flash-attention/issues/2552",
-    ),
-    bug(
-        "heads_beyond_four_repeated",
-        "From the fifth head on the keys of the first four are taken again.",
-        key_of_head(lambda head, heads: head if heads <= VECTOR else head % VECTOR),
-        "*attention.key",
-        options={"num_heads": 7},
-        input="more than four heads",
-        source="onnx/onnx/pull/7274",
-    ),
-    bug(
-        "heads_beyond_four_unmasked",
-        "From the fifth head on nothing is masked.",
-        hidden_for(lambda head: head < VECTOR),
-        "*attention.masked_scores",
-        clause="MSK-7",
-        options={"num_heads": 7},
-        input="more than four heads, padding",
-        source="huggingface/candle/pull/1920",
-    ),
-    bug(
-        "heads_one_key_for_all",
-        "All heads take the key of the first, as if there were one group of them.",
-        key_of_head(lambda head, heads: 0),
-        "*attention.key",
-        source="apple/axlearn/pull/842",
-    ),
-    bug(
-        "mask_of_first_head_alone",
-        "The mask is not broadcast over heads: it hides keys from the first one alone.",
-        hidden_for(lambda head: head == 0),
-        "*attention.masked_scores",
-        clause="MSK-7",
-        input="padding",
-        source="lucidrains/vit-pytorch/issues/293",
-    ),
-    bug(
-        "mask_added_as_number",
-        "A mask of truth values is added to the scores as 0 and 1.",
-        lambda m, y: m.beside("scores") + m.o.constant(np.broadcast_to(m.visible, tuple(y.shape)) * 1.0, y),
-        "*attention.masked_scores",
-        source="facebookresearch/xformers/issues/683",
-    ),
-    bug(
-        "softmax_with_one_more",
-        "The sum of the softmax has a term of 1 more, as if there were a key that nobody has.",
-        counted(lambda m, x: m.o.exp(-m.o.max(x, 3))),
-        "*attention.weights",
-        source="flashinfer-ai/flashinfer/pull/5090",
-    ),
-    bug(
-        "query_bias_unscaled",
-        "The query is scaled before its bias is added.",
-        bias_unscaled,
-        "*attention.scores",
-        source="keras-team/keras/issues/16916",
-    ),
-    bug(
-        "scores_divided_by_layer",
-        "Scores are divided by the number of the layer too.",
-        lambda m, y: y / float(m.layer + 1),
-        "*attention.scores",
-        first=("layers.1.attention.scores",),
-        input="two layers",
-        source="huggingface/transformers/pull/13573",
-    ),
-    bug(
-        "norm_of_padded_row",
-        "Rows are filled with zeros to a power of two, whose distance from the mean counts in the variance.",
-        padded_to(lambda width: 2 ** math.ceil(math.log2(width)), filled=True),
-        "embeddings.norm",
-        clause="NRM-2",
-        source="unslothai/unsloth/pull/1867",
-    ),
-    bug(
-        "norm_count_of_padded_row",
-        "The variance is divided by the width of the kernel, not by that of the row.",
-        padded_to(lambda width: VECTOR * math.ceil(width / VECTOR), filled=False),
-        "embeddings.norm",
-        clause="NRM-2",
-        source="tenstorrent/tt-metal/issues/49902",
-    ),
-)
+    "softmax_with_one_more": with_zeros(lambda keys: 1),
+    "query_bias_unscaled": bias_unscaled,
+    "scores_divided_by_layer": lambda m, y: y / float(m.layer + 1),
+    "norm_of_padded_row": padded_to(lambda width: 2 ** math.ceil(math.log2(width)), filled=True),
+    "norm_count_of_padded_row": padded_to(lambda width: VECTOR * math.ceil(width / VECTOR), filled=False),
+}

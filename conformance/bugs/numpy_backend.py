@@ -50,7 +50,7 @@ def run(alternative: Alternative, request: Request) -> Run:
         request.gradients,
         request.part,
         dtype,
-        model=alternative.model or as_one_step(alternative.change.edit, request.part),
+        model=alternative.model or as_one_step(alternative.change.at, request.part),
     )
     hidden = "attention.weights" if alternative.fused else "nothing"
     taps = {name: tap for name, tap in truth.taps.items() if request.taps and not name.endswith(hidden)}

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from concord.conformance.bugs.bug import Array, Bug, group, weight, weights
-from concord.conformance.bugs.bug import Change as Changed
+from concord.conformance.bugs.bug import Array, Change, Changes, weight, weights
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import Weights
 from concord.spec.precision import precision
@@ -16,7 +14,7 @@ from concord.spec.precision import precision
 NAME = "layers.0.attention"
 
 
-def exchanged(first: str, second: str) -> Changed:
+def exchanged(first: str, second: str) -> Change:
     """Return the change that exchanges two words in the names of weights."""
 
     def partner(name: str) -> str:
@@ -79,198 +77,37 @@ def one_element(change: Callable[[Array], Array]) -> Callable[[Array], Array]:
     return changed
 
 
-def loaded(name: str, what: str, tap: str, change: Changed, **fields: Any) -> Bug:
-    """Return the bug of weights that shows first at a tap."""
-    return group("weights", first=(tap,)).bug(name, what, change, **fields)
-
-
-BUGS = (
-    loaded(
-        "weight_transposed",
-        "A square weight is transposed.",
-        f"{NAME}.key",
-        weight(f"{NAME}.key.weight", np.transpose),
-        cause="transposed_weight",
+EDITS: Changes = {
+    "weight_transposed": weight(f"{NAME}.key.weight", np.transpose),
+    "weight_of_pooler_transposed": weight("pooler.weight", np.transpose),
+    "weight_column_major": weight(
+        "layers.0.feed_forward.inner.weight",
+        lambda array: array.reshape(-1).reshape(array.shape, order="F"),
     ),
-    loaded(
-        "weight_of_pooler_transposed",
-        "The pooler's weight is transposed.",
-        "pooler.dense",
-        weight("pooler.weight", np.transpose),
-        cause="transposed_weight",
+    "weight_heads_permuted": weights(heads_rolled),
+    "weight_fused_by_head": weights(fused_by_head),
+    "weight_query_and_key_swapped": exchanged(".query.", ".key."),
+    "weight_key_and_value_swapped": exchanged(".key.", ".value."),
+    "weight_rows_swapped": weight(f"{NAME}.value.weight", lambda array: array[[1, 0, *range(2, len(array))]]),
+    "weight_element_off": weight(f"{NAME}.output.weight", one_element(lambda x: x * 1.01)),
+    "weight_element_in_bfloat16": weight(f"{NAME}.output.weight", one_element(precision("bfloat16").round)),
+    "weight_sign_lost": weight("classifier.weight", one_element(np.negative)),
+    "weight_stale_layer": weights(
+        lambda config, given: {name: given[name.replace("layers.1.", "layers.0.")] for name in given}
     ),
-    loaded(
-        "weight_column_major",
-        "A weight is read in column-major order.",
-        "layers.0.feed_forward.inner",
-        weight(
-            "layers.0.feed_forward.inner.weight",
-            lambda array: array.reshape(-1).reshape(array.shape, order="F"),
-        ),
-        cause="weight_in_wrong_order",
-        clause="WGT-2",
+    "weight_layers_reversed": exchanged("layers.0.", "layers.1."),
+    "weight_bias_missing": weight("layers.0.feed_forward.outer.bias", np.zeros_like),
+    "weight_projection_biases_missing": weight("layers.*.attention.[qkv]*.bias", np.zeros_like),
+    "weight_classifier_bias_missing": weight("classifier.bias", np.zeros_like),
+    "weight_gain_and_offset_swapped": exchanged("layers.0.norm1.weight", "layers.0.norm1.bias"),
+    "weight_norms_swapped": exchanged(".norm1.", ".norm2."),
+    "weight_norm_not_loaded": weights(
+        lambda config, given: {
+            "layers.0.norm1.weight": np.ones(config.d_model),
+            "layers.0.norm1.bias": np.zeros(config.d_model),
+        }
     ),
-    loaded(
-        "weight_heads_permuted",
-        "Each head has the query of another.",
-        f"{NAME}.query",
-        weights(heads_rolled),
-        cause="heads_permuted",
-        clause="ATT-2",
-    ),
-    loaded(
-        "weight_fused_by_head",
-        "A fused weight that holds query, key and value head by head is cut into thirds.",
-        f"{NAME}.query",
-        weights(fused_by_head),
-        cause="fused_weight",
-        clause="WGT-1",
-    ),
-    loaded(
-        "weight_query_and_key_swapped",
-        "Query and key have each other's weights.",
-        f"{NAME}.query",
-        exchanged(".query.", ".key."),
-        cause="swapped_weights",
-        clause="WGT-1",
-    ),
-    loaded(
-        "weight_key_and_value_swapped",
-        "Key and value have each other's weights.",
-        f"{NAME}.key",
-        exchanged(".key.", ".value."),
-        cause="swapped_weights",
-        clause="WGT-1",
-    ),
-    loaded(
-        "weight_rows_swapped",
-        "Two rows of a value weight have changed places.",
-        f"{NAME}.value",
-        weight(f"{NAME}.value.weight", lambda array: array[[1, 0, *range(2, len(array))]]),
-        cause="weight_permuted",
-        clause="WGT-2",
-    ),
-    loaded(
-        "weight_element_off",
-        "One element of a weight is off by a hundredth.",
-        f"{NAME}.output",
-        weight(f"{NAME}.output.weight", one_element(lambda x: x * 1.01)),
-        cause="weight_element",
-        clause="WGT-4",
-    ),
-    loaded(
-        "weight_element_in_bfloat16",
-        "One element of a weight was rounded to bfloat16.",
-        f"{NAME}.output",
-        weight(f"{NAME}.output.weight", one_element(lambda x: precision("bfloat16").round(x))),
-        cause="weight_element",
-        clause="WGT-4",
-    ),
-    loaded(
-        "weight_sign_lost",
-        "The sign of one element of a weight is lost.",
-        "logits",
-        weight("classifier.weight", one_element(np.negative)),
-        cause="weight_element",
-        clause="WGT-4",
-    ),
-    loaded(
-        "weight_stale_layer",
-        "Layer 1 has the weights of layer 0.",
-        "layers.1.attention.query",
-        weights(
-            lambda config, given: {name: given[name.replace("layers.1.", "layers.0.")] for name in given}
-        ),
-        input="two layers",
-        alone=True,
-        cause="weights_of_another_layer",
-        clause="WGT-1",
-    ),
-    loaded(
-        "weight_layers_reversed",
-        "Layers are loaded in reverse order.",
-        f"{NAME}.query",
-        exchanged("layers.0.", "layers.1."),
-        input="two layers",
-        cause="weights_of_another_layer",
-        clause="WGT-1",
-    ),
-    loaded(
-        "weight_bias_missing",
-        "The bias of a linear layer is not loaded, and zero.",
-        "layers.0.feed_forward.outer",
-        weight("layers.0.feed_forward.outer.bias", np.zeros_like),
-        cause="missing_bias",
-        clause="WGT-2",
-    ),
-    loaded(
-        "weight_projection_biases_missing",
-        "Query, key and value have no bias.",
-        f"{NAME}.query",
-        weight("layers.*.attention.[qkv]*.bias", np.zeros_like),
-        cause="missing_bias",
-        clause="WGT-2",
-    ),
-    loaded(
-        "weight_classifier_bias_missing",
-        "The classifier's bias is not loaded, and zero.",
-        "logits",
-        weight("classifier.bias", np.zeros_like),
-        cause="missing_bias",
-        clause="WGT-2",
-    ),
-    loaded(
-        "weight_gain_and_offset_swapped",
-        "Gain and offset of a norm have changed places.",
-        "layers.0.norm1",
-        exchanged("layers.0.norm1.weight", "layers.0.norm1.bias"),
-        cause="norm_gain_and_offset_swapped",
-        clause="WGT-1",
-    ),
-    loaded(
-        "weight_norms_swapped",
-        "The two norms of a layer have changed places.",
-        "layers.0.norm1",
-        exchanged(".norm1.", ".norm2."),
-        cause="norm_sharing",
-        clause="WGT-1",
-    ),
-    loaded(
-        "weight_norm_not_loaded",
-        "A norm's weights bear other names, and it keeps gain 1 and offset 0.",
-        "layers.0.norm1",
-        weights(
-            lambda config, given: {
-                "layers.0.norm1.weight": np.ones(config.d_model),
-                "layers.0.norm1.bias": np.zeros(config.d_model),
-            }
-        ),
-        cause="norm_gain_and_offset_missing",
-        clause="WGT-1",
-    ),
-    loaded(
-        "weight_segment_table_zero",
-        "The segment table is not loaded, and zero.",
-        "embeddings.segment",
-        weight("embeddings.segment.weight", np.zeros_like),
-        cause="segments_ignored",
-        clause="WGT-1",
-    ),
-    loaded(
-        "weight_classes_permuted",
-        "The classes are in another order.",
-        "logits",
-        weight("classifier.*", lambda array: array[..., ::-1]),
-        cause="classes_reversed",
-        clause="WGT-1",
-    ),
-    loaded(
-        "weight_of_flattened_features_first",
-        "The flattening head's weight has features before tokens.",
-        "logits",
-        weights(features_first),
-        variant="tf1-text-classifier",
-        cause="flatten_order",
-        clause="HED-1",
-    ),
-)
+    "weight_segment_table_zero": weight("embeddings.segment.weight", np.zeros_like),
+    "weight_classes_permuted": weight("classifier.*", lambda array: array[..., ::-1]),
+    "weight_of_flattened_features_first": weights(features_first),
+}

@@ -3,6 +3,7 @@
 Explanations that were held against all of its cases, and what is seen where none holds.
 """
 
-from concord.conformance.diagnosis.said import Description, Diagnosis
+from concord.conformance.diagnosis.description import Description
+from concord.conformance.diagnosis.diagnosis import Diagnosis, diagnose
 
-__all__ = ["Description", "Diagnosis"]
+__all__ = ["Description", "Diagnosis", "diagnose"]

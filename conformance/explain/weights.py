@@ -15,7 +15,7 @@ from concord.conformance.bugs.bug import fits
 from concord.conformance.bugs.context import Edit, norm_of, parameters_of
 from concord.conformance.bugs.norms import NORMS
 from concord.conformance.bugs.positions import exchanged, exponent_halved
-from concord.conformance.bugs.products import LINEAR
+from concord.conformance.bugs.precision import LINEAR
 from concord.conformance.bugs.weights import cut_from_fused
 from concord.conformance.expectation import Array
 from concord.conformance.explain.formats import SHORTER

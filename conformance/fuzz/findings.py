@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from concord.conformance.expectation import is_gradient
 from concord.conformance.fields import Count, Number, also
 from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.plan import Plan
-from concord.conformance.verdict import (
-    FAILED_WORKER,
-    Z_BINS,
-    Judgement,
-    Result,
-    Row,
-    Verdict,
-    conclude,
-    divergence_lines,
-)
-from concord.spec.errors import SpecError
+from concord.conformance.verdict import FAILED_WORKER, Z_BINS, Judgement, Result, Row, conclude, result_lines
 
 FAILED = ("diverges", "refused", "error", "crashed", "timed out", "out of memory")
 """Statuses of a case that has found something."""
@@ -31,7 +22,14 @@ FAILED = ("diverges", "refused", "error", "crashed", "timed out", "out of memory
 NOT_THERE = ("absent", "missing", "broken")
 """Statuses of a backend that cannot be had at all; that is no finding."""
 
-WAYS, SECTIONS = ("local", "end_to_end"), ("taps", "gradients")
+Way = Literal["local", "end_to_end"]
+Kind = Literal["taps", "gradients"]
+WAYS: tuple[Way, ...] = ("local", "end_to_end")
+KINDS: tuple[Kind, ...] = ("taps", "gradients")
+WHOLE = Field(min_length=2)
+"""Of a table that has an entry for each of two."""
+
+BINS = len(Z_BINS) + 1
 
 
 @dataclass(frozen=True)
@@ -81,26 +79,17 @@ class Statistics:
     undetermined: Count = 0
     z: Peak = Peak()
     rms: Peak = Peak()
-    histogram: list[Count] = field(default_factory=lambda: [0] * (len(Z_BINS) + 1))
+    histogram: Annotated[list[Count], Field(min_length=BINS, max_length=BINS)] = field(
+        default_factory=lambda: [0] * BINS
+    )
 
-    def __post_init__(self) -> None:
-        if len(self.histogram) != len(Z_BINS) + 1:
-            raise SpecError(
-                f"a histogram of a tally has {len(self.histogram)} bins but must have {len(Z_BINS) + 1}"
-            )
-
-    def add(self, judgement: Judgement, tensor: str, origin: Origin, case: FuzzCase) -> None:
-        """Count a judgement."""
+    def add(self, judgement: Judgement, *where: Any) -> None:
+        """Count a judgement; ``where`` are the other fields of a :class:`Peak`."""
         if judgement.status == "undetermined":
             self.undetermined += 1
             return
-        self.tensors += 1
-        if judgement.z > self.z.value:
-            self.z = Peak(judgement.z, tensor, origin, case)
-        if judgement.rms > self.rms.value:
-            self.rms = Peak(judgement.rms, tensor, origin, case)
-        for place, count in enumerate(judgement.histogram):
-            self.histogram[place] += count
+        z, rms = (Peak(value, *where) for value in (judgement.z, judgement.rms))
+        self.merge(Statistics(1, 0, z, rms, [*judgement.histogram]))
 
     def merge(self, other: Statistics) -> None:
         """Count what another has counted."""
@@ -118,24 +107,16 @@ class Tally:
     Attributes:
         statuses: how many cases came to each.
         tensors: how many tensors were judged.
-        statistics: by way (``local``, ``end_to_end``) and kind (``taps``, ``gradients``).
+        statistics: by way (:data:`WAYS`) and kind (:data:`KINDS`).
     """
 
     written = also("cases")
 
     statuses: Counter[str] = field(default_factory=Counter)
     tensors: Count = 0
-    statistics: dict[str, dict[str, Statistics]] = field(
-        default_factory=lambda: {way: {kind: Statistics() for kind in SECTIONS} for way in WAYS}
+    statistics: Annotated[dict[Way, Annotated[dict[Kind, Statistics], WHOLE]], WHOLE] = field(
+        default_factory=lambda: {way: {kind: Statistics() for kind in KINDS} for way in WAYS}
     )
-
-    def __post_init__(self) -> None:
-        if set(self.statistics) != {*WAYS} or any(
-            set(one) != {*SECTIONS} for one in self.statistics.values()
-        ):
-            raise SpecError(
-                f"the statistics of a tally must be of each of {', '.join(WAYS)}, by {' and '.join(SECTIONS)}"
-            )
 
     @property
     def cases(self) -> int:
@@ -147,22 +128,24 @@ class Tally:
         """Whether anything was judged end to end."""
         return any(statistics.tensors for statistics in self.statistics["end_to_end"].values())
 
-    def add(self, status: str, verdict: Verdict | None, origin: Origin, case: FuzzCase) -> None:
-        """Count a result."""
-        self.statuses[status] += 1
-        for row in verdict.table if verdict else []:
-            kind = "gradients" if is_gradient(row.tensor) else "taps"
+    def add(self, result: Result, *where: Any) -> None:
+        """Count a result; ``where`` is the origin of its case, and the case."""
+        self.statuses[result.status] += 1
+        for row in result.table:
             self.tensors += row.status in ("agrees", "diverges")
-            for way, judgement in (("local", row.local), ("end_to_end", row.end_to_end)):
+            for way, of_kinds in self.statistics.items():
+                judgement: Judgement | None = getattr(row, way)
                 if judgement is not None:
-                    self.statistics[way][kind].add(judgement, row.tensor, origin, case)
+                    kind: Kind = "gradients" if is_gradient(row.tensor) else "taps"
+                    of_kinds[kind].add(judgement, row.tensor, *where)
 
     def merge(self, other: Tally) -> None:
         """Count what another has counted."""
         self.statuses += other.statuses
         self.tensors += other.tensors
-        for way, kind in itertools.product(WAYS, SECTIONS):
-            self.statistics[way][kind].merge(other.statistics[way][kind])
+        for way, of_kinds in self.statistics.items():
+            for kind, statistics in of_kinds.items():
+                statistics.merge(other.statistics[way][kind])
 
 
 Signature = tuple[str, str, str]
@@ -176,20 +159,18 @@ def signature_of(result: Result) -> Signature:
     """Return what a failure is known by: whatever layer and part it shows in, it is the same."""
     row = result.first_divergence
     note = result.detail if row is None else row.note if row.deciding is None else ""
-    told = f"{row.tensor if row else ''} {re.sub('[0-9]+', '#', note)}"
-    return result.backend, result.status, re.sub(r"\blayers\.\d+\.", "", told).strip()
+    words = f"{row.tensor if row else ''} {re.sub('[0-9]+', '#', note)}"
+    return result.backend, result.status, re.sub(r"\blayers\.\d+\.", "", words).strip()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Failure:
     """A case that fails, shrunk to the smallest that fails in the same way.
 
     Attributes:
         signature: what it is known by: backend, status, and the tensor that diverges first or what the
             backend said.
-        dtype: the precision.
         tensor: the first that diverges; empty where there is no verdict.
-        detail: one line of explanation where there is no verdict.
         worst: the largest error in tolerances.
         lines: what happened, in words.
         case: the smallest case.
@@ -200,12 +181,10 @@ class Failure:
         row: the judgement of that tensor in the smallest case.
     """
 
-    written = also("backend", "status")
+    written = also("backend", "status", "dtype")
 
     signature: Signature
-    dtype: str
     tensor: str
-    detail: str
     worst: Number
     lines: tuple[str, ...]
     case: FuzzCase
@@ -226,6 +205,11 @@ class Failure:
         return self.signature[1]
 
     @property
+    def dtype(self) -> str:
+        """The precision."""
+        return self.case.dtype
+
+    @property
     def name(self) -> str:
         """A name for files."""
         return (
@@ -236,40 +220,17 @@ class Failure:
 def failure_of(result: Result, case: FuzzCase, found_as: FuzzCase, origin: Origin, attempts: int) -> Failure:
     """Return the failure that a result is."""
     row = result.first_divergence
-    if row:
-        lines = _told(result, row)
-    else:
-        told = [f"  | {line}" for line in result.stderr.splitlines()[-3:]]
+    tensor = row.tensor if row else ""
+    try:
+        lines = result_lines(result)
+    except Exception as error:  # random cases are hard on the search for causes; what was found matters more
         lines = [
-            f"{result.backend} {result.status}: {result.case}, {result.dtype}",
-            f"  {result.detail}",
-            *told,
+            f"{result.backend} diverges: {result.case}, {result.dtype}",
+            f"  first at {tensor}; looking for its cause failed: {error!r}",
         ]
     return Failure(
-        signature_of(result),
-        result.dtype,
-        row.tensor if row else "",
-        result.detail,
-        result.worst,
-        tuple(lines),
-        case,
-        found_as,
-        origin,
-        attempts,
-        row=row,
+        signature_of(result), tensor, result.worst, tuple(lines), case, found_as, origin, attempts, row=row
     )
-
-
-def _told(result: Result, row: Row) -> list[str]:
-    try:
-        return divergence_lines(result)
-    except (
-        Exception
-    ) as error:  # random cases are hard on whatever looks for causes, and what was found matters more
-        return [
-            f"{result.backend} diverges: {result.case}, {result.dtype}",
-            f"  first at {row.tensor}; looking for its cause failed: {error!r}",
-        ]
 
 
 @dataclass
@@ -312,6 +273,10 @@ class Findings:
             (backend, dtype, tally) for backend, of in self.tallies.items() for dtype, tally in of.items()
         ]
 
+    def known(self, signature: Signature) -> Failure | None:
+        """Return the failure that has a signature."""
+        return next((one for one in self.failures if one.signature == signature), None)
+
     def note(self, text: str) -> None:
         """Keep a note, once."""
         if text not in self.notes:
@@ -322,22 +287,18 @@ class Findings:
         for backend, dtype, tally in other.each():
             self.tally(backend, dtype).merge(tally)
         for failure in other.failures:
-            self.add(failure)
-        for backend, environment in other.environments.items():
-            self.environments.setdefault(backend, environment)
+            known = self.known(failure.signature)
+            if known is None:
+                self.failures.append(failure)
+                continue
+            smaller = min(known, failure, key=lambda one: _size(one.case))
+            times = known.times + failure.times
+            self.failures[self.failures.index(known)] = dataclasses.replace(smaller, times=times)
+        self.environments = {**other.environments, **self.environments}
         for text in other.notes:
             self.note(text)
         self.cases += other.cases
         self.owed |= other.owed
-
-    def add(self, failure: Failure) -> None:
-        """Add a failure, or count it as one that is known."""
-        for place, known in enumerate(self.failures):
-            if known.signature == failure.signature:
-                smaller = min(known, failure, key=lambda one: _size(one.case))
-                self.failures[place] = dataclasses.replace(smaller, times=known.times + failure.times)
-                return
-        self.failures.append(failure)
 
     @property
     def exit_code(self) -> int:
@@ -358,34 +319,24 @@ class Findings:
     @property
     def unjudged(self) -> tuple[str, ...]:
         """The backends of which no case was judged."""
-        return conclude((backend, status) for backend, _, tally in self.each() for status in tally.statuses)[
-            1
-        ]
+        _, unjudged = conclude(
+            (backend, status) for backend, _, tally in self.each() for status in tally.statuses
+        )
+        return unjudged
 
     @property
     def said_of_unjudged(self) -> list[str]:
         """A line for each of those that did run: what its cases came to instead, and what to do."""
         lines = []
         for name in self.unjudged:
-            statuses = sum(
-                (tally.statuses for tally in self.tallies[name].values()),
-                Counter[str](),
-            )
-            counted = ", ".join(
-                f"{statuses[status]} {status}"
-                for status in ("unsupported", "undetermined")
-                if statuses[status]
-            )
-            advice = (
-                "; a backend of a fixed architecture is judged on its own weights: concord check PATH"
-                if statuses["unsupported"]
-                else ""
-            )
-            lines += (
-                [f"{name}: nothing was judged: of {statuses.total()} cases {counted}{advice}"]
-                if counted
-                else []
-            )
+            found = sum((tally.statuses for tally in self.tallies[name].values()), Counter[str]())
+            counts = [f"{found[one]} {one}" for one in ("unsupported", "undetermined") if found[one]]
+            advice = "; a backend of a fixed architecture is judged on its own weights: concord check PATH"
+            if counts:
+                lines.append(
+                    f"{name}: nothing was judged: of {found.total()} cases {', '.join(counts)}"
+                    f"{advice if found['unsupported'] else ''}"
+                )
         return lines
 
 

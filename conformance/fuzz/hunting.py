@@ -9,23 +9,20 @@ import importlib
 import itertools
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import replace
 from typing import Any
 
 from hypothesis.errors import Flaky
 
 from concord.backends.pool import Pool
-from concord.conformance.campaign import Runner, Setup
+from concord.conformance.campaign import Runner, Setup, first_line, own_fault
 from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.findings import (
     FAILED,
     NOT_THERE,
     Findings,
     Origin,
-    Signature,
     failure_of,
     signature_of,
 )
@@ -77,6 +74,7 @@ def hunt(
         findings = _Hunt(plan, settings, stopped, progress).run(plan.indices)
     else:
         findings = _on_dask(plan, settings, connected(scheduler), progress, stopped)
+    findings.plan = plan
     for note in findings.said_of_unjudged:
         findings.note(note)
     findings.interrupted = stopped()
@@ -98,21 +96,18 @@ class _Hunt:
         self.pool = Pool(len(plan.names), halted)
         about = self.findings.environments
         self.runners = {name: Runner(name, name, settings, self.pool, about) for name in plan.names}
-        self.times: Counter[Signature] = Counter()
-        self.known: set[Signature] = set()
 
     def run(self, indices: Iterable[int]) -> Findings:
         with self.pool, files_elsewhere(), contextlib.suppress(Over):
             for count, index in enumerate(indices):
                 if count % self.plan.chunk == 0:
                     self.renew()
+                origin = Origin(self.plan.seed, index)
                 try:
-                    self.case(index)
+                    self.examine(drawn(self.plan, index), origin)
                 except Exception as error:
-                    self.fault(_name(Origin(self.plan.seed, index)), type(error).__name__, str(error))
+                    self.unjudged(_name(origin), type(error).__name__, str(error))
         self.renew()
-        failures = self.findings.failures
-        failures[:] = [replace(failure, times=self.times[failure.signature]) for failure in failures]
         return self.findings
 
     def renew(self) -> None:
@@ -129,21 +124,12 @@ class _Hunt:
     def over(self) -> bool:
         return self.pool.stopped or self.plan.late
 
-    def case(self, index: int) -> None:
-        """Run the case of a number, and make each new failure that it shows as small as can be."""
-        origin, case = Origin(self.plan.seed, index), drawn(self.plan, index)
-        for result in self.examine(case, origin):
-            if result.status in FAILED and signature_of(result) not in self.known:
-                self.pursue(result, case, origin)
-                if self.plan.stop_first:
-                    raise Over
-
-    def fault(self, case: str, *what: str) -> None:
+    def unjudged(self, case: str, *what: str) -> None:
         """Note what Concord itself failed at, once in each way: that is no finding, and the hunt goes on."""
         self.findings.owed = True
-        told = ": ".join(next(iter(words.splitlines()), "") for words in what)
-        if not any(note.endswith(f" could not be judged: {told}") for note in self.findings.notes):
-            self.findings.note(f"{case} could not be judged: {told}")
+        said = ": ".join(map(first_line, what))
+        if not any(note.endswith(f" could not be judged: {said}") for note in self.findings.notes):
+            self.findings.note(f"{case} could not be judged: {said}")
 
     def attempt(self, case: FuzzCase, origin: Origin, *names: str) -> list[Result]:
         """Run a case on backends at the same time, by default on all that are left, and judge the runs."""
@@ -154,8 +140,8 @@ class _Hunt:
             raise Over
         return results
 
-    def examine(self, case: FuzzCase, origin: Origin) -> list[Result]:
-        """Run a case on every backend, count what comes of it, and return it."""
+    def examine(self, case: FuzzCase, origin: Origin) -> None:
+        """Run a case on every backend, count what comes of it, and make each new failure small."""
         if self.over:
             raise Over
         results, findings = self.attempt(case, origin), self.findings
@@ -167,31 +153,38 @@ class _Hunt:
                 findings.note(f"{result.backend} is {result.status}: {result.detail}")
                 continue
             if result.status == NOT_JUDGED:
-                self.fault(result.case, result.backend, result.detail)
-            findings.tally(result.backend, result.dtype).add(result.status, result.verdict, origin, case)
-            if result.status in FAILED:
-                self.times[signature_of(result)] += 1
+                self.unjudged(result.case, result.backend, result.detail)
+            findings.tally(result.backend, result.dtype).add(result, origin, case)
         if not there:
             findings.idle = not self.runners
             raise Over
         findings.cases += 1
         self.progress(findings.cases)
-        return there
+        for result in there:
+            if result.status not in FAILED:
+                continue
+            if known := findings.known(signature_of(result)):
+                known.times += 1
+                continue
+            self.pursue(result, case, origin)
+            if self.plan.stop_first:
+                raise Over
 
     def pursue(self, result: Result, case: FuzzCase, origin: Origin) -> None:
         """Record a failure, with the smallest case that fails in the same way.
 
         Whatever becomes of the search, what was seen is recorded.
         """
-        signature, status = signature_of(result), result.status
-        enough = sum(backend == result.backend for backend, *_ in self.known) >= SHRUNK
+        signature, most = signature_of(result), ATTEMPTS[result.status]
+        if sum(failure.backend == result.backend for failure in self.findings.failures) >= SHRUNK:
+            most = 0
         tried, smallest, failing = {case: True}, list[FuzzCase](), (result, case)
 
         def fails(other: FuzzCase) -> bool:
             """Return whether a case fails in the same way."""
             nonlocal failing
             if other not in tried:
-                if enough or len(tried) > ATTEMPTS[status] or self.over:
+                if len(tried) > most or self.over:
                     raise Enough
                 self.runners[result.backend].supervisor.refresh(RESTARTS)
                 (found,) = self.attempt(other, origin, result.backend)
@@ -210,7 +203,6 @@ class _Hunt:
                 for passed in smallest:
                     fails(passed)  # hypothesis believes that it passes
         finally:
-            self.known.add(signature)
             self.findings.failures.append(failure_of(*failing, case, origin, len(tried) - 1))
 
 
@@ -223,7 +215,8 @@ def _on_dask(
 ) -> Findings:
     """Keep twice as many chunks at Dask as it has threads, so that none waits."""
     event = dask().Event(f"concord-{uuid.uuid4().hex}", client=client)
-    executor, numbers, ending, fault = client.get_executor(pure=False), plan.chunks, False, ""
+    executor, numbers, ending = client.get_executor(pure=False), plan.chunks, False
+    whole = Findings()
     pending: dict[Future[Findings], int] = {}
     found: dict[int, Findings] = {}
     try:
@@ -241,13 +234,12 @@ def _on_dask(
             if ending:
                 event.set()
     except Exception as error:  # what was found until then is kept
-        said = next(iter(str(error).splitlines()), "")
-        fault = f"the hunt ended early: a fault of Concord: {type(error).__name__}: {said}"
+        whole.owed = True
+        whole.note(own_fault("hunting", error))
     finally:
         event.set()
         executor.shutdown()
         client.close()
-    whole = Findings(owed=bool(fault), notes=[fault] if fault else [])
     for number in sorted(found):
         whole.merge(found[number])
     return whole
@@ -269,7 +261,7 @@ def connected(address: str) -> Any:
     except (OSError, ValueError, TimeoutError) as error:
         raise SpecError(
             f"--scheduler is {address!r} but no scheduler answers there within {PATIENCE:g} s: "
-            f"{str(error).splitlines()[0]}"
+            f"{first_line(error)}"
         ) from None
 
 

@@ -8,15 +8,16 @@ import itertools
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from concord.backends import machine
 from concord.conformance import record
 from concord.conformance.campaign import Job, Setup
-from concord.conformance.dump import Name, case_files, read_exported
+from concord.conformance.dump import Name, case_files, read_job
 from concord.conformance.fuzz.findings import Findings
-from concord.spec.errors import SpecError, collecting
+from concord.spec.errors import SpecError, collect, collecting
 from concord.spec.files import find, read_as, read_bytes, write_text
 from concord.spec.folders import write_folder
 
@@ -27,35 +28,24 @@ SETTINGS = ("device", "implementation", "execution", "precision")
 
 
 @dataclass(frozen=True)
-class FoundUnder:
-    """The settings of a hunt that ``found.json`` keeps."""
-
-    device: Name = "cpu"
-    implementation: Name = "explicit"
-    execution: Name = "eager"
-    precision: Name = "strict"
-
-
-@dataclass(frozen=True)
 class FoundAbout:
     """What ``found.json`` says that a replay has to know."""
 
     format: Literal["concord.found/1"]
     backend: Name
     status: Name
-    settings: FoundUnder
+    settings: dict[str, str]
 
 
-def write_failures(folder: Path, findings: Findings, settings: Setup) -> tuple[dict[str, Path], list[str]]:
+def write_failures(folder: Path, findings: Findings, settings: Setup) -> list[str]:
     """Write each failure as a folder that ``concord fuzz --replay`` runs again.
 
     A hunt that finds a case again finds it written already. Whatever else has its name, of another hunt or no
-    finding at all, stays: the new one gets a number.
+    finding at all, stays: the new one gets a number. :attr:`Findings.folders` then names the folders.
 
     Returns:
-        Failure's name to folder, and what kept others from being written.
+        What kept others from being written.
     """
-    written: dict[str, Path] = {}
     problems: list[str] = []
     for failure in findings.failures:
         about = {
@@ -67,11 +57,11 @@ def write_failures(folder: Path, findings: Findings, settings: Setup) -> tuple[d
             },
             "settings": {name: getattr(settings, name) for name in SETTINGS},
         }
+        files = case_files(failure.case.job(failure.name))
         with collecting(problems):
-            written[failure.name] = _write(
-                folder, f"{failure.name}-{failure.dtype}", case_files(failure.case.job(failure.name)), about
-            )
-    return written, problems
+            written = _write(folder, f"{failure.name}-{failure.dtype}", files, about)
+            findings.folders[failure.name] = str(written)
+    return problems
 
 
 def _write(folder: Path, name: str, case: Mapping[str, bytes], about: dict[str, Any]) -> Path:
@@ -94,7 +84,7 @@ def _is_of(target: Path, case: Mapping[str, bytes], about: Mapping[str, Any]) ->
         same = all(read_bytes(target / name) == content for name, content in case.items())
     except SpecError:
         return False
-    return same and (known.backend, known.settings) == (about["backend"], FoundUnder(**about["settings"]))
+    return same and (known.backend, known.settings) == (about["backend"], about["settings"])
 
 
 def read_found(folder: Path) -> list[tuple[Job, FoundAbout]]:
@@ -106,32 +96,14 @@ def read_found(folder: Path) -> list[tuple[Job, FoundAbout]]:
     Raises:
         SpecError: if there is none, or a file is missing or corrupt; every such file is listed.
     """
-    found, problems = [], []
-    for path in find(folder, "found.json"):
-        try:
-            about = read_as(path, FoundAbout)
-            request, manifest = read_exported(path.parent)
-        except SpecError as error:
-            problems += error.problems
-            continue
-        job = Job(
-            manifest.group,
-            manifest.case,
-            request.dtype,
-            request.part,
-            request.config,
-            request.weights,
-            request.batch,
-        )
-        found.append((job, about))
-    if problems:
-        raise SpecError(problems)
-    if not found:
+    paths = find(folder, "found.json")
+    if not paths:
         raise SpecError(f"{folder}: holds no found.json; 'concord fuzz' writes such folders")
-    return found
+    abouts = collect(*(partial(read_as, path, FoundAbout) for path in paths))
+    return list(zip(collect(*(partial(read_job, path.parent) for path in paths)), abouts, strict=True))
 
 
-def command(folder: Path, backend: str, settings: Setup) -> str:
+def command(folder: str, backend: str, settings: Setup) -> str:
     """Return the command that runs a failure again."""
     usual = Setup()
     options = [
@@ -144,6 +116,6 @@ def command(folder: Path, backend: str, settings: Setup) -> str:
             "concord fuzz",
             *options,
             f"--backend {shlex.quote(backend)}",
-            f"--replay {shlex.quote(str(folder))}",
+            f"--replay {shlex.quote(folder)}",
         ]
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 
 from rich.console import Console, Group
 from rich.table import Table
@@ -11,7 +10,7 @@ from rich.text import Text
 
 from concord.conformance.campaign import Setup
 from concord.conformance.estimate import R, Z
-from concord.conformance.fuzz.findings import FAILED, SECTIONS, WAYS, Findings, Tally
+from concord.conformance.fuzz.findings import FAILED, KINDS, WAYS, Findings, Kind, Tally, Way
 from concord.conformance.fuzz.replay import command
 from concord.conformance.report import SHORT, indented
 from concord.conformance.verdict import number
@@ -33,7 +32,7 @@ def _failed(tally: Tally) -> Text:
     return Text(str(count), style="bold magenta" if count else "dim")
 
 
-def _largest(way: str, kind: str) -> Callable[[Tally], Text]:
+def _largest(way: Way, kind: Kind) -> Callable[[Tally], Text]:
     def cell(tally: Tally) -> Text:
         found = tally.statistics[way][kind]
         if not found.tensors:
@@ -58,7 +57,7 @@ COUNTS: tuple[Column, ...] = (
 ERRORS: tuple[Column, ...] = tuple(
     (f"{kind}\n{'at its step' if way == 'local' else 'end to end'}", _largest(way, kind))
     for way in WAYS
-    for kind in SECTIONS
+    for kind in KINDS
 )
 
 
@@ -73,14 +72,10 @@ def _table(findings: Findings, columns: tuple[Column, ...], title: str) -> Table
     return table
 
 
-def show(findings: Findings, console: Console, settings: Setup, folders: Mapping[str, Path]) -> None:
-    """Print counts, largest errors, failures and notes.
-
-    Args:
-        folders: where each failure was written, by its name.
-    """
+def show(findings: Findings, console: Console, settings: Setup) -> None:
+    """Print counts, largest errors, failures and notes."""
     errors = "Largest error of an element in sigma / of a tensor in RMS sigma"
-    columns = ERRORS if any(tally.end_to_end for _, _, tally in findings.each()) else ERRORS[: len(SECTIONS)]
+    columns = ERRORS if any(tally.end_to_end for _, _, tally in findings.each()) else ERRORS[: len(KINDS)]
     if findings.tallies and console.width >= WIDE:
         console.print(_table(findings, COUNTS + columns, f"Random cases. {errors}"))
     elif findings.tallies:
@@ -99,10 +94,8 @@ def show(findings: Findings, console: Console, settings: Setup, folders: Mapping
         smaller = f"the smallest of {failure.attempts + 1} tried" if failure.attempts else "as found"
         times = f"{counted(failure.times, 'case')} failed in this way"
         console.print(indented(f"  {times}; this one is {smaller}"))
-        if failure.name in folders:
-            console.print(
-                Text(f"  {command(folders[failure.name], failure.backend, settings)}"), soft_wrap=True
-            )
+        if folder := findings.folders.get(failure.name):
+            console.print(Text(f"  {command(folder, failure.backend, settings)}"), soft_wrap=True)
     for note in findings.notes:
         console.print(Text(note, style="magenta"))
     found = (

@@ -37,9 +37,7 @@ class Injection:
         self, operations: FrameworkOperations, change: Change, request: Request, memory: dict[str, Any]
     ) -> None:
         self.operations, self.request = operations, request
-        self.edits = {
-            name: edit for name in taps(request.config, request.part) if (edit := change.edit(name))
-        }
+        self.edits = {name: edit for name in taps(request.config, request.part) if (edit := change.at(name))}
         self.kinds = {
             name: parameter.kind for name, parameter in parameters(request.config, request.part).items()
         }

@@ -10,17 +10,16 @@ from typing import Any
 from concord.backends.interface import IMPLEMENTATIONS, Request, Run, Trace, TrainingSession
 from concord.conformance.bugs.alternatives import ALTERNATIVES
 from concord.conformance.bugs.bug import Change
-from concord.conformance.bugs.catalogue import BUGS
+from concord.conformance.bugs.catalogue import BUGS, TRAINING
 from concord.conformance.bugs.operations import FrameworkOperations
-from concord.conformance.bugs.products import EMULATIONS
-from concord.conformance.bugs.training.catalogue import TRAINING
+from concord.conformance.bugs.precision import EMULATIONS
 from concord.conformance.mutants.injection import Injection
 from concord.conformance.mutants.training import MutatedTrainer
 from concord.spec.errors import unknown
 
 CHANGES: dict[str, dict[str, Change]] = {
     "mutant": {name: mutant.change for name, mutant in BUGS.items()},
-    "alternative": {name: one.change for name, one in ALTERNATIVES.items() if one.change.edits},
+    "alternative": {name: one.change for name, one in ALTERNATIVES.items() if one.change.edit},
     "emulate": EMULATIONS,
 }
 """What may stand before and after the colon of an implementation's name."""
@@ -62,7 +61,7 @@ class Mutating:
         changed = dataclasses.replace(change.request(request), implementation=implementation or "explicit")
         if request.implementation != self.running:
             self.running, self.memory = request.implementation, {}
-        self.injection = Injection(self.operations, change, changed, self.memory) if change.edits else None
+        self.injection = Injection(self.operations, change, changed, self.memory) if change.edit else None
         try:
             with self.injection.confirmed() if self.injection else nullcontext():
                 run = self._untouched(changed)

@@ -8,8 +8,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from concord.conformance.bugs.bug import HUB
-from concord.conformance.bugs.catalogue import KNOWN, Bug
+from concord.conformance.bugs.bug import Bug
+from concord.conformance.bugs.catalogue import KNOWN
 from concord.conformance.mutants.matrix import Finding, Matrix
 from concord.conformance.verdict import number
 
@@ -87,7 +87,7 @@ def catalogue(bugs: Iterable[Bug]) -> Table:
         if bug.group != group:
             group = bug.group
             table.add_section()
-        more = [bug.clause, f"{bug.variant}-{bug.scenario}", bug.source.removeprefix(HUB)]
+        more = [bug.clause, f"{bug.variant}-{bug.scenario}", bug.source.removeprefix("https://github.com/")]
         table.add_row(Text(bug.name), Group(bug.what, *filter(None, more)))
     return table
 

@@ -10,7 +10,7 @@ from typing import Any
 from concord.backends.interface import Request
 from concord.backends.worker import Worker
 from concord.conformance.bugs.bug import Bug
-from concord.conformance.bugs.training.catalogue import TRAINING
+from concord.conformance.bugs.catalogue import TRAINING
 from concord.conformance.bugs.training.runs import model, shown_by
 from concord.conformance.bugs.training.step import Batches
 from concord.conformance.bugs.training.tape import BuggedTrajectory

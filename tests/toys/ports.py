@@ -50,7 +50,7 @@ def truth_with(
     Args:
         memory: what the bug keeps from one call to the next.
     """
-    model = with_edits(change.edit)
+    model = with_edits(change.at)
     model.memory = {} if memory is None else memory
     asked = change.request(Request(case.config, case.weights, case.batch, case.part, dtype))
     truth = compute(asked.config, asked.weights, asked.batch, arithmetic, True, case.part, dtype, model=model)

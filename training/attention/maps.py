@@ -17,8 +17,8 @@ from concord.conformance import tolerance
 from concord.conformance.campaign import Job, Report, Setup, conduct
 from concord.conformance.estimate import Z
 from concord.conformance.expectation import JudgedProblem
+from concord.conformance.layout import tail
 from concord.conformance.verdict import Verdict, number
-from concord.conformance.views import tail
 from concord.spec.batch import Batch, completed
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError

@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance import record
-from concord.conformance.layout import render
+from concord.conformance.layout import render, tail
 from concord.conformance.verdict import number
-from concord.conformance.views import tail
 from concord.training.attention.maps import LEAK, Array, Maps
 
 TEMPLATES = Path(__file__).parents[1] / "templates"

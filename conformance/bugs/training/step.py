@@ -255,11 +255,12 @@ def recipe(**changed: Any) -> Callable[[Recipe], Recipe]:
     return lambda given: given.replace(**changed)
 
 
-def rule(**methods: StepEdit) -> type[Optimizer]:
-    """Return the optimizer with other methods; each is given it, the right method and its arguments."""
+def rule(**methods: StepEdit) -> Change:
+    """Return the change of methods of the optimizer; each is given it, the right method and its arguments."""
 
     def edited(name: str, edit: StepEdit) -> Callable[..., Any]:
         right = getattr(Optimizer, name)
         return lambda self, *given: edit(self, functools.partial(right, self), *given)
 
-    return type("EditedOptimizer", (Optimizer,), {name: edited(name, edit) for name, edit in methods.items()})
+    new = {name: edited(name, edit) for name, edit in methods.items()}
+    return Change(optimizer=type("EditedOptimizer", (Optimizer,), new))

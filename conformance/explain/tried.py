@@ -1,0 +1,113 @@
+"""Bugs as explanations: what a tap, or a gradient, would be with one of them, from what a run had before
+it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+
+from concord.backends.interface import Request
+from concord.conformance.bugs.bug import Bug
+from concord.conformance.bugs.catalogue import ALL, TRIED
+from concord.conformance.bugs.context import Context, Edit
+from concord.conformance.bugs.tape import Value
+from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
+from concord.conformance.explain.question import Question
+from concord.spec.precision import PRECISIONS
+
+
+def of_tap(question: Question, tap: str) -> Iterator[Hypothesis]:
+    """Yield the bugs that edit a tap."""
+    for bug in TRIED:
+        edit = None if bug.of_gradients else bug.change.at(tap)
+        if edit:
+            yield hypothesis(bug, edit, tap)
+
+
+def of_backward(question: Question) -> Iterator[Hypothesis]:
+    """Yield the bugs of the backward pass alone; those of a table are its own."""
+    table = (
+        f"gradients.{question.tensor.split('.')[1]}" == "gradients.embeddings" or ".taps." in question.tensor
+    )
+    for bug in TRIED if question.parameter else ():
+        taps, edit = bug.change.taps, bug.change.edit
+        if edit and bug.of_gradients and (table or not all(tap.startswith("embeddings.") for tap in taps)):
+            yield hypothesis(bug, edit, *taps)
+
+
+def of_hidden(question: Question) -> Iterator[Hypothesis]:
+    """Yield every bug on the way to a tensor from what a run delivered: in a kernel, or a whole model.
+
+    There one bug may change several taps, or weights, which explanations of a single tap do not stand for.
+    """
+    hidden = [name for name in question.before if name not in question.pinned]
+    if not hidden:
+        return
+    for bug in ALL:
+        if bug.after or bug.of_gradients:
+            continue
+        changed = [name for name in (*hidden, question.tensor) if _edit(bug, name)]
+        if changed:
+            yield hypothesis(bug, functools.partial(_made, bug), *changed)
+        elif not bug.change.edit:
+            yield from _of_request(question, bug)
+
+
+def _made(bug: Bug, m: Context, y: Value) -> Value:
+    """Return what a bug makes of the tap in question, by whichever of its edits that is."""
+    edit = _edit(bug, m.tap)
+    made: Value = edit(m, y) if edit else y
+    return made
+
+
+def _edit(bug: Bug, tap: str) -> Edit | None:
+    """Return what a bug makes of a tap, which in a part has a shorter name."""
+    shorter = (
+        pattern.split(".", cut)[-1] for pattern in bug.change.taps for cut in range(pattern.count(".") + 1)
+    )
+    found = any(pattern != "*" and fnmatch.fnmatchcase(tap, pattern) for pattern in shorter)
+    return bug.change.edit if found else None
+
+
+def _of_request(question: Question, bug: Bug) -> Iterator[Hypothesis]:
+    """Yield a bug of the configuration or the weights, where the case can have it."""
+    case = question.case
+    dtype = case.dtype if case.dtype in PRECISIONS else "float32"
+    asked = Request(case.config, case.weights, case.batch, case.part, dtype)
+    try:
+        made = bug.change.request(asked)
+    except INAPPLICABLE:
+        return
+    fields = {one.name: getattr(made.config, one.name) for one in dataclasses.fields(made.config)}
+    fields = {name: value for name, value in fields.items() if value != getattr(asked.config, name)}
+    weights = {
+        name: functools.partial(np.asarray, array)
+        for name, array in made.weights.items()
+        if not np.array_equal(array, asked.weights[name])
+    }
+    if fields or weights:
+        yield Hypothesis(_name(bug), bug.text, bug.clause, fields, weights)
+
+
+def hypothesis(bug: Bug, edit: Edit, *on: str) -> Hypothesis:
+    """Return a bug as something that a run may contain.
+
+    Args:
+        edit: what is made of a tap.
+        on: patterns of the taps that are changed.
+    """
+    return Hypothesis(_name(bug), bug.text, bug.clause, change=edit, on=on)
+
+
+def _name(bug: Bug) -> str:
+    """Return what a bug is called as an explanation.
+
+    Its own name where that is one, else the first of those it may have.
+    """
+    causes = bug.cause.split(" or ")
+    return bug.name if bug.name in causes else causes[0]
