@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.estimate import Z
-from concord.conformance.expectation import JudgedProblem, is_gradient, is_tap_gradient
+from concord.conformance.expectation import JudgedProblem
 from concord.conformance.fields import Count, Number, Power
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
@@ -163,14 +163,12 @@ def _worst(
 
 
 @functools.lru_cache(maxsize=256)
-def _gradients(config: EncoderConfig, part: str) -> dict[str, str]:
-    given = {f"inputs.{name}": tensor.shape for name, tensor in inputs(config, part).items()}
-    return {**given, **{name: parameter.shape for name, parameter in parameters(config, part).items()}}
-
-
-@functools.lru_cache(maxsize=256)
-def _taps(config: EncoderConfig, part: str) -> dict[str, str]:
-    return {name: tap.shape for name, tap in taps(config, part).items()}
+def _axes(config: EncoderConfig, part: str) -> dict[str, str]:
+    """Return the axes of each tensor, and under ``gradients.`` of what they are the gradient by."""
+    found = {name: tap.shape for name, tap in taps(config, part).items()}
+    found |= {f"gradients.taps.{name}": shape for name, shape in found.items()}
+    found |= {f"gradients.inputs.{name}": tensor.shape for name, tensor in inputs(config, part).items()}
+    return found | {f"gradients.{name}": one.shape for name, one in parameters(config, part).items()}
 
 
 def axes_of(case: JudgedProblem, name: str, rank: int) -> tuple[str, ...]:
@@ -178,19 +176,9 @@ def axes_of(case: JudgedProblem, name: str, rank: int) -> tuple[str, ...]:
 
     Of those of the specification its own, of others numbers.
     """
-    subject = (
-        name.removeprefix("gradients.taps.") if is_tap_gradient(name) else name.removeprefix("gradients.")
-    )
-    known = (
-        _gradients(case.config, case.part)
-        if is_gradient(name) and not is_tap_gradient(name)
-        else _taps(case.config, case.part)
-    )
-    axes = known.get(subject, "").split()
+    axes = _axes(case.config, case.part).get(name, "").split()
     if len(axes) != rank:
         return tuple(f"axis {place}" for place in range(rank))
-    if (
-        len(set(axes)) < rank
-    ):  # two of a kind: a query and its key, or what goes into a linear layer and what comes out
+    if len(set(axes)) < rank:  # two of a kind: a query and its key, or what enters a layer and what leaves it
         axes[-2:] = ["query", "key"] if axes[-1] == "tokens" else [f"{axes[-2]} in", f"{axes[-1]} out"]
     return tuple(axes)

@@ -24,6 +24,7 @@ from concord.conformance.expectation import (
     is_gradient,
     is_tap_gradient,
     root_mean_square,
+    subject_of,
 )
 from concord.conformance.padding import blind_samples, uncomputed
 from concord.conformance.scoring import OUT_OF_RANGE, judge_tensor, scores_of
@@ -160,13 +161,11 @@ def _shows(case: JudgedProblem, deviation: str, verdict: Verdict) -> bool:
         where = uncomputed(case.config, case.batch, case.part, first.tensor, first.axes)
     else:
         where = blind_samples(case.config, case.batch).reshape(-1, *[1] * (len(first.axes) - 1))
-    shape = [
-        max(sizes)
-        for sizes in zip(
-            np.shape(where), *(np.add(one.index, 1) for one in first.deciding.breakdown.worst), strict=True
-        )
-    ]
-    return bool(all(np.broadcast_to(where, shape)[one.index] for one in first.deciding.breakdown.worst))
+    # An axis of length 1 holds for all places.
+    return all(
+        np.broadcast_to(where, np.maximum(np.shape(where), np.add(one.index, 1)))[one.index]
+        for one in first.deciding.breakdown.worst
+    )
 
 
 def delivered(run: Run, output: str) -> dict[str, Array]:
@@ -214,13 +213,8 @@ class _Judging:
         """Judge every requested tensor, in one way or both."""
         expected = expectation(self.case.deviations) if expectation else self.from_inputs(local, end_to_end)
         shapes = {name: self.shape(name, expected) for name in expected.shapes or expected.values}
-        wanted = {
-            name: Row(
-                name, expected.clauses[name], "", size=math.prod(shape), axes=self.axes(name, len(shape))
-            )
-            for name, shape in shapes.items()
-            if self.requested(name) and (local or name in expected.values)
-        }
+        wanted = [name for name in shapes if self.requested(name) and (local or name in expected.values)]
+        clauses = expected.clauses
         broken = {name: found for name in wanted if (found := self.unjudgeable(name, shapes[name]))}
         sound = [name for name in wanted if name not in broken]
         whole = {
@@ -233,12 +227,12 @@ class _Judging:
         self.case.forget()
         broken |= {f"gradients.taps.{name}": ("not exposed", UNUSED) for name in self.unused}
         table = []
-        for name, row in wanted.items():
+        for name in wanted:
             step, end = (None, None) if name in broken else (steps.get(name), whole.get(name))
-            deciding = step or end
-            status, note = broken[name] if deciding is None else (deciding.status, deciding.note)
-            size = deciding.size if deciding else row.size
-            table.append(replace(row, status=status, note=note, size=size, local=step, end_to_end=end))
+            deciding, shape = step or end, shapes[name]
+            status, note = (deciding.status, deciding.note) if deciding else broken[name]
+            size, axes = deciding.size if deciding else math.prod(shape), self.axes(name, len(shape))
+            table.append(Row(name, clauses[name], status, step, end, note, size, axes))
         if "gradients" in self.run.requested and not self.case.gradients:  # the run delivers none at all
             names = (f"gradients.{name}" for name in trainable(self.case.config, self.case.part))
             table += [Row(name, self.case.clause(name), "not exposed", note=NOT_EXPOSED) for name in names]
@@ -326,17 +320,9 @@ class _Judging:
 
     def pinned(self, shapes: Mapping[str, tuple[int, ...]]) -> Pinned:
         """Return the run's tensors that others can be recomputed from: the model goes on with them."""
-        sound = {
-            name: array
-            for name, array in self.delivered.items()
-            if array is not None and shapes.get(name) == array.shape
-        }
+        sound = {name: one for name, one in self.delivered.items() if shapes.get(name) == one.shape}
         taps = {name: array for name, array in sound.items() if name in self.run.taps and name != "loss"}
-        gradients = {
-            name.removeprefix("gradients.taps."): array
-            for name, array in sound.items()
-            if is_tap_gradient(name)
-        }
+        gradients = {subject_of(name): array for name, array in sound.items() if is_tap_gradient(name)}
         return Pinned(taps, gradients).without(self.unused)
 
     def local(self, names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Judgement]:

@@ -43,98 +43,55 @@ def judge_tensor(
         lenient: whether an element that is finite in the oracle need not be in the backend.
         why: elements may not be determined.
     """
-    return _plainly(actual, value, sigma, dtype) or _carefully(
-        actual, value, sigma, dtype, strict, lenient, why
+    flat, allowed, found = (
+        value.reshape(-1),
+        sigma.astype(np.float64, copy=False).reshape(-1),
+        actual.reshape(-1),
     )
-
-
-def _plainly(actual: Array, value: Array, sigma: Array, dtype: str) -> Judgement | None:
-    """Judge a tensor of which every element can be compared.
-
-    None where some cannot, or a sum of squares would not be exact.
-    """
     with np.errstate(all="ignore"):
-        errors = (
-            np.abs(actual.astype(value.dtype, copy=False) - value).astype(np.float64, copy=False).reshape(-1)
-        )
-        allowed = sigma.astype(np.float64, copy=False).reshape(-1)
+        errors = np.abs(found.astype(value.dtype, copy=False) - flat).astype(np.float64, copy=False)
         scores = errors / allowed
         squares, sigmas = float(errors @ errors), float(allowed @ allowed)
-    if not (SAFE[0] < sigmas < SAFE[1] and (SAFE[0] < squares < SAFE[1] or not errors.any())):
-        return None
-    rms = float(np.sqrt(squares / sigmas))
+    judged: NDArray[np.bool_] | slice = slice(None)
+    rms, note = float("inf"), ""
+    if SAFE[0] < sigmas < SAFE[1] and (SAFE[0] < squares < SAFE[1] or not errors.any()):
+        rms = float(np.sqrt(squares / sigmas))  # every element can be compared
+    else:
+        scores, finite = scores_of(found, flat, allowed, strict, lenient), np.isfinite(flat)
+        known = ~np.isnan(scores)
+        judged = known & finite
+        if not known.any():
+            note = f"{dtype} does not determine it: {why}" if why == OUT_OF_RANGE else why
+            return Judgement("undetermined", size=value.size, note=note)
+        scores = np.where(known, scores, 0.0)
+        if np.isfinite(scores).all():
+            rms = root_mean_square(errors[judged]) / root_mean_square(allowed[judged])
+        if (known & ~finite).any():
+            note = "finite where the oracle is not"
+        elif not np.isfinite(found[judged]).all():
+            note = "not finite"
+        elif not judged.all():
+            note = f"{judged.size - judged.sum()} elements are not judged: {why}"
     place = int(scores.argmax())
-    z, beyond = float(scores[place]), 0
-    if z > Z:
-        beyond = int((scores > Z).sum())
-    independent = independent_elements(value, sigma, dtype) if rms > R else float(value.size)
+    z, beyond = float(scores[place]), int((scores > Z).sum())
+    independent = (
+        independent_elements(flat[judged], allowed[judged], dtype) if R < rms < np.inf else float(value.size)
+    )
     # Z_BINS are powers of two: the exponent says in which bin a score lies.
-    exponents = np.frexp(np.maximum(scores, Z_BINS[0] / 2))[1]
-    counted = np.bincount(np.minimum(exponents - LOWEST, len(Z_BINS)), minlength=len(Z_BINS) + 1)
+    exponents = np.frexp(np.clip(scores[judged], Z_BINS[0] / 2, Z_BINS[-1]))[1]
     return Judgement(
         status="diverges" if beyond or rms > rms_limit(independent) else "agrees",
         z=z,
         rms=rms,
         element=tuple(int(i) for i in np.unravel_index(place, value.shape)),
-        actual=float(actual.reshape(-1)[place]),
-        expected=float(value.reshape(-1)[place]),
+        actual=float(found[place]),
+        expected=float(flat[place]),
         sigma=float(allowed[place]),
         beyond=beyond,
         size=value.size,
         independent=independent,
-        histogram=tuple(counted.tolist()),
-    )
-
-
-def _carefully(
-    actual: Array, value: Array, sigma: Array, dtype: str, strict: bool, lenient: bool, why: str
-) -> Judgement:
-    """Judge a tensor of which some elements may not be finite, or not determined."""
-    actual = actual.astype(value.dtype)
-    scores = scores_of(actual, value, sigma, strict, lenient)
-    known, finite = ~np.isnan(scores), np.isfinite(value)
-    judged, wrongly_finite = known & finite, known & ~finite
-    if not known.any():
-        return Judgement(
-            "undetermined",
-            size=value.size,
-            note=f"{dtype} does not determine it: {why}" if why == OUT_OF_RANGE else why,
-        )
-    scores = np.where(known, scores, 0.0)
-    with np.errstate(all="ignore"):
-        errors = np.where(judged, abs(actual - value), 0.0)
-        rms = (
-            root_mean_square(errors[judged]) / root_mean_square(sigma[judged])
-            if np.isfinite(scores).all()
-            else np.inf
-        )
-    element = np.unravel_index(int(np.argmax(scores)), scores.shape)
-    z, beyond = float(scores[element]), int((scores > Z).sum())
-    independent = (
-        independent_elements(value[judged], sigma[judged], dtype)
-        if np.isfinite(rms) and rms > R
-        else value.size
-    )
-    counted = (
-        np.histogram(scores[judged], bins=[0.0, *Z_BINS, np.inf])[0]
-        if judged.any()
-        else [0] * (len(Z_BINS) + 1)
-    )
-    unjudged = f"{judged.size - judged.sum()} elements are not judged: {why}" if not judged.all() else ""
-    infinite = unjudged if np.isfinite(actual[judged]).all() else "not finite"
-    return Judgement(
-        status="diverges" if beyond or rms > rms_limit(independent) else "agrees",
-        z=z,
-        rms=rms,
-        element=tuple(int(i) for i in element),
-        actual=float(actual[element]),
-        expected=float(value[element]),
-        sigma=float(sigma[element]),
-        beyond=beyond,
-        size=value.size,
-        independent=independent,
-        histogram=tuple(int(count) for count in counted),
-        note="finite where the oracle is not" if wrongly_finite.any() else infinite,
+        histogram=tuple(np.bincount(exponents - LOWEST, minlength=len(Z_BINS) + 1).tolist()),
+        note=note,
     )
 
 
