@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -53,29 +54,25 @@ def speaker_of(results: Sequence[Result]) -> Result:
     return min(results, key=order)
 
 
-def plain_cell(results: Sequence[Result]) -> str:
-    """Return what a cell of the table says."""
+STYLES = {
+    "agrees": "green",
+    "diverges": "bold red",
+    "nondeterministic": "red",
+    "absent": "dim",
+    "unsupported": "dim",
+    "undetermined": "yellow",
+}
+"""How a status is printed."""
+
+
+def cell(results: Sequence[Result]) -> Text:
+    """Return what a cell of the table says: the worst of some results."""
     if not results:
-        return "–"
+        return Text("–", style="dim")
     worst = min(results, key=gravity)
-    if worst.status == "agrees":
-        return f"{number(worst.worst)} ✓"
-    if worst.status == "diverges":
-        return f"{number(worst.worst)} ✗"
-    return worst.status
-
-
-def _cell(results: Sequence[Result]) -> Text:
-    status = min(results, key=gravity).status if results else "absent"
-    style = {
-        "agrees": "green",
-        "diverges": "bold red",
-        "nondeterministic": "red",
-        "absent": "dim",
-        "unsupported": "dim",
-        "undetermined": "yellow",
-    }
-    return Text(plain_cell(results), style=style.get(status, "bold magenta"))
+    sign = {"agrees": "✓", "diverges": "✗"}.get(worst.status)
+    text = f"{number(worst.worst)} {sign}" if sign else worst.status
+    return Text(text, style=STYLES.get(worst.status, "bold magenta"))
 
 
 def ordered(values: Iterable[str]) -> list[str]:
@@ -92,53 +89,54 @@ def select(report: Report, **fields: str) -> list[Result]:
     ]
 
 
+def cells(report: Report) -> tuple[list[str], list[str], dict[str, dict[tuple[str, str], Text]]]:
+    """Return backends, precisions, and for each group the cell of each of both."""
+    groups, names, dtypes = (
+        ordered(getattr(result, key) for result in report.results) for key in ("group", "backend", "dtype")
+    )
+    found = {
+        group: {
+            (name, dtype): cell(select(report, group=group, backend=name, dtype=dtype))
+            for name in names
+            for dtype in dtypes
+        }
+        for group in groups
+    }
+    return names, dtypes, found
+
+
 def matrix(report: Report, width: int, title: str, group: str = "variant") -> Table:
     """Return the table of verdicts: worst error over tolerance in each cell."""
-    groups, names, dtypes = (
-        ordered(getattr(r, key) for r in report.results) for key in ("group", "backend", "dtype")
-    )
+    names, dtypes, found = cells(report)
     table = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1), expand=False)
     table.add_column(group, no_wrap=True)
     if width >= NARROW:
-        for name in names:
-            for dtype in dtypes:
-                table.add_column(Group(name, SHORT[dtype]), justify="right", overflow="fold")
-        for entry in groups:
-            cells = (
-                select(report, group=entry, backend=name, dtype=dtype) for name in names for dtype in dtypes
-            )
-            table.add_row(entry, *(_cell(results) for results in cells))
+        for name, dtype in product(names, dtypes):
+            table.add_column(Group(name, SHORT[dtype]), justify="right", overflow="fold")
+        for entry, of_group in found.items():
+            table.add_row(entry, *of_group.values())
         return table
     table.add_column("", no_wrap=True)
     for name in names:
         table.add_column(name, justify="right", overflow="fold")
-    for entry in groups:
+    for entry, of_group in found.items():
         for dtype in dtypes:
-            cells = (select(report, group=entry, backend=name, dtype=dtype) for name in names)
-            table.add_row(
-                entry if dtype == dtypes[0] else "", SHORT[dtype], *(_cell(results) for results in cells)
-            )
+            first = entry if dtype == dtypes[0] else ""
+            table.add_row(first, SHORT[dtype], *(of_group[name, dtype] for name in names))
     return table
 
 
 def markdown(report: Report) -> str:
     """Return the table of verdicts as Markdown, for a README."""
-    groups, names, dtypes = (
-        ordered(getattr(r, key) for r in report.results) for key in ("group", "backend", "dtype")
-    )
-    header = ["variant", *(f"{name} {SHORT[dtype]}" for name in names for dtype in dtypes)]
-    lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
-    for entry in groups:
-        cells = (
-            plain_cell(select(report, group=entry, backend=name, dtype=dtype))
-            for name in names
-            for dtype in dtypes
-        )
-        lines.append(f"| `{entry}` | " + " | ".join(cells) + " |")
+    names, dtypes, found = cells(report)
+    header = ["variant", *(f"{name} {SHORT[dtype]}" for name, dtype in product(names, dtypes))]
+    rows = [[f"`{entry}`", *(text.plain for text in of_group.values())] for entry, of_group in found.items()]
+    first, *lines = (f"| {' | '.join(row)} |" for row in [header, *rows])
     versions = ", ".join(
         f"{name} {about['version']}" for name, about in report.environments.items() if "version" in about
     )
-    return "\n".join([*lines, "", f"{summary(report)}; {versions}."]) + "\n"
+    rule = "|---" + "|---:" * (len(header) - 1) + "|"
+    return "\n".join([first, rule, *lines, "", f"{summary(report)}; {versions}."]) + "\n"
 
 
 def within(path: Path, name: str, text: str) -> str:
@@ -174,42 +172,41 @@ def failures(report: Report, details: int = 4, exported: bool = False) -> Render
     """
     lines: list[RenderableType] = []
     report = report.explained()
-    for name in ordered(r.backend for r in report.results):
+    for name in ordered(result.backend for result in report.results):
+        results = select(report, backend=name)
         findings: dict[str, list[Result]] = {}
-        for result in select(report, backend=name):
+        for result in results:
             if result.status == "diverges" and result.first_divergence:
                 findings.setdefault(role_of(result.first_divergence.tensor), []).append(result)
         for tensor, found in list(findings.items())[:details]:
-            head, *rest = divergence_lines(speaker_of(found), exported)
+            speaker = speaker_of(found)
+            head, *rest = divergence_lines(speaker, exported)
             lines += [Text(head, style="bold red"), *map(indented, rest)]
             if len(found) > 1:
                 for one in (one for one in report.conclusions if (one.backend, one.tensor) == (name, tensor)):
                     lines += [
                         indented(f"  {line}", style="bold") for line in (one.text, *folded(one.refuted))
                     ]
-                lines.append(
-                    indented(
-                        f"  likewise in {_named([one for one in found if one is not speaker_of(found)])}"
-                    )
-                )
+                others = [
+                    f"{one.case} {SHORT.get(one.dtype, one.dtype)} ({number(one.worst)})"
+                    for one in found
+                    if one is not speaker
+                ]
+                more = f" and {len(others) - 4} more runs" if len(others) > 4 else ""
+                lines.append(indented(f"  likewise in {', '.join(others[:4])}{more}"))
         if len(findings) > details:
-            more = sum(map(len, list(findings.values())[details:]))
+            count = sum(map(len, list(findings.values())[details:]))
             lines.append(
                 Text(
-                    f"{name}: {more} more runs diverge first at {len(findings) - details} other tensors "
+                    f"{name}: {count} more runs diverge first at {len(findings) - details} other tensors "
                     "(--html and --json show them all)",
                     style="red",
                 )
             )
-        lines += _told(
-            name,
-            (line for r in select(report, backend=name) if r.verdict for line in unjudged_lines(r.verdict)),
-        )
-        lines += _explanations(name, [r for r in select(report, backend=name) if r.detail])
-        lines += _told(
-            name,
-            (r.verdict.unchecked for r in select(report, backend=name) if r.verdict and r.verdict.unchecked),
-        )
+        verdicts = [result.verdict for result in results if result.verdict]
+        lines += _counted(name, (line for verdict in verdicts for line in unjudged_lines(verdict)))
+        lines += _explanations(name, [result for result in results if result.detail])
+        lines += _counted(name, (verdict.unchecked for verdict in verdicts if verdict.unchecked))
     return Group(*lines)
 
 
@@ -219,15 +216,7 @@ def indented(line: str, style: str = "") -> RenderableType:
     return Padding(Text(text, style=style), (0, 0, 0, len(line) - len(text)), expand=False)
 
 
-def _named(results: Sequence[Result], most: int = 4) -> str:
-    named = [
-        f"{result.case} {SHORT.get(result.dtype, result.dtype)} ({number(result.worst)})"
-        for result in results
-    ]
-    return ", ".join(named[:most]) + (f" and {len(named) - most} more runs" if len(named) > most else "")
-
-
-def _told(name: str, texts: Iterable[str]) -> list[Text]:
+def _counted(name: str, texts: Iterable[str]) -> list[Text]:
     """Say what holds of several runs of a backend once, and of how many."""
     return [
         Text(f"{name}: {text} [{counted(count, 'run')}]", style="yellow")
@@ -287,10 +276,8 @@ def repeated(results: Sequence[Result]) -> str:
 
 def repetitions(report: Report) -> list[str]:
     """Say of each backend whether runs on the same inputs gave the same bits, where they were repeated."""
-    said = {
-        name: repeated(select(report, backend=name)) for name in ordered(r.backend for r in report.results)
-    }
-    return [f"{name}: {words}" for name, words in said.items() if words]
+    names = ordered(result.backend for result in report.results)
+    return [f"{name}: {words}" for name in names if (words := repeated(select(report, backend=name)))]
 
 
 def summary(report: Report) -> str:

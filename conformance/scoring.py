@@ -50,7 +50,7 @@ def judge_tensor(
     )
     with np.errstate(all="ignore"):
         errors = np.abs(found.astype(value.dtype, copy=False) - flat).astype(np.float64, copy=False)
-        scores = errors / allowed
+        scores: Array = errors / allowed
         squares, sigmas = float(errors @ errors), float(allowed @ allowed)
     judged: NDArray[np.bool_] | slice = slice(None)
     rms, note = float("inf"), ""
