@@ -15,7 +15,8 @@ from concord.backends.interface import Run
 from concord.backends.wire import misfits
 from concord.conformance import tolerance
 from concord.conformance.breakdown import axes_of, break_down
-from concord.conformance.diagnosis import Diagnosis, diagnose
+from concord.conformance.diagnosis import Diagnosis
+from concord.conformance.diagnosis.diagnosis import diagnose
 from concord.conformance.estimate import Z
 from concord.conformance.expectation import (
     Expectation,
@@ -244,7 +245,7 @@ class _Judging:
         taps = {name: tap.astype(np.float64) for name, tap in self.pinned(shapes).taps.items()}
 
         def search() -> tuple[Diagnosis | None, str]:
-            return diagnose(self.case, taps, first.tensor, self.delivered, judge_tensor, statuses), ""
+            return diagnose(self.case, taps, first.tensor, self.delivered, statuses), ""
 
         return replace(verdict, case=self.case, search=search)
 

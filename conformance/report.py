@@ -15,8 +15,8 @@ from rich.text import Text
 
 from concord.backends.interface import UNSUPPORTED_REASONS
 from concord.conformance.campaign import Report
-from concord.conformance.diagnosis.diagnosis import folded
 from concord.conformance.diagnosis.replacement import role_of
+from concord.conformance.diagnosis.said import folded
 from concord.conformance.verdict import (
     FAILED_WORKER,
     NOT_JUDGED,

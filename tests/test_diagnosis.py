@@ -20,9 +20,10 @@ from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.campaign import Report, Setup
 from concord.conformance.diagnosis import Diagnosis
 from concord.conformance.diagnosis.conclusions import conclude
-from concord.conformance.diagnosis.description import describe
+from concord.conformance.diagnosis.relations import describe
 from concord.conformance.expectation import JudgedProblem
-from concord.conformance.explain.question import Prediction, Question
+from concord.conformance.explain.computation import Prediction
+from concord.conformance.explain.question import Question
 from concord.conformance.judging import judge
 from concord.conformance.record import made, plain
 from concord.conformance.verdict import Result, Verdict, divergence_lines

@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_info
 from concord.backends.interface import Run
 from concord.conformance.diagnosis import diagnosis
 from concord.conformance.expectation import JudgedProblem as Judged
-from concord.conformance.explain import effort, search, whole
+from concord.conformance.explain import effort, suspects, whole
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.explain.question import Question
 from concord.spec.arithmetic import Arithmetic
@@ -76,7 +76,7 @@ def test_a_busy_machine_changes_nothing(monkeypatch):
 def test_what_people_do_most_often_is_tried_first():
     names = [
         one.name
-        for one in search.likeliest_first(
+        for one in suspects.likeliest_first(
             Hypothesis(name, name, "", rare=name == "rare")
             for name in (
                 "rare",
@@ -133,7 +133,7 @@ def test_explanations_hold_no_arrays():
         "layers.0.feed_forward.inner",
         "logits",
     ):
-        for hypothesis in search.mistakes_at(question, tap):
+        for hypothesis in suspects.mistakes_at(question, tap):
             assert all(callable(made) for made in hypothesis.weights.values())
 
 
@@ -145,7 +145,7 @@ def test_what_comes_before_a_mistake_is_computed_once(home):
     assert len(question.ends) == 1 + case.config.num_layers
     places = set()
     for tap in question.span:
-        for hypothesis in list(search.mistakes_at(question, tap))[::7]:
+        for hypothesis in list(suspects.mistakes_at(question, tap))[::7]:
             try:
                 plain = question._rounded(hypothesis, {})
             except INAPPLICABLE:

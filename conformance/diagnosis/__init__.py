@@ -3,7 +3,6 @@
 Explanations that were held against all of its cases, and what is seen where none holds.
 """
 
-from concord.conformance.diagnosis.description import Description
-from concord.conformance.diagnosis.diagnosis import Diagnosis, diagnose
+from concord.conformance.diagnosis.said import Description, Diagnosis
 
-__all__ = ["Description", "Diagnosis", "diagnose"]
+__all__ = ["Description", "Diagnosis"]

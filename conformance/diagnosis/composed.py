@@ -6,18 +6,20 @@ Tried where no single mistake explains a tensor.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
 from concord.conformance.diagnosis.backward import made_of
 from concord.conformance.diagnosis.regions import WORDS, Region
 from concord.conformance.expectation import Array
-from concord.conformance.explain import Cause, search
+from concord.conformance.explain import Cause
+from concord.conformance.explain.computation import Prediction
 from concord.conformance.explain.effort import Effort
-from concord.conformance.explain.hypothesis import Hypothesis
-from concord.conformance.explain.question import Prediction, Question, rounding
+from concord.conformance.explain.hypothesis import Hypothesis, caused
+from concord.conformance.explain.question import Question, rounding
+from concord.conformance.explain.search import Search
+from concord.conformance.explain.suspects import mistakes
 from concord.spec.precision import precision
 from concord.spec.tensors import taps
 
@@ -47,32 +49,28 @@ class InPlace(Question):
         )
 
 
-def compose(
-    question: Question, region: Region, clause: str, exact: bool, judge: Callable[..., Any], effort: Effort
-) -> Cause | None:
+def compose(question: Question, region: Region, clause: str, exact: bool, effort: Effort) -> Cause | None:
     """Return what explains a tensor where it is wrong, everything else being right.
 
     Args:
         region: where it is wrong.
         clause: of the step in question.
         exact: whether it is known already what it is there: then only known mistakes say more.
-        judge: judges values, given what they should be, their sigma and the precision.
         effort: what it may take: when that is spent, what was found by then is the answer.
     """
     place = InPlace(question, region)
     place.__dict__.setdefault("right", question.right)
-    tried = search.Search(place, judge, effort)
-    found = tried.explaining(_hypotheses(question, region, clause, exact))
+    found = Search(place, effort).explaining(_hypotheses(question, region, clause, exact))
     if not found or (exact and len(found) > 2):  # what fits wherever it may says less than what is seen
         return None
     only = f", only {'' if region.text.startswith('where') else 'in '}{region.text}" if region.text else ""
     shown = [dataclasses.replace(one.hypothesis, text=one.hypothesis.text + only) for one in found]
-    return dataclasses.replace(search.caused(question.tensor, shown, False), hypotheses=())
+    return dataclasses.replace(caused(question.tensor, shown, False), hypotheses=())
 
 
 def _hypotheses(question: Question, region: Region, clause: str, exact: bool) -> Iterator[Hypothesis]:
     if region.text and not question.parameter:
-        yield from [one for one in search.mistakes(question) if not one.rare]
+        yield from [one for one in mistakes(question) if not one.rare]
     if exact or question.parameter or question.actual.size > MOST_ELEMENTS:
         return
     for name in sources(question):

@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 
 from concord.conformance import tolerance
-from concord.conformance.diagnosis.diagnosis import Diagnosis
 from concord.conformance.diagnosis.replacement import role_of
+from concord.conformance.diagnosis.said import Diagnosis
 from concord.conformance.expectation import JudgedProblem, is_gradient
-from concord.conformance.explain import search
 from concord.conformance.explain.effort import Effort, one_thread
-from concord.conformance.explain.hypothesis import Hypothesis
+from concord.conformance.explain.hypothesis import Hypothesis, caused
 from concord.conformance.explain.question import Question
-from concord.conformance.scoring import judge_tensor
+from concord.conformance.explain.suspects import like
 from concord.conformance.verdict import Result, Verdict
 from concord.conformance.wording import distinct, limit_between
 from concord.spec.errors import SpecError
@@ -209,14 +208,8 @@ def visible(case: JudgedProblem, tensor: str, hypothesis: Hypothesis) -> bool:
     pinned = {name: value for name, value in truth.items() if name != "loss" and not is_gradient(name)}
     question = Question(case, pinned, tensor, truth[tensor])
     try:
-        like = (one for one in search.of_kind(question, hypothesis.name) if one.text == hypothesis.text)
-        if (one := next(like, None)) is None:
-            return False
-        value, right = question.values(one), question.right
-        return (
-            value.shape == truth[tensor].shape
-            and judge_tensor(value, right.value, right.sigma, case.dtype).status == "diverges"
-        )
+        one = like(question, hypothesis)
+        return one is not None and not question.compatible(one)
     except (SpecError, LookupError, ValueError, TypeError):  # it does not apply there
         return False
 
@@ -230,9 +223,7 @@ def _revised(diagnosis: Diagnosis, refuted: Mapping[str, str], doubtful: Collect
     told = tuple(f"not {one.text}: {refuted[one.name]}" for one in cause.hypotheses if one.name in refuted)
     told += diagnosis.refuted
     if kept:
-        return dataclasses.replace(
-            diagnosis, cause=search.caused(diagnosis.tensor, kept, False), refuted=told
-        )
+        return dataclasses.replace(diagnosis, cause=caused(diagnosis.tensor, kept, False), refuted=told)
     # What is left to name are the other clauses; those of the cause come last.
     broken = {one.clause for one in cause.hypotheses}
     clauses = tuple(sorted(diagnosis.clauses, key=lambda clause: clause in broken))

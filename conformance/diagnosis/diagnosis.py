@@ -1,26 +1,27 @@
-"""What is said of the first tensor of a run that is wrong."""
+"""What can be said of the first tensor of a run that is wrong: it is looked for."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import numpy as np
-from pydantic import Field
 from scipy.special import softmax
 
 from concord.conformance.diagnosis.backward import Backward, Bounds, shares
 from concord.conformance.diagnosis.clauses import likely
 from concord.conformance.diagnosis.composed import compose
-from concord.conformance.diagnosis.description import Description, describe
+from concord.conformance.diagnosis.relations import describe
 from concord.conformance.diagnosis.replacement import elsewhere, refuting
+from concord.conformance.diagnosis.said import Description, Diagnosis
 from concord.conformance.expectation import Array, JudgedProblem, is_gradient
-from concord.conformance.explain import Cause, search, whole
+from concord.conformance.explain import Cause, suspects, whole
 from concord.conformance.explain.effort import Effort, one_thread
+from concord.conformance.explain.hypothesis import MOST_NAMED, caused
 from concord.conformance.explain.question import Question
+from concord.conformance.explain.search import Search
 from concord.conformance.watching import say
 from concord.spec.tensors import clause_of
 
@@ -48,62 +49,12 @@ NO_NUMBERS = ("nan", "infinite", "not finite")
 """Relations of which one is as good as another: what is no number may have become so in many ways."""
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """What is known of a divergence.
-
-    Attributes:
-        tensor: the first one that is wrong.
-        clauses: that it may break, the likeliest first.
-        cause: what explains it, if anything does.
-        description: what is seen of it.
-        notes: what else is to be said, in sentences.
-        refuted: what was tried and does not hold, and why, in sentences.
-    """
-
-    tensor: str
-    clauses: Annotated[tuple[str, ...], Field(min_length=1)]
-    cause: Cause | None = None
-    description: Description | None = None
-    notes: tuple[str, ...] = ()
-    refuted: tuple[str, ...] = ()
-
-    @property
-    def clause(self) -> str:
-        """The clause that it most likely breaks."""
-        return self.clauses[0]
-
-    @property
-    def text(self) -> str:
-        """All that is to be said, in sentences."""
-        return "; ".join((*self.said, *self.refuted))
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """The same for a terminal: of what was tried and does not hold, how much that is."""
-        return (*self.said, *folded(self.refuted))
-
-    @property
-    def said(self) -> tuple[str, ...]:
-        """The cause if there is one, what is seen if the cause is not certain, and notes."""
-        cause = [self.cause.text] if self.cause else []
-        seen = self.beside[: len(self.beside) - len(self.notes)]
-        return (*cause, *(f"seen: {text}" for text in seen), *self.notes)
-
-    @property
-    def beside(self) -> tuple[str, ...]:
-        """What is seen, if no cause is certain, and notes."""
-        certain = self.cause and self.cause.confident
-        return (*((self.description.text,) if self.description and not certain else ()), *self.notes)
-
-
 @one_thread()
 def diagnose(
     case: JudgedProblem,
     pinned: Mapping[str, Array],
     tensor: str,
     delivered: Mapping[str, Array],
-    judge: Callable[..., Any],
     statuses: Mapping[str, str],
 ) -> Diagnosis:
     """Return what can be said of the first tensor that is wrong.
@@ -112,7 +63,6 @@ def diagnose(
         case: what was computed.
         pinned: the taps that the run delivered.
         tensor: the first one, or the first gradient, that is wrong.
-        judge: judges values, given what they should be, their sigma and the precision.
         delivered: every tensor of the run.
         statuses: what each was judged to be.
     """
@@ -123,19 +73,20 @@ def diagnose(
     cause, far, effort = None, whole.reaches_far(question), Effort(LONGEST)
     if far:
         say(f"looking for what explains {tensor}, {LONGEST:.0f} s of the processor at most")
-        cause = _tried(
-            "the search for a cause in the whole model",
-            notes,
-            lambda: whole.WholeSearch(
-                whole.Whole(case, pinned, tensor, delivered[tensor]).of_one_sample(), judge, effort
-            ).cause(),
-        )
+
+        def anywhere() -> Cause | None:
+            one = whole.Whole(case, pinned, tensor, delivered[tensor]).of_one_sample()
+            return Search(one, effort).cause(whole.stages(one))
+
+        cause = _tried("the search for a cause in the whole model", notes, anywhere)
         if cause and cause.confident:
             return Diagnosis(tensor, _clauses(cause, None, ()), cause)
     with np.errstate(all="ignore"):  # what is not finite is compared as such
         if cause is None and not effort.untried:
             cause = _tried(
-                "the search for a cause", notes, lambda: search.Search(question, judge, effort).cause()
+                "the search for a cause",
+                notes,
+                lambda: Search(question, effort).cause(suspects.stages(question)),
             )
         notes += [effort.text] if effort.untried else []
         if cause and not far:
@@ -151,7 +102,7 @@ def diagnose(
             cause = _tried(
                 "the search in one place",
                 notes,
-                lambda: compose(question, where, usual, exact, judge, Effort(BUDGET)),
+                lambda: compose(question, where, usual, exact, Effort(BUDGET)),
             )
         others = likely(question, seen, usual)
         if question.parameter:
@@ -171,19 +122,6 @@ def diagnose(
         notes += [*elsewhere(tensor, statuses), *_without_effect(question, delivered)]
     return Diagnosis(
         tensor, _clauses(cause, seen, tuple(dict.fromkeys(others))), cause, seen, tuple(notes), tuple(refuted)
-    )
-
-
-def folded(refuted: Sequence[str]) -> list[str]:
-    """Return a line with the number of explanations that were tried and do not hold, if there are any."""
-    many = len(refuted) != 1
-    return (
-        [
-            f"{len(refuted)} other explanation{'s were' if many else ' was'} tried "
-            f"and {'do' if many else 'does'} not hold"
-        ]
-        if refuted
-        else []
     )
 
 
@@ -258,14 +196,14 @@ def _in_its_place(
     kept, told = [], []
     tried = question.parameter is None and question.actual.size <= MOST_ELEMENTS
     for place, one in enumerate(cause.hypotheses):
-        known = tried and one.fields and place < search.MOST_NAMED
+        known = tried and one.fields and place < MOST_NAMED
         if known and (other := refuting(question, one, delivered, statuses)):
             told.append(f"not {one.text}: `{other}` would be wrong too, and is right")
         else:
             kept.append(one)
     if not told:
         return cause, []
-    return search.caused(question.tensor, kept, cause.confident) if kept else None, told
+    return caused(question.tensor, kept, cause.confident) if kept else None, told
 
 
 def _backward(

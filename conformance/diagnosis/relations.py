@@ -13,11 +13,21 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.bugs.context import norm_of, parameters_of
-from concord.conformance.diagnosis.regions import WORDS, Region, axes_of, inputs_of
+from concord.conformance.bugs.context import Flags, norm_of, parameters_of
+from concord.conformance.diagnosis.regions import (
+    FILLED,
+    WORDS,
+    Region,
+    axes_of,
+    everywhere,
+    inputs_of,
+    smallest,
+)
+from concord.conformance.diagnosis.said import Description
+from concord.conformance.estimate import R, Z
 from concord.conformance.expectation import Array, root_mean_square
+from concord.conformance.explain.computation import within
 from concord.conformance.explain.question import Question
-from concord.conformance.explain.reading import within
 from concord.conformance.wording import distinct, few, multiple
 from concord.spec.precision import precision
 
@@ -310,3 +320,57 @@ LOOKS: tuple[Look, ...] = (
     _of_functions,
 )
 """What a tensor of numbers may be, in the order in which it is said."""
+
+
+# What is said.
+
+
+def wrong_elements(question: Question) -> Flags:
+    """Return which elements are wrong; if none is by itself, those that err more than chance lets many."""
+    actual, right, sigma = question.actual, question.right.value, question.right.sigma
+    infinite = np.isfinite(actual) != np.isfinite(right)
+    scores = np.where(np.isfinite(sigma), abs(actual - right) / sigma, 0.0)
+    for limit in (Z, R):
+        wrong = infinite | (np.nan_to_num(scores, nan=np.inf) > limit) & np.isfinite(right)
+        if wrong.any():
+            return np.asarray(wrong)
+    return np.asarray(infinite)
+
+
+def describe(question: Question) -> tuple[Description, Region] | None:
+    """Return what is seen of the tensor in question, and where, if anything is wrong with it by itself."""
+    with np.errstate(all="ignore"):
+        wrong = wrong_elements(question)
+        if not wrong.any():
+            return None
+        region = smallest(question, wrong)
+        filled = float((wrong & region.flags).sum() / region.flags.sum())
+        found = relate(question, region)
+        if found is None and region.text and filled < FILLED:
+            found = relate(question, everywhere(wrong.shape))
+            region = everywhere(wrong.shape) if found else region
+        exact = bool(found and found.value is not None and _gives(question, region))
+        if not exact and filled < FILLED / 2 and not found:
+            region = everywhere(wrong.shape)
+        shares = abs(question.actual - question.right.value)[wrong] / abs(question.right.value[wrong])
+    seen = Description(
+        question.tensor,
+        region.text,
+        region.kind,
+        region.places,
+        found.text if found else "",
+        found.kind if found else "",
+        (found.numbers or {}) if found else {},
+        int(wrong.sum()),
+        wrong.size,
+        float(np.median(np.nan_to_num(shares, nan=np.inf, posinf=np.inf))),
+        exact,
+    )
+    return seen, region
+
+
+def _gives(question: Question, region: Region) -> bool:
+    """Return whether the tensor is right but in a region, and is there what is said."""
+    right, sigma = question.right.value, np.broadcast_to(question.right.sigma, question.actual.shape)
+    left = np.where(region.flags, 0.0, question.actual - right)
+    return within(left, sigma)

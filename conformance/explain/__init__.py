@@ -5,6 +5,6 @@ made on purpose. If that gives what the run gave, to within the tolerance derive
 it.
 """
 
-from concord.conformance.explain.search import Cause
+from concord.conformance.explain.hypothesis import Cause
 
 __all__ = ["Cause"]

@@ -1,4 +1,4 @@
-"""What may have gone wrong."""
+"""What may have gone wrong, and what is said to have."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from concord.conformance.bugs.bug import fits
+from concord.conformance.bugs.bug import Change, fits
 from concord.conformance.bugs.context import Edit
 from concord.conformance.expectation import Array
+from concord.conformance.fields import Unwritten
 from concord.conformance.wording import instead
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import ConfigError, SpecError
@@ -19,6 +20,10 @@ INAPPLICABLE = (SpecError, ArithmeticError, LookupError, ValueError)
 
 To this model, as a width of 1 less 1 to divide by, or to this batch.
 """
+
+
+RIGHTLY = Change()
+"""Nothing is changed."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class Hypothesis:
         on: patterns of the taps that ``change`` changes; by default the one in question.
         gradient: what is made of the gradient in question.
         factors: the format that factors of products are rounded to.
+        step: what is made of a step of training.
         sure: whether what shows it, if it is read off, can be a sign of nothing else.
         rare: whether hardly anyone makes it: it is tried only to show how well others are told apart from it.
     """
@@ -51,6 +57,7 @@ class Hypothesis:
     on: tuple[str, ...] = ()
     gradient: Callable[[Array], Array] | None = None
     factors: str | None = None
+    step: Change = RIGHTLY
     sure: bool = True
     rare: bool = False
 
@@ -100,4 +107,47 @@ def both(first: Hypothesis, second: Hypothesis) -> Hypothesis:
         f"{first.clause}, {second.clause}",
         {**first.fields, **second.fields},
         {**first.weights, **second.weights},
+    )
+
+
+MOST_NAMED = 4
+"""How many explanations a sentence names."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What explains a divergence.
+
+    Attributes:
+        hypothesis: its name; several are joined by "or".
+        text: a sentence that says so.
+        confident: whether nothing else that was tried explains it as well.
+        clauses: that it breaks.
+        hypotheses: those that are named, as they can be tried elsewhere.
+    """
+
+    hypothesis: str
+    text: str
+    confident: bool
+    clauses: tuple[str, ...] = field(default=(), compare=False)
+    hypotheses: Unwritten = field(default=(), compare=False, repr=False)  # tuple[Hypothesis, ...]
+
+
+def caused(tensor: str, hypotheses: Sequence[Hypothesis], sure: bool, since: str = "") -> Cause:
+    """Return that hypotheses explain a tensor, or a step if it has no name, and say it.
+
+    Args:
+        since: from which step on, where it does not hold in steps before.
+    """
+    shown = " or by ".join(
+        f"{hypothesis.text} ({hypothesis.clause})" for hypothesis in hypotheses[:MOST_NAMED]
+    )
+    more = f" or by {len(hypotheses) - MOST_NAMED} others" if len(hypotheses) > MOST_NAMED else ""
+    subject, how = (f"`{tensor}` ", "is ") if tensor else ("", "")
+    return Cause(
+        " or ".join(dict.fromkeys(one.name for one in hypotheses)),
+        f"{subject}{how if sure else 'may be '}explained by {shown}{more}{since}",
+        sure,
+        tuple(dict.fromkeys(one.clause for one in hypotheses)),
+        tuple(hypotheses),
     )

@@ -24,14 +24,9 @@ from concord.conformance.estimate import SAMPLES
 from concord.conformance.expectation import Array, root_mean_square
 from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
 from concord.conformance.explain.question import Question
-from concord.conformance.explain.search import (
-    MUCH_BETTER,
-    Search,
-    likeliest_first,
-    mistakes_at,
-)
+from concord.conformance.explain.search import MUCH_BETTER, Stage
 from concord.conformance.explain.step import group_of, place_of
-from concord.conformance.explain.tried import of_hidden
+from concord.conformance.explain.suspects import likeliest_first, mistakes_at, of_hidden
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.masks import real_tokens
 from concord.spec.precision import PRECISIONS
@@ -79,6 +74,8 @@ def reaches_far(question: Question) -> bool:
 class Whole(Question):
     """A tensor in question that anything may have gone wrong before."""
 
+    same_name = False
+
     @property
     def span(self) -> tuple[str, ...]:
         return (*hidden(self), self.tensor)
@@ -125,6 +122,26 @@ class Whole(Question):
         touched = [*hypothesis.weights, *(name for name in self.span if hypothesis.changes(name))]
         return min((place_of(group_of(name)) for name in touched), default=-1)
 
+    def chosen(self, tried: Iterator[tuple[Hypothesis, Array]]) -> Iterable[Hypothesis]:
+        """Return the few that come nearest to the tensor: each tolerance takes many runs."""
+        apart = [(root_mean_square(np.nan_to_num(self.actual - value)), one) for one, value in tried]
+        nearest = sorted(apart, key=lambda pair: pair[0])[:MOST_NEAR]  # of equals the first
+        return [one for size, one in apart if (size, one) in nearest and size <= MUCH_BETTER * nearest[0][0]]
+
+    def near(self, hypothesis: Hypothesis, value: Array) -> bool:
+        """Return whether a value halves the error in most places, whatever rounding makes of the rest."""
+        if value.shape != self.actual.shape or not np.array_equal(
+            np.isfinite(value), np.isfinite(self.actual)
+        ):
+            return False
+        before, left = abs(self.actual - self.usual), abs(self.actual - value)
+        return bool(np.isfinite(self.actual).all()) and float(np.mean(left <= before / 2)) >= MOSTLY
+
+    @functools.cached_property
+    def usual(self) -> Array:
+        """What the tensor should be, rounded as the run is."""
+        return self.values(RIGHT)
+
     def side_by_side(self, elements: int) -> int:
         """Return how large samples are to count.
 
@@ -143,7 +160,7 @@ class Whole(Question):
             or axes[self.tensor].shape.split()[:1] != ["batch"]
         ):
             return self
-        apart = abs(self.actual - self.values(RIGHT)).reshape(len(ids), -1).max(1)
+        apart = abs(self.actual - self.usual).reshape(len(ids), -1).max(1)
         shows = ~(apart < LARGE_ERROR * apart.max())
         padding = ~real_tokens(config, ids)
         segments = self.case.batch.segment_ids
@@ -165,91 +182,71 @@ class Whole(Question):
         return Whole(dataclasses.replace(self.case, batch=batch), pinned, self.tensor, self.actual[[best]])
 
 
-class WholeSearch(Search):
-    """The search for a mistake anywhere before a tensor before which nothing was delivered.
+def stages(question: Whole) -> Iterator[Stage]:
+    """Yield what may be wrong before a tensor before which nothing was delivered.
 
     An option or one mistake in all layers, a weight of one layer, the table, one layer.
     """
+    for hypotheses in (
+        likeliest_first(everywhere(question)),
+        somewhere(question, usual=True),
+        of_hidden(question),
+        somewhere(question, usual=False),
+    ):
+        yield Stage(hypotheses, TRIAL)
 
-    question: Whole
-    same_name, share = False, TRIAL
 
-    def stages(self) -> Iterable[Iterable[Hypothesis]]:
-        yield likeliest_first(self.everywhere())
-        yield self.somewhere(usual=True)
-        yield of_hidden(self.question)
-        yield self.somewhere(usual=False)
-
-    def readings(self) -> Iterator[Hypothesis]:
-        return iter(())
-
-    def chosen(self, tried: Iterator[tuple[Hypothesis, Array]]) -> Iterable[Hypothesis]:
-        """Return the few that come nearest to the tensor: each tolerance takes many runs."""
-        apart = [(root_mean_square(np.nan_to_num(self.question.actual - value)), one) for one, value in tried]
-        nearest = sorted(apart, key=lambda pair: pair[0])[:MOST_NEAR]  # of equals the first
-        return [one for size, one in apart if (size, one) in nearest and size <= MUCH_BETTER * nearest[0][0]]
-
-    def near(self, hypothesis: Hypothesis, value: Array) -> bool:
-        """Return whether a value halves the error in most places, whatever rounding makes of the rest."""
-        actual, right = self.question.actual, self.right
-        if value.shape != actual.shape or not np.array_equal(np.isfinite(value), np.isfinite(actual)):
-            return False
-        before, left = abs(actual - right), abs(actual - value)
-        return bool(np.isfinite(actual).all()) and float(np.mean(left <= before / 2)) >= MOSTLY
-
-    @functools.cached_property
-    def right(self) -> Array:
-        """What the tensor should be, rounded as the run is."""
-        return self.question.values(RIGHT)
-
-    def everywhere(self) -> Iterator[Hypothesis]:
-        """Yield options, mistakes outside of layers, and those that are made in each layer."""
-        options: set[str] = set()
-        for places in self.kinds().values():
-            found = [{self.key(one): one for one in self.once(tap)} for tap in places]
-            for key, first in found[-1].items():
-                if first.fields:
-                    if first.text not in options:
-                        options.add(first.text)
-                        yield first
-                elif len(places) == 1:
+def everywhere(question: Whole) -> Iterator[Hypothesis]:
+    """Yield options, mistakes outside of layers, and those that are made in each layer."""
+    options: set[str] = set()
+    for places in _kinds(question).values():
+        found = [{_key(one): one for one in _once(question, tap)} for tap in places]
+        for key, first in found[-1].items():
+            if first.fields:
+                if first.text not in options:
+                    options.add(first.text)
                     yield first
-                elif all(key in of_one for of_one in found):
-                    yield _in_all([of_one[key] for of_one in found], places)
+            elif len(places) == 1:
+                yield first
+            elif all(key in of_one for of_one in found):
+                yield _in_all([of_one[key] for of_one in found], places)
 
-    def somewhere(self, usual: bool) -> Iterator[Hypothesis]:
-        """Yield mistakes that are made in one of several layers.
 
-        Args:
-            usual: those of :data:`USUAL` alone, or all others.
-        """
-        for places in self.kinds().values():
-            for tap in places if len(places) > 1 else ():
-                for one in mistakes_at(self.question, tap):
-                    if not one.fields and (one.name in USUAL) == usual:
-                        yield (
-                            one
-                            if LAYER.search(one.text)
-                            else dataclasses.replace(one, text=f"{one.text} at `{tap}`")
-                        )
+def somewhere(question: Whole, usual: bool) -> Iterator[Hypothesis]:
+    """Yield mistakes that are made in one of several layers.
 
-    def kinds(self) -> dict[str, list[str]]:
-        """Return the taps that are the same but for the layer."""
-        found = defaultdict(list)
-        for tap in self.question.span:
-            found[LAYER.sub("layers.*", tap)].append(tap)
-        return found
+    Args:
+        usual: those of :data:`USUAL` alone, or all others.
+    """
+    for places in _kinds(question).values():
+        for tap in places if len(places) > 1 else ():
+            for one in mistakes_at(question, tap):
+                if not one.fields and (one.name in USUAL) == usual:
+                    yield (
+                        one
+                        if LAYER.search(one.text)
+                        else dataclasses.replace(one, text=f"{one.text} at `{tap}`")
+                    )
 
-    def once(self, tap: str) -> Iterator[Hypothesis]:
-        """Yield the mistakes of a tap that are told from all others by what is said of them."""
-        every = list(mistakes_at(self.question, tap))
-        times = Counter(map(self.key, every))
-        return (one for one in every if times[self.key(one)] == 1)
 
-    @staticmethod
-    def key(one: Hypothesis) -> tuple[str, str]:
-        """Return what a mistake is called, whatever the layer."""
-        return one.name, LAYER.sub("layers.*", one.text)
+def _kinds(question: Whole) -> dict[str, list[str]]:
+    """Return the taps that are the same but for the layer."""
+    found = defaultdict(list)
+    for tap in question.span:
+        found[LAYER.sub("layers.*", tap)].append(tap)
+    return found
+
+
+def _once(question: Whole, tap: str) -> Iterator[Hypothesis]:
+    """Yield the mistakes of a tap that are told from all others by what is said of them."""
+    every = list(mistakes_at(question, tap))
+    times = Counter(map(_key, every))
+    return (one for one in every if times[_key(one)] == 1)
+
+
+def _key(one: Hypothesis) -> tuple[str, str]:
+    """Return what a mistake is called, whatever the layer."""
+    return one.name, LAYER.sub("layers.*", one.text)
 
 
 def _in_all(ones: list[Hypothesis], places: list[str]) -> Hypothesis:

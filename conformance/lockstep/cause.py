@@ -5,20 +5,16 @@ That is a bug of the catalogue, a recipe with another field, other batches, or a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from concord.conformance.bugs.bug import Bug, Change
+from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.catalogue import TRAINING
-from concord.conformance.bugs.training.edits import of_step
 from concord.conformance.bugs.training.step import CLAUSE_OF, text
-from concord.conformance.bugs.training.step import recipe as by_recipe
 from concord.conformance.explain import Cause
-from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
-from concord.conformance.explain.search import caused, likeliest
-from concord.conformance.lockstep.made import MadeStep
+from concord.conformance.explain.hypothesis import Hypothesis
+from concord.conformance.explain.search import Search, Stage
+from concord.conformance.lockstep.made import MadeStep, Retraced, of_other_batches
 from concord.conformance.lockstep.recovered import recovered
 from concord.conformance.wording import instead
 from concord.spec.errors import ConfigError
@@ -59,61 +55,16 @@ def cause_of(first: MadeStep, others: Sequence[MadeStep] = ()) -> Cause | None:
         if name in right
     ):
         return None  # numbers that cannot be compared
-    recipe, steps = first.case.training.recipe, len(first.case.training.steps)
-    diverging = [other for other in others if other.tensor]
-    with np.errstate(all="ignore"):  # what is not finite is compared as such
-        known = explaining(first, suspects(recipe, steps, first.start.step))
-        if found := holding(known, others):
-            return conclude(found, recipe)
-        guessed = explaining(first, recovered(first))
-        if found := holding(guessed, others):
-            # One number may stand for several rules: the first that holds.
-            return conclude(list({bug.name: (off, bug) for off, bug in reversed(found)}.values()), recipe)
-        if diverging and (found := holding([*known, *guessed], diverging)):
-            return conclude(found, recipe, f" from step {first.start.step + 1} on")
-    return None
+    recipe, steps, start = first.case.training.recipe, len(first.case.training.steps), first.start.step
+    retraced, diverging = Retraced(first), [Retraced(other) for other in others if other.tensor]
+    search = Search(retraced, others=[Retraced(other) for other in others])
+    if cause := search.cause((Stage(suspects(recipe, steps, start)), Stage(recovered(retraced)))):
+        return cause
+    found = [one for one in search.refuted if all(other.compatible(one.hypothesis) for other in diverging)]
+    return search.conclude(found, f" from step {start + 1} on") if diverging and found else None
 
 
-def holding(found: Sequence[tuple[float, Bug]], others: Sequence[MadeStep]) -> list[tuple[float, Bug]]:
-    """Return the bugs that hold in other steps."""
-    return [(distance, bug) for distance, bug in found if all(holds(bug, other) for other in others)]
-
-
-def holds(bug: Bug, other: MadeStep) -> bool:
-    """Return whether a bug that explains one step is compatible with another."""
-    training = other.case.training
-    if bug.name == "data_of_other_step":  # each step has batches of its own
-        same = (
-            one
-            for one in suspects(training.recipe, len(training.steps), other.start.step)
-            if "batches" in one.change.places
-        )
-        return not other.tensor or bool(next(iter(explaining(other, same)), None))
-    return other.compatible(bug)
-
-
-def explaining(made: MadeStep, tried: Iterable[Bug]) -> list[tuple[float, Bug]]:
-    """Return the bugs that explain a step, and by how many tolerances it lies off each."""
-    found = []
-    for bug in tried:
-        try:
-            if not made.possible(bug):
-                continue
-            values = made.tried(bug)
-            if made.nearer(values) and (distance := made.distance(bug, values)) <= 1:
-                found.append((distance, bug))
-        except INAPPLICABLE:
-            continue
-    return found
-
-
-def conclude(found: Sequence[tuple[float, Bug]], recipe: Recipe, since: str = "") -> Cause:
-    """Return the cause: what explains a step best, and all that explains it as well."""
-    kept = [Hypothesis(bug.name, text(bug, recipe), bug.clause) for bug in likeliest(found)]
-    return caused("", kept, len({one.name for one in kept}) == 1, since)
-
-
-def suspects(recipe: Recipe, steps: int, step: int) -> Iterator[Bug]:
+def suspects(recipe: Recipe, steps: int, step: int) -> Iterator[Hypothesis]:
     """Yield what may be wrong with a step of training by a recipe.
 
     Args:
@@ -132,16 +83,16 @@ def suspects(recipe: Recipe, steps: int, step: int) -> Iterator[Bug]:
             if made == recipe:
                 continue
             told.add(made)
-        yield bug
+        yield Hypothesis(bug.name, text(bug, recipe), bug.clause, step=bug.change)
     for name, value, made in alternatives(recipe):
         if made not in told:
             what = f"{name} = {instead(value, getattr(recipe, name))}"
-            yield Bug(name=name, group="", what=what, clause=CLAUSE_OF[name], change=_trained_by(made))
-    for other in range(steps):
-        if other not in (step, step - 1, step + 1, 0):
-            what = f"the batches of step {other + 1} in place of its own"
-            change = _given_those_of(other)
-            yield Bug(name="data_of_other_step", group="", what=what, clause="OPT-10", change=change)
+            yield Hypothesis(name, what, CLAUSE_OF[name], step=_trained_by(made))
+    yield from of_other_batches(steps, step)
+
+
+def _trained_by(recipe: Recipe) -> Change:
+    return Change(recipe=lambda given: recipe)
 
 
 def alternatives(recipe: Recipe) -> Iterator[tuple[str, Any, Recipe]]:
@@ -159,17 +110,9 @@ def alternatives(recipe: Recipe) -> Iterator[tuple[str, Any, Recipe]]:
             if value == getattr(recipe, name):
                 continue
             try:
-                yield name, value, by_recipe(**{name: value}, **_besides(name, value))(recipe)
+                yield name, value, recipe.replace(**{name: value}, **_besides(name, value))
             except ConfigError:
                 continue
-
-
-def _trained_by(recipe: Recipe) -> Change:
-    return Change(recipe=lambda given: recipe)
-
-
-def _given_those_of(step: int) -> Change:
-    return Change(batches=of_step(lambda m: step))
 
 
 def _besides(name: str, value: Any) -> dict[str, Any]:

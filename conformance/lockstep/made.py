@@ -1,26 +1,26 @@
-"""A step that a backend made, and what it would have come to with one thing wrong on purpose."""
+"""A step that a backend made, and what it would have come to with something wrong on purpose."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from concord.backends.interface import Run
-from concord.conformance.bugs.bug import Bug, Change
+from concord.conformance.bugs.bug import Change
+from concord.conformance.bugs.training.edits import of_step
 from concord.conformance.bugs.training.step import STAGES, stages
 from concord.conformance.bugs.training.tape import BuggedTrajectory
 from concord.conformance.estimate import FEW, Cache, Observer, estimate, exact
 from concord.conformance.expectation import Array, Expectation, JudgedTraining, digest, root_mean_square
-from concord.conformance.explain.hypothesis import INAPPLICABLE
-from concord.conformance.explain.reading import CLEAR
+from concord.conformance.explain.computation import CLEAR, Computation, Prediction
+from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.judging import judge
 from concord.conformance.lockstep.envelope import Start, expectation
-from concord.conformance.scoring import judge_tensor
-from concord.conformance.verdict import Verdict, section_of
+from concord.conformance.verdict import Judgement, Verdict, section_of
 from concord.spec.arithmetic import Arithmetic
 
 
@@ -33,14 +33,12 @@ class MadeStep:
         start: the step, and the state of the oracle before it.
         delivered: what the backend reported of it.
         expected: what is expected of it.
-        known: gradients that were computed for this step.
     """
 
     case: JudgedTraining
     start: Start
     delivered: Mapping[str, Array]
     expected: Expectation
-    known: dict[Any, Any] = field(default_factory=dict)
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -63,6 +61,26 @@ class MadeStep:
         """Of each tensor, its section and its status."""
         return {(section_of(row.tensor), row.status) for row in self.verdict.table}
 
+
+class Retraced(Computation):
+    """A step that is made again, with something wrong on purpose.
+
+    Everything that was reported has to lie within the tolerances of training with it.
+    """
+
+    subject = ""
+
+    def __init__(self, made: MadeStep) -> None:
+        self.made, self.case, self.start, self.dtype = made, made.case, made.start, made.case.dtype
+        self.tensor, self.delivered, self.expected = made.tensor, made.delivered, made.expected
+        self.actual = self.delivered.get(self.tensor, MISSING)
+        self.known: dict[Any, Any] = {}  # gradients that were computed for this step
+
+    @cached_property
+    def right(self) -> Prediction:
+        """What the tensor should be."""
+        return Prediction(self.expected.values[self.tensor], self.expected.sigmas[self.tensor])
+
     def trajectory(self, change: Change, arithmetic: Arithmetic, known: Any = None) -> BuggedTrajectory:
         """Return training with a bug, before the step."""
         start, resumed = self.start, self.start.resumed
@@ -79,7 +97,7 @@ class MadeStep:
             nodes[key] = arithmetic.uncertain(nodes[key], size)
         return trajectory
 
-    def made(self, change: Change, arithmetic: Arithmetic, known: Any = None) -> dict[str, Array]:
+    def step(self, change: Change, arithmetic: Arithmetic, known: Any = None) -> dict[str, Array]:
         """Return what the step comes to in training with a bug."""
         found, prefix = dict[str, Array](), f"steps.{self.start.step}."
         self.trajectory(change, arithmetic, known).step(
@@ -87,9 +105,9 @@ class MadeStep:
         )
         return found
 
-    def right(self, change: Change | None = None) -> dict[str, Array]:
-        """Return what the step comes to in exact arithmetic, in right training unless a change is given."""
-        return self.made(change or Change(), exact(self.case.dtype), self.known)
+    def exactly(self, change: Change) -> dict[str, Array]:
+        """Return the same in exact arithmetic."""
+        return self.step(change, exact(self.dtype), self.known)
 
     @cached_property
     def key(self) -> str:
@@ -102,99 +120,125 @@ class MadeStep:
         }
         return digest([self.case.key, self.start.step, self.start.resumed], given)
 
-    def tried(self, bug: Bug) -> dict[str, Array]:
-        """Return what the step comes to with a bug, in exact arithmetic: the same for all backends."""
+    def tried(self, hypothesis: Hypothesis) -> Mapping[str, Array]:
+        """Return what the step comes to under a hypothesis, in exact arithmetic: the same for all backends.
+
+        Raises:
+            LookupError: if it reports other tensors than the backend did.
+        """
 
         def make() -> Expectation:
-            return expectation(self.case, self.right(bug.change), {})
+            return expectation(self.case, self.exactly(hypothesis.step), {})
 
-        found: Expectation = _tried.get(f"{self.key} {bug.name} {bug.what}", make)
+        found: Expectation = _tried.get(f"{self.key} {hypothesis.name} {hypothesis.text}", make)
+        shapes, made = (
+            {name: array.shape for name, array in arrays.items() if name in self.asked}
+            for arrays in (self.delivered, found.values)
+        )
+        if shapes != made:
+            raise LookupError("other tensors than were reported")
         return found.values
+
+    @cached_property
+    def asked(self) -> set[str]:
+        """Tensors that the step may be compared by."""
+        known = {*self.expected.values, *self.delivered}
+        return {name for name in known if section_of(name) != "rate" or name in self.delivered}
 
     @property
     def stage(self) -> str:
         """Where in the step it diverges first."""
         return stage_of(self.tensor)
 
-    def possible(self, bug: Bug) -> bool:
+    def possible(self, change: Change) -> bool:
         """Return whether a bug may show first where the step diverges: what was reported before is right."""
         first, reported = STAGES.index(self.stage), {stage_of(name) for name in self.delivered}
-        shown = {STAGES.index(stage) for stage in stages(bug.change, self.case.training.recipe)}
+        shown = {STAGES.index(stage) for stage in stages(change, self.case.training.recipe)}
         return any(stage == first or (stage < first and STAGES[stage] not in reported) for stage in shown)
 
-    def nearer(self, values: Mapping[str, Array]) -> bool:
-        """Return whether the first tensor that diverges is much nearer to values than to what is right."""
-        if not self.comparable(values):
-            return False
-        if self.tensor not in values:
+    def values(self, hypothesis: Hypothesis) -> Array:
+        """Return the tensor under a hypothesis, in exact arithmetic."""
+        if not self.possible(hypothesis.step):
+            raise LookupError("it shows elsewhere")
+        return self.tried(hypothesis).get(self.tensor, MISSING)
+
+    def near(self, hypothesis: Hypothesis, value: Array) -> bool:  # noqa: ARG002
+        """Return whether a value leaves little of the error: a step tells of many numbers together."""
+        if not self.actual.size:
             return True
-        actual, right = self.delivered[self.tensor], self.expected.values.get(self.tensor)
-        if right is None or right.shape != actual.shape:
-            return True
-        before, left = root_mean_square(actual - right), root_mean_square(actual - values[self.tensor])
+        before, left = (root_mean_square(self.actual - other) for other in (self.right.value, value))
         return CLEAR * left < before or not np.isfinite(before)
 
-    def comparable(self, values: Mapping[str, Array]) -> bool:
-        """Return whether the same tensors are among values as were reported."""
-        asked = self.asked
-        return values.keys() & asked == self.delivered.keys() & asked and all(
-            values[name].shape == self.delivered[name].shape for name in values.keys() & asked
-        )
+    def predict(self, hypothesis: Hypothesis) -> Prediction:
+        """Return the tensor under a hypothesis, and what was reported with it."""
+        every = self.predictions(hypothesis)
+        own = every.pop(self.tensor, Prediction(MISSING, MISSING))
+        return Prediction(own.value, own.sigma, every)
 
-    @property
-    def asked(self) -> set[str]:
-        """Tensors that the step may be compared by."""
-        return {
-            name
-            for name in {*self.expected.values, *self.delivered}
-            if section_of(name) != "rate" or name in self.delivered
-        }
-
-    def distance(self, bug: Bug, values: Mapping[str, Array]) -> float:
-        """Return by how many tolerances what was reported lies off values with a bug, at most."""
-        worst, sigmas = 0.0, self.tolerance(bug.change, values)
-        for name in values.keys() & self.asked:
-            actual, value = self.delivered[name], values[name]
-            alike = ~np.isfinite(value) & (np.isnan(value) == np.isnan(actual)) & ~np.isfinite(actual)
-            actual, value, sigma = (np.where(alike, 0.0, array) for array in (actual, value, sigmas[name]))
-            judgement = judge_tensor(actual, value, np.where(alike, 1.0, sigma), self.case.dtype)
-            worst = max(worst, judgement.ratio)
-        return worst
-
-    def tolerance(self, change: Change, values: Mapping[str, Array]) -> dict[str, Array]:
-        """Return how far rounding takes training with a bug from values."""
+    def predictions(self, hypothesis: Hypothesis) -> dict[str, Prediction]:
+        """Return what was reported, as it would be under a hypothesis."""
+        values = self.tried(hypothesis)
 
         def compute(arithmetic: Arithmetic, observer: Observer) -> None:
-            for name, array in self.made(change, arithmetic).items():
+            for name, array in self.step(hypothesis.step, arithmetic).items():
                 observer(name, array)
 
-        _, own = estimate(compute, self.case.dtype, values, count=FEW)
+        _, own = estimate(compute, self.dtype, values, count=FEW)
         given = self.expected.sigmas
         return {
-            name: np.hypot(sigma, given[name])
-            if name in given and given[name].shape == sigma.shape
-            else sigma
-            for name, sigma in own.items()
+            name: Prediction(value, np.hypot(own[name], given[name]) if name in given else own[name])
+            for name, value in values.items()
+            if name in self.asked
         }
 
-    def compatible(self, bug: Bug) -> bool:
+    def judged(self, actual: Array, prediction: Prediction) -> Judgement:
+        """Judge a tensor; what is not finite, and is so in the same way, is right."""
+        value = prediction.value
+        alike = ~np.isfinite(value) & (np.isnan(value) == np.isnan(actual)) & ~np.isfinite(actual)
+        given, value, sigma = (np.where(alike, 0.0, array) for array in (actual, value, prediction.sigma))
+        return super().judged(given, Prediction(value, np.where(alike, 1.0, sigma)))
+
+    def explains(self, prediction: Prediction) -> bool:
+        """Return whether all that was reported is what was predicted."""
+        shown = not self.actual.size or super().explains(prediction)
+        return shown and self.distance(prediction) <= 1
+
+    def compatible(self, hypothesis: Hypothesis) -> bool:
+        """Return whether what was reported may have been made with a mistake."""
+        if hypothesis.name == OTHER_BATCHES:  # each step has batches of its own
+            forms = of_other_batches(len(self.case.training.steps), self.start.step)
+            return not self.tensor or any(map(self.agrees, forms))
+        return self.agrees(hypothesis)
+
+    def agrees(self, hypothesis: Hypothesis) -> bool:
         """Return whether what was reported may be that of training with a bug, as far as it can be known."""
         try:
-            values = self.tried(bug)
-            if self.tensor and remembers(self, bug):
+            if self.tensor and self.remembers(hypothesis.step):
                 return True  # of more steps than are made again
-            return self.comparable(values) and self.distance(bug, values) <= 1
+            every = self.predictions(hypothesis)
+            return all(self.judged(self.delivered[name], one).ratio <= 1 for name, one in every.items())
         except INAPPLICABLE:
             return False
+
+    def remembers(self, change: Change) -> bool:
+        """Return whether a bug keeps something from step to step."""
+        return bool(self.trajectory(change, exact(self.dtype)).place.memory)
 
 
 _tried = Cache()
 
+MISSING = np.zeros(0)
+"""What there is of a tensor that was not reported."""
 
-def remembers(made: MadeStep, bug: Bug) -> bool:
-    """Return whether a bug keeps something from step to step."""
-    trajectory = made.trajectory(bug.change, exact(made.case.dtype))
-    return bool(trajectory.place.memory)
+OTHER_BATCHES = "data_of_other_step"
+
+
+def of_other_batches(steps: int, step: int) -> Iterator[Hypothesis]:
+    """Yield that a step was given the batches of another one; those beside it are bugs of the catalogue."""
+    for other in range(steps):
+        if other not in (step, step - 1, step + 1, 0):
+            text = f"the batches of step {other + 1} in place of its own"
+            yield Hypothesis(OTHER_BATCHES, text, "OPT-10", step=_given_those_of(other))
 
 
 def stage_of(tensor: str) -> str:
@@ -202,3 +246,7 @@ def stage_of(tensor: str) -> str:
     return {"losses": "losses", "gradients": "gradients", "norm": "clipped", "clipped": "clipped"}.get(
         section_of(tensor), "moments"
     )
+
+
+def _given_those_of(step: int) -> Change:
+    return Change(batches=of_step(lambda m: step))

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from concord.backends.optimizers import Optimizer, Tensor
-from concord.conformance.bugs.bug import Bug, Change, StepEdit
+from concord.conformance.bugs.bug import Change, StepEdit
 from concord.conformance.bugs.training.step import Tensors, TrainingStep, rule
 from concord.conformance.bugs.training.step import recipe as by_recipe
 from concord.conformance.estimate import exact
 from concord.conformance.expectation import Array
-from concord.conformance.explain.hypothesis import INAPPLICABLE
-from concord.conformance.lockstep.made import MadeStep
+from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
+from concord.conformance.lockstep.made import Retraced
 from concord.conformance.wording import distinct, few, instead, multiple
 from concord.spec.errors import ConfigError
 from concord.spec.training.schedules import learning_rate
@@ -47,9 +47,9 @@ LOOKED_UP = {"embeddings.token.weight": "input_ids", "embeddings.segment.weight"
 """The inputs that say which rows of a table are looked up."""
 
 
-def recovered(made: MadeStep) -> Iterator[Bug]:
+def recovered(made: Retraced) -> Iterator[Hypothesis]:
     """Yield what a step would have been computed with."""
-    searches: dict[str, tuple[Callable[[MadeStep], Iterator[Bug]], ...]] = {
+    searches: dict[str, tuple[Callable[[Retraced], Iterator[Hypothesis]], ...]] = {
         "gradients": (_weights, _counted, _some_gradients),
         "clipped": (_limit,),
         "moments": (_schedule, _numbers, _averages, _rate, _some_movements, _epsilon),
@@ -61,17 +61,13 @@ def recovered(made: MadeStep) -> Iterator[Bug]:
             continue
 
 
-def _bug(name: str, what: str, clause: str, change: Change) -> Bug:
-    return Bug(name=name, group="", what=what, clause=clause, change=change)
-
-
-def _number(made: MadeStep, name: str, clause: str, value: float) -> Bug:
+def _number(made: Retraced, name: str, clause: str, value: float) -> Hypothesis:
     """Return training by a recipe with another number."""
     what = f"{name} = {instead(value, getattr(made.case.training.recipe, name), digits=4)}"
-    return _bug(name, what, clause, Change(recipe=by_recipe(**{name: value})))
+    return Hypothesis(name, what, clause, step=Change(recipe=by_recipe(**{name: value})))
 
 
-def _named(made: MadeStep, values: Mapping[str, Array], section: str) -> dict[str, Array]:
+def _named(made: Retraced, values: Mapping[str, Array], section: str) -> dict[str, Array]:
     """Return the tensors of a section of the step, by name of a parameter."""
     prefix = f"steps.{made.start.step}.{section}."
     return {
@@ -81,12 +77,12 @@ def _named(made: MadeStep, values: Mapping[str, Array], section: str) -> dict[st
     }
 
 
-def _left(made: MadeStep, section: str, change: Callable[..., Change]) -> Callable[[Array], Array]:
+def _left(made: Retraced, section: str, change: Callable[..., Change]) -> Callable[[Array], Array]:
     """Return what is left between a section as it was reported, and as numbers of a change make it."""
     wanted = _named(made, made.delivered, section)
 
     def left(numbers: Array) -> Array:
-        found = _named(made, made.right(change(*map(float, numbers))), section)
+        found = _named(made, made.exactly(change(*map(float, numbers))), section)
         shared = [(wanted[name] - found[name]).reshape(-1) for name in wanted if name in found]
         return np.concatenate(shared) if shared else np.zeros(0)
 
@@ -113,7 +109,7 @@ def _fitted(left: Callable[[Array], Array], *start: float, by: float = 1.0, roun
     return [float(number) for number in numbers]
 
 
-def _weights(made: MadeStep) -> Iterator[Bug]:
+def _weights(made: Retraced) -> Iterator[Hypothesis]:
     """By how much each batch counted."""
     right = made.trajectory(Change(), exact(made.case.dtype)).batch_weights(made.start.batches)
 
@@ -129,10 +125,10 @@ def _weights(made: MadeStep) -> Iterator[Bug]:
         said = distinct(*map(float, (*found, *right)), digits=4)
         counts, meant = (", ".join(some) for some in (said[: len(found)], said[len(found) :]))
         what, change = f"batches that count by {counts} instead of {meant}", weighed(*found)
-    yield _bug("batch_weights", what, "OPT-10", change)
+    yield Hypothesis("batch_weights", what, "OPT-10", step=change)
 
 
-def _counted(made: MadeStep) -> Iterator[Bug]:
+def _counted(made: Retraced) -> Iterator[Hypothesis]:
     """Whether rows of tables that are looked up several times count as often once more."""
 
     def often(tables: tuple[str, ...], m: TrainingStep, total: Tensors) -> Tensors:
@@ -146,11 +142,11 @@ def _counted(made: MadeStep) -> Iterator[Bug]:
     what = "gradients of rows that are looked up several times, and count as often once more"
     known = [name for name in LOOKED_UP if name in made.case.weights]
     for tables in dict.fromkeys((tuple(known), *((name,) for name in known))):
-        yield _bug("rows_counted_again", what, "GRD-1", Change(gradients=partial(often, tables)))
+        yield Hypothesis("rows_counted_again", what, "GRD-1", step=Change(gradients=partial(often, tables)))
 
 
 def _some(
-    made: MadeStep, section: str, before: Mapping[str, Array] | None = None
+    made: Retraced, section: str, before: Mapping[str, Array] | None = None
 ) -> tuple[float, set[str], str]:
     """Return the factor that some tensors alone are multiplied by, which these are, and that in words.
 
@@ -193,17 +189,17 @@ def _described(names: set[str], known: set[str]) -> str:
     return min(sorted(exact), key=len, default=few((f"`{name}`" for name in sorted(names)), most=3))
 
 
-def _some_gradients(made: MadeStep) -> Iterator[Bug]:
+def _some_gradients(made: Retraced) -> Iterator[Hypothesis]:
     """By which factor the gradients of some parameters alone are multiplied."""
     factor, names, which = _some(made, "gradients")
 
     def multiplied(m: TrainingStep, total: Tensors) -> Tensors:
         return {name: gradient * factor if name in names else gradient for name, gradient in total.items()}
 
-    yield _bug("gradients_of_some", f"gradients {which}", "GRD-1", Change(gradients=multiplied))
+    yield Hypothesis("gradients_of_some", f"gradients {which}", "GRD-1", step=Change(gradients=multiplied))
 
 
-def _some_movements(made: MadeStep) -> Iterator[Bug]:
+def _some_movements(made: Retraced) -> Iterator[Hypothesis]:
     """By which factor the movement of some parameters alone is multiplied."""
     state = {name.removeprefix("parameters."): array for name, array in made.start.state.items()}
     factor, names, which = _some(made, "parameters", state)
@@ -212,10 +208,10 @@ def _some_movements(made: MadeStep) -> Iterator[Bug]:
         usual = right(name, parameter, *given)
         return parameter + (usual - parameter) * factor if name in names else usual
 
-    yield _bug("rate_of_some", f"steps {which}", "OPT-1", rule(updated=updated))
+    yield Hypothesis("rate_of_some", f"steps {which}", "OPT-1", step=rule(updated=updated))
 
 
-def _schedule(made: MadeStep) -> Iterator[Bug]:
+def _schedule(made: Retraced) -> Iterator[Hypothesis]:
     """With which number of steps a schedule has the rate that was reported."""
     recipe, step = made.case.training.recipe, made.start.step
     reported = float(made.delivered.get(f"steps.{step}.rate", math.nan))
@@ -233,7 +229,7 @@ def _schedule(made: MadeStep) -> Iterator[Bug]:
                 break
 
 
-def _recipe(made: MadeStep, name: str, section: str, clause: str, start: float) -> Iterator[Bug]:
+def _recipe(made: Retraced, name: str, section: str, clause: str, start: float) -> Iterator[Hypothesis]:
     """Yield the number of a recipe with which a section of the step would be as it was reported."""
     by = NUDGE if start < 0.5 else -NUDGE  # a share stays below 1
     left = _left(made, section, lambda value: Change(recipe=by_recipe(**{name: value})))
@@ -241,13 +237,13 @@ def _recipe(made: MadeStep, name: str, section: str, clause: str, start: float) 
         yield _number(made, name, clause, *_fitted(left, start, by=by * (start or 1.0), rounds=REFINED))
 
 
-def _limit(made: MadeStep) -> Iterator[Bug]:
+def _limit(made: Retraced) -> Iterator[Hypothesis]:
     """By which limit gradients were clipped: below the norm they are proportional to it."""
-    norm = float(made.right()[f"steps.{made.start.step}.norm"])
+    norm = float(made.exactly(Change())[f"steps.{made.start.step}.norm"])
     yield from _recipe(made, "clip_at", "clipped", "OPT-7", norm / 4)
 
 
-def _numbers(made: MadeStep) -> Iterator[Bug]:
+def _numbers(made: Retraced) -> Iterator[Hypothesis]:
     """With which numbers averages and decay were computed."""
     recipe = made.case.training.recipe
     for name, section, clause in (
@@ -259,7 +255,7 @@ def _numbers(made: MadeStep) -> Iterator[Bug]:
         yield from _recipe(made, name, section, clause, getattr(recipe, name))
 
 
-def _averages(made: MadeStep) -> Iterator[Bug]:
+def _averages(made: Retraced) -> Iterator[Hypothesis]:
     """By how much an average weighed what was there, and what is new."""
     for section in ("first_moment", "second_moment"):
         kept = [array for name, array in made.start.state.items() if name.startswith(f"{section}.")]
@@ -269,7 +265,7 @@ def _averages(made: MadeStep) -> Iterator[Bug]:
             fresh, *old = _fitted(_left(made, section, weighed), *([0.0, 0.0] if started else [0.0]))
             before = "".join(f"{share:.4g} of what was there + " for share in old)
             what = f"{section} = {before}{fresh:.4g} of what is new"
-            yield _bug(f"weights_of_{section}", what, "OPT-3", weighed(fresh, *old))
+            yield Hypothesis(f"weights_of_{section}", what, "OPT-3", step=weighed(fresh, *old))
 
 
 def _weighing(section: str, fresh: float, old: float = 0.0) -> Change:
@@ -284,7 +280,7 @@ def _weighing(section: str, fresh: float, old: float = 0.0) -> Change:
     return rule(average=average)
 
 
-def _rate(made: MadeStep) -> Iterator[Bug]:
+def _rate(made: Retraced) -> Iterator[Hypothesis]:
     """By which rate parameters moved."""
     step = made.start.step
     rate = learning_rate(made.case.training.recipe, step)
@@ -298,11 +294,13 @@ def _rate(made: MadeStep) -> Iterator[Bug]:
     moved_by = reported if reported != rate else factor * rate
     what = f"a learning rate of {instead(moved_by, rate, digits=4)}"
     if rate:
-        yield _bug("learning_rate", what, "OPT-9", moved(moved_by / rate))
-    yield _bug("learning_rate", f"{what} in every step", "OPT-9", Change(rate=lambda m, right: moved_by))
+        yield Hypothesis("learning_rate", what, "OPT-9", step=moved(moved_by / rate))
+    yield Hypothesis(
+        "learning_rate", f"{what} in every step", "OPT-9", step=Change(rate=lambda m, right: moved_by)
+    )
 
 
-def _epsilon(made: MadeStep) -> Iterator[Bug]:
+def _epsilon(made: Retraced) -> Iterator[Hypothesis]:
     """With which epsilon parameters moved."""
     if made.case.training.recipe.algorithm == "sgd":
         return

@@ -1,23 +1,35 @@
-"""Bugs as explanations: what a tap, or a gradient, would be with one of them, from what a run had before
-it.
-"""
+"""What may be wrong with a step of the model, in the order in which it is tried."""
 
 from __future__ import annotations
 
 import dataclasses
 import fnmatch
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
 from concord.backends.interface import Request
-from concord.conformance.bugs.bug import Bug
+from concord.conformance.bugs.bug import Bug, fits
 from concord.conformance.bugs.catalogue import ALL, TRIED
 from concord.conformance.bugs.context import Context, Edit
+from concord.conformance.bugs.norms import NORMS
 from concord.conformance.bugs.tape import Value
+from concord.conformance.explain.formats import of_factors
+from concord.conformance.explain.gradients import of_gradient
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
+from concord.conformance.explain.options import of_options, of_other_constants, two_of_norms
 from concord.conformance.explain.question import Question
+from concord.conformance.explain.readings import (
+    of_cancellation,
+    of_dropout,
+    of_dropped_weights,
+    of_format,
+    of_limit,
+    of_recovered,
+)
+from concord.conformance.explain.search import Stage
+from concord.conformance.explain.weights import of_joined_heads, of_weights
 from concord.spec.precision import PRECISIONS
 
 
@@ -111,3 +123,84 @@ def _name(bug: Bug) -> str:
     """
     causes = bug.cause.split(" or ")
     return bug.name if bug.name in causes else causes[0]
+
+
+Family = Callable[[Question, str], Iterator[Hypothesis]]
+
+FAMILIES: tuple[Family, ...] = (of_options, of_weights, of_joined_heads, of_tap)
+"""What may be wrong with a tap: an option, its weights, the order of its heads, or a bug of the catalogue."""
+
+LIKELY = (
+    ("activation", "quick_gelu", "silu"),
+    ("norm_epsilon*", "norm_placement", "norm_variance"),
+    ("mask_*", "query_mask*", "pad_id"),
+    ("segment*", "token_padding*"),
+    ("missing_bias", "*_missing", "*_left_out", "*_skipped"),
+    ("transposed_weight", "weight_in_wrong_order", "swapped_weights", "heads_*", "fused_weight"),
+    ("*scale*",),
+)
+"""Kinds of mistakes (patterns of names) that people make most often, the most frequent first.
+
+They are tried first, and the rest after them.
+"""
+
+READINGS = (of_format, of_limit, of_dropout, of_dropped_weights, of_recovered, of_cancellation)
+"""In the order in which they are tried; the first that says something is believed."""
+
+
+def stages(question: Question) -> Iterator[Stage]:
+    """Yield what may be wrong: what is tried together, and at last what the tensor shows by itself."""
+    yield Stage(likeliest_first(simple(question)))
+    yield Stage(unusual(question))
+    yield Stage((one for look in READINGS for one in look(question)), read=True)
+
+
+def simple(question: Question) -> Iterator[Hypothesis]:
+    """Yield single mistakes."""
+    if question.parameter:
+        yield from of_gradient(question, question.parameter)
+        yield from of_backward(question)
+    yield from mistakes(question)
+    yield from of_factors(question)
+
+
+def unusual(question: Question) -> Iterator[Hypothesis]:
+    """Yield pairs of mistakes, values that nobody uses, and bugs of several taps at once."""
+    yield from of_hidden(question)
+    for tap in question.span:
+        if fits(tap, NORMS):
+            yield from two_of_norms(question)
+        if fits(tap, ("*.masked_scores",)):
+            yield from of_other_constants(question, tap)
+
+
+def mistakes(question: Question) -> Iterator[Hypothesis]:
+    """Yield the single mistakes that the step of a tap may contain."""
+    for tap in question.span:
+        yield from mistakes_at(question, tap)
+
+
+def mistakes_at(question: Question, tap: str) -> Iterator[Hypothesis]:
+    """Yield the single mistakes that may be made at one tap."""
+    for family in FAMILIES:
+        yield from (hypothesis.at(tap) for hypothesis in family(question, tap))
+
+
+def like(question: Question, hypothesis: Hypothesis) -> Hypothesis | None:
+    """Return the hypothesis of the same name and text that may be made of the tensor in question."""
+    wanted = (hypothesis.name, hypothesis.text)
+    known = (one for some in (simple, unusual) for one in some(question))
+    return next((one for one in known if (one.name, one.text) == wanted), None)
+
+
+def likeliest_first(hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:
+    """Return hypotheses in the order in which they are tried.
+
+    By :data:`LIKELY`, then as they come, and last what hardly anyone does.
+    """
+
+    def place(one: Hypothesis) -> int:
+        found = (i for i, names in enumerate(LIKELY) if fits(one.name, names))
+        return len(LIKELY) + 1 if one.rare else next(found, len(LIKELY))
+
+    return sorted(hypotheses, key=place)

@@ -1,0 +1,280 @@
+"""Causes that are read off a tensor: what it has in common with the right one says what became of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from concord.conformance.bugs.attention import PROJECTIONS
+from concord.conformance.bugs.context import norm_of, parameters_of
+from concord.conformance.bugs.norms import NORMS, RESIDUALS
+from concord.conformance.bugs.precision import LINEAR, variance_by_squares
+from concord.conformance.estimate import R, Z
+from concord.conformance.expectation import Array
+from concord.conformance.explain.computation import LEAST, clear, root_mean_square, within
+from concord.conformance.explain.formats import SHORTER
+from concord.conformance.explain.hypothesis import RIGHT, Hypothesis, loaded
+from concord.conformance.explain.question import Question, rounding
+from concord.conformance.wording import few, instead
+from concord.spec.precision import precision
+from concord.spec.tensors import clause_of
+
+# Formats.
+
+
+def of_format(question: Question) -> Iterator[Hypothesis]:
+    """Read off that every number, and few of the right ones, is one of a shorter format."""
+    actual, right = question.actual, question.right
+    finite = np.isfinite(actual) & np.isfinite(right.value)
+    for name in reversed(SHORTER.get(question.case.dtype, ())):
+        held, numbers = (rounding(name)(array[finite]) == array[finite] for array in (actual, right.value))
+        if held.all() and (~numbers).sum() >= 2:
+            break
+    else:
+        return
+    exponent = np.floor(np.log2(np.maximum(abs(actual), precision(name).smallest_normal)))
+    # A number just below a power of two may have been rounded up to it, by half the larger spacing.
+    half = 2.0**exponent * precision(name).unit_roundoff
+    if within(np.maximum(abs(actual - right.value) - half, 0), right.sigma):
+        yield Hypothesis(f"stored_in_{name}", f"numbers that were rounded to {name}", "PRC-2")
+        return
+    prediction = question.predict(RIGHT, name)
+    # What the format cannot hold may have become infinity, and then no number at all.
+    lost = ~np.isfinite(actual)
+    error = np.where(lost, 0.0, actual - prediction.value)
+    if (
+        not (lost & np.isfinite(question.rounded(name))).any()
+        and within(error, prediction.sigma)
+        and root_mean_square(error) >= LEAST * root_mean_square(prediction.sigma)
+    ):
+        yield Hypothesis(f"computed_in_{name}", f"a step that was computed in {name}", "PRC-2")
+
+
+# Limits.
+
+
+def of_limit(question: Question) -> Iterator[Hypothesis]:
+    """Read off that whatever is beyond a limit was set to it."""
+    right, actual, clause = (
+        question.right.value,
+        question.actual,
+        clause_of(question.config, question.tensor, question.case.part),
+    )
+    masked = question.is_tap(
+        ("*.masked_scores", "*.masked_weights")
+    )  # where a constant is no sign of a limit
+    if masked or not (np.isfinite(right).all() and np.isfinite(actual).all()):
+        return
+    limit = float(abs(actual).max())
+    for text, low, high in (
+        ("be at least ", float(actual.min()), math.inf),
+        ("be at most ", -math.inf, float(actual.max())),
+        ("", -limit, limit),
+    ):
+        limited = np.clip(right, low, high)
+        beyond = limited != right
+        if (
+            beyond.sum() >= 3
+            and ((~beyond).sum() >= 3 or not text)
+            and clear(actual - right, actual - limited, question.right.sigma)
+        ):
+            reached = low if math.isfinite(low) and text else high
+            yield Hypothesis("clamped", f"numbers that are clamped to {text}{reached:.6g}", clause)
+            return
+
+
+# Dropout.
+
+DROPPED = (
+    "embeddings.sum",
+    "embeddings.norm",
+    "*.attention.weights",
+    "*.attention.output",
+    "*.feed_forward.activation",
+    "*.feed_forward.outer",
+    "pooling",
+    "pooler.output",
+)
+
+
+def of_dropout(question: Question) -> Iterator[Hypothesis]:
+    """Read off that some numbers are 0 and the others are all enlarged by the same factor."""
+    if question.is_tap(DROPPED):
+        base: Array = np.zeros_like(question.actual)
+    elif question.is_tap(RESIDUALS):
+        base = question.exact.entered[question.tensor.replace("residual", "norm")].value
+    else:
+        return
+    right, actual, sigma = question.right.value - base, question.actual - base, question.right.sigma
+    if not np.isfinite(actual).all() or not np.isfinite(right).all():
+        return
+    visible = abs(right) > 2 * Z * sigma
+    dropped = visible & (abs(actual) <= Z * sigma)
+    kept = visible & ~dropped
+    if dropped.sum() < 2 or kept.sum() < 5:
+        return
+    factor = float((actual[kept] * right[kept]).sum() / np.square(right[kept]).sum())
+    if factor > 1 and within(np.where(kept, actual - factor * right, 0.0), factor * sigma):
+        share = 1 - 1 / factor
+        expected = share * visible.sum()
+        if abs(dropped.sum() - expected) <= 5 * math.sqrt(expected) + 1:
+            yield Hypothesis("dropout", f"dropout of {100 * share:.3g} % that was left on", "DRP-1")
+
+
+SHARES = (0.1, 0.2, 0.5, 0.3, 0.4, 0.25, 0.15, 0.05)
+"""What dropout may drop."""
+
+MOST_KEYS = 12
+"""How many keys the attention weights may be tried out for, kept and dropped.
+
+There are 2 to that power ways.
+"""
+
+
+def of_dropped_weights(question: Question) -> Iterator[Hypothesis]:
+    """Read off that each query's context is that of some keys alone, their weights all enlarged by the
+    same factor.
+    """
+    if not question.is_tap(("*attention.context",)):
+        return
+    tap, config, exact = question.tensor, question.config, question.exact
+    prefix = tap.rpartition(".")[0]
+    weights = exact.now.get(f"{prefix}.masked_weights", exact.now[f"{prefix}.weights"]).value  # (B, H, Q, S)
+    values = (exact.now.get(f"{prefix}.value") or exact.given["value"]).value  # (B, S, H, K)
+    batch, heads, queries, keys = weights.shape
+    if keys > MOST_KEYS:
+        return
+    kept = (np.arange(2**keys)[:, None] >> np.arange(keys)) % 2
+    actual, sigma = (
+        np.broadcast_to(x, question.actual.shape).reshape(batch, queries, heads, config.head_dim)
+        for x in (question.actual, question.right.sigma)
+    )
+    left, whole = list(SHARES), 0
+    for b, h, q in np.ndindex(batch, heads, queries):
+        possible = kept @ (weights[b, h, q][:, None] * values[b, :, h])  # (2^S, K)
+        fits = {
+            p: (abs(actual[b, q, h] - possible / (1 - p)) <= Z * sigma[b, q, h] / (1 - p)).min(-1)
+            for p in left
+        }
+        left = [p for p in left if fits[p].any()]
+        whole += sum(bool(fits[p][-1]) for p in left[:1])  # the last way keeps every key
+        if not left:
+            return
+    if len(left) == 1 and whole <= batch * heads * queries - 2:
+        yield Hypothesis(
+            "dropout", f"dropout of {100 * left[0]:.3g} % of the attention weights that was left on", "DRP-1"
+        )
+
+
+# A variance that loses digits.
+
+
+def of_cancellation(question: Question) -> Iterator[Hypothesis]:
+    """Read off that each row is stretched by a factor of its own, as large as rounding makes it in E[x²] -
+    E[x]².
+    """
+    if not question.is_tap(NORMS):
+        return
+    text = "a variance computed as E[x²] - E[x]²"
+    hypothesis = Hypothesis(
+        "variance_by_squares", text, "NRM-2", change=variance_by_squares, on=(question.tensor,)
+    )
+    prediction = question.predict(hypothesis)
+    error = question.actual - question.right.value
+    offset = question.case.weights[f"{norm_of(question.config.norm_sharing, question.tensor)}.bias"].astype(
+        np.float64
+    )
+    gained = question.right.value - offset
+    stretch = (error * gained).sum(-1, keepdims=True) / np.square(gained).sum(-1, keepdims=True)
+    if (
+        np.isfinite(stretch).all()
+        and within(error, prediction.sigma)
+        and clear(error, error - stretch * gained, question.right.sigma)
+        and root_mean_square(error) >= LEAST * root_mean_square(prediction.sigma)
+        and root_mean_square(prediction.sigma)
+        >= R * root_mean_square(question.right.sigma)  # else it is no worse than any other
+    ):
+        yield hypothesis
+
+
+# Weights.
+
+
+def of_recovered(question: Question) -> Iterator[Hypothesis]:
+    """Read off what is wrong with a weight or a bias: one element, the order of rows or columns, or all."""
+    if not question.is_tap(LINEAR) or (
+        question.config.qkv_activation == "relu" and question.is_tap(PROJECTIONS)
+    ):
+        return
+    name = parameters_of(question.tensor)
+    weight = question.case.weights[f"{name}.weight"].astype(np.float64)  # (in, out)
+    # What is wrong is far larger than rounding: float64 is enough, and what linear algebra there is.
+    inputs = question.exact.inputs[question.tensor].value.reshape(-1, len(weight)).astype(np.float64)
+    right, sigma, error = (
+        np.broadcast_to(array, question.actual.shape).reshape(len(inputs), -1).astype(np.float64)
+        for array in (question.right.value, question.right.sigma, question.actual - question.right.value)
+    )  # (N, out)
+    if len(inputs) > 2 and np.isfinite(error).all() and np.isfinite(sigma).all():
+        yield from _of_element(name, weight, inputs, right, error, sigma)
+        yield from _of_all(question, name, weight, inputs, error, sigma)
+
+
+def _of_element(
+    name: str, weight: Array, inputs: Array, right: Array, error: Array, sigma: Array
+) -> Iterator[Hypothesis]:
+    """Yield the one element whose change explains everything."""
+    wrong = [i for i in range(error.shape[1]) if not within(error[:, i], sigma[:, i])]
+    if len(wrong) != 1 or not within(np.delete(error, wrong, axis=1), np.delete(sigma, wrong, axis=1)):
+        return
+    (column,) = wrong
+    error, sigma = error[:, column], sigma[:, column]
+    found = []
+    # After the inputs come what stands for the bias, and what would be a column that is multiplied by
+    # something.
+    for row, factor in enumerate((*inputs.T, np.ones(len(inputs)), right[:, column])):
+        power = float(np.square(factor / sigma).sum())
+        change = float((factor / sigma * (error / sigma)).sum()) / power if power > 0 else 0.0
+        if power > 0 and clear(error, error - factor * change, sigma):
+            found.append((row, change))
+    if len(found) != 1 or found[0][0] > len(weight):
+        return
+    row, change = found[0]
+    if row == len(weight):
+        text = f"element {column} of `{name}.bias` being off by {change:.3g}"
+        yield Hypothesis("bias_element", text, "WGT-4", sure=False)  # or something added to it later
+    elif weight[row, column] + change != weight[row, column]:
+        number = instead(float(weight[row, column] + change), float(weight[row, column]))
+        yield Hypothesis("weight_element", f"`{name}.weight` at {(row, column)} being {number}", "WGT-4")
+
+
+def _of_all(
+    question: Question, name: str, weight: Array, inputs: Array, error: Array, sigma: Array
+) -> Iterator[Hypothesis]:
+    """Yield any weight and bias at all: with enough rows, few tensors are linear in what went in."""
+    design = np.concatenate([inputs, np.ones((len(inputs), 1))], axis=1)  # the last stands for the bias
+    if len(design) < 2 * design.shape[1]:
+        return
+    inverse = np.linalg.pinv(design, rcond=1e-6)
+    change, left = np.zeros((design.shape[1], error.shape[1])), error
+    for _ in range(3):  # each time the solution's own rounding is taken off
+        step = inverse @ left
+        change, left = change + step, left - design @ step
+    if not clear(error, left, sigma):
+        return
+    for axis, word in ((0, "rows"), (1, "columns")):
+        old, new = (np.moveaxis(array, axis, 0) for array in (weight, weight + change[:-1]))
+        source = np.array([int(np.square(old - line).sum(1).argmin()) for line in new])
+        moved = np.flatnonzero(source != np.arange(len(source)))
+        if moved.size and len(set(source.tolist())) == len(source):
+            text = f"{word} {few(moved)} of `{name}.weight` having changed places"
+            made = {f"{name}.weight": partial(np.take, weight, source, axis)}
+            hypothesis = loaded("weight_permuted", text, "WGT-2", made)
+            prediction = question.predict(hypothesis)
+            if within(question.actual - prediction.value, prediction.sigma):
+                yield hypothesis
+    if within(error - error.mean(0), sigma):
+        yield Hypothesis("other_bias", f"other numbers in `{name}.bias`", "WGT-4", sure=False)
+    yield Hypothesis("other_weight", f"other numbers in `{name}.weight`", "WGT-4", sure=False)
