@@ -246,9 +246,7 @@ def _published(folders: list[str] | None, variants: list[str] | None) -> list[Jo
     if folders == ["off"]:
         return []
     found = [_usable(collect, Path(folder)) for folder in folders or [str(DEFAULT)]]
-    return [
-        job for collection in found for job in collection.jobs if variants is None or job.group in variants
-    ]
+    return [job for jobs, _ in found for job in jobs if variants is None or job.group in variants]
 
 
 def _usable(make: Callable[..., T], *arguments: Any) -> T:

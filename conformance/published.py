@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from concord.conformance.golden_files.golden import GoldenFile, GoldenRun, read
 from concord.conformance.golden_files.training import GoldenTraining
 from concord.conformance.lockstep.envelope import of_training
 from concord.conformance.tolerance import expect
+from concord.spec import errors
 from concord.spec.deviations import Deviations
 from concord.spec.errors import SpecError
 from concord.spec.files import find
@@ -38,21 +39,11 @@ EXACT = 2.0**-10
 """Sigma of whole numbers: any other one is far beyond rounding."""
 
 
-@dataclass
-class Collection:
-    """The golden files of a folder.
-
-    Attributes:
-        jobs: one for each run of each file.
-        notes: what is not checked, and why.
-    """
-
-    jobs: list[Job] = field(default_factory=list)
-    notes: dict[str, str] = field(default_factory=dict)
-
-
-def collect(directory: Path) -> Collection:
+def collect(directory: Path) -> tuple[list[Job], dict[str, str]]:
     """Read every golden file under a folder.
+
+    Returns:
+        A job for each run of each file; what is not checked, and why.
 
     Raises:
         SpecError: if there is none, or listing everything that is wrong with those that there are.
@@ -60,22 +51,15 @@ def collect(directory: Path) -> Collection:
     paths = find(directory, "*.safetensors")
     if not paths:
         raise SpecError(f"{directory}: holds no golden files (*.safetensors)")
-    collection, problems = Collection(), []
+    jobs: list[Job] = []
     unchecked: Counter[tuple[str, str]] = Counter()
-    for path in paths:
-        try:
-            file = read(path)
-            collection.jobs += [job_of(file, run) for run in file.runs]
-            collection.jobs += [training_job(file, file.training)] if file.training else []
-        except SpecError as error:
-            problems += error.problems
-            continue
+    for file in errors.collect(*(partial(read, path) for path in paths)):
+        jobs += [job_of(file, run) for run in file.runs]
+        jobs += [training_job(file, file.training)] if file.training else []
         unchecked.update(("/".join(name.split("/")[:2]), reason) for name, reason in file.unchecked.items())
-    if problems:
-        raise SpecError(problems)
-    for (name, reason), count in sorted(unchecked.items()):
-        collection.notes[f"not compared, {count} x {name}"] = reason
-    return collection
+    return jobs, {
+        f"not compared, {count} x {name}": reason for (name, reason), count in sorted(unchecked.items())
+    }
 
 
 def job_of(file: GoldenFile, run: GoldenRun) -> Job:

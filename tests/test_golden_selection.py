@@ -28,7 +28,7 @@ SOURCES = (
     "nndl-paddle-api",
     "keras-attention",
 )
-JOBS = collect(DEFAULT).jobs
+JOBS, NOTES = collect(DEFAULT)
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -22,14 +22,14 @@ def golden(
 ) -> None:
     """Compare backends with tensors of the published sources."""
     record.check()
-    settings, names, collection = collect(
+    settings, names, (known, notes) = collect(
         workers.settings, workers.names, lambda: published.collect(directory)
     )
-    jobs = collection.jobs
+    jobs = known
     if forward_only:
         jobs = [dataclasses.replace(job, gradients=False) for job in jobs if job.training is None]
     found = run(jobs, names, settings)
-    found.notes.update(collection.notes)
-    if left := len(collection.jobs) - len(jobs):
+    found.notes.update(notes)
+    if left := len(known) - len(jobs):
         found.notes["--forward-only"] = f"{left} runs of training are left out"
     finish(found, record, "golden", "source", f"Golden files of {directory}")

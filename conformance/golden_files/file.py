@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from concord.spec.errors import SpecError
-from concord.spec.files import parse_json, read_described
+from concord.spec.files import parse_json, read_described, section
 from concord.spec.sources.layouts import TENSOR_LAYOUTS, contiguous
 from concord.spec.sources.table import Binding, gather
 
@@ -37,11 +38,7 @@ class SourceFile:
 
     def section(self, prefix: str) -> dict[str, NDArray[Any]]:
         """Return the tensors below a prefix, by the rest of their names."""
-        return {
-            name.removeprefix(prefix): array
-            for name, array in self.tensors.items()
-            if name.startswith(prefix)
-        }
+        return section(self.tensors, prefix)
 
     def take(self, name: str) -> NDArray[Any] | None:
         """Return a tensor by its full name and note that it is used; None if it is not there."""
@@ -55,8 +52,7 @@ class SourceFile:
             name: Binding(tuple(f"{prefix}{own}" for own in place.names), place.layout, place.shape)
             for name, place in places.items()
         }
-        there = {name: array for name, array in self.tensors.items() if name.startswith(prefix)}
-        found, problems = gather(full, there, f"source={self.source}")
+        found, problems = gather(full, self.tensors, f"source={self.source}")
         self.used.update(own for name in found for own in full[name].names)
         return found, problems
 
@@ -87,14 +83,28 @@ def read_file(path: Path) -> SourceFile:
     return SourceFile(metadata["source"], metadata["case"], metadata["dtype"], config, tensors)
 
 
-def input_array(name: str, array: NDArray[Any], layout: str) -> NDArray[Any]:
-    """Return an input in the canonical layout.
+def laid_out(
+    name: str,
+    array: NDArray[Any],
+    layout: str,
+    sizes: Mapping[str, int] = {},
+    shape: tuple[int, ...] | None = None,
+    key: str = "",
+) -> NDArray[Any]:
+    """Return a tensor of a source in the canonical layout.
+
+    Args:
+        layout: that it has in the source.
+        sizes: of axes.
+        shape: that it must have then, as ``key``; any by default.
 
     Raises:
         SpecError: if it does not have the layout.
     """
     meaning, function = TENSOR_LAYOUTS[layout]
-    try:
-        return contiguous(function(array, {}))
-    except (ValueError, IndexError):
-        raise SpecError(f"{name!r} has shape {array.shape} but must be {meaning}") from None
+    with contextlib.suppress(ValueError, IndexError):
+        found = contiguous(function(array, sizes))
+        if shape in (None, found.shape):
+            return found
+    made = f", which makes {shape} of it for {key!r}" if shape is not None else ""
+    raise SpecError(f"{name!r} has shape {array.shape} but must be {meaning}{made}")

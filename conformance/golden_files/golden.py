@@ -6,9 +6,7 @@ source. On disk they are safetensors, with what they are in the metadata.
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,14 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.golden_files.file import SourceFile, input_array, read_file
+from concord.conformance.golden_files.file import SourceFile, laid_out, read_file
 from concord.conformance.golden_files.training import GoldenTraining, read_clipping, read_training
 from concord.spec.batch import Batch, from_arrays, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import NONE, Deviations
-from concord.spec.errors import SpecError, located, refuse
+from concord.spec.errors import SpecError, collecting, located, refuse
 from concord.spec.parameters import parameters
-from concord.spec.sources.layouts import TENSOR_LAYOUTS, contiguous
 from concord.spec.sources.names import fill, variables
 from concord.spec.sources.schema import MaskSource, PartTable, RunEntry, Table
 from concord.spec.sources.table import bindings, canonical, configure, load, sources
@@ -101,8 +98,8 @@ def _golden(file: SourceFile) -> GoldenFile:
     config = configure(table, file.config, part.name, where="the metadata's 'config'")
     training = TRAINING in file.tensors
     config, weights = _weights(file, table, part, config, stored=not training)
+    runs: list[GoldenRun] = []
     if training:
-        runs: list[GoldenRun] = []
         trained: GoldenTraining | None = read_training(file, table, part, config, weights)
     else:
         batch = _batch(file, part, config)
@@ -164,7 +161,7 @@ def _batch(file: SourceFile, part: PartTable, config: EncoderConfig) -> Batch:
         ]
     )
     arrays = {
-        name: input_array(f"inputs/{native.name}", file.tensors[f"inputs/{native.name}"], native.layout)
+        name: laid_out(f"inputs/{native.name}", file.tensors[f"inputs/{native.name}"], native.layout)
         for name, native in part.inputs.items()
     }
     file.used.update(f"inputs/{native.name}" for native in part.inputs.values())
@@ -237,11 +234,12 @@ def _run(
         if array is None:
             problems.extend([f"{name!r} is missing but is required: it is {key!r}"] if required else [])
             return
-        laid_out, problem = _laid_out(name, key, array, layout, sizes, shape)
-        if problem:
-            problems.append(problem)
-        else:
-            put(key, name, laid_out)
+        kind, wanted = ("i", "an integer") if key == "predictions" else ("f", "a floating-point")
+        if array.dtype.kind != kind:
+            problems.append(f"{name!r} has dtype {array.dtype} but must be {wanted} type: it is {key!r}")
+            return
+        with collecting(problems):
+            put(key, name, laid_out(name, array, layout, sizes, shape, key))
 
     outputs = entry.outputs if entry.only else {**part.outputs, **entry.outputs}
     for pattern, output in outputs.items():
@@ -267,34 +265,12 @@ def _run(
     return GoldenRun(entry.label, part.name, config, weights, batch, expected)
 
 
-def _laid_out(
-    name: str,
-    key: str,
-    array: NDArray[Any],
-    layout: str,
-    sizes: Mapping[str, int],
-    shape: tuple[int, ...],
-) -> tuple[NDArray[Any], str]:
-    """Return an output in a canonical shape, and what is wrong with it."""
-    kind, wanted = ("i", "an integer") if key == "predictions" else ("f", "a floating-point")
-    if array.dtype.kind != kind:
-        return array, f"{name!r} has dtype {array.dtype} but must be {wanted} type: it is {key!r}"
-    meaning, function = TENSOR_LAYOUTS[layout]
-    with contextlib.suppress(ValueError, IndexError):
-        found = contiguous(function(array, sizes))
-        if found.shape == shape:
-            return found, ""
-    required = f"must be {meaning}, which makes {shape} of it for {key!r}"
-    return array, f"{name!r} has shape {array.shape} but {required}"
-
-
 def _unchecked(file: SourceFile, part: PartTable) -> dict[str, str]:
     """Return every tensor that no run came to use, and why."""
     reasons = {f"outputs/{name}": reason for name, reason in part.unchecked.items()}
+    positions = f"outputs/{part.positions.output}"
     if part.positions.output is not None:
-        reasons[f"outputs/{part.positions.output}"] = (
-            "is loaded as the position table, so that it is used as stored"
-        )
+        reasons[positions] = "is loaded as the position table, so that it is used as stored"
     if part.mask is not None:
         reasons[f"inputs/{part.mask.ids}"] = "is not used: the source was given another mask, or none"
     found = {}
@@ -304,8 +280,8 @@ def _unchecked(file: SourceFile, part: PartTable) -> dict[str, str]:
             for key, reason in reasons.items()
             if name == key or (key.endswith("/") and name.startswith(key))
         ]
-        if given and (name not in file.used or name == f"outputs/{part.positions.output}"):
+        if name not in file.used:
+            given.append(f"the table of {file.source} has no place for it in this configuration")
+        if name not in file.used or name == positions:
             found[name] = given[0]
-        elif name not in file.used:
-            found[name] = f"the table of {file.source} has no place for it in this configuration"
     return found

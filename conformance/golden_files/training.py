@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.expectation import JudgedTraining
-from concord.conformance.golden_files.file import SourceFile, input_array
+from concord.conformance.golden_files.file import SourceFile, laid_out
 from concord.spec.batch import Batch, from_arrays, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, refuse
@@ -55,12 +55,9 @@ def read_training(
     for batches in given:
         validate_batch(config, batches[0], part.name)
     expected = _results(file, part, config, weights, steps)
-    training = Training(recipe_of(file.config, table), given, reported=(0, steps - 1))
     rounded = table.training.float32_positions and POSITIONS in weights
     uncertain = {POSITIONS: float32_noise(config)} if rounded else {}
-    deviations = {**table.deviations, **table.training.deviations}
-    problem = JudgedTraining(config, weights, training, part.name, file.dtype, deviations, uncertain)
-    return GoldenTraining(problem, expected)
+    return _golden(file, table, part, config, weights, given, expected, uncertain)
 
 
 def read_clipping(
@@ -87,9 +84,23 @@ def read_clipping(
     norm = file.take("outputs/global_norm_source")
     if norm is not None:
         expected["steps.0.norm"] = np.asarray(norm)
-    training = Training(recipe_of(file.config, table), [[batch]], reported=(0,))
+    return _golden(file, table, part, config, weights, [[batch]], expected)
+
+
+def _golden(
+    file: SourceFile,
+    table: Table,
+    part: PartTable,
+    config: EncoderConfig,
+    weights: dict[str, NDArray[Any]],
+    steps: list[list[Batch]],
+    expected: dict[str, NDArray[Any]],
+    uncertain: Mapping[str, NDArray[Any]] = {},
+) -> GoldenTraining:
+    assert table.training is not None
+    training = Training(recipe_of(file.config, table), steps, reported=(0, len(steps) - 1))
     deviations = {**table.deviations, **table.training.deviations}
-    problem = JudgedTraining(config, weights, training, part.name, file.dtype, deviations)
+    problem = JudgedTraining(config, weights, training, part.name, file.dtype, deviations, uncertain)
     return GoldenTraining(problem, expected)
 
 
@@ -131,9 +142,7 @@ def _inputs(file: SourceFile, part: PartTable) -> tuple[dict[str, NDArray[Any]],
             actual = "is missing" if array is None else f"has shape {array.shape}"
             problems.append(f"'inputs/{native.name}' {actual} but must have a leading axis of steps")
         else:
-            found[name] = np.stack(
-                [input_array(f"inputs/{native.name}", step, native.layout) for step in array]
-            )
+            found[name] = np.stack([laid_out(f"inputs/{native.name}", step, native.layout) for step in array])
     lengths = {len(array) for array in found.values()} | {len(losses)}
     if len(lengths) != 1:
         problems.append(
