@@ -26,8 +26,8 @@ MOST = 4
 One that was not used for longest ends when there are more.
 """
 
-RUNNING, PROPERTY = pytest.StashKey[pytest.Item](), "concord"
-"""Where the test that runs is kept, and the property by which its report says what runs came to."""
+PROPERTY = "concord"
+"""The property by which the report of a test, perhaps of another process, says what its runs came to."""
 
 SEVERAL = {
     "backend": ("B", "a backend by name or package.module:Class; may be repeated; default: the four"),
@@ -67,11 +67,6 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.pluginmanager.register(Unjudged(), "concord-outcome")
     config.addinivalue_line("markers", "slow: whole training runs; leave them out with -m 'not slow'")
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Remember which test runs."""
-    item.config.stash[RUNNING] = item
 
 
 class Unjudged:
@@ -122,12 +117,6 @@ class Suite:
         self.settings = Setup(**chosen, asked=self.asked, threads=1)
         self.pool = Pool()
         self.runners: dict[str, Runner] = {}
-        self.config = config
-
-    def note(self, backend: str, status: str) -> None:
-        """Have whoever collects the tests' reports, perhaps another process, know what a run came to."""
-        if test := self.config.stash.get(RUNNING, None):
-            test.user_properties.append((PROPERTY, [backend, status]))
 
     def runner(self, name: str) -> Runner:
         """Return a backend at work; its worker starts when it is first needed, and again after it died."""
@@ -159,13 +148,13 @@ class Suite:
                 pytrace=False,
             )
 
-    def conform(self, backend: str, job: Job) -> None:
-        """Run a job and fail with the first divergence in words."""
+    def conform(self, test: pytest.Item, backend: str, job: Job) -> None:
+        """Run a job for a test, and fail with the first divergence in words."""
         from concord.conformance.verdict import result_lines
 
         self.get(backend)
         result = self.runner(backend).attempt(job if self.gradients else _forward(job))
-        self.note(backend, result.status)
+        test.user_properties.append((PROPERTY, [backend, result.status]))
         if result.status == "unsupported":
             pytest.skip(f"unsupported: {result.detail}")
         if result.status != "agrees":
@@ -181,27 +170,13 @@ def concord_workers(request: pytest.FixtureRequest) -> Iterator[Suite]:
 
 
 @pytest.fixture
-def concord_conform(concord_workers: Suite) -> Callable[[str, Job], None]:
+def concord_conform(request: pytest.FixtureRequest, concord_workers: Suite) -> Callable[[str, Job], None]:
     """A function of backend, job (:class:`concord.conformance.campaign.Job`) that fails if it diverges."""
-    return concord_workers.conform
-
-
-@pytest.fixture
-def concord_standard(request: pytest.FixtureRequest) -> Job:
-    """Each standard case of the chosen variants, parts and precisions."""
-    job: Job = request.param
-    return job
-
-
-@pytest.fixture
-def concord_golden(request: pytest.FixtureRequest) -> Job:
-    """Each run of each golden file of the chosen variants."""
-    job: Job = request.param
-    return job
+    return partial(concord_workers.conform, request.node)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make a test for each backend that was chosen, and for each case and golden file."""
+    """Make a test for each backend, case and golden file that were chosen."""
     asked = partial(_option, metafunc.config)
     if "concord_backend" in metafunc.fixturenames:
         from concord.backends import BUILT_IN
@@ -212,27 +187,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(
             "concord_backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
         )
-    if "concord_standard" in metafunc.fixturenames:
-        _parametrize(
-            metafunc,
-            "concord_standard",
-            _standard(asked("variant"), asked("part") or ["model"], asked("dtype"), asked("forward_only")),
-        )
-    if "concord_golden" in metafunc.fixturenames:
-        _parametrize(metafunc, "concord_golden", _published(asked("golden"), asked("variant")))
+    for name, jobs_of in (("concord_standard", _standard), ("concord_golden", _published)):
+        if name not in metafunc.fixturenames:
+            continue
+        jobs = jobs_of(asked)
+        # Rounding is carried through all steps of a training run, which takes long.
+        found = [pytest.param(job, marks=pytest.mark.slow) if job.training else job for job in jobs]
+        names = [
+            f"{job.name}-again" if any(job is earlier for earlier in jobs[:place]) else job.name
+            for place, job in enumerate(jobs)
+        ]
+        metafunc.parametrize(name, found, ids=names)
 
 
-def _standard(
-    variants: list[str] | None, parts: list[str], dtypes: list[str] | None, forward_only: bool
-) -> list[Job]:
+def _standard(asked: Callable[[str], Any]) -> list[Job]:
     from concord.conformance.check import DTYPES, check_jobs, sequence
 
-    found = [_usable(check_jobs, variants, dtypes or DTYPES, part) for part in parts]
-    return [
-        job
-        for of_part in found
-        for job in sequence([_forward(job) for job in of_part] if forward_only else of_part)
-    ]
+    made = partial(_usable, check_jobs, asked("variant"), asked("dtype") or DTYPES)
+    found = [made(part) for part in asked("part") or ["model"]]
+    forward = _forward if asked("forward_only") else lambda job: job
+    return [job for of_part in found for job in sequence([*map(forward, of_part)])]
 
 
 def _forward(job: Job) -> Job:
@@ -240,12 +214,11 @@ def _forward(job: Job) -> Job:
     return dataclasses.replace(job, gradients=False) if job.gradients else job
 
 
-def _published(folders: list[str] | None, variants: list[str] | None) -> list[Job]:
+def _published(asked: Callable[[str], Any]) -> list[Job]:
     from concord.conformance.published import DEFAULT, collect
 
-    if folders == ["off"]:
-        return []
-    found = [_usable(collect, Path(folder)) for folder in folders or [str(DEFAULT)]]
+    folders, variants = asked("golden") or [str(DEFAULT)], asked("variant")
+    found = [] if folders == ["off"] else [_usable(collect, Path(folder)) for folder in folders]
     return [job for jobs, _ in found for job in jobs if variants is None or job.group in variants]
 
 
@@ -257,16 +230,6 @@ def _usable(make: Callable[..., T], *arguments: Any) -> T:
         return make(*arguments)
     except SpecError as error:
         raise pytest.UsageError(str(error)) from None
-
-
-def _parametrize(metafunc: pytest.Metafunc, name: str, jobs: list[Job]) -> None:
-    # Rounding is carried through all steps of a training run, which takes long.
-    found = [pytest.param(job, marks=pytest.mark.slow) if job.training else job for job in jobs]
-    names = [
-        f"{job.name}-again" if any(job is earlier for earlier in jobs[:place]) else job.name
-        for place, job in enumerate(jobs)
-    ]
-    metafunc.parametrize(name, found, ids=names, indirect=True)
 
 
 def _option(config: pytest.Config, name: str) -> Any:

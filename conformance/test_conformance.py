@@ -4,15 +4,20 @@ golden files.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from concord.conformance.campaign import Job
-from concord.conformance.plugin import Suite
 
 
-def test_standard_case(concord_workers: Suite, concord_backend: str, concord_standard: Job) -> None:
+def test_standard_case(
+    concord_conform: Callable[[str, Job], None], concord_backend: str, concord_standard: Job
+) -> None:
     """A standard case on a backend, against the oracle."""
-    concord_workers.conform(concord_backend, concord_standard)
+    concord_conform(concord_backend, concord_standard)
 
 
-def test_golden_file(concord_workers: Suite, concord_backend: str, concord_golden: Job) -> None:
+def test_golden_file(
+    concord_conform: Callable[[str, Job], None], concord_backend: str, concord_golden: Job
+) -> None:
     """A golden file on a backend, against what the source computed."""
-    concord_workers.conform(concord_backend, concord_golden)
+    concord_conform(concord_backend, concord_golden)

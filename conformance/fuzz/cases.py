@@ -17,23 +17,13 @@ from concord.spec.config import EncoderConfig
 from concord.spec.parameters import initialize, parameters
 from concord.spec.tensors import axis_sizes, inputs, resolve
 
-PADDINGS: dict[str, str] = {
-    "none": "no padding at all",
-    "tail": "each row ends in padding, at least one token is left",
-    "inside": "any token may be padding",
-    "front": "each row begins with padding",
-    "left": "one row begins with padding, and no other",
-    "rows": "some rows are padding only",
-    "all": "everything is padding",
-}
-"""How the inputs of a case may be padded."""
+PADDINGS = ("none", "tail", "inside", "front", "left", "rows", "all")
+"""How the inputs of a case may be padded: no padding at all; each row ends in padding, at least one token is
+left; any token may be padding; each row begins with padding; one row does, and no other; some rows are
+padding only; everything is padding."""
 
-KEY_MASKS: dict[str, str] = {
-    "none": "no key mask",
-    "samples": "(B, S): one for all queries of a sample",
-    "queries": "(B, Q, S): one for each query",
-}
-"""The key mask of a part that is given one."""
+KEY_MASKS = ("none", "samples", "queries")
+"""The key mask of a part that is given one: none; (B, S), one for all queries of a sample; (B, Q, S)."""
 
 ATTENTION_PARTS = ("attention", "dot_product")
 

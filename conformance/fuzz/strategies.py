@@ -183,8 +183,8 @@ def fuzz_cases(
         profile=draw(st.sampled_from(list(PROFILES))),
         scale=draw(st.sampled_from(SCALES)),
         offset=draw(st.sampled_from(OFFSETS)),
-        padding=draw(st.sampled_from(list(PADDINGS))),
-        key_mask=draw(st.sampled_from(list(KEY_MASKS))) if attends else "none",
+        padding=draw(st.sampled_from(PADDINGS)),
+        key_mask=draw(st.sampled_from(KEY_MASKS)) if attends else "none",
         query_mask=draw(st.booleans()) if attends else False,
     )
 
@@ -201,12 +201,16 @@ def configurations(draw: DrawFn, sizes: Sizes, part: str) -> EncoderConfig:
 
     What its fields exclude is honoured by construction, nothing is rejected.
     """
-    width, flat = sizes.num_heads * sizes.head_dim, draw(_choice("pooling"))
+
+    def pick(field: str) -> str:
+        return draw(st.sampled_from(CHOICES[field]))
+
+    width, flat = sizes.num_heads * sizes.head_dim, pick("pooling")
     # The flattening head takes exactly max_positions tokens (INP-5), which leaves no room for positions from
     # 1 (INP-2).
     filled = flat == "flatten" and part in POOLED
-    heads = draw(_choice("head_computation"))
-    padding = "counted" if filled else draw(_choice("position_of_padding"))
+    heads = pick("head_computation")
+    padding = "counted" if filled else pick("position_of_padding")
     # What follows the row of padding has to have room for the tokens (INP-2).
     free = sizes.max_positions - sizes.tokens if padding == "pad_row" else sizes.vocab_size
     pad = draw(_row_number(min(free, sizes.vocab_size)))
@@ -219,7 +223,8 @@ def configurations(draw: DrawFn, sizes: Sizes, part: str) -> EncoderConfig:
         if filled
         else draw(st.sampled_from((0, 1)))
     )
-    return EncoderConfig(
+    made = functools.partial(
+        EncoderConfig,
         vocab_size=sizes.vocab_size,
         max_positions=sizes.tokens if filled else sizes.max_positions,
         num_segments=sizes.num_segments,
@@ -231,37 +236,41 @@ def configurations(draw: DrawFn, sizes: Sizes, part: str) -> EncoderConfig:
         pad_id=pad,
         position_start=start,
         position_of_padding=padding,
-        embedding_scale=draw(_choice("embedding_scale")),
+        embedding_scale=pick("embedding_scale"),
         embedding_norm=draw(st.booleans()),
-        mask_fill=draw(_choice("mask_fill")),
+        mask_fill=pick("mask_fill"),
         mask_value=draw(_mask_values()),
-        mask_assignment=draw(_choice("mask_assignment")) if heads == "batched" else "per_sample",
-        query_mask=draw(_choice("query_mask")),
+        mask_assignment=pick("mask_assignment") if heads == "batched" else "per_sample",
+        query_mask=pick("query_mask"),
         qkv_bias=draw(st.booleans()),
-        qkv_activation=draw(_choice("qkv_activation")),
-        score_scale=draw(_choice("score_scale")),
+        qkv_activation=pick("qkv_activation"),
+        score_scale=pick("score_scale"),
         head_computation=heads,
         output_projection=draw(st.booleans()),
-        norm_placement=draw(_choice("norm_placement")),
+        norm_placement=pick("norm_placement"),
         norm_epsilon=10.0 ** (-3 - draw(st.integers(0, 90)) / 10),
-        norm_epsilon_placement=draw(_choice("norm_epsilon_placement")),
-        norm_variance=draw(_choice("norm_variance")) if width > 1 else "biased",
-        norm_sharing=draw(_choice("norm_sharing")),
+        norm_epsilon_placement=pick("norm_epsilon_placement"),
+        norm_variance=pick("norm_variance") if width > 1 else "biased",
+        norm_sharing=pick("norm_sharing"),
         final_norm=draw(st.booleans()),
-        activation=draw(_choice("activation")),
+        activation=pick("activation"),
         pooling=flat,
-        pooler=draw(_choice("pooler")) if flat != "flatten" else "none",
+        pooler=pick("pooler") if flat != "flatten" else "none",
         length_epsilon=draw(st.none() | st.sampled_from(LENGTH_EPSILONS)),
         l2_weight=draw(st.sampled_from(L2_WEIGHTS)),
         segment_padding_row=draw(_row(sizes.num_segments)),
         ignore_label=draw(_row(sizes.num_classes)) if sizes.num_classes > 1 else None,
-        **draw(_token_padding(sizes.vocab_size)),
-        **draw(_positions(width, sizes.tokens if filled else sizes.max_positions)),
     )
-
-
-def _choice(field: str) -> SearchStrategy[str]:
-    return st.sampled_from(CHOICES[field])
+    row, positions = draw(_row(sizes.vocab_size)), dict[str, Any]()
+    forward = "stored" if row is None else pick("token_padding_forward")
+    kind = pick("positions")
+    if kind == "learned":
+        positions["position_padding_row"] = draw(_row(made.keywords["max_positions"]))
+    else:
+        positions["position_layout"] = pick("position_layout") if width % 2 == 0 else "interleaved"
+        positions["position_exponent"] = pick("position_exponent")
+        positions["position_base"] = draw(st.sampled_from(BASES))
+    return made(token_padding_row=row, token_padding_forward=forward, positions=kind, **positions)
 
 
 def _mask_values() -> SearchStrategy[float]:
@@ -274,27 +283,3 @@ def _row_number(rows: int) -> SearchStrategy[int]:
 
 def _row(rows: int) -> SearchStrategy[int | None]:
     return st.none() | _row_number(rows) if rows else st.none()
-
-
-@st.composite
-def _token_padding(draw: DrawFn, vocab: int) -> dict[str, Any]:
-    row = draw(_row(vocab))
-    return {
-        "token_padding_row": row,
-        "token_padding_forward": "stored" if row is None else draw(_choice("token_padding_forward")),
-    }
-
-
-@st.composite
-def _positions(draw: DrawFn, width: int, rows: int) -> dict[str, Any]:
-    kind = draw(_choice("positions"))
-    fields: dict[str, Any] = {"positions": kind}
-    if kind == "learned":
-        fields["position_padding_row"] = draw(_row(rows))
-    else:
-        fields |= {
-            "position_layout": draw(_choice("position_layout")) if width % 2 == 0 else "interleaved",
-            "position_exponent": draw(_choice("position_exponent")),
-            "position_base": draw(st.sampled_from(BASES)),
-        }
-    return fields
