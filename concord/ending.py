@@ -119,7 +119,7 @@ def halting() -> Iterator[Callable[[], bool]]:
 def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
     """Do what a command does, and leave with its exit code.
 
-    That is 2 for refused input, with a line for each problem; 3 for a fault of Concord; 128 and its
+    That is 2 for refused input, with a line for each problem; 3 for a bug in Concord; 128 and its
     number for a signal.
 
     Args:
@@ -183,5 +183,5 @@ def _failed(error: Exception) -> int:
     what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     where = f"{os.path.basename(place.filename)}:{place.lineno}"
     return _told(
-        FAULT, f"a fault of Concord: {what} ({where}); with CONCORD_TRACEBACK=1 it says where it comes from"
+        FAULT, f"a bug in Concord: {what} ({where}); with CONCORD_TRACEBACK=1 it says where it comes from"
     )

@@ -28,7 +28,7 @@ from concord.conformance.fields import Count, Number
 from concord.conformance.judging import Derivation, Misfit, Published, delivered, judge
 from concord.conformance.padding import independent_batch
 from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED, Repeats, Result, Verdict
-from concord.conformance.watching import told
+from concord.conformance.watching import listening
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import UNCOMPUTED_PADDING, declared
@@ -462,7 +462,7 @@ class Runner:
             return _Earlier(result, first, before.times + 1 if before else 1, self.turn)
 
         def failed(doing: str, error: Exception) -> _Earlier:
-            return made(NOT_JUDGED, own_fault(doing, error), stderr=traceback.format_exc())
+            return made(NOT_JUDGED, own_bug(doing, error), stderr=traceback.format_exc())
 
         try:
             run = self.run(job, self.settings.precision)
@@ -502,7 +502,7 @@ class Runner:
         earlier = before.result.verdict if before else None
         if before and earlier and (not others or earlier.status == "diverges"):
             return earlier, before.result.attribution
-        with told(lambda text: self.progress(self.label, text)):
+        with listening(lambda text: self.progress(self.label, text)):
             verdict = job.judge(run, self.settings.rules(job.dtype))
         if before is None or earlier is None:
             return verdict, self.attribute(job, run, verdict)
@@ -593,9 +593,9 @@ def _same_bits(a: NDArray[np.floating] | None, b: NDArray[np.floating] | None) -
     )
 
 
-def own_fault(doing: str, error: Exception) -> str:
+def own_bug(doing: str, error: Exception) -> str:
     """Return a line that says that something is Concord's own fault."""
-    return f"a fault of Concord while {doing}: {type(error).__name__}: {first_line(error)}"
+    return f"a bug in Concord while {doing}: {type(error).__name__}: {first_line(error)}"
 
 
 def first_line(error: object) -> str:

@@ -22,7 +22,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ from concord.spec.montecarlo import MonteCarlo
 from concord.spec.precision import precision
 
 Array = NDArray[np.floating]
+T = TypeVar("T", bound=Any)
 
 Observer = Callable[[str, Array], None]
 """Takes each tensor by name as soon as it is computed."""
@@ -339,7 +340,7 @@ class Cache:
             with self._guard:
                 self._shrink()
 
-    def get(self, key: str, make: Callable[[], Any]) -> Any:
+    def get(self, key: str, make: Callable[[], T]) -> T:
         """Return what was made for a key before, or make it.
 
         Threads that want the same wait for the first.
@@ -350,7 +351,8 @@ class Cache:
             with self._guard:
                 if key in self._kept:
                     self._kept.move_to_end(key)
-                    return self._kept[key]
+                    found: T = self._kept[key]
+                    return found
             made = make()
             with self._guard:
                 if made.nbytes <= self.largest:

@@ -207,11 +207,12 @@ class Pinned:
 
     def without(self, taps: Collection[str]) -> Pinned:
         """Return the same without some taps and the gradients by them."""
-        taken, gradients = (
-            {name: array for name, array in arrays.items() if name not in taps}
-            for arrays in (self.taps, self.gradients)
+        return Pinned(
+            *(
+                {name: array for name, array in arrays.items() if name not in taps}
+                for arrays in (self.taps, self.gradients)
+            )
         )
-        return Pinned(taken, gradients)
 
 
 @dataclass(frozen=True)
@@ -327,8 +328,8 @@ class Expectation:
         order = [name for name in self.values if is_gradient(name)]
         found: set[str] = set()
         for norm in self.undecided_rows:
-            gain = f"gradients.{norm}.weight"
-            behind = order[order.index(gain) if gain in order else 0 :]
+            gamma = f"gradients.{norm}.weight"
+            behind = order[order.index(gamma) if gamma in order else 0 :]
             given = next((place for place, name in enumerate(behind) if is_tap_gradient(name)), len(behind))
             found.update(behind[: given + 1])
         return frozenset(found)

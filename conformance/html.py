@@ -20,6 +20,7 @@ from concord.conformance.estimate import R, Z
 from concord.conformance.layout import render, tail, word
 from concord.conformance.record import Record
 from concord.conformance.report import SHORT, gravity, ordered, repeated, select, speaker_of, summary
+from concord.conformance.tally import WAYS, Tally, Way
 from concord.conformance.verdict import (
     FAILED_WORKER,
     NOT_JUDGED,
@@ -37,7 +38,7 @@ OPEN = 6
 """Cases that are unfolded when the page is opened: the gravest, as far as there are any that do not agree."""
 
 FINDINGS = 8
-"""First divergences that are told in full at the top."""
+"""First divergences that stand in full at the top."""
 
 CELLS = 15_000
 """Tensors, over all runs, up to which every case tells of every run.
@@ -47,8 +48,6 @@ Beyond, those that are not unfolded tell of the worst alone.
 
 LINES = 12
 """Last lines of what a failed worker wrote."""
-
-WAYS = ("local", "end_to_end")
 
 GROUPS = {"check": "variant", "golden": "source", "compare": "reference"}
 TRUTH = {"check": "oracle", "golden": "published tensors", "compare": "reference"}
@@ -179,7 +178,7 @@ def _of_report(made: Record, report: Report) -> str:
         cases=cases,
         opened=opened,
         histograms=[
-            _histogram(name, dtype, found)
+            (name, dtype, histogram(_tallied(found), f"{name}, {dtype}"))
             for name in names
             for dtype in dtypes
             if (found := [one for one in select(report, backend=name, dtype=dtype) if one.verdict])
@@ -455,31 +454,26 @@ def _bands(names: Sequence[str]) -> list[tuple[str, int]]:
     return [(found, len(list(those))) for found, those in groupby(map(band, names))]
 
 
-def _histogram(name: str, dtype: str, results: Sequence[Result]) -> dict[str, Any]:
-    """Return how many elements err by how much, of all tensors of a backend in a precision."""
-    counts = {way: [0] * (len(Z_BINS) + 1) for way in WAYS}
-    most = dict.fromkeys(WAYS, 0.0)
-    for row in (row for result in results for row in result.table):
-        for way in WAYS:
-            if error := judged(row, way):
-                most[way] = max(most[way], error.z)
-                for place, elements in enumerate(error.histogram):
-                    counts[way][place] += elements
-    way = "local" if sum(counts["local"]) else "end_to_end"
+def histogram(tally: Tally, whose: str) -> dict[str, Any]:
+    """Return the drawing of how many elements have which error in sigma, and what is said below it.
+
+    Bars are of errors at their step, where any were judged; a line around them of errors end to end.
+    """
+    step, whole = (
+        [
+            sum(column)
+            for column in zip(*(one.histogram for one in tally.statistics[way].values()), strict=True)
+        ]
+        for way in WAYS
+    )
+    way: Way = "local" if any(step) else "end_to_end"
+    filled, outlined = (step, whole) if any(step) else (whole, [])
+    over = sum(count for count, edge in zip(filled, [0.0, *Z_BINS], strict=True) if edge >= Z)
+    most = {way: max(one.z.value for one in of.values()) for way, of in tally.statistics.items()}
     return {
-        "backend": name,
-        "dtype": dtype,
         "kind": way,
         "largest": most[way],
         "end_to_end": most["end_to_end"],
-        **histogram(counts[way], counts["end_to_end"] if way == "local" else [], f"{name}, {dtype}"),
-    }
-
-
-def histogram(filled: Sequence[int], outlined: Sequence[int], whose: str) -> dict[str, Any]:
-    """Return the drawing of how many elements have which error in sigma, and what is said below it."""
-    over = sum(count for count, edge in zip(filled, [0.0, *Z_BINS], strict=True) if edge >= Z)
-    return {
         "elements": sum(filled),
         "below": sum(count for count, edge in zip(filled, Z_BINS, strict=False) if edge <= 1),
         "beyond": over,
@@ -493,3 +487,10 @@ def histogram(filled: Sequence[int], outlined: Sequence[int], whose: str) -> dic
             f"{whose}: errors of {sum(filled)} elements in sigma; {over} beyond {Z:g}",
         ),
     }
+
+
+def _tallied(results: Iterable[Result]) -> Tally:
+    tally = Tally()
+    for result in results:
+        tally.add(result)
+    return tally

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from concord.conformance.bugs.catalogue import KNOWN
-from concord.conformance.html import LIMITS, WAYS, histogram
+from concord.conformance.html import LIMITS, histogram
 from concord.conformance.layout import render
 from concord.conformance.lockstep.page import page as of_lockstep
 from concord.conformance.record import Record
@@ -22,13 +22,10 @@ def page(made: Record) -> str:
 
 
 def _of_findings(made: Record) -> str:
-    tallies = []
-    for backend, dtype, tally in sorted(made.outcome.each(), key=lambda one: one[:2]):
-        step, whole = (
-            [sum(column) for column in zip(*(one.histogram for one in of_way.values()), strict=True)]
-            for of_way in (tally.statistics[way] for way in WAYS)
-        )
-        tallies.append((backend, dtype, tally, histogram(step, whole, f"{backend}, {dtype}")))
+    tallies = [
+        (backend, dtype, tally, histogram(tally, f"{backend}, {dtype}"))
+        for backend, dtype, tally in sorted(made.outcome.each(), key=lambda one: one[:2])
+    ]
     return render("fuzz.html", made, tallies=tallies, limits=LIMITS)
 
 

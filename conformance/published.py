@@ -33,7 +33,7 @@ SHARED = Path(__file__).parents[2] / "shared" / "golden"
 """The whole collection, where it lies beside a checkout."""
 
 DEFAULT = SHARED if CHECKOUT and SHARED.is_dir() else INCLUDED
-"""What the pytest suite checks unless it is told otherwise."""
+"""The folder that the pytest suite checks by default."""
 
 EXACT = 2.0**-10
 """Sigma of whole numbers: any other one is far beyond rounding."""

@@ -1,7 +1,7 @@
 """A failing case made small: fewer layers, samples, tokens and heads, as long as the same thing is wrong.
 
-Weights and inputs are those of the case, cut down; nothing is drawn anew. What shows a fault in a model of
-real size then shows it in one whose tensors can be read by eye.
+Weights and inputs are those of the case, cut down; nothing is drawn anew. A bug that shows in a model of real
+size then shows in one whose tensors can be read by eye.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SIZES = (
 ROUNDS = 4
 """How often all sizes are gone through, as long as one of them gets smaller.
 
-A fault may need less of one thing when there is less of another.
+A bug may need less of one thing when there is less of another.
 """
 
 
@@ -93,7 +93,7 @@ class _Reduction:
             any(self.accept(samples_kept(self.job, [sample])) for sample in range(now))
         now = sizes_of(self.job)[size]
         while least < now:
-            middle = 1 if least == 1 else (least + now) // 2  # most faults need next to nothing
+            middle = 1 if least == 1 else (least + now) // 2  # most bugs need next to nothing
             if self.accept(cut(self.job, size, middle)):
                 now = sizes_of(self.job)[size]
             else:

@@ -9,7 +9,6 @@ taps, where it delivers them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -77,7 +76,7 @@ def expect(
 def end_to_end(case: JudgedProblem) -> Expectation:
     """Return what a correct run yields from the inputs."""
     case = _without_deviations(case, 0.0)
-    return _kept(f"end to end {case.key}", lambda: _estimate(case, None))
+    return _estimates.get(f"end to end {case.key}", lambda: _estimate(case, None))
 
 
 def keeping(limit: int) -> contextlib.AbstractContextManager[None]:
@@ -113,7 +112,7 @@ def local(case: JudgedProblem, pinned: Pinned) -> Expectation:
     """
     common = _without_deviations(case, ALIKE)
     key = f"local {sorted(pinned.taps)} {sorted(pinned.gradients)} {common.key}"
-    usual = _kept(
+    usual = _estimates.get(
         key, lambda: replace(_estimate(common, _of_truth(common, pinned)), values={})
     )  # those of a run are its own
     values = _values(case, pinned)
@@ -238,8 +237,3 @@ def _estimate(case: JudgedProblem, pinned: Pinned | None, brief: bool = False) -
 
 
 _estimates = Cache()
-
-
-def _kept(key: str, make: Callable[[], Expectation]) -> Expectation:
-    found: Expectation = _estimates.get(key, make)
-    return found

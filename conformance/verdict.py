@@ -404,7 +404,7 @@ class Result:
         detail: one line of explanation where there is no verdict.
         verdict: the judgement, if there is one.
         seconds: run and judgement; 0 where it came as a file.
-        stderr: the last lines of a worker that failed, or the traceback of a fault of Concord.
+        stderr: the last lines of a worker that failed, or the traceback of a bug in Concord.
         part: the part of the model that ran.
         attribution: one line that says that it diverges in this precision alone, or only when it is run
             again.

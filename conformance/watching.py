@@ -1,7 +1,4 @@
-"""What whoever waits for a long judgement is told.
-
-How many runs of the reference it has taken, and how long the rest will.
-"""
+"""The progress of a long judgement: how many runs of the reference are done, how long the rest will take."""
 
 from __future__ import annotations
 
@@ -16,20 +13,20 @@ EVERY = 5.0
 
 
 class Underway(str):
-    """What is being done, for those who are told of what has been done too."""
+    """What is being done, for callbacks that take what has been done too."""
 
     __slots__ = ()
 
 
-Tell = Callable[[Underway], None]
+Callback = Callable[[Underway], None]
 
-_listener: ContextVar[Tell | None] = ContextVar("listener", default=None)
+_listener: ContextVar[Callback | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
-def told(tell: Tell) -> Iterator[None]:
-    """Have what is judged within the block, in this thread, say how far it has come."""
-    before = _listener.set(tell)
+def listening(callback: Callback) -> Iterator[None]:
+    """Call back with how far judgements within the block, in this thread, have come."""
+    before = _listener.set(callback)
     try:
         yield
     finally:
@@ -38,9 +35,8 @@ def told(tell: Tell) -> Iterator[None]:
 
 def say(text: str) -> None:
     """Say what is being done."""
-    tell = _listener.get()
-    if tell is not None:
-        tell(Underway(text))
+    if callback := _listener.get():
+        callback(Underway(text))
 
 
 class Countdown:
@@ -55,7 +51,7 @@ class Countdown:
 
     def __init__(self, what: str, count: int) -> None:
         self.what, self.count, self.done = what, count, 0
-        self.tell = _listener.get()
+        self.callback = _listener.get()
         self.started = self.said = time.monotonic()
         self.busy = threading.Lock()
 
@@ -64,8 +60,8 @@ class Countdown:
         with self.busy:
             self.done += 1
             now = time.monotonic()
-            if self.tell is None or now - self.said < EVERY or self.done >= self.count:
+            if self.callback is None or now - self.said < EVERY or self.done >= self.count:
                 return
             self.said = now
             left = (now - self.started) / self.done * (self.count - self.done)
-            self.tell(Underway(f"{self.what}: {self.done} of {self.count} runs, about {left:.0f} s more"))
+            self.callback(Underway(f"{self.what}: {self.done} of {self.count} runs, about {left:.0f} s more"))

@@ -48,7 +48,7 @@ def test_a_fault_of_concord_is_told_in_a_line(
     monkeypatch.setattr("concord.commands.check.check_jobs", fails)
     code, said = told(*ONE_RUN, monkeypatch=monkeypatch, capsys=capsys)
     assert code == 3
-    assert said.startswith("concord: a fault of Concord: ZeroDivisionError: of Concord (test_ending.py:")
+    assert said.startswith("concord: a bug in Concord: ZeroDivisionError: of Concord (test_ending.py:")
     assert said.count("\n") == 1
     monkeypatch.setenv("CONCORD_TRACEBACK", "1")
     assert "in fails" in told(*ONE_RUN, monkeypatch=monkeypatch, capsys=capsys)[1]

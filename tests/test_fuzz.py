@@ -14,8 +14,12 @@ from concord import backends, spec
 from concord.backends.interface import Unsupported
 from concord.conformance import record
 from concord.conformance.campaign import Setup
-from concord.conformance.fuzz import Findings, Plan, hunt, hunting, read_found, sample, write_failures
+from concord.conformance.fuzz import hunting
 from concord.conformance.fuzz.cases import FuzzCase
+from concord.conformance.fuzz.findings import Findings
+from concord.conformance.fuzz.hunting import hunt
+from concord.conformance.fuzz.plan import Plan, sample
+from concord.conformance.fuzz.replay import read_found, write_failures
 from concord.spec.files import typed
 from tests.toys.running import Running, noted, until
 from tests.toys.surroundings import errors, toy
@@ -217,7 +221,7 @@ def test_an_error_of_the_judge_names_its_case_and_ends_nothing(monkeypatch):
     monkeypatch.setattr("concord.conformance.campaign.judge", judge)
     found = hunted(RIGHT, cases=2)
     assert found.notes == [
-        f"fuzz-0-0 could not be judged: {RIGHT}: a fault of Concord while judging: ZeroDivisionError: of "
+        f"fuzz-0-0 could not be judged: {RIGHT}: a bug in Concord while judging: ZeroDivisionError: of "
         f"the judge"
     ]
     assert (found.cases, found.failures, found.exit_code) == (2, [], 3)
@@ -450,7 +454,7 @@ def test_the_built_in_backends_are_hunted_by_default(invoke, monkeypatch):
         asked.append(plan)
         return Findings(owed=True)
 
-    monkeypatch.setattr("concord.conformance.fuzz.hunt", noted)
+    monkeypatch.setattr("concord.conformance.fuzz.hunting.hunt", noted)
     assert invoke()[0] == 3
     (plan,) = asked
     assert plan == Plan(names=tuple(backends.names()))

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from concord import spec
-from concord.conformance.fuzz import FuzzCase, Plan, sample
-from concord.conformance.fuzz.cases import KEY_MASKS, PADDINGS
-from concord.conformance.fuzz.plan import Failed, draw, files_elsewhere
+from concord.conformance.fuzz.cases import KEY_MASKS, PADDINGS, FuzzCase
+from concord.conformance.fuzz.plan import Failed, Plan, draw, files_elsewhere, sample
 from concord.conformance.fuzz.strategies import FIXED, LARGE, MASK_VALUES, pool
 from concord.spec.batch import validate_batch
 from concord.spec.config import CHOICES

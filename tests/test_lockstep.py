@@ -374,7 +374,7 @@ def test_fault_of_the_judge_is_a_row_and_is_not_the_backends(monkeypatch: pytest
     )
     assert [(track.status, track.detail) for track in tracks] == [
         ("agrees", ""),
-        ("diverges", "a fault of Concord while explaining step 1: ZeroDivisionError: division by zero"),
+        ("diverges", "a bug in Concord while explaining step 1: ZeroDivisionError: division by zero"),
     ]
 
 

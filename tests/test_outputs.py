@@ -18,8 +18,10 @@ from pathlib import Path
 import pytest
 
 from concord.conformance.campaign import Setup
-from concord.conformance.fuzz import Findings, Plan, sample, write_failures
-from concord.conformance.fuzz.findings import Failure, Origin
+from concord.conformance.fuzz.findings import Failure, Findings
+from concord.conformance.fuzz.plan import Plan, sample
+from concord.conformance.fuzz.replay import write_failures
+from concord.conformance.tally import Origin
 from concord.spec import files, folders
 from concord.spec.errors import SpecError
 from concord.spec.folders import write_folder

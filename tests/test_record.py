@@ -11,9 +11,10 @@ from pydantic import TypeAdapter
 from concord import writing
 from concord.conformance import record
 from concord.conformance.campaign import Report, Setup
-from concord.conformance.fuzz import Failure, Findings, Plan, sample
-from concord.conformance.fuzz.findings import Origin
+from concord.conformance.fuzz.findings import Failure, Findings
+from concord.conformance.fuzz.plan import Plan, sample
 from concord.conformance.mutants.matrix import Finding, Matrix
+from concord.conformance.tally import Origin
 from concord.conformance.verdict import Z_BINS, Judgement, Row, Verdict
 from concord.spec.errors import SpecError
 from tests.toys import records, reports

@@ -8,7 +8,7 @@ import numpy as np
 from concord import conformance, spec
 from concord.backends import Run
 from concord.conformance import watching
-from concord.conformance.watching import Countdown, Underway, told
+from concord.conformance.watching import Countdown, Underway, listening
 from concord.progress import counting
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.reference import compute
@@ -18,7 +18,7 @@ def test_each_step_says_how_many_are_left_and_how_long_they_take(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     said = []
-    with told(said.append):
+    with listening(said.append):
         steps = Countdown("work", 7)
     for seconds in (3, 3, 1, 6, 6, 6, 6):
         now[0] += seconds
@@ -34,7 +34,7 @@ def test_each_step_says_how_many_are_left_and_how_long_they_take(monkeypatch):
 def test_steps_of_other_threads_are_counted(monkeypatch):
     monkeypatch.setattr(watching, "EVERY", -1.0)
     said = []
-    with told(said.append):
+    with listening(said.append):
         steps = Countdown("work", 11)
     with ThreadPoolExecutor(3) as pool:
         for _ in range(11):
@@ -56,7 +56,7 @@ def test_a_judgement_says_how_far_it_has_come_and_is_the_same(monkeypatch):
         requested=("taps",),
     )
     said = []
-    with told(said.append):
+    with listening(said.append):
         verdict = conformance.judge(config, weights, batch, run)
     assert verdict.passed
     assert {line.partition(":")[0] for line in said} == {

@@ -465,7 +465,7 @@ def test_a_fault_while_judging_is_concord_s_and_all_other_results_are_kept(error
     (unjudged,) = [result for result in report.results if result.status == "not judged"]
     assert (unjudged.case, unjudged.detail) == (
         "bert-single",
-        f"a fault of Concord while judging: {error.__name__}: of the judge",
+        f"a bug in Concord while judging: {error.__name__}: of the judge",
     )
     assert "Traceback" in unjudged.stderr
     assert "in judge" in unjudged.stderr
@@ -473,7 +473,7 @@ def test_a_fault_while_judging_is_concord_s_and_all_other_results_are_kept(error
     console = Console(width=200, record=True, file=io.StringIO())
     show(report, console, "Check")
     printed = console.export_text()
-    assert f"{toy('NumpyBackend')} not judged: a fault of Concord while judging: {error.__name__}" in printed
+    assert f"{toy('NumpyBackend')} not judged: a bug in Concord while judging: {error.__name__}" in printed
     made = record.made(report, "check")
     record.parsed(record.text(made).encode())
     assert "Concord failed to judge 1 of 3 runs" in page(made)

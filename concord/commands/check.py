@@ -11,7 +11,7 @@ from concord import options
 from concord.conformance import check_jobs, dump
 from concord.conformance.campaign import Job
 from concord.conformance.check import DTYPES, QUICK, sequence
-from concord.conformance.watching import told
+from concord.conformance.watching import listening
 from concord.model import OwnModel
 from concord.progress import bars
 from concord.running import finish, run
@@ -79,7 +79,7 @@ def check(
     """Judge every backend on standard cases, or on a model of your own."""
     record.check(markdown=markdown, markers="check")
     if from_dump is not None:
-        with bars(["judging"], None) as reached, told(lambda text: reached("judging", 0, text)):
+        with bars(["judging"], None) as reached, listening(lambda text: reached("judging", 0, text)):
             judged = dump.judge_dumps(from_dump)
         finish(judged, record, "check", "variant", f"Runs from {from_dump}", markdown)
     settings, names, jobs = collect(

@@ -69,7 +69,7 @@ class Drawn(options.OptionGroup):
         Raises:
             SpecError: listing every option that cannot be understood.
         """
-        from concord.conformance.fuzz import Plan
+        from concord.conformance.fuzz.plan import Plan
 
         dtypes, parts, seconds = options.once(self.dtype), options.once(self.part), self.seconds
         problems = unknowns("dtype", dtypes or (), spec.PRECISIONS)
@@ -109,7 +109,9 @@ def fuzz(
 ) -> None:
     """Run random cases on every backend; make failures small."""
     with optional("concord fuzz", "fuzz"):
-        from concord.conformance.fuzz import hunt, read_found, summary, write_failures
+        from concord.conformance.fuzz import summary
+        from concord.conformance.fuzz.hunting import hunt
+        from concord.conformance.fuzz.replay import read_found, write_failures
 
     record.check()
     settings, names, found, plan, _, _ = collect(

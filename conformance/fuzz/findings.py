@@ -6,147 +6,19 @@ import dataclasses
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import Field
-
-from concord.conformance.expectation import is_gradient
 from concord.conformance.fields import Count, Number, also
 from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.plan import Plan
-from concord.conformance.verdict import FAILED_WORKER, Z_BINS, Judgement, Result, Row, conclude, result_lines
+from concord.conformance.tally import Origin, Tally
+from concord.conformance.verdict import FAILED_WORKER, Result, Row, conclude, result_lines
 
 FAILED = ("diverges", "refused", "error", "crashed", "timed out", "out of memory")
 """Statuses of a case that has found something."""
 
 NOT_THERE = ("absent", "missing", "broken")
 """Statuses of a backend that cannot be had at all; that is no finding."""
-
-Way = Literal["local", "end_to_end"]
-Kind = Literal["taps", "gradients"]
-WAYS: tuple[Way, ...] = ("local", "end_to_end")
-KINDS: tuple[Kind, ...] = ("taps", "gradients")
-WHOLE = Field(min_length=2)
-"""Of a table that has an entry for each of two."""
-
-BINS = len(Z_BINS) + 1
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Which case of a run it is.
-
-    Attributes:
-        seed: of the run.
-        index: of the case in the run.
-    """
-
-    seed: Count
-    index: Count
-
-
-@dataclass(frozen=True)
-class Peak:
-    """The largest of a statistic, and where it occurred.
-
-    Attributes:
-        value: how large it is.
-        tensor: of which tensor.
-        origin: in which case of the run.
-        case: that case.
-    """
-
-    value: Number = 0.0
-    tensor: str = ""
-    origin: Origin | None = None
-    case: FuzzCase | None = None
-
-
-@dataclass
-class Statistics:
-    """The judgements of one kind of tensor in one way.
-
-    Attributes:
-        tensors: how many were judged.
-        undetermined: how many could not be.
-        z: the largest error of an element, in sigma.
-        rms: the largest root mean square error of a tensor, in root mean square sigma.
-        histogram: how many elements have an error in each bin of :data:`concord.conformance.verdict.Z_BINS`,
-            and beyond the last.
-    """
-
-    tensors: Count = 0
-    undetermined: Count = 0
-    z: Peak = Peak()
-    rms: Peak = Peak()
-    histogram: Annotated[list[Count], Field(min_length=BINS, max_length=BINS)] = field(
-        default_factory=lambda: [0] * BINS
-    )
-
-    def add(self, judgement: Judgement, *where: Any) -> None:
-        """Count a judgement; ``where`` are the other fields of a :class:`Peak`."""
-        if judgement.status == "undetermined":
-            self.undetermined += 1
-            return
-        z, rms = (Peak(value, *where) for value in (judgement.z, judgement.rms))
-        self.merge(Statistics(1, 0, z, rms, [*judgement.histogram]))
-
-    def merge(self, other: Statistics) -> None:
-        """Count what another has counted."""
-        self.tensors += other.tensors
-        self.undetermined += other.undetermined
-        self.z = max(self.z, other.z, key=lambda peak: peak.value)  # the first of equal ones
-        self.rms = max(self.rms, other.rms, key=lambda peak: peak.value)
-        self.histogram = [ours + theirs for ours, theirs in zip(self.histogram, other.histogram, strict=True)]
-
-
-@dataclass
-class Tally:
-    """One backend in one precision.
-
-    Attributes:
-        statuses: how many cases came to each.
-        tensors: how many tensors were judged.
-        statistics: by way (:data:`WAYS`) and kind (:data:`KINDS`).
-    """
-
-    written = also("cases")
-
-    statuses: Counter[str] = field(default_factory=Counter)
-    tensors: Count = 0
-    statistics: Annotated[dict[Way, Annotated[dict[Kind, Statistics], WHOLE]], WHOLE] = field(
-        default_factory=lambda: {way: {kind: Statistics() for kind in KINDS} for way in WAYS}
-    )
-
-    @property
-    def cases(self) -> int:
-        """How many cases were run."""
-        return self.statuses.total()
-
-    @property
-    def end_to_end(self) -> bool:
-        """Whether anything was judged end to end."""
-        return any(statistics.tensors for statistics in self.statistics["end_to_end"].values())
-
-    def add(self, result: Result, *where: Any) -> None:
-        """Count a result; ``where`` is the origin of its case, and the case."""
-        self.statuses[result.status] += 1
-        for row in result.table:
-            self.tensors += row.status in ("agrees", "diverges")
-            for way, of_kinds in self.statistics.items():
-                judgement: Judgement | None = getattr(row, way)
-                if judgement is not None:
-                    kind: Kind = "gradients" if is_gradient(row.tensor) else "taps"
-                    of_kinds[kind].add(judgement, row.tensor, *where)
-
-    def merge(self, other: Tally) -> None:
-        """Count what another has counted."""
-        self.statuses += other.statuses
-        self.tensors += other.tensors
-        for way, of_kinds in self.statistics.items():
-            for kind, statistics in of_kinds.items():
-                statistics.merge(other.statistics[way][kind])
-
 
 Signature = tuple[str, str, str]
 """Backend, status, and the tensor that diverges first, or what the backend said.

@@ -16,17 +16,17 @@ from typing import Any
 from hypothesis.errors import Flaky
 
 from concord.backends.pool import Pool
-from concord.conformance.campaign import Runner, Setup, first_line, own_fault
+from concord.conformance.campaign import Runner, Setup, first_line, own_bug
 from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.findings import (
     FAILED,
     NOT_THERE,
     Findings,
-    Origin,
     failure_of,
     signature_of,
 )
 from concord.conformance.fuzz.plan import Failed, Plan, draw, drawn, files_elsewhere
+from concord.conformance.tally import Origin
 from concord.conformance.verdict import NOT_JUDGED, Result
 from concord.spec.errors import SpecError, optional
 
@@ -235,7 +235,7 @@ def _on_dask(
                 event.set()
     except Exception as error:  # what was found until then is kept
         whole.owed = True
-        whole.note(own_fault("hunting", error))
+        whole.note(own_bug("hunting", error))
     finally:
         event.set()
         executor.shutdown()

@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from concord.backends import heaps
 from concord.backends.interface import Request
-from concord.conformance.campaign import Setup, environment_of, own_fault
+from concord.conformance.campaign import Setup, environment_of, own_bug
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.lockstep.outcome import MODES, Lockstep, Track
 from concord.conformance.lockstep.preflight import differences, right_plan
@@ -47,7 +47,7 @@ def opened(
         found = differences(case, right, name, session.plan(case.training.steps), deviations)
         environment = environment_of(worker, stated)
     except Exception as error:  # whatever keeps one backend from training keeps no other
-        own = (NOT_JUDGED, own_fault("opening it", error), traceback.format_exc())
+        own = (NOT_JUDGED, own_bug("opening it", error), traceback.format_exc())
         status, detail, stderr = failure_of(error) or own
         missing = status == "absent" and name in settings.asked
         return Track(name, "missing" if missing else status, detail=detail, stderr=stderr)

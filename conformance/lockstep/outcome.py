@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from concord.conformance.campaign import own_fault
+from concord.conformance.campaign import own_bug
 from concord.conformance.estimate import rms_limit
 from concord.conformance.expectation import root_mean_square
 from concord.conformance.explain import Cause
@@ -191,7 +191,7 @@ class Recorder:
 
     def fail(self, doing: str, error: Exception) -> None:
         """Keep that Concord itself failed, while a backend did not."""
-        self.failure = (NOT_JUDGED, own_fault(doing, error), traceback.format_exc())
+        self.failure = (NOT_JUDGED, own_bug(doing, error), traceback.format_exc())
 
     def explain(self) -> None:
         """Look for what explains the first step that diverges, and holds in the others."""
