@@ -1,14 +1,10 @@
 """Attention maps: what is shown is what backends computed, judged; figures hold the tokens."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re
 import zlib
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +14,7 @@ from concord.commands import show
 from concord.conformance.campaign import Setup
 from concord.spec.batch import batch_of_lengths
 from concord.training import checkpoint
-from concord.training.attention import Maps, ReadText, look
+from concord.training.attention import ReadText, look
 from concord.training.attention.figure import figure
 from concord.training.attention.page import page
 from concord.training.data import TextEncoder
@@ -27,12 +23,10 @@ from tests.test_html import Outline, said
 from tests.toys.ready import hugging_face
 from tests.toys.surroundings import toy
 
-Invoke = Callable[..., tuple[int, str, list[str]]]
-
 RIGHT, WRONG = toy("NumpyBackend"), toy("WrongSecondHead")
 
 
-def reading_of(config: spec.EncoderConfig, lengths: int, tokens: int) -> ReadText:
+def reading_of(config, lengths, tokens):
     batch = batch_of_lengths(config, [lengths], tokens)
     parts = (np.arange(tokens) >= 3).astype(np.int64)
     if config.num_segments:
@@ -48,19 +42,19 @@ def reading_of(config: spec.EncoderConfig, lengths: int, tokens: int) -> ReadTex
 
 
 @pytest.fixture(scope="module")
-def two() -> Maps:
+def two():
     """Two backends; one gives each query of a head of the second layer the weights of the one before."""
     config = small_config("bert", d_model=15, num_heads=3)
     return look(reading_of(config, 8, 11), [RIGHT, WRONG], Setup(asked=(RIGHT, WRONG)), "float64")
 
 
-def test_maps_hold_what_the_run_delivered(two: Maps) -> None:
+def test_maps_hold_what_the_run_delivered(two):
     truth = spec.reference(two.reading.config, two.reading.weights, two.reading.batch)
     for layer, name in enumerate(two.reading.names):
         np.testing.assert_array_equal(two.sides[0].weights[layer], truth.taps[name][0])
 
 
-def test_a_difference_in_tolerances_points_to_the_head_that_is_wrong(two: Maps) -> None:
+def test_a_difference_in_tolerances_points_to_the_head_that_is_wrong(two):
     largest = abs(two.difference()).max(axis=(-2, -1))
     assert (largest[0] < 1).all()
     assert largest[1, 1] > 1e6
@@ -79,7 +73,7 @@ def test_a_difference_in_tolerances_points_to_the_head_that_is_wrong(two: Maps) 
     assert (two.report.exit_code, {row[3] for row in rows}) == (1, {"0"})
 
 
-def test_the_page_is_one_file_that_opens_at_the_head_that_is_wrong(two: Maps) -> None:
+def test_the_page_is_one_file_that_opens_at_the_head_that_is_wrong(two):
     text = page(two)
     outline = Outline(text)
     assert outline.wrong == []
@@ -90,10 +84,10 @@ def test_the_page_is_one_file_that_opens_at_the_head_that_is_wrong(two: Maps) ->
     assert "WrongSecondHead diverges" in said(text)
 
 
-def test_the_page_holds_weights_and_errors_as_halves(two: Maps) -> None:
+def test_the_page_holds_weights_and_errors_as_halves(two):
     text, first = page(two), []
 
-    def unpacked(name: str) -> np.ndarray:
+    def unpacked(name):
         (packed,) = re.findall(rf'id="{name}">(.*?)</script>', text)
         return np.frombuffer(zlib.decompress(base64.b64decode(packed)), "<u2").reshape(3, 11, 11)
 
@@ -108,14 +102,14 @@ def test_the_page_holds_weights_and_errors_as_halves(two: Maps) -> None:
                 np.testing.assert_array_equal(errors, side.errors[layer].astype("<f2"))
 
 
-def test_names_of_tokens_cannot_leave_the_page(two: Maps) -> None:
+def test_names_of_tokens_cannot_leave_the_page(two):
     names = ("</script><img src=x>", "\x1b[31m", "<!--", *(f"word{i}" for i in range(8)))
     outline = Outline(page(replace(two, reading=replace(two.reading, tokens=names))))
     assert outline.wrong == []
     assert not [tag for tag, _ in outline.tags if tag == "img"]
 
 
-def test_overwritten_weights_of_padded_queries_are_no_weights() -> None:
+def test_overwritten_weights_of_padded_queries_are_no_weights():
     config = small_config("tf1-text-classifier")
     maps = look(reading_of(config, 8, 11), [RIGHT], Setup(asked=(RIGHT,)))
     assert all(name.endswith("masked_weights") for name in maps.reading.names)
@@ -124,7 +118,7 @@ def test_overwritten_weights_of_padded_queries_are_no_weights() -> None:
 
 
 @pytest.fixture(scope="module")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_folder(tmp_path_factory):
     """A checkpoint of a model that reads Chinese, by characters."""
     config = small_config("bert")
     encoder = TextEncoder.learn(["今天天气很好", "天气不好吗"] * 2, config)
@@ -138,14 +132,14 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_checkpoint_reads_a_pair_token_by_token(run_folder: Path) -> None:
+def test_a_checkpoint_reads_a_pair_token_by_token(run_folder):
     found = show.reading_of(run_folder, "天气好", "很好吗")
     assert found.tokens == ("[CLS]", "天", "气", "好", "[SEP]", "很", "好", "吗", "[SEP]")
     assert found.segments == [0] * 5 + [1] * 4
     assert found.batch.required("segment_ids").tolist() == [[0] * 5 + [1] * 4]
 
 
-def test_somebody_elses_model_reads_by_its_own_tokenizer(invoke: Invoke, tmp_path: Path) -> None:
+def test_somebody_elses_model_reads_by_its_own_tokenizer(invoke, tmp_path):
     for part, kept in (("model", "classifier.weight"), ("encoder", "layers.1.norm2.weight")):
         path = hugging_face(tmp_path / part, part)
         found = show.reading_of(path, "The cats sat", "who?")
@@ -161,7 +155,7 @@ def test_somebody_elses_model_reads_by_its_own_tokenizer(invoke: Invoke, tmp_pat
     )
 
 
-def test_chinese_tokens_stand_in_the_figure_as_text(run_folder: Path, invoke: Invoke, tmp_path: Path) -> None:
+def test_chinese_tokens_stand_in_the_figure_as_text(run_folder, invoke, tmp_path):
     code, _, lines = invoke(
         *(
             f"show attention {run_folder} 天气好 "
@@ -173,7 +167,7 @@ def test_chinese_tokens_stand_in_the_figure_as_text(run_folder: Path, invoke: In
 
 
 @pytest.mark.parametrize("head", [1, None])
-def test_figures_are_files_that_hold_the_tokens(two: Maps, head: int | None) -> None:
+def test_figures_are_files_that_hold_the_tokens(two, head):
     text = figure(two, 1, head)
     assert Outline(text[text.index("<svg") :]).wrong == []
     for name in two.reading.tokens if head is not None else ("head 0", "head 2"):
@@ -190,15 +184,13 @@ def test_figures_are_files_that_hold_the_tokens(two: Maps, head: int | None) -> 
         ("{run} 天 --layer 99", "--layer is 99 but must be from 0 to 1"),
     ],
 )
-def test_what_cannot_be_looked_at_is_refused(
-    invoke: Invoke, run_folder: Path, options: str, words: str
-) -> None:
+def test_what_cannot_be_looked_at_is_refused(invoke, run_folder, options, words):
     code, output, lines = invoke("show", "attention", *options.format(run=run_folder).split())
     assert (code, output) == (2, "")
     assert any(words in line for line in lines)
 
 
-def test_a_library_that_keeps_its_weights_to_itself_is_said(invoke: Invoke, run_folder: Path) -> None:
+def test_a_library_that_keeps_its_weights_to_itself_is_said(invoke, run_folder):
     backend = toy("DeclaresNotExposed")
     line = f"show attention {run_folder} 天气 --backend {backend}"
     code, output, _ = invoke(*line.split())

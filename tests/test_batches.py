@@ -1,21 +1,16 @@
 """Batches of a corpus: what a model is given, in which order, and how wide."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 
-from concord import spec
 from concord.spec.batch import validate_batch
 from concord.training import data
 from concord.training.data.batching import order
-from tests.test_data import VOCABULARY, Config, encoder_of, refusal, written
+from tests.test_data import VOCABULARY, encoder_of, refusal, written
 
 
-def small_corpus(folder: Path, config: spec.EncoderConfig, count: int = 23) -> data.Corpus:
+def small_corpus(folder, config, count=23):
     random = Random(7)
     lines = [
         f"{''.join(random.choices('abcdefgh你好吗', k=random.randint(1, 6)))}\t"
@@ -26,7 +21,7 @@ def small_corpus(folder: Path, config: spec.EncoderConfig, count: int = 23) -> d
     return data.encode(found, encoder_of(config), data.Labels.of(sample.label for sample in found.samples))
 
 
-def test_a_batch_is_what_the_model_takes(tmp_path: Path, variant_config: spec.EncoderConfig) -> None:
+def test_a_batch_is_what_the_model_takes(tmp_path, variant_config):
     config = variant_config
     made = small_corpus(tmp_path, config)
     encoder = encoder_of(config)
@@ -54,10 +49,10 @@ def test_a_batch_is_what_the_model_takes(tmp_path: Path, variant_config: spec.En
     assert sorted(seen) == list(range(23))
 
 
-def test_the_order_follows_from_seed_and_epoch_alone(tmp_path: Path, small: Config) -> None:
+def test_the_order_follows_from_seed_and_epoch_alone(tmp_path, small):
     made = small_corpus(tmp_path, small("bert"))
 
-    def numbers(**options: Any) -> list[list[int]]:
+    def numbers(**options):
         return [found.tolist() for found, _ in data.batches(made, small("bert"), 5, **options)]
 
     for bucketed in (False, True):
@@ -75,10 +70,10 @@ def test_the_order_follows_from_seed_and_epoch_alone(tmp_path: Path, small: Conf
     assert order(7, 3, 0).tolist() == [5, 2, 4, 1, 3, 6, 0]
 
 
-def test_buckets_have_less_padding_and_the_same_samples(tmp_path: Path, small: Config) -> None:
+def test_buckets_have_less_padding_and_the_same_samples(tmp_path, small):
     made = small_corpus(tmp_path, small("bert"), count=211)
 
-    def size(bucketed: bool) -> int:
+    def size(bucketed):
         return sum(
             batch.arrays()["input_ids"].size
             for _, batch in data.batches(made, small("bert"), 7, seed=0, bucketed=bucketed)
@@ -87,11 +82,11 @@ def test_buckets_have_less_padding_and_the_same_samples(tmp_path: Path, small: C
     assert made.lengths.sum() <= size(True) < 0.85 * size(False)
 
 
-def test_widths_are_multiples_and_those_of_a_step_are_one(tmp_path: Path, small: Config) -> None:
+def test_widths_are_multiples_and_those_of_a_step_are_one(tmp_path, small):
     config = small("bert", max_positions=13)
     made = small_corpus(tmp_path, config, count=211)
 
-    def widths(**asked: int) -> list[int]:
+    def widths(**asked):
         return [
             batch.required("input_ids").shape[1]
             for _, batch in data.batches(made, config, 2, seed=0, **asked)
@@ -114,7 +109,7 @@ def test_widths_are_multiples_and_those_of_a_step_are_one(tmp_path: Path, small:
         assert (padded[:, ids.shape[1] :] == config.pad_id).all()
 
 
-def test_the_width_of_batches_can_be_fixed(tmp_path: Path, small: Config) -> None:
+def test_the_width_of_batches_can_be_fixed(tmp_path, small):
     made = small_corpus(tmp_path, small("bert"))
     assert {
         batch.arrays()["input_ids"].shape[1] for _, batch in data.batches(made, small("bert"), 5, multiple=13)
@@ -133,7 +128,7 @@ def test_the_width_of_batches_can_be_fixed(tmp_path: Path, small: Config) -> Non
     ]
 
 
-def test_samples_without_label_have_one_that_counts(tmp_path: Path, small: Config) -> None:
+def test_samples_without_label_have_one_that_counts(tmp_path, small):
     found = data.read(written(tmp_path, "plain.txt", "ab\ncd\n"))
     for ignored, expected in ((None, 0), (0, 1), (2, 0)):
         config = small("bert", ignore_label=ignored)

@@ -2,25 +2,21 @@
 operations say.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
 
 from concord.backends.interface import Run
-from concord.conformance.bugs.bug import REFUSED, Bug, Change
+from concord.conformance.bugs.bug import REFUSED, Change
 from concord.conformance.bugs.catalogue import ALL, CHANGES, ENTRIES, KNOWN
 from concord.conformance.bugs.context import Context
 from concord.conformance.bugs.tape import TapeOperations, Value, with_edits
 from concord.conformance.judging import judge
-from concord.conformance.verdict import Verdict
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case
 from concord.spec.montecarlo import MonteCarlo
-from concord.spec.reference import Truth, compute
+from concord.spec.reference import compute
 from concord.spec.tensors import inputs, source_of, taps
 from tests.toys.ports import truth_with
 from tests.toys.surroundings import sample_of
@@ -28,20 +24,18 @@ from tests.toys.surroundings import sample_of
 EDITED = [bug for bug in ALL if bug.change.edit]
 
 
-def truth_of(
-    bug: Bug | None, case: Any, arithmetic: Any = None, memory: dict[str, Any] | None = None
-) -> Truth:
+def truth_of(bug, case, arithmetic=None, memory=None):
     return truth_with(bug.change if bug else Change(), case, arithmetic or Arithmetic(), "float64", memory)
 
 
-def differ(right: Any, wrong: Any, limit: float) -> bool:
+def differ(right, wrong, limit):
     return (
         right.shape != wrong.shape or not np.isfinite(wrong).all() or bool(abs(right - wrong).max() > limit)
     )
 
 
 @pytest.mark.parametrize("bug", ALL, ids=lambda bug: bug.name)
-def test_bug_changes_its_tap_first_and_a_gradient_alone_where_it_says_so(bug: Bug) -> None:
+def test_bug_changes_its_tap_first_and_a_gradient_alone_where_it_says_so(bug):
     case, memory = build_case(bug.variant, bug.scenario, options=dict(bug.options)), {}
     if bug.after:
         truth_of(bug, build_case(bug.variant, bug.after, options=dict(bug.options)), memory=memory)
@@ -72,14 +66,14 @@ def test_bug_changes_its_tap_first_and_a_gradient_alone_where_it_says_so(bug: Bu
         assert bug.rightly_first(taps[0])
 
 
-def test_every_change_has_an_entry_and_every_entry_a_change() -> None:
+def test_every_change_has_an_entry_and_every_entry_a_change():
     assert CHANGES.keys() <= {bug.name for bug in ENTRIES}
     assert len(KNOWN) == sum(bool(bug.variant) for bug in ENTRIES), "names are unique"
     assert not [bug.name for bug in ENTRIES if not bug.change.places]
     assert not [bug.what for bug in ENTRIES if (bug.change.edit and not bug.change.taps) or "{" in bug.what]
 
 
-def test_source_of_every_tap_is_computed_before_it() -> None:
+def test_source_of_every_tap_is_computed_before_it():
     for variant in ("bert", "bert-pytorch", "tf1-text-classifier", "nndl-paddle", "keras-attention"):
         config = build_case(variant, "ragged").config
         for part in ("model", "encoder", "stack", "attention"):
@@ -136,7 +130,7 @@ SAME = {
 @pytest.mark.parametrize(
     "arithmetic", [Arithmetic, lambda: MonteCarlo("float64", 2)], ids=["exact", "samples"]
 )
-def test_tape_computes_and_differentiates_as_numpy_does(name: str, arithmetic: Any) -> None:
+def test_tape_computes_and_differentiates_as_numpy_does(name, arithmetic):
     on_tape, plain = SAME[name]
     tape = arithmetic()
     operations = TapeOperations(tape, "float64")
@@ -156,7 +150,7 @@ def test_tape_computes_and_differentiates_as_numpy_does(name: str, arithmetic: A
         assert tensor.gradient[..., 1, 2, 3].reshape(-1)[0] == pytest.approx(slope, rel=1e-6, abs=1e-8)
 
 
-def test_value_of_another_gradient_and_rounding() -> None:
+def test_value_of_another_gradient_and_rounding():
     tape = Arithmetic()
     o = TapeOperations(tape, "float64")
     x, y = Value(tape, tape.leaf(A)), Value(tape, tape.leaf(B))
@@ -169,12 +163,12 @@ def test_value_of_another_gradient_and_rounding() -> None:
     assert np.array_equal(y.tensor.gradient, np.full_like(B, 6.0))
 
 
-def test_context_recomputes_what_a_fused_kernel_keeps() -> None:
+def test_context_recomputes_what_a_fused_kernel_keeps():
     case = build_case("bert", "ragged")
     right = truth_of(None, case)
-    seen: dict[str, Any] = {}
+    seen = {}
 
-    def look(m: Context, y: Any) -> Any:
+    def look(m, y):
         hidden = {name: value for name, value in m.now.items() if not name.endswith(("scores", "weights"))}
         fused = Context(m.o, m.config, m.batch, m.part, m.dtype, m.parameters, hidden)
         fused.tap = m.tap
@@ -206,7 +200,7 @@ cotangent.
 """
 
 
-def verdict_of(bug: Bug) -> Verdict:
+def verdict_of(bug):
     """Judge the reference with a bug, whose sums are in another order, in float64."""
     case = build_case(bug.variant, bug.scenario, options=dict(bug.options))
     truth = truth_of(bug, case, Arithmetic("float64", shuffle=5))
@@ -223,7 +217,7 @@ def verdict_of(bug: Bug) -> Verdict:
 
 
 @pytest.mark.parametrize("bug", sample_of(SAID, lambda place, bug: place % 8 == 0), ids=lambda bug: bug.name)
-def test_bug_of_a_run_is_placed_and_named(bug: Bug) -> None:
+def test_bug_of_a_run_is_placed_and_named(bug):
     verdict = verdict_of(bug)
     assert verdict.first_divergence is not None
     assert bug.rightly_first(verdict.first_divergence.tensor)
@@ -236,7 +230,7 @@ def test_bug_of_a_run_is_placed_and_named(bug: Bug) -> None:
 @pytest.mark.parametrize(
     "form", sample_of(FORMS, lambda place, form: place % 11 == 0), ids=lambda form: form.name
 )
-def test_other_form_of_a_bug_is_named_where_it_shows(form: Bug) -> None:
+def test_other_form_of_a_bug_is_named_where_it_shows(form):
     verdict = verdict_of(form)
     if verdict.status == "diverges":
         assert form.diagnosed(verdict.cause.hypothesis if verdict.cause else "") == "right", verdict.cause

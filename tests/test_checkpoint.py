@@ -1,15 +1,11 @@
 """Checkpoints: whole or not there, read back bit for bit, and refused in words."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +23,7 @@ from concord.training.plan import Files, TrainingPlan
 from tests.toys.surroundings import ROOT
 
 
-def trained(config: spec.EncoderConfig, step: int = 7, dtype: str = "float32") -> TrainingCheckpoint:
+def trained(config, step=7, dtype="float32"):
     encoder, labels = TextEncoder.learn(["好 书 好 书", "書"], config), Labels(("neg", "pos", "否"))
     config = fitted(config, encoder, labels)
     weights = {name: array.astype(dtype) for name, array in spec.initialize(config, seed=5).items()}
@@ -54,7 +50,7 @@ def trained(config: spec.EncoderConfig, step: int = 7, dtype: str = "float32") -
     return TrainingCheckpoint(config, weights, labels, encoder, recipe("nndl-paddle"), state, progress)
 
 
-def test_checkpoint_comes_back_bit_for_bit(variant_config: spec.EncoderConfig, tmp_path: Path) -> None:
+def test_checkpoint_comes_back_bit_for_bit(variant_config, tmp_path):
     given = trained(variant_config)
     checkpoint.write(tmp_path / "c", given)
     found = checkpoint.read(tmp_path / "c")
@@ -74,9 +70,7 @@ def test_checkpoint_comes_back_bit_for_bit(variant_config: spec.EncoderConfig, t
         }
 
 
-def test_checkpoint_for_prediction_needs_neither_state_nor_texts(
-    small: Callable[..., spec.EncoderConfig], tmp_path: Path
-) -> None:
+def test_checkpoint_for_prediction_needs_neither_state_nor_texts(small, tmp_path):
     config = small()
     checkpoint.write(tmp_path / "c", TrainingCheckpoint(config, spec.initialize(config)))
     found = checkpoint.read(tmp_path / "c")
@@ -89,9 +83,7 @@ def test_checkpoint_for_prediction_needs_neither_state_nor_texts(
     ]
 
 
-def test_parts_that_do_not_fit_are_listed_together(
-    small: Callable[..., spec.EncoderConfig], tmp_path: Path
-) -> None:
+def test_parts_that_do_not_fit_are_listed_together(small, tmp_path):
     given = trained(small())
     weights = {**given.weights, "classifier.bias": np.zeros(5), "extra": np.zeros(3)}
     state = {
@@ -112,9 +104,7 @@ def test_parts_that_do_not_fit_are_listed_together(
     assert not (tmp_path / "c").exists()
 
 
-def test_files_that_were_changed_are_named_all_of_them(
-    small: Callable[..., spec.EncoderConfig], tmp_path: Path
-) -> None:
+def test_files_that_were_changed_are_named_all_of_them(small, tmp_path):
     folder = tmp_path / "c"
     checkpoint.write(folder, trained(small()))
     content = bytearray((folder / "weights.safetensors").read_bytes())
@@ -133,9 +123,7 @@ def test_files_that_were_changed_are_named_all_of_them(
         checkpoint.read(folder)
 
 
-def test_run_gives_its_best_or_last_whole_checkpoint(
-    small: Callable[..., spec.EncoderConfig], tmp_path: Path
-) -> None:
+def test_run_gives_its_best_or_last_whole_checkpoint(small, tmp_path):
     given = trained(small())
     with pytest.raises(SpecError, match="is neither a checkpoint nor a run that has one"):
         checkpoint.read(tmp_path)
@@ -164,9 +152,7 @@ for step in range(given.progress.step + 1, 10_000):
 """
 
 
-def test_kill_leaves_the_last_whole_checkpoint(
-    small: Callable[..., spec.EncoderConfig], tmp_path: Path
-) -> None:
+def test_kill_leaves_the_last_whole_checkpoint(small, tmp_path):
     checkpoint.write(runs.step_folder(tmp_path, 7), trained(small()))
     generator = np.random.default_rng(2)
     for _ in range(2):

@@ -1,29 +1,21 @@
 """Texts with labels: what is read, and how it is encoded and kept."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
-from concord import spec
 from concord.spec.errors import SpecError
 from concord.training import data
 from concord.training.data import corpus as corpora
 from concord.training.data.lines import LONGEST, SHOWN
 from tests.toys.mutations import mutated
 from tests.toys.surroundings import PATIENCE, ROOT
-
-Config = Callable[..., spec.EncoderConfig]
 
 PAIRS = (
     "谁有狂三这张高清的\t这张高清图，谁有\t0\n"
@@ -37,26 +29,26 @@ LINES = (
 )
 
 
-def written(folder: Path, name: str, content: str | bytes) -> Path:
+def written(folder, name, content):
     path = folder / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
 
-def refusal(function: Callable[..., Any], *arguments: Any, **options: Any) -> list[str]:
+def refusal(function, *arguments, **options):
     with pytest.raises(SpecError) as refused:
         function(*arguments, **options)
     return refused.value.problems
 
 
-def fields(path: Path, **options: Any) -> list[tuple[str, str | None, str | None]]:
+def fields(path, **options):
     return [(sample.text_a, sample.text_b, sample.label) for sample in data.read(path, **options).samples]
 
 
 # Formats.
 
 
-def test_tab_separated_pairs_are_read_as_lcqmc_has_them(tmp_path: Path) -> None:
+def test_tab_separated_pairs_are_read_as_lcqmc_has_them(tmp_path):
     expected = [
         ("谁有狂三这张高清的", "这张高清图，谁有", "0"),
         ("英雄联盟什么英雄最好", "英雄联盟最好英雄是什么", "1"),
@@ -81,7 +73,7 @@ def test_tab_separated_pairs_are_read_as_lcqmc_has_them(tmp_path: Path) -> None:
     ]
 
 
-def test_words_with_a_label_are_read_as_the_tf1_source_has_them(tmp_path: Path) -> None:
+def test_words_with_a_label_are_read_as_the_tf1_source_has_them(tmp_path):
     expected = [("a film of rare beauty", None, "good"), ("so dull so very dull", None, "bad")]
     assert (
         fields(written(tmp_path, "train.txt", WORDS))
@@ -91,7 +83,7 @@ def test_words_with_a_label_are_read_as_the_tf1_source_has_them(tmp_path: Path) 
     assert fields(written(tmp_path, "plain.txt", "one\ntwo\n")) == [("one", None, None), ("two", None, None)]
 
 
-def test_json_lines_are_read_under_the_usual_names(tmp_path: Path) -> None:
+def test_json_lines_are_read_under_the_usual_names(tmp_path):
     path = written(tmp_path, "train.jsonl", LINES)
     assert fields(path) == [("so dull", None, "bad"), ("a film", "a movie", "good"), ("rare", None, None)]
     bad = (
@@ -112,7 +104,7 @@ def test_json_lines_are_read_under_the_usual_names(tmp_path: Path) -> None:
     ]
 
 
-def test_datasets_of_hugging_face_are_read_from_their_folder(tmp_path: Path) -> None:
+def test_datasets_of_hugging_face_are_read_from_their_folder(tmp_path):
     library = pytest.importorskip("datasets")
     features = library.Features(
         {
@@ -140,7 +132,7 @@ def test_datasets_of_hugging_face_are_read_from_their_folder(tmp_path: Path) -> 
     assert refusal(data.read, folder)[0].startswith(f"{folder}: cannot be read as a dataset: ")
 
 
-def test_a_folder_that_is_no_dataset_says_so(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_dataset_says_so(tmp_path):
     assert refusal(data.read, tmp_path) == [
         f"{tmp_path}: is a folder but no dataset: 'dataset_info.json' and 'state.json' must be in it"
     ]
@@ -162,7 +154,7 @@ def test_a_folder_that_is_no_dataset_says_so(tmp_path: Path) -> None:
 # Bad lines.
 
 
-def test_bad_lines_are_named_by_file_and_line_or_skipped_and_counted(tmp_path: Path) -> None:
+def test_bad_lines_are_named_by_file_and_line_or_skipped_and_counted(tmp_path):
     content = b"a\tb\t1\nonly one\n\n\xff\tb\t1\n \tb\t1\nc\td\t0\n" + b"x" * (LONGEST + 1) + b"\ne\tf\t1\n"
     path = written(tmp_path, "train.tsv", content)
     problems = [
@@ -183,7 +175,7 @@ def test_bad_lines_are_named_by_file_and_line_or_skipped_and_counted(tmp_path: P
     ]
 
 
-def test_nothing_to_read_is_refused(tmp_path: Path) -> None:
+def test_nothing_to_read_is_refused(tmp_path):
     empty, bad, pipe = (
         written(tmp_path, "empty.tsv", ""),
         written(tmp_path, "bad.tsv", "a\tb\tc\td\n"),
@@ -206,7 +198,7 @@ def test_nothing_to_read_is_refused(tmp_path: Path) -> None:
     ]
 
 
-def test_numbers_of_samples_say_nothing_of_their_content(tmp_path: Path) -> None:
+def test_numbers_of_samples_say_nothing_of_their_content(tmp_path):
     one, other = written(tmp_path, "a.tsv", "x\t1\ny\t0\n"), written(tmp_path, "b.tsv", "bad\nz\t0\nu\t1\n")
     found = data.read(one, other, on_error="skip", columns=["text_a", "label"])
     assert [sample.number for sample in found.samples] == [1, 2, 2**32 + 2, 2**32 + 3]
@@ -215,8 +207,8 @@ def test_numbers_of_samples_say_nothing_of_their_content(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "content"), [("train.tsv", PAIRS), ("train.txt", WORDS), ("train.jsonl", LINES)]
 )
-def test_spoilt_files_are_read_or_refused_by_line(tmp_path: Path, name: str, content: str) -> None:
-    random, outcomes = Random(11), Counter[str]()
+def test_spoilt_files_are_read_or_refused_by_line(tmp_path, name, content):
+    random, outcomes = Random(11), Counter()
     for number in range(300):
         path = written(tmp_path, name, mutated(content.encode(), name, random))
         try:
@@ -234,7 +226,7 @@ def test_spoilt_files_are_read_or_refused_by_line(tmp_path: Path, name: str, con
 # Labels.
 
 
-def test_labels_are_numbered_in_a_stable_order(tmp_path: Path) -> None:
+def test_labels_are_numbered_in_a_stable_order(tmp_path):
     assert data.Labels.of(["10", "2", None, "2"]).names == ("2", "10")
     assert data.Labels.of(["b", "10", "a"]).names == ("10", "a", "b")
     written(tmp_path, "labels.json", data.Labels(("no", "yes")).to_json())
@@ -251,7 +243,7 @@ def test_labels_are_numbered_in_a_stable_order(tmp_path: Path) -> None:
     assert "'format' is 'concord.labels/2'" in refusal(data.Labels.read, tmp_path / "labels.json")[0]
 
 
-def test_a_label_that_training_did_not_have_is_a_bad_line(tmp_path: Path, small: Config) -> None:
+def test_a_label_that_training_did_not_have_is_a_bad_line(tmp_path, small):
     train, dev = (
         data.read(written(tmp_path, "train.tsv", "x\ta\ny\tb\n")),
         written(tmp_path, "dev.tsv", "x\tc\ny\tb\n"),
@@ -273,13 +265,11 @@ def test_a_label_that_training_did_not_have_is_a_bad_line(tmp_path: Path, small:
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefgh你好吗", "ab", "##cd", "##e"]
 
 
-def encoder_of(
-    config: spec.EncoderConfig, tokenization: str = "characters", max_tokens: int | None = None
-) -> data.TextEncoder:
+def encoder_of(config, tokenization="characters", max_tokens=None):
     return data.TextEncoder.of(tokenization, VOCABULARY, config, max_tokens)
 
 
-def test_texts_and_pairs_are_put_together(small: Config) -> None:
+def test_texts_and_pairs_are_put_together(small):
     encoder = encoder_of(small("bert"))
     one, pair = encoder.encode("A你 好"), encoder.encode("ab", "你z")
     assert one.tokens == ("[CLS]", "a", "你", "好", "[SEP]")
@@ -302,7 +292,7 @@ def test_texts_and_pairs_are_put_together(small: Config) -> None:
     assert encoder_of(small("bert"), "words").encode("ab abc h").ids.tolist() == [2, 15, 1, 11, 3]
 
 
-def test_truncation_keeps_both_texts(small: Config) -> None:
+def test_truncation_keeps_both_texts(small):
     encoder = encoder_of(small("bert"), max_tokens=11)
     for a, b, kept, truncated in (
         ("abcdefgh", "abcdefgh", (4, 4), 8),
@@ -323,13 +313,13 @@ def test_truncation_keeps_both_texts(small: Config) -> None:
 
 
 @pytest.mark.parametrize("tokenization", data.TOKENIZATIONS)
-def test_no_text_can_say_padding_or_a_mark(small: Config, tokenization: str) -> None:
+def test_no_text_can_say_padding_or_a_mark(small, tokenization):
     found = encoder_of(small(), tokenization, 13).encode("a [PAD] [CLS] [SEP]", "[PAD]")
     assert (found.ids != 0).all()
     assert [int((found.ids == special).sum()) for special in (2, 3)] == [1, 2]
 
 
-def test_what_is_no_text_is_refused(small: Config) -> None:
+def test_what_is_no_text_is_refused(small):
     assert refusal(encoder_of(small()).encode, "ab\udcffc") == [
         "'ab\\udcffc' is no text: surrogates not allowed at character 2"
     ]
@@ -337,7 +327,7 @@ def test_what_is_no_text_is_refused(small: Config) -> None:
     assert encoder_of(small()).encode("\x01\u200b").tokens[0] == "[CLS]"
 
 
-def test_a_vocabulary_is_learnt_the_same_each_time(small: Config) -> None:
+def test_a_vocabulary_is_learnt_the_same_each_time(small):
     texts = [line.split("\t")[0] for line in PAIRS.splitlines()] + WORDS.splitlines()
     program = (
         "from concord import spec; from concord.training import data\nfor one in data.TOKENIZATIONS:\n"
@@ -357,7 +347,7 @@ def test_a_vocabulary_is_learnt_the_same_each_time(small: Config) -> None:
     ]
 
 
-def test_an_encoder_is_read_as_it_was_written(tmp_path: Path, small: Config) -> None:
+def test_an_encoder_is_read_as_it_was_written(tmp_path, small):
     for tokenization in data.TOKENIZATIONS:
         encoder = encoder_of(small("bert-pytorch"), tokenization)
         encoder.write(tmp_path)
@@ -366,7 +356,7 @@ def test_an_encoder_is_read_as_it_was_written(tmp_path: Path, small: Config) -> 
         assert again.encode("abcd 你", "x").ids.tolist() == encoder.encode("abcd 你", "x").ids.tolist()
 
 
-def test_a_vocabulary_of_a_file_is_checked(tmp_path: Path, small: Config) -> None:
+def test_a_vocabulary_of_a_file_is_checked(tmp_path, small):
     path = written(tmp_path, "vocab.txt", "\r\n".join(VOCABULARY) + "\r\n")
     assert data.TextEncoder.from_vocabulary(path, small()).encode("abcd").ids.tolist() == [2, 15, 16, 3]
     written(tmp_path, "vocab.txt", "[PAD]\n[UNK]\n[CLS]\na\na\n")
@@ -376,8 +366,8 @@ def test_a_vocabulary_of_a_file_is_checked(tmp_path: Path, small: Config) -> Non
     ]
 
 
-def test_spoilt_encoders_are_read_or_refused(tmp_path: Path, small: Config) -> None:
-    random, outcomes = Random(5), Counter[str]()
+def test_spoilt_encoders_are_read_or_refused(tmp_path, small):
+    random, outcomes = Random(5), Counter()
     for number in range(120):
         files = encoder_of(small(), data.TOKENIZATIONS[number % 3]).files()
         name = sorted(files)[number % 2]
@@ -394,7 +384,7 @@ def test_spoilt_encoders_are_read_or_refused(tmp_path: Path, small: Config) -> N
 # The corpus.
 
 
-def test_a_configuration_that_does_not_fit_is_explained(small: Config) -> None:
+def test_a_configuration_that_does_not_fit_is_explained(small):
     encoder, labels = encoder_of(small("bert")), data.Labels(("a", "b", "c"))
     found = data.unfit(
         small(
@@ -418,7 +408,7 @@ def test_a_configuration_that_does_not_fit_is_explained(small: Config) -> None:
     assert corpora.UNLABELLED == -1
 
 
-def test_the_example_of_the_guide_runs(tmp_path: Path) -> None:
+def test_the_example_of_the_guide_runs(tmp_path):
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/data.md").read_text(), re.DOTALL)
     done = subprocess.run(
         [sys.executable, "-c", example],

@@ -1,7 +1,5 @@
 """How a command ends that is not done: with a line and a code, never with that of a divergence."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -29,9 +27,7 @@ ONE_RUN = (
 )
 
 
-def told(
-    *arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> tuple[object, str]:
+def told(*arguments, monkeypatch, capsys):
     """Run a command here; return its exit code, and what it said on standard error."""
     monkeypatch.setattr(sys, "argv", ["concord", *arguments])
     with pytest.raises(SystemExit) as ended:
@@ -39,10 +35,8 @@ def told(
     return ended.value.code, errors(capsys.readouterr().err)
 
 
-def test_a_fault_of_concord_is_told_in_a_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fails(*arguments: object) -> None:
+def test_a_fault_of_concord_is_told_in_a_line(monkeypatch, capsys):
+    def fails(*arguments):
         raise ZeroDivisionError("of Concord\nin two lines")
 
     monkeypatch.setattr("concord.commands.check.check_jobs", fails)
@@ -54,13 +48,13 @@ def test_a_fault_of_concord_is_told_in_a_line(
     assert "in fails" in told(*ONE_RUN, monkeypatch=monkeypatch, capsys=capsys)[1]
 
 
-def test_a_signal_is_not_lost_where_nothing_can_be_raised(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_signal_is_not_lost_where_nothing_can_be_raised(capsys):
     class Ending:
-        def __del__(self) -> None:
+        def __del__(self):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.01)
 
-    def command() -> None:
+    def command():
         Ending()
         time.sleep(PATIENCE)
 
@@ -71,10 +65,8 @@ def test_a_signal_is_not_lost_where_nothing_can_be_raised(capsys: pytest.Capture
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_the_record_is_written_before_anything_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fails(*arguments: object) -> None:
+def test_the_record_is_written_before_anything_is_shown(tmp_path, monkeypatch, capsys):
+    def fails(*arguments):
         raise RecursionError("of what shows it")
 
     monkeypatch.setattr("concord.conformance.report.show", fails)
@@ -85,7 +77,7 @@ def test_the_record_is_written_before_anything_is_shown(
     ]
 
 
-def test_a_reader_that_has_gone_changes_nothing(tmp_path: Path) -> None:
+def test_a_reader_that_has_gone_changes_nothing(tmp_path):
     arguments = [sys.executable, "-m", "concord", *ONE_RUN, "--json", str(tmp_path / "out.json")]
     with subprocess.Popen(
         arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -99,7 +91,7 @@ def test_a_reader_that_has_gone_changes_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "out.json").exists()
 
 
-def test_a_full_disk_behind_standard_output_is_no_fault_of_concord(tmp_path: Path) -> None:
+def test_a_full_disk_behind_standard_output_is_no_fault_of_concord(tmp_path):
     if not Path("/dev/full").exists():
         pytest.skip("there is no device that is always full")
     with Path("/dev/full").open("w") as full:

@@ -1,7 +1,5 @@
 """Files that are read and written whole."""
 
-from __future__ import annotations
-
 import os
 import threading
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ SIZES = {
     "training": (23_700, 20_000),
     "speed": (13_800, 13_800),
     "concord": (27_400, 18_000),
-    "tests": (200_900, 130_000),
+    "tests": (196_900, 130_000),
 }
 """Tokens of Python that a folder may have, and the aim.
 
@@ -93,9 +93,9 @@ def test_no_import_goes_in_a_circle():
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_no_class_has_the_name_of_another() -> None:
+def test_no_class_has_the_name_of_another():
     """The four backends are read side by side: what stands in each of them has one name."""
-    found: dict[str, set[str]] = {}
+    found = {}
     for path in modules(*SOURCES):
         place = re.sub(r"(torch|tf|paddle|jax)", "FRAMEWORK", path.relative_to(ROOT).as_posix())
         for node in ast.walk(ast.parse(path.read_text())):

@@ -2,8 +2,6 @@
 Concord.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -3,21 +3,15 @@
 What is wrong is refused before it is computed.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from concord import backends, spec
 from concord.backends import wire
-from concord.backends.interface import Request, Run, Unsupported
+from concord.backends.interface import Run, Unsupported
 from concord.backends.remote import Service
-from concord.backends.worker import Worker
 from concord.spec.batch import round_inputs
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
@@ -27,10 +21,8 @@ from tests.toys.surroundings import toy
 MIB = 2**20
 NAN = float("nan")
 
-SmallConfig = Callable[..., spec.EncoderConfig]
 
-
-def assert_same_bits(found: dict[str, NDArray[Any]], expected: dict[str, NDArray[Any]]) -> None:
+def assert_same_bits(found, expected):
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
@@ -40,7 +32,7 @@ def assert_same_bits(found: dict[str, NDArray[Any]], expected: dict[str, NDArray
 # Arrays.
 
 DTYPES = ("float64", "float32", "float16", "int64", "int32", "uint8", "bool")
-SHAPES: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
+SHAPES = {
     "whole": lambda a: a,
     "rank 0": lambda a: a[1, 2, 3],
     "empty": lambda a: a[:, :0],
@@ -51,7 +43,7 @@ SHAPES: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
 }
 
 
-def arbitrary(dtype: str) -> NDArray[Any]:
+def arbitrary(dtype):
     """Return every kind of bit pattern.
 
     For floating-point types also NaN with payloads, infinities and subnormals.
@@ -73,7 +65,7 @@ def arbitrary(dtype: str) -> NDArray[Any]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_arrays_pass_through_messages_bit_for_bit(dtype: str, shape: str) -> None:
+def test_arrays_pass_through_messages_bit_for_bit(dtype, shape):
     array = np.asarray(SHAPES[shape](arbitrary(dtype)))
     expected = np.array(array, order="C")
     assert expected.tobytes() == array.tobytes()
@@ -96,14 +88,14 @@ def test_arrays_pass_through_messages_bit_for_bit(dtype: str, shape: str) -> Non
     assert (found.backend, found.dtype, found.info) == ("toy", dtype, {"version": "1"})
 
 
-def test_numbers_of_the_other_byte_order_keep_their_values() -> None:
+def test_numbers_of_the_other_byte_order_keep_their_values():
     array = np.arange(6.0).astype(">f8").reshape(2, 3)
     found = wire.decode(*wire.encode(Run(array, array)))
     assert found.output.tolist() == array.tolist()
 
 
 @pytest.mark.parametrize("part", spec.PARTS)
-def test_requests_pass_through_messages_bit_for_bit(variant_config: spec.EncoderConfig, part: str) -> None:
+def test_requests_pass_through_messages_bit_for_bit(variant_config, part):
     request = request_for(
         variant_config,
         part,
@@ -120,7 +112,7 @@ def test_requests_pass_through_messages_bit_for_bit(variant_config: spec.Encoder
     assert_same_bits(found.batch.arrays(), request.batch.arrays())
 
 
-def awkward(config: spec.EncoderConfig, dtype: str, part: str = "model") -> dict[str, NDArray[np.floating]]:
+def awkward(config, dtype, part="model"):
     """Return weights with the numbers of a precision that are lost most easily.
 
     -0, subnormals, the largest.
@@ -135,15 +127,13 @@ def awkward(config: spec.EncoderConfig, dtype: str, part: str = "model") -> dict
 
 
 @pytest.fixture(scope="module")
-def numpy_worker() -> Iterator[Worker]:
+def numpy_worker():
     with backends.open(toy("NumpyBackend"), threads=1) as worker:
         yield worker
 
 
 @pytest.mark.parametrize("dtype", spec.PRECISIONS)
-def test_weights_reach_a_worker_rounded_once_and_bit_for_bit(
-    numpy_worker: Worker, small: SmallConfig, dtype: str
-) -> None:
+def test_weights_reach_a_worker_rounded_once_and_bit_for_bit(numpy_worker, small, dtype):
     config = small()
     weights, batch = awkward(config, dtype), spec.example_batch(config, 3)
     found = numpy_worker.round_trip(config, weights, batch, dtype=dtype)
@@ -154,7 +144,7 @@ def test_weights_reach_a_worker_rounded_once_and_bit_for_bit(
     assert 0 < first[1] < spec.precision(dtype).smallest_normal
 
 
-def test_training_passes_through_messages(small: SmallConfig) -> None:
+def test_training_passes_through_messages(small):
     steps = [[request_for(small()).batch], []]
     training = Training(
         Recipe(algorithm="adam", learning_rate=0.1, undecayed=("bias",)), steps, 2**40 + 3, (1,), "native"
@@ -165,14 +155,12 @@ def test_training_passes_through_messages(small: SmallConfig) -> None:
     assert_same_bits(found.steps[0][0].arrays(), steps[0][0].arrays())
 
 
-def test_what_has_no_place_in_a_message_is_refused() -> None:
+def test_what_has_no_place_in_a_message_is_refused():
     with pytest.raises(TypeError, match="Object of type object is not JSON serializable"):
         wire.encode([object()])
 
 
-def test_weights_in_fewer_bytes_than_the_precision_are_sent_so_and_arrive_widened(
-    numpy_worker: Worker, small: SmallConfig
-) -> None:
+def test_weights_in_fewer_bytes_than_the_precision_are_sent_so_and_arrive_widened(numpy_worker, small):
     wide = request_for(small(), dtype="float64")
     rounded = {name: array.astype(np.float32) for name, array in wide.weights.items()}
     narrow = dataclasses.replace(wide, weights=rounded)
@@ -187,7 +175,7 @@ def test_weights_in_fewer_bytes_than_the_precision_are_sent_so_and_arrive_widene
     assert run_of(numpy_worker, narrow).output.tobytes() == run_of(numpy_worker, widened).output.tobytes()
 
 
-def test_a_run_says_who_made_it_whatever_the_backend_says(numpy_worker: Worker, small: SmallConfig) -> None:
+def test_a_run_says_who_made_it_whatever_the_backend_says(numpy_worker, small):
     run = run_of(numpy_worker, request_for(small(), dtype="bfloat16"))
     assert (run.backend, run.dtype, run.requested) == (toy("NumpyBackend"), "bfloat16", ("taps", "gradients"))
     assert run.loss.shape == ()
@@ -198,28 +186,27 @@ def test_a_run_says_who_made_it_whatever_the_backend_says(numpy_worker: Worker, 
 # What is refused.
 
 
-def changed(request: Request, **change: Any) -> Request:
+def changed(request, **change):
     return dataclasses.replace(request, **change)
 
 
-def with_weight(request: Request, name: str, array: NDArray[Any] | None) -> Request:
+def with_weight(request, name, array):
     weights = {key: value for key, value in request.weights.items() if key != name}
     return changed(request, weights=weights if array is None else {**weights, name: array})
 
 
-def with_input(request: Request, **arrays: NDArray[Any] | None) -> Request:
+def with_input(request, **arrays):
     return changed(request, batch=dataclasses.replace(request.batch, **arrays))
 
 
-def poked(array: NDArray[Any] | None, value: float) -> NDArray[Any]:
-    assert array is not None
+def poked(array, value):
     copy = array.copy()
     copy.reshape(-1)[-1] = value
     return copy
 
 
 BIAS = "layers.1.feed_forward.inner.bias"
-BAD: dict[str, tuple[str, Callable[[Request], Request], str]] = {
+BAD = {
     "an id beyond the table": (
         "model",
         lambda r: with_input(r, input_ids=poked(r.batch.input_ids, 23)),
@@ -265,9 +252,7 @@ BAD: dict[str, tuple[str, Callable[[Request], Request], str]] = {
 
 @pytest.mark.parametrize("what", BAD)
 @pytest.mark.clause("INP-1", "INP-2", "INP-3", "INP-4", "WGT-1", "WGT-2", "WGT-3")
-def test_bad_input_is_refused_before_it_is_sent(
-    numpy_worker: Worker, small: SmallConfig, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_bad_input_is_refused_before_it_is_sent(numpy_worker, small, monkeypatch, what):
     part, change, message = BAD[what]
     monkeypatch.setattr(numpy_worker, "call", lambda *sent: pytest.fail("it was sent"))
     with pytest.raises(spec.SpecError) as refused:
@@ -278,7 +263,7 @@ def test_bad_input_is_refused_before_it_is_sent(
 
 
 @pytest.mark.clause("INP-1", "INP-2", "INP-3", "INP-4", "WGT-1", "WGT-2", "WGT-3")
-def test_bad_input_is_refused_by_every_backend_that_gets_it(worker: Worker, small: SmallConfig) -> None:
+def test_bad_input_is_refused_by_every_backend_that_gets_it(worker, small):
     for part, change, message in BAD.values():
         request = change(request_for(small("vanilla-encoder"), part))
         with pytest.raises(spec.SpecError) as refused:
@@ -293,9 +278,7 @@ def test_bad_input_is_refused_by_every_backend_that_gets_it(worker: Worker, smal
 
 @pytest.mark.in_turn(2)
 @pytest.mark.clause("WGT-4")
-def test_weights_that_go_into_a_model_come_back_bit_for_bit(
-    worker: Worker, variant_config: spec.EncoderConfig
-) -> None:
+def test_weights_that_go_into_a_model_come_back_bit_for_bit(worker, variant_config):
     batch = request_for(variant_config).batch
     for dtype in spec.PRECISIONS:
         weights = awkward(variant_config, dtype)
@@ -310,9 +293,7 @@ def test_weights_that_go_into_a_model_come_back_bit_for_bit(
 
 @pytest.mark.clause("DRP-1")
 @pytest.mark.parametrize(("part", "dtype"), [("model", "float32"), ("attention", "float64")])
-def test_a_run_repeated_is_the_same_bit_for_bit(
-    worker: Worker, small: SmallConfig, part: str, dtype: str
-) -> None:
+def test_a_run_repeated_is_the_same_bit_for_bit(worker, small, part, dtype):
     request = request_for(small("vanilla-encoder"), part, dtype=dtype)
     first, second = (wire.run_arrays(run_of(worker, request)) for _ in range(2))
     assert_same_bits(second, first)
@@ -320,9 +301,7 @@ def test_a_run_repeated_is_the_same_bit_for_bit(
 
 @pytest.mark.clause("PRC-3")
 @pytest.mark.parametrize("dtype", spec.PRECISIONS)
-def test_a_precision_is_computed_or_declared_unsupported(
-    worker: Worker, small: SmallConfig, dtype: str
-) -> None:
+def test_a_precision_is_computed_or_declared_unsupported(worker, small, dtype):
     request = request_for(small("vanilla-encoder"), "attention", dtype=dtype)
     if worker.name == "paddle" and dtype in ("bfloat16", "float16"):
         with pytest.raises(Unsupported, match=f"paddle .* has no {dtype} matrix product on cpu"):
@@ -341,9 +320,7 @@ def test_a_precision_is_computed_or_declared_unsupported(
     assert dtype == "bfloat16" or any((narrower.round(array) != array).any() for array in arrays.values())
 
 
-def test_a_device_that_is_not_there_is_unsupported(
-    worker: Worker, small: SmallConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_is_not_there_is_unsupported(worker, small, monkeypatch):
     monkeypatch.setattr(worker, "device", "cuda:7")
     with pytest.raises(Unsupported, match=r"(?i)cuda|gpu"):
         run_of(worker, request_for(small()))

@@ -1,7 +1,5 @@
 """Accuracy, F1, precision, recall and confusion, against numbers counted by hand."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from itertools import pairwise
@@ -11,7 +9,7 @@ import pytest
 
 from concord.spec.batch import Batch
 from concord.spec.errors import SpecError
-from concord.training.metrics import Predictions, measure, predicted, probabilities
+from concord.training.metrics import measure, predicted, probabilities
 from tests.conftest import small_config
 
 # 17 samples of 3 classes: of class 0, 5 + 2 + 0; of class 1, 1 + 3 + 1; of class 2, 2 + 0 + 3.
@@ -25,11 +23,11 @@ TRUTH, CHOSEN = (
 NARROW = small_config(num_classes=3)
 
 
-def logits_for(chosen: list[int], classes: int) -> np.ndarray:
+def logits_for(chosen, classes):
     return np.eye(classes)[chosen] * 7 - 3
 
 
-def predictions(logits: np.ndarray, labels: list[int], *ends: int) -> Predictions:
+def predictions(logits, labels, *ends):
     """Measure logits in batches that end where it is said."""
     parts = [slice(start, end) for start, end in pairwise([0, *ends, len(labels)])]
     given = iter([logits[part] for part in parts])
@@ -37,7 +35,7 @@ def predictions(logits: np.ndarray, labels: list[int], *ends: int) -> Prediction
     return measure(lambda _: next(given), NARROW.replace(num_classes=logits.shape[1]), batches)
 
 
-def test_metrics_are_those_counted_by_hand() -> None:
+def test_metrics_are_those_counted_by_hand():
     found = predictions(logits_for(CHOSEN, 3), TRUTH)
     assert (len(found.truth), found.accuracy) == (17, 11 / 17)
     scores = found.scores()
@@ -54,13 +52,13 @@ def test_metrics_are_those_counted_by_hand() -> None:
     assert abs(scores["macro_f1"] - 29 / 45) <= math.ulp(29 / 45)
 
 
-def test_one_logit_is_that_of_the_second_class() -> None:
+def test_one_logit_is_that_of_the_second_class():
     logits = np.array([[3.0], [-2.0], [0.0], [1e-30], [np.inf]])
     assert predicted(logits).tolist() == [1, 0, 0, 1, 1]
     assert predictions(logits, [1, 1, 0, 0, 1]).scores()["confusion"] == [[1, 1], [1, 2]]
 
 
-def test_equal_logits_give_the_first_class_and_nan_gives_none() -> None:
+def test_equal_logits_give_the_first_class_and_nan_gives_none():
     logits = np.array([[2.0, 2.0, 1.0], [np.nan, 9.0, 1.0], [-np.inf, -np.inf, -np.inf], [0.0, np.inf, 1.0]])
     assert predicted(logits).tolist() == [0, -1, 0, 1]
     with np.errstate(invalid="ignore"):
@@ -71,7 +69,7 @@ def test_equal_logits_give_the_first_class_and_nan_gives_none() -> None:
     assert (scores["classes"][1]["recall"], scores["classes"][1]["precision"]) == (0.5, 1.0)
 
 
-def test_absent_classes_do_not_count_and_missed_ones_count_as_nothing() -> None:
+def test_absent_classes_do_not_count_and_missed_ones_count_as_nothing():
     scores = predictions(logits_for([0, 0, 3], 5), [0, 1, 1]).scores()
     assert [one["f1"] for one in scores["classes"]] == [2 / 3, 0.0, None, 0.0, None]
     assert [(one["precision"], one["recall"], one["support"]) for one in scores["classes"]] == [
@@ -87,12 +85,12 @@ def test_absent_classes_do_not_count_and_missed_ones_count_as_nothing() -> None:
 
 
 @pytest.mark.parametrize("logits", [np.zeros((3, 2)), np.zeros((2, 3)), np.zeros(3)])
-def test_logits_of_another_shape_are_refused(logits: np.ndarray) -> None:
+def test_logits_of_another_shape_are_refused(logits):
     with pytest.raises(SpecError, match="but must have"):
         measure(lambda _: logits, NARROW, [Batch(labels=np.array([0, 1, 2]))])
 
 
-def test_probabilities_are_those_of_the_loss() -> None:
+def test_probabilities_are_those_of_the_loss():
     logits = np.array([[0.0, math.log(3.0)], [1e30, 0.0]])
     assert np.array_equal(probabilities(logits).round(15), [[0.25, 0.75], [1.0, 0.0]])
     one = probabilities(np.array([[math.log(3.0)], [-800.0]]))

@@ -3,8 +3,6 @@
 Or refused in lines that name it, in bounded time and memory; nothing else is raised.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import json
@@ -185,12 +183,7 @@ same."""
 
 
 @pytest.mark.parametrize("reader", COMMANDS)
-def test_a_command_says_in_a_line_what_is_wrong_with_a_spoilt_file(
-    reader,
-    tmp_path,
-    invoke,
-    monkeypatch,
-):
+def test_a_command_says_in_a_line_what_is_wrong_with_a_spoilt_file(reader, tmp_path, invoke, monkeypatch):
     READERS[reader][0](tmp_path)
     right = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     monkeypatch.chdir(tmp_path)

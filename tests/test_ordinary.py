@@ -1,12 +1,7 @@
 """Ordinary training: what is made of a plan, and that an interrupted run ends as one that was not."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +36,7 @@ RECIPE = Recipe(
 CONFIG = small_config(d_model=6, d_ff=7, num_layers=1)
 
 
-def batches(epoch: int) -> Iterator[tuple[list[int], spec.Batch]]:
+def batches(epoch):
     """Yield five batches, the last of which is small: three steps of an epoch."""
     order = np.random.default_rng([3, epoch]).permutation(5)
     for number in order:
@@ -55,20 +50,20 @@ def batches(epoch: int) -> Iterator[tuple[list[int], spec.Batch]]:
 SOURCE = Source(batches, lambda: iter([spec.example_batch(CONFIG, batch=7, tokens=5, seed=99)]))
 
 
-def beginning(**fields: Any) -> TrainingCheckpoint:
+def beginning(**fields):
     plan = TrainingPlan(**{"backend": "numpy", "steps": 11, "log_every": 2, "save_every": 2, **fields})
     return TrainingCheckpoint(
         CONFIG, spec.initialize(CONFIG, seed=1), recipe=RECIPE, progress=Progress(seed=7, plan=plan)
     )
 
 
-def after(steps: int) -> Callable[[], bool]:
+def after(steps):
     """Return what halts training after so many steps."""
     asked = iter(range(10**6))
     return lambda: next(asked) >= steps - 1
 
 
-def same(one: TrainingCheckpoint, other: TrainingCheckpoint) -> None:
+def same(one, other):
     for name in ("weights", "state"):
         found, wanted = getattr(one, name), getattr(other, name)
         assert {key: array.tobytes() for key, array in found.items()} == {
@@ -78,14 +73,14 @@ def same(one: TrainingCheckpoint, other: TrainingCheckpoint) -> None:
     assert dataclasses.replace(one.progress, **timeless) == dataclasses.replace(other.progress, **timeless)
 
 
-def timeless(run: Path) -> list[dict[str, Any]]:
+def timeless(run):
     return [
         {name: value for name, value in row.items() if name not in ("seconds", "tokens_per_second")}
         for row in read_log(run)
     ]
 
 
-def test_training_makes_the_steps_of_its_recipe_and_keeps_the_best(tmp_path: Path) -> None:
+def test_training_makes_the_steps_of_its_recipe_and_keeps_the_best(tmp_path):
     last = fit(Trainable(), beginning(), SOURCE, tmp_path).last
     assert (last.progress.step, last.progress.epoch, last.progress.position, last.progress.ended) == (
         11,
@@ -102,7 +97,6 @@ def test_training_makes_the_steps_of_its_recipe_and_keeps_the_best(tmp_path: Pat
     found = {row["step"]: (row["dev_accuracy"], -row["dev_loss"]) for row in rows if "dev_loss" in row}
     assert list(found) == [3, 6, 9, 11]
     best = last.progress.best
-    assert best is not None
     assert (best.step, (best.accuracy, -best.loss)) == max(found.items(), key=lambda item: item[1])
     assert runs.steps(tmp_path) == sorted({best.step, 11})
     ids = hashlib.sha256().hexdigest()
@@ -117,7 +111,7 @@ def test_training_makes_the_steps_of_its_recipe_and_keeps_the_best(tmp_path: Pat
 
 
 @pytest.mark.parametrize("halts", [[1, 4], [2, 3], [5, 6]])
-def test_interrupted_run_ends_with_the_same_bits_and_the_same_log(tmp_path: Path, halts: list[int]) -> None:
+def test_interrupted_run_ends_with_the_same_bits_and_the_same_log(tmp_path, halts):
     whole = fit(Trainable(), beginning(), SOURCE, tmp_path / "whole").last
     run, start = tmp_path / "run", beginning()
     for steps in halts:
@@ -131,7 +125,7 @@ def test_interrupted_run_ends_with_the_same_bits_and_the_same_log(tmp_path: Path
     assert timeless(run) == timeless(tmp_path / "whole")
 
 
-def test_patience_minutes_and_epochs_end_a_run(tmp_path: Path) -> None:
+def test_patience_minutes_and_epochs_end_a_run(tmp_path):
     frozen = dataclasses.replace(
         beginning(steps=None, patience=2), recipe=dataclasses.replace(RECIPE, learning_rate=0.0)
     )
@@ -146,7 +140,7 @@ def test_patience_minutes_and_epochs_end_a_run(tmp_path: Path) -> None:
     assert (ended.step, ended.ended) == (1, "1e-09 minutes")
 
 
-def test_loss_that_is_not_finite_ends_a_run_and_leaves_its_checkpoint(tmp_path: Path) -> None:
+def test_loss_that_is_not_finite_ends_a_run_and_leaves_its_checkpoint(tmp_path):
     with pytest.raises(SpecError) as refused:
         fit(Trainable(infinite=5), beginning(), SOURCE, tmp_path)
     last = runs.step_folder(tmp_path, 4)
@@ -157,8 +151,8 @@ def test_loss_that_is_not_finite_ends_a_run_and_leaves_its_checkpoint(tmp_path: 
     assert checkpoint.read(tmp_path, "last").progress.step == 4
 
 
-def test_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, files: object) -> None:
+def test_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
+    def full(path, files):
         if path.name == "step-00000006":
             raise SpecError(f"{path}: cannot be written: No space left on device")
         write_folder(path, files)
@@ -170,7 +164,7 @@ def test_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytes
     assert checkpoint.read(tmp_path, "last").progress.step == 4
 
 
-def test_plan_lists_all_numbers_out_of_range() -> None:
+def test_plan_lists_all_numbers_out_of_range():
     with pytest.raises(SpecError) as refused:
         TrainingPlan(backend="torch", batch=0, minutes=-1.0, evaluate_every=0, best_by="f1")
     assert refused.value.problems == [
@@ -182,7 +176,7 @@ def test_plan_lists_all_numbers_out_of_range() -> None:
 
 
 @pytest.mark.parametrize(("classes", "ignored"), [(3, None), (3, 1), (1, None)])
-def test_evaluation_is_the_mean_loss_of_the_specification(classes: int, ignored: int | None) -> None:
+def test_evaluation_is_the_mean_loss_of_the_specification(classes, ignored):
     config = CONFIG.replace(num_classes=classes, ignore_label=ignored)
     weights, batch = spec.initialize(config, seed=2), spec.example_batch(config, batch=7, tokens=5, seed=4)
     truth = spec.reference(config, weights, batch)

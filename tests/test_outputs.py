@@ -3,8 +3,6 @@
 And a terminal that may be gone.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -12,7 +10,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,13 +25,11 @@ from concord.spec.folders import write_folder
 from concord.terminal import Terminal
 from tests.toys.surroundings import PATIENCE, ROOT, concord
 
-Invoke = Callable[..., tuple[int, str, list[str]]]
-
 MARKED = "before\n<!-- begin check -->\nold\n<!-- end check -->\nafter\n"
 
 
 @pytest.fixture(scope="module")
-def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def answered(tmp_path_factory):
     """An exported case with its run: what is judged without a worker."""
     folder = tmp_path_factory.mktemp("answered") / "cases"
     assert concord(f"case export {folder} --case bert-single --dtype float32").returncode == 0
@@ -48,7 +43,7 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Path:
+def places(tmp_path):
     """A folder of names that are no good."""
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     (tmp_path / "nowhere").symlink_to(tmp_path / "none" / "file")
@@ -76,8 +71,8 @@ def places(tmp_path: Path) -> Path:
     ids=lambda text: text[:24],
 )
 def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(
-    invoke: Invoke, places: Path, monkeypatch: pytest.MonkeyPatch, line: str, expected: str
-) -> None:
+    invoke, places, monkeypatch, line, expected
+):
     monkeypatch.chdir(places)
     before = sorted(os.listdir(places))
     for command in ("check --backend tests.toys.numpy_backend:NumpyBackend", "check --from-dump ."):
@@ -87,7 +82,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(
     assert (places / "one").read_text() == "kept"
 
 
-def test_a_name_that_is_no_text_is_written_and_read(invoke: Invoke, answered: Path, tmp_path: Path) -> None:
+def test_a_name_that_is_no_text_is_written_and_read(invoke, answered, tmp_path):
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe"))
     shutil.copytree(answered, folder)
     assert (
@@ -101,17 +96,17 @@ def test_a_name_that_is_no_text_is_written_and_read(invoke: Invoke, answered: Pa
 
 
 @pytest.fixture
-def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[Path]]:
+def full(monkeypatch):
     """Return a function that fills the disk in the middle of a write.
 
     It returns the list of what was to be written.
     """
     put = files.put
 
-    def fill(at: int) -> list[Path]:
-        written: list[Path] = []
+    def fill(at):
+        written = []
 
-        def half(path: Path, content: bytes) -> None:
+        def half(path, content):
             written.append(path)
             if len(written) - 1 != at:
                 return put(path, content)
@@ -125,7 +120,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[Path]]:
     return fill
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -136,9 +131,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 OLD = {"out.json": b"old", "out.html": b"old", "README.md": MARKED.encode()}
 
 
-def test_a_full_disk_leaves_each_output_as_it_was_or_as_it_should_be(
-    invoke: Invoke, answered: Path, tmp_path: Path, full: Callable[[int], list[Path]]
-) -> None:
+def test_a_full_disk_leaves_each_output_as_it_was_or_as_it_should_be(invoke, answered, tmp_path, full):
     names = list(OLD)
     json_, html, markdown = (tmp_path / name for name in names)
     command = f"check --from-dump {answered} --json {json_} --html {html} --markdown {markdown}"
@@ -162,9 +155,7 @@ def test_a_full_disk_leaves_each_output_as_it_was_or_as_it_should_be(
             assert (found[name] == OLD[name]) == (place == at)
 
 
-def test_a_full_disk_leaves_no_half_of_an_export(
-    invoke: Invoke, tmp_path: Path, full: Callable[[int], list[Path]]
-) -> None:
+def test_a_full_disk_leaves_no_half_of_an_export(invoke, tmp_path, full):
     for at in range(4):
         full(at)
         code, output, (line,) = invoke(f"case export {tmp_path / 'cases'} --case bert-single")
@@ -177,7 +168,7 @@ def test_a_full_disk_leaves_no_half_of_an_export(
 
 
 @pytest.fixture
-def findings() -> Findings:
+def findings():
     """Two failures, of which nobody has to be found first."""
     cases = sample(Plan(names=(), parts=("dot_product",), shapes=1), range(2))
     failures = [
@@ -187,8 +178,8 @@ def findings() -> Findings:
     return Findings(failures=failures)
 
 
-def test_a_finding_never_takes_the_place_of_another(findings: Findings, tmp_path: Path) -> None:
-    def written(**fields: str) -> list[Path]:
+def test_a_finding_never_takes_the_place_of_another(findings, tmp_path):
+    def written(**fields):
         assert write_failures(tmp_path, findings, Setup(**fields)) == []
         return [*map(Path, findings.folders.values())]
 
@@ -205,7 +196,7 @@ def test_a_finding_never_takes_the_place_of_another(findings: Findings, tmp_path
     assert contents(first) == stale
 
 
-def test_of_two_that_write_a_folder_one_is_told(tmp_path: Path) -> None:
+def test_of_two_that_write_a_folder_one_is_told(tmp_path):
     write_folder(tmp_path / "a", {"x": b"1"})
     with pytest.raises(FileExistsError):
         write_folder(tmp_path / "a", {"x": b"2"})
@@ -221,7 +212,7 @@ def test_of_two_that_write_a_folder_one_is_told(tmp_path: Path) -> None:
 # The terminal.
 
 
-def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def shell(command, **environment):
     line = f"set -o pipefail; {shlex.quote(sys.executable)} -m concord {command}"
     return subprocess.run(
         ["bash", "-c", line],
@@ -248,15 +239,13 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         (">&-", {}, 0, ""),
     ],
 )
-def test_what_becomes_of_standard_output_loses_no_file(
-    answered: Path, tmp_path: Path, behind: str, environment: dict[str, str], code: int, said: str
-) -> None:
+def test_what_becomes_of_standard_output_loses_no_file(answered, tmp_path, behind, environment, code, said):
     done = shell(f"check --from-dump {answered} --json {tmp_path / 'out.json'} {behind}", **environment)
     assert (done.returncode, done.stderr) == (code, said)
     assert json.loads((tmp_path / "out.json").read_text())["exit_code"] == 0
 
 
-def test_help_and_names_say_that_they_could_not_be_printed() -> None:
+def test_help_and_names_say_that_they_could_not_be_printed():
     done = shell("--help >/dev/full")
     assert (done.returncode, done.stderr) == (
         2,
@@ -265,7 +254,7 @@ def test_help_and_names_say_that_they_could_not_be_printed() -> None:
 
 
 @pytest.mark.parametrize("name", ["[/red]"])
-def test_brackets_in_a_name_are_text(invoke: Invoke, answered: Path, tmp_path: Path, name: str) -> None:
+def test_brackets_in_a_name_are_text(invoke, answered, tmp_path, name):
     folder = shutil.copytree(answered, tmp_path / "[b]")
     (path,) = folder.rglob("run.json")
     reason = {"name": "softmax_floor", "value": -1e5, "reason": f"{name} \x1b[31m\u202e"}
@@ -279,9 +268,7 @@ def test_brackets_in_a_name_are_text(invoke: Invoke, answered: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["\x1b[31mred", ""])
-def test_a_name_that_cannot_be_printed_is_refused(
-    invoke: Invoke, answered: Path, tmp_path: Path, name: str
-) -> None:
+def test_a_name_that_cannot_be_printed_is_refused(invoke, answered, tmp_path, name):
     folder = shutil.copytree(answered, tmp_path / "cases")
     (path,) = folder.rglob("run.json")
     path.write_text(json.dumps({"backend": name}))
@@ -292,11 +279,11 @@ def test_a_name_that_cannot_be_printed_is_refused(
 
 
 @pytest.fixture
-def wide(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     return Terminal()
 
 
-def test_a_terminal_shows_what_cannot_be_printed(wide: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_shows_what_cannot_be_printed(wide, capsys):
     wide.print("a\x1b]0;title\x07[red]b[/red]\x9b\u202e\ttab", style="bold")
     assert capsys.readouterr().out == "a\\x1b]0;title\\x07[red]b[/red]\\x9b\\u202e tab\n"

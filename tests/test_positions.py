@@ -1,10 +1,5 @@
 """Position tables: products by distance follow from the table, and every form is there."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -14,10 +9,8 @@ from concord.spec.sources.table import POSITIONS
 from concord.training.positions import Form, forms
 from tests.conftest import small_config
 
-Invoke = Callable[..., tuple[int, str, list[str]]]
 
-
-def test_products_are_those_of_rows_by_their_distance() -> None:
+def test_products_are_those_of_rows_by_their_distance():
     table = np.random.default_rng(0).standard_normal((7, 5))
     mean, least, most = Form("a table", table).products()
     pairs = [[float(table[i] @ table[i + distance]) for i in range(7 - distance)] for distance in range(7)]
@@ -28,7 +21,7 @@ def test_products_are_those_of_rows_by_their_distance() -> None:
         assert abs(most[distance] - max(found) / unit) < 1e-12
 
 
-def test_every_form_of_a_sinusoid_is_there_and_the_layout_changes_no_product() -> None:
+def test_every_form_of_a_sinusoid_is_there_and_the_layout_changes_no_product():
     found = {form.name: form for form in forms("vanilla-encoder", spec.variant("vanilla-encoder"))}
     assert sorted(name.partition(": ")[2] for name in found) == sorted(
         f"{layout}, exponent by {exponent}"
@@ -45,7 +38,7 @@ def test_every_form_of_a_sinusoid_is_there_and_the_layout_changes_no_product() -
     assert (by_column.products()[2] - by_column.products()[1]).max() > 1e-3
 
 
-def test_a_learned_table_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+def test_a_learned_table_is_that_of_the_checkpoint(tmp_path):
     config = small_config("bert")
     weights = spec.initialize(config, seed=3)
     porting.write(porting.from_weights(config, weights), tmp_path / "bert", "hugging-face")
@@ -55,7 +48,7 @@ def test_a_learned_table_is_that_of_the_checkpoint(tmp_path: Path) -> None:
     assert len(found) == 5
 
 
-def test_the_command_draws_a_figure(invoke: Invoke, tmp_path: Path) -> None:
+def test_the_command_draws_a_figure(invoke, tmp_path):
     code, output, lines = invoke(*f"show positions --variant nndl-paddle --svg {tmp_path / 'x.svg'}".split())
     assert (code, lines) == (0, [])
     assert f"written: {tmp_path / 'x.svg'}" in output
@@ -70,7 +63,7 @@ def test_the_command_draws_a_figure(invoke: Invoke, tmp_path: Path) -> None:
         ("nowhere", "nowhere"),
     ],
 )
-def test_what_there_is_no_table_of_is_refused(invoke: Invoke, options: str, words: str) -> None:
+def test_what_there_is_no_table_of_is_refused(invoke, options, words):
     code, output, lines = invoke("show", "positions", *options.split())
     assert (code, output) == (2, "")
     assert any(words in line for line in lines)

@@ -1,16 +1,12 @@
 """``concord predict``: what a model says of texts, in order, whatever they are."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,14 +26,11 @@ from tests.test_data import VOCABULARY, refusal, written
 from tests.toys.checkpoints import drawn
 from tests.toys.surroundings import toy
 
-Config = Callable[..., spec.EncoderConfig]
-Invoke = Callable[..., tuple[int, str, list[str]]]
-
 NUMPY = toy("NumpyBackend")
 NAMES = ("bad", "good", "so so")
 
 
-def trained(folder: Path, config: spec.EncoderConfig, names: Sequence[str] = NAMES, plan: Any = None) -> Path:
+def trained(folder, config, names=NAMES, plan=None):
     """Write a checkpoint for prediction alone: a model with random weights that reads characters."""
     encoder = data.TextEncoder.of("characters", VOCABULARY, config)
     labels = data.Labels(tuple(names))
@@ -55,11 +48,11 @@ def trained(folder: Path, config: spec.EncoderConfig, names: Sequence[str] = NAM
     return folder
 
 
-def by_the_reference(model: prediction.TextModel) -> prediction.Predict:
+def by_the_reference(model):
     return lambda batch: spec.reference(model.config, model.weights, batch).logits
 
 
-def texts_of(count: int, seed: int = 5) -> list[str]:
+def texts_of(count, seed=5):
     random = Random(seed)
     return ["".join(random.choices("abcdefgh你好吗", k=random.randint(1, 15))) for _ in range(count)]
 
@@ -67,9 +60,7 @@ def texts_of(count: int, seed: int = 5) -> list[str]:
 # Predicting.
 
 
-def test_every_text_gets_what_it_gets_alone_in_the_order_of_the_texts(
-    tmp_path: Path, variant_config: spec.EncoderConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_text_gets_what_it_gets_alone_in_the_order_of_the_texts(tmp_path, variant_config, monkeypatch):
     monkeypatch.setattr(prediction, "AT_ONCE", 7)
     config = variant_config.replace(mask_assignment="per_sample")
     model = reader(trained(tmp_path / "model", config), spelled=False)
@@ -81,20 +72,16 @@ def test_every_text_gets_what_it_gets_alone_in_the_order_of_the_texts(
     assert [found.sample for found in together if isinstance(found, prediction.TextPrediction)] == samples
     for sample, found in zip(samples, together, strict=True):
         (alone,) = prediction.predict(model, by_the_reference(model), [sample], 1, data.Complaints())
-        assert isinstance(found, prediction.TextPrediction)
-        assert isinstance(alone, prediction.TextPrediction)
         assert (found.label, found.truncated) == (alone.label, alone.truncated)
         assert max(abs(a - b) for a, b in zip(found.probabilities, alone.probabilities, strict=True)) < 1e-12
         assert found.label == NAMES[int(np.argmax(found.probabilities))]
 
 
-def test_texts_are_read_as_they_are_predicted(
-    tmp_path: Path, small: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_are_read_as_they_are_predicted(tmp_path, small, monkeypatch):
     monkeypatch.setattr(prediction, "AT_ONCE", 5)
-    model, read = reader(trained(tmp_path / "model", small("bert")), spelled=False), list[int]()
+    model, read = reader(trained(tmp_path / "model", small("bert")), spelled=False), []
 
-    def endless() -> Any:
+    def endless():
         number = 0
         while True:
             number += 1
@@ -107,9 +94,7 @@ def test_texts_are_read_as_they_are_predicted(
     assert len(read) == 15
 
 
-def test_predictions_of_the_command_are_those_of_the_reference(
-    invoke: Invoke, tmp_path: Path, small: Config
-) -> None:
+def test_predictions_of_the_command_are_those_of_the_reference(invoke, tmp_path, small):
     folder, texts = trained(tmp_path / "model", small("bert-pytorch")), texts_of(13)
     path, out = written(tmp_path, "texts.txt", "\n".join(texts) + "\n"), tmp_path / "out.jsonl"
     code, output, errors = invoke(
@@ -138,7 +123,7 @@ def test_predictions_of_the_command_are_those_of_the_reference(
         assert (list(line["probabilities"]), line["truncated"]) == (list(NAMES), found.truncated)
 
 
-def same_but_for_rounding(found: dict[str, Any], other: dict[str, Any]) -> bool:
+def same_but_for_rounding(found, other):
     """Whether predictions in float64 are the same: alone and in a batch texts are summed in other orders."""
     apart = [
         abs(found["probabilities"][name] - probability)
@@ -147,9 +132,7 @@ def same_but_for_rounding(found: dict[str, Any], other: dict[str, Any]) -> bool:
     return {**found, "probabilities": 0} == {**other, "probabilities": 0} and max(apart) < 1e-12
 
 
-def test_single_texts_and_pairs_are_predicted(
-    invoke: Invoke, tmp_path: Path, small: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_single_texts_and_pairs_are_predicted(invoke, tmp_path, small, monkeypatch):
     folder, usual = (
         trained(tmp_path / "model", small("bert")),
         f"--backend {NUMPY} --dtype float64".split(),
@@ -175,7 +158,7 @@ def test_single_texts_and_pairs_are_predicted(
         assert same_but_for_rounding({**found, "line": 1}, line)
 
 
-def test_many_texts_are_predicted_each_for_itself(invoke: Invoke, tmp_path: Path, small: Config) -> None:
+def test_many_texts_are_predicted_each_for_itself(invoke, tmp_path, small):
     folder, usual = trained(tmp_path / "model", small("bert")), f"--backend {NUMPY} --dtype float64"
     code, output, _ = invoke(f"predict {folder} abc 你好 d {usual}")
     lines = [json.loads(line) for line in output.splitlines()]
@@ -183,9 +166,7 @@ def test_many_texts_are_predicted_each_for_itself(invoke: Invoke, tmp_path: Path
     assert not any("text_b" in line for line in lines)
 
 
-def test_on_a_terminal_predictions_are_a_table(
-    invoke: Invoke, tmp_path: Path, small: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_terminal_predictions_are_a_table(invoke, tmp_path, small, monkeypatch):
     folder = trained(tmp_path / "model", small("bert"))
     monkeypatch.setattr(predict, "Terminal", lambda **how: Terminal(**how) if how else terminal())
     code, output, _ = invoke(f"predict {folder} abc 你好 --backend {NUMPY}")
@@ -194,13 +175,13 @@ def test_on_a_terminal_predictions_are_a_table(
     assert re.search(r"^你好 +(bad|good|so so) ( +0\.\d{3}){3}", output, re.MULTILINE)
 
 
-def terminal() -> Terminal:
+def terminal():
     console = Terminal()
     console._force_terminal, console.no_color, console._color_system = True, True, None
     return console
 
 
-def test_the_backend_is_that_of_training_or_of_the_format(tmp_path: Path, small: Config) -> None:
+def test_the_backend_is_that_of_training_or_of_the_format(tmp_path, small):
     folder = trained(tmp_path / "model", small("bert"))
     assert using.home_of(folder) == "torch"
     found = porting.read(folder)
@@ -209,7 +190,7 @@ def test_the_backend_is_that_of_training_or_of_the_format(tmp_path: Path, small:
         assert using.home_of(tmp_path / form) == name
 
 
-def test_a_run_says_what_trained_it_and_whether_on_pairs(tmp_path: Path, small: Config) -> None:
+def test_a_run_says_what_trained_it_and_whether_on_pairs(tmp_path, small):
     for name, lines in (("single", "abc\tbad\n"), ("pairs", "abc\td\tbad\n")):
         files = Files(train=str(written(tmp_path, f"{name}.tsv", lines)))
         folder = trained(tmp_path / name, small("bert"), plan=TrainingPlan(backend="jax", files=files))
@@ -218,9 +199,7 @@ def test_a_run_says_what_trained_it_and_whether_on_pairs(tmp_path: Path, small: 
     assert using.knows_pairs(tmp_path / "single")
 
 
-def test_a_loaded_checkpoint_says_what_the_command_says(
-    invoke: Invoke, tmp_path: Path, small: Config
-) -> None:
+def test_a_loaded_checkpoint_says_what_the_command_says(invoke, tmp_path, small):
     folder = trained(tmp_path / "model", small("bert"))
     lines = invoke(f"predict {folder} abc 你好 --pair --backend {NUMPY} --dtype float64")[1]
     with concord.load(folder, NUMPY, "float64") as model:
@@ -234,7 +213,7 @@ def test_a_loaded_checkpoint_says_what_the_command_says(
         ]
 
 
-def test_bad_lines_are_told_in_their_place_or_end_it(invoke: Invoke, tmp_path: Path, small: Config) -> None:
+def test_bad_lines_are_told_in_their_place_or_end_it(invoke, tmp_path, small):
     folder, out = trained(tmp_path / "model", small("bert")), tmp_path / "out.jsonl"
     path = written(tmp_path, "texts.txt", b"abc\n\nd\xff\ne\n \n")
     usual = f"predict {folder} --texts {path} -o {out} --backend {NUMPY}".split()
@@ -283,13 +262,13 @@ def test_bad_lines_are_told_in_their_place_or_end_it(invoke: Invoke, tmp_path: P
     ],
 )
 def test_what_cannot_be_predicted_is_refused(
-    invoke: Invoke,
-    tmp_path: Path,
-    small: Config,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: tuple[str, ...],
-    problems: list[str],
-) -> None:
+    invoke,
+    tmp_path,
+    small,
+    monkeypatch,
+    arguments,
+    problems,
+):
     monkeypatch.chdir(tmp_path)
     trained(tmp_path / "model", small("bert"))
     written(tmp_path, "dev.tsv", "ab\tugly\n")
@@ -300,9 +279,7 @@ def test_what_cannot_be_predicted_is_refused(
     ]
 
 
-def test_a_backend_that_gives_nothing_ends_with_its_own_exit_code(
-    invoke: Invoke, tmp_path: Path, small: Config
-) -> None:
+def test_a_backend_that_gives_nothing_ends_with_its_own_exit_code(invoke, tmp_path, small):
     folder = trained(tmp_path / "model", small("bert"))
     for name in ("KillsItself", "SaysUnsupported"):
         code, _, errors = invoke(
@@ -312,7 +289,7 @@ def test_a_backend_that_gives_nothing_ends_with_its_own_exit_code(
         assert toy(name) in errors[0]
 
 
-def test_a_checkpoint_without_texts_says_so(tmp_path: Path, small: Config) -> None:
+def test_a_checkpoint_without_texts_says_so(tmp_path, small):
     config = small("bert")
     checkpoint.write(tmp_path / "model", checkpoint.TrainingCheckpoint(config, spec.initialize(config, 0)))
     assert refusal(reader, tmp_path / "model", spelled=False) == [
@@ -323,7 +300,7 @@ def test_a_checkpoint_without_texts_says_so(tmp_path: Path, small: Config) -> No
 # Evaluating.
 
 
-def test_an_evaluation_is_what_the_predictions_come_to(invoke: Invoke, tmp_path: Path, small: Config) -> None:
+def test_an_evaluation_is_what_the_predictions_come_to(invoke, tmp_path, small):
     folder, texts = trained(tmp_path / "model", small("bert")), texts_of(29)
     model = reader(folder, spelled=False)
     lines = [f"{text}\t{NAMES[number % 3]}" for number, text in enumerate(texts)]
@@ -367,7 +344,7 @@ def test_an_evaluation_is_what_the_predictions_come_to(invoke: Invoke, tmp_path:
     assert f"left out: {path}:31: has 1 columns but must have 2: text_a, label" in output
 
 
-def test_a_checkpoint_from_elsewhere_predicts_with_its_own_tokenizer(invoke: Invoke, tmp_path: Path) -> None:
+def test_a_checkpoint_from_elsewhere_predicts_with_its_own_tokenizer(invoke, tmp_path):
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefg"]
     config = spec.variant(
         "bert",
@@ -399,7 +376,7 @@ def test_a_checkpoint_from_elsewhere_predicts_with_its_own_tokenizer(invoke: Inv
     assert invoke(*f"predict {tmp_path / 'there'} a --backend {NUMPY}".split())[0] == 2
 
 
-def test_texts_are_those_of_a_roberta() -> None:
+def test_texts_are_those_of_a_roberta():
     letters = {
         letter: 4 + number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
     }
@@ -414,8 +391,6 @@ def test_texts_are_those_of_a_roberta() -> None:
     config = spec.variant("roberta", vocab_size=260, max_positions=41)
     files = {"tokenizer.json": tokenizer.to_str().encode()}
     made, own = (encoder_of(Path(), files, config, spelled=spelled) for spelled in (False, True))
-    assert made is not None
-    assert own is not None
     assert (made.text.unknown, made.text.max_tokens, made.segments) == ("<unk>", 39, 1)
     for pair in (("café, 天气", None), ("a b", "naïve"), ("", "x")):
         assert made.encode(*pair).ids.tolist() == own.encode(*pair).ids.tolist()
@@ -424,7 +399,7 @@ def test_texts_are_those_of_a_roberta() -> None:
     assert [one.encode("a </s> b").ids.tolist().count(2) for one in (made, own)] == [1, 2]
 
 
-def test_samples_that_the_loss_leaves_out_do_not_count(tmp_path: Path, small: Config) -> None:
+def test_samples_that_the_loss_leaves_out_do_not_count(tmp_path, small):
     model = reader(trained(tmp_path / "model", small("bert", ignore_label=1)), spelled=False)
     lines = "".join(f"ab\t{NAMES[number % 3]}\n" for number in range(11))
     corpus = data.encode(data.read(written(tmp_path, "dev.tsv", lines)), model.encoder, model.labels)
@@ -438,7 +413,7 @@ def test_samples_that_the_loss_leaves_out_do_not_count(tmp_path: Path, small: Co
     )
 
 
-def test_a_model_whose_logits_are_nan_is_undecided(invoke: Invoke, tmp_path: Path, small: Config) -> None:
+def test_a_model_whose_logits_are_nan_is_undecided(invoke, tmp_path, small):
     folder = trained(tmp_path / "model", small("bert"))
     path = written(tmp_path, "dev.tsv", "ab\tbad\nc\tgood\n")
     code, output, errors = invoke(
@@ -461,7 +436,7 @@ def test_a_model_whose_logits_are_nan_is_undecided(invoke: Invoke, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_frameworks_predict_alike(invoke: Invoke, tmp_path: Path, small: Config, worker: Any) -> None:
+def test_frameworks_predict_alike(invoke, tmp_path, small, worker):
     folder = trained(tmp_path / "model", small("bert"))
     path = written(tmp_path, "texts.txt", "\n".join(texts_of(37)) + "\n")
     found = [

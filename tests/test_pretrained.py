@@ -1,10 +1,6 @@
 """Training that goes on from a checkpoint: somebody's weights and tokenizer, and one's own samples."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,16 +13,13 @@ from concord.spec.errors import SpecError
 from concord.spec.training.recipe import recipe
 from concord.training import beginning, checkpoint
 from concord.training.plan import TrainingPlan
-from concord.training.prediction import TextModel
 from tests.toys.ready import CONFIG, hugging_face
-
-Invoke = Callable[..., tuple[int, str, list[str]]]
 
 NAMES = {"id2label": {"0": "so so", "1": "no", "2": "yes"}, "label2id": {"so so": 0, "no": 1, "yes": 2}}
 HEAD = ["classifier.weight", "classifier.bias"]
 
 
-def samples(folder: Path, labels: Sequence[str] = ("yes", "no")) -> Path:
+def samples(folder, labels=("yes", "no")):
     """Write 31 texts with labels in turn."""
     words = ("the cat sat", "a quick dog ran", "who said rain ?", "look , the bank", "short")
     lines = [
@@ -37,9 +30,7 @@ def samples(folder: Path, labels: Sequence[str] = ("yes", "no")) -> Path:
     return folder
 
 
-def begun(
-    path: Path, data: Path, tokens: int | None = None, dtype: str = "float32"
-) -> tuple[TextModel, checkpoint.TrainingCheckpoint]:
+def begun(path, data, tokens=None, dtype="float32"):
     origin = reader(path, spelled=False)
     plan = TrainingPlan(backend="torch", files=beginning.files(data), epochs=1, batch=5, dtype=dtype)
     start, _ = beginning.begin(
@@ -53,7 +44,7 @@ def begun(
     return origin, start
 
 
-def drawn(origin: TextModel, start: checkpoint.TrainingCheckpoint) -> list[str]:
+def drawn(origin, start):
     """Return the parameters that are not the checkpoint's, bit for bit."""
     return [
         name
@@ -63,13 +54,13 @@ def drawn(origin: TextModel, start: checkpoint.TrainingCheckpoint) -> list[str]:
     ]
 
 
-def test_a_classifier_goes_on_with_all_its_weights_and_its_own_classes(tmp_path: Path) -> None:
+def test_a_classifier_goes_on_with_all_its_weights_and_its_own_classes(tmp_path):
     origin, start = begun(hugging_face(tmp_path / "bert", **NAMES), samples(tmp_path / "data"))
     assert start.labels is not None
     assert (start.labels.names, drawn(origin, start), start.config) == (("so so", "no", "yes"), [], CONFIG)
 
 
-def test_a_classifier_of_other_classes_is_drawn_anew(tmp_path: Path) -> None:
+def test_a_classifier_of_other_classes_is_drawn_anew(tmp_path):
     origin, start = begun(
         hugging_face(tmp_path / "bert", **NAMES), samples(tmp_path / "data", ("yes", "no", "never", "so so"))
     )
@@ -85,7 +76,7 @@ def test_a_classifier_of_other_classes_is_drawn_anew(tmp_path: Path) -> None:
     assert drawn(origin, start) == HEAD
 
 
-def test_classes_that_nobody_has_named_are_numbers(tmp_path: Path) -> None:
+def test_classes_that_nobody_has_named_are_numbers(tmp_path):
     origin, start = begun(
         hugging_face(
             tmp_path / "bert",
@@ -97,7 +88,7 @@ def test_classes_that_nobody_has_named_are_numbers(tmp_path: Path) -> None:
     assert (start.labels.names, drawn(origin, start)) == (("0", "1", "2"), [])
 
 
-def test_an_encoder_gets_a_head(tmp_path: Path) -> None:
+def test_an_encoder_gets_a_head(tmp_path):
     origin, start = begun(
         hugging_face(tmp_path / "bert", "encoder", **NAMES), samples(tmp_path / "data"), dtype="float64"
     )
@@ -110,7 +101,7 @@ def test_an_encoder_gets_a_head(tmp_path: Path) -> None:
 
 
 @pytest.mark.xdist_group("torch")
-def test_a_run_goes_on_from_a_checkpoint_and_another_from_the_run(invoke: Invoke, tmp_path: Path) -> None:
+def test_a_run_goes_on_from_a_checkpoint_and_another_from_the_run(invoke, tmp_path):
     path, data, run, second = (
         hugging_face(tmp_path / "bert", **NAMES),
         samples(tmp_path / "data"),
@@ -148,9 +139,7 @@ def test_a_run_goes_on_from_a_checkpoint_and_another_from_the_run(invoke: Invoke
 
 
 @pytest.mark.xdist_group("torch")
-def test_what_training_goes_on_from_is_copied_however_large_it_is(
-    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_training_goes_on_from_is_copied_however_large_it_is(invoke, tmp_path, monkeypatch):
     path, data, run = hugging_face(tmp_path / "bert", **NAMES), samples(tmp_path / "data"), tmp_path / "run"
     assert (
         invoke(
@@ -177,7 +166,7 @@ def test_what_training_goes_on_from_is_copied_however_large_it_is(
 
 
 @pytest.mark.xdist_group("torch")
-def test_lockstep_judges_a_checkpoint_of_ones_own(invoke: Invoke, tmp_path: Path) -> None:
+def test_lockstep_judges_a_checkpoint_of_ones_own(invoke, tmp_path):
     path, data, page = (
         hugging_face(tmp_path / "bert", "encoder"),
         samples(tmp_path / "data"),
@@ -194,10 +183,10 @@ def test_lockstep_judges_a_checkpoint_of_ones_own(invoke: Invoke, tmp_path: Path
     )
 
 
-def test_what_a_checkpoint_leaves_no_room_for_is_refused(invoke: Invoke, tmp_path: Path) -> None:
+def test_what_a_checkpoint_leaves_no_room_for_is_refused(invoke, tmp_path):
     path, data = hugging_face(tmp_path / "bert"), samples(tmp_path / "data")
 
-    def refused(*further: object) -> list[str]:
+    def refused(*further):
         code, _, errors = invoke(*f"train --backend torch {path} --out {tmp_path / 'run'}".split(), *further)
         assert (code, (tmp_path / "run").exists()) == (2, False)
         return [line.removeprefix("concord: error: ") for line in errors]
@@ -216,7 +205,7 @@ def test_what_a_checkpoint_leaves_no_room_for_is_refused(invoke: Invoke, tmp_pat
     assert refused("--data", data) == [f"{path}: has no tokenizer: it lacks tokenizer.json and vocab.txt"]
 
 
-def test_what_takes_no_texts_is_refused(tmp_path: Path) -> None:
+def test_what_takes_no_texts_is_refused(tmp_path):
     whole = porting.read(hugging_face(tmp_path / "bert"))
     stack = {name: array for name, array in whole.weights().items() if name.startswith("layers.")}
     porting.write(

@@ -1,22 +1,18 @@
 """What is said while a command works, where nobody watches: one plain line for each part that is done."""
 
-from __future__ import annotations
-
 import re
-
-import pytest
 
 import concord.progress
 from concord.progress import bars, counting, telling
 
 
-def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+def lines(capsys):
     captured = capsys.readouterr()
     assert not captured.out
     return [re.sub(r"^ *\d+ s  ", "", line) for line in captured.err.splitlines()]
 
 
-def test_each_tenth_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_tenth_has_a_line(capsys):
     with counting(["torch"], 23) as progress:
         progress("torch", "started")
         for number in range(23):
@@ -29,8 +25,8 @@ def test_each_tenth_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_where_nobody_knows_how_many_there_will_be_every_hundredth_has_a_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    capsys,
+):
     with bars(["here", "there"], None, "cases") as reached:
         for done in range(0, 230, 23):
             reached("here", done, "")
@@ -38,15 +34,13 @@ def test_where_nobody_knows_how_many_there_will_be_every_hundredth_has_a_line(
     assert lines(capsys) == ["here: 0 cases", "here: 115 cases", "here: 207 cases", "there: 17 cases"]
 
 
-def test_what_is_done_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_done_is_told(capsys):
     with telling() as tell:
         tell("minilm: warming up " + "and up " * 30)
     assert lines(capsys) == ["minilm: warming up " + "and up " * 30]
 
 
-def test_where_parts_take_long_every_minute_has_a_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_parts_take_long_every_minute_has_a_line(capsys, monkeypatch):
     monkeypatch.setattr(concord.progress, "MINUTE", 1e-9)
     with bars(["here"], 7000, "cases") as reached:
         for done in (0, 3, 3, 17):

@@ -3,8 +3,6 @@
 In which order, how much of the processor it takes, and what it says when that is spent.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import re
@@ -20,7 +18,7 @@ from concord.conformance.explain import effort, suspects, whole
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.explain.question import Question
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.cases import Case, build_case
+from concord.spec.cases import build_case
 from concord.spec.reference import compute
 from tests.toys.ports import SOUND, option, run_of, verdict_of
 
@@ -30,20 +28,20 @@ from tests.toys.ports import SOUND, option, run_of, verdict_of
 class Ticking:
     """A clock that goes on by a second each time it is asked."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         self.now += 1
         return self.now
 
 
-def tanh_for_erf() -> tuple[Case, Run]:
+def tanh_for_erf():
     case = build_case("bert", "ragged")
     return case, run_of(case, option(activation="gelu_tanh"))
 
 
-def of_output_alone(run: Run) -> Run:
+def of_output_alone(run):
     return Run(run.output, run.loss, {}, dict(run.gradients), "numpy", "float32")
 
 
@@ -107,7 +105,7 @@ def test_what_people_do_most_often_is_tried_first():
 
 
 def test_a_search_multiplies_in_one_thread():
-    def threads() -> set[int]:
+    def threads():
         return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
 
     before = threads()

@@ -139,9 +139,7 @@ def test_a_vector_that_is_divided_by_the_length_of_another_is_refused(tmp_path):
         porting.read(tmp_path / "one")
 
 
-def test_a_folder_of_sentences_keeps_what_says_how_long_texts_may_be_and_lists_no_modules_elsewhere(
-    tmp_path,
-):
+def test_a_folder_of_sentences_keeps_what_says_how_long_texts_may_be_and_lists_no_modules_elsewhere(tmp_path):
     (source := tmp_path / "one").mkdir()
     porting.write(pooled(), source / "0_Transformer", "sentence-transformers")
     for name in ("modules.json", "1_Pooling"):

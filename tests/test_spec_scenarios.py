@@ -5,24 +5,18 @@ its effect is measured in standard deviations of what rounding does to that tens
 shows is not repeated here (``tests/test_mutants.py``).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from concord import spec
 from concord.conformance.check import check_jobs, sequence
 from concord.conformance.estimate import Z
 from concord.conformance.tolerance import expect
-from concord.spec.cases import LANDMARKS, LONG, OWN, SCENARIOS, Case, build_case, scenarios_of, standard_cases
-
-Array = NDArray[np.floating]
-Tensors = dict[str, Array]
+from concord.spec.cases import LANDMARKS, LONG, OWN, SCENARIOS, build_case, scenarios_of, standard_cases
 
 ENOUGH = 100.0
 """Standard deviations that a mistake has to make: ``Z`` of them are allowed."""
@@ -40,8 +34,8 @@ class Mistake(NamedTuple):
     name: str
     scenario: str
     tensor: str
-    wrong: Callable[[Case, Tensors], Array | None]
-    concerns: Callable[[spec.EncoderConfig], bool] = lambda config: True
+    wrong: Callable
+    concerns: Callable = lambda config: True
 
 
 case_of = functools.cache(build_case)

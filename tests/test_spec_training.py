@@ -1,19 +1,14 @@
 """Recipes, schedules, dropout, optimizers and trajectories, each against a formula of its own."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from concord import spec
 from concord.conformance.estimate import Z
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.batch import Batch
 from concord.spec.montecarlo import MonteCarlo
 from concord.spec.training.dropout import kept, philox
 from concord.spec.training.optimizers import ReferenceOptimizer, batch_weights, clipped, slots
@@ -21,21 +16,19 @@ from concord.spec.training.recipe import Recipe, recipe, recipe_from_mapping, re
 from concord.spec.training.schedules import learning_rate
 from concord.spec.training.trajectory import Training, Trajectory
 
-Array = NDArray[np.float64]
-
 ADAM = Recipe(algorithm="adam", learning_rate=0.01)
 
 
 # Recipes.
 
 
-def test_every_recipe_is_read() -> None:
+def test_every_recipe_is_read():
     assert len(recipes()) >= 4
     assert all(isinstance(recipe(name), Recipe) for name in recipes())
 
 
 @pytest.mark.clause("OPT-1")
-def test_recipe_lists_everything_that_is_wrong() -> None:
+def test_recipe_lists_everything_that_is_wrong():
     wrong = {"learning_rate": -1, "clip_at": 2, "undecayed": ["norm"], "schedule": "cosine"}
     with pytest.raises(spec.ConfigError) as caught:
         recipe_from_mapping({"algorithm": "adam", **wrong})
@@ -74,9 +67,7 @@ def test_recipe_lists_everything_that_is_wrong() -> None:
         ({"algorithm": "sgd", "weight_decay": 0.1, "decay_form": "coupled"}, "bfloat16", {}),
     ],
 )
-def test_numbers_that_a_precision_loses_are_listed(
-    fields: dict[str, Any], dtype: str, expected: dict[str, float]
-) -> None:
+def test_numbers_that_a_precision_loses_are_listed(fields, dtype, expected):
     asked = Recipe(**{"learning_rate": 0.01, **fields})
     lost = rounded_hyperparameters(asked, dtype)
     assert {entry.name: entry.rounded for entry in lost} == expected
@@ -88,7 +79,7 @@ def test_numbers_that_a_precision_loses_are_listed(
 
 
 @pytest.mark.clause("OPT-11")
-def test_decay_that_is_said_to_be_lost_changes_no_weight() -> None:
+def test_decay_that_is_said_to_be_lost_changes_no_weight():
     weights = np.ldexp(1 + np.arange(1024) / 1024, 0).astype(np.float16)  # all of a binade
     for share, changed in ((2.0**-12 * 0.99, False), (2.0**-11 * 1.01, True)):
         lost = rounded_hyperparameters(
@@ -102,7 +93,7 @@ def test_decay_that_is_said_to_be_lost_changes_no_weight() -> None:
 # Dropout.
 
 
-def words(*values: int) -> tuple[NDArray[np.uint32], ...]:
+def words(*values):
     return tuple(np.array([value], np.uint32) for value in values)
 
 
@@ -119,13 +110,11 @@ def words(*values: int) -> tuple[NDArray[np.uint32], ...]:
         ),
     ],
 )
-def test_philox_gives_the_published_words(
-    counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]
-) -> None:
-    assert tuple(int(word[0]) for word in philox(words(*counter), key)) == expected  # type: ignore[arg-type]
+def test_philox_gives_the_published_words(counter, key, expected):
+    assert tuple(int(word[0]) for word in philox(words(*counter), key)) == expected
 
 
-def test_dropout_masks_differ_in_everything_that_they_are_keyed_by() -> None:
+def test_dropout_masks_differ_in_everything_that_they_are_keyed_by():
     shape, rate = (101, 103), 0.2
     first = kept(3, 5, 1, "head", shape, rate)
     keys = ((4, 5, 1, "head"), (3, 6, 1, "head"), (3, 5, 0, "head"), (3, 5, 1, "embeddings"))
@@ -171,7 +160,7 @@ LINEAR = {"schedule": "linear", "warmup_steps": 2}
         ),
     ],
 )
-def test_schedule_gives_the_share_of_each_step(fields: dict[str, Any], expected: list[float]) -> None:
+def test_schedule_gives_the_share_of_each_step(fields, expected):
     found = [
         learning_rate(Recipe(algorithm="sgd", learning_rate=2.0, **fields), step) / 2.0 for step in range(6)
     ]
@@ -183,7 +172,7 @@ def test_schedule_gives_the_share_of_each_step(fields: dict[str, Any], expected:
 BETAS = {"algorithm": "adam", "beta1": 0.8, "beta2": 0.95, "epsilon": 1e-2}
 RMSPROP = {"algorithm": "rmsprop", "beta2": 0.95, "epsilon": 1e-2}
 SGD = {"algorithm": "sgd", "momentum": 0.9}
-RECIPES: dict[str, dict[str, Any]] = {
+RECIPES = {
     "sgd": {"algorithm": "sgd"},
     "momentum": {**SGD, "dampening": 0.3},
     "displacement": {**SGD, "momentum_form": "displacement", "nesterov": True},
@@ -204,11 +193,11 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-def stepped(r: Recipe, kept: dict[str, Any], p: Array, g: Array, rate: float, t: int) -> Array:
+def stepped(r, kept, p, g, rate, t):
     """Return parameters after step ``t``, by textbook formulas."""
 
-    def moved(name: str, old: float, new: float, value: Array) -> Array:
-        found: Array = old * kept.get(name, 0.0) + new * value
+    def moved(name, old, new, value):
+        found = old * kept.get(name, 0.0) + new * value
         kept[name] = found
         return found
 
@@ -239,9 +228,9 @@ def stepped(r: Recipe, kept: dict[str, Any], p: Array, g: Array, rate: float, t:
 
 @pytest.mark.clause("OPT-2", "OPT-3", "OPT-4", "OPT-5", "OPT-6")
 @pytest.mark.parametrize("name", RECIPES)
-def test_optimizer_computes_its_formula(name: str) -> None:
+def test_optimizer_computes_its_formula(name):
     described, generator = Recipe(learning_rate=1.0, **RECIPES[name]), np.random.default_rng(7)
-    arithmetic, state = Arithmetic(), dict[str, Any]()
+    arithmetic, state = Arithmetic(), {}
     arithmetic.recording = False
     optimizer = ReferenceOptimizer(arithmetic, described, {"w": "kernel"})
     expected = generator.normal(size=(3, 5))
@@ -254,9 +243,7 @@ def test_optimizer_computes_its_formula(name: str) -> None:
     assert {key.partition(".")[0] for key in optimizer.state} == set(slots(described))
 
 
-def updated(
-    fields: dict[str, Any], kind: str = "kernel", rows: list[int] | None = None
-) -> tuple[Array, Array]:
+def updated(fields, kind="kernel", rows=None):
     """Return a table (5, 3) before and after two steps, the second with gradients of rows 1 and 3 alone."""
     arithmetic = Arithmetic()
     arithmetic.recording = False
@@ -278,7 +265,7 @@ def updated(
 
 
 @pytest.mark.clause("OPT-8")
-def test_lazy_updates_leave_rows_alone_that_nothing_looked_up() -> None:
+def test_lazy_updates_leave_rows_alone_that_nothing_looked_up():
     first, second = updated({"embedding_updates": "lazy"}, rows=[1, 3])
     assert np.array_equal(first[[0, 2, 4]], second[[0, 2, 4]])
     dense = updated({}, rows=[1, 3])[1]
@@ -287,7 +274,7 @@ def test_lazy_updates_leave_rows_alone_that_nothing_looked_up() -> None:
 
 
 @pytest.mark.clause("OPT-6")
-def test_decay_leaves_out_kinds_of_parameters() -> None:
+def test_decay_leaves_out_kinds_of_parameters():
     fields = {"weight_decay": 0.1, "decay_form": "times_rate", "undecayed": ("gamma",)}
     assert np.array_equal(updated(fields, "gamma")[1], updated({}, "gamma")[1])
     assert not np.array_equal(updated(fields, "kernel")[1], updated({}, "kernel")[1])
@@ -296,7 +283,7 @@ def test_decay_leaves_out_kinds_of_parameters() -> None:
 # Clipping and accumulation.
 
 
-def clip(**fields: Any) -> tuple[dict[str, Array], float | None]:
+def clip(**fields):
     arithmetic = Arithmetic()
     arithmetic.recording = False
     given = {"a": np.array([3.0, 4.0]), "b": np.array([[12.0]])}
@@ -321,9 +308,7 @@ def clip(**fields: Any) -> tuple[dict[str, Array], float | None]:
         ({"clipping": "value", "clip_at": 3.5}, [3.0, 3.5], 3.5, None),
     ],
 )
-def test_clipping_bounds_what_it_says(
-    fields: dict[str, Any], a: list[float], b: float, norm: float | None
-) -> None:
+def test_clipping_bounds_what_it_says(fields, a, b, norm):
     found, actual = clip(**fields)
     assert np.abs(found["a"] - a).max() < 1e-15
     assert abs(found["b"][0, 0] - b) < 1e-15
@@ -340,7 +325,7 @@ def test_clipping_bounds_what_it_says(
         ("labels", [3 / 4, 1 / 4]),
     ],
 )
-def test_short_window_is_weighted_as_the_recipe_says(mean: str, expected: list[float]) -> None:
+def test_short_window_is_weighted_as_the_recipe_says(mean, expected):
     assert batch_weights(ADAM.replace(accumulation=3, accumulation_mean=mean), [(7, 3), (5, 1)]) == expected
 
 
@@ -352,7 +337,7 @@ CONFIG = spec.variant(
 )
 
 
-def training(described: Recipe, steps: int = 3, seed: int = 0) -> Training:
+def training(described, steps=3, seed=0):
     batches = [
         spec.example_batch(CONFIG, batch=4, tokens=5, seed=number, padding="ragged")
         for number in range(steps)
@@ -360,20 +345,20 @@ def training(described: Recipe, steps: int = 3, seed: int = 0) -> Training:
     return Training(described, [[batch] for batch in batches], seed, reported=(steps - 1,))
 
 
-def observed(asked: Training, arithmetic: Arithmetic, dtype: str = "float32") -> dict[str, Array]:
-    found: dict[str, Array] = {}
+def observed(asked, arithmetic, dtype="float32"):
+    found = {}
     Trajectory(CONFIG, spec.initialize(CONFIG, seed=2), asked, arithmetic, dtype=dtype).run(found.__setitem__)
     return found
 
 
-def halves(batch: Batch) -> list[Batch]:
+def halves(batch):
     return [
         spec.from_arrays({name: array[part] for name, array in batch.arrays().items()})
         for part in (slice(0, 3), slice(3, 4))
     ]
 
 
-def test_accumulation_by_samples_is_one_large_batch() -> None:
+def test_accumulation_by_samples_is_one_large_batch():
     described = ADAM.replace(accumulation=2, accumulation_mean="samples", clipping="global_norm", clip_at=0.5)
     whole = training(described.replace(accumulation=1))
     parted = dataclasses.replace(
@@ -390,7 +375,7 @@ def test_accumulation_by_samples_is_one_large_batch() -> None:
 
 
 @pytest.mark.clause("DRP-2")
-def test_dropout_changes_a_trajectory_by_its_seed_alone() -> None:
+def test_dropout_changes_a_trajectory_by_its_seed_alone():
     described = ADAM.replace(dropout_weights=0.3, dropout_attention=0.3, dropout_head=0.2)
     first, again, other, without = (
         observed(training(asked, steps=1, seed=seed), Arithmetic())["steps.0.losses.0"]
@@ -402,7 +387,7 @@ def test_dropout_changes_a_trajectory_by_its_seed_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["adam", "adam_uncorrected", "displacement", "rmsprop_outside"])
-def test_rounded_trajectory_lies_within_its_tolerance_and_a_wrong_one_does_not(name: str) -> None:
+def test_rounded_trajectory_lies_within_its_tolerance_and_a_wrong_one_does_not(name):
     described = Recipe(learning_rate=0.01, **RECIPES[name]).replace(
         clipping="global_norm", clip_at=0.7, dropout_feed_forward=0.1
     )
@@ -415,7 +400,7 @@ def test_rounded_trajectory_lies_within_its_tolerance_and_a_wrong_one_does_not(n
         for key in truth
     }
 
-    def farthest(run: dict[str, Array]) -> float:
+    def farthest(run):
         return max(
             float((abs(run[key] - truth[key]) / sigma[key]).max())
             for key in truth

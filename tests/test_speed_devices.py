@@ -1,7 +1,5 @@
 """Speed on a GPU, which is made up here: its clock, its memory, its precision."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 
@@ -14,11 +12,11 @@ from concord.conformance.campaign import Setup
 from concord.speed import Workload, truth, workload
 from concord.speed.team import rules_of
 from tests.test_speed import RIGHT, WRONG, measured, plan_of, small, small_preset
-from tests.toys.devices import SECONDS, OnADevice, WithADevice
+from tests.toys.devices import SECONDS, WithADevice
 from tests.toys.surroundings import toy
 
 
-def test_on_a_device_no_step_waits_for_the_last_and_the_clock_and_memory_are_the_devices() -> None:
+def test_on_a_device_no_step_waits_for_the_last_and_the_clock_and_memory_are_the_devices():
     bench, work = Bench(WithADevice()), small()
     asked = {
         **work.request(),
@@ -29,7 +27,6 @@ def test_on_a_device_no_step_waits_for_the_last_and_the_clock_and_memory_are_the
     }
     bench.prepare(**{**asked, "device": "cuda:1"})
     steps = bench.steps
-    assert isinstance(steps, OnADevice)
     steps.said.clear()
     answer, _ = bench.repeat(1000, 4 * SECONDS)
     assert answer == {"seconds": [SECONDS] * 4, "peak_memory_bytes": WithADevice.held}
@@ -46,7 +43,7 @@ def test_on_a_device_no_step_waits_for_the_last_and_the_clock_and_memory_are_the
 @pytest.mark.parametrize(
     ("name", "by_events"), [("torch", True), ("tf", False), ("paddle", True), ("jax", False)]
 )
-def test_steps_are_timed_by_events_where_a_framework_has_them(name: str, by_events: bool) -> None:
+def test_steps_are_timed_by_events_where_a_framework_has_them(name, by_events):
     if importlib.util.find_spec({"tf": "tensorflow"}.get(name, name)) is None:
         pytest.skip(f"{name} is not installed")
     with backends.open(toy(f"{name.title()}Clock", "devices"), "cpu") as worker:
@@ -55,7 +52,7 @@ def test_steps_are_timed_by_events_where_a_framework_has_them(name: str, by_even
     assert found["seconds"] == [1e-3] * 3 if by_events else len(found["seconds"]) == 1
 
 
-def test_a_gpu_gets_large_models_in_two_precisions() -> None:
+def test_a_gpu_gets_large_models_in_two_precisions():
     works = Models().workloads(Models().presets("cuda"), "cuda", ragged=False)
     chosen = Modes().modes(False, "cuda")
     assert {(work.preset.name, work.kind, work.dtype) for work in works} == set(
@@ -65,7 +62,7 @@ def test_a_gpu_gets_large_models_in_two_precisions() -> None:
     assert {mode.execution for mode in chosen} == {"eager", "compiled"}
 
 
-def test_a_large_workload_is_checked_by_a_few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_workload_is_checked_by_a_few_samples(monkeypatch):
     assert truth.probe(workload("bert-base")) == workload("bert-base")
     few = truth.probe(workload("bert-large"))
     assert (few.preset.batch, few.preset.tokens, few.preset.config) == (
@@ -93,9 +90,7 @@ def test_a_large_workload_is_checked_by_a_few_samples(monkeypatch: pytest.Monkey
         ("default", "float32", "cpu", None),
     ],
 )
-def test_results_are_judged_by_the_arithmetic_that_was_asked_for(
-    precision: str, dtype: str, device: str, rules: str | None
-) -> None:
+def test_results_are_judged_by_the_arithmetic_that_was_asked_for(precision, dtype, device, rules):
     about = {"precision_defaults": {"products": {"cpu": "float32", "cuda": "tf32"}}}
     settings = Setup(precision=precision, device=device)
     assert rules_of(Workload(small_preset(), dtype=dtype), settings, about) == rules

@@ -1,16 +1,12 @@
 """What a training step that is timed has to be: AdamW's, and every other is refused."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from concord.backends.bench import Bench
 from concord.backends.interface import Unsupported
 from concord.conformance.estimate import Z
 from concord.spec.errors import SpecError
-from concord.speed import SpeedRecord, Workload, truth
+from concord.speed import SpeedRecord, truth
 from concord.speed.presets import RECIPE
 from concord.speed.record import described
 from concord.speed.table import size_of
@@ -18,7 +14,7 @@ from tests.test_speed import RIGHT, measured, plan_of, small
 from tests.toys import measurable
 
 
-def prepared(made: measurable.Measurable, work: Workload) -> dict[str, Any]:
+def prepared(made, work):
     """Return what a backend computes before it is timed."""
     return Bench(made).prepare(**work.request())[1]
 
@@ -49,20 +45,20 @@ def prepared(made: measurable.Measurable, work: Workload) -> dict[str, Any]:
     ],
     ids=lambda given: given.name if isinstance(given, measurable.Measurable) else "",
 )
-def test_a_wrong_optimizer_is_refused(made: measurable.Measurable, least: float) -> None:
+def test_a_wrong_optimizer_is_refused(made, least):
     work = small("training")
     worst, tensor = truth.expected(work).worst(prepared(made, work), Z)
     assert worst > least if least else worst < 1, tensor
 
 
-def test_a_session_that_does_not_show_its_optimizer_is_not_measured() -> None:
+def test_a_session_that_does_not_show_its_optimizer_is_not_measured():
     with pytest.raises(
         Unsupported, match="numpy cannot be measured in training: its session has no method 'optimizer_state'"
     ):
         prepared(measurable.WithoutState(), small("training"))
 
 
-def test_what_was_measured_otherwise_is_not_gone_on_with() -> None:
+def test_what_was_measured_otherwise_is_not_gone_on_with():
     old = measured(plan_of(RIGHT, thorough=False))
     old["workloads"]["small inference ragged"]["key"] = "another"
     with pytest.raises(

@@ -1,7 +1,5 @@
 """What the terminal shows."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -52,15 +50,13 @@ ROWS = [["first", "527 042", "71.69 %", "2 epochs"], ["second", "11", "–", "no
         ),
     ],
 )
-def test_table_of_figures_has_the_columns_that_fit_and_breaks_no_word(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int, shown: list[str]
-) -> None:
+def test_table_of_figures_has_the_columns_that_fit_and_breaks_no_word(monkeypatch, capsys, columns, shown):
     monkeypatch.setenv("COLUMNS", str(columns))
     figures(Terminal(), HEADINGS, ROWS, ("ended by",), ("run", "ended by"))
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == shown
 
 
-def test_text_is_legible_in_any_script() -> None:
+def test_text_is_legible_in_any_script():
     usual = "Zürich – 北京 \u0646\u0635\u00a01\u202f000 ✓\n\tnext"
     assert legible(usual) == usual
     assert shown(HOSTILE) == SEEN
@@ -68,7 +64,7 @@ def test_text_is_legible_in_any_script() -> None:
 
 
 @pytest.mark.parametrize("unit", ["x", "several words ", "中", "\x00", "a\n"])
-def test_text_of_a_megabyte_is_shortened(unit: str) -> None:
+def test_text_of_a_megabyte_is_shortened(unit):
     text = "head " + unit * (2**20 // len(unit)) + " tail"
     cut = shortened(text)
     assert len(cut) <= LONGEST
@@ -80,9 +76,7 @@ def test_text_of_a_megabyte_is_shortened(unit: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["string", "text", "cell", "heading", "title", "group", "problem"])
-def test_terminal_shows_no_control_characters_and_no_megabyte(
-    way: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_terminal_shows_no_control_characters_and_no_megabyte(way, capsys):
     for name in (HOSTILE, f"before {'n' * 2**20} after"):
         table = Table(name if way == "heading" else "heading", title=name if way == "title" else None)
         table.add_row(name if way == "cell" else "cell")
@@ -98,9 +92,7 @@ def test_terminal_shows_no_control_characters_and_no_megabyte(
 
 
 @pytest.mark.parametrize("columns", ["0", "1", "-5", "nonsense", "²", "9" * 5000, "", " 80", str(2**40)])
-def test_terminal_of_nonsensical_size_is_readable(
-    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_terminal_of_nonsensical_size_is_readable(columns, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setenv("LINES", columns)
     console = Terminal()
@@ -109,7 +101,7 @@ def test_terminal_of_nonsensical_size_is_readable(
     assert console.width == USUAL
 
 
-def test_command_prints_whatever_columns_say() -> None:
+def test_command_prints_whatever_columns_say():
     done = subprocess.run(
         [sys.executable, "-m", "concord", "show", "variants"],
         env={**os.environ, "COLUMNS": "0", "LINES": "0"},

@@ -1,12 +1,7 @@
 """``concord train`` and ``concord show curves``, as somebody types them."""
 
-from __future__ import annotations
-
 import itertools
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,16 +15,14 @@ from concord.training.log import read_log
 from concord.training.plan import TrainingPlan
 from tests.toys.surroundings import toy
 
-Invoke = Callable[..., tuple[int, str, list[str]]]
-
 SIZES = ("d_model=16", "num_heads=2", "d_ff=32", "num_layers=2", "max_positions=16")
 
 
-def write_pairs(folder: Path) -> Path:
+def write_pairs(folder):
     """Write pairs in the layout of LCQMC: they are alike if both are of the same four characters."""
     generator, kinds = np.random.default_rng(5), ("甲乙丙丁", "戊己庚辛")
 
-    def text(kind: int) -> str:
+    def text(kind):
         return "".join(generator.choice(list(kinds[kind]), generator.integers(2, 6)))
 
     for split, count in (("train", 601), ("dev", 97), ("test", 101)):
@@ -38,7 +31,7 @@ def write_pairs(folder: Path) -> Path:
     return folder
 
 
-def options(backend: str, data: Path, out: Path, *further: str) -> list[str]:
+def options(backend, data, out, *further):
     named = [word for size in SIZES for word in ("--set", size)]
     return [
         *f"train --backend {backend} --variant bert --vocabulary 20 --data".split(),
@@ -51,7 +44,7 @@ def options(backend: str, data: Path, out: Path, *further: str) -> list[str]:
     ]
 
 
-def learn_pairs(open_worker: Any, invoke: Invoke, backend: str, folder: Path) -> Path:
+def learn_pairs(open_worker, invoke, backend, folder):
     open_worker(backend)  # skips where it is not installed
     run = folder / "run"
     code, said, errors = invoke(
@@ -78,12 +71,11 @@ def learn_pairs(open_worker: Any, invoke: Invoke, backend: str, folder: Path) ->
     return run
 
 
-def test_pairs_are_learnt_and_shown(open_worker: Any, invoke: Invoke, tmp_path: Path) -> None:
+def test_pairs_are_learnt_and_shown(open_worker, invoke, tmp_path):
     run = learn_pairs(open_worker, invoke, "torch", tmp_path)
     picture = tmp_path / "curves.svg"
     code, said, errors = invoke(*f"show curves {run} {run} --out {picture}".split())
     best = checkpoint.read(run, "last").progress.best
-    assert best is not None
     assert (code, errors) == (0, [])
     assert f"written: {picture}" in said
     assert f"{100 * best.accuracy:.2f} %" in said
@@ -97,14 +89,14 @@ def test_pairs_are_learnt_and_shown(open_worker: Any, invoke: Invoke, tmp_path: 
 @pytest.mark.parametrize(
     "backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in backends.BUILT_IN]
 )
-def test_every_framework_learns_pairs(open_worker: Any, invoke: Invoke, tmp_path: Path, backend: str) -> None:
+def test_every_framework_learns_pairs(open_worker, invoke, tmp_path, backend):
     learn_pairs(open_worker, invoke, backend, tmp_path)
 
 
-def test_what_cannot_be_trained_is_refused_in_lines(invoke: Invoke, tmp_path: Path) -> None:
+def test_what_cannot_be_trained_is_refused_in_lines(invoke, tmp_path):
     data = write_pairs(tmp_path)
 
-    def refused(*further: str, without: tuple[str, ...] = ()) -> list[str]:
+    def refused(*further, without=()):
         given = options("torch", data, tmp_path / "run", *further)
         code, _, errors = invoke(*[word for word in given if word not in without])
         assert code == 2
@@ -152,7 +144,7 @@ def test_what_cannot_be_trained_is_refused_in_lines(invoke: Invoke, tmp_path: Pa
 
 
 @pytest.mark.xdist_group("torch")
-def test_lockstep_takes_the_batches_that_ordinary_training_takes(invoke: Invoke, tmp_path: Path) -> None:
+def test_lockstep_takes_the_batches_that_ordinary_training_takes(invoke, tmp_path):
     data, path = write_pairs(tmp_path), tmp_path / "steps.json"
     sizes = [
         f"--set={name}={value}"
@@ -204,9 +196,7 @@ def test_lockstep_takes_the_batches_that_ordinary_training_takes(invoke: Invoke,
 
 @pytest.mark.clause("OPT-11")
 @pytest.mark.parametrize("lockstep", [False, True])
-def test_what_a_precision_does_to_the_recipe_is_said_before_the_first_step(
-    invoke: Invoke, tmp_path: Path, lockstep: bool
-) -> None:
+def test_what_a_precision_does_to_the_recipe_is_said_before_the_first_step(invoke, tmp_path, lockstep):
     cannot = toy("NumpyBackend")  # it holds no training open
     data = write_pairs(tmp_path)
     for dtype, warned in (

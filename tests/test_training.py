@@ -1,14 +1,11 @@
 """Training in the four frameworks: every step against the oracle, by tolerances of whole trajectories."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import pytest
 
 from concord import spec
-from concord.backends.interface import Run, Unsupported
+from concord.backends.interface import Unsupported
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.judging import judge
 from concord.conformance.lockstep.envelope import of_training
@@ -28,7 +25,7 @@ CONFIG = spec.variant(
 )
 WEIGHTS = spec.initialize(CONFIG, seed=3)
 
-RECIPES: dict[str, dict[str, Any]] = {
+RECIPES = {
     "adamw": {
         "algorithm": "adam",
         "weight_decay": 0.1,
@@ -94,7 +91,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-def training(name: str, **fields: Any) -> Training:
+def training(name, **fields):
     """Return three steps of two batches each, the last one of a single batch."""
     recipe = Recipe(
         **{
@@ -112,15 +109,15 @@ def training(name: str, **fields: Any) -> Training:
     return Training(recipe, [batches[:2], batches[2:4], batches[4:]], reported=(0, 1, 2))
 
 
-def verdict_of(run: Run, asked: Training, dtype: str) -> Any:
-    def expected(deviations: Any) -> Any:
+def verdict_of(run, asked, dtype):
+    def expected(deviations):
         return of_training(JudgedTraining(CONFIG, WEIGHTS, asked, dtype=dtype, deviations=deviations))
 
     return judge(CONFIG, WEIGHTS, asked.steps[0][0], run, expectation=expected)
 
 
-def trained(open_worker: Any, backend: str, asked: Training, dtype: str = "float32", **settings: Any) -> Run:
-    run: Run = open_worker(backend).run(
+def trained(open_worker, backend, asked, dtype="float32", **settings):
+    run = open_worker(backend).run(
         CONFIG, WEIGHTS, asked.steps[0][0], dtype=dtype, taps=False, training=asked, **settings
     )
     return run
@@ -128,7 +125,7 @@ def trained(open_worker: Any, backend: str, asked: Training, dtype: str = "float
 
 @pytest.mark.parametrize("backend", EACH_BACKEND)
 @pytest.mark.parametrize("name", RECIPES)
-def test_training_follows_the_recipe_step_by_step(open_worker: Any, backend: str, name: str) -> None:
+def test_training_follows_the_recipe_step_by_step(open_worker, backend, name):
     for dtype in ("float64", "float32"):
         asked = training(name)
         verdict = verdict_of(trained(open_worker, backend, asked, dtype), asked, dtype)
@@ -139,7 +136,7 @@ def test_training_follows_the_recipe_step_by_step(open_worker: Any, backend: str
 
 
 @pytest.mark.parametrize("backend", EACH_BACKEND)
-def test_compiled_gradients_train_alike(open_worker: Any, backend: str) -> None:
+def test_compiled_gradients_train_alike(open_worker, backend):
     asked = dataclasses.replace(training("adamw"), steps=training("adamw").steps[:2], reported=(1,))
     assert verdict_of(trained(open_worker, backend, asked, execution="compiled"), asked, "float32").passed
 
@@ -159,17 +156,14 @@ def test_compiled_gradients_train_alike(open_worker: Any, backend: str) -> None:
         ("lazy", {"embedding_updates": "dense"}, "steps.1.", "OPT-3"),
     ],
 )
-def test_wrong_training_is_found_where_it_shows_first(
-    open_worker: Any, name: str, fields: dict[str, Any], first: str, clause: str
-) -> None:
+def test_wrong_training_is_found_where_it_shows_first(open_worker, name, fields, first, clause):
     verdict = verdict_of(trained(open_worker, "torch", training(name, **fields)), training(name), "float32")
     found = verdict.first_divergence
-    assert found is not None
     assert found.tensor.startswith(first)
     assert found.clause == clause
 
 
-def test_backend_that_does_not_train_says_so(open_worker: Any) -> None:
+def test_backend_that_does_not_train_says_so(open_worker):
     with pytest.raises(Unsupported, match="does not train"):
         trained(open_worker, "tests.toys.numpy_backend:NumpyBackend", training("adamw"))
 
@@ -177,7 +171,7 @@ def test_backend_that_does_not_train_says_so(open_worker: Any) -> None:
 LIBRARY = spec.variant("bert", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=17, max_positions=7)
 
 
-def library_training(**fields: Any) -> Training:
+def library_training(**fields):
     recipe = Recipe(**{"learning_rate": 0.01, **RECIPES["adamw"], **fields})
     return Training(
         recipe,
@@ -187,7 +181,7 @@ def library_training(**fields: Any) -> Training:
 
 
 @pytest.mark.parametrize("backend", EACH_BACKEND)
-def test_library_layers_train_and_drop_what_they_show(open_worker: Any, backend: str) -> None:
+def test_library_layers_train_and_drop_what_they_show(open_worker, backend):
     asked, weights = library_training(dropout_embeddings=0.2, dropout_head=0.3), spec.initialize(LIBRARY)
     run = open_worker(backend).run(
         LIBRARY, weights, asked.steps[0][0], implementation="library", taps=False, training=asked
@@ -227,8 +221,8 @@ def test_library_layers_train_and_drop_what_they_show(open_worker: Any, backend:
     ],
 )
 def test_what_library_layers_keep_to_themselves_is_not_trained_silently(
-    open_worker: Any, implementation: str, fields: dict[str, Any], said: str
-) -> None:
+    open_worker, implementation, fields, said
+):
     asked = library_training(**fields)
     with pytest.raises(Unsupported, match=said):
         open_worker("torch").run(
@@ -251,7 +245,7 @@ RATES = {
 
 @pytest.mark.parametrize("execution", ["eager", "compiled"])
 @pytest.mark.parametrize("backend", EACH_BACKEND)
-def test_every_framework_drops_the_same_elements(open_worker: Any, backend: str, execution: str) -> None:
+def test_every_framework_drops_the_same_elements(open_worker, backend, execution):
     asked = training("adamw", **RATES)
     asked = dataclasses.replace(asked, seed=2**40 + 11, steps=asked.steps[:2], reported=(0, 1))
     verdict = verdict_of(trained(open_worker, backend, asked, execution=execution), asked, "float32")
@@ -259,7 +253,7 @@ def test_every_framework_drops_the_same_elements(open_worker: Any, backend: str,
 
 
 @pytest.mark.xdist_group("torch")
-def test_another_seed_or_site_is_another_training(open_worker: Any) -> None:
+def test_another_seed_or_site_is_another_training(open_worker):
     asked = dataclasses.replace(training("adamw", **RATES), seed=7)
     run = trained(open_worker, "torch", asked)
     assert verdict_of(run, asked, "float32").passed
@@ -269,5 +263,4 @@ def test_another_seed_or_site_is_another_training(open_worker: Any) -> None:
         dataclasses.replace(training("adamw", **moved), seed=7),
     ):
         found = verdict_of(run, wrong, "float32").first_divergence
-        assert found is not None
         assert found.tensor.startswith("steps.0.losses.")

@@ -1,16 +1,10 @@
 """Training that a worker holds open: the bits of a run, of going on from a state, and what is refused."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import numpy as np
 import pytest
 
 from concord import spec
 from concord.backends.interface import Request, Unsupported
-from concord.backends.worker import Worker
 from concord.spec.errors import SpecError
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
@@ -34,7 +28,7 @@ ADAMW = {
     "clipping": "global_norm",
     "clip_at": 0.5,
 }
-RECIPES: dict[str, dict[str, Any]] = {
+RECIPES = {
     "adamw": {
         **ADAMW,
         "schedule": "linear",
@@ -65,11 +59,11 @@ STEPS = [BATCHES[:2], BATCHES[2:4], BATCHES[4:6], BATCHES[6:]]
 
 
 def request_of(
-    recipe: str = "adamw",
-    steps: Sequence[Sequence[spec.Batch]] = (),
-    reported: tuple[int, ...] = (),
-    **settings: Any,
-) -> Request:
+    recipe="adamw",
+    steps=(),
+    reported=(),
+    **settings,
+):
     training = Training(
         Recipe(learning_rate=0.01, accumulation=2, accumulation_mean="samples", **RECIPES[recipe]),
         steps,
@@ -79,13 +73,13 @@ def request_of(
     return Request(CONFIG, WEIGHTS, BATCHES[0], training=training, **settings)
 
 
-def the_same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
+def the_same(one, other):
     return one.keys() == other.keys() and all(
         np.array_equal(one[name], other[name], equal_nan=True) for name in one
     )
 
 
-def bits_of_a_run(worker: Worker, request: Request) -> dict[str, np.ndarray]:
+def bits_of_a_run(worker, request):
     run = worker.run(
         CONFIG, WEIGHTS, BATCHES[0], taps=False, training=request.training, execution=request.execution
     )
@@ -93,13 +87,13 @@ def bits_of_a_run(worker: Worker, request: Request) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("execution", ["eager", "compiled"])
-def test_steps_of_a_session_have_the_bits_of_a_run(worker: Worker, execution: str) -> None:
+def test_steps_of_a_session_have_the_bits_of_a_run(worker, execution):
     steps = (
         STEPS if execution == "eager" else [[BATCHES[0]], [BATCHES[6]]]
     )  # of one shape: compilers take their time
     last = len(steps) - 1
     expected = bits_of_a_run(worker, request_of(steps=steps, reported=(last,), execution=execution))
-    found: dict[str, np.ndarray] = {}
+    found = {}
     with worker.train(request_of(execution=execution)) as session:
         for step, batches in enumerate(steps):
             found |= {
@@ -114,7 +108,7 @@ def test_steps_of_a_session_have_the_bits_of_a_run(worker: Worker, execution: st
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_training_goes_on_from_a_state_with_the_bits_that_it_had(worker: Worker, recipe: str) -> None:
+def test_training_goes_on_from_a_state_with_the_bits_that_it_had(worker, recipe):
     with worker.train(request_of(recipe)) as session:
         for batches in STEPS[:2]:
             session.step(batches)
@@ -131,7 +125,7 @@ def test_training_goes_on_from_a_state_with_the_bits_that_it_had(worker: Worker,
             assert the_same(another.state(), end)
 
 
-def test_session_predicts_without_dropout_what_a_run_computes(worker: Worker) -> None:
+def test_session_predicts_without_dropout_what_a_run_computes(worker):
     with worker.train(request_of()) as session:
         session.step(STEPS[0])
         trained = {
@@ -155,7 +149,7 @@ def test_session_predicts_without_dropout_what_a_run_computes(worker: Worker) ->
     assert np.array_equal(worker.run(CONFIG, trained, BATCHES[1], gradients=False).output, logits)
 
 
-def test_states_that_do_not_fit_are_refused_with_all_that_is_wrong(open_worker: Any) -> None:
+def test_states_that_do_not_fit_are_refused_with_all_that_is_wrong(open_worker):
     with open_worker("torch").train(request_of()) as session:
         state = session.state()
         wrong = {name: array for name, array in state.items() if name != "parameters.classifier.bias"}
@@ -178,7 +172,7 @@ def test_states_that_do_not_fit_are_refused_with_all_that_is_wrong(open_worker: 
             session.load(state | {"first_moment.classifier.bias": np.ones(3, np.float32)}, 0)
 
 
-def test_steps_that_do_not_fit_are_refused_before_anything_changes(open_worker: Any) -> None:
+def test_steps_that_do_not_fit_are_refused_before_anything_changes(open_worker):
     with open_worker("torch").train(request_of()) as session:
         state = session.state()
         with pytest.raises(SpecError, match="has 3 batches but must have from 1 to 2"):
@@ -196,7 +190,7 @@ def test_steps_that_do_not_fit_are_refused_before_anything_changes(open_worker: 
         assert the_same(session.state(), state)
 
 
-def test_sessions_of_one_worker_do_not_touch_each_other(open_worker: Any) -> None:
+def test_sessions_of_one_worker_do_not_touch_each_other(open_worker):
     worker = open_worker("torch")
     with worker.train(request_of("momentum")) as one, worker.train(request_of("momentum")) as other:
         one.step(STEPS[0])
@@ -206,7 +200,7 @@ def test_sessions_of_one_worker_do_not_touch_each_other(open_worker: Any) -> Non
         assert not the_same(one.state(), before)
 
 
-def test_backend_that_holds_no_training_says_so(open_worker: Any) -> None:
+def test_backend_that_holds_no_training_says_so(open_worker):
     with pytest.raises(Unsupported, match="cannot hold training open: it has no method 'train'"):
         open_worker("tests.toys.numpy_backend:NumpyBackend").train(request_of())
     with pytest.raises(SpecError, match="'training' is missing"):
@@ -216,9 +210,7 @@ def test_backend_that_holds_no_training_says_so(open_worker: Any) -> None:
 # Dropout by the framework itself.
 
 
-def natively(
-    recipe: Recipe, worker: Worker, execution: str = "eager", seed: int = 2**40 + 3, by: str = "native"
-) -> Any:
+def natively(recipe, worker, execution="eager", seed=2**40 + 3, by="native"):
     return worker.train(
         Request(
             CONFIG,
@@ -234,7 +226,7 @@ DROPPING = Recipe(learning_rate=0.01, accumulation=2, accumulation_mean="samples
 
 
 @pytest.mark.parametrize("execution", ["eager", pytest.param("compiled", marks=pytest.mark.in_turn)])
-def test_own_dropout_goes_on_with_the_bits_that_it_had(worker: Worker, execution: str) -> None:
+def test_own_dropout_goes_on_with_the_bits_that_it_had(worker, execution):
     one, two, three = (BATCHES[place] for place in (0, 2, 6))  # of one shape: compilers take their time
     steps = [[one, two], [three], [two, one]] if execution == "eager" else [[one], [two], [three]]
     with natively(DROPPING, worker, execution) as session:
@@ -252,7 +244,7 @@ def test_own_dropout_goes_on_with_the_bits_that_it_had(worker: Worker, execution
     assert len(set(map(float, losses))) == len(losses)
 
 
-def test_own_dropout_drops_the_share_that_the_recipe_says(worker: Worker) -> None:
+def test_own_dropout_drops_the_share_that_the_recipe_says(worker):
     """A classifier of zeros has the same slope whatever is dropped.
 
     Its gradient is then dropped as its input is.
@@ -261,7 +253,7 @@ def test_own_dropout_drops_the_share_that_the_recipe_says(worker: Worker) -> Non
     weights = spec.initialize(config, seed=3)
     weights["classifier.weight"] = np.zeros_like(weights["classifier.weight"])
     batch = spec.example_batch(config, batch=1, tokens=5, seed=0)
-    found: dict[str, list[np.ndarray]] = {}
+    found = {}
     for by, rate in (("native", 0.5), ("native", 0.0)):
         recipe = Recipe(algorithm="sgd", learning_rate=0.0, dropout_head=rate)
         with worker.train(
@@ -281,7 +273,7 @@ def test_own_dropout_drops_the_share_that_the_recipe_says(worker: Worker) -> Non
     assert len({rows.tobytes() for rows in kept}) == 3
 
 
-def test_own_dropout_has_no_plan_to_compare(worker: Worker) -> None:
+def test_own_dropout_has_no_plan_to_compare(worker):
     with (
         natively(DROPPING, worker) as session,
         pytest.raises(Unsupported, match="cannot say what its own dropout is going to drop"),

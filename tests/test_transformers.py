@@ -3,8 +3,6 @@
 And the last one with TensorFlow and Flax, each in an environment of its own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -304,7 +302,6 @@ def test_texts_become_the_tokens_of_sentence_transformers(place, tmp_path, lengt
     theirs = json.loads(place.run(TOKENIZES, str(tmp_path / "one"), json.dumps(texts)))
     read = porting.read(tmp_path / "one")
     encoder = encoder_of(tmp_path / "one", read.files, read.config)
-    assert encoder is not None
     assert [encoder.encode(text).ids.tolist() for text in texts] == theirs
 
 

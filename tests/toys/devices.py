@@ -3,8 +3,6 @@
 A device whose clock and memory are made up, and the frameworks' own events.
 """
 
-from __future__ import annotations
-
 import importlib
 
 from concord.backends.interface import Unsupported
@@ -50,7 +48,7 @@ class WithADevice(Measurable):
 class _Event:
     """An event of a device whose clock goes on by one millisecond with each."""
 
-    recorded: list[_Event] = []
+    recorded = []
 
     def __init__(self, enable_timing=False):
         self.timed, self.place = enable_timing, -1

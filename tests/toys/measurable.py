@@ -1,22 +1,15 @@
 """Backends that can be measured: they compute through the reference, or go wrong where it is known where."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from concord.backends.interface import Request, Session, Steps, Unsupported
+from concord.backends.interface import Unsupported
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.batch import Batch
-from concord.spec.parameters import Weights
 from concord.spec.reference import reference
-from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training, Trajectory
 from tests.toys.numpy_backend import NumpyBackend
 
@@ -26,12 +19,12 @@ class Stepping:
 
     def __init__(
         self,
-        request: Request,
-        sleep: float = 0.0,
-        changed: Callable[[Recipe], Recipe] = lambda recipe: recipe,
-    ) -> None:
+        request,
+        sleep=0.0,
+        changed=lambda recipe: recipe,
+    ):
         self.request, self.sleep = request, sleep
-        self.computed: dict[str, np.ndarray] = {}
+        self.computed = {}
         self.feed(request.batch)
         if request.training:
             training = Training(changed(request.training.recipe), [])
@@ -39,13 +32,13 @@ class Stepping:
                 request.config, request.weights, training, Arithmetic(request.dtype), dtype=request.dtype
             )
 
-    def feed(self, batch: Batch) -> None:
+    def feed(self, batch):
         self.batch = batch
 
-    def compile(self) -> None:
+    def compile(self):
         pass
 
-    def step(self) -> None:
+    def step(self):
         time.sleep(self.sleep)
         request = self.request
         if request.training:
@@ -62,41 +55,41 @@ class Stepping:
                 ).output
             }
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         pass
 
-    def timed(self, steps: int) -> list[float]:
+    def timed(self, steps):
         return [self.sleep] * steps
 
-    def results(self) -> dict[str, np.ndarray]:
+    def results(self):
         return self.computed
 
-    def parameters(self) -> Weights:
+    def parameters(self):
         return {name: node.value for name, node in self.trajectory.parameters.items()}
 
-    def optimizer_state(self) -> dict[str, np.ndarray]:
+    def optimizer_state(self):
         return {name: node.value for name, node in self.trajectory.optimizer.state.items()}
 
 
 class Multiplication:
     """A bare product."""
 
-    def __init__(self, left: np.ndarray, right: np.ndarray) -> None:
+    def __init__(self, left, right):
         self.left, self.right = left[:64], right[:, :64]
 
-    def compile(self) -> None:
+    def compile(self):
         pass
 
-    def step(self) -> None:
+    def step(self):
         self.product = self.left @ self.right
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         pass
 
-    def timed(self, steps: int) -> list[float]:
+    def timed(self, steps):
         return [1e-3] * steps
 
-    def results(self) -> dict[str, np.ndarray]:
+    def results(self):
         return {"product": self.product}
 
 
@@ -105,26 +98,26 @@ class Measurable(NumpyBackend):
 
     sleep = 0.0
 
-    def session(self, request: Request) -> Session:
+    def session(self, request):
         if request.implementation != "explicit":
             raise Unsupported("toys are explicit")
         return self.made(request)
 
-    def made(self, request: Request) -> Session:
+    def made(self, request):
         return Told(type(self).__name__, request, self.sleep)
 
-    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str, precision: str) -> Steps:
+    def product(self, left, right, dtype, device, precision):
         return Multiplication(left, right)
 
 
 class Told(Stepping):
     """Writes down whose step it was."""
 
-    def __init__(self, name: str, *given: Any) -> None:
+    def __init__(self, name, *given):
         super().__init__(*given)
         self.name = name
 
-    def step(self) -> None:
+    def step(self):
         folder = os.environ.get("TOY_NOTES")
         if folder:
             with (Path(folder) / "turns").open("a") as file:
@@ -133,7 +126,7 @@ class Told(Stepping):
 
 
 class _WithoutState(Told):
-    optimizer_state = property()  # type: ignore[assignment]  # which there is none
+    optimizer_state = property()  # which there is none
 
 
 class Slow(Measurable):
@@ -145,34 +138,34 @@ class Slow(Measurable):
 class Threaded(Measurable):
     """Has one thread, whatever it is told."""
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self):
         return {**super().describe(), "threads": 1}
 
 
 class WrongLogits(Measurable):
     """One logit is a little off."""
 
-    def made(self, request: Request) -> Session:
+    def made(self, request):
         program = Told("WrongLogits", request)
         right = program.results
 
-        def results() -> dict[str, np.ndarray]:
+        def results():
             found = {name: array.copy() for name, array in right().items()}
             for array in found.values():
                 array[(0,) * array.ndim] *= 1.001
             return found
 
-        program.results = results  # type: ignore[method-assign]
+        program.results = results
         return program
 
 
 class WrongUpdate(Measurable):
     """One parameter stays as it was."""
 
-    def made(self, request: Request) -> Session:
+    def made(self, request):
         program = Told("WrongUpdate", request)
         right, kept = program.parameters, request.weights["classifier.bias"]
-        program.parameters = lambda: {**right(), "classifier.bias": kept}  # type: ignore[method-assign]
+        program.parameters = lambda: {**right(), "classifier.bias": kept}
         return program
 
 
@@ -183,11 +176,11 @@ class Otherwise(Measurable):
         fields: of the recipe.
     """
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, **fields):
         super().__init__()
         self.fields, self.name = fields, ", ".join(f"{name} = {value}" for name, value in fields.items())
 
-    def made(self, request: Request) -> Session:
+    def made(self, request):
         return Told(self.name, request, 0.0, lambda recipe: recipe.replace(**self.fields))
 
 
@@ -196,15 +189,15 @@ class Forgetting(Measurable):
 
     name = "forgetting"
 
-    def made(self, request: Request) -> Session:
+    def made(self, request):
         program = Told("Forgetting", request)
         right = program.step
 
-        def step() -> None:
+        def step():
             program.trajectory.optimizer.load({}, 0)
             right()
 
-        program.step = step  # type: ignore[method-assign]
+        program.step = step
         return program
 
 
@@ -213,40 +206,40 @@ class TwiceTheGradient(Measurable):
 
     name = "twice the gradient"
 
-    def made(self, request: Request) -> Session:
+    def made(self, request):
         program = Told("TwiceTheGradient", request)
         right = program.trajectory.limited
 
-        def limited(gradients: Any, squares: Any) -> Any:
+        def limited(gradients, squares):
             found, norm = right(gradients, squares)
             return {
                 **found,
                 "classifier.bias": program.trajectory.a.scale(found["classifier.bias"], 2.0),
             }, norm
 
-        program.trajectory.limited = limited  # type: ignore[method-assign]
+        program.trajectory.limited = limited
         return program
 
 
 class WithoutState(Measurable):
     """Does not say what its optimizer keeps."""
 
-    def made(self, request: Request) -> Session:
+    def made(self, request):
         return _WithoutState("WithoutState", request)
 
 
 class DiesInTheSecondStep(Measurable):
     """Ends its process when it is timed."""
 
-    def made(self, request: Request) -> Session:
+    def made(self, request):
         program = Told("DiesInTheSecondStep", request)
         right, steps = program.step, []
 
-        def step() -> None:
+        def step():
             steps.append(1)
             if len(steps) > 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             right()
 
-        program.step = step  # type: ignore[method-assign]
+        program.step = step
         return program

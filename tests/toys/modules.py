@@ -1,13 +1,10 @@
 """A small encoder in plain PyTorch, and the same computed in another way."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 torch.set_num_threads(1)  # several would wait for each other beside other tests
 
@@ -17,25 +14,25 @@ ROWS, WIDTH, HEADS, INNER, CLASSES, TOKENS = 31, 12, 3, 19, 5, 7
 class Attention(nn.Module):
     """Self-attention with an additive mask: (B, T, D) and (B, T) to (B, T, D)."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.query, self.key, self.value, self.output = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
         self.scaling = (WIDTH // HEADS) ** -0.5
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x, mask):
         q, k, v = (self.apart(layer(x)) for layer in (self.query, self.key, self.value))
         hidden = torch.finfo(x.dtype).min * (1 - mask[:, None, None, :].to(x.dtype))
         weights = F.softmax(q @ k.transpose(-1, -2) * self.scaling + hidden, dim=-1)
         return self.output((weights @ v).transpose(1, 2).reshape(x.shape))
 
-    def apart(self, x: Tensor) -> Tensor:
+    def apart(self, x):
         return x.view(*x.shape[:2], HEADS, -1).transpose(1, 2)
 
 
 class Fused(Attention):
     """The same in one call."""
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x, mask):
         q, k, v = (self.apart(layer(x)) for layer in (self.query, self.key, self.value))
         seen = mask[:, None, None, :].bool()
         context = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
@@ -45,13 +42,13 @@ class Fused(Attention):
 class Layer(nn.Module):
     """Attention and feed-forward, each with a norm before and a residual: (B, T, D) to (B, T, D)."""
 
-    def __init__(self, attention: type[nn.Module]) -> None:
+    def __init__(self, attention):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH, eps=1e-5), nn.LayerNorm(WIDTH, eps=1e-5)
         self.attention = attention()
         self.inner, self.act, self.outer = nn.Linear(WIDTH, INNER), nn.GELU(), nn.Linear(INNER, WIDTH)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x, mask):
         x = x + self.attention(self.norm1(x), mask)
         return x + self.outer(self.act(self.inner(self.norm2(x))))
 
@@ -59,13 +56,13 @@ class Layer(nn.Module):
 class Encoder(nn.Module):
     """Token ids and a mask, (B, T), to logits (B, C)."""
 
-    def __init__(self, attention: type[nn.Module] = Attention) -> None:
+    def __init__(self, attention=Attention):
         super().__init__()
         self.token, self.position = nn.Embedding(ROWS, WIDTH), nn.Embedding(TOKENS, WIDTH)
         self.layers = nn.ModuleList(Layer(attention) for _ in range(2))
         self.classifier = nn.Linear(WIDTH, CLASSES)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+    def forward(self, input_ids, attention_mask):
         places = torch.arange(input_ids.shape[1])
         x = self.token(input_ids) + self.position(places)
         for layer in self.layers:
@@ -73,7 +70,7 @@ class Encoder(nn.Module):
         return {"hidden": x, "logits": self.classifier(x[:, 0])}
 
 
-def encoder(attention: type[nn.Module] = Attention) -> Encoder:
+def encoder(attention=Attention):
     """Return an encoder with weights that are far from those of an initialization."""
     generator = torch.Generator().manual_seed(3)
     made = Encoder(attention)
@@ -84,7 +81,7 @@ def encoder(attention: type[nn.Module] = Attention) -> Encoder:
     return made.eval()
 
 
-def texts() -> dict[str, Any]:
+def texts():
     """Return ids and mask of three texts, one of them short."""
     generator = torch.Generator().manual_seed(5)
     mask = (torch.arange(TOKENS) < torch.tensor([TOKENS, 3, 5])[:, None]).long()
@@ -94,13 +91,13 @@ def texts() -> dict[str, Any]:
     }
 
 
-def in_numpy(input_ids: Any, attention_mask: Any) -> dict[str, Any]:
+def in_numpy(input_ids, attention_mask):
     """Compute the first activations of the encoder in NumPy."""
     made = encoder()
     token, position = (layer.weight.detach().numpy() for layer in (made.token, made.position))
     return {"token": token[input_ids], "position": position[: attention_mask.shape[1]]}
 
 
-def softmax_root(scores: Tensor) -> Tensor:
+def softmax_root(scores):
     """Return the weights of scores that are divided by the root of two once more."""
     return F.softmax(scores / math.sqrt(2), dim=-1)

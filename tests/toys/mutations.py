@@ -1,13 +1,8 @@
 """Files spoilt in every way that is easy to think of, from a seed."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from random import Random
-from typing import Any
 
 NUMBERS = (0, 1, -1, 2, 3, 7, 0.5, -0.0, 1e308, -1e-320, 2**31, 2**53, 2**63, -(2**63) - 1, 10**7, 10**400)
 
@@ -15,7 +10,7 @@ TEXTS = (
     " |x|1|nan|inf|cpu|..|../../x|/dev/zero|-oProxyCommand=id|torch|[/red]|[bold|\x1b[31m|a\nb|{n}|layers.0|*"
 )
 
-NASTY: tuple[Any, ...] = (
+NASTY = (
     *(None, True, False, float("nan"), float("inf")),
     *NUMBERS,
     *("", "\x00", "\ud800", "\u202e", "é" * 400, *TEXTS.split("|")),
@@ -23,16 +18,12 @@ NASTY: tuple[Any, ...] = (
 )
 
 
-Way = Callable[[bytes, Random], bytes]
-"""Spoils the content of a file."""
-
-
 def mutated(
-    content: bytes,
-    name: str,
-    random: Random,
-    every: Mapping[str, Sequence[Way]] | None = None,
-) -> bytes:
+    content,
+    name,
+    random,
+    every=None,
+):
     """Return the content of a file, spoilt once or a few times.
 
     Args:
@@ -45,14 +36,14 @@ def mutated(
     return content
 
 
-def or_flipped(way: Way) -> Way:
+def or_flipped(way):
     """Return a way for what a library takes apart; what is spoilt already.
 
     Or cannot be put together again, is flipped.
     """
 
     @wraps(way)
-    def tried(content: bytes, random: Random) -> bytes:
+    def tried(content, random):
         try:
             return way(content, random)
         except Exception:  # noqa: BLE001 - whatever the library raises
@@ -64,7 +55,7 @@ def or_flipped(way: Way) -> Way:
 # Bytes.
 
 
-def flipped(content: bytes, random: Random) -> bytes:
+def flipped(content, random):
     changed = bytearray(content)
     for _ in range(random.choice((1, 1, 4, 64)) if changed else 0):
         changed[random.randrange(min(len(changed), random.choice((16, 400, len(changed)))))] = random.choice(
@@ -73,11 +64,11 @@ def flipped(content: bytes, random: Random) -> bytes:
     return bytes(changed)
 
 
-def truncated(content: bytes, random: Random) -> bytes:
+def truncated(content, random):
     return content[: random.randrange(len(content) + 1)]
 
 
-def spliced(content: bytes, random: Random) -> bytes:
+def spliced(content, random):
     a, b, c = sorted(random.randrange(len(content) + 1) for _ in range(3))
     return random.choice(
         (
@@ -88,7 +79,7 @@ def spliced(content: bytes, random: Random) -> bytes:
     )
 
 
-def replaced(content: bytes, random: Random) -> bytes:
+def replaced(content, random):
     return random.choice(
         (
             b"",
@@ -107,12 +98,12 @@ def replaced(content: bytes, random: Random) -> bytes:
     )
 
 
-def flipped_at_the_end(content: bytes, random: Random) -> bytes:
+def flipped_at_the_end(content, random):
     """Spoil where archives and tables say what is in them."""
     return flipped(content[::-1], random)[::-1]
 
 
-def counted_otherwise(content: bytes, random: Random) -> bytes:
+def counted_otherwise(content, random):
     """Put a number where another may be: a length, a place, or a count."""
     width = random.choice((1, 2, 4, 8))
     value = random.choice(
@@ -140,7 +131,7 @@ BYTES = (flipped, truncated, spliced, replaced, flipped_at_the_end, counted_othe
 # JSON.
 
 
-def places(data: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def places(data, found):
     """Return every place in JSON data, as container and key."""
     for key, entry in list(data.items() if isinstance(data, dict) else enumerate(data)):
         found.append((data, key))
@@ -149,7 +140,7 @@ def places(data: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     return found
 
 
-def changed_data(data: Any, random: Random) -> Any:
+def changed_data(data, random):
     found = places(data, []) if isinstance(data, (dict, list)) else []
     if not found:
         return random.choice(NASTY)
@@ -173,7 +164,7 @@ def changed_data(data: Any, random: Random) -> Any:
     return data
 
 
-def json_changed(content: bytes, random: Random) -> bytes:
+def json_changed(content, random):
     try:
         text = json.dumps(changed_data(json.loads(content), random))
     except (ValueError, RecursionError):
@@ -185,7 +176,7 @@ def json_changed(content: bytes, random: Random) -> bytes:
     return text.encode()
 
 
-def json_nested(content: bytes, random: Random) -> bytes:
+def json_nested(content, random):
     depth = random.choice((100, 900, 3000, 100_000))
     value = random.choice((b"[" * depth + b"]" * depth, b'{"a":' * depth + b"1" + b"}" * depth))
     return (
@@ -208,7 +199,7 @@ BITS = (b"\xff" * 8, bytes(8), bytes(6) + b"\xf0\x7f", bytes(6) + b"\xf8\x7f", b
 
 
 @or_flipped
-def header_changed(content: bytes, random: Random) -> bytes:
+def header_changed(content, random):
     length = int.from_bytes(content[:8], "little")
     header, body = json.loads(content[8 : 8 + length]), content[8 + length :]
     tensors = [name for name in header if name != "__metadata__"]
@@ -254,7 +245,7 @@ TOML = (
 )
 
 
-def toml_changed(content: bytes, random: Random) -> bytes:
+def toml_changed(content, random):
     lines = content.decode(errors="replace").splitlines()
     keyed = [place for place, line in enumerate(lines) if "=" in line]
     if not keyed:
@@ -283,7 +274,7 @@ def toml_changed(content: bytes, random: Random) -> bytes:
     return "\n".join(lines).encode()
 
 
-WAYS: dict[str, tuple[Way, ...]] = {
+WAYS = {
     "json": (json_changed, json_changed, json_changed, json_changed, json_nested),
     "safetensors": (header_changed,),
     "toml": (toml_changed,),

@@ -4,8 +4,6 @@ Nothing here is imported by a test: a test names a class as ``tests.toys.numpy_b
 process imports it. A class that counts or waits says so in files of the folder that ``TOY_NOTES`` names.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os
@@ -14,7 +12,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -348,7 +345,7 @@ LeavesADaemonAndDies = doing(fork(lambda: os._exit(9), daemon=True))
 class Grows(NumpyBackend):
     """Keeps more with every run."""
 
-    held: list[Any] = []
+    held = []
 
     def run(self, request):
         self.held.append(np.ones(1 << 22))  # 32 MiB, touched

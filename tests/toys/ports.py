@@ -3,35 +3,26 @@
 Or with steps, weights and options that are others.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from concord import spec
 from concord.backends.interface import Request, Run
-from concord.conformance.bugs.bug import Bug, Change
 from concord.conformance.bugs.tape import with_edits
 from concord.conformance.judging import judge
-from concord.conformance.verdict import Verdict
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.cases import Case
 from concord.spec.model import Model
-from concord.spec.reference import Truth, compute
-from concord.spec.tape import Node
-
-Wrong = Callable[["Spoiled", str, Node], Node]
+from concord.spec.reference import compute
 
 SCORES, WEIGHTS = (f"layers.0.attention.{step}" for step in ("scores", "weights"))
 
 
-def run_with(bug: Bug, case: Case, dtype: str = "float32", seed: int = 97) -> Run | None:
+def run_with(bug, case, dtype="float32", seed=97):
     """Return what a port with a bug would: the reference in rounded arithmetic.
 
     None where the case cannot have it.
@@ -42,9 +33,7 @@ def run_with(bug: Bug, case: Case, dtype: str = "float32", seed: int = 97) -> Ru
         return None
 
 
-def truth_with(
-    change: Change, case: Case, arithmetic: Arithmetic, dtype: str, memory: dict[str, Any] | None = None
-) -> Truth:
+def truth_with(change, case, arithmetic, dtype, memory=None):
     """Return what the reference yields with a change.
 
     Args:
@@ -61,11 +50,11 @@ def truth_with(
     )
 
 
-def _run(truth: Truth, dtype: str) -> Run:
+def _run(truth, dtype):
     return Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", dtype)
 
 
-def verdict_of(case: Case, run: Run) -> Verdict:
+def verdict_of(case, run):
     """Return what is said of a run, its cause looked for."""
     return judge(case.config, case.weights, case.batch, run, case.part).explained()
 
@@ -73,22 +62,22 @@ def verdict_of(case: Case, run: Run) -> Verdict:
 class Spoiled(Model):
     """The reference with taps that are made into others, as a port that goes wrong there."""
 
-    steps: Mapping[str, Wrong] = {}
+    steps = {}
 
-    def tap(self, name: str, tensor: Node) -> Node:
+    def tap(self, name, tensor):
         for pattern, step in self.steps.items():
             if fnmatch.fnmatchcase(name, pattern):
                 tensor = step(self, name, tensor)
         self.taken = {**getattr(self, "taken", {}), name: tensor}
         return super().tap(name, tensor)
 
-    def beside(self, name: str, other: str) -> Node:
+    def beside(self, name, other):
         return self.taken[f"{name.rpartition('.')[0]}.{other}"]
 
-    def real(self) -> np.ndarray:
+    def real(self):
         return self.batch.required("input_ids") != self.config.pad_id
 
-    def reordered(self, tensor: Node, order: Callable[[np.ndarray], np.ndarray]) -> Node:
+    def reordered(self, tensor, order):
         numbers = order(np.arange(math.prod(tensor.shape)).reshape(tensor.shape))
         flat = self.a.reshape(tensor, (numbers.size,))
         return self.a.reshape(self.a.index(flat, numbers.reshape(-1)), numbers.shape)
@@ -104,28 +93,28 @@ class Port:
         steps: patterns of taps, and what becomes of them.
     """
 
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    weights: Callable[[Case], Mapping[str, np.ndarray]] | None = None
-    steps: Mapping[str, Wrong] = field(default_factory=dict)
+    fields: Mapping = field(default_factory=dict)
+    weights: Callable | None = None
+    steps: Mapping = field(default_factory=dict)
 
 
 SOUND = Port()
 """Nothing is other."""
 
 
-def option(**fields: Any) -> Port:
+def option(**fields):
     return Port(fields)
 
 
-def weight(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Port:
+def weight(name, change):
     return Port(weights=lambda case: {name: change(case.weights[name].copy())})
 
 
-def step(tap: str, change: Wrong) -> Port:
+def step(tap, change):
     return Port(steps={tap: change})
 
 
-def run_of(case: Case, port: Port, dtype: str = "float32", seed: int = 97) -> Run:
+def run_of(case, port, dtype="float32", seed=97):
     """Return what a port would: the reference in rounded arithmetic."""
     model = type("Port", (Spoiled,), {"steps": port.steps})
     weights = {**case.weights, **(port.weights(case) if port.weights else {})}

@@ -3,8 +3,6 @@
 And nothing but what is said in a line is raised.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import resource

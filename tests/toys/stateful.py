@@ -1,9 +1,6 @@
 """Backends that are right in a first run, and carry something wrong into a later one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +22,7 @@ def model_of(request):
 class AddsGradients(NumpyBackend):
     """Keeps the model of the run before, with its gradients: those of the next run are added to them."""
 
-    model: tuple[Any, ...] = ()
+    model = ()
 
     def run(self, request):
         run = super().run(request)

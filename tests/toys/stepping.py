@@ -1,15 +1,11 @@
 """A session of training without a framework: the reference in low precision, perhaps by another recipe."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.training.plan import plan
-
-Array = NDArray[Any]
 
 
 class Stepping:
@@ -31,7 +27,7 @@ class Stepping:
     def step(self, batches, report=False):
         """Make a step."""
         case = self.case if self.usual is None or self.steps >= self.late else self.usual
-        trajectory, found = self.trajectory(case), dict[str, Array]()
+        trajectory, found = self.trajectory(case), {}
         trajectory.load(self.state, self.steps)
         trajectory.step(batches, lambda name, values: found.__setitem__(name, np.array(values)))
         self.state, self.steps = trajectory.state(), trajectory.steps

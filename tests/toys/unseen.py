@@ -2,22 +2,16 @@
 told of them.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from concord.backends.interface import Run
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.cases import Case
 from concord.spec.masks import mask_constant
 from concord.spec.reference import compute
-from concord.spec.tape import Node
-from tests.toys.ports import Spoiled, Wrong
+from tests.toys.ports import Spoiled
 
 Array = np.ndarray
 
@@ -37,47 +31,47 @@ class Unseen:
     first: str
     clauses: str
     words: tuple[str, ...]
-    steps: dict[str, Wrong]
+    steps: dict
     home: str = "bert"
     scenario: str = "ragged"
 
 
-def backward(run: Spoiled, y: Node, source: Node, pull: Callable[[Array], Array]) -> Node:
+def backward(run, y, source, pull):
     """Return the value of a tensor, whose gradient is made into that of another."""
     return run.a._record(y.value, (source, lambda g: pull(g).astype(g.dtype)))
 
 
-def forward(run: Spoiled, y: Node, source: Node, value: Array) -> Node:
+def forward(run, y, source, value):
     """Return a value of which the gradient is that of the right one."""
     return run.a._record(np.asarray(value, y.value.dtype), (source, lambda g: g))
 
 
-def edited(change: Callable[[Spoiled, str, Array], Any]) -> Wrong:
+def edited(change):
     """Return the step that makes a tap's value into another; gradients flow as they should have."""
     return lambda run, name, y: forward(run, y, y, change(run, name, np.array(y.value)))
 
 
-def pulled(change: Callable[[Spoiled, str, Array], Any]) -> Wrong:
+def pulled(change):
     """Return the step that makes the gradient of a tap into another."""
     return lambda run, name, y: backward(run, y, y, lambda g: change(run, name, np.array(g)))
 
 
-def put(where: Any, value: Any) -> Wrong:
+def put(where, value):
     """Return the step that puts something, perhaps made of the tap, at a place of it."""
 
-    def change(run: Spoiled, name: str, y: Array) -> Array:
+    def change(run, name, y):
         y[where] = value(y[where]) if callable(value) else value
         return y
 
     return edited(change)
 
 
-def padding(run: Spoiled) -> Array:
+def padding(run):
     return ~run.real()
 
 
-def masked_by(visible: Callable[[Spoiled], Array]) -> Wrong:
-    def change(run: Spoiled, name: str, y: Node) -> Node:
+def masked_by(visible):
+    def change(run, name, y):
         fill = (
             run.a.replace
             if run.config.mask_fill == "replace"
@@ -90,48 +84,48 @@ def masked_by(visible: Callable[[Spoiled], Array]) -> Wrong:
     return change
 
 
-def of_norm(made: Callable[[Spoiled, Array, Array, Array], Array], tap: str = "residual1") -> Wrong:
+def of_norm(made, tap="residual1"):
     """Return the step that makes a norm of what goes into it, gain and offset."""
 
-    def change(run: Spoiled, name: str, y: Array) -> Array:
+    def change(run, name, y):
         x = run.taken[name.replace("norm1", tap)].value
         return made(run, x, run.weights[f"{name}.weight"].value, run.weights[f"{name}.bias"].value)
 
     return edited(change)
 
 
-def centered(x: Array) -> Array:
+def centered(x):
     return x - x.mean(-1, keepdims=True)
 
 
-def short_softmax(run: Spoiled, name: str, y: Array) -> Array:
+def short_softmax(run, name, y):
     shown = run.beside(name, "masked_scores").value.astype(np.float16).astype(np.float32)
     powers = np.exp(shown - shown.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
 
 
-def without_late_keys(run: Spoiled, name: str, y: Array) -> Array:
+def without_late_keys(run, name, y):
     y[..., 8:] = 0
     return y / np.maximum(y.sum(-1, keepdims=True), 1e-30)
 
 
-def context_of(weights: Callable[[Array], Array], values: Callable[[Array], Array] = lambda v: v) -> Wrong:
-    def change(run: Spoiled, name: str, y: Array) -> Array:
+def context_of(weights, values=lambda v: v):
+    def change(run, name, y):
         w, v = run.beside(name, "weights").value, run.beside(name, "value").value
         return np.einsum("bhqs,bshk->bqhk", weights(w), values(v)).reshape(y.shape)
 
     return edited(change)
 
 
-def tail_relu(run: Spoiled, name: str, y: Array) -> Array:
+def tail_relu(run, name, y):
     x = run.beside(name, "inner").value
     return np.where(x > 1.5, x, y)
 
 
-def flow(where: Any, value: Any) -> Wrong:
+def flow(where, value):
     """Return the step that puts something at a place of a tap's gradient."""
 
-    def change(run: Spoiled, name: str, g: Array) -> Array:
+    def change(run, name, g):
         g[where] = value(g[where]) if callable(value) else value
         return g
 
@@ -141,7 +135,7 @@ def flow(where: Any, value: Any) -> Wrong:
 ACTIVATION = r"layers.0.feed_forward.activation"
 H0 = "layers.0.attention"
 
-UNSEEN: dict[str, Unseen] = {
+UNSEEN = {
     # Embeddings and positions.
     "ids wrap at 16": Unseen(
         "embeddings.token",
@@ -428,7 +422,7 @@ UNSEEN: dict[str, Unseen] = {
 """By what is done wrongly."""
 
 
-def run_of(case: Case, mistake: Unseen, dtype: str = "float32", seed: int = 97) -> Run:
+def run_of(case, mistake, dtype="float32", seed=97):
     """Return what a port with a mistake gives: the reference in rounded arithmetic."""
     model = type("Port", (Spoiled,), {"steps": mistake.steps})
     truth = compute(
@@ -444,6 +438,6 @@ def run_of(case: Case, mistake: Unseen, dtype: str = "float32", seed: int = 97) 
     return Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", dtype)
 
 
-def said(mistake: Unseen, text: str) -> bool:
+def said(mistake, text):
     """Return whether a text says what has to be said."""
     return all(re.search(words, text) for words in mistake.words)
