@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,14 +32,11 @@ class Installed:
     advice: list[str]
 
 
-def machine() -> dict[str, str]:
+def machine() -> dict[str, Any]:
     """Return the facts of this machine that results depend on."""
     total, free = here.memory()
     return {
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "processor": here.processor() or platform.machine(),
-        "cores": str(os.cpu_count()),
+        **here.describe(),
         "memory": f"{total / 2**30:.1f} GiB, {free / 2**30:.1f} GiB free",
         "gpus": ", ".join(here.gpus()) or "none",
     }
@@ -129,7 +125,7 @@ def _advice(facts: dict[str, Any], settings: Setup) -> list[str]:
         advice.append(
             f"no {' or '.join(sorted(missing))} on {settings.device}: such runs are reported as unsupported"
         )
-    if "MKL_DEBUG_CPU_TYPE" in facts.get("thread_switches", {}) and "AMD" in machine()["processor"]:
+    if "MKL_DEBUG_CPU_TYPE" in facts.get("thread_switches", {}) and "AMD" in (here.processor() or ""):
         advice.append(
             "on AMD processors MKL_DEBUG_CPU_TYPE=5 in the environment makes its matrix products several "
             "times faster"

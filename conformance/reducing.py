@@ -45,57 +45,57 @@ A bug may need less of one thing when there is less of another.
 """
 
 
-@dataclass(frozen=True)
-class Reduced:
-    """What a case was made to.
+@dataclass
+class Reduction:
+    """A case that is made smaller, as long as it fails in the same way.
 
     Attributes:
-        job: the smallest case that fails in the same way.
+        job: the smallest case that does.
         result: what the backend does with it; of the case itself, where nothing smaller fails.
-        before, after: how large the case was, and is, by size (:data:`SIZES`).
+        attempt: runs a case.
+        progress: called with the number of cases that were run and the sizes of the smallest so far.
+        before: how large the case was, by size (:data:`SIZES`).
         tried: how many smaller cases were run.
-        failed: whether the case fails at all.
     """
-
-    job: Job
-    result: Result
-    before: Mapping[str, int]
-    after: Mapping[str, int]
-    tried: int = 0
-    failed: bool = True
-
-
-@dataclass
-class _Reduction:
-    """Makes one case smaller, as long as ``attempt`` says that it fails in the same way."""
 
     job: Job
     result: Result
     attempt: Callable[[Job], Result]
     progress: Callable[[int, Mapping[str, int]], None]
+    before: Mapping[str, int]
     tried: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether the case fails at all."""
+        return self.result.status in FAILED
+
+    @property
+    def after(self) -> Mapping[str, int]:
+        """How large the case is."""
+        return sizes_of(self.job)
 
     def run(self) -> None:
         """Go through all sizes until none gets smaller."""
         for _ in range(ROUNDS):
-            before = sizes_of(self.job)
+            before = self.after
             for size in SIZES:
                 self.smaller(size)
-            if sizes_of(self.job) == before:
+            if self.after == before:
                 return
 
     def smaller(self, size: str) -> None:
         """Make one size as small as it may be."""
-        least, now = 1, sizes_of(self.job)[size]
+        least, now = 1, self.after[size]
         if size == "num_layers" and (layer := _layer(self.result)) is not None:
             self.accept(layers_kept(self.job, [layer]))
         if size == "batch" and now > 1:
             any(self.accept(samples_kept(self.job, [sample])) for sample in range(now))
-        now = sizes_of(self.job)[size]
+        now = self.after[size]
         while least < now:
             middle = 1 if least == 1 else (least + now) // 2  # most bugs need next to nothing
             if self.accept(cut(self.job, size, middle)):
-                now = sizes_of(self.job)[size]
+                now = self.after[size]
             else:
                 least = middle + 1
 
@@ -108,7 +108,7 @@ class _Reduction:
         if signature_of(result) != signature_of(self.result):
             return False
         self.job, self.result = job, result
-        self.progress(self.tried, sizes_of(job))
+        self.progress(self.tried, self.after)
         return True
 
 
@@ -117,27 +117,24 @@ def reduce(
     name: str,
     settings: Setup,
     progress: Callable[[int, Mapping[str, int]], None] = lambda tried, sizes: None,
-) -> Reduced:
+) -> Reduction:
     """Make a case small on which a backend fails.
 
     Args:
         job: the case.
         name: of the backend.
-        progress: called with the number of cases that were run and the sizes of the smallest so far.
+        progress: as :attr:`Reduction.progress`.
 
     Raises:
         UnknownNameError: for an unknown backend.
     """
-    before = sizes_of(job)
     with Pool(width=1) as pool:
         attempt = Runner(name, name, settings, pool, {}).attempt
-        result = attempt(job)
-        if result.status not in FAILED:
-            return Reduced(job, result, before, before, failed=False)
-        search = _Reduction(job, result, attempt, progress)
-        search.run()
-    smallest = replace(search.job, case=f"{job.case}-reduced")
-    return Reduced(smallest, search.result, before, sizes_of(search.job), search.tried)
+        found = Reduction(job, attempt(job), attempt, progress, sizes_of(job))
+        if found.failed:
+            found.run()
+            found.job = replace(found.job, case=f"{job.case}-reduced")
+    return found
 
 
 def sizes_of(job: Job) -> dict[str, int]:

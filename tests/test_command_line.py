@@ -190,7 +190,7 @@ def test_the_shell_completes_options_and_values(tmp_path: Path) -> None:
     complete = '_concord_completion concord; echo "${COMPREPLY[@]}"'
     program = f"""
         eval "$(_CONCORD_COMPLETE=source_bash concord)"
-        COMP_CWORD=2; COMP_WORDS=(concord fuzz --stop); {complete}
+        COMP_CWORD=2; COMP_WORDS=(concord fuzz --sched); {complete}
         COMP_CWORD=3; COMP_WORDS=(concord check --variant ber); {complete}
     """
     surroundings = {
@@ -207,7 +207,7 @@ def test_the_shell_completes_options_and_values(tmp_path: Path) -> None:
         check=True,
     )
     assert [sorted(line.split()) for line in done.stdout.splitlines()] == [
-        ["--stop-first"],
+        ["--scheduler"],
         ["bert", "bert-pytorch"],
     ]
 

@@ -60,7 +60,6 @@ class Drawn(options.OptionGroup):
     end_to_end: Annotated[
         bool, option("Judge end to end too; it decides nothing, and takes as long again.")
     ] = False
-    stop_first: Annotated[bool, option("Stop at the first failure.")] = False
     forward_only: options.ForwardOnly = False
 
     def plan(self, names: Sequence[str]) -> Any:
@@ -89,7 +88,6 @@ class Drawn(options.OptionGroup):
             parts=tuple(parts or spec.PARTS),
             shapes=self.shapes,
             end_to_end=self.end_to_end,
-            stop_first=self.stop_first,
             gradients=not self.forward_only,
             until=None if seconds is None else time.time() + seconds,
         )

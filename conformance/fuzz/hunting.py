@@ -165,10 +165,8 @@ class _Hunt:
                 continue
             if known := findings.known(signature_of(result)):
                 known.times += 1
-                continue
-            self.pursue(result, case, origin)
-            if self.plan.stop_first:
-                raise Over
+            else:
+                self.pursue(result, case, origin)
 
     def pursue(self, result: Result, case: FuzzCase, origin: Origin) -> None:
         """Record a failure, with the smallest case that fails in the same way.
@@ -229,7 +227,7 @@ def _on_dask(
             for future in wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)[0]:
                 one = found[pending.pop(future)] = future.result()
                 progress(sum(each.cases for each in found.values()))
-                ending |= one.idle or (plan.stop_first and bool(one.failures))
+                ending |= one.idle
             ending |= stopped()
             if ending:
                 event.set()

@@ -36,7 +36,6 @@ class Plan:
         chunk: how many cases are given out at a time (:data:`CHUNK`).
         end_to_end: whether to judge end to end too.
         gradients: whether they are asked for and judged too.
-        stop_first: whether the first failure ends the hunt.
         until: when to stop, in seconds since the epoch.
     """
 
@@ -49,7 +48,6 @@ class Plan:
     chunk: Count = CHUNK
     end_to_end: bool = False
     gradients: bool = True
-    stop_first: bool = False
     until: Number | None = None
 
     @property

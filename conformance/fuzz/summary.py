@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 from rich.console import Console, Group
 from rich.table import Table
@@ -13,75 +14,69 @@ from concord.conformance.estimate import R, Z
 from concord.conformance.fuzz.findings import FAILED, Findings
 from concord.conformance.fuzz.replay import command
 from concord.conformance.report import SHORT, indented
-from concord.conformance.tally import KINDS, WAYS, Kind, Tally, Way
+from concord.conformance.tally import KINDS, WAYS, Tally, Way
 from concord.conformance.verdict import number
 from concord.conformance.wording import counted
 
 WIDE = 140
 """Columns of a terminal from which counts and errors stand in one table."""
 
-Column = tuple[str, Callable[[Tally], Text]]
+STYLES = {"diverges": "bold red", "undetermined": "yellow", "failed": "bold magenta"}
 
 
-def _count(status: str) -> Callable[[Tally], Text]:
-    style = {"diverges": "bold red", "undetermined": "yellow"}.get(status, "")
-    return lambda tally: Text(str(tally.statuses[status]), style=style if tally.statuses[status] else "dim")
+def _counts(tally: Tally) -> dict[str, Text]:
+    """Return what became of the cases, by the heading of a column."""
+
+    def count(status: str, *statuses: str) -> Text:
+        found = sum(tally.statuses[one] for one in statuses or (status,))
+        return Text(str(found), style=STYLES.get(status, "") if found else "dim")
+
+    return {
+        "cases": Text(str(tally.cases)),
+        "agree": count("agrees"),
+        "diverge": count("diverges"),
+        "undet.": count("undetermined"),
+        "unsupp.": count("unsupported"),
+        "failed": count("failed", *(status for status in FAILED if status != "diverges")),
+        "tensors": Text(str(tally.tensors)),
+    }
 
 
-def _failed(tally: Tally) -> Text:
-    count = sum(tally.statuses[status] for status in FAILED if status != "diverges")
-    return Text(str(count), style="bold magenta" if count else "dim")
-
-
-def _largest(way: Way, kind: Kind) -> Callable[[Tally], Text]:
-    def cell(tally: Tally) -> Text:
-        found = tally.statistics[way][kind]
-        if not found.tensors:
-            return Text("–", style="dim")
-        beyond = found.z.value > Z or found.rms.value > R
-        return Text(
-            f"{number(found.z.value)} / {number(found.rms.value)}", style="bold red" if beyond else ""
+def _errors(tally: Tally, ways: tuple[Way, ...]) -> dict[str, Text]:
+    """Return the largest errors, by the heading of a column."""
+    found = {}
+    for way, kind in product(ways, KINDS):
+        one = tally.statistics[way][kind]
+        beyond = one.z.value > Z or one.rms.value > R
+        found[f"{kind}\n{'at its step' if way == 'local' else 'end to end'}"] = (
+            Text(f"{number(one.z.value)} / {number(one.rms.value)}", style="bold red" if beyond else "")
+            if one.tensors
+            else Text("–", style="dim")
         )
-
-    return cell
-
-
-COUNTS: tuple[Column, ...] = (
-    ("cases", lambda tally: Text(str(tally.cases))),
-    ("agree", _count("agrees")),
-    ("diverge", _count("diverges")),
-    ("undet.", _count("undetermined")),
-    ("unsupp.", _count("unsupported")),
-    ("failed", _failed),
-    ("tensors", lambda tally: Text(str(tally.tensors))),
-)
-ERRORS: tuple[Column, ...] = tuple(
-    (f"{kind}\n{'at its step' if way == 'local' else 'end to end'}", _largest(way, kind))
-    for way in WAYS
-    for kind in KINDS
-)
+    return found
 
 
-def _table(findings: Findings, columns: tuple[Column, ...], title: str) -> Table:
+def _table(findings: Findings, cells: Callable[[Tally], dict[str, Text]], title: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1), expand=False)
     table.add_column("backend", overflow="fold")
     table.add_column("", no_wrap=True)
-    for name, _ in columns:
+    for name in cells(Tally()):
         table.add_column(Group(*name.split("\n")), justify="right", no_wrap=True)
     for backend, dtype, tally in sorted(findings.each(), key=lambda one: one[:2]):
-        table.add_row(backend, SHORT.get(dtype, dtype), *(cell(tally) for _, cell in columns))
+        table.add_row(backend, SHORT.get(dtype, dtype), *cells(tally).values())
     return table
 
 
 def show(findings: Findings, console: Console, settings: Setup) -> None:
     """Print counts, largest errors, failures and notes."""
     errors = "Largest error of an element in sigma / of a tensor in RMS sigma"
-    columns = ERRORS if any(tally.end_to_end for _, _, tally in findings.each()) else ERRORS[: len(KINDS)]
+    ways = WAYS if any(tally.end_to_end for _, _, tally in findings.each()) else WAYS[:1]
     if findings.tallies and console.width >= WIDE:
-        console.print(_table(findings, COUNTS + columns, f"Random cases. {errors}"))
+        title = f"Random cases. {errors}"
+        console.print(_table(findings, lambda tally: _counts(tally) | _errors(tally, ways), title))
     elif findings.tallies:
-        console.print(_table(findings, COUNTS[:-1], "Random cases"))
-        console.print(_table(findings, columns, errors))
+        console.print(_table(findings, _counts, "Random cases"))
+        console.print(_table(findings, lambda tally: _errors(tally, ways), errors))
     console.print(
         f"An element may err by {Z:g} sigma, a tensor by {R:g} RMS sigma; what happens at its step decides.",
         style="dim",
