@@ -63,6 +63,22 @@ def test_an_unforeseen_mistake_is_placed_and_described(name):
         assert diagnosis.description.wrong <= diagnosis.description.size
 
 
+@pytest.mark.parametrize(
+    ("name", "cause", "text"),
+    [
+        ("value one token late", "seen_shifted", "it is the right one of the token before"),
+        ("padded queries zeroed", "seen_zero", "in padded tokens it is zero"),
+        ("bias in the first head alone", "seen_added", "in head 1 it lacks"),
+        ("last sample has no gradient", "seen_counted", "sample 4 counts not at all"),
+        ("temperature", None, "multiplied by 1.1"),
+    ],
+)
+def test_what_gives_the_whole_tensor_is_a_cause_unless_it_is_a_number(name, cause, text):
+    found = verdict_of(name).diagnosis
+    assert (found.cause and found.cause.hypothesis) == cause
+    assert text in (found.cause.text if cause else found.description.text)
+
+
 # All cases of a backend together.
 
 

@@ -19,7 +19,7 @@ from concord.conformance.diagnosis.said import Description, Diagnosis
 from concord.conformance.expectation import Array, JudgedProblem, is_gradient
 from concord.conformance.explain import Cause, suspects, whole
 from concord.conformance.explain.effort import Effort, one_thread
-from concord.conformance.explain.hypothesis import MOST_NAMED, caused
+from concord.conformance.explain.hypothesis import MOST_NAMED, Hypothesis, caused
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.search import Search
 from concord.conformance.watching import say
@@ -104,7 +104,7 @@ def diagnose(
                 notes,
                 lambda: compose(question, where, usual, exact, Effort(BUDGET)),
             )
-        others = likely(question, seen, usual)
+        others, counted = likely(question, seen, usual), ""
         if question.parameter:
             bounds, counted = _tried(
                 "placing it in the backward pass", notes, lambda: _backward(question, delivered, statuses)
@@ -118,7 +118,7 @@ def diagnose(
                 *([counted] if counted else []),
                 *([bounds.text] if bounds and not (cause and cause.confident) else []),
             ]
-        cause = _believed(cause, seen)
+        cause = _believed(cause, seen) or _read_off(tensor, seen, counted, others[0])
         notes += [*elsewhere(tensor, statuses), *_without_effect(question, delivered)]
     return Diagnosis(
         tensor, _clauses(cause, seen, tuple(dict.fromkeys(others))), cause, seen, tuple(notes), tuple(refuted)
@@ -167,6 +167,8 @@ def _tried(what: str, notes: list[str], step: Callable[[], T]) -> T | None:
 
 def _believed(cause: Cause | None, seen: Description | None) -> Cause | None:
     """Return a cause as far as what is seen lets it be believed."""
+    if cause and seen and seen.exact and not any(one.sure for one in cause.hypotheses):
+        return None  # any numbers would explain it, and what is seen says which
     if cause is None or seen is None or not seen.where:
         return cause
     if cause.hypothesis == "clamped" and seen.exact and seen.region not in ("value", "labels"):
@@ -176,6 +178,23 @@ def _believed(cause: Cause | None, seen: Description | None) -> Cause | None:
             cause, confident=False, text=cause.text.replace(" is explained by", " may be explained by")
         )
     return cause
+
+
+def _read_off(tensor: str, seen: Description | None, counted: str, clause: str) -> Cause | None:
+    """Return what is seen as a cause, where it gives the whole tensor and is no matter of a number.
+
+    Args:
+        counted: what counts wrongly in a gradient.
+    """
+    if seen and seen.exact and seen.telling:
+        name, where = f"seen_{seen.relation}", f"{seen.where_in_words} " if seen.where else ""
+        text = f"{where}it {seen.what}"
+    elif counted:
+        name, text = "seen_counted", counted
+    else:
+        return None
+    cause = caused(tensor, [Hypothesis(name, f"this: {text}", clause)], False)
+    return dataclasses.replace(cause, hypotheses=())
 
 
 def _without_effect(question: Question, delivered: Mapping[str, Array]) -> list[str]:

@@ -96,7 +96,7 @@ class _Seen:
         usable = self.where & np.isfinite(self.sigma) & (self.sigma > 0)
         term, left = ((array / self.sigma)[usable].astype(np.float64) for array in (term, self.actual - base))
         power = float(term @ term)
-        return float(term @ left) / power if len(term) > 1 and 0 < power < math.inf else None
+        return rounded(float(term @ left) / power) if len(term) > 1 and 0 < power < math.inf else None
 
     def inputs(self) -> dict[str, Array]:
         """Return what goes into the step, in the tensor's shape."""
@@ -198,8 +198,14 @@ def _of_multiples(seen: _Seen) -> Iterator[Relation]:
         factor = factor if "," in named(factor, seen.question) else None
     if factor is not None and abs(factor) < LARGEST and factor != 1:
         text = f"is multiplied by {named(factor, seen.question)}"
-        text = "has the wrong sign" if abs(factor + 1) < 1e-6 else text
+        text = "has the wrong sign" if factor == -1 else text
         yield Relation("multiple", text, factor * seen.right, {"factor": factor}, factor)
+
+
+def rounded(factor: float) -> float:
+    """Return a factor with four decimals, where it is that to within what rounding leaves of it."""
+    short = round(factor, 4)
+    return short if abs(factor - short) < 1e-5 * abs(short) else factor
 
 
 def named(factor: float, question: Question) -> str:
@@ -232,8 +238,7 @@ def _of_others(seen: _Seen) -> Iterator[Relation]:
         factor = seen.fit(array, seen.right)
         if not factor:
             continue
-        exactly, short = seen.right + factor * array, round(factor, 4)
-        factor = short if abs(factor - short) < 1e-5 * abs(short) else factor
+        exactly = seen.right + factor * array
         if not name:
             text = f"is {abs(factor):.6g} too {'large' if factor > 0 else 'small'}"
             yield Relation("offset", text, exactly, {"offset": factor})

@@ -11,6 +11,9 @@ from pydantic import Field
 from concord.conformance.explain import Cause
 from concord.conformance.fields import Count, Number, also
 
+TELLING = ("zero", "other", "shifted", "reversed", "repeated", "permuted", "transposed")
+"""Relations without a number."""
+
 
 @dataclass(frozen=True)
 class Description:
@@ -45,13 +48,23 @@ class Description:
     exact: bool = False
 
     @property
+    def telling(self) -> bool:
+        """Whether it is other places or tensors, or a simple share: no number that says nothing by itself."""
+        simple = "," in self.what or all(number * 4 % 1 == 0 for number in self.numbers.values())
+        return self.relation in TELLING or (self.relation in ("multiple", "added") and simple)
+
+    @property
+    def where_in_words(self) -> str:
+        """Which elements are wrong, in words that follow "only"."""
+        return self.where if self.where.startswith("where") else f"in {self.where}"
+
+    @property
     def text(self) -> str:
         """One sentence."""
         share = f"{self.wrong} of {self.size} elements"
         if self.where:
             there = f": there it {self.what}" if self.what else ""
-            where = self.where if self.where.startswith("where") else f"in {self.where}"
-            return f"`{self.tensor}` is wrong only {where} ({share}){there}"
+            return f"`{self.tensor}` is wrong only {self.where_in_words} ({share}){there}"
         if self.what:
             return f"`{self.tensor}` {self.what} ({share} are wrong)"
         size = f", by about {self.relative:.1g} of its size" if 0 < self.relative < 1 else ""
@@ -103,7 +116,7 @@ class Diagnosis:
     @property
     def beside(self) -> tuple[str, ...]:
         """What is seen, if no cause is certain, and notes."""
-        certain = self.cause and self.cause.confident
+        certain = self.cause and (self.cause.confident or self.cause.hypothesis.startswith("seen_"))
         return (*((self.description.text,) if self.description and not certain else ()), *self.notes)
 
 
