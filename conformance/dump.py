@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,20 +26,6 @@ from concord.spec.parameters import trainable
 from concord.spec.tensors import output_name, taps
 
 FORMAT = "concord.case/1"
-
-ASKED = (
-    "part",
-    "dtype",
-    "implementation",
-    "execution",
-    "device",
-    "taps",
-    "gradients",
-    "precision",
-    "deterministic",
-    "tap_gradients",
-)
-"""What ``case.json`` says of a request beside its configuration."""
 
 OF_THE_LOSS = ("log_probabilities", "losses", "loss")
 """Taps behind the output: whoever wants no gradients needs none of them."""
@@ -73,9 +59,13 @@ class Manifest:
     device: str
     taps: bool
     gradients: bool
-    precision: str = "strict"  # the rest: cases were exported without them once
-    deterministic: bool = False
-    tap_gradients: bool = False
+    precision: str
+    deterministic: bool
+    tap_gradients: bool
+
+
+ASKED = [one.name for one in fields(Manifest) if one.name not in ("format", "group", "case", "config")]
+"""What ``case.json`` says of a request beside its configuration."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from concord.conformance.verdict import (
     NOT_JUDGED,
     STATUSES,
     Z_BINS,
-    Judgement,
     Result,
     Row,
     number,
@@ -187,7 +186,6 @@ def _of_report(made: Record, report: Report) -> str:
         known=KNOWN_DEVIATIONS,
         figure=partial(_figures, brief=large),
         table=lambda case: _table(case, large and case.anchor not in opened),
-        finding=_finding,
         limits=LIMITS,
     )
 
@@ -230,23 +228,6 @@ def headline(results: Sequence[Result], truth: str = "oracle") -> str:
     return "; ".join(parts) + "." if parts else "Nothing was judged."
 
 
-def _finding(result: Result) -> dict[str, Any]:
-    """Return what is to be said of a run's first divergence."""
-    assert result.verdict is not None
-    row, diagnosis, end = result.verdict.first_divergence, result.verdict.diagnosis, result.verdict.arrival
-    assert row is not None
-    there, arrived = judged(row, "end_to_end"), end and judged(end, "end_to_end")
-    return {
-        "result": result,
-        "row": row,
-        "clause": result.verdict.clause,
-        "diagnosis": diagnosis,
-        "refuted": diagnosis.refuted if diagnosis else (),
-        "at_the_end": end and {"tensor": end.tensor, "ratio": arrived.ratio if arrived else None},
-        "end_to_end": there.ratio if row.local and there else None,
-    }
-
-
 def _findings(report: Report, anchors: Mapping[int, str]) -> list[dict[str, Any]]:
     """Return the first divergences, one for all runs of a backend that diverge first at the same tensor,
     of whatever layer.
@@ -260,12 +241,15 @@ def _findings(report: Report, anchors: Mapping[int, str]) -> list[dict[str, Any]
         together = [
             one for one in report.conclusions if others and (one.backend, one.tensor) == (backend, tensor)
         ]
-        finding = _finding(speaker)
-        refuted = dict.fromkeys([*finding["refuted"], *(text for one in together for text in one.refuted)])
+        diagnosis = speaker.verdict.diagnosis if speaker.verdict else None
+        refuted = [
+            *(diagnosis.refuted if diagnosis else ()),
+            *(text for one in together for text in one.refuted),
+        ]
         findings.append(
             {
-                **finding,
-                "refuted": tuple(refuted),
+                "result": speaker,
+                "refuted": list(dict.fromkeys(refuted)),
                 "anchor": anchors[id(speaker)],
                 "results": found,
                 "others": others,
@@ -362,15 +346,9 @@ def _about(name: str, report: Report) -> dict[str, Any]:
 # Figures.
 
 
-def judged(row: Row, way: str) -> Judgement | None:
-    """Return what is known of a tensor's error, judged in one way; None if nothing is."""
-    judgement: Judgement | None = getattr(row, way)
-    return judgement if judgement and judgement.status != "undetermined" else None
-
-
 def level(row: Row, way: str) -> int | None:
     """Return the level of a tensor's error; what could not be compared at all is of the last, both ways."""
-    judgement = judged(row, way)
+    judgement = row.judged(way)
     if judgement is None:
         return len(drawing.LEVELS) if row.status == "diverges" and row.deciding is None else None
     return drawing.level(judgement.ratio, beyond=row.status == "diverges" and judgement is row.deciding)
@@ -392,11 +370,11 @@ def _figures(results: Sequence[Result], brief: bool) -> list[dict[str, Any]]:
 
 def _drawn(results: Sequence[Result], names: Sequence[str], brief: bool) -> dict[str, Any]:
     tables = [result.table for result in results]
-    kinds = [way for way in WAYS if any(judged(row, way) for table in tables for row in table)] or WAYS[1:]
+    kinds = [way for way in WAYS if any(row.judged(way) for table in tables for row in table)] or WAYS[1:]
     bands = _bands(names)
     bounds = [sum(size for _, size in bands[:place]) for place in range(1, len(bands))]
     lines = [
-        [there.ratio if (there := judged(row, "end_to_end")) else None for row in table] for table in tables
+        [there.ratio if (there := row.judged("end_to_end")) else None for row in table] for table in tables
     ]
     about = "; ".join(
         f"{result.backend} {word(result)}"
@@ -435,7 +413,7 @@ def _title(column: Sequence[tuple[Result, Row]], brief: bool) -> str:
         ways = [
             f"{way.replace('_', ' ')} z {error.z:.2g} rms {error.rms:.2g}"
             for way in WAYS
-            if (error := judged(row, way))
+            if (error := row.judged(way))
         ]
         status = "" if row.status == "agrees" else f" {row.status}"
         ratio = f" {number(row.ratio)}" if row.status in ("agrees", "diverges") else ""

@@ -186,6 +186,11 @@ class Row:
         """The judgement that decides."""
         return self.local or self.end_to_end
 
+    def judged(self, way: str) -> Judgement | None:
+        """Return what is known of the error, ``"local"`` or ``"end_to_end"``; None if nothing is."""
+        judgement: Judgement | None = getattr(self, way)
+        return judgement if judgement and judgement.status != "undetermined" else None
+
     @property
     def ratio(self) -> float:
         """The error in tolerances; infinite where nothing can be compared."""
@@ -467,11 +472,7 @@ def divergence_lines(result: Result, exported: bool = False) -> list[str]:
         if exported and result.seconds
         else ""
     )
-    body = [
-        *_divergence(verdict, result.backend, result.attribution),
-        *_next_step(verdict, reduce),
-    ]
-    return [head, *body]
+    return [head, *_divergence(verdict, result.backend, result.attribution), *_next_step(verdict, reduce)]
 
 
 def _alone(verdict: Verdict) -> str:
@@ -526,7 +527,11 @@ def _divergence(verdict: Verdict, name: str, attribution: str = "") -> list[str]
     lines = [f"  first at {row.tensor}{in_brackets(verdict.clause)}{_where(row, name)}"]
     lines += [f"  {line}" for line in verdict.diagnosis.lines] if verdict.diagnosis else []
     lines += [f"  {attribution}"] if attribution else []
-    lines += _arrival(verdict)
+    end = verdict.arrival
+    if end and (there := end.judged("end_to_end")):
+        lines.append(f"  at {end.tensor}, end to end: {number(there.ratio)} tolerances")
+    elif end and end.end_to_end:
+        lines.append(f"  at {end.tensor}: {end.end_to_end.note or 'undetermined'}")
     return [*lines, f"  {verdict.beyond}"]
 
 
@@ -586,17 +591,6 @@ def _where(row: Row, backend: str) -> str:
     note = f"; {row.note}" if row.note else ""
     beyond = f"{row.beyond} of {row.size} elements beyond{note}"
     return f", {element}: {values} ({number(row.ratio)} tolerances, {kind}; {beyond})"
-
-
-def _arrival(verdict: Verdict) -> list[str]:
-    """Say how far the error has grown where the model's result is."""
-    end = verdict.arrival
-    if end is None or end.end_to_end is None:
-        return []
-    at_the_end = end.end_to_end
-    if at_the_end.status == "undetermined":
-        return [f"  at {end.tensor}: {at_the_end.note or 'undetermined'}"]
-    return [f"  at {end.tensor}, end to end: {number(at_the_end.ratio)} tolerances"]
 
 
 def number(value: float) -> str:
