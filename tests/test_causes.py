@@ -1,15 +1,11 @@
 """Causes: what is wrong is named, and nothing is named that is not so."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
 
-from concord.conformance.bugs.bug import Bug
 from concord.conformance.bugs.catalogue import ALL, BUGS
 from concord.conformance.expectation import JudgedProblem as Judged
 from concord.conformance.explain import Cause
@@ -17,10 +13,9 @@ from concord.conformance.explain.hypothesis import RIGHT
 from concord.conformance.explain.question import Exact, Question
 from concord.conformance.explain.step import Step
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.cases import Case, build_case, standard_cases
+from concord.spec.cases import build_case, standard_cases
 from concord.spec.reference import compute
-from concord.spec.tape import Node
-from tests.toys.ports import SCORES, SOUND, WEIGHTS, Spoiled, option, run_of, run_with, step, verdict_of
+from tests.toys.ports import SCORES, SOUND, WEIGHTS, option, run_of, run_with, step, verdict_of
 from tests.toys.surroundings import quick_case, sample_of
 
 WORDS = {
@@ -92,7 +87,7 @@ USUAL = [case for case in standard_cases() if case.scenario != "long"]
 NAMED = [bug for bug in ALL if bug.cause and bug.precisions and not bug.after]
 
 
-def wrongly_sure(case: Case, meetings: Iterable[tuple[Bug, str]]) -> list[str]:
+def wrongly_sure(case, meetings):
     """Return the bugs, each met in a precision, that are given another's name with confidence in a case."""
     found = []
     for bug, dtype in meetings:
@@ -122,7 +117,7 @@ def test_no_fault_is_taken_for_another_in_any_case(place):
 
 # What is not known is not named.
 
-UNKNOWN: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
+UNKNOWN = {
     "one element off": lambda x, random: (
         x + 1e-3 * abs(x).max() * (np.arange(x.size).reshape(x.shape) == x.size // 2)
     ),
@@ -224,7 +219,7 @@ def test_an_epsilon_that_nobody_uses_is_not_sure():
 def test_scores_that_are_clamped_are_recognised():
     case = build_case("bert", "peaked")
 
-    def clamped(run: Spoiled, name: str, y: Node) -> Node:
+    def clamped(run, name, y):
         high = run.a.replace(y, y.value < 5, 5.0)
         return run.a.replace(high, high.value > -5, -5.0)
 
@@ -255,7 +250,6 @@ def test_the_cause_is_named_in_parts(part, name):
         case,
         run_with(dataclasses.replace(bug, change=dataclasses.replace(bug.change, taps=of_the_part)), case),
     ).cause
-    assert cause is not None
     assert bug.diagnosed(cause.hypothesis) == "right"
 
 
@@ -280,12 +274,12 @@ def test_a_cause_within_a_fused_step_is_named_where_the_step_ends(name):
     assert BUGS[name].diagnosed(verdict.cause.hypothesis) == "right", verdict.cause
 
 
-def dropped(run: Spoiled, name: str, y: Node) -> Node:
+def dropped(run, name, y):
     kept = (np.arange(math.prod(y.shape)).reshape(y.shape) % 5 > 0) / 0.8
     return run.a.multiply(y, run.a.leaf(kept))
 
 
-def without_some_weights(run: Spoiled, name: str, y: Node) -> Node:
+def without_some_weights(run, name, y):
     context = run.a.einsum(
         "bhqs,bshk->bqhk", dropped(run, name, run.beside(name, "weights")), run.beside(name, "value")
     )
@@ -304,7 +298,7 @@ def without_some_weights(run: Spoiled, name: str, y: Node) -> Node:
 def test_dropout_that_was_left_on_is_recognised(tap, change):
     case = build_case("bert", "ragged")
 
-    def residual(run: Spoiled, name: str, y: Node) -> Node:
+    def residual(run, name, y):
         result = run.beside(name, "attention.output")
         return run.a.add(run.a.subtract(y, result), dropped(run, name, result))
 

@@ -1,13 +1,8 @@
 """Any model: right candidates agree, wrong ones diverge where they are wrong, and nonsense is refused."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,12 +20,12 @@ from tests.toys.modules import CLASSES, HEADS, TOKENS, WIDTH, Encoder, Fused, en
 from tests.toys.surroundings import concord
 
 
-def activations(model: nn.Module, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
+def activations(model, inputs):
     """Return what submodules return, as a user would note it."""
-    found: dict[str, np.ndarray] = {}
+    found = {}
 
-    def note(name: str) -> Callable[..., None]:
-        def called(module: nn.Module, given: Any, result: Any) -> None:
+    def note(name):
+        def called(module, given, result):
             if isinstance(result, Tensor):
                 found[name] = result.detach().numpy()
 
@@ -46,7 +41,7 @@ def activations(model: nn.Module, inputs: dict[str, Any]) -> dict[str, np.ndarra
 # The arithmetic.
 
 
-def test_values_are_those_of_float64_and_dtypes_those_of_the_model() -> None:
+def test_values_are_those_of_float64_and_dtypes_those_of_the_model():
     x = torch.linspace(-3, 3, 35).reshape(5, 7)
     with ExactMode():
         a = computed(x)
@@ -71,11 +66,11 @@ def test_values_are_those_of_float64_and_dtypes_those_of_the_model() -> None:
         lambda x: torch.cumsum(torch.exp(x), 0),
     ],
 )
-def test_noise_is_as_large_as_what_float32_does(function: Callable[[Tensor], Tensor]) -> None:
+def test_noise_is_as_large_as_what_float32_does(function):
     x = torch.randn(11, 13, generator=torch.Generator().manual_seed(1))
     float32 = function(x)
 
-    def run(arithmetic: Any) -> Tensor:
+    def run(arithmetic):
         with arithmetic:
             found = function(computed(x))
         return value_of(found)
@@ -93,19 +88,19 @@ def test_noise_is_as_large_as_what_float32_does(function: Callable[[Tensor], Ten
 class Attend(nn.Module):
     """Attention with values of its own: (B, H, T, K) to the same."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.value = nn.Parameter(torch.randn(2, 3, 61, 31, generator=torch.Generator().manual_seed(4)))
 
-    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+    def forward(self, query, key):
         return nn.functional.scaled_dot_product_attention(query, key, self.value)
 
 
-def test_noise_of_gradients_is_as_large_as_what_fused_attention_does_with_sharp_weights() -> None:
+def test_noise_of_gradients_is_as_large_as_what_fused_attention_does_with_sharp_weights():
     model, generator = Attend(), torch.Generator().manual_seed(3)
     query, key, cotangent = (torch.randn(2, 3, 61, 31, generator=generator) * by for by in (3, 3, 1))
 
-    def gradient(arithmetic: Any) -> Tensor:
+    def gradient(arithmetic):
         given = [computed(query), computed(key)]
         parameters = {"value": computed(model.value).requires_grad_(True)}
         with plainly(), arithmetic:
@@ -129,7 +124,7 @@ def test_what_a_half_precision_delivered_may_have_been_used_before_it_was_rounde
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-def test_another_form_of_attention_agrees(gradients: bool) -> None:
+def test_another_form_of_attention_agrees(gradients):
     verdict = compare(encoder(), encoder(Fused), texts(), gradients=gradients)
     assert verdict.status == "agrees"
     judged = {row.tensor for row in verdict.table if row.status == "agrees"}
@@ -139,25 +134,25 @@ def test_another_form_of_attention_agrees(gradients: bool) -> None:
 
 
 @pytest.mark.parametrize("way", ["bfloat16", "float16"])
-def test_a_lower_precision_agrees_by_its_own_rules(way: str) -> None:
+def test_a_lower_precision_agrees_by_its_own_rules(way):
     verdict = compare(encoder(), inputs=texts(), way=way)
     assert verdict.status == "agrees"
     assert 0 < verdict.worst <= 1
 
 
-def test_a_model_beside_itself_has_the_same_bits_at_once() -> None:
+def test_a_model_beside_itself_has_the_same_bits_at_once():
     verdict = compare(encoder(), encoder(), texts())
     assert verdict.status == "agrees"
     assert {row.note for row in verdict.table} == {"the same bits as the reference's own run"}
 
 
-def test_standard_texts_are_made_for_a_module_that_takes_ids() -> None:
+def test_standard_texts_are_made_for_a_module_that_takes_ids():
     class Ids(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.rows = nn.Embedding(17, 3)
 
-        def forward(self, input_ids: Tensor) -> Tensor:
+        def forward(self, input_ids):
             return self.rows(input_ids)
 
     assert compare(Ids().eval()).passed
@@ -166,33 +161,33 @@ def test_standard_texts_are_made_for_a_module_that_takes_ids() -> None:
 # Wrong ones.
 
 
-def epsilon(model: Encoder) -> None:
+def epsilon(model):
     model.layers[1].norm1.eps = 1e-3
 
 
-def tanh(model: Encoder) -> None:
+def tanh(model):
     model.layers[0].act = nn.GELU(approximate="tanh")
 
 
-def transposed(model: Encoder) -> None:
+def transposed(model):
     weight = model.layers[1].attention.value.weight.data
     weight.copy_(weight.T.clone())
 
 
-def rounded(model: Encoder) -> None:
+def rounded(model):
     weight = model.layers[0].outer.weight.data
     weight.copy_(weight.bfloat16().float())
 
 
-def unscaled(model: Encoder) -> None:
+def unscaled(model):
     model.layers[1].attention.scaling = 1.0
 
 
-def unbiased(model: Encoder) -> None:
+def unbiased(model):
     model.classifier.bias.data.zero_()
 
 
-def mixed(model: Encoder) -> None:
+def mixed(model):
     weight = model.layers[0].attention.key.weight.data
     weight.copy_(weight.reshape(HEADS, -1, WIDTH).transpose(0, 1).reshape(WIDTH, WIDTH).clone())
 
@@ -209,7 +204,7 @@ BUGS = {
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
-def test_a_bug_is_found_where_it_is_and_named(bug: Callable[[Encoder], None]) -> None:
+def test_a_bug_is_found_where_it_is_and_named(bug):
     wrong = encoder()
     bug(wrong)
     verdict = compare(encoder(), wrong, texts())
@@ -221,9 +216,9 @@ def test_a_bug_is_found_where_it_is_and_named(bug: Callable[[Encoder], None]) ->
     assert "made between" in str(verdict)
 
 
-def test_a_wrong_derivative_is_said_to_be_one_alone() -> None:
+def test_a_wrong_derivative_is_said_to_be_one_alone():
     class Detached(nn.LayerNorm):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             mean = x.mean(-1, keepdim=True).detach()
             variance = (x - mean).square().mean(-1, keepdim=True).detach()
             return (x - mean) / torch.sqrt(variance + self.eps) * self.weight + self.bias
@@ -238,7 +233,7 @@ def test_a_wrong_derivative_is_said_to_be_one_alone() -> None:
     assert "only gradients diverge" in str(verdict)
 
 
-def test_rows_that_see_no_key_are_recognised_and_may_be_declared() -> None:
+def test_rows_that_see_no_key_are_recognised_and_may_be_declared():
     inputs = texts()
     inputs["attention_mask"][1] = 0
     verdict = compare(encoder(), encoder(Fused), inputs)
@@ -247,7 +242,7 @@ def test_rows_that_see_no_key_are_recognised_and_may_be_declared() -> None:
     assert compare(encoder(), encoder(Fused), inputs, declared=["blind_rows_zero"]).passed
 
 
-def test_rows_of_padding_need_not_be_computed_where_that_is_declared() -> None:
+def test_rows_of_padding_need_not_be_computed_where_that_is_declared():
     inputs = texts()
     found = activations(encoder(), inputs)
     padded = inputs["attention_mask"].numpy() == 0
@@ -259,7 +254,7 @@ def test_rows_of_padding_need_not_be_computed_where_that_is_declared() -> None:
     assert verdict.passed
 
 
-def test_assert_same_fails_with_the_first_divergence() -> None:
+def test_assert_same_fails_with_the_first_divergence():
     wrong = encoder()
     tanh(wrong)
     assert_same(encoder(), encoder(Fused), texts())
@@ -270,14 +265,14 @@ def test_assert_same_fails_with_the_first_divergence() -> None:
 # Kinds of candidates.
 
 
-def test_arrays_a_file_and_functions_are_candidates(tmp_path: Path) -> None:
+def test_arrays_a_file_and_functions_are_candidates(tmp_path):
     inputs = texts()
     arrays = activations(encoder(Fused), inputs)
     save_file(
         {name: np.ascontiguousarray(array) for name, array in arrays.items()}, tmp_path / "made.safetensors"
     )
 
-    def function(**given: np.ndarray) -> dict[str, np.ndarray]:
+    def function(**given):
         assert given["input_ids"].shape == (3, TOKENS)
         return {"layers.0.norm1": arrays["layers.0.norm1"]}
 
@@ -286,7 +281,7 @@ def test_arrays_a_file_and_functions_are_candidates(tmp_path: Path) -> None:
         assert verdict.passed, verdict
 
 
-def test_names_are_mapped_by_patterns_and_proposed_by_values(tmp_path: Path) -> None:
+def test_names_are_mapped_by_patterns_and_proposed_by_values(tmp_path):
     inputs = texts()
     arrays = activations(encoder(Fused), inputs)
     foreign = {
@@ -308,7 +303,7 @@ def test_names_are_mapped_by_patterns_and_proposed_by_values(tmp_path: Path) -> 
 # What the inputs could have shown.
 
 
-def test_a_proof_says_which_bugs_a_comparison_would_have_found() -> None:
+def test_a_proof_says_which_bugs_a_comparison_would_have_found():
     proofs = {one.bug: one for one in prove(prepare(encoder(), encoder(Fused), texts()))}
     assert proofs["mask_left_out"].found == proofs["mask_left_out"].tried > 0
     assert sum(one.found for one in proofs.values()) >= 0.9 * sum(
@@ -316,9 +311,9 @@ def test_a_proof_says_which_bugs_a_comparison_would_have_found() -> None:
     )
 
 
-def test_a_model_that_looks_at_other_samples_is_found() -> None:
+def test_a_model_that_looks_at_other_samples_is_found():
     class Leaking(Encoder):
-        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        def forward(self, input_ids, attention_mask):
             found = super().forward(input_ids, attention_mask)
             return found | {"logits": found["logits"] + 1e-3 * found["logits"].mean(0)}
 
@@ -350,7 +345,7 @@ def test_a_model_that_looks_at_other_samples_is_found() -> None:
         (lambda: compare(encoder(), "no.such.module:f", texts()), "gave no result: ModuleNotFoundError"),
     ],
 )
-def test_nonsense_is_refused_in_one_line(make: Callable[[], Any], message: str) -> None:
+def test_nonsense_is_refused_in_one_line(make, message):
     with pytest.raises(SpecError, match=message) as caught:
         make()
     assert len(caught.value.problems) == 1
@@ -359,7 +354,7 @@ def test_nonsense_is_refused_in_one_line(make: Callable[[], Any], message: str) 
 # The command.
 
 
-def test_the_command_judges_writes_and_exits(tmp_path: Path) -> None:
+def test_the_command_judges_writes_and_exits(tmp_path):
     inputs = {name: tensor.numpy() for name, tensor in texts().items()}
     save_file(inputs, tmp_path / "inputs.safetensors")
     wrong = activations(encoder(), texts())
@@ -379,7 +374,7 @@ def test_the_command_judges_writes_and_exits(tmp_path: Path) -> None:
     assert concord("compare", "tests.toys.modules:nothing", *given).returncode == 2
 
 
-def test_numbers_that_are_not_finite_are_compared_as_such() -> None:
+def test_numbers_that_are_not_finite_are_compared_as_such():
     found = activations(encoder(), texts())
     found["layers.0.inner"][0, 0, 0] = math.nan
     verdict = compare(encoder(), copy.deepcopy(found), texts())

@@ -1,14 +1,10 @@
 """Training in lockstep: resynchronised steps, free-running ones, and what is said of those that diverge."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace
 from functools import reduce
 from html import unescape
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +52,7 @@ DROPOUT = {
     f"dropout_{site}": 0.1
     for site in ("embeddings", "weights", "attention", "activation", "feed_forward", "output", "head")
 }
-ADAMW: dict[str, Any] = {
+ADAMW = {
     "algorithm": "adam",
     "learning_rate": 0.01,
     "weight_decay": 0.1,
@@ -73,7 +69,7 @@ ADAMW: dict[str, Any] = {
 }
 
 
-def case(dtype: str = "float32", steps: int = 5, **fields: Any) -> JudgedTraining:
+def case(dtype="float32", steps=5, **fields):
     """Return some steps of two batches each, the last one of a single batch."""
     batches = [
         spec.example_batch(CONFIG, batch=3 - number % 2, tokens=5, seed=number, padding="ragged")
@@ -91,7 +87,7 @@ def case(dtype: str = "float32", steps: int = 5, **fields: Any) -> JudgedTrainin
 class Sevens(Stepping):
     """Says after a step that every weight is seven; from its step ``late`` on, that everything is."""
 
-    def step(self, batches: Any, report: bool = False) -> Any:
+    def step(self, batches, report=False):
         wholly = 0 < self.late <= self.steps
         found = super().step(batches, report)
         return {
@@ -104,7 +100,7 @@ class Sevens(Stepping):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("mode", [resynchronised, free_running])
-def test_right_training_agrees_at_every_step(mode: Any, dtype: str) -> None:
+def test_right_training_agrees_at_every_step(mode, dtype):
     asked = case(dtype)
     (track,) = mode(asked, [Candidate("toy", Stepping(asked))])
     assert (track.status, track.steps, track.first_divergence) == ("agrees", 5, None)
@@ -133,9 +129,7 @@ def test_right_training_agrees_at_every_step(mode: Any, dtype: str) -> None:
         ({"accumulation_mean": "batches"}, "gradients.", "GRD-1", ("OPT-10",)),
     ],
 )
-def test_wrong_step_shows_at_its_own_step_with_its_cause(
-    fields: dict[str, Any], tensor: str, clause: str, explained: tuple[str, ...]
-) -> None:
+def test_wrong_step_shows_at_its_own_step_with_its_cause(fields, tensor, clause, explained):
     asked = case()
     (track,) = resynchronised(asked, [Candidate("toy", Stepping(case(**fields), late=2, usual=asked))])
     assert track.first_divergence is not None
@@ -148,7 +142,7 @@ def test_wrong_step_shows_at_its_own_step_with_its_cause(
     assert "from step 3 on" in track.first.text
 
 
-def test_cause_that_steps_which_agree_contradict_is_not_named() -> None:
+def test_cause_that_steps_which_agree_contradict_is_not_named():
     asked = case()
     late = Candidate("toy", Stepping(case(epsilon=1e-6), late=2, usual=asked))
     (track,) = resynchronised(asked, [late], stop_first=True)
@@ -156,7 +150,7 @@ def test_cause_that_steps_which_agree_contradict_is_not_named() -> None:
     assert (track.first.step, track.first.cause) == (2, None)
 
 
-def test_free_running_leaves_its_envelope_after_a_wrong_step_and_stays_beyond() -> None:
+def test_free_running_leaves_its_envelope_after_a_wrong_step_and_stays_beyond():
     asked = case(steps=6)
     (track,) = free_running(
         asked, [Candidate("toy", Stepping(case(steps=6, epsilon=1e-6), late=3, usual=asked))]
@@ -165,7 +159,7 @@ def test_free_running_leaves_its_envelope_after_a_wrong_step_and_stays_beyond() 
     assert (track.first.step, track.diverged) == (3, 3)
 
 
-def test_backends_with_and_without_deviations_are_each_judged_by_their_own() -> None:
+def test_backends_with_and_without_deviations_are_each_judged_by_their_own():
     asked = case()
     rounding = {"optimizer_constant_bits": 12.0}
     own = replace(asked, deviations=rounding)
@@ -184,14 +178,14 @@ def test_backends_with_and_without_deviations_are_each_judged_by_their_own() -> 
 
 @pytest.mark.clause("OPT-7", "ALG-7")
 @pytest.mark.parametrize("clipping", ["global_norm", "group_norm"])
-def test_norm_of_many_tensors_may_be_summed_term_by_term(clipping: str) -> None:
+def test_norm_of_many_tensors_may_be_summed_term_by_term(clipping):
     recipe = Recipe(algorithm="sgd", learning_rate=0.1, clipping=clipping, clip_at=1.0)
     given = {
         str(number): np.random.default_rng(number).normal(0, 0.1, 1009).astype(np.float32)
         for number in range(127)
     }
 
-    def found(arithmetic: Arithmetic) -> Any:
+    def found(arithmetic):
         scaled, _ = clipped(
             arithmetic, recipe, {name: arithmetic.leaf(array) for name, array in given.items()}
         )
@@ -207,16 +201,16 @@ def test_norm_of_many_tensors_may_be_summed_term_by_term(clipping: str) -> None:
     )
 
 
-def clipping_case(dtype: str, **fields: Any) -> JudgedTraining:
+def clipping_case(dtype, **fields):
     """Return training whose gradients are clipped at each step, of numbers that float16 has."""
     return case(dtype, steps=2, **{"clip_at": 0.25, "epsilon": 1e-3, **fields})
 
 
 @pytest.mark.clause("OPT-7", "ALG-7")
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
-def test_clipping_by_the_norm_of_one_flat_buffer_is_right_and_a_wrong_clip_is_not(dtype: str) -> None:
+def test_clipping_by_the_norm_of_one_flat_buffer_is_right_and_a_wrong_clip_is_not(dtype):
     asked, off = clipping_case(dtype), 0.25 if dtype == "float16" else 0.01
-    ways: dict[str, dict[str, Any]] = {
+    ways = {
         "right": {},
         "right within the norm's tolerance": {
             "off": {"float64": 2.0**-47, "float32": 2.0**-18, "float16": 2.0**-8}[dtype]
@@ -239,7 +233,7 @@ def test_clipping_by_the_norm_of_one_flat_buffer_is_right_and_a_wrong_clip_is_no
 
 
 @pytest.mark.clause("OPT-7", "ALG-7")
-def test_clipping_of_gradients_whose_squares_float16_has_not_is_right() -> None:
+def test_clipping_of_gradients_whose_squares_float16_has_not_is_right():
     asked = clipping_case("float16", clip_at=2.0**-8)
     asked = replace(
         asked,
@@ -253,7 +247,7 @@ def test_clipping_of_gradients_whose_squares_float16_has_not_is_right() -> None:
 
 
 @pytest.mark.parametrize("mode", [resynchronised, free_running])
-def test_step_from_a_state_out_of_range_is_undetermined_and_not_wrong(mode: Any) -> None:
+def test_step_from_a_state_out_of_range_is_undetermined_and_not_wrong(mode):
     huge = {
         "algorithm": "sgd",
         "learning_rate": 2.0**25,
@@ -285,9 +279,7 @@ def test_step_from_a_state_out_of_range_is_undetermined_and_not_wrong(mode: Any)
         ({}, 1.0, [2.0, np.inf], {"gradients", "norm", "parameters"}),
     ],
 )
-def test_what_follows_from_numbers_out_of_range_is_undetermined(
-    state: dict[str, Any], losses: float, gradients: list[float], undetermined: set[str]
-) -> None:
+def test_what_follows_from_numbers_out_of_range_is_undetermined(state, losses, gradients, undetermined):
     values = {
         "losses.0": losses,
         "gradients.a": gradients[0],
@@ -304,7 +296,7 @@ def test_what_follows_from_numbers_out_of_range_is_undetermined(
     assert {name.split(".")[2] for name, sigma in found.sigmas.items() if np.isnan(sigma)} == undetermined
 
 
-def test_session_that_returns_or_raises_nonsense_is_a_row_and_the_others_go_on() -> None:
+def test_session_that_returns_or_raises_nonsense_is_a_row_and_the_others_go_on():
     asked = case(steps=2)
     said = {
         "Right": ("agrees", 2, ""),
@@ -366,7 +358,7 @@ def test_session_that_returns_or_raises_nonsense_is_a_row_and_the_others_go_on()
     assert found == said
 
 
-def test_fault_of_the_judge_is_a_row_and_is_not_the_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_of_the_judge_is_a_row_and_is_not_the_backends(monkeypatch):
     asked = case(steps=2)
     monkeypatch.setattr("concord.conformance.lockstep.outcome.cause_of", lambda first, others: 1 / 0)
     tracks = resynchronised(
@@ -388,16 +380,14 @@ def test_fault_of_the_judge_is_a_row_and_is_not_the_backends(monkeypatch: pytest
         ({"epsilon": 1e-7}, "hyperparameters", "OPT-1", "epsilon is 1e-07 but must be 1e-08"),
     ],
 )
-def test_preflight_names_what_is_going_to_be_done_otherwise(
-    fields: dict[str, Any], subject: str, clause: str, words: str
-) -> None:
+def test_preflight_names_what_is_going_to_be_done_otherwise(fields, subject, clause, words):
     asked, other = case(), Stepping(case(**fields))
     (found,) = differences(asked, right_plan(asked), "toy", other.plan(asked.training.steps), {})
     assert (found.subject, found.clause) == (subject, clause)
     assert words in found.text
 
 
-def test_preflight_finds_batches_in_another_order_and_right_ones_right() -> None:
+def test_preflight_finds_batches_in_another_order_and_right_ones_right():
     asked = case()
     steps = [*asked.training.steps]
     assert not differences(asked, right_plan(asked), "toy", Stepping(asked).plan(steps), {})
@@ -408,7 +398,7 @@ def test_preflight_finds_batches_in_another_order_and_right_ones_right() -> None
     assert "which is batch 1 of step 3" in found[0].text
 
 
-def test_preflight_takes_constants_as_a_backend_declares_to_hold_them() -> None:
+def test_preflight_takes_constants_as_a_backend_declares_to_hold_them():
     asked = case("float64")
     held = Stepping(asked).plan(asked.training.steps)
     held = replace(held, constants={name: float(np.float32(value)) for name, value in held.constants.items()})
@@ -416,7 +406,7 @@ def test_preflight_takes_constants_as_a_backend_declares_to_hold_them() -> None:
     assert not differences(asked, right_plan(asked), "toy", held, {"optimizer_constant_bits": 24})
 
 
-def outcome(mode: str = "resynchronised") -> Lockstep:
+def outcome(mode="resynchronised"):
     asked = case(steps=4)
     candidates = [
         Candidate("right", Stepping(asked)),
@@ -426,7 +416,7 @@ def outcome(mode: str = "resynchronised") -> Lockstep:
     return Lockstep(mode, "float32", about(asked, Setup()), tuple(tracks), (), rates(asked.training), {}, 3.0)
 
 
-def test_record_of_lockstep_is_read_back_and_makes_a_page(tmp_path: Path) -> None:
+def test_record_of_lockstep_is_read_back_and_makes_a_page(tmp_path):
     found = outcome()
     assert found.exit_code == 1
     record.write(tmp_path / "lockstep.json", record.made(found, "lockstep", "four steps"))
@@ -440,7 +430,7 @@ def test_record_of_lockstep_is_read_back_and_makes_a_page(tmp_path: Path) -> Non
 
 
 @pytest.mark.clause("OPT-11")
-def test_section_that_no_step_judges_keeps_training_from_agreeing() -> None:
+def test_section_that_no_step_judges_keeps_training_from_agreeing():
     asked = case("bfloat16", steps=2)  # beta2 is 1 there: a right framework divides by zero, or does not
     tracks = resynchronised(asked, [Candidate("right", Stepping(asked)), Candidate("sevens", Sevens(asked))])
     assert [(track.status, track.unjudged) for track in tracks] == [("undetermined", ("parameters",))] * 2
@@ -451,12 +441,12 @@ def test_section_that_no_step_judges_keeps_training_from_agreeing() -> None:
     assert [track["unjudged"] for track in json.loads(record.text(made))["tracks"]] == [["parameters"]] * 2
     console = Console(width=200, file=io.StringIO())
     show(found, console, "two steps")
-    for text in (console.file.getvalue(), page(made)):  # type: ignore[attr-defined]
+    for text in (console.file.getvalue(), page(made)):
         assert (
             "not judged: parameters at 2 of 2 steps: bfloat16 does not hold the recipe's beta2, "
             "weight_decay (OPT-11); train with numbers" in " ".join(unescape(text).split())
         )
-    printed = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    printed = console.file.getvalue().splitlines()
     (row,) = [line for line in printed if line.startswith("│ parameters")]
     assert row.count("not judged") == 2
     assert "right: parameters not judged; sevens: parameters not judged." in page(made)
@@ -465,7 +455,7 @@ def test_section_that_no_step_judges_keeps_training_from_agreeing() -> None:
     assert all(f"<li>{line}</li>" in page(made) for line in lost)
 
 
-def test_section_that_one_step_judges_is_judged_and_the_others_are_told() -> None:
+def test_section_that_one_step_judges_is_judged_and_the_others_are_told():
     known, unknown = (
         Verdict([Row("steps.0.losses.0", "LOS-2", "agrees"), Row("steps.0.norm", "OPT-7", status)])
         for status in ("agrees", "undetermined")
@@ -486,7 +476,7 @@ def test_section_that_one_step_judges_is_judged_and_the_others_are_told() -> Non
     ]
 
 
-def test_training_of_which_a_section_is_judged_nowhere_is_not_said_to_be_right() -> None:
+def test_training_of_which_a_section_is_judged_nowhere_is_not_said_to_be_right():
     asked = case("bfloat16", steps=2)
     asked = replace(asked, training=replace(asked.training, reported=(0, 1)))
     session = Stepping(asked)
@@ -507,7 +497,7 @@ def test_training_of_which_a_section_is_judged_nowhere_is_not_said_to_be_right()
         (["agrees", "refused"], 3),
     ],
 )
-def test_lockstep_passes_only_if_something_was_judged(statuses: list[str], code: int) -> None:
+def test_lockstep_passes_only_if_something_was_judged(statuses, code):
     assert (
         Lockstep(
             "resynchronised", "float32", {}, tuple(Track("toy", status) for status in statuses)
@@ -516,9 +506,9 @@ def test_lockstep_passes_only_if_something_was_judged(statuses: list[str], code:
     )
 
 
-def test_standard_case_meets_what_training_branches_on() -> None:
+def test_standard_case_meets_what_training_branches_on():
     asked = standard(steps=40)
-    trajectory, norms = asked.trajectory(Arithmetic()), list[float]()
+    trajectory, norms = asked.trajectory(Arithmetic()), []
     for batches in asked.training.steps:
         trajectory.step(batches, lambda name, values: norms.append(float(values)) if name == "norm" else None)
     limit, shares = asked.training.recipe.clip_at or 0.0, [len(batches) for batches in asked.training.steps]
@@ -549,8 +539,8 @@ def test_standard_case_meets_what_training_branches_on() -> None:
 
 
 def test_standard_case_shows_means_of_means_and_positions_that_are_not_trained(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr("concord.conformance.lockstep.outcome.cause_of", lambda first, others: None)
     first = {
         "mean_of_means": "gradients",
@@ -576,7 +566,7 @@ def test_standard_case_shows_means_of_means_and_positions_that_are_not_trained(
     )
 
 
-DECAYS: dict[str, Any] = {
+DECAYS = {
     "product": lambda weights, rate: weights * np.float32(1 - rate * 0.01),
     "difference": lambda weights, rate: weights - weights * np.float32(rate * 0.01),
     "with the rate last": lambda weights, rate: weights - np.float32(rate) * (np.float32(0.01) * weights),
@@ -584,7 +574,7 @@ DECAYS: dict[str, Any] = {
 }
 
 
-def test_decay_that_is_rounded_alike_in_every_step_stays_in_the_envelope() -> None:
+def test_decay_that_is_rounded_alike_in_every_step_stays_in_the_envelope():
     rates = [0.001 * (1 - step / 1999) for step in range(1999)]
     weights = np.random.default_rng(7).normal(0, 0.02, (3, 389)).astype(np.float32)
     weights[0, 0] = (
@@ -592,7 +582,7 @@ def test_decay_that_is_rounded_alike_in_every_step_stays_in_the_envelope() -> No
     )
     recipe = Recipe(algorithm="sgd", learning_rate=0.001, weight_decay=0.01, decay_form="times_rate")
 
-    def trained(arithmetic: Arithmetic) -> Any:
+    def trained(arithmetic):
         optimizer, still = (
             ReferenceOptimizer(arithmetic, recipe, {"w": "embedding"}),
             arithmetic.leaf(np.zeros(weights.shape)),

@@ -3,31 +3,26 @@
 The catalogue is sound, edits leave no trace, and every bug is found at the right tensor.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import json
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from concord import backends, spec
-from concord.backends.interface import Request, Run, Unsupported
+from concord.backends.interface import Request, Unsupported
 from concord.backends.wire import WorkerFailure
-from concord.backends.worker import Worker
 from concord.cli import main
-from concord.conformance.bugs.bug import REFUSED, Bug
+from concord.conformance.bugs.bug import REFUSED
 from concord.conformance.bugs.catalogue import ALL, BUGS, GROUPS, KNOWN
 from concord.conformance.bugs.precision import EMULATIONS
 from concord.conformance.judging import judge
 from concord.conformance.mutants.matrix import Finding, Hunt, Matrix, chosen, plugin
 from concord.conformance.mutants.table import show
-from concord.spec.cases import SCENARIOS, Case, build_case, scenarios_of
+from concord.spec.cases import SCENARIOS, build_case, scenarios_of
 from concord.spec.errors import SpecError
 from tests.toys.surroundings import EACH_BACKEND, errors, sample_of
 
@@ -42,20 +37,20 @@ SPECIFICATION = (Path(__file__).parent.parent / "spec" / "SPEC.md").read_text()
 
 
 @pytest.fixture(params=EACH_BACKEND)
-def mutated(request: pytest.FixtureRequest, open_worker: Callable[[str], Worker]) -> tuple[str, Worker]:
+def mutated(request, open_worker):
     """Each of the four backends in turn, with bugs on request, in a process of its own."""
     return request.param, open_worker(plugin(request.param))
 
 
-def case_of(mutant: Bug) -> Case:
+def case_of(mutant):
     return build_case(mutant.variant, mutant.scenario, options=dict(mutant.options))
 
 
-def request_of(case: Case) -> Request:
+def request_of(case):
     return Request(case.config, case.weights, case.batch, case.part, "float64")
 
 
-def arrays_of(run: Run) -> dict[str, Any]:
+def arrays_of(run):
     return {
         "output": run.output,
         "loss": run.loss,
@@ -67,7 +62,7 @@ def arrays_of(run: Run) -> dict[str, Any]:
 # The catalogue.
 
 
-def test_catalogue_is_large_and_has_every_group() -> None:
+def test_catalogue_is_large_and_has_every_group():
     assert len(VISIBLE) >= 80
     assert len(EDITS) >= 240
     assert EQUIVALENT
@@ -75,7 +70,7 @@ def test_catalogue_is_large_and_has_every_group() -> None:
 
 
 @pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
-def test_mutant_is_documented_and_changes_one_thing(mutant: Bug) -> None:
+def test_mutant_is_documented_and_changes_one_thing(mutant):
     assert mutant.name.replace("_", "").isalnum()
     assert mutant.name == mutant.name.lower()
     assert mutant.what.endswith(".")
@@ -107,11 +102,11 @@ def test_mutant_is_documented_and_changes_one_thing(mutant: Bug) -> None:
 # In the backends.
 
 
-def test_clean_run_after_mutated_ones_is_the_same_bit_for_bit(mutated: tuple[str, Worker]) -> None:
+def test_clean_run_after_mutated_ones_is_the_same_bit_for_bit(mutated):
     _, worker = mutated
     case, one = build_case("bert", "ragged"), build_case("bert", "single")
 
-    def clean() -> Mapping[str, Any]:
+    def clean():
         return arrays_of(worker.run(case.config, case.weights, case.batch, dtype="float32"))
 
     before = clean()
@@ -134,7 +129,7 @@ def test_clean_run_after_mutated_ones_is_the_same_bit_for_bit(mutated: tuple[str
     sample_of([*VISIBLE, *EDITS], lambda _, mutant: mutant.name in KINDS.values()),
     ids=lambda mutant: mutant.name,
 )
-def test_mutant_is_found_at_the_right_tensor(mutated: tuple[str, Worker], mutant: Bug) -> None:
+def test_mutant_is_found_at_the_right_tensor(mutated, mutant):
     name, worker = mutated
     finding = Hunt(name, worker=worker, diagnosing=False).find(mutant, everywhere=False)
     assert finding.status == "found", finding
@@ -145,21 +140,18 @@ def test_mutant_is_found_at_the_right_tensor(mutated: tuple[str, Worker], mutant
     ("name", "implementation", "execution"),
     [("norm_gain_from_zero", "@library", "eager"), ("mask_causal_too", "", "compiled")],
 )
-def test_mutant_is_found_in_other_implementations_and_executions(
-    mutated: tuple[str, Worker], name: str, implementation: str, execution: str
-) -> None:
+def test_mutant_is_found_in_other_implementations_and_executions(mutated, name, implementation, execution):
     case, asked = case_of(BUGS[name]), f"mutant:{name}{implementation}"
     run = mutated[1].run(
         case.config, case.weights, case.batch, dtype="float32", implementation=asked, execution=execution
     )
     row = judge(case.config, case.weights, case.batch, run).first_divergence
-    assert row is not None
     assert BUGS[name].rightly_first(row.tensor)
 
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("mutant", EQUIVALENT, ids=lambda mutant: mutant.name)
-def test_equivalent_mutant_is_not_called_a_bug(mutated: tuple[str, Worker], mutant: Bug) -> None:
+def test_equivalent_mutant_is_not_called_a_bug(mutated, mutant):
     name, worker = mutated
     finding = Hunt(name, worker=worker, diagnosing=False).find(mutant)
     assert finding.status == "equivalent", finding
@@ -167,9 +159,7 @@ def test_equivalent_mutant_is_not_called_a_bug(mutated: tuple[str, Worker], muta
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("emulation", [*EMULATIONS, "tf32@library"])
-def test_products_in_tf32_conform_to_tf32_and_not_to_float32(
-    mutated: tuple[str, Worker], emulation: str
-) -> None:
+def test_products_in_tf32_conform_to_tf32_and_not_to_float32(mutated, emulation):
     case = build_case("bert", "ragged")
     run = mutated[1].run(
         case.config, case.weights, case.batch, dtype="float32", implementation=f"emulate:{emulation}"
@@ -178,7 +168,7 @@ def test_products_in_tf32_conform_to_tf32_and_not_to_float32(
     assert not judge(case.config, case.weights, case.batch, run).passed
 
 
-def test_what_a_backend_has_not_is_refused(mutated: tuple[str, Worker]) -> None:
+def test_what_a_backend_has_not_is_refused(mutated):
     _, worker = mutated
     case = build_case("bert", "single")
     with pytest.raises(SpecError, match="unknown mutant 'mask_mising': did you mean 'mask_missing'"):
@@ -189,7 +179,7 @@ def test_what_a_backend_has_not_is_refused(mutated: tuple[str, Worker]) -> None:
         worker.run(case.config, case.weights, case.batch, implementation="mutant:mask_missing@library")
 
 
-def test_clean_backend_has_no_mutants(worker: Worker) -> None:
+def test_clean_backend_has_no_mutants(worker):
     case = build_case("bert", "single")
     with pytest.raises(Unsupported, match=f"{worker.name} has no implementation 'mutant:mask_missing'"):
         worker.run(case.config, case.weights, case.batch, implementation="mutant:mask_missing")
@@ -198,7 +188,7 @@ def test_clean_backend_has_no_mutants(worker: Worker) -> None:
 # The matrix.
 
 
-def finding(status: str, backend: str = "torch", mutant: str = "mask_missing", **fields: Any) -> Finding:
+def finding(status, backend="torch", mutant="mask_missing", **fields):
     return Finding(mutant, backend, status, **{"tensor": "logits", "margin": 3e8, **fields})
 
 
@@ -216,24 +206,24 @@ def finding(status: str, backend: str = "torch", mutant: str = "mask_missing", *
         (3, [], ()),
     ],
 )
-def test_exit_code_of_a_matrix(code: int, statuses: list[str], asked: tuple[str, ...]) -> None:
+def test_exit_code_of_a_matrix(code, statuses, asked):
     assert Matrix([finding(status) for status in statuses], asked).exit_code == code
 
 
 class Imagined(Hunt):
     """Finds each mutant where it is told, and notes where it looked."""
 
-    def __init__(self, found: dict[tuple[str, str], str]) -> None:
+    def __init__(self, found):
         super().__init__("torch")
         self.found, self.looked = found, []
 
-    def look(self, mutant: Bug, scenario: str, dtype: str, certain: bool = False) -> Finding | None:
+    def look(self, mutant, scenario, dtype, certain=False):
         self.looked.append((scenario, dtype))
         tensor = self.found.get((scenario, dtype))
-        return tensor and finding("found" if mutant.rightly_first(tensor) else "misplaced", tensor=tensor)  # type: ignore[return-value]
+        return tensor and finding("found" if mutant.rightly_first(tensor) else "misplaced", tensor=tensor)
 
 
-def test_a_mutant_is_looked_for_at_home_first_and_then_everywhere() -> None:
+def test_a_mutant_is_looked_for_at_home_first_and_then_everywhere():
     mutant = BUGS["norm_epsilon_outside"]
     hunt = Imagined({("single", "float64"): "embeddings.norm"})
     found = hunt.find(mutant)
@@ -247,7 +237,7 @@ def test_a_mutant_is_looked_for_at_home_first_and_then_everywhere() -> None:
     assert Imagined({("tiny", "float32"): "logits"}).find(mutant).status == "misplaced"
 
 
-def test_a_mutant_found_where_nothing_can_show_it_is_an_alarm() -> None:
+def test_a_mutant_found_where_nothing_can_show_it_is_an_alarm():
     mutant = BUGS["mask_constant_through_float32"]
     hunt = Imagined({("ragged", "float64"): mutant.first[0]})
     assert hunt.find(mutant).status == "found"
@@ -258,10 +248,8 @@ def test_a_mutant_found_where_nothing_can_show_it_is_an_alarm() -> None:
 
 
 @pytest.fixture
-def invoke(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[Any, str, str]]:
-    def run(*arguments: str, columns: int = 200) -> tuple[Any, str, str]:
+def invoke(monkeypatch, capsys):
+    def run(*arguments, columns=200):
         monkeypatch.setattr(sys, "argv", ["concord", "mutants", *arguments])
         monkeypatch.setenv("COLUMNS", str(columns))
         with pytest.raises(SystemExit) as ended:
@@ -271,7 +259,7 @@ def invoke(
     return run
 
 
-def test_matrix_is_legible(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrix_is_legible(capsys, monkeypatch):
     from rich.console import Console
 
     monkeypatch.setenv("COLUMNS", "80")
@@ -293,9 +281,7 @@ def test_matrix_is_legible(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 
 
 @pytest.mark.xdist_group("torch")
-def test_command_shows_the_matrix(
-    invoke: Callable[..., tuple[Any, str, str]], open_worker: Callable[[str], Worker], tmp_path: Path
-) -> None:
+def test_command_shows_the_matrix(invoke, open_worker, tmp_path):
     open_worker(plugin("torch"))  # or skip
     file = tmp_path / "matrix.json"
     code, printed, said = invoke(
@@ -332,7 +318,7 @@ def test_command_shows_the_matrix(
     assert 'class="heat"' in page
 
 
-def test_a_group_is_all_of_its_mutants_each_once() -> None:
+def test_a_group_is_all_of_its_mutants_each_once():
     found = chosen(["last_batch_dropped", "data", "mask_missing"])
     assert found[0].name == "last_batch_dropped"
     assert {mutant.name for mutant in found} == {
@@ -342,7 +328,7 @@ def test_a_group_is_all_of_its_mutants_each_once() -> None:
     assert len(found) == len({mutant.name for mutant in found}) > 9
 
 
-def test_command_refuses_all_unknown_names_at_once(invoke: Callable[..., tuple[Any, str, str]]) -> None:
+def test_command_refuses_all_unknown_names_at_once(invoke):
     code, _, said = invoke("--backend", "torsh", "--mutant", "mask_mising", "--threads", "0")
     assert code == 2
     assert "--threads is 0" in said
@@ -353,13 +339,13 @@ def test_command_refuses_all_unknown_names_at_once(invoke: Callable[..., tuple[A
 # The standard cases: none can be done without.
 
 
-def test_every_scenario_has_a_mutant_that_it_alone_shows() -> None:
+def test_every_scenario_has_a_mutant_that_it_alone_shows():
     assert {mutant.scenario for mutant in ALL if mutant.alone} == set(SCENARIOS)
 
 
 @pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize("mutant", [mutant for mutant in ALL if mutant.alone], ids=lambda mutant: mutant.name)
-def test_without_its_scenario_a_mutant_lives(open_worker: Callable[[str], Worker], mutant: Bug) -> None:
+def test_without_its_scenario_a_mutant_lives(open_worker, mutant):
     hunt = Hunt("torch", worker=open_worker(plugin("torch")), diagnosing=False)
     # What combines much runs in one precision alone, and stands in for no case that runs in all of them.
     others = [

@@ -2,8 +2,6 @@
 change.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json
@@ -13,15 +11,12 @@ import re
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from concord import options, spec
 from concord.backends.machine import wait_for_rest
-from concord.backends.worker import Worker
 from concord.commands import speed as command
 from concord.commands.speed import Models
 from concord.conformance import record as files
@@ -59,26 +54,26 @@ RIGHT, SLOW, WRONG, DYING, THREADED = (
 NARROW = {"d_model": 14, "num_heads": 2, "d_ff": 23, "num_layers": 2, "vocab_size": 31, "max_positions": 13}
 
 
-def small_preset(name: str = "small", variant: str = "bert", **fields: int) -> Preset:
+def small_preset(name="small", variant="bert", **fields):
     return Preset(name, "a test", spec.variant(variant, **{**NARROW, **fields}), 5, 11)
 
 
-def small(kind: str = "inference", padding: str = "ragged") -> Workload:
+def small(kind="inference", padding="ragged"):
     return Workload(small_preset(), kind, padding)
 
 
 def plan_of(
-    *names: str,
-    works: tuple[Workload, ...] | None = None,
-    modes: tuple[Mode, ...] = (EXPLICIT,),
-    **settings: Any,
-) -> SpeedPlan:
+    *names,
+    works=None,
+    modes=(EXPLICIT,),
+    **settings,
+):
     given = {"turns": 3, "patience": 1, "slice": 0.02, "threads": 1, **settings}
     where = {field.name: given.pop(field.name) for field in dataclasses.fields(Setup) if field.name in given}
     return SpeedPlan(names, works or (small(),), modes, Z, Setup(**where), **given)
 
 
-def measured(plan: SpeedPlan, data: dict[str, Any] | None = None) -> dict[str, Any]:
+def measured(plan, data=None):
     kept = SpeedRecord(plan, data)
     measure(plan, kept.done, kept.add)
     kept.complete = True
@@ -88,7 +83,7 @@ def measured(plan: SpeedPlan, data: dict[str, Any] | None = None) -> dict[str, A
 # What is measured.
 
 
-def test_ragged_lengths_are_spread_and_repeatable() -> None:
+def test_ragged_lengths_are_spread_and_repeatable():
     lengths = ragged(97, 128)
     assert lengths == ragged(97, 128) == sorted(lengths)
     assert 1 <= lengths[0] < lengths[48] < lengths[-1] == 128
@@ -96,7 +91,7 @@ def test_ragged_lengths_are_spread_and_repeatable() -> None:
 
 
 @pytest.mark.parametrize("variant", ["bert", "tf1-text-classifier"])
-def test_operations_are_those_of_the_products(variant: str) -> None:
+def test_operations_are_those_of_the_products(variant):
     config = small_preset(variant=variant, max_positions=11).config
     work = Workload(Preset("x", "", config, 5, 11))
     width, rows = 14, 5 * 11
@@ -116,17 +111,17 @@ def test_operations_are_those_of_the_products(variant: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(truth.EXPECTED.glob("*.json")), ids=lambda path: path.stem)
-def test_what_is_kept_belongs_to_the_preset_as_it_is(path: Path) -> None:
+def test_what_is_kept_belongs_to_the_preset_as_it_is(path):
     stored = json.loads(path.read_text())
     name, kind, padding, dtype = re.fullmatch(
         r"(.+)-(inference|training)-(full|ragged)-(.+)\.json", path.name
-    ).groups()  # type: ignore[union-attr]
+    ).groups()
     assert stored["key"] == truth.probe(workload(name, kind, padding, dtype)).key, (
         "run 'python -m concord.speed.truth'"
     )
 
 
-def test_every_preset_of_a_usual_run_has_its_expectations() -> None:
+def test_every_preset_of_a_usual_run_has_its_expectations():
     wanted = {
         f"{name}-inference-{padding}-float32" for name in command.PRESETS for padding in presets.LENGTHS
     }
@@ -135,14 +130,14 @@ def test_every_preset_of_a_usual_run_has_its_expectations() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["inference", "training"])
-def test_what_is_kept_is_what_is_derived(kind: str) -> None:
+def test_what_is_kept_is_what_is_derived(kind):
     work = workload("nndl", kind, "ragged")
     kept, derived = truth.expected(work), truth.derive(work)
     assert derived.worst(kept.values, 1 / 64)[0] <= 1
     assert {round(kept.sigmas[name] / sigma, 6) for name, sigma in derived.sigmas.items()} == {1.0}
 
 
-def test_what_is_missing_misshapen_or_not_finite_is_wrong() -> None:
+def test_what_is_missing_misshapen_or_not_finite_is_wrong():
     expected = truth.derive(small())
     logits = expected.values["logits"]
     assert expected.worst({"logits": logits.astype(np.float32)}, Z)[0] < 1
@@ -152,7 +147,7 @@ def test_what_is_missing_misshapen_or_not_finite_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("kind", ["inference", "training"])
-def test_every_backend_computes_in_a_program_what_the_oracle_says(worker: Worker, kind: str) -> None:
+def test_every_backend_computes_in_a_program_what_the_oracle_says(worker, kind):
     case = build_case("bert", "ragged")  # its sizes are those of other tests, for which JAX has compiled
     batch, tokens = case.batch.required("input_ids").shape
     work = Workload(Preset("case", "a test", case.config, batch, tokens), kind, "ragged")
@@ -176,9 +171,7 @@ def test_every_backend_computes_in_a_program_what_the_oracle_says(worker: Worker
 # The measurement.
 
 
-def test_backends_have_their_turns_one_after_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_backends_have_their_turns_one_after_the_other(tmp_path, monkeypatch):
     monkeypatch.setenv("TOY_NOTES", str(tmp_path))
     data = measured(plan_of(RIGHT, SLOW))
     steps = (tmp_path / "turns").read_text().split()
@@ -206,7 +199,7 @@ def test_backends_have_their_turns_one_after_the_other(
         ("WrongUpdate", "training", "updates/classifier.bias"),
     ],
 )
-def test_what_is_wrong_is_withheld(name: str, kind: str, tensor: str) -> None:
+def test_what_is_wrong_is_withheld(name, kind, tensor):
     (entry,) = measured(plan_of(toy(name, "measurable"), works=(small(kind),)))["entries"]
     assert entry["status"] == "withheld"
     assert tensor in entry["detail"]
@@ -214,7 +207,7 @@ def test_what_is_wrong_is_withheld(name: str, kind: str, tensor: str) -> None:
     assert entry["summary"] is None
 
 
-def test_what_a_backend_cannot_do_is_said_and_the_others_go_on() -> None:
+def test_what_a_backend_cannot_do_is_said_and_the_others_go_on():
     wanted = plan_of(
         RIGHT,
         DYING,
@@ -233,7 +226,7 @@ def test_what_a_backend_cannot_do_is_said_and_the_others_go_on() -> None:
     assert data["exit_code"] == 3
 
 
-def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_done_is_not_done_again(tmp_path, monkeypatch):
     first = measured(plan_of(RIGHT))
     monkeypatch.setenv("TOY_NOTES", str(tmp_path))
     both = measured(plan_of(RIGHT, works=(small(), small("training"))), first)
@@ -245,7 +238,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / "turns").read_text()
 
 
-def test_cores_are_counted_and_not_believed(record: dict[str, Any]) -> None:
+def test_cores_are_counted_and_not_believed(record):
     assert busy_cores(10.0, 11.5, 1.0) == 1.5
     assert busy_cores(None, None, 1.0) is None
     new = copy.deepcopy(record)
@@ -258,7 +251,7 @@ def test_cores_are_counted_and_not_believed(record: dict[str, Any]) -> None:
     assert greedy(new) == [entry]
 
 
-def test_a_process_at_rest_is_told_from_one_that_computes() -> None:
+def test_a_process_at_rest_is_told_from_one_that_computes():
     with subprocess.Popen(
         [
             sys.executable,
@@ -279,7 +272,7 @@ def test_a_process_at_rest_is_told_from_one_that_computes() -> None:
     assert 0.1 <= hurried < 0.9 < rested < 30
 
 
-def test_what_the_budget_has_no_time_for_is_left_for_another_run() -> None:
+def test_what_the_budget_has_no_time_for_is_left_for_another_run():
     plan = plan_of(RIGHT, works=(small(), small(padding="full")), budget=0.0)
     kept = SpeedRecord(plan)
     assert not measure(plan, kept.done, kept.add)
@@ -289,24 +282,24 @@ def test_what_the_budget_has_no_time_for_is_left_for_another_run() -> None:
 
 
 def test_turns_are_added_while_a_measurement_is_unsteady_and_time_is_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(statistics, "STEADY", 0.0)  # nothing is so steady
 
-    def turns(**settings: Any) -> int:
+    def turns(**settings):
         return len(measured(plan_of(SLOW, patience=3, **settings))["entries"][0]["turns"])
 
     assert turns() == 9
     assert turns(turns=2, budget=3.0) <= turns(turns=2)
 
 
-def test_some_modes_are_left_out_of_some_workloads() -> None:
+def test_some_modes_are_left_out_of_some_workloads():
     both = (small(), small(padding="full"))
     data = measured(plan_of(RIGHT, works=both, left_out=frozenset({(EXPLICIT, both[1])})))
     assert [entry["workload"] for entry in data["entries"]] == [both[0].name]
 
 
-def test_as_shipped_is_measured_only_where_it_makes_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_shipped_is_measured_only_where_it_makes_a_difference(monkeypatch):
     shipped = Mode("explicit", "eager", "as shipped")
     data = measured(plan_of(RIGHT, THREADED, modes=(EXPLICIT, shipped)))
     found = {(entry["backend"], entry["profile"]): entry["status"] for entry in data["entries"]}
@@ -320,7 +313,7 @@ def test_as_shipped_is_measured_only_where_it_makes_a_difference(monkeypatch: py
     assert measured(plan_of(THREADED, modes=(shipped,)))["entries"][0]["status"] == "measured"
 
 
-def test_an_implementation_of_its_own_is_asked_of_its_backend_alone() -> None:
+def test_an_implementation_of_its_own_is_asked_of_its_backend_alone():
     own, offered = Mode("library:onednn"), {"torch": ["library:onednn"], "jax": ["library"]}
     assert [name for name in ("torch", "jax", "unknown", "hf") if takes_part(name, own, offered)] == [
         "torch",
@@ -340,7 +333,7 @@ def test_an_implementation_of_its_own_is_asked_of_its_backend_alone() -> None:
 # What timings say.
 
 
-def test_the_first_step_of_a_turn_warms_up() -> None:
+def test_the_first_step_of_a_turn_warms_up():
     turns = [[5.0, 1.0, 1.0, 1.0], [5.0, 2.0, 2.0, 2.0], [5.0, 3.0, 3.0, 3.0]]
     assert statistics.median(turns) == 2.0
     assert statistics.interval(turns) == (1.0, 3.0)
@@ -348,7 +341,7 @@ def test_the_first_step_of_a_turn_warms_up() -> None:
     assert not statistics.settled(turns)
 
 
-def test_a_measurement_is_steady_if_the_middle_half_of_its_turns_is_narrow() -> None:
+def test_a_measurement_is_steady_if_the_middle_half_of_its_turns_is_narrow():
     assert statistics.settled([[1.0], [1.0], [1.02], [0.98], [1.01], [5.0], [1.0], [0.99]])
     assert not statistics.settled([[1.0]])
     assert not statistics.settled([[0.859], [0.894]]), "two steps are no spread"
@@ -360,16 +353,16 @@ def test_a_measurement_is_steady_if_the_middle_half_of_its_turns_is_narrow() -> 
 # Records.
 
 
-def page_of(data: dict[str, Any]) -> str:
+def page_of(data):
     return page(files.parsed(files.lines(data).encode(), KINDS))
 
 
 @pytest.fixture(scope="module")
-def record() -> dict[str, Any]:
+def record():
     return measured(plan_of(RIGHT, SLOW, WRONG, modes=(EXPLICIT, Mode("library", "eager"))))
 
 
-def test_a_record_is_read_as_it_was_written(record: dict[str, Any], tmp_path: Path) -> None:
+def test_a_record_is_read_as_it_was_written(record, tmp_path):
     path = tmp_path / "speed.json"
     path.write_text(json.dumps(record))
     assert read(path) == json.loads(json.dumps(record))
@@ -389,13 +382,13 @@ def test_a_record_is_read_as_it_was_written(record: dict[str, Any], tmp_path: Pa
         ),
     ],
 )
-def test_what_is_no_record_is_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_what_is_no_record_is_refused(tmp_path, text, words):
     (tmp_path / "speed.json").write_text(text)
     with pytest.raises(SpecError, match=re.escape(words)):
         read(tmp_path / "speed.json")
 
 
-def test_the_page_needs_nothing_else_and_hides_nothing(record: dict[str, Any]) -> None:
+def test_the_page_needs_nothing_else_and_hides_nothing(record):
     html = page_of(record)
     assert not re.findall(r"(?:src|href)=(?![\"']#)", html)
     assert "http" not in html.replace("http-equiv", "")
@@ -416,18 +409,18 @@ def test_the_page_needs_nothing_else_and_hides_nothing(record: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("columns", [100, 140, 170])
-def test_a_table_breaks_no_word(columns: int, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_breaks_no_word(columns, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     show(files.data(files.read(ROOT / "conformance/results/speed.json", KINDS)), Terminal())
     assert "…" not in capsys.readouterr().out
 
 
 def test_a_page_of_a_busy_machine_says_so_first_and_no_page_of_times_is_a_judgement(
-    record: dict[str, Any],
-) -> None:
+    record,
+):
     measured = [entry for entry in record["entries"] if entry["status"] == "measured"]
 
-    def shown(busy: float) -> str:
+    def shown(busy):
         settings = {**record["settings"], "cores_busy_before": busy}
         return page_of({**record, "exit_code": 0, "entries": measured, "settings": settings})
 
@@ -436,7 +429,7 @@ def test_a_page_of_a_busy_machine_says_so_first_and_no_page_of_times_is_a_judgem
     assert '<span class="seal broken"' in shown(1.3)
 
 
-def test_bars_of_very_different_lengths_are_all_seen(record: dict[str, Any]) -> None:
+def test_bars_of_very_different_lengths_are_all_seen(record):
     entries = copy.deepcopy([entry for entry in record["entries"] if entry["status"] == "measured"])
     assert "open end" not in page_of({**record, "exit_code": 0, "entries": entries[:1]})
     entries[-1]["summary"] |= dict.fromkeys(("low_seconds", "median_seconds", "high_seconds"), 1000.0)
@@ -448,7 +441,7 @@ def test_bars_of_very_different_lengths_are_all_seen(record: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("kind", ["inference", "training"])
-def test_samples_one_by_one_are_the_batch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_one_by_one_are_the_batch(kind, monkeypatch):
     apart = truth.derive(small(kind))
     monkeypatch.setattr(truth, "samples", lambda config, batch, most: [batch])
     together = truth.derive(small(kind))
@@ -459,7 +452,7 @@ def test_samples_one_by_one_are_the_batch(kind: str, monkeypatch: pytest.MonkeyP
 # Models of one's own.
 
 
-def test_a_model_of_ones_own_is_measured_as_it_is_configured(tmp_path: Path) -> None:
+def test_a_model_of_ones_own_is_measured_as_it_is_configured(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(
         spec.variant(
@@ -484,7 +477,7 @@ def test_a_model_of_ones_own_is_measured_as_it_is_configured(tmp_path: Path) -> 
     assert data["workloads"]["mine batch=3 inference ragged"]["batch"] == 3
 
 
-def test_all_that_is_wrong_with_models_is_said_at_once(tmp_path: Path) -> None:
+def test_all_that_is_wrong_with_models_is_said_at_once(tmp_path):
     path = tmp_path / "wrong.toml"
     path.write_text("d_model = 'wide'\n")
     paths = [path, tmp_path / "missing.toml"]
@@ -503,9 +496,7 @@ def test_all_that_is_wrong_with_models_is_said_at_once(tmp_path: Path) -> None:
         Models(variant=["bert"], tokens=613).presets("cpu")
 
 
-def test_a_busy_machine_is_said_before_anything_is_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_busy_machine_is_said_before_anything_is_measured(monkeypatch, capsys):
     monkeypatch.setattr("concord.backends.machine.cores_busy", lambda: 1.3)
     assert command._measure(plan_of(RIGHT), options.Outputs(), None, None) == 0
     assert capsys.readouterr().err.startswith(

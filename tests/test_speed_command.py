@@ -1,30 +1,23 @@
 """``concord speed`` as a command: what it prints, writes, refuses, and goes on from."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from concord.cli import main
 from concord.commands import speed as speeding
-from concord.speed import SpeedPlan, presets, read
+from concord.speed import presets, read
 from tests.test_speed import RIGHT, SLOW, WRONG, small_preset
 
 
 @pytest.fixture
-def small_presets(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_presets(monkeypatch):
     monkeypatch.setattr(presets, "presets", lambda: {"nndl": small_preset("nndl")})
 
 
 @pytest.fixture
-def invoke(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    def run(*arguments: str | Path, columns: int = 200) -> tuple[int, str, str]:
+def invoke(monkeypatch, capsys):
+    def run(*arguments, columns=200):
         monkeypatch.setattr(sys, "argv", ["concord", "speed", *map(str, arguments)])
         monkeypatch.setenv("COLUMNS", str(columns))
         with pytest.raises(SystemExit) as ended:
@@ -50,9 +43,7 @@ SMALL = (
 
 @pytest.mark.usefixtures("small_presets")
 @pytest.mark.parametrize("columns", [80, 200])
-def test_the_command_measures_prints_and_writes(
-    invoke: Callable[..., tuple[int, str, str]], tmp_path: Path, columns: int
-) -> None:
+def test_the_command_measures_prints_and_writes(invoke, tmp_path, columns):
     (tmp_path / "a.md").write_text("before\n<!-- begin speed -->\n<!-- end speed -->\nafter\n")
     written = ("--json", tmp_path / "a.json", "--html", tmp_path / "a.html", "--markdown", tmp_path / "a.md")
     code, out, _ = invoke(*SMALL, "--backend", RIGHT, *written, columns=columns)
@@ -65,20 +56,18 @@ def test_the_command_measures_prints_and_writes(
 
 
 @pytest.mark.usefixtures("small_presets")
-def test_a_wrong_backend_ends_with_exit_code_1(invoke: Callable[..., tuple[int, str, str]]) -> None:
+def test_a_wrong_backend_ends_with_exit_code_1(invoke):
     code, out, _ = invoke(*SMALL, "--backend", WRONG)
     assert code == 1
     assert f"{WRONG} withheld: what it computed is wrong: logits" in " ".join(out.split())
 
 
 @pytest.mark.usefixtures("small_presets")
-def test_an_interrupted_run_keeps_what_it_has_and_goes_on(
-    invoke: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_keeps_what_it_has_and_goes_on(invoke, tmp_path, monkeypatch):
     path, right = tmp_path / "a.json", speeding.measure
 
-    def interrupted(plan: SpeedPlan, done: Any, keep: Callable[[dict[str, Any]], None], tell: Any) -> None:
-        def once(entry: dict[str, Any]) -> None:
+    def interrupted(plan, done, keep, tell):
+        def once(entry):
             keep(entry)
             raise KeyboardInterrupt
 
@@ -112,9 +101,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_goes_on(
         ("--markdown pyproject.toml", "lacks the lines '<!-- begin speed -->'"),
     ],
 )
-def test_what_cannot_be_understood_is_refused(
-    invoke: Callable[..., tuple[int, str, str]], line: str, words: str
-) -> None:
+def test_what_cannot_be_understood_is_refused(invoke, line, words):
     code, _, err = invoke(*line.split())
     assert code == 2
     assert words in err

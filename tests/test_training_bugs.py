@@ -1,22 +1,17 @@
 """Bugs of training: each has a clause and a run that shows it, and is found where the reference shows it."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from concord import backends
-from concord.backends.worker import Worker
-from concord.conformance.bugs.bug import Bug, Change
+from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.catalogue import TRAINING
 from concord.conformance.bugs.training.runs import RUNS, model, training_of
-from concord.conformance.bugs.training.step import TrainingStep, rule
 from concord.conformance.bugs.training.step import recipe as by_recipe
+from concord.conformance.bugs.training.step import rule
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.lockstep import Candidate, Lockstep, Track, free_running, resynchronised
 from concord.conformance.mutants.matrix import Hunt, plugin
@@ -64,14 +59,14 @@ RIGHT = [
 ]
 
 
-def test_table_is_large_and_has_every_group() -> None:
+def test_table_is_large_and_has_every_group():
     assert len(TRAINING) >= 159
     assert sum(bool(bug.source) for bug in TRAINING.values()) >= 80
     assert {TRAINING[name].group for name in SAMPLE} == {bug.group for bug in TRAINING.values()}
 
 
 @pytest.mark.parametrize("bug", TRAINING.values(), ids=lambda bug: bug.name)
-def test_bug_is_documented(bug: Bug) -> None:
+def test_bug_is_documented(bug):
     assert re.fullmatch("[a-z0-9_]+", bug.name)
     assert bug.what.endswith(".")
     assert f"**{bug.clause}**" in SPECIFICATION
@@ -82,7 +77,7 @@ def test_bug_is_documented(bug: Bug) -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_bugs_show_on_the_reference_in_their_runs(run: str) -> None:
+def test_bugs_show_on_the_reference_in_their_runs(run):
     for bug in TRAINING.values():
         if bug.scenario == run:
             found = shown(bug.name, bug.precisions[0])
@@ -95,9 +90,7 @@ def test_bugs_show_on_the_reference_in_their_runs(run: str) -> None:
 
 @pytest.mark.in_turn(2)
 @pytest.mark.parametrize(("name", "bug"), SLOWLY)
-def test_bug_is_found_at_the_first_step_that_shows_it(
-    open_worker: Callable[[str], Worker], name: str, bug: Bug
-) -> None:
+def test_bug_is_found_at_the_first_step_that_shows_it(open_worker, name, bug):
     finding = Hunt(name, worker=open_worker(plugin(name))).find(bug)
     assert finding.status == "found", finding
     assert finding.clause == "right", finding
@@ -106,7 +99,7 @@ def test_bug_is_found_at_the_first_step_that_shows_it(
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize(("name", "run"), RIGHT)
-def test_right_training_has_no_cause(open_worker: Callable[[str], Worker], name: str, run: str) -> None:
+def test_right_training_has_no_cause(open_worker, name, run):
     bug = next(bug for bug in TRAINING.values() if bug.scenario == run and not bug.options)
     assert divergence_of(open_worker(plugin(name)), bug, "float32", right=True) is None
 
@@ -114,18 +107,18 @@ def test_right_training_has_no_cause(open_worker: Callable[[str], Worker], name:
 # What explains a step.
 
 
-def unequal(m: TrainingStep, right: list[float], counts: Any) -> list[float]:
+def unequal(m, right, counts):
     return [0.3, 0.45][: len(right)]
 
 
-def counted_again(m: TrainingStep, total: Any) -> Any:
+def counted_again(m, total):
     batches = training_of("adamw").steps[m.number]
     ids = np.concatenate([batch.required("input_ids").reshape(-1) for batch in batches])
     often, name = np.maximum(np.bincount(ids, minlength=17), 1)[:, None], "embeddings.token.weight"
     return {**total, name: total[name] * total[name].of(total[name].a.leaf(often.astype(float)))}
 
 
-def of_some(which: str, factor: float) -> Callable[..., Any]:
+def of_some(which, factor):
     """Return the edit that multiplies the gradients of parameters with a word in their names."""
     return lambda m, total: {
         name: gradient * factor if which in name and "key.bias" not in name else gradient
@@ -133,7 +126,7 @@ def of_some(which: str, factor: float) -> Callable[..., Any]:
     }
 
 
-def faster(o: Any, right: Any, name: str, parameter: Any, *given: Any) -> Any:
+def faster(o, right, name, parameter, *given):
     usual = right(name, parameter, *given)
     return parameter + (usual - parameter) * 10.0 if name.startswith("classifier") else usual
 
@@ -146,10 +139,10 @@ HEAVIER = rule(
 """What is new weighs more in the second moment than what is left for it, and its correction does not know."""
 
 
-def track_of(run: str, change: Change, mode: Any = free_running) -> Track:
+def track_of(run, change, mode=free_running):
     case = JudgedTraining(*model(), training_of(run))
     (track,) = mode(case, [Candidate("toy", Bugged(case, change))], stop_first=True)
-    found: Track = track
+    found = track
     return found
 
 
@@ -220,20 +213,18 @@ def track_of(run: str, change: Change, mode: Any = free_running) -> Track:
         ),
     ],
 )
-def test_number_that_nobody_guesses_is_recovered(run: str, change: Change, name: str, said: str) -> None:
+def test_number_that_nobody_guesses_is_recovered(run, change, name, said):
     divergence = track_of(run, change).first
-    assert divergence is not None
     assert divergence.cause is not None
     assert divergence.cause.hypothesis == name
     assert said in divergence.cause.text
 
 
-def test_what_nothing_explains_has_no_cause() -> None:
+def test_what_nothing_explains_has_no_cause():
     noisy = Change(
         gradients=lambda m, total: {name: gradient + gradient * gradient for name, gradient in total.items()}
     )
     divergence = track_of("adamw", noisy).first
-    assert divergence is not None
     assert divergence.row.tensor.startswith("steps.0.gradients.")
     assert divergence.cause is None
 
@@ -241,10 +232,9 @@ def test_what_nothing_explains_has_no_cause() -> None:
 @pytest.mark.parametrize(
     "name", ["decay_after_step", "dropout_seed_ignored", "gradients_not_reset", "resumed_masks_from_start"]
 )
-def test_cause_is_found_from_the_oracle_state_too(name: str) -> None:
+def test_cause_is_found_from_the_oracle_state_too(name):
     bug = TRAINING[name]
     divergence = track_of(bug.scenario, bug.change, resynchronised).first
-    assert divergence is not None
     assert divergence.cause is not None
     assert bug.name in divergence.cause.hypothesis.split(" or ")
     assert (
