@@ -12,9 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy is imported, here and in the workers
 
@@ -30,9 +28,6 @@ FUZZ_SEED, FUZZ_CASES = 2027, 100
 STEPS = 60
 
 CERTIFIED = ("torch", "hugging-face-flax")
-
-Said = Iterator[tuple[str, Any]]
-"""Names of what was judged, and what was said of it."""
 
 
 def of_verdict(verdict):

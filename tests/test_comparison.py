@@ -6,10 +6,8 @@ import re
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from concord import porting
-from concord.cli import app
 from concord.porting.comparison import classify as classify_in
 from concord.porting.comparison import compare
 from concord.spec.errors import SpecError
@@ -242,23 +240,16 @@ def test_files_beside_the_weights_that_cannot_be_understood_are_told_in_a_line(m
     assert "\n" not in said
 
 
-def test_the_command_compares_formats(tmp_path):
+def test_the_command_compares_formats(invoke, tmp_path):
     porting.write(porting.from_weights(CONFIG, WEIGHTS), tmp_path / "a", "concord")
     porting.write(porting.from_weights(CONFIG, WEIGHTS), tmp_path / "b", "jax-msgpack")
     porting.write(
         porting.from_weights(CONFIG, {**WEIGHTS, QUERY: WEIGHTS[QUERY].T.copy()}), tmp_path / "c", "torch"
     )
-    run = CliRunner()
-    same = run.invoke(app, ["diff", str(tmp_path / "a"), str(tmp_path / "b")])
-    assert (
-        same.exit_code,
-        "41 of 41 parameters have the same bits; the same configuration" in same.output,
-    ) == (0, True)
-    other = run.invoke(
-        app, ["diff", str(tmp_path / "b"), str(tmp_path / "c"), "--json", str(tmp_path / "diff.json")]
-    )
-    assert other.exit_code == 1
-    assert f"{QUERY}: transposed" in other.output
+    code, output, _ = invoke("diff", tmp_path / "a", tmp_path / "b")
+    assert (code, "41 of 41 parameters have the same bits; the same configuration" in output) == (0, True)
+    code, output, _ = invoke("diff", tmp_path / "b", tmp_path / "c", "--json", tmp_path / "diff.json")
+    assert (code, f"{QUERY}: transposed" in output) == (1, True)
     said = json.loads((tmp_path / "diff.json").read_text())
     assert [(pair["name"], pair["kind"]) for pair in said["pairs"]] == [(QUERY, "transposed")]
 
@@ -333,19 +324,19 @@ def test_the_end_of_a_large_tensor_is_looked_at_too(monkeypatch):
 DENSE, BIAS = "cls.predictions.transform.dense.weight", "cls.predictions.bias"
 
 
-def test_heads_that_the_family_does_not_have_are_compared_by_bits(tmp_path):
+def test_heads_that_the_family_does_not_have_are_compared_by_bits(invoke, tmp_path):
     one, other = (
         headed(tmp_path / "one"),
         headed(tmp_path / "other", cls__predictions__bias=np.ones(25, np.float32)),
     )
-    outcome = CliRunner().invoke(app, ["diff", str(one), str(other)])
-    said = outcome.output.replace("\n", " ")
-    assert (outcome.exit_code, f"{BIAS}, which is no parameter: all numbers of B are 1" in said) == (1, True)
+    code, output, _ = invoke("diff", one, other)
+    said = output.replace("\n", " ")
+    assert (code, f"{BIAS}, which is no parameter: all numbers of B are 1" in said) == (1, True)
     assert (
         "37 of 37 parameters have the same bits; of the tensors that are no parameters 6 have the same "
         "bits; of the tensors that are no parameters 1 has other bits" in said
     )
-    assert CliRunner().invoke(app, ["diff", str(one), str(headed(tmp_path / "again"))]).exit_code == 0
+    assert invoke("diff", one, headed(tmp_path / "again"))[0] == 0
 
 
 def test_a_decoder_that_is_no_copy_differs_from_one_that_is(tmp_path):
@@ -372,11 +363,10 @@ def test_heads_are_compared_across_names_and_layouts(tmp_path, format):
     assert ([pair.name for pair in found.others.pairs], found.exit_code) == ([DENSE], 1)
 
 
-def test_what_cannot_be_compared_is_named_and_never_the_same(tmp_path):
+def test_what_cannot_be_compared_is_named_and_never_the_same(invoke, tmp_path):
     one = headed(tmp_path / "one", cls__strange=np.arange(7))
     porting.write(porting.read(one), tmp_path / "own", "concord")
-    outcome = CliRunner().invoke(app, ["diff", str(one), str(tmp_path / "own")])
-    said = outcome.output.replace("\n", " ")
+    said = invoke("diff", one, tmp_path / "own")[1].replace("\n", " ")
     assert f"{DENSE}, which is no parameter, was not compared: is in A alone" in said
     assert "8 not compared" in said
     porting.write(
