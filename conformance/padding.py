@@ -59,13 +59,18 @@ def dependent_samples(config: EncoderConfig, batch: Batch, part: str) -> Rows:
     return np.asarray(output[:, 0] if config.pooling == "first" else output.any(-1))
 
 
+def seen_keys(config: EncoderConfig, batch: Batch) -> Rows | None:
+    """Return which keys each query sees, (B, 1 or H, 1 or Q, S); None if nothing says that it does not."""
+    real = batch.key_mask if batch.input_ids is None else real_tokens(config, batch.input_ids)
+    return None if real is None else visible_keys(config, real, config.num_heads)
+
+
 def blind_samples(config: EncoderConfig, batch: Batch) -> Rows:
     """Return (B,), True for each sample with a query that sees no key at all (SPEC MSK-5)."""
-    visible = batch.key_mask if batch.input_ids is None else real_tokens(config, batch.input_ids)
-    if visible is None:
-        return np.zeros(len(next(iter(batch.arrays().values()))), bool)
-    seen = visible_keys(config, visible, config.num_heads)
-    return np.asarray((~seen.any(-1)).reshape(len(visible), -1).any(-1))
+    seen, count = seen_keys(config, batch), len(next(iter(batch.arrays().values())))
+    if seen is None:
+        return np.zeros(count, bool)
+    return np.asarray((~seen.any(-1)).reshape(count, -1).any(-1))
 
 
 def independent_batch(config: EncoderConfig, batch: Batch, part: str) -> Batch | None:

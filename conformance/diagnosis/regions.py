@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance import breakdown
 from concord.conformance.bugs.context import Flags
-from concord.conformance.expectation import Array, subject_of
+from concord.conformance.expectation import Array
 from concord.conformance.explain.question import Question
+from concord.conformance.padding import padded_rows, seen_keys
 from concord.conformance.wording import few, limit_between
-from concord.spec.masks import visible_keys
-from concord.spec.parameters import parameters
-from concord.spec.tensors import taps
 
 FILLED = 0.9
 """Which share of a region has to be wrong for the region to be said: some errors are small by chance."""
@@ -69,22 +68,17 @@ def everywhere(shape: tuple[int, ...]) -> Region:
 
 
 def axes_of(question: Question) -> tuple[str, ...]:
-    """Return the names of the axes of the tensor in question; of a linear weight's, in and out."""
-    name = subject_of(question.tensor)
-    known = taps(question.config, question.case.part)
-    if question.parameter is None or question.parameter.startswith("taps."):
-        axes = known[name].shape.split() if name in known else []
-        return (*axes[:-2], "query", "key") if axes.count("tokens") == 2 else tuple(axes)
-    table = name.startswith("embeddings.") and name in parameters(question.config, question.case.part)
-    if table and name.endswith(".weight") and question.actual.ndim == 2:
-        return ({"token": "vocab", "position": "positions"}.get(name.split(".")[1], "segments"), "d_model")
-    return {1: ("out",), 2: ("in", "out")}.get(question.actual.ndim, ())
+    """Return the names of the axes of the tensor in question; of a linear weight's gradient, in and out."""
+    parameter, rank = question.parameter or "", question.actual.ndim
+    if rank == 2 and parameter.endswith(".weight") and not parameter.startswith("embeddings."):
+        return ("in", "out")
+    return breakdown.axes_of(question.case, question.tensor, rank)
 
 
 def smallest(question: Question, wrong: Flags) -> Region:
     """Return the plainest region that holds all wrong elements, and whose elements are nearly all wrong."""
     axes, candidates = axes_of(question), [everywhere(wrong.shape)]
-    if wrong.mean() < FILLED and axes:
+    if wrong.mean() < FILLED:
         width = question.config.head_dim if "attention" in question.tensor else 0
         candidates += [
             _narrowed(condition, axes, wrong, width)
@@ -168,28 +162,25 @@ def _stretched(numbers: NDArray[Any], axes: tuple[str, ...], *along: int) -> NDA
 def _of_padding(question: Question, axes: tuple[str, ...]) -> Iterator[Condition]:
     if "batch" not in axes:
         return
-    try:
-        keys, queries = question.exact.context.real, question.exact.context.real_queries  # (B, S), (B, Q)
-    except (KeyError, ValueError):  # the part has no mask
-        return
-    sample = axes.index("batch")
-    for axis, word, hidden, real in (
-        ("tokens", "tokens", "padded", keys),
-        ("query", "queries", "padded", queries),
-        ("key", "keys", "masked", keys),
+    sample, config, batch = axes.index("batch"), question.config, question.case.batch
+    padded = padded_rows(config, batch)
+    for axis, word, hidden in (
+        ("tokens", "tokens", "padded"),
+        ("query", "queries", "padded"),
+        ("key", "keys", "masked"),
     ):
-        if axis in axes and real.shape[1:] == (question.actual.shape[axes.index(axis)],):
-            flags = _stretched(real, axes, sample, axes.index(axis))
-            yield f"{hidden} {word}", ~flags, "padding", 1.0
-            yield f"{word} that are not {hidden}", flags, "padding", 1.0
-    if keys.ndim == 2:
-        some, full = (_stretched(np.asarray(flags), axes, sample) for flags in (keys.any(1), keys.all(1)))
-        yield "samples that are padding only", ~some, "empty rows", 1.05
-        yield "samples with some text", some, "padding", 1.05
-        yield "samples with padding", ~full, "padding", 1.05
-        yield "samples without padding", full, "padding", 1.05
-    if "key" in axes and "heads" in axes:
-        visible = visible_keys(question.config, keys, question.actual.shape[1])
+        if axis in axes and axis in padded:
+            flags = _stretched(padded[axis], axes, sample, axes.index(axis))
+            yield f"{hidden} {word}", flags, "padding", 1.0
+            yield f"{word} that are not {hidden}", ~flags, "padding", 1.0
+    if "key" in padded:
+        rows = padded["key"]
+        some, every = (_stretched(np.asarray(flags), axes, sample) for flags in (rows.any(1), rows.all(1)))
+        yield "samples that are padding only", every, "empty rows", 1.05
+        yield "samples with some text", ~every, "padding", 1.05
+        yield "samples with padding", some, "padding", 1.05
+        yield "samples without padding", ~some, "padding", 1.05
+    if "key" in axes and "heads" in axes and (visible := seen_keys(config, batch)) is not None:
         yield "rows whose keys are all masked", np.asarray(~visible.any(-1, keepdims=True)), "empty rows", 0.9
 
 

@@ -77,7 +77,7 @@ class _Seen:
         self.sigma = np.broadcast_to(question.right.sigma, self.right.shape)
         self.unit = precision(question.case.dtype).unit_roundoff
         self.finite = bool(np.isfinite(self.actual[self.where]).all())
-        self.axes = axes_of(question) or tuple(f"axis {i}" for i in range(self.right.ndim))
+        self.axes = axes_of(question)
 
     def holds(self, one: Relation) -> bool:
         """Return whether the tensor is what a relation says in the region, to within rounding."""
