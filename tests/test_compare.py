@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from concord.conformance.compare import assert_same, compare, prepare
 from concord.conformance.compare.activations import observe
@@ -22,20 +22,7 @@ from tests.toys.surroundings import concord
 
 def activations(model, inputs):
     """Return what submodules return, as a user would note it."""
-    found = {}
-
-    def note(name):
-        def called(module, given, result):
-            if isinstance(result, Tensor):
-                found[name] = result.detach().numpy()
-
-        return called
-
-    for name, module in list(model.named_modules())[1:]:
-        module.register_forward_hook(note(name))
-    with torch.no_grad():
-        model(**inputs)
-    return found
+    return observe(model, (), inputs).arrays()
 
 
 # The arithmetic.
@@ -64,6 +51,7 @@ def test_values_are_those_of_float64_and_dtypes_those_of_the_model():
         lambda x: torch.var(x, -1),
         lambda x: torch.nn.functional.conv1d(x[None], torch.ones(3, len(x), 2)),
         lambda x: torch.cumsum(torch.exp(x), 0),
+        lambda x: torch.view_as_real(torch.fft.fft(x).conj() * (1 + 0.5j)),
     ],
 )
 def test_noise_is_as_large_as_what_float32_does(function):
@@ -158,6 +146,13 @@ def test_standard_texts_are_made_for_a_module_that_takes_ids():
     assert compare(Ids().eval()).passed
 
 
+def test_an_operand_that_changes_its_shape_in_place_has_a_gradient():
+    model = nn.Sequential(nn.GRU(14, 5, batch_first=True)).eval()
+    comparison = prepare(model, model, torch.randn(3, 11, 14), gradients=True)
+    comparison.again = False  # the same bits are judged all the same
+    assert comparison.verdict().passed
+
+
 # Wrong ones.
 
 
@@ -192,6 +187,10 @@ def mixed(model):
     weight.copy_(weight.reshape(HEADS, -1, WIDTH).transpose(0, 1).reshape(WIDTH, WIDTH).clone())
 
 
+def confused(model):
+    model.layers[1].attention.key.load_state_dict(model.layers[0].attention.key.state_dict())
+
+
 BUGS = {
     epsilon: ("layers.1.norm1", "norm_epsilon"),
     tanh: ("layers.0.act", "activation_gelu_tanh"),
@@ -200,6 +199,7 @@ BUGS = {
     unscaled: ("layers.1.attention.output", "scale_left_out"),
     unbiased: ("output[logits]", "bias_left_out"),
     mixed: ("layers.0.attention.key", ""),
+    confused: ("layers.1.attention.key", "parameters_exchanged"),
 }
 
 

@@ -20,17 +20,7 @@ DECLARATIONS = (BLIND_ROWS_ZERO, UNCOMPUTED_PADDING)
 """What a candidate may declare: rows that see no key are zero; rows of padding are not computed."""
 
 
-def compare(
-    reference: Any,
-    candidate: Any = None,
-    inputs: Any = None,
-    *,
-    way: str = "",
-    gradients: bool = False,
-    names: Mapping[str, str] | None = None,
-    declared: Collection[str] = (),
-    progress: Callable[[str], None] = lambda text: None,
-) -> Verdict:
+def compare(reference: Any, candidate: Any = None, inputs: Any = None, **options: Any) -> Verdict:
     """Judge whether a candidate computes what a PyTorch module computes, to within rounding.
 
     Args:
@@ -55,16 +45,7 @@ def compare(
     Raises:
         SpecError: for what cannot be compared, with everything that is wrong.
     """
-    return prepare(
-        reference,
-        candidate,
-        inputs,
-        way=way,
-        gradients=gradients,
-        names=names,
-        declared=declared,
-        progress=progress,
-    ).verdict()
+    return prepare(reference, candidate, inputs, **options).verdict()
 
 
 def prepare(

@@ -8,7 +8,6 @@ What a module passes on as it is, such as dropout that is switched off, has none
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from concord.conformance.compare.arithmetic import Computed, ExactMode
@@ -166,7 +166,8 @@ class _Hooks:
                 made = new[id(tensor)] = self.seen(name, tensor)
                 self.known[tensor] = self.known[made] = True
                 self.modules[name] = path
-        return _replaced(result, new) if any(id(made) != old for old, made in new.items()) else None
+        changed = any(id(made) != old for old, made in new.items())
+        return tree_map(lambda part: new.get(id(part), part), result) if changed else None
 
     def seen(self, name: str, tensor: Tensor) -> Tensor:
         """Hand out an activation, and return the tensor that what follows goes on with."""
@@ -230,18 +231,3 @@ def named(result: Any, stem: str) -> dict[str, Tensor]:
     """Return the floating-point tensors of what a module returns, each by its name."""
     found = list(_floating(result))
     return {stem if len(found) == 1 or not place else f"{stem}[{place}]": tensor for place, tensor in found}
-
-
-def _replaced(result: Any, made: Mapping[int, Tensor]) -> Any:
-    """Return what a module returns with other tensors, by the identity of those that they replace."""
-    if isinstance(result, Tensor):
-        return made.get(id(result), result)
-    parts = [(key, _replaced(part, made)) for key, part in _parts(result)]
-    if isinstance(result, Mapping):
-        copied: Any = copy.copy(result)
-        for key, part in zip(result, (part for _, part in parts), strict=True):
-            copied[key] = part
-        return copied
-    if isinstance(result, tuple) and hasattr(result, "_fields"):
-        return type(result)(*(part for _, part in parts))
-    return type(result)(part for _, part in parts) if isinstance(result, (tuple, list)) else result

@@ -12,6 +12,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -35,6 +36,8 @@ ROUNDOFF = {
     torch.float32: 2.0**-24,
     torch.float16: 2.0**-11,
     torch.bfloat16: 2.0**-8,
+    torch.complex64: 2.0**-24,
+    torch.complex128: 2.0**-53,
 }
 """Unit roundoff of each dtype."""
 
@@ -49,8 +52,6 @@ ABSORBS = 1e3
 EXACT = frozenset(
     [
         "view",
-        "_unsafe_view",
-        "reshape",
         "permute",
         "transpose",
         "t",
@@ -62,31 +63,19 @@ EXACT = frozenset(
         "index",
         "embedding",
         "cat",
-        "stack",
-        "split",
         "split_with_sizes",
-        "chunk",
-        "unbind",
         "clone",
         "copy",
         "alias",
         "detach",
         "lift_fresh",
         "lift_fresh_copy",
-        "contiguous",
         "repeat",
-        "broadcast_to",
         "as_strided",
         "unfold",
         "diagonal",
-        "diag_embed",
-        "movedim",
-        "narrow",
-        "flatten",
-        "unflatten",
         "relu",
         "where",
-        "masked_fill",
         "maximum",
         "minimum",
         "fmax",
@@ -101,91 +90,42 @@ EXACT = frozenset(
         "abs",
         "neg",
         "sign",
-        "sgn",
-        "full",
         "full_like",
-        "zeros",
-        "zeros_like",
-        "ones",
-        "ones_like",
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "arange",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-        "new_empty",
         "new_empty_strided",
-        "eye",
-        "linspace",
-        "scalar_tensor",
-        "fill",
-        "zero",
         "gather",
         "index_select",
-        "take",
         "constant_pad_nd",
-        "pad",
-        "reflection_pad1d",
-        "reflection_pad2d",
-        "replication_pad1d",
-        "replication_pad2d",
         "flip",
-        "roll",
-        "tril",
-        "triu",
         "sort",
         "topk",
-        "argsort",
         "scatter",
-        "select_scatter",
         "slice_scatter",
-        "index_copy",
         "masked_select",
         "masked_scatter",
         "nonzero",
-        "threshold",
-        "threshold_backward",
         "hardtanh",
-        "hardtanh_backward",
         "max_pool2d_with_indices",
         "max_pool3d_with_indices",
-        "adaptive_max_pool2d histc bincount",
-        "upsample_nearest1d",
-        "upsample_nearest2d",
-        "_upsample_nearest_exact2d",
-        "pixel_shuffle",
-        "pixel_unshuffle",
-        "channel_shuffle",
-        "im2col",
+        "adaptive_max_pool2d",
+        "histc",
+        "bincount",
         "floor",
         "ceil",
         "round",
         "trunc",
-        "frac",
         "cummax",
         "cummin",
         "isnan",
         "isinf",
         "resize",
-        "select_backward",
-        "slice_backward",
-        "unfold_backward",
         "ldexp",
-        "heaviside",
         "logical_not",
-        "glu_split",
-        "real",
-        "imag",
-        "conj",
+        "_conj_physical",
+        "complex",
         "view_as_real",
         "view_as_complex",
-        "_reshape_alias",
-        "_conj",
         "_reshape_copy",
         "set_",
-        "nan_to_num",
         "copysign",
     ]
 )
@@ -204,7 +144,6 @@ UNITS = {
             "exp2",
             "log2",
             "log10",
-            "softplus",
             "tan",
             "asin",
             "acos",
@@ -212,24 +151,17 @@ UNITS = {
         ],
         4,
     ),
-    **dict.fromkeys(
-        ["sinh", "cosh", "atan2", "logit", "lgamma", "digamma", "erfc", "erfinv", "special_erfcx"], 8
-    ),
+    **dict.fromkeys(["sinh", "cosh", "atan2", "logit", "lgamma", "erfc"], 8),
     **dict.fromkeys(["rsqrt", "pow", "reciprocal", "hypot"], 2),
     **dict.fromkeys(
         [
             "add",
             "sub",
-            "rsub",
             "mul",
             "div",
             "sqrt",
-            "addcmul",
-            "addcdiv",
-            "lerp",
             "fmod",
             "remainder",
-            "square",
         ],
         1,
     ),
@@ -267,14 +199,9 @@ class Computed(Tensor):
             strides=value.stride(),
             storage_offset=value.storage_offset(),
             dtype=dtype,
-            layout=value.layout,
-            device=value.device,
         )
         made.value = value
         return made
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"Computed({self.value!r}, {self.dtype})"
 
     @classmethod
     def __torch_dispatch__(
@@ -295,7 +222,43 @@ def value_of(tensor: Tensor) -> Tensor:
     if isinstance(tensor, Computed):
         return tensor.value
     with _disable_current_modes():  # an arithmetic would take it for an operand
-        return tensor.detach().to(torch.float64) if tensor.dtype in ROUNDOFF else tensor.detach()
+        return _wide(tensor.detach()) if tensor.dtype in ROUNDOFF else tensor.detach()
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.complex128 if x.is_complex() else torch.float64)
+
+
+def _squared(x: Tensor) -> Tensor:
+    return x.abs().square() if x.is_complex() else x * x
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An ATen operation and its operands."""
+
+    func: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What it is called, without its overload."""
+        return str(self.func.overloadpacket.__name__)
+
+    def of(self, *args: Any) -> Any:
+        """Compute it of other operands."""
+        return self.func(*args, **self.kwargs)
+
+    def changed(self, place: int, value: Callable[[Any], Any]) -> Any:
+        """Compute it with another operand in one place."""
+        return self.of(*self.args[:place], value(self.args[place]), *self.args[place + 1 :])
+
+    def floats(self, count: int) -> bool:
+        """Return whether so many of its first operands are tensors of floating-point numbers."""
+        return len(self.args) >= count and all(
+            isinstance(x, Tensor) and x.is_floating_point() for x in self.args[:count]
+        )
 
 
 class ExactMode(TorchDispatchMode):
@@ -333,17 +296,15 @@ class ExactMode(TorchDispatchMode):
         """Return what an operation gives that may err by so many unit roundoffs of its result."""
         return y
 
-    def summed(
-        self, y: Tensor, dtype: torch.dtype, terms: float | Tensor, squares: Callable[[], Tensor]
-    ) -> Tensor:
-        """Return a sum of so many terms, whose squares sum to ``squares()``."""
+    def summed(self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Counted]) -> Tensor:
+        """Return a sum; how many terms it has and the sum of their squares is counted where it is needed."""
         return y
 
     def operand(self, x: Any) -> Any:
         """Return an operand as an operation takes it: floating-point numbers as a float64 tensor."""
         if isinstance(x, Computed):
             return x.value
-        return x.to(torch.float64) if isinstance(x, Tensor) and x.dtype in ROUNDOFF else x
+        return _wide(x) if isinstance(x, Tensor) and x.dtype in ROUNDOFF else x
 
     def unrounded(self, given: Computed) -> Computed:
         """Return a tensor that was delivered in its dtype, and may have been used before it was rounded."""
@@ -357,9 +318,11 @@ class ExactMode(TorchDispatchMode):
     def perform(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Compute an operation, written out if there is a rule or a decomposition."""
         name = func.overloadpacket.__name__
-        if self.edited is not None and self.edited.applies(func, args, kwargs):
-            with self:
-                return self.edited.made(func, args, kwargs)
+        if self.edited is not None:
+            operation = Operation(func, args, kwargs)
+            if self.edited.applies(operation):
+                with self:
+                    return self.edited.made(operation)
         written_out = WRITTEN_OUT.get(name)
         if written_out is not None or func in DECOMPOSITIONS:
             with self:
@@ -376,13 +339,15 @@ class ExactMode(TorchDispatchMode):
         stated = kwargs.get("dtype")
         dtype = stated if stated in ROUNDOFF else _nominal(floats)
         if stated in ROUNDOFF:
-            kwargs["dtype"] = torch.float64
+            kwargs["dtype"] = torch.complex128 if stated.is_complex else torch.float64
         elif not floats and "dtype" in kwargs and stated is None and name not in ("sum", "prod", "cumsum"):
             kwargs["dtype"] = None
         given, named = tree_map(self.operand, (tuple(args), kwargs))
         y = func(*given, **named)
         if isinstance(y, Tensor) and y.dtype in ROUNDOFF:
-            erred = self._rule(bare, y, dtype, given, named, floats)
+            erred = self._rule(bare, y, _like(y, dtype), given, named, floats)
+            if torch.Tag.inplace_view in func.tags:  # such as transpose_: the operand has another shape now
+                return return_and_correct_aliasing(func, tuple(args), kwargs, args[0])
             if func._schema.is_mutable:
                 y.copy_(erred)
                 return args[0]
@@ -397,7 +362,7 @@ class ExactMode(TorchDispatchMode):
         if target not in ROUNDOFF:
             return func(*tree_map(self.operand, tuple(args)), **kwargs)
         if source.dtype not in ROUNDOFF or ROUNDOFF[target] > ROUNDOFF[source.dtype]:
-            value = self.erred(value.to(torch.float64), target, 1)
+            value = self.erred(_wide(value), target, 1)
         if name == "copy":
             if not isinstance(args[0], Computed):
                 args[0].copy_(value)
@@ -405,7 +370,8 @@ class ExactMode(TorchDispatchMode):
             args[0].value.copy_(value)
             return args[0]
         others = {key: entry for key, entry in kwargs.items() if key != "dtype"}
-        return Computed(func(value, dtype=torch.float64, **others), target)
+        wide = torch.complex128 if target.is_complex else torch.float64
+        return Computed(func(value, dtype=wide, **others), target)
 
     def _rule(
         self,
@@ -420,7 +386,7 @@ class ExactMode(TorchDispatchMode):
         if name in EXACT or not floats:
             return y
         if name in SUMS:
-            return SUMS[name](self, y, dtype, *args, **kwargs)
+            return self.summed(y, dtype, lambda: SUMS[name](y, *args, **kwargs))
         if name in ("add", "sub", "rsub") and len(args) > 1:
             return self._added(y, dtype, args)
         units = float(UNITS.get(name, FOREIGN))
@@ -441,7 +407,7 @@ class ExactMode(TorchDispatchMode):
             return found
         small = torch.minimum(a.abs(), b.abs())
         lost = (large >= ABSORBS) & (small <= 4 * ROUNDOFF[dtype] * large)
-        return torch.where(lost, y.to(dtype).to(torch.float64), found)
+        return torch.where(lost, _wide(y.to(dtype)), found)
 
 
 class Perturbed(ExactMode):
@@ -460,7 +426,9 @@ class Perturbed(ExactMode):
         self.generator = np.random.Generator(np.random.SFC64(seed))  # PyTorch's takes nine times as long
 
     def noise(self, y: Tensor) -> Tensor:
-        """Return numbers uniform in [-1, 1]."""
+        """Return numbers uniform in [-1, 1], of complex ones both parts."""
+        if y.is_complex():
+            return torch.complex(self.noise(y.real), self.noise(y.imag))
         return torch.from_numpy(self.generator.random(tuple(y.shape))).mul_(2).sub_(1)
 
     def erred(self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0) -> Tensor:
@@ -470,16 +438,17 @@ class Perturbed(ExactMode):
         """
         size = y.abs().mul_(0 if absolute else units * ROUNDOFF[dtype])
         size += LEAST[dtype] + absolute * ROUNDOFF[dtype]
-        held = y.to(dtype).to(torch.float64) == y if units <= ROUNDED_ONCE and not absolute else y == 0
+        held = _wide(y.to(dtype)) == y if units <= ROUNDED_ONCE and not absolute else y == 0
         return torch.addcmul(y, size.masked_fill_(held, 0), self.noise(y))
 
-    def summed(
-        self, y: Tensor, dtype: torch.dtype, terms: float | Tensor, squares: Callable[[], Tensor]
-    ) -> Tensor:
+    def summed(self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Counted]) -> Tensor:
         """Perturb a sum by what rounding in an unknown order of summation may do."""
-        total, accumulation = squares(), min(ROUNDOFF[dtype], SUMMED)
-        variance = terms / 3 * y * y + (terms + 1) / 6 * torch.clamp(total - y * y / terms, min=0)
-        lost = torch.where((total > 0) | (y != 0), terms * max(LEAST[dtype], LEAST[torch.float32]), 0.0)
+        (terms, total), accumulation, square = counted(), min(ROUNDOFF[dtype], SUMMED), _squared(y)
+        several = (terms > 1) * 1.0  # one term alone is not rounded
+        variance = several * terms / 3 * square
+        variance += several * (terms + 1) / 6 * torch.clamp(total - square / terms, min=0)
+        least = several * terms * max(LEAST[dtype], LEAST[torch.float32])
+        lost = torch.where((total > 0) | (y != 0), least, 0.0)
         y = torch.addcmul(y, accumulation * torch.sqrt(variance) + lost, self.noise(y))
         return self.erred(y, dtype, 1) if ROUNDOFF[dtype] > SUMMED else y
 
@@ -511,11 +480,9 @@ class Rounded(ExactMode):
 
     def erred(self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0) -> Tensor:
         """Round."""
-        return y.to(dtype).to(torch.float64)
+        return _wide(y.to(dtype))
 
-    def summed(
-        self, y: Tensor, dtype: torch.dtype, terms: float | Tensor, squares: Callable[[], Tensor]
-    ) -> Tensor:
+    def summed(self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Counted]) -> Tensor:
         """Round."""
         return self.erred(y, dtype, 1)
 
@@ -547,7 +514,18 @@ def _nominal(floats: Sequence[Tensor]) -> torch.dtype:
 
 
 def _wrapped(x: Any, dtype: torch.dtype) -> Any:
-    return Computed(x.to(torch.float64), dtype) if isinstance(x, Tensor) and x.dtype in ROUNDOFF else x
+    return Computed(_wide(x), _like(x, dtype)) if isinstance(x, Tensor) and x.dtype in ROUNDOFF else x
+
+
+def _like(x: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Return the complex or real dtype of the precision that a dtype has, as a result is complex or real."""
+    return (
+        dtype
+        if x.is_complex() == dtype.is_complex
+        else dtype.to_complex()
+        if x.is_complex()
+        else dtype.to_real()
+    )
 
 
 def _aliased(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
@@ -562,78 +540,63 @@ def _holds(dtype: torch.dtype, number: Any) -> bool:
     return not isinstance(number, float) or float(torch.tensor(number, dtype=dtype)) == number
 
 
-# Sums: what they have terms of, and how large these are.
+# Sums: how many terms each element has, and the sum of their squares.
+
+Counted = tuple[float | Tensor, Tensor]
 
 
-def _product(m: ExactMode, y: Tensor, dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
-    return m.summed(y, dtype, a.shape[-1], lambda: torch.matmul(a * a, b * b))
+def _product(y: Tensor, a: Tensor, b: Tensor) -> Counted:
+    return max(a.shape[-1], 2), torch.matmul(_squared(a), _squared(b))  # one product is rounded too
 
 
 def _product_added(
-    m: ExactMode,
-    y: Tensor,
-    dtype: torch.dtype,
-    c: Tensor,
-    a: Tensor,
-    b: Tensor,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-) -> Tensor:
-    return m.summed(
-        y, dtype, a.shape[-1] + 1, lambda: (beta * c) ** 2 + alpha**2 * torch.matmul(a * a, b * b)
-    )
+    y: Tensor, c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Counted:
+    return a.shape[-1] + 1, (beta * c) ** 2 + alpha**2 * torch.matmul(a * a, b * b)
 
 
-def _sum(
-    m: ExactMode,
-    y: Tensor,
-    dtype: torch.dtype,
-    x: Tensor,
-    dim: Any = None,
-    keepdim: bool = False,
-    **_: Any,
-) -> Tensor:
-    terms = max(x.numel() // max(y.numel(), 1), 1)
-    if x.dtype not in ROUNDOFF or terms == 1:
-        return y
+def _sum(y: Tensor, x: Tensor, dim: Any = None, keepdim: bool = False, **_: Any) -> Counted:
     dims = tuple(range(x.ndim)) if dim is None or dim == [] else dim
-    return m.summed(y, dtype, terms, lambda: (x * x).sum(dims, keepdim=keepdim))
+    return x.numel() / max(y.numel(), 1), _squared(x).sum(dims, keepdim=keepdim)
 
 
-def _mean(m: ExactMode, y: Tensor, dtype: torch.dtype, x: Tensor, *rest: Any, **named: Any) -> Tensor:
-    terms = max(x.numel() // max(y.numel(), 1), 1)
-    return m.erred(_sum(m, y * terms, dtype, x, *rest, **named) / terms, dtype, 1)
+def _mean(y: Tensor, x: Tensor, *rest: Any, **named: Any) -> Counted:
+    terms, squares = _sum(y, x, *rest, **named)
+    return terms, squares / terms**2
 
 
-def _running_sum(m: ExactMode, y: Tensor, dtype: torch.dtype, x: Tensor, dim: int, **_: Any) -> Tensor:
-    if x.dtype not in ROUNDOFF or not x.ndim:
-        return y
+def _running_sum(y: Tensor, x: Tensor, dim: int, **_: Any) -> Counted:
     shape = [-1 if axis == dim % x.ndim else 1 for axis in range(x.ndim)]
-    terms = torch.arange(1, x.shape[dim] + 1, dtype=torch.float64).reshape(shape)
-    return m.summed(y, dtype, terms, lambda: torch.cumsum(x * x, dim))
+    return torch.arange(1.0, x.shape[dim] + 1).reshape(shape), torch.cumsum(x * x, dim)
 
 
-def _convolved(
-    m: ExactMode, y: Tensor, dtype: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
-) -> Tensor:
-    def squares() -> Tensor:
-        return aten.convolution(x * x, weight * weight, None if bias is None else bias * bias, *rest)
-
-    return m.summed(y, dtype, weight[0].numel() + (bias is not None), squares)
+def _transformed(y: Tensor, x: Tensor, dim: Sequence[int], normalization: int, *_: Any) -> Counted:
+    given = math.prod(x.shape[d] for d in dim)
+    terms = max(given, math.prod(y.shape[d] for d in dim))  # of a real result half the terms are given
+    share = terms / given * float(terms) ** -normalization
+    return terms, share * _squared(x).sum(tuple(dim), keepdim=True)
 
 
-def _averaged(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _convolved(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Counted:
+    squares = aten.convolution(x * x, weight * weight, None if bias is None else bias * bias, *rest)
+    return weight[0].numel() + (bias is not None), squares
+
+
+def _looked_up(y: Tensor, gradient: Tensor, ids: Tensor, rows: int, padding: int, *_: Any) -> Counted:
+    terms = torch.bincount(ids[ids != padding], minlength=rows).clamp(min=1)
+    return terms[:, None], aten.embedding_dense_backward(_squared(gradient), ids, rows, padding, False)
+
+
+def _averaged(operation: Callable[..., Tensor]) -> Callable[..., Counted]:
     """Return the rule of a linear operation whose coefficients sum to 1."""
 
-    def rule(m: ExactMode, y: Tensor, dtype: torch.dtype, x: Tensor, *rest: Any, **named: Any) -> Tensor:
-        terms = max(x.numel() / max(y.numel(), 1), 4.0)
-        return m.summed(y, dtype, terms, lambda: operation(x * x, *rest, **named))
+    def rule(y: Tensor, x: Tensor, *rest: Any, **named: Any) -> Counted:
+        return max(x.numel() / max(y.numel(), 1), 4.0), operation(x * x, *rest, **named)
 
     return rule
 
 
-def _linear(operation: Callable[..., Tensor], *places: int) -> Callable[..., Tensor]:
+def _linear(operation: Callable[..., Tensor], *places: int) -> Callable[..., Counted]:
     """Return the rule of an operation that adds up what it is given.
 
     Applied to ones, it counts the terms of each element; applied to squares, it sums those of the terms.
@@ -642,7 +605,7 @@ def _linear(operation: Callable[..., Tensor], *places: int) -> Callable[..., Ten
         places: of the operands that it adds up; by default all that hold floating-point numbers.
     """
 
-    def rule(m: ExactMode, y: Tensor, dtype: torch.dtype, *args: Any, **named: Any) -> Tensor:
+    def rule(y: Tensor, *args: Any, **named: Any) -> Counted:
         def of(function: Callable[[Tensor], Tensor]) -> Tensor:
             given = [
                 function(x)
@@ -652,26 +615,23 @@ def _linear(operation: Callable[..., Tensor], *places: int) -> Callable[..., Ten
             ]
             return operation(*given, **named)
 
-        if type(m) is ExactMode:
-            return y
-        terms = of(torch.ones_like)
-        found = m.summed(y, dtype, terms.clamp(min=1), lambda: of(torch.square))
-        return torch.where(terms > 1, found, y)
+        return of(torch.ones_like).clamp(min=1), of(torch.square)
 
     return rule
 
 
-SUMS: dict[str, Callable[..., Tensor]] = {
+SUMS: dict[str, Callable[..., Counted]] = {
     **dict.fromkeys(("mm", "bmm", "mv", "dot"), _product),
     **dict.fromkeys(("addmm", "baddbmm", "addmv"), _product_added),
     "sum": _sum,
     "mean": _mean,
     "cumsum": _running_sum,
     "convolution": _convolved,
+    "embedding_dense_backward": _looked_up,
+    **dict.fromkeys(("_fft_r2c", "_fft_c2c", "_fft_c2r"), _transformed),
     **{
         name: _linear(getattr(aten, name))
         for name in (
-            "embedding_dense_backward",
             "index_add",
             "scatter_add",
             "index_put",
@@ -681,7 +641,18 @@ SUMS: dict[str, Callable[..., Tensor]] = {
     },
     **{
         name: _linear(getattr(aten, name), 0)
-        for name in ("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
+        for name in (
+            "max_pool2d_with_indices_backward",
+            "max_pool3d_with_indices_backward",
+            "avg_pool2d_backward",
+            "avg_pool3d_backward",
+            "_adaptive_avg_pool2d_backward",
+            "upsample_nearest1d_backward",
+            "upsample_nearest2d_backward",
+            "upsample_linear1d_backward",
+            "upsample_bilinear2d_backward",
+            "upsample_bicubic2d_backward",
+        )
     },
     **{
         name: _averaged(getattr(aten, name))
@@ -702,13 +673,13 @@ SUMS: dict[str, Callable[..., Tensor]] = {
 # Operations of several steps, written out. They are called within the arithmetic.
 
 
-def _erring(x: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return a tensor that an admissible algorithm may have otherwise by a size."""
+def _erring(x: Tensor, size: Callable[[Tensor], Tensor], of: Tensor) -> Tensor:
+    """Return a tensor that an admissible algorithm may have otherwise by a size, of the value of another."""
     m = ExactMode.active
     if not isinstance(m, Perturbed) or not isinstance(x, Computed):
         return x
     with _disable_current_modes():
-        difference = Computed(size(x.value) * m.noise(x.value), x.dtype)
+        difference = Computed(size(value_of(of)) * m.noise(x.value), x.dtype)
     return aten.add.Tensor(x, difference)
 
 
@@ -731,18 +702,14 @@ def _normalized(x: Tensor, dims: tuple[int, ...], epsilon: float) -> tuple[Tenso
     """Return rows less their mean, divided by their deviation; the mean and the reciprocal (SPEC ALG-5)."""
     wide = _widened(x)
     mean = torch.mean(wide, dims, keepdim=True)
-    centered = wide - mean
-    if isinstance(centered, Computed) and isinstance(wide, Computed):
-        centered = _erring(centered, lambda _: 2 * _unit(wide) * wide.value.abs())
+    centered = _erring(wide - mean, lambda x: 2 * _unit(wide) * x.abs(), wide)
     variance = torch.mean(centered * centered, dims, keepdim=True)
-    if isinstance(mean, Computed):
-        count = x.numel() / max(mean.numel(), 1)
-        variance = _erring(
-            variance,
-            lambda v: (
-                _unit(wide) * (2 * mean.value.abs() * v.clamp(min=0).sqrt() + math.sqrt(count / 3) * 4 * v)
-            ),
-        )
+    several = 4 * math.sqrt(x.numel() / max(mean.numel(), 1) / 3)
+    variance = _erring(
+        variance,
+        lambda v: _unit(wide) * (2 * value_of(mean).abs() * v.clamp(min=0).sqrt() + several * v),
+        variance,
+    )
     reciprocal = torch.rsqrt(variance + epsilon)
     return centered * reciprocal, mean, reciprocal
 
@@ -770,19 +737,18 @@ def _group_norm(
     return y.to(x.dtype), mean.reshape(samples, groups), reciprocal.reshape(samples, groups)
 
 
+def _batch_norm(x: Tensor, *rest: Any) -> Any:
+    wide = _widened(x)  # which errs as x r + (bias - mean r) does
+    erring = _erring(wide, lambda value: 2 * _unit(wide) * value.abs(), wide)
+    y, *statistics = DECOMPOSITIONS[aten.native_batch_norm.default](erring, *rest)
+    return y.to(x.dtype), *statistics
+
+
 def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, epsilon: float | None) -> Any:
     wide = _widened(x)
     square = torch.mean(wide * wide, tuple(range(-len(shape), 0)), keepdim=True)
     reciprocal = torch.rsqrt(square + (torch.finfo(x.dtype).eps if epsilon is None else epsilon))
     return affine(wide * reciprocal, weight, None).to(x.dtype), reciprocal
-
-
-def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    wide = _widened(x)
-    if approximate == "tanh":
-        inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
-        return (wide * 0.5 * (1 + torch.tanh(inner))).to(x.dtype)
-    return (wide * 0.5 * (1 + torch.erf(wide * math.sqrt(0.5)))).to(x.dtype)
 
 
 def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
@@ -794,16 +760,14 @@ def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     powers = torch.exp(wide - largest)
     total = torch.sum(powers, dim, keepdim=True)
     y = powers / total
-    if isinstance(total, Computed) and isinstance(largest, Computed):
-        m = ExactMode.active
-        if type(m) is Perturbed:
-            with _disable_current_modes():
-                logarithm = (largest.value + total.value.log()).abs()
-                size = torch.where(logarithm.isfinite(), logarithm, 0.0) * _unit(wide)
-                # Constants that hide keys are far from the logarithm of a row that has any other.
-                size = torch.where(size < 0.5, size, 0.0)
-                factor = Computed(1 + size * m.noise(size), y.dtype)
-            y = aten.mul.Tensor(y, factor)
+
+    def size(value: Tensor) -> Tensor:
+        logarithm = (value_of(largest) + value_of(total).log()).abs()
+        share = torch.where(logarithm.isfinite(), logarithm, 0.0) * _unit(wide)
+        # Constants that hide keys are far from the logarithm of a row that has any other.
+        return torch.where(share < 0.5, share, 0.0) * value
+
+    y = _erring(y, size, y)
     if ExactMode.active is not None and ExactMode.active.blind_rows_zero:
         y = torch.where(largest <= torch.finfo(x.dtype).min / 2, 0.0, y)
     return _remembered(y if half_to_float else y.to(x.dtype), x)
@@ -825,9 +789,7 @@ def _softmax_backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype)
     """Return the gradient of scores; a row's sum may be that of outputs and their gradients (SPEC ALG-2)."""
     product = gradient * y
     total = torch.sum(product, dim, keepdim=True)
-    if isinstance(total, Computed) and isinstance(gradient, Computed):
-        flowing, unit = gradient.value, 4 * _unit(total)
-        total = _erring(total, lambda _: unit * flowing.abs().amax(dim, keepdim=True))
+    total = _erring(total, lambda flowing: 4 * _unit(total) * flowing.abs().amax(dim, keepdim=True), gradient)
     return (product - y * total).to(dtype)
 
 
@@ -841,13 +803,6 @@ def _variance(
     total = torch.sum(centered * centered, dims, keepdim=keepdim)
     free = count - (1 if correction is None else correction)
     return total / max(free, 0), mean if keepdim else mean.reshape(total.shape)
-
-
-def _length(x: Tensor, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    if order != 2:
-        return NotImplemented
-    dims = tuple(range(x.ndim)) if dim is None else ((dim,) if isinstance(dim, int) else tuple(dim))
-    return torch.sqrt(torch.sum(x * x, dims, keepdim=keepdim))
 
 
 def _convolution_backward(
@@ -864,7 +819,7 @@ def _convolution_backward(
         return tuple(
             None
             if y is None
-            else Computed(m.summed(y, gradient.dtype, count, partial(torch.clone, square)), x.dtype)
+            else Computed(m.summed(y, gradient.dtype, partial(tuple, (count, square))), x.dtype)
             for y, square, count in zip(found, squares, terms, strict=True)
         )
 
@@ -883,17 +838,18 @@ def _grouped_product(a: Tensor, b: Tensor, ends: Tensor, bias: Any = None, dtype
 WRITTEN_OUT: dict[str, Callable[..., Any]] = {
     "native_layer_norm": _layer_norm,
     "native_group_norm": _group_norm,
+    "native_batch_norm": _batch_norm,
     "_fused_rms_norm": _rms_norm,
-    "gelu": _gelu,
     "_softmax": _softmax,
     "_softmax_backward_data": _softmax_backward,
     "_safe_softmax": _safe_softmax,
     "var": lambda *args, **named: _variance(*args, **named)[0],
     "var_mean": _variance,
     "std": lambda *args, **named: torch.sqrt(_variance(*args, **named)[0]),
-    "linalg_vector_norm": _length,
     "convolution_backward": _convolution_backward,
     "_grouped_mm": _grouped_product,
+    "_conj": lambda x: torch.conj_physical(torch.as_tensor(x)),  # autograd gives it plain numbers too
+    "_neg_view": torch.neg,
 }
 
 KEPT = (
@@ -901,6 +857,7 @@ KEPT = (
     "linear",
     "baddbmm",
     "embedding",
+    "embedding_dense_backward",
     "index_select",
     "sum",
     "mean",
@@ -916,30 +873,13 @@ DECOMPOSITIONS = {
     **get_decompositions(
         [
             aten._log_softmax,
-            aten._log_softmax_backward_data,
-            aten.native_layer_norm_backward,
-            aten.native_group_norm_backward,
+            aten.gelu,
+            aten.linalg_vector_norm,
+            aten.polar,
             aten.native_batch_norm,
             aten._native_batch_norm_legit_no_training,
-            aten.native_batch_norm_backward,
-            aten.gelu_backward,
-            aten.silu_backward,
-            aten.tanh_backward,
-            aten.sigmoid_backward,
-            aten.logsumexp,
-            aten.mish,
             aten.elu,
             aten.leaky_relu,
-            aten.hardswish,
-            aten.hardsigmoid,
-            aten.softplus,
-            aten.log_sigmoid_forward,
-            aten.glu,
-            aten.addcmul,
-            aten.addcdiv,
-            aten.lerp,
-            aten.nll_loss_forward,
-            aten.nll_loss_backward,
         ]
     ),
 }

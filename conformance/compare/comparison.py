@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ from concord.conformance.compare.arithmetic import (
     computed,
     plainly,
 )
-from concord.conformance.compare.edits import BUGS, Injected, ModelBug, Sites
+from concord.conformance.compare.edits import BUGS, Injected, Sites
 from concord.conformance.diagnosis import Diagnosis
 from concord.conformance.estimate import SAMPLES, Estimate
 from concord.conformance.expectation import Expectation, is_gradient, is_tap_gradient
@@ -369,16 +370,21 @@ class ModelComparison:
         return Diagnosis(first.tensor, ("",), cause, notes=tuple(notes))
 
     def cause(self, tensor: str, before: str) -> Cause | None:
-        """Return the bugs of :data:`~.edits.BUGS` that explain a tensor, in the stretch that computes it."""
+        """Return what explains a tensor: a bug of the stretch that computes it, or its elements' order."""
         (value, sigma), dtype = self.wrong[tensor], self.dtypes[tensor]
-        explained: dict[str, str] = {}
         started, given = time.process_time(), self.given[tensor].astype(np.float64)
-        for bug, made in Stretch(self, tensor, before).made():
+        modules, where = dict(self.reference.model.named_modules()), self.around(before, tensor)
+        for name in self.strange:  # what is passed on as it is has no activation
+            if isinstance(modules.get(name), nn.Dropout) and name.startswith(where):
+                return self.told({"dropout_active": f"dropout that is active in {name}"})
+        explained: dict[str, str] = {}
+        stretch = ((*found, sigma) for found in Stretch(self, tensor, before).made())
+        for name, text, made, allowed in itertools.chain(reordered(given, value, sigma), stretch):
+            moved = np.where(np.isfinite(made) & np.isfinite(value), made, value)
+            if name not in explained and judge_tensor(given, moved, allowed, dtype).status == "agrees":
+                explained[name] = text
             if time.process_time() - started > LONGEST:
                 break
-            moved = np.where(np.isfinite(made) & np.isfinite(value), made, value)
-            if bug.name not in explained and judge_tensor(given, moved, sigma, dtype).status == "agrees":
-                explained[bug.name] = bug.text
         return self.told(explained)
 
     @staticmethod
@@ -418,7 +424,8 @@ class Stretch:
         reference, order, path = comparison.reference, comparison.order, comparison.around(before, tensor)
         self.tensor, self.start, self.call = tensor, before, tensor.partition("#")[2].partition("[")[0]
         self.blind = BLIND_ROWS_ZERO in comparison.declared
-        self.module = reference.model.get_submodule(path)
+        self.model, self.module = reference.model, reference.model.get_submodule(path)
+        self.returns = comparison.modules.get(tensor, "")
         self.prefix = f"{path}." if path else ""
         parameters, until = comparison.parameters, order.index(before) + 1 if before in order else 0
         pins = {name: pin for name in order[:until] if (pin := comparison.pin(name)) is not None}
@@ -434,7 +441,12 @@ class Stretch:
 
     def inside(self, name: str) -> str:
         """Return the name of an activation within the module that computes the stretch."""
-        local = name.removeprefix(self.prefix) if name.startswith(self.prefix) else OUTPUT
+        own = self.prefix.removesuffix(".")  # it returns one tensor, or several by place
+        local = (
+            name.removeprefix(self.prefix)
+            if name.startswith(self.prefix)
+            else OUTPUT + name.removeprefix(own)
+        )
         return local.replace(f"#{self.call}", "") if self.call and self.prefix else local
 
     def entered(
@@ -458,8 +470,8 @@ class Stretch:
             handle.remove()
         return given[0], given[1]
 
-    def run(self, edited: Any) -> Array | None:
-        """Compute the tensor, with a bug in what follows the start of the stretch."""
+    def run(self, edited: Any, parameters: Mapping[str, Tensor] | None = None) -> Array | None:
+        """Compute the tensor, with a bug in what follows the start of the stretch, or of other parameters."""
         tensor, start = self.inside(self.tensor), self.inside(self.start)
         edited.busy, found = start in self.pins, []
 
@@ -476,7 +488,7 @@ class Stretch:
                     self.module,
                     self.args,
                     self.kwargs,
-                    self.parameters,
+                    {**self.parameters, **(parameters or {})},
                     take=take,
                     pin=pinned_to(self.pins),
                 )
@@ -484,8 +496,12 @@ class Stretch:
             return None
         return found[0] if found else None
 
-    def made(self) -> Iterator[tuple[ModelBug, Array]]:
-        """Yield each bug with the tensor that it makes: in all operations that can have it, then in each."""
+    def made(self) -> Iterator[tuple[str, str, Array]]:
+        """Yield bugs, each with the tensor that it makes: in all operations that can have it, and in each."""
+        for path, parameters in self.exchanged():
+            array = self.run(Sites(), parameters)
+            if array is not None:
+                yield "parameters_exchanged", f"the parameters of {path}", array
         sites = Sites()
         self.run(sites)
         for bug in BUGS:
@@ -493,7 +509,31 @@ class Stretch:
             for site in [None, *(range(count) if count > 1 else [])] if count else []:
                 array = self.run(Injected(bug, site))
                 if array is not None and np.isfinite(array).any():
-                    yield bug, array
+                    yield bug.name, bug.text, array
+
+    def exchanged(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Yield the parameters of each module that the one which returns the tensor may be confused with."""
+        modules = dict(self.model.named_modules())
+        own = modules.pop(self.returns)
+        shapes = [(name, tensor.shape) for name, tensor in own.named_parameters()]
+        for path, module in modules.items():
+            others = dict(module.named_parameters())
+            if shapes and shapes == [(name, tensor.shape) for name, tensor in others.items()]:
+                names = (f"{self.returns}.{name}".removeprefix(self.prefix) for name in others)
+                yield path, dict(zip(names, map(computed, others.values()), strict=True))
+
+
+def reordered(given: Array, value: Array, sigma: Array) -> Iterator[tuple[str, str, Array, Array]]:
+    """Yield what a tensor would be, and its sigma, whose elements along an axis stand in another order."""
+    for axis in range(value.ndim):
+        right, own = (
+            np.nan_to_num(np.moveaxis(x, axis, -1).reshape(-1, x.shape[axis])) for x in (value, given)
+        )
+        order = (np.square(right).sum(0) - 2 * own.T @ right).argmin(1)  # which of the right ones is nearest
+        moved = np.flatnonzero(order != np.arange(len(order)))
+        if len(moved):
+            text = f"another order of axis {axis}: {moved[0]} holds what belongs to {order[moved[0]]}"
+            yield "elements_reordered", text, np.take(value, order, axis), np.take(sigma, order, axis)
 
 
 def pinned_to(pins: Mapping[str, Tensor]) -> Pin:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,27 +53,24 @@ def prove(comparison: ModelComparison, progress: Callable[[str], None] = lambda 
     with Mutant(sites), contextlib.suppress(*UNFIT):
         observe(reference.model, reference.args, reference.kwargs)
     for bug in BUGS:
-        count = sites.found[bug]
-        places = (
-            [None, *np.linspace(0, count - 1, min(MOST, count), dtype=int).tolist()] if count > 1 else [None]
-        )
-        proof = Proof(bug.name, bug.text)
-        for place in places if count else []:
+        count, came = sites.found[bug], Counter[str]()
+        places = [None, *np.linspace(0, count - 1, min(MOST, count), dtype=int).tolist()]
+        for place in places if count > 1 else places[:count]:
             progress(f"would {bug.text} be found?")
             try:
                 with Mutant(Injected(bug, place)):
                     made = observe(reference.model, reference.args, reference.kwargs).arrays()
             except UNFIT:  # the bug does not fit this operation
                 continue
-            proof = replace(proof, tried=proof.tried + 1)
             plain.given = {name: made[name] for name in given if name in made}
+            came["tried"] += 1
             if plain.same_bits(given):
-                proof = replace(proof, silent=proof.silent + 1)
-            elif any(plain.judgement(name, end, False).status == "diverges" for name in plain.given) or any(
-                one.status == "diverges" for one in plain.judged(True).values()
-            ):
-                proof = replace(proof, found=proof.found + 1)
-        proofs += [proof] if proof.tried else []
+                came["silent"] += 1
+            else:
+                came["found"] += any(
+                    plain.judgement(name, end, False).status == "diverges" for name in plain.given
+                ) or any(one.status == "diverges" for one in plain.judged(True).values())
+        proofs += [Proof(bug.name, bug.text, **came)] if came else []
     return proofs
 
 
