@@ -205,7 +205,7 @@ def _of_multiples(seen: _Seen) -> Iterator[Relation]:
 def rounded(factor: float) -> float:
     """Return a factor with four decimals, where it is that to within what rounding leaves of it."""
     short = round(factor, 4)
-    return short if abs(factor - short) < 1e-5 * abs(short) else factor
+    return short if abs(factor - short) < 1e-6 * abs(short) else factor
 
 
 def named(factor: float, question: Question) -> str:
