@@ -42,7 +42,10 @@ ROUNDOFF = {
 """Unit roundoff of each dtype."""
 
 SUMMED = 2.0**-24
-"""Half precisions are summed in float32."""
+"""Half precisions are summed in float32, but for what kernels add up in place."""
+
+IN_PLACE = ("embedding_dense_backward", "index_put", "_unsafe_index_put")
+"""Sums of which each addition is rounded to their own dtype."""
 
 LEAST = {dtype: torch.finfo(dtype).smallest_normal for dtype in ROUNDOFF}
 
@@ -296,7 +299,9 @@ class ExactMode(TorchDispatchMode):
         """Return what an operation gives that may err by so many unit roundoffs of its result."""
         return y
 
-    def summed(self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Counted]) -> Tensor:
+    def summed(
+        self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Counted], accumulation: float = SUMMED
+    ) -> Tensor:
         """Return a sum; how many terms it has and the sum of their squares is counted where it is needed."""
         return y
 
@@ -386,7 +391,8 @@ class ExactMode(TorchDispatchMode):
         if name in EXACT or not floats:
             return y
         if name in SUMS:
-            return self.summed(y, dtype, lambda: SUMS[name](y, *args, **kwargs))
+            accumulation = ROUNDOFF[dtype] if name in IN_PLACE else SUMMED
+            return self.summed(y, dtype, lambda: SUMS[name](y, *args, **kwargs), accumulation)
         if name in ("add", "sub", "rsub") and len(args) > 1:
             return self._added(y, dtype, args)
         units = float(UNITS.get(name, FOREIGN))
@@ -441,9 +447,12 @@ class Perturbed(ExactMode):
         held = _wide(y.to(dtype)) == y if units <= ROUNDED_ONCE and not absolute else y == 0
         return torch.addcmul(y, size.masked_fill_(held, 0), self.noise(y))
 
-    def summed(self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Counted]) -> Tensor:
+    def summed(
+        self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Counted], accumulation: float = SUMMED
+    ) -> Tensor:
         """Perturb a sum by what rounding in an unknown order of summation may do."""
-        (terms, total), accumulation, square = counted(), min(ROUNDOFF[dtype], SUMMED), _squared(y)
+        (terms, total), square = counted(), _squared(y)
+        accumulation = min(ROUNDOFF[dtype], accumulation)
         several = (terms > 1) * 1.0  # one term alone is not rounded
         variance = several * terms / 3 * square
         variance += several * (terms + 1) / 6 * torch.clamp(total - square / terms, min=0)
@@ -482,7 +491,9 @@ class Rounded(ExactMode):
         """Round."""
         return _wide(y.to(dtype))
 
-    def summed(self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Counted]) -> Tensor:
+    def summed(
+        self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Counted], accumulation: float = SUMMED
+    ) -> Tensor:
         """Round."""
         return self.erred(y, dtype, 1)
 
