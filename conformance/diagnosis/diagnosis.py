@@ -118,7 +118,8 @@ def diagnose(
                 *([counted] if counted else []),
                 *([bounds.text] if bounds and not (cause and cause.confident) else []),
             ]
-        cause = _believed(cause, seen) or _read_off(tensor, seen, counted, others[0])
+        told = counted if pinned else ""  # without activations it may come of any step
+        cause = _believed(cause, seen) or _read_off(tensor, seen, told, others[0])
         notes += [*elsewhere(tensor, statuses), *_without_effect(question, delivered)]
     return Diagnosis(
         tensor, _clauses(cause, seen, tuple(dict.fromkeys(others))), cause, seen, tuple(notes), tuple(refuted)
