@@ -18,8 +18,8 @@ from concord import backends
 from concord.backends.interface import Request, Unsupported
 from concord.backends.wire import WorkerFailure
 from concord.conformance.bugs import numpy_backend
-from concord.conformance.bugs.alternatives import ALL as ALTERNATIVES
 from concord.conformance.bugs.catalogue import ALL as BUGS
+from concord.conformance.bugs.catalogue import ALTERNATIVES
 from concord.conformance.check import job_of
 from concord.conformance.fuzz.plan import Plan, sample
 from concord.conformance.mutants.matrix import plugin
@@ -164,11 +164,11 @@ def of_alternatives(cases=CASES, seed=SEED):
     standard = [job_of(case, "float32") for case in standard_cases()]
     np.random.default_rng(seed).shuffle(standard)
     turns = itertools.cycle(standard), itertools.cycle(random_jobs("float32", 2 * cases, seed + 1))
-    for alternative in ALTERNATIVES:
+    for alternative in ALTERNATIVES.values():
         for job in itertools.chain.from_iterable(itertools.islice(turn, cases) for turn in turns):
             request = Request(job.config, job.weights, job.batch, job.part, job.dtype)
             try:
-                run = numpy_backend.run(alternative, request)
+                run = numpy_backend.run(alternative.change, request)
             except Unsupported:
                 continue
             yield RIGHT, f"{alternative.name} {job.name}", flags_of(job, run)

@@ -84,7 +84,7 @@ def fuzz():
 
 def alternatives():
     """Judge each admissible algorithm, in NumPy."""
-    from concord.conformance.bugs.alternatives import ALTERNATIVES
+    from concord.conformance.bugs.catalogue import ALTERNATIVES
 
     with backends.open("concord.conformance.bugs.numpy_backend:Alternatives") as worker:
         for variant, scenario in (("nndl-paddle", "ragged"), ("bert-pytorch", "full"), ("bert", "tiny")):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from concord.backends.interface import Request
-from concord.conformance.bugs.alternatives import ALTERNATIVES
+from concord.conformance.bugs.catalogue import ALTERNATIVES
 from concord.conformance.bugs.numpy_backend import run
 from concord.conformance.check import job_of
 from concord.spec.cases import build_case
@@ -48,9 +48,8 @@ def test_criteria_that_are_not_defined_pass_and_what_is_not_finite_in_the_oracle
 
 def test_right_run_is_not_flagged_and_a_wrong_one_is_by_those_that_see_it():
     job = job_of(build_case("bert", "full"), "float32")
-    right = run(
-        ALTERNATIVES["softmax_running"], Request(job.config, job.weights, job.batch, job.part, job.dtype)
-    )
+    request = Request(job.config, job.weights, job.batch, job.part, job.dtype)
+    right = run(ALTERNATIVES["softmax_running"].change, request)
     flags = PROGRAM["flags_of"](job, right)
     assert flags[OURS] == (False, False)
     assert flags["KL 1e-3"] == (False, None)

@@ -11,22 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from concord.conformance.bugs import ways
-from concord.conformance.bugs.attention import CONTEXT, SCORES, WEIGHTS
-from concord.conformance.bugs.bug import Change, where
+from concord.conformance.bugs.bug import Change, Changes, where
 from concord.conformance.bugs.context import Context, Edit
 from concord.conformance.bugs.embeddings import summed
 from concord.conformance.bugs.gradients import norm_slope, of_softmax
-from concord.conformance.bugs.norms import NORMS
 from concord.conformance.bugs.operations import Array
-from concord.spec.arithmetic import Arithmetic
-from concord.spec.model import Model
-
-LINEAR = ("*.feed_forward.inner", "*.feed_forward.outer")
 
 BLOCK = 4
 """Entries of a block: few, so that small cases have several."""
@@ -332,279 +325,58 @@ def from_normalizer(taken_off: Edit = detached) -> Edit:
     return lambda m, y: m.now["logits"] - log_sum_exp(m, m.now["logits"], 1, taken_off)
 
 
-@dataclass(frozen=True)
-class Alternative:
-    """A right way to compute a step, other than the reference's.
-
-    Attributes:
-        name: unique, in words joined by underscores.
-        clause: of SPEC.md that admits it.
-        what: what it does, in one sentence.
-        change: the edit that computes it so, in the frameworks and in NumPy.
-        arithmetic, model: instead of an edit, what computes so in NumPy alone.
-        fused: whether weights stay inside attention, and are not delivered (ALG-2, ALG-3).
-    """
-
-    name: str
-    clause: str
-    what: str
-    change: Change = field(default_factory=Change)
-    arithmetic: type[Arithmetic] = Arithmetic
-    model: type[Model] | None = None
-    fused: bool = False
-
-
-def edit(name: str, clause: str, what: str, made: Edit, *taps: str, fused: bool = False) -> Alternative:
-    """Return an alternative that is an edit of taps."""
-    return Alternative(name, clause, what, Change(taps=taps, edit=made), fused=fused)
-
-
-def way(name: str, clause: str, what: str, made: type[Arithmetic]) -> Alternative:
-    """Return an alternative that is an arithmetic in NumPy."""
-    return Alternative(name, clause, what, arithmetic=made)
-
-
-SLOPE = "The derivative of softmax flows through the largest entry too"
-ACTIVATION = "*.feed_forward.activation"
-
-ALL: tuple[Alternative, ...] = (
-    edit("softmax_running", "ALG-1", "Softmax in blocks of keys with a running maximum.", softmax(), WEIGHTS),
-    edit(
-        "softmax_running_backwards",
-        "ALG-1",
-        "The same from the last block to the first.",
-        softmax(order=-1),
-        WEIGHTS,
+EDITS: Changes = {
+    "softmax_running": softmax(),
+    "softmax_running_backwards": softmax(order=-1),
+    "softmax_by_logarithm": lambda m, y: m.o.exp(m.o.log_softmax(m.unnormalised, 3)),
+    "softmax_by_reciprocal": by_reciprocal,
+    "softmax_by_powers_of_two": Change(arithmetic=ways.PowersOfTwo),
+    "softmax_backward_multiplied_out": of_softmax(lambda m, g, w: g * w - w * m.o.sum(g * w, 3)),
+    "softmax_recomputed": recomputed,
+    "softmax_through_largest": through_largest(in_equal_shares),
+    "softmax_through_first_largest": through_largest(of_the_first),
+    "softmax_through_each_largest": lambda m, y: by_reciprocal(m, y, kept),
+    "softmax_running_through_largest": softmax(kept),
+    "attention_in_blocks": attention(lambda m, y: running(m, m.unnormalised, m.beside("value"))),
+    "attention_row_sums_of_context": attention(lambda m, y: divided_last(m, powers(m, m.unnormalised))),
+    "attention_recomputed": where(
+        lambda m, y: m.context(recomputed(m, m.beside("weights"))), query_mask="none"
     ),
-    edit(
-        "softmax_by_logarithm",
-        "ALG-1",
-        "Softmax as the exponential of log-softmax.",
-        lambda m, y: m.o.exp(m.o.log_softmax(m.unnormalised, 3)),
-        WEIGHTS,
-    ),
-    edit(
-        "softmax_by_reciprocal", "ALG-1", "Softmax with one reciprocal for each row.", by_reciprocal, WEIGHTS
-    ),
-    way(
-        "softmax_by_powers_of_two",
-        "ALG-1",
-        "Softmax from powers of two of scores times log2(e).",
-        ways.PowersOfTwo,
-    ),
-    edit(
-        "softmax_backward_multiplied_out",
-        "ALG-3",
-        "The derivative of softmax as g w - w sum(g w).",
-        of_softmax(lambda m, g, w: g * w - w * m.o.sum(g * w, 3)),
-        WEIGHTS,
-    ),
-    edit(
-        "softmax_recomputed",
-        "ALG-3",
-        "The backward pass computes weights again from the log-sum-exp.",
-        recomputed,
-        WEIGHTS,
-    ),
-    edit(
-        "softmax_through_largest",
-        "ALG-3",
-        f"{SLOPE}, equal ones share it.",
-        through_largest(in_equal_shares),
-        WEIGHTS,
-    ),
-    edit(
-        "softmax_through_first_largest",
-        "ALG-3",
-        f"{SLOPE}, and the first of equal ones gets it.",
-        through_largest(of_the_first),
-        WEIGHTS,
-    ),
-    edit(
-        "softmax_through_each_largest",
-        "ALG-3",
-        f"{SLOPE}, and every one of equal ones gets it whole.",
-        lambda m, y: by_reciprocal(m, y, kept),
-        WEIGHTS,
-    ),
-    edit(
-        "softmax_running_through_largest",
-        "ALG-3",
-        "The derivative flows through a running maximum too.",
-        softmax(kept),
-        WEIGHTS,
-    ),
-    edit(
-        "attention_in_blocks",
-        "ALG-2",
-        "The context accumulates over blocks of keys, and is divided at the end.",
-        attention(lambda m, y: running(m, m.unnormalised, m.beside("value"))),
-        CONTEXT,
-        fused=True,
-    ),
-    edit(
-        "attention_row_sums_of_context",
-        "ALG-3",
-        "Row sums of the backward pass are of the context times its gradient.",
-        attention(lambda m, y: divided_last(m, powers(m, m.unnormalised))),
-        CONTEXT,
-        fused=True,
-    ),
-    edit(
-        "attention_recomputed",
-        "ALG-3",
-        "The backward pass of attention computes weights again from the log-sum-exp.",
-        where(lambda m, y: m.context(recomputed(m, m.beside("weights"))), query_mask="none"),
-        CONTEXT,
-        fused=True,
-    ),
-    edit(
-        "attention_fused",
-        "ALG-3",
-        "All three: blocks, log-sum-exp, row sums of the context.",
-        attention(fused),
-        CONTEXT,
-        fused=True,
-    ),
-    edit(
-        "log_softmax_fused",
-        "ALG-4",
-        "Cross-entropy as one step: its gradient is softmax less one-hot.",
-        of_cross_entropy,
-        "log_probabilities",
-    ),
-    edit(
-        "log_softmax_from_normalizer",
-        "ALG-4",
-        "The logit less its log-sum-exp.",
-        from_normalizer(),
-        "log_probabilities",
-    ),
-    edit(
-        "log_softmax_through_largest",
-        "ALG-4",
-        "The derivative flows through the largest logit too.",
-        from_normalizer(kept),
-        "log_probabilities",
-    ),
-    way("cross_entropy_softplus", "ALG-4", "Binary cross-entropy as softplus.", ways.Softplus),
-    edit(
-        "norm_closed_form",
-        "ALG-5",
-        "Layer norm as one step, forward and backward.",
-        norm_slope(in_closed_form),
-        *NORMS,
-    ),
-    edit(
-        "norm_two_passes",
-        "ALG-5",
-        "The mean as a product with 1 / D, then the squares.",
-        norm(two_passes),
-        *NORMS,
-    ),
-    edit(
-        "norm_corrected",
-        "ALG-5",
-        "The variance in two passes, corrected for the mean's own rounding.",
-        norm(corrected),
-        *NORMS,
-    ),
-    edit("norm_welford", "ALG-5", "Mean and variance by Welford's updates.", norm(welford), *NORMS),
-    edit("norm_merged", "ALG-5", "The variance in blocks that are merged.", norm(merged), *NORMS),
-    edit(
-        "norm_one_pass",
-        "ALG-5",
-        "The sum of squares less the square of the sum; rows on one side of zero less their first entry.",
-        norm(one_pass(zero_or_first)),
-        *NORMS,
-    ),
-    edit(
-        "norm_one_pass_from_farthest",
-        "ALG-5",
-        "The same of rows less the entry that is farthest from their mean.",
-        norm(one_pass(farthest)),
-        *NORMS,
-    ),
-    edit(
-        "norm_times_reciprocal",
-        "ALG-5",
-        "The reciprocal of the deviation is multiplied with.",
-        norm(plainly),
-        *NORMS,
-    ),
-    edit(
-        "norm_gain_first",
-        "ALG-5",
-        "The gain is divided by the deviation first.",
-        norm(welford, gain_first),
-        *NORMS,
-    ),
-    edit(
-        "norm_multiplied_out",
-        "ALG-5",
-        "Row and mean are divided by the deviation one by one, forward and backward.",
-        norm(two_passes, multiplied_out),
-        *NORMS,
-    ),
-    way("norm_fused_multiply_add", "ALG-5", "Gain and offset in one rounding.", ways.FusedGain),
-    way("reciprocals", "ALG-5", "Every division and root by a reciprocal.", ways.Reciprocals),
-    Alternative(
-        "gelu_erfc", "ALG-6", "GELU from erfc, its derivative in closed form.", model=ways.GeluByErfc
-    ),
-    edit("gelu_sigmoid", "ALG-6", "The tanh of GELU from the logistic function.", gelu_sigmoid, ACTIVATION),
-    edit("gelu_exponential", "ALG-6", "The tanh of GELU from one exponential.", gelu_exponential, ACTIVATION),
-    way(
-        "tanh_exponential",
-        "ALG-6",
-        "tanh from exp(2x) - 1, its derivative as (1 - y)(1 + y).",
-        ways.TanhByExponential,
-    ),
-    way("sums_sequential", "ALG-7", "Every sum term by term.", ways.sums(ways.total_sequential)),
-    way(
-        "sums_backwards",
-        "ALG-7",
-        "Every sum term by term from its end.",
-        ways.sums(ways.total_sequential, -1),
-    ),
-    way("sums_in_blocks", "ALG-7", "Every sum in several running sums.", ways.sums(ways.total_in_blocks)),
-    way("sums_pairwise", "ALG-7", "Every sum by halves.", ways.sums(ways.total_pairwise)),
-    way(
-        "sums_compensated",
-        "ALG-7",
-        "Every sum with its losses carried along.",
-        ways.sums(ways.total_compensated),
-    ),
-    way("products_fused", "ALG-7", "Products by fused multiply-add.", ways.FusedMultiplyAdd),
-    way("products_wide", "ALG-7", "Products summed in a wider precision.", ways.Wide),
-    edit("bias_first", "ALG-7", "A linear layer's sum begins with the bias.", in_halves, *LINEAR),
-    way("bias_as_a_row", "ALG-7", "The bias is one more row of the weight.", ways.BiasAsARow),
-    edit(
-        "embeddings_position_first",
-        "ALG-7",
-        "Position and segment vectors are added first.",
-        summed("segment position token"),
-        "embeddings.sum",
-    ),
-    edit("scale_of_query", "ALG-8", "The scale is folded into the query.", scaled(-0.5, 0.0), SCORES),
-    edit(
-        "scale_of_both",
-        "ALG-8",
-        "Query and key are each multiplied by the root of the scale.",
-        scaled(-0.25, -0.25),
-        SCORES,
-    ),
-    edit(
-        "scale_of_scores",
-        "ALG-8",
-        "Scores are multiplied by the scale.",
-        lambda m, y: m.scores(divisor=1.0) * m.config.head_dim**-0.5,
-        SCORES,
-    ),
-    way("tables_one_hot", "ALG-9", "Rows of tables by products with one-hot rows.", ways.OneHot),
-    way("tables_sorted", "ALG-9", "Gradients of tables by sorted sums.", ways.SortedRows),
-    way("tables_scattered", "ALG-9", "Gradients of tables scattered in another order.", ways.ScatteredRows),
-)
-"""Every allowed alternative."""
-
-ALTERNATIVES: dict[str, Alternative] = {alternative.name: alternative for alternative in ALL}
-"""Every allowed alternative by name."""
+    "attention_fused": attention(fused),
+    "log_softmax_fused": of_cross_entropy,
+    "log_softmax_from_normalizer": from_normalizer(),
+    "log_softmax_through_largest": from_normalizer(kept),
+    "cross_entropy_softplus": Change(arithmetic=ways.Softplus),
+    "norm_closed_form": norm_slope(in_closed_form),
+    "norm_two_passes": norm(two_passes),
+    "norm_corrected": norm(corrected),
+    "norm_welford": norm(welford),
+    "norm_merged": norm(merged),
+    "norm_one_pass": norm(one_pass(zero_or_first)),
+    "norm_one_pass_from_farthest": norm(one_pass(farthest)),
+    "norm_times_reciprocal": norm(plainly),
+    "norm_gain_first": norm(welford, gain_first),
+    "norm_multiplied_out": norm(two_passes, multiplied_out),
+    "norm_fused_multiply_add": Change(arithmetic=ways.FusedGain),
+    "reciprocals": Change(arithmetic=ways.Reciprocals),
+    "gelu_erfc": Change(model=ways.GeluByErfc),
+    "gelu_sigmoid": gelu_sigmoid,
+    "gelu_exponential": gelu_exponential,
+    "tanh_exponential": Change(arithmetic=ways.TanhByExponential),
+    "sums_sequential": Change(arithmetic=ways.sums(ways.total_sequential)),
+    "sums_backwards": Change(arithmetic=ways.sums(ways.total_sequential, -1)),
+    "sums_in_blocks": Change(arithmetic=ways.sums(ways.total_in_blocks)),
+    "sums_pairwise": Change(arithmetic=ways.sums(ways.total_pairwise)),
+    "sums_compensated": Change(arithmetic=ways.sums(ways.total_compensated)),
+    "products_fused": Change(arithmetic=ways.FusedMultiplyAdd),
+    "products_wide": Change(arithmetic=ways.Wide),
+    "bias_first": in_halves,
+    "bias_as_a_row": Change(arithmetic=ways.BiasAsARow),
+    "embeddings_position_first": summed("segment position token"),
+    "scale_of_query": scaled(-0.5, 0.0),
+    "scale_of_both": scaled(-0.25, -0.25),
+    "scale_of_scores": lambda m, y: m.scores(divisor=1.0) * m.config.head_dim**-0.5,
+    "tables_one_hot": Change(arithmetic=ways.OneHot),
+    "tables_sorted": Change(arithmetic=ways.SortedRows),
+    "tables_scattered": Change(arithmetic=ways.ScatteredRows),
+}

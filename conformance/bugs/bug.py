@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from concord.backends.interface import Request
 from concord.backends.optimizers import Optimizer
 from concord.conformance.bugs.context import Context, Edit
+from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import scenarios_of
 from concord.spec.config import EncoderConfig
+from concord.spec.model import Model
 from concord.spec.parameters import Weights
 from concord.spec.training.recipe import Recipe
 
@@ -47,6 +49,7 @@ class Change:
         request: changes what the backend is asked: its configuration, weights or inputs. NumPy alone.
         taps: patterns of the taps that are edited.
         edit: what is made of one of them.
+        arithmetic, model: instead of an edit, what computes so in NumPy alone.
         handed_out: what is made of the gradients of parameters, by canonical name, before they are handed
             out.
         recipe: the recipe that is trained by, given the right one alone.
@@ -68,6 +71,8 @@ class Change:
     request: Callable[[Request], Request] = lambda request: request
     taps: tuple[str, ...] = ()
     edit: Edit | None = None
+    arithmetic: type[Arithmetic] = Arithmetic
+    model: type[Model] | None = None
     handed_out: Callable[[Gradients], Gradients] | None = None
     recipe: Callable[[Recipe], Recipe] = lambda recipe: recipe
     batches: StepEdit = untouched

@@ -1,17 +1,20 @@
 """Every bug by name: what ``entries/GROUP.toml`` says of it, and its change in the modules beside this one.
 
-The fields of an entry are those of :class:`Bug`, and what it changes as far as that takes no code: ``taps``,
-patterns of the taps that are edited; ``option``, fields of the configuration; ``recipe``, those of a recipe.
+The fields of an entry are those of :class:`Bug`, and what is edited: ``taps``, patterns of their names; or
+the ``place`` of a step of training, a field of :class:`Change` or a method of the optimizer. What takes no
+code stands there too: ``option``, fields of the configuration; ``recipe``, those of a recipe.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from concord.conformance.bugs import (
     activations,
+    alternatives,
     attention,
     embeddings,
     gradients,
@@ -27,12 +30,12 @@ from concord.conformance.bugs import (
     weights,
 )
 from concord.conformance.bugs.bug import TRAINING as OF_TRAINING
-from concord.conformance.bugs.bug import Bug, Change, Changes, fits, option
+from concord.conformance.bugs.bug import Bug, Change, fits, option
 from concord.conformance.bugs.training import edits as training
-from concord.conformance.bugs.training.step import recipe
+from concord.conformance.bugs.training.step import recipe, rule
 from concord.spec.files import parse_toml, read_text
 
-CHANGES: Changes = {
+CHANGES: Mapping[str, Any] = {
     **embeddings.EDITS,
     **positions.EDITS,
     **masks.EDITS,
@@ -48,6 +51,7 @@ CHANGES: Changes = {
     **places.EDITS,
     **saturation.EDITS,
     **training.EDITS,
+    **alternatives.EDITS,
 }
 """What code changes, by name of a bug."""
 
@@ -60,6 +64,9 @@ TRAINING_GROUPS = (
 )
 GROUPS = MODEL_GROUPS + TRAINING_GROUPS
 """Where a bug sits."""
+
+
+PLACES = {field.name for field in dataclasses.fields(Change)}
 
 
 def _frozen(value: Any) -> Any:
@@ -78,7 +85,8 @@ def _entries(group: str) -> Iterator[Bug]:
     """Yield the bugs of a group; several forms of one have a name in common."""
     path = Path(__file__).parent / "entries" / f"{group}.toml"
     for name, entry in _frozen(parse_toml(read_text(path), path.name)).items():
-        taps, options, fields = (entry.pop(key, {}) for key in ("taps", "option", "recipe"))
+        taps, place = entry.pop("taps", ()), entry.pop("place", "")
+        options, fields = (entry.pop(key, {}) for key in ("option", "recipe"))
         change = CHANGES.get(name) or (Change(recipe=recipe(**fields)) if fields else option(**options))
         said = {"name": name, "group": group, "variant": "bert", "cause": name}
         if group in TRAINING_GROUPS:
@@ -92,7 +100,11 @@ def _entries(group: str) -> Iterator[Bug]:
             said["first"] = _shown_at(taps)
         said |= entry
         for words, one in change.items() if isinstance(change, Mapping) else (("", change),):
-            made = one if isinstance(one, Change) else Change(taps=taps, edit=one)
+            edited: dict[str, Any] = {place: one} if place else {"taps": taps, "edit": one}
+            if isinstance(one, Change):
+                made = one
+            else:
+                made = rule(**edited) if place and place not in PLACES else Change(**edited)
             yield Bug(**{**said, "what": said["what"].format(words), "change": made})
 
 
@@ -109,6 +121,9 @@ BUGS: dict[str, Bug] = {name: bug for name, bug in KNOWN.items() if not bug.of_t
 """Those of a model."""
 
 ALL = tuple(BUGS.values())
+
+ALTERNATIVES: dict[str, Bug] = {one.name: one for one in _entries("alternatives")}
+"""Every allowed alternative by name: what would be a bug if it were not right."""
 
 _SEARCHED = (
     "stored_in_*",

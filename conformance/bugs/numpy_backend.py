@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from concord.backends.interface import Request, Run
-from concord.conformance.bugs.alternatives import ALTERNATIVES, Alternative
+from concord.conformance.bugs.attention import CONTEXT
+from concord.conformance.bugs.bug import Change
+from concord.conformance.bugs.catalogue import ALTERNATIVES
 from concord.conformance.bugs.tape import as_one_step
 from concord.spec.errors import unknown
 from concord.spec.precision import PRECISIONS
@@ -36,23 +38,24 @@ class Alternatives:
         name = request.implementation.removeprefix("alternative:")
         if name not in ALTERNATIVES:
             raise unknown("alternative", name, list(ALTERNATIVES))
-        return run(ALTERNATIVES[name], request)
+        return run(ALTERNATIVES[name].change, request)
 
 
-def run(alternative: Alternative, request: Request) -> Run:
+def run(change: Change, request: Request) -> Run:
     """Compute a request by an alternative."""
     dtype = request.dtype
     truth = compute(
         request.config,
         request.weights,
         request.batch,
-        alternative.arithmetic(dtype),
+        change.arithmetic(dtype),
         request.gradients,
         request.part,
         dtype,
-        model=alternative.model or as_one_step(alternative.change.at, request.part),
+        model=change.model or as_one_step(change.at, request.part),
     )
-    hidden = "attention.weights" if alternative.fused else "nothing"
+    # A context that is computed otherwise keeps its weights inside (SPEC ALG-2, ALG-3).
+    hidden = "attention.weights" if change.taps == (CONTEXT,) else "nothing"
     taps = {name: tap for name, tap in truth.taps.items() if request.taps and not name.endswith(hidden)}
     gradients = {name: tap for name, tap in truth.tap_gradients.items() if not name.endswith(hidden)}
     info = {"device": "cpu", "not_exposed": [f"*{hidden}"]}

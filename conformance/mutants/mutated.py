@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any
 
 from concord.backends.interface import IMPLEMENTATIONS, Request, Run, Trace, TrainingSession
-from concord.conformance.bugs.alternatives import ALTERNATIVES
 from concord.conformance.bugs.bug import Change
-from concord.conformance.bugs.catalogue import BUGS, TRAINING
+from concord.conformance.bugs.catalogue import ALTERNATIVES, BUGS, TRAINING
 from concord.conformance.bugs.operations import FrameworkOperations
 from concord.conformance.bugs.precision import EMULATIONS
 from concord.conformance.mutants.injection import Injection
