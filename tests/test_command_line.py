@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -16,9 +17,10 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from rich.console import Console
 
 from concord import DISTRIBUTION, backends, spec
-from concord.conformance import record
+from concord.conformance import record, report
 from concord.conformance.estimate import Z, rms_limit
 from concord.conformance.report import within
 from tests.toys.surroundings import (
@@ -72,7 +74,7 @@ def test_a_check_takes_precision_devices_and_repetition(invoke: Invoke, tmp_path
     assert (settings.precision, settings.repeat) == ("tf32", 2)
 
 
-def test_a_check_needs_only_what_a_check_needs(tmp_path: Path) -> None:
+def test_a_check_needs_only_what_a_check_needs(tmp_path):
     """Pages, speed and random cases need more; a plain checkout may lack it."""
     for name in ("jinja2", "markupsafe", "hypothesis", "distributed", "matplotlib", "keras"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('this test hides it')\n")
@@ -183,7 +185,7 @@ def test_the_help_fits_a_screen(invoke: Invoke) -> None:
     assert len({name.split()[0] for name in commands()}) <= 15
 
 
-def test_the_shell_completes_options_and_values(tmp_path: Path) -> None:
+def test_the_shell_completes_options_and_values(tmp_path):
     entrance = tmp_path / "concord"
     entrance.write_text(f"#!{sys.executable}\nfrom concord.cli import main\n\nmain()\n")
     entrance.chmod(0o755)
@@ -288,7 +290,7 @@ def test_results_that_cannot_be_written_leave_nothing_behind(invoke: Invoke, tmp
     assert (tmp_path / "file").read_text() == "kept"
 
 
-def test_markers_are_found_and_lines_kept_where_they_end_as_on_windows(tmp_path: Path) -> None:
+def test_markers_are_found_and_lines_kept_where_they_end_as_on_windows(tmp_path):
     page = tmp_path / "README.md"
     page.write_bytes(b"a\r\n<!-- begin check -->\r\nold\r\n<!-- end check -->\r\nb\r\n")
     assert (
@@ -339,14 +341,22 @@ def test_a_variant_is_printed_as_toml_that_reads_back(invoke: Invoke, name: str)
     assert spec.from_toml(output) == spec.variant(name)
 
 
-@pytest.mark.parametrize("columns", [60, 200])
-def test_the_table_shows_every_variant_and_backend(tmp_path: Path, columns: int) -> None:
+def test_the_table_shows_every_variant_and_backend_in_any_width(tmp_path):
     packages = offer(hide_frameworks(tmp_path), alpha=RIGHT, omega=toy("ReturnsNaN"))
     cases = options("--case", [f"{name}-single" for name in spec.variants()])
-    done = concord("check", *cases, "--dtype", "float32", PYTHONPATH=str(packages), COLUMNS=str(columns))
+    words = ["check", *cases, "--dtype", "float32", "--json", tmp_path / "out.json"]
+    done = concord(*words, PYTHONPATH=str(packages), COLUMNS="60")
     assert done.returncode == 1, done.stderr
     assert errors(done.stderr) == ""
-    table = done.stdout.partition("A cell is")[0].splitlines()
+    wide = Console(width=200, file=io.StringIO())
+    report.show(record.read(tmp_path / "out.json").outcome, wide, "")
+    for columns, text in ((60, done.stdout), (200, wide.file.getvalue())):
+        check_table(text, columns)
+
+
+def check_table(text, columns):
+    """Hold a table to its width, and its cells to what the backends are."""
+    table = text.partition("A cell is")[0].splitlines()
     assert max(map(len, table)) <= columns
     header = [line.split("┃")[1:-1] for line in table if line.startswith("┃")]
     names = [unfolded(cells).removesuffix("f32") for cells in zip(*header, strict=True)]
@@ -376,7 +386,7 @@ def test_a_divergence_is_told_with_place_values_and_clause(invoke: Invoke) -> No
     assert "at logits, end to end: " in told
 
 
-def test_a_backend_that_is_absent_is_missing_only_if_it_was_asked_for(tmp_path: Path) -> None:
+def test_a_backend_that_is_absent_is_missing_only_if_it_was_asked_for(tmp_path):
     packages = offer(hide_frameworks(tmp_path), ghost="no_such_package.backend:Ghost", numpy=RIGHT)
     asked = concord(f"check --backend ghost --backend numpy {ONE}", PYTHONPATH=str(packages))
     assert (asked.returncode, errors(asked.stderr)) == (3, "")
@@ -410,7 +420,7 @@ def test_doctor_tells_what_a_backend_is_and_runs_on(invoke: Invoke) -> None:
     assert "advice" not in output
 
 
-def test_doctor_tells_what_is_wrong(tmp_path: Path) -> None:
+def test_doctor_tells_what_is_wrong(tmp_path):
     packages = offer(hide_frameworks(tmp_path), ghost="no_such_package.backend:Ghost")
     asked = concord(
         "doctor --backend ghost --backend tests.toys.unimportable:NumpyBackend --backend torch",

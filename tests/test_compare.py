@@ -17,7 +17,6 @@ from concord.conformance.compare.candidates import proposed, read_names
 from concord.conformance.compare.proof import batched, prove
 from concord.spec.errors import SpecError
 from tests.toys.modules import CLASSES, HEADS, TOKENS, WIDTH, Encoder, Fused, encoder, texts
-from tests.toys.surroundings import concord
 
 
 def activations(model, inputs):
@@ -354,7 +353,7 @@ def test_nonsense_is_refused_in_one_line(make, message):
 # The command.
 
 
-def test_the_command_judges_writes_and_exits(tmp_path):
+def test_the_command_judges_writes_and_exits(invoke, tmp_path):
     inputs = {name: tensor.numpy() for name, tensor in texts().items()}
     save_file(inputs, tmp_path / "inputs.safetensors")
     wrong = activations(encoder(), texts())
@@ -362,16 +361,16 @@ def test_the_command_judges_writes_and_exits(tmp_path):
     save_file(
         {name: np.ascontiguousarray(array) for name, array in wrong.items()}, tmp_path / "wrong.safetensors"
     )
-    reference, given = "tests.toys.modules:encoder", ["--inputs", str(tmp_path / "inputs.safetensors")]
-    done = concord("compare", reference, "--as", "bfloat16", *given, "--json", str(tmp_path / "a.json"))
-    assert done.returncode == 0, done.stderr
+    asked, given = "compare tests.toys.modules:encoder", ["--inputs", tmp_path / "inputs.safetensors"]
+    code, _, errors = invoke(asked, "--as", "bfloat16", *given, "--json", tmp_path / "a.json")
+    assert code == 0, errors
     assert json.loads((tmp_path / "a.json").read_text())["results"][0]["status"] == "agrees"
     page = tmp_path / "page.html"
-    done = concord("compare", reference, str(tmp_path / "wrong.safetensors"), *given, "--html", str(page))
-    assert done.returncode == 1
-    assert "first at layers.1.inner" in done.stdout
+    code, output, _ = invoke(asked, tmp_path / "wrong.safetensors", *given, "--html", page)
+    assert code == 1
+    assert "first at layers.1.inner" in output
     assert "layers.1.inner" in page.read_text()
-    assert concord("compare", "tests.toys.modules:nothing", *given).returncode == 2
+    assert invoke("compare tests.toys.modules:nothing", *given)[0] == 2
 
 
 def test_numbers_that_are_not_finite_are_compared_as_such():

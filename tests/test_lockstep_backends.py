@@ -67,7 +67,7 @@ class _Open:
 @pytest.mark.parametrize("mode", MODES)
 def test_backend_agrees_in_lockstep(worker: Worker, mode: str, dtype: str) -> None:
     found = conduct(
-        example(CONFIG, ADAMW, 4, batch=3, tokens=5, seed=1, dtype=dtype),
+        example(CONFIG, ADAMW, 4, batch=2, tokens=5, seed=1, dtype=dtype),
         [worker.name],
         OneWorker(worker),
         mode,
@@ -135,7 +135,7 @@ def test_command_says_what_is_wrong_with_each_backend(tmp_path: Path) -> None:
     }
     named = [toy("Late", "late"), toy("Decaying", "late"), toy("NumpyBackend"), "nowhere.at_all:Backend"]
     ran = concord(
-        *["train", "--lockstep", "--variant", "nndl-paddle", "--steps", "4", "--tokens", "5", "--json"],
+        *["train", "--lockstep", "--variant", "nndl-paddle", "--steps", "3", "--tokens", "5", "--json"],
         tmp_path / "found.json",
         *(f"--set={name}={value}" for name, value in fields.items()),
         *(word for name in named for word in ("--backend", name)),

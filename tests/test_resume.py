@@ -22,7 +22,7 @@ from concord.spec.files import TEMPORARY
 from concord.training import checkpoint
 from tests.toys.surroundings import ROOT
 
-STEPS, SAVED = 41, 3
+STEPS, SAVED = 23, 3
 """Steps of a run, and between two of its checkpoints: epochs end elsewhere."""
 
 PATIENCE = 300.0
@@ -38,8 +38,7 @@ def write_samples(folder: Path) -> Path:
     for split, count in (("train", 29), ("dev", 7)):
         labels = generator.integers(0, 2, count)
         lines = [
-            "".join(generator.choice(list("甲乙丙丁" if label else "戊己庚辛"), generator.integers(2, 8)))
-            + f"\t{label}"
+            "".join(generator.choice(list("甲乙丙丁" if label else "戊己庚辛"), 7)) + f"\t{label}"
             for label in labels
         ]
         (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n")

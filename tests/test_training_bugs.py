@@ -179,7 +179,7 @@ def track_of(run, change, mode=free_running):
             "adamw",
             Change(weights=unequal),
             "batch_weights",
-            "batches that count by 0.3, 0.45 instead of 0.5, 0.5",
+            "batches that count by 0.3, 0.45 instead of 0.6667, 0.3333",
         ),
         (
             "adamw",
