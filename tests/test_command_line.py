@@ -1,7 +1,5 @@
 """The command line: exit codes, refusals in one line each, what is printed and what is written."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -9,10 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -35,8 +31,6 @@ from tests.toys.surroundings import (
     toy,
 )
 
-Invoke = Callable[..., tuple[int, str, list[str]]]
-
 RIGHT, WRONG = toy("NumpyBackend"), toy("WrongAfterTheFirstLayer")
 ONE = "--case bert-single --dtype float32"
 RAGGED = "--case bert-ragged --dtype float64"
@@ -55,12 +49,12 @@ RAGGED = "--case bert-ragged --dtype float64"
         (3, ["SaysUnsupported"]),
     ],
 )
-def test_the_exit_code_says_what_came_of_it(invoke: Invoke, code: int, names: list[str]) -> None:
+def test_the_exit_code_says_what_came_of_it(invoke, code, names):
     found, _, errors = invoke(f"check {ONE}", *options("--backend", map(toy, names)))
     assert (found, errors) == (code, [])
 
 
-def test_a_check_takes_precision_devices_and_repetition(invoke: Invoke, tmp_path: Path) -> None:
+def test_a_check_takes_precision_devices_and_repetition(invoke, tmp_path):
     path, name = tmp_path / "out.json", toy("MultipliesInTf32", "precise")
     both = "--device cpu --device cuda --device cpu"
     code, output, errors = invoke(
@@ -88,7 +82,7 @@ def test_a_check_needs_only_what_a_check_needs(tmp_path):
         assert (done.returncode, errors(done.stderr)) == (0, ""), line
 
 
-def test_both_entrances_give_the_same_exit_code() -> None:
+def test_both_entrances_give_the_same_exit_code():
     script = Path(sys.executable).with_name("concord")
     for command in ([sys.executable, "-m", "concord"], [str(script)]):
         done = subprocess.run(
@@ -108,7 +102,7 @@ def test_both_entrances_give_the_same_exit_code() -> None:
 
 # Refusals.
 
-REFUSED: dict[str, tuple[str, ...]] = {
+REFUSED = {
     "check --backend troch --backend padle": (
         "unknown backend 'troch': did you mean 'torch'?",
         "unknown backend 'padle': did you mean 'paddle'?",
@@ -172,14 +166,14 @@ REFUSED: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
-def test_help_is_asked_for_in_either_way(invoke: Invoke, option: str) -> None:
+def test_help_is_asked_for_in_either_way(invoke, option):
     code, output, errors = invoke(f"check {option}")
     assert (code, errors) == (0, [])
     assert "Usage: concord check [OPTIONS]" in output
     assert all(f"─ {panel} ─" in output for panel in ("Workers", "Cases", "A model of your own", "Output"))
 
 
-def test_the_help_fits_a_screen(invoke: Invoke) -> None:
+def test_the_help_fits_a_screen(invoke):
     code, output, errors = invoke("--help", columns=80)
     assert (code, errors, len(output.splitlines()) <= 40) == (0, [], True)
     assert len({name.split()[0] for name in commands()}) <= 15
@@ -214,12 +208,12 @@ def test_the_shell_completes_options_and_values(tmp_path):
     ]
 
 
-def test_version_is_that_of_the_package(invoke: Invoke) -> None:
+def test_version_is_that_of_the_package(invoke):
     assert invoke("--version") == (0, f"concord {metadata.version(DISTRIBUTION)}\n", [])
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_what_cannot_be_done_is_refused_in_a_line_for_each_problem(invoke: Invoke, line: str) -> None:
+def test_what_cannot_be_done_is_refused_in_a_line_for_each_problem(invoke, line):
     narrowed = line.startswith("check") and not {"--variant", "--case", "--dtype", "--part"} & set(
         line.split()
     )
@@ -253,14 +247,14 @@ def test_what_cannot_be_done_is_refused_in_a_line_for_each_problem(invoke: Invok
         ("chekc", "chekc"),
     ],
 )
-def test_what_cannot_be_parsed_is_refused_and_named(invoke: Invoke, line: str, option: str) -> None:
+def test_what_cannot_be_parsed_is_refused_and_named(invoke, line, option):
     code, output, errors = invoke(line)
     assert (code, output) == (2, "")
     (error,) = [error for error in errors if error.startswith("Error: ")]
     assert option in error
 
 
-def test_corrupt_golden_files_are_all_named(invoke: Invoke, tmp_path: Path) -> None:
+def test_corrupt_golden_files_are_all_named(invoke, tmp_path):
     (tmp_path / "deeper").mkdir()
     nothing = f"concord: error: {tmp_path}: holds no golden files (*.safetensors)"
     assert invoke(f"golden {tmp_path}") == (2, "", [nothing])
@@ -275,7 +269,7 @@ def test_corrupt_golden_files_are_all_named(invoke: Invoke, tmp_path: Path) -> N
     assert not (tmp_path / "out.json").exists()
 
 
-def test_results_that_cannot_be_written_leave_nothing_behind(invoke: Invoke, tmp_path: Path) -> None:
+def test_results_that_cannot_be_written_leave_nothing_behind(invoke, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("kept")
     for target, reason in (
@@ -299,7 +293,7 @@ def test_markers_are_found_and_lines_kept_where_they_end_as_on_windows(tmp_path)
     )
 
 
-def test_a_markdown_file_gets_the_table_between_its_markers(invoke: Invoke, tmp_path: Path) -> None:
+def test_a_markdown_file_gets_the_table_between_its_markers(invoke, tmp_path):
     path, asked = tmp_path / "README.md", f"check --backend {RIGHT} {ONE} --markdown"
     path.write_text("text\n")
     lacks = f"concord: error: {path}: lacks the lines '<!-- begin check -->' and '<!-- end check -->'"
@@ -320,7 +314,7 @@ def test_a_markdown_file_gets_the_table_between_its_markers(invoke: Invoke, tmp_
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200, 240])
-def test_variants_fit_the_terminal_and_nothing_is_cut_off(invoke: Invoke, columns: int) -> None:
+def test_variants_fit_the_terminal_and_nothing_is_cut_off(invoke, columns):
     code, output, errors = invoke("show variants", columns=columns)
     assert (code, errors) == (0, [])
     assert max(map(len, output.splitlines())) <= columns
@@ -335,7 +329,7 @@ def test_variants_fit_the_terminal_and_nothing_is_cut_off(invoke: Invoke, column
 
 
 @pytest.mark.parametrize("name", spec.variants())
-def test_a_variant_is_printed_as_toml_that_reads_back(invoke: Invoke, name: str) -> None:
+def test_a_variant_is_printed_as_toml_that_reads_back(invoke, name):
     code, output, errors = invoke(f"show variants {name}")
     assert (code, errors) == (0, [])
     assert spec.from_toml(output) == spec.variant(name)
@@ -371,12 +365,12 @@ def check_table(text, columns):
         assert cells[-1] == "inf✗"
 
 
-def unfolded(cells: Iterable[str]) -> str:
+def unfolded(cells):
     """Return the text of the lines of one cell, without spaces."""
     return "".join(cell.replace(" ", "") for cell in cells)
 
 
-def test_a_divergence_is_told_with_place_values_and_clause(invoke: Invoke) -> None:
+def test_a_divergence_is_told_with_place_values_and_clause(invoke):
     code, output, _ = invoke(f"check --backend {WRONG} {RAGGED}")
     assert code == 1
     assert f"{WRONG} diverges: bert-ragged, float64" in output
@@ -403,7 +397,7 @@ def test_a_backend_that_is_absent_is_missing_only_if_it_was_asked_for(tmp_path):
     assert "4 absent" in nothing.stdout
 
 
-def test_doctor_tells_what_a_backend_is_and_runs_on(invoke: Invoke) -> None:
+def test_doctor_tells_what_a_backend_is_and_runs_on(invoke):
     code, output, errors = invoke(f"doctor --backend {RIGHT} --threads 1")
     assert (code, errors) == (0, [])
     assert f"{RIGHT}: ready" in output
@@ -437,12 +431,12 @@ def test_doctor_tells_what_is_wrong(tmp_path):
 # What is written.
 
 
-def strictly(text: str) -> Any:
+def strictly(text):
     """Read JSON that knows no NaN and no infinity."""
     return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
-def test_results_are_written_as_strict_json(invoke: Invoke, tmp_path: Path) -> None:
+def test_results_are_written_as_strict_json(invoke, tmp_path):
     path = tmp_path / "out.json"
     path.write_text("old")
     names = [RIGHT, WRONG, toy("ReturnsNaN"), toy("Raises"), toy("SaysUnsupported")]
@@ -492,7 +486,7 @@ def test_results_are_written_as_strict_json(invoke: Invoke, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["Hangs", "HangsWhenDescribed"])
-def test_an_interrupt_ends_everything_at_once(tmp_path: Path, name: str) -> None:
+def test_an_interrupt_ends_everything_at_once(tmp_path, name):
     for folder in ("notes", "temporary"):
         (tmp_path / folder).mkdir()
     command = [
@@ -523,7 +517,7 @@ def test_an_interrupt_ends_everything_at_once(tmp_path: Path, name: str) -> None
     assert not list((tmp_path / "temporary").iterdir())
 
 
-def wait_for(path: Path) -> None:
+def wait_for(path):
     deadline = time.monotonic() + PATIENCE
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} did not appear"

@@ -1,17 +1,11 @@
 """Lockstep in the four frameworks, in their workers, and what the command says of backends that are wrong."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from concord import backends, spec
 from concord.backends.interface import Unsupported
-from concord.backends.worker import Worker
 from concord.conformance.campaign import Setup
 from concord.conformance.lockstep.cases import example, standard
 from concord.conformance.lockstep.conduct import conduct, request_of
@@ -43,29 +37,29 @@ ADAMW = Recipe(
 class OneWorker(Setup):
     """The setup by which the worker of a test is opened, and stays open."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker):
         super().__init__(asked=(worker.name,), threads=1)
         object.__setattr__(self, "worker", worker)
 
-    def open(self, name: str, opened: Callable[[Worker], None] = lambda worker: None) -> Any:
-        return _Open(self.worker)  # type: ignore[attr-defined]
+    def open(self, name, opened=lambda worker: None):
+        return _Open(self.worker)
 
 
 class _Open:
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker):
         self.worker = worker
 
-    def __enter__(self) -> Worker:
+    def __enter__(self):
         return self.worker
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         pass
 
 
 @pytest.mark.in_turn(2)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("mode", MODES)
-def test_backend_agrees_in_lockstep(worker: Worker, mode: str, dtype: str) -> None:
+def test_backend_agrees_in_lockstep(worker, mode, dtype):
     found = conduct(
         example(CONFIG, ADAMW, 4, batch=2, tokens=5, seed=1, dtype=dtype),
         [worker.name],
@@ -96,7 +90,7 @@ def test_backend_agrees_in_lockstep(worker: Worker, mode: str, dtype: str) -> No
         {"embedding_updates": "lazy", "amsgrad": True},
     ],
 )
-def test_backend_says_what_it_is_going_to_do(worker: Worker, fields: dict[str, Any]) -> None:
+def test_backend_says_what_it_is_going_to_do(worker, fields):
     case = example(CONFIG, ADAMW.replace(**fields), 3, batch=3, tokens=5, seed=2)
     with worker.train(request_of(case, Setup())) as session:
         found, held = (
@@ -111,7 +105,7 @@ def test_backend_says_what_it_is_going_to_do(worker: Worker, fields: dict[str, A
 
 @pytest.mark.clause("OPT-6", "OPT-11")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_backend_says_what_decays_where_epsilon_or_beta_is_lost(worker: Worker, dtype: str) -> None:
+def test_backend_says_what_decays_where_epsilon_or_beta_is_lost(worker, dtype):
     for fields in (
         {},
         {"decay_form": "coupled"},
@@ -126,7 +120,7 @@ def test_backend_says_what_decays_where_epsilon_or_beta_is_lost(worker: Worker, 
             pytest.skip(str(reason))
 
 
-def test_command_says_what_is_wrong_with_each_backend(tmp_path: Path) -> None:
+def test_command_says_what_is_wrong_with_each_backend(tmp_path):
     fields = {
         **{"d_model": 6, "num_heads": 2, "d_ff": 5, "num_layers": 1, "vocab_size": 17, "max_positions": 7},
         **{"schedule": "linear", "warmup_steps": 3, "total_steps": 7, "learning_rate": 0.01},
@@ -151,7 +145,7 @@ def test_command_says_what_is_wrong_with_each_backend(tmp_path: Path) -> None:
     assert (numpy["status"], nowhere["status"]) == ("unsupported", "missing")
 
 
-def test_session_that_says_nonsense_is_a_row_and_the_others_go_on() -> None:
+def test_session_that_says_nonsense_is_a_row_and_the_others_go_on():
     said = {
         "Right": ("agrees", ""),  # without deviations in its info
         "Silent": ("error", "its answer cannot be read: 'info' is None but must be an object"),
@@ -185,9 +179,7 @@ def test_session_that_says_nonsense_is_a_row_and_the_others_go_on() -> None:
         (["--variant", "bert", "--set", "depth=3"], "unknown field in --set NAME=VALUE: 'depth'"),
     ],
 )
-def test_options_that_describe_no_training_are_refused(
-    invoke: Callable[..., Any], options: list[str], problem: str
-) -> None:
+def test_options_that_describe_no_training_are_refused(invoke, options, problem):
     code, _, errors = invoke("train", "--lockstep", *options)
     assert code == 2
     assert any(problem in line for line in errors), errors
@@ -196,7 +188,7 @@ def test_options_that_describe_no_training_are_refused(
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_standard_case_raises_no_false_alarm(dtype: str, seed: int) -> None:
+def test_standard_case_raises_no_false_alarm(dtype, seed):
     found = conduct(
         standard(seed=seed, dtype=dtype),
         backends.BUILT_IN,
@@ -212,7 +204,7 @@ def test_standard_case_raises_no_false_alarm(dtype: str, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_free_running_stays_inside_the_envelope(dtype: str) -> None:
+def test_free_running_stays_inside_the_envelope(dtype):
     found = conduct(
         standard(seed=0, dtype=dtype),
         backends.BUILT_IN,

@@ -1,7 +1,5 @@
 """Runs that are killed and go on: they end with the bits of one that was not."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -9,9 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +27,7 @@ MOMENTS = ("any", "any", "writing", "evaluated")
 """When a run is killed: at any time, while a checkpoint is written, or just after an evaluation."""
 
 
-def write_samples(folder: Path) -> Path:
+def write_samples(folder):
     """Write samples of which the characters say the class."""
     generator = np.random.default_rng(17)
     for split, count in (("train", 29), ("dev", 7)):
@@ -45,7 +40,7 @@ def write_samples(folder: Path) -> Path:
     return folder
 
 
-def command(backend: str, samples: Path, run: Path) -> list[str]:
+def command(backend, samples, run):
     """Return what begins a run, or goes on with it."""
     if runs.steps(run):
         return ["--resume", str(run)]
@@ -74,7 +69,7 @@ def command(backend: str, samples: Path, run: Path) -> list[str]:
     ]
 
 
-def start(backend: str, samples: Path, run: Path) -> subprocess.Popen[bytes]:
+def start(backend, samples, run):
     arguments = [sys.executable, "-m", "concord", "train", *command(backend, samples, run)]
     return subprocess.Popen(
         arguments,
@@ -85,7 +80,7 @@ def start(backend: str, samples: Path, run: Path) -> subprocess.Popen[bytes]:
     )
 
 
-def logged(run: Path) -> list[dict[str, Any]]:
+def logged(run):
     """Return the whole lines of a log."""
     with contextlib.suppress(FileNotFoundError):
         return [
@@ -96,13 +91,13 @@ def logged(run: Path) -> list[dict[str, Any]]:
     return []
 
 
-def writing(run: Path) -> bool:
+def writing(run):
     with contextlib.suppress(FileNotFoundError):
         return any(name.startswith(TEMPORARY) for name in os.listdir(run))
     return False
 
 
-def until(reached: Callable[[], bool], running: subprocess.Popen[bytes]) -> None:
+def until(reached, running):
     """Wait for something, or for the end of a run."""
     limit = time.monotonic() + PATIENCE
     while not reached() and running.poll() is None:
@@ -110,7 +105,7 @@ def until(reached: Callable[[], bool], running: subprocess.Popen[bytes]) -> None
         time.sleep(0.0005)
 
 
-def kill(running: subprocess.Popen[bytes], run: Path, moment: str, generator: np.random.Generator) -> bool:
+def kill(running, run, moment, generator):
     """Kill a run at some moment; return whether it was still under way."""
     before = len(logged(run))
     until(lambda: len(logged(run)) > before + 1 and (generator.random() > 0.5 or moment == "any"), running)
@@ -127,14 +122,14 @@ def kill(running: subprocess.Popen[bytes], run: Path, moment: str, generator: np
     return alive
 
 
-def ended(backend: str, samples: Path, run: Path) -> checkpoint.TrainingCheckpoint:
+def ended(backend, samples, run):
     """Let a run come to its end."""
     running = start(backend, samples, run)
     assert running.wait(PATIENCE) == 0
     return checkpoint.read(run, "last")
 
 
-def endure(backend: str, folder: Path, kills: int, seed: int) -> None:
+def endure(backend, folder, kills, seed):
     """Kill runs until there were enough kills, and compare each with one that was not killed."""
     samples = write_samples(folder)
     whole = ended(backend, samples, folder / "whole")
@@ -154,7 +149,7 @@ def endure(backend: str, folder: Path, kills: int, seed: int) -> None:
         assert [stripped(row) for row in logged(run)] == [stripped(row) for row in logged(folder / "whole")]
 
 
-def same(found: checkpoint.TrainingCheckpoint, wanted: checkpoint.TrainingCheckpoint) -> None:
+def same(found, wanted):
     for one, other in ((found.weights, wanted.weights), (found.state, wanted.state)):
         assert {name: array.tobytes() for name, array in one.items()} == {
             name: array.tobytes() for name, array in other.items()
@@ -163,7 +158,7 @@ def same(found: checkpoint.TrainingCheckpoint, wanted: checkpoint.TrainingCheckp
         assert getattr(found.progress, name) == getattr(wanted.progress, name), name
 
 
-def stripped(row: dict[str, Any]) -> dict[str, Any]:
+def stripped(row):
     """Return a line of a log without what depends on the machine."""
     return {
         name: value
@@ -175,7 +170,7 @@ def stripped(row: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in backends.BUILT_IN]
 )
-def test_killed_run_ends_with_the_same_bits(open_worker: Any, backend: str, tmp_path: Path) -> None:
+def test_killed_run_ends_with_the_same_bits(open_worker, backend, tmp_path):
     open_worker(backend)  # skips where it is not installed
     endure(backend, tmp_path, kills=1, seed=3)
 
@@ -184,8 +179,6 @@ def test_killed_run_ends_with_the_same_bits(open_worker: Any, backend: str, tmp_
 @pytest.mark.parametrize(
     "backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in backends.BUILT_IN]
 )
-def test_run_killed_fifty_times_ends_with_the_same_bits(
-    open_worker: Any, backend: str, tmp_path: Path
-) -> None:
+def test_run_killed_fifty_times_ends_with_the_same_bits(open_worker, backend, tmp_path):
     open_worker(backend)
     endure(backend, tmp_path, kills=50, seed=2026)
