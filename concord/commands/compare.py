@@ -12,7 +12,7 @@ from concord.conformance.compare import DECLARATIONS, prepare
 from concord.conformance.verdict import Result
 from concord.progress import bars
 from concord.running import finish
-from concord.spec.errors import optional, refuse
+from concord.spec.errors import SpecError, optional, refuse
 from concord.spec.files import read_arrays
 
 
@@ -90,7 +90,7 @@ def compare(
             candidates.tokens(Path(reference), text) if text else given,
             way=way,
             gradients=gradients,
-            names=candidates.read_names(names) if names else None,
+            names=read_names(names) if names else None,
             declared=declare or (),
             python=python,
             progress=lambda words: reached("comparing", 0, words),
@@ -108,3 +108,18 @@ def compare(
     versions = {name: {"reference": f"PyTorch {torch.__version__}"}}
     report = Report(results, versions, Setup(), time.perf_counter() - started, notes)
     finish(report, record, "compare", "reference", f"{name} beside {reference}")
+
+
+def read_names(path: Path) -> dict[str, str]:
+    """Read a file of names: lines ``candidate's = reference's``.
+
+    Raises:
+        SpecError: listing every line that is none.
+    """
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    said = [(number, line) for number, line in enumerate(lines, 1) if line and not line.startswith("#")]
+    wrong = [number for number, line in said if line.count("=") != 1]
+    if wrong:
+        raise SpecError([f"{path}:{number}: must be CANDIDATE'S NAME = REFERENCE'S NAME" for number in wrong])
+    pairs = [[part.strip() for part in line.split("=")] for _, line in said]
+    return dict(pairs)

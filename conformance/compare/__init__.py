@@ -30,13 +30,7 @@ def compare(reference: Any, candidate: Any = None, inputs: Any = None, **options
             callable that is called so here and returns arrays by name. By default the reference itself.
         inputs: what the reference is called with: tensors or arrays by keyword, a tuple of them, or one. By
             default texts of several lengths are made for a module that takes ``input_ids``.
-        way: how the reference's own module runs as a candidate: ``eager``, ``sdpa``, ``compile``,
-            ``bfloat16``, ``float16``, ``cuda`` or ``tf32``.
-        gradients: whether gradients of parameters and activations are judged too, of the sum of all outputs
-            times fixed random numbers.
-        names: the candidate's name of an activation to the reference's; ``{i}`` stands for a number.
-        declared: of :data:`DECLARATIONS`.
-        progress: called with what is being done.
+        options: keyword arguments of :func:`prepare`, by name.
 
     Returns:
         A row for each activation, and each gradient if those are wanted; each activation is judged end to
@@ -60,9 +54,17 @@ def prepare(
     python: str | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> ModelComparison:
-    """Return the comparison that :func:`compare` judges; the arguments are the same.
+    """Return the comparison that :func:`compare` judges.
 
     Args:
+        reference, candidate, inputs: as :func:`compare` takes them.
+        way: how the reference's own module runs as a candidate: ``eager``, ``sdpa``, ``compile``,
+            ``bfloat16``, ``float16``, ``cuda`` or ``tf32``.
+        gradients: whether gradients of parameters and activations are judged too, of the sum of all outputs
+            times fixed random numbers.
+        names: the candidate's name of an activation to the reference's; ``{i}`` stands for a number.
+        declared: of :data:`DECLARATIONS`.
+        progress: called with what is being done.
         python: the interpreter of another environment in which a function is called.
     """
     from torch import nn
@@ -84,7 +86,8 @@ def prepare(
     progress("running the candidate")
     given = candidates.run_way(right, way) if candidate is None else _run(right, candidate, python)
     given = candidates.renamed(given, names) if names else given
-    return ModelComparison(right, given, declared, progress, again=not way)
+    whole = str(candidate).endswith(".onnx")
+    return ModelComparison(right, given, declared, progress, not way, whole)
 
 
 def assert_same(reference: Any, candidate: Any = None, inputs: Any = None, **options: Any) -> None:
@@ -102,7 +105,7 @@ def _run(reference: Reference, candidate: Any, python: str | None) -> dict[str, 
     """Return what a candidate computes of the reference's inputs, as arrays by name."""
     from torch import nn
 
-    from concord.conformance.compare import candidates
+    from concord.conformance.compare import alone, candidates
 
     if isinstance(candidate, nn.Module):
         return candidates.run_module(reference, candidate)
@@ -113,7 +116,7 @@ def _run(reference: Reference, candidate: Any, python: str | None) -> dict[str, 
     if isinstance(candidate, (str, Path)):
         return candidates.run_file(reference, Path(candidate))
     if callable(candidate):
-        return candidates.run_arrays(reference, candidates.called(reference, candidate))
+        return candidates.run_arrays(reference, alone.called(candidate, candidates.inputs_of(reference)))
     raise SpecError(
         f"the candidate is a {type(candidate).__name__} but must be a module, arrays, a file, or a function"
     )

@@ -124,7 +124,7 @@ def observe(
     try:
         with torch.set_grad_enabled(cotangents is not None):
             result = (
-                (program or model)(*inputs, **keywords)
+                (model if program is None else program)(*inputs, **keywords)
                 if parameters is None
                 else torch.func.functional_call(
                     model, dict(parameters), tuple(inputs), dict(keywords), tie_weights=True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import functools
 import inspect
 import os
 import pkgutil
@@ -10,7 +12,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +41,6 @@ TOKENS = 11
 
 Names = Mapping[str, str]
 """A candidate's name or pattern, with ``{i}`` for a number, to the reference's."""
-
-CLOSE = 1e-2
-"""Share of a tensor's size up to which another is proposed as the same."""
 
 
 def load(reference: str) -> Any:
@@ -150,14 +150,12 @@ def run_way(reference: Reference, way: str) -> Arrays:
     Raises:
         SpecError: if it cannot run so.
     """
-    model, device = copy.deepcopy(reference.model), "cpu"
+    model: Any = copy.deepcopy(reference.model)
+    device = "cpu"
     if way in ("eager", "sdpa"):
-        choose: Any = getattr(model, "set_attn_implementation", None)
-        if choose is None:
-            raise SpecError(f"{type(model).__name__} has one form of attention, so it cannot run as {way!r}")
         try:
-            choose(way)
-        except ValueError as error:
+            model.set_attn_implementation(way)
+        except (AttributeError, ValueError) as error:
             raise SpecError(
                 f"{type(model).__name__} cannot run as {way!r}: {str(error).splitlines()[0]}"
             ) from None
@@ -195,27 +193,64 @@ def inputs_of(reference: Reference) -> Arrays:
     return {name: numbers(entry) for name, entry in given.items() if isinstance(entry, Tensor)}
 
 
+SCOPES = "pkg.torch.onnx.name_scopes"
+"""What PyTorch's exporter calls the paths of the modules, outermost first, in which a node was made."""
+
+
+def show(graph: Any, modules: Collection[str]) -> dict[str, str]:
+    """Have an ONNX graph give what modules return; return the tensor of each module.
+
+    A module returns the one tensor made in it that anything outside of it uses. PyTorch's exporter notes in
+    which modules a node was made.
+    """
+    known = {output.name for output in graph.output}
+    users: Any = defaultdict(list, {name: [set()] for name in known})
+    made: dict[str, set[str]] = {}
+    leaving = defaultdict[str, list[str]](list)
+    for node in graph.node:
+        noted = {entry.key: entry.value for entry in node.metadata_props}
+        paths = set(ast.literal_eval(noted.get(SCOPES, "[]")))
+        made |= dict.fromkeys(node.output, paths)
+        for name in node.input:
+            users[name].append(paths)
+    for name, paths in made.items():
+        for path in set().union(*(paths - user for user in users[name])):
+            leaving[path].append(name)
+    found = {path: names[0] for path, names in leaving.items() if path in modules and len(names) == 1}
+    graph.output.extend(type(graph.output[0])(name=name) for name in {*found.values()} - known)
+    return found
+
+
 def run_graph(reference: Reference, path: Path) -> Arrays:
     """Run an ONNX graph in ONNX Runtime on the reference's inputs: outputs by name, else by place.
+
+    What its modules return comes from a second run, of the graph that shows it: it cannot be fused as far.
 
     Raises:
         SpecError: if the graph cannot be read, or wants other inputs.
     """
     with optional("an ONNX file", "peers"):
+        import onnx
         import onnxruntime
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    start = functools.partial(onnxruntime.InferenceSession, sess_options=options)
+    plain = reference.plain.values
     try:
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    except Exception as error:  # noqa: BLE001 - whatever it raises for a file that it cannot read
-        raise SpecError(f"{path}: ONNX Runtime cannot read it: {str(error).splitlines()[0]}") from None
-    given = inputs_of(reference)
-    wanted = [entry.name for entry in session.get_inputs()]
-    by_place = dict(zip(wanted, given.values(), strict=False))
-    lacking = [name for name in wanted if name not in given] if len(wanted) != len(given) else []
-    if lacking:
-        raise SpecError(f"{path}: the graph needs the inputs {', '.join(lacking)}, which are not given")
-    outputs = [entry.name for entry in session.get_outputs()]
-    found = session.run(outputs, {name: given.get(name, by_place.get(name)) for name in wanted})
-    return run_arrays(reference, dict(zip(outputs, found, strict=True)))
+        session, model = start(str(path)), onnx.load(str(path), load_external_data=False)
+        given, names = inputs_of(reference), [entry.name for entry in session.get_inputs()]
+        by_place = dict(zip(names, given.values(), strict=False)) if len(names) == len(given) else {}
+        given = {name: array for name, array in (by_place | given).items() if name in names}
+        outputs = [output.name for output in model.graph.output]
+        found = run_arrays(reference, dict(zip(outputs, session.run(outputs, given), strict=True)))
+        shown = show(model.graph, plain)
+        arrays = start(model.SerializeToString()).run([*shown.values()], given) if shown else []
+    except Exception as error:  # noqa: BLE001 - whatever it raises for a file or inputs that it cannot take
+        raise SpecError(f"{path}: ONNX Runtime cannot run it: {str(error).splitlines()[0]}") from None
+    inner = {
+        path: array for path, array in zip(shown, arrays, strict=True) if array.shape == plain[path].shape
+    }
+    return inner | found
 
 
 def run_file(reference: Reference, path: Path) -> Arrays:
@@ -229,14 +264,6 @@ def run_file(reference: Reference, path: Path) -> Arrays:
     if path.suffix == ".safetensors":
         return run_arrays(reference, read_arrays(path))
     raise SpecError(f"{path}: must be arrays by name (.safetensors) or a graph (.onnx)")
-
-
-def called(reference: Reference, function: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return what a function makes of the inputs as arrays; what is no mapping is the output."""
-    given = inputs_of(reference)
-    positional = [given.pop(name) for name in list(given) if name.isdigit()]
-    found = function(*positional, **given)
-    return found if isinstance(found, Mapping) else {OUTPUT: found}
 
 
 def run_alone(reference: Reference, target: str, python: str | None = None) -> Arrays:
@@ -308,37 +335,3 @@ def renamed(arrays: Mapping[str, Array], names: Names) -> Arrays:
     if unused:
         raise SpecError([f"{own!r} names no tensor of the candidate" for own in unused])
     return found
-
-
-def proposed(reference: Reference, arrays: Mapping[str, Array]) -> dict[str, str]:
-    """Return which of the reference's activations each array may be, by shape and value, best first."""
-    plain = reference.plain.values
-    distances = []
-    for theirs, tensor in plain.items():
-        value = numbers(tensor)
-        size = float(np.linalg.norm(value)) or 1.0
-        distances += [
-            (float(np.linalg.norm(array - value)) / size, own, theirs)
-            for own, array in arrays.items()
-            if array.shape == value.shape and own not in plain
-        ]
-    found: dict[str, str] = {}
-    for distance, own, theirs in sorted(distances):
-        if distance < CLOSE and own not in found and theirs not in found.values():
-            found[own] = theirs
-    return found
-
-
-def read_names(path: Path) -> dict[str, str]:
-    """Read a file of names: lines ``candidate's = reference's``.
-
-    Raises:
-        SpecError: listing every line that is none.
-    """
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    said = [(number, line) for number, line in enumerate(lines, 1) if line and not line.startswith("#")]
-    wrong = [number for number, line in said if line.count("=") != 1]
-    if wrong:
-        raise SpecError([f"{path}:{number}: must be CANDIDATE'S NAME = REFERENCE'S NAME" for number in wrong])
-    pairs = [[part.strip() for part in line.split("=")] for _, line in said]
-    return dict(pairs)

@@ -137,6 +137,7 @@ class ModelComparison:
             ``blind_rows_zero`` or ``uncomputed_padding``.
         progress: called with what is being done.
         again: whether a run with the same bits as the reference's own is right without more ado.
+        whole: whether outputs come from a run of their own, so that they do not follow from activations here.
 
     Raises:
         SpecError: for tensors of other shapes than the reference's.
@@ -149,6 +150,7 @@ class ModelComparison:
         declared: Collection[str] = (),
         progress: Callable[[str], None] = lambda text: None,
         again: bool = True,
+        whole: bool = False,
     ) -> None:
         self.reference, self.progress, self.again = reference, progress, again
         self.declared = frozenset(declared)
@@ -163,6 +165,7 @@ class ModelComparison:
         )
         self.given = {name: array for name, array in given.items() if name in self.plain}
         self.strange = [name for name in given if name not in self.plain]
+        self.whole = whole and not all(name.startswith(OUTPUT) for name in self.given)
         if all(map(is_gradient, self.given)):
             raise SpecError(
                 "the candidate has no activation by a name of the reference's; give names by a mapping"
@@ -288,7 +291,7 @@ class ModelComparison:
         found = Verdict(table)
         if found.status != "diverges":
             return found
-        return dataclasses.replace(found, search=lambda: (self.diagnosis(found), self.undeclared(found)))
+        return dataclasses.replace(found, search=lambda: self.searched(found))
 
     def undeclared(self, verdict: Verdict) -> str:
         """Return the declaration with which the forward pass would agree; empty if there is none."""
@@ -323,7 +326,9 @@ class ModelComparison:
         """Judge in one way: by a first look if that is enough."""
         for expected in self.expected(pinned):
             found = {
-                name: self.judgement(name, expected, pinned) for name in self.given if name in expected.values
+                name: self.judgement(name, expected, pinned)
+                for name in self.given
+                if name in expected.values and not (pinned and self.whole and name.startswith(OUTPUT))
             }
             if all(one.ratio <= NEAR and one.status == "agrees" for one in found.values()):
                 break
@@ -350,9 +355,12 @@ class ModelComparison:
 
     # What is said of the first divergence.
 
-    def diagnosis(self, verdict: Verdict) -> Diagnosis:
-        """Say in which stretch of the module the first divergence was made, and where that is written."""
-        first = verdict.first_divergence
+    def searched(self, verdict: Verdict) -> tuple[Diagnosis, str]:
+        """Say in which stretch of the module the first divergence was made, and where that is written.
+
+        Say why too, or which declaration is missing.
+        """
+        first, undeclared = verdict.first_divergence, self.undeclared(verdict)
         assert first is not None
         place = self.order.index(first.tensor)
         before = next(
@@ -363,11 +371,12 @@ class ModelComparison:
             ),
             "the inputs" if not is_gradient(first.tensor) else "the outputs",
         )
-        cause = None if is_gradient(first.tensor) else self.cause(first.tensor, before)
+        sought = not undeclared and first.tensor in self.wrong and not is_gradient(first.tensor)
+        cause = self.cause(first.tensor, before) if sought else None
         notes = [f"made between {before} and {first.tensor}"]
         if not is_gradient(first.tensor):
             notes += [f"computed by {line}" for line in self.lines_between(before, first.tensor)]
-        return Diagnosis(first.tensor, ("",), cause, notes=tuple(notes))
+        return Diagnosis(first.tensor, ("",), cause, notes=tuple(notes)), undeclared
 
     def cause(self, tensor: str, before: str) -> Cause | None:
         """Return what explains a tensor: a bug of the stretch that computes it, or its elements' order."""

@@ -1,7 +1,5 @@
 """A small encoder in plain PyTorch, and the same computed in another way."""
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -96,8 +94,3 @@ def in_numpy(input_ids, attention_mask):
     made = encoder()
     token, position = (layer.weight.detach().numpy() for layer in (made.token, made.position))
     return {"token": token[input_ids], "position": position[: attention_mask.shape[1]]}
-
-
-def softmax_root(scores):
-    """Return the weights of scores that are divided by the root of two once more."""
-    return F.softmax(scores / math.sqrt(2), dim=-1)

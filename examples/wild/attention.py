@@ -1,0 +1,18 @@
+"""The forms in which transformers computes the attention of one BERT, and PyTorch's compiler."""
+
+from __future__ import annotations
+
+from small import TRANSFORMERS, bert, judge, needs
+
+REQUIREMENTS = TRANSFORMERS
+
+
+def main() -> None:
+    needs("transformers", *TRANSFORMERS)
+    judge("transformers, sdpa", bert(), None, way="sdpa")
+    judge("transformers, compiled by PyTorch", bert(), None, way="compile")
+    judge("transformers, bfloat16, sdpa beside eager", bert().bfloat16(), bert("sdpa").bfloat16())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""A BERT whose weights torchao keeps in 8 bits, and one that PyTorch runs in 8 bits, beside the float32 one.
+
+8 bits change the weights, so the original is no measure of the computation. The module whose weights are what
+8 bits say is: with it as the reference, a diverging tensor is a wrong step, or rounds more than weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import torch
+from small import bert, judge, needs
+from torch import nn
+
+REQUIREMENTS = ("torchao>=0.18",)
+
+
+def dequantized(quantized: nn.Module, original: nn.Module) -> nn.Module:
+    """Return the original with the weights that a quantized module has."""
+    made = copy.deepcopy(original)
+    for path, module in quantized.named_modules():
+        weight: Any = getattr(module, "weight", None)
+        weight = weight() if callable(weight) else weight
+        if weight is not None and hasattr(weight, "dequantize"):
+            made.get_submodule(path).weight = nn.Parameter(weight.detach().dequantize())
+    return made
+
+
+def main() -> None:
+    needs("torchao", *REQUIREMENTS)
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    warnings.simplefilter("ignore")
+    original, weights = bert(), bert()
+    quantize_(weights, Int8WeightOnlyConfig())
+    name = "torchao, int8 weights"
+    judge(f"{name}, beside the float32 weights", original, weights)
+    judge(f"{name}, beside what they say", dequantized(weights, original), weights)
+    dynamic = torch.ao.quantization.quantize_dynamic(bert(), {nn.Linear}, dtype=torch.qint8)
+    judge("PyTorch, dynamic int8, beside what its weights say", dequantized(dynamic, original), dynamic)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""What the programs of this folder have in common: a small BERT, its inputs, what they install, a row."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from packaging.requirements import Requirement
+
+from concord.conformance.compare import prepare
+from concord.conformance.compare.activations import named
+
+HERE = Path(__file__).parent
+FOLDER = Path(tempfile.gettempdir()) / "concord-wild"
+
+HUB = (
+    *("regex", "pyyaml", "tqdm", "filelock", "fsspec", "certifi", "idna"),
+    *("httpx", "anyio", "httpcore", "h11", "hf-xet"),
+)
+TRANSFORMERS = ("transformers==5.23.0", "huggingface_hub>=2", "tokenizers>=0.22,<=0.23.3", *HUB)
+
+torch.set_num_threads(1)
+
+
+def lacking(requirements: tuple[str, ...]) -> list[str]:
+    """Return the requirements that are not installed."""
+    found = []
+    for text in requirements:
+        wanted = Requirement(text)
+        try:
+            fits = wanted.specifier.contains(version(wanted.name), prereleases=True)
+        except PackageNotFoundError:
+            fits = False
+        found += [] if fits else [text]
+    return found
+
+
+def install(name: str, *requirements: str) -> Path:
+    """Return a folder with packages from the index, none of them with what it depends on."""
+    folder = FOLDER / name
+    if not folder.exists():
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
+        subprocess.run([*command, *requirements], check=True)
+    return folder
+
+
+def needs(name: str, *requirements: str) -> None:
+    """Have packages to be imported here, installed in a folder of their own if they are not here already."""
+    if missing := lacking(requirements):
+        sys.path.insert(0, str(install(name, *missing)))
+
+
+def elsewhere(name: str, *requirements: str) -> str:
+    """Return an interpreter that has other versions of packages than this one."""
+    folder = install(name, *requirements)
+    python = FOLDER / f"python-{name}"
+    paths = os.pathsep.join([str(folder), str(HERE)])
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={paths} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return str(python)
+
+
+def large(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a model with weights so large that a wrong step shows; norms are not left at 1 and 0."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+    return model.eval()
+
+
+def bert(attention: str = "eager") -> torch.nn.Module:
+    """Return a BERT of transformers with 3 layers of width 132, and random weights."""
+    needs("transformers", *TRANSFORMERS)
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": 997,
+        "hidden_size": 132,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 260,
+        "max_position_embeddings": 64,
+    }
+    return large(BertModel(BertConfig(**sizes, attn_implementation=attention)))
+
+
+def saved() -> str:
+    """Return a folder to which the BERT is saved."""
+    folder = FOLDER / "bert"
+    bert().save_pretrained(folder)
+    return str(folder)
+
+
+def texts() -> dict[str, torch.Tensor]:
+    """Return three texts of 23, 11 and 5 tokens."""
+    mask = (torch.arange(23) < torch.tensor([23, 11, 5])[:, None]).long()
+    ids = torch.randint(1, 997, mask.shape, generator=torch.Generator().manual_seed(1)) * mask
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+
+
+def by_hand(model: torch.nn.Module, inputs: dict[str, torch.Tensor], name: str, array: np.ndarray) -> float:
+    """Return how far an output is from the model in float64, by how far PyTorch's own float32 is from it."""
+
+    def run(one: torch.nn.Module) -> np.ndarray:
+        with torch.no_grad():
+            return named(one(**inputs), "output")[name].double().numpy()
+
+    right, own = run(copy.deepcopy(model).double()), run(model)
+    real = inputs["attention_mask"].numpy() != 0 if right.ndim == 3 else ...
+    return float(abs(array - right)[real].max() / abs(own - right)[real].max())
+
+
+def judge(what: str, model: torch.nn.Module, candidate: Any, inputs: Any = None, **options: Any) -> str:
+    """Judge a candidate, print it as a row of a table and all that was said, and return the verdict."""
+    started, inputs = time.perf_counter(), texts() if inputs is None else inputs
+    comparison = prepare(model, candidate, inputs, **options)
+    verdict = comparison.verdict()
+    found = verdict.explained()
+    cause = found.cause.text if found.cause else ""
+    seconds = time.perf_counter() - started
+    output = next(name for name in comparison.order if name.startswith("output") and name in comparison.given)
+    array = comparison.given[output]
+    print(
+        f"| {what} | {verdict.status} | {f'`{verdict.first}`' if verdict.first else ''} | {cause} "
+        f"| {verdict.worst:.2f} | {by_hand(model, inputs, output, array):.1f} | {seconds:.0f} |",
+        flush=True,
+    )
+    print("\n".join([str(found), *map(str, comparison.notes.items())]), file=sys.stderr, flush=True)
+    return verdict.status
