@@ -46,9 +46,9 @@ def folder(path, form, weights=None):
     return path
 
 
-def made(source, target, backend="NumpyBackend"):
+def made(source, target, backend="NumpyBackend", extent="usual"):
     named, home = (TOY + backend,), TOY + "NumpyBackend"
-    asked = Asked.of(backends=[*named], home=home, dtypes=["float32"])
+    asked = Asked.of(backends=[*named], home=home, dtypes=["float32"], extent=extent)
     return certify(source, target, asked, Setup(asked=named))
 
 
@@ -143,21 +143,29 @@ def test_a_wrong_port_fails_by_the_tensors_names():
         assert said in item.reason
 
 
-def test_a_wrong_port_is_run_too_and_judged_by_the_source(tmp_path):
+def test_a_quick_certificate_says_what_it_left_out(tmp_path):
+    found = made(folder(tmp_path / "a", "concord"), folder(tmp_path / "b", "torch"), extent="quick")
+    said = statuses(found)
+    assert {said[name] for name in ("same bits", *evidence.FORWARD, "would notice, by bits")} == {"proven"}
+    assert (said["all else"], "gradients" in said, found.exit_code) == ("unverified", False, 0)
+    assert {(run.case, run.side) for run in found.runs} == {("sentences", "target")}
+
+
+def test_a_wrong_port_is_run_if_that_is_asked_for_and_judged_by_the_source(tmp_path):
     source, target = (
         folder(tmp_path / "a", "concord"),
         folder(tmp_path / "b", "paddle", {**WEIGHTS, QUERY: WEIGHTS[QUERY].T.copy()}),
     )
-    found = made(source, target)
-    said = statuses(found)
-    assert (said["same bits"], said["outputs"], said["taps"], said["round trip"]) == (
-        "failed",
-        "failed",
-        "failed",
-        "proven",
-    )
-    assert found.exit_code == 1
-    assert found.verdict.startswith("The port is wrong: same bits")
+    stopped, whole = made(source, target), made(source, target, extent="all")
+    for found, ran in ((stopped, "unverified"), (whole, "failed")):
+        said = statuses(found)
+        assert [said[name] for name in ("same bits", "outputs", "taps", "round trip")] == [
+            *("failed", ran, ran, "proven")
+        ]
+        assert found.exit_code == 1
+        assert found.verdict.startswith("The port is wrong: same bits")
+    assert (stopped.runs, bool(whole.runs)) == ((), True)
+    assert "--all runs it" in next(item.reason for item in stopped.items if item.name == "outputs")
 
 
 def test_a_framework_that_computes_something_else_fails_where_it_does(tmp_path):

@@ -32,6 +32,8 @@ OF_MAKING = (
     "texts",
     "dtype",
     "seed",
+    "quick",
+    "all",
     "device",
     "precision",
     "implementation",
@@ -55,6 +57,11 @@ def certify(
             "Make this certificate again, and compare. SRC and DST say where the two lie now, if they moved."
         ),
     ] = None,
+    quick: Annotated[
+        bool,
+        option("Compare bits, and run sentences forward in one precision: seconds, not minutes."),
+    ] = False,
+    all: Annotated[bool, option("Run everything, even if bits have failed.")] = False,
     files: Annotated[bool, option("With --verify: look at the files alone, and compute nothing.")] = False,
     source_backend: Annotated[
         str | None,
@@ -85,6 +92,7 @@ def certify(
     refuse(
         [f"{name} is not given" for name, path in (("SRC", source), ("DST", target)) if path is None]
         + ["--files is given but --verify is not"] * files
+        + ["--quick and --all are both given but one of them alone may be"] * (quick and all)
     )
     assert source is not None
     assert target is not None
@@ -106,6 +114,7 @@ def certify(
         home=source_backend or "",
         texts=_rows_of(source, form, table, texts),
         seed=seed,
+        extent="quick" if quick else "all" if all else "usual",
         **({"dtypes": options.once(dtype)} if dtype else {}),
     )
     with telling() as tell:

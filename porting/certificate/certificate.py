@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 from concord.conformance import record
 from concord.conformance.campaign import Setup
+from concord.conformance.check import DTYPES
 from concord.conformance.fields import Count, Number
 from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED
 from concord.porting.reading import AUTO
@@ -247,6 +248,10 @@ RECIPE = Recipe(
 )
 """Of the optimizer step: AdamW, as models like these are mostly trained on."""
 
+Extent = Literal["quick", "usual", "all"]
+"""How much is looked at: of ``quick`` files, bits and one forward pass; ``usual`` runs nothing once bits have
+failed."""
+
 OPTIMIZER = (
     *("algorithm", "learning_rate", "beta1", "beta2", "epsilon"),
     *("weight_decay", "decay_form", "clipping", "clip_at"),
@@ -265,6 +270,7 @@ class Asked:
         texts: ids and segments of each sentence; none: drawn.
         dtypes: the precisions.
         seed: of what is drawn.
+        extent: how much is looked at.
         device, implementation, execution, precision, deterministic: how the backends run.
         optimizer: what the optimizer step is made with.
     """
@@ -277,6 +283,7 @@ class Asked:
     texts: Rows | None
     dtypes: list[str]
     seed: int
+    extent: Extent
     device: str
     implementation: str
     execution: str
@@ -298,11 +305,17 @@ class Asked:
                 "backends": [],
                 "home": "",
             },
-            **{"texts": None, "dtypes": ["float64", "float32"], "seed": 0},
+            **{"texts": None, "seed": 0, "extent": "usual"},
+            "dtypes": [*DTYPES[given.get("extent") == "quick" :]],
             "optimizer": {key: getattr(RECIPE, key) for key in OPTIMIZER},
             **{key: getattr(settings or Setup(), key) for key in HOW},
         }
         return cls(**{**usual, **given})
+
+    @property
+    def quick(self) -> bool:
+        """Whether one forward pass is all that is computed."""
+        return self.extent == "quick"
 
     def settings(self, others: Setup) -> Setup:
         """Return how the backends run: as was asked, and else as others say."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +47,9 @@ MEDIUM = 40_000_000
 moves all of them, and gradients in all precisions."""
 
 STEP = "optimizer step"
+
+FORWARD_PASSES, BACKWARD_PASSES = 12, 32
+"""Passes of the reference that the tolerances of a forward pass take, and those of gradients: measured."""
 
 FORWARD = ("outputs", "taps")
 
@@ -91,7 +95,12 @@ def _job(
 
 
 def jobs(
-    source: JudgedModel, target: JudgedModel, given: Inputs, dtypes: Sequence[str], step: bool
+    source: JudgedModel,
+    target: JudgedModel,
+    given: Inputs,
+    dtypes: Sequence[str],
+    step: bool,
+    forward_only: bool = False,
 ) -> list[Job]:
     """Return the runs of the target."""
     found: list[Job] = []
@@ -102,7 +111,7 @@ def jobs(
             if small or (name, dtype) != (LONG, "float64"):
                 gradients = small or (batch is first and dtype in _up_to(MEDIUM, source, dtypes))
                 whole = small or name != LONG
-                more = {"gradients": gradients, "end_to_end": whole}
+                more = {"gradients": gradients and not forward_only, "end_to_end": whole}
                 found.append(_job("target", source, target, name, batch, dtype, **more))
     training = Training(RECIPE, [[first]], reported=(0,))
     for dtype in _up_to(SMALL, source, dtypes) if step else ():
@@ -111,6 +120,19 @@ def jobs(
             _job("target", source, target, STEP, first, dtype, expectation=expected, training=training)
         )
     return found
+
+
+def work(runs: Sequence[Job]) -> int:
+    """Return over about how many tokens the reference passes to judge runs."""
+    return sum(
+        (BACKWARD_PASSES if run.gradients or run.training else FORWARD_PASSES) * tokens_of(run.batch)
+        for run in runs
+    )
+
+
+def tokens_of(batch: Batch) -> int:
+    """Return the rows of a batch times its tokens."""
+    return math.prod(next(iter(batch.arrays().values())).shape[:2])
 
 
 def _expected(source: JudgedModel, training: Training, dtype: str, deviations: Deviations) -> Expectation:
@@ -180,16 +202,16 @@ def gather(
     try:
         ported = JudgedModel(target.config, target.weights(), target.part)
     except WeightsError as error:
-        return _nothing(error.problems[0])
+        return nothing(error.problems[0])
     shapes = [{name: array.shape for name, array in one.weights.items()} for one in (source, ported)]
     if source.part != ported.part or shapes[0] != shapes[1]:
-        return _nothing(
+        return nothing(
             "the target has not the parameters of the source: there is nothing to run in its place"
         )
-    problem, dtypes = steps_problem(source), asked.dtypes
-    runs = jobs(source, ported, given, dtypes, not problem)
+    problem, dtypes, quick = steps_problem(source), asked.dtypes, asked.quick
+    runs = jobs(source, ported, given, dtypes, not (problem or quick), quick)
     report = conduct(runs, asked.backends, settings, lambda backend, done: tell(f"{backend}: {done}"))
-    left_out = list(spared(source, given, dtypes))
+    left_out = [] if quick else list(spared(source, given, dtypes))
     already = {(item.name, item.dtype) for item in left_out}
     judged = _Judged(report, output_name(source.config, source.part), explain)
     items = [
@@ -198,13 +220,14 @@ def gather(
         else Item(kind, NOT_APPLICABLE if "alone" in problem else UNVERIFIED, problem, "", dtype)
         for backend in asked.backends
         for dtype in dtypes
-        for kind in KINDS
+        for kind in (FORWARD if quick else KINDS)
         if (kind, dtype) not in already
     ]
     return Evidence((*items, *left_out), judged.runs("target"), judged.errors(), judged.environments())
 
 
-def _nothing(why: str) -> Evidence:
+def nothing(why: str) -> Evidence:
+    """Return the claims about what the target computes where it is not run."""
     return Evidence(tuple(Item(kind, UNVERIFIED, why) for kind in KINDS))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -43,12 +44,13 @@ class Inputs:
     tried: dict[str, str]
 
 
-def of(config: EncoderConfig, part: str, texts: Rows | None, seed: int) -> Inputs:
+def of(config: EncoderConfig, part: str, texts: Rows | None, seed: int, quick: bool = False) -> Inputs:
     """Return what a model is run on.
 
     Args:
         texts: of the user; None: ids are drawn in their place.
         seed: of the ids that are drawn.
+        quick: whether the first is enough.
     """
     if part not in OF_IDS:
         drawn = {
@@ -63,7 +65,8 @@ def of(config: EncoderConfig, part: str, texts: Rows | None, seed: int) -> Input
     batches: dict[str, Batch] = {}
     left_out: dict[str, str] = {}
     tried: dict[str, str] = {}
-    for name, meaning, rows in _cases(config, texts, np.random.default_rng(seed)):
+    cases = _cases(config, texts, np.random.default_rng(seed))
+    for name, meaning, rows in islice(cases, 1 if quick else None):
         try:
             batches[name] = batch_of(config, part, rows, seed)
             tried[name] = meaning

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from concord.porting.certificate.certificate import (
     HashedFile,
     Item,
     PortSide,
+    Sensitivity,
     verdict,
 )
 from concord.porting.certificate.ledger import files_of
@@ -26,6 +28,7 @@ from concord.porting.comparison.checkpoints import compare
 from concord.porting.reading import read
 from concord.porting.registry import known
 from concord.spec.errors import SpecError
+from concord.spec.reference import reference
 
 KEPT = 400 << 20
 """Bytes of tolerances that are kept from the source's runs for the target's."""
@@ -37,7 +40,24 @@ def backend_of(format: str) -> str:
     return form.backend or form.container.backend
 
 
+QUICK = (
+    "a quick certificate: it was run forward in one precision, on sentences alone; no gradients, "
+    "no optimizer step, and not the source's framework"
+)
+
 Tell = Callable[[str], None]
+
+
+def _duration(model: evidence.JudgedModel, given: inputs.Inputs, asked: Asked) -> str:
+    """Return about how long it takes to judge the target and to try the proof, in words."""
+    batch = next(iter(given.batches.values()))
+    step = not (asked.quick or evidence.steps_problem(model))
+    runs = evidence.jobs(model, model, given, asked.dtypes, step, asked.quick)
+    tokens = evidence.work(runs) + sensitivity.work(model, batch, asked.quick)
+    started = time.perf_counter()
+    reference(model.config, model.weights, batch, False, model.part)
+    seconds = (time.perf_counter() - started) * tokens / evidence.tokens_of(batch)
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def certify(
@@ -83,15 +103,23 @@ def certify(
         tell(f"{name} through {form}")
         items.append(ledger.round_trip(name, checkpoint, form, expected))
     model = evidence.JudgedModel(source.config, source.weights(), source.part)
-    given = inputs.of(source.config, source.part, asked.texts, asked.seed)
-    explain = not any(item.status == FAILED for item in items)
-    with tolerance.keeping(KEPT):  # both are judged on the sentences, from the inputs on
-        origin = evidence.at_home(model, given, asked, settings, tell)
-        found = evidence.gather(model, target, given, asked, settings, tell, explain)
-    tell("changing tensors, to see what is noticed")
+    given = inputs.of(source.config, source.part, asked.texts, asked.seed, asked.quick)
     name, batch = next(iter(given.batches.items()))
-    shown = sensitivity.prove(source, mine, model, batch, name, asked.seed, tell)
+    wrong = [item.name for item in items if item.status == FAILED]
+    origin, shown = evidence.Evidence(), Sensitivity((), {}, asked.seed, name)
+    if "same bits" in wrong and asked.extent != "all":
+        found = evidence.nothing("the parameters differ, so nothing was run; --all runs it all the same")
+    else:
+        tell(f"about {_duration(model, given, asked)} in all, on a machine that does nothing else")
+        with tolerance.keeping(KEPT):  # both are judged on the sentences, from the inputs on
+            if not asked.quick:
+                origin = evidence.at_home(model, given, asked, settings, tell)
+            found = evidence.gather(model, target, given, asked, settings, tell, not wrong)
+        tell("changing tensors, to see what is noticed")
+        shown = sensitivity.prove(source, mine, model, batch, name, asked.seed, tell, asked.quick)
     items += found.items
+    if asked.quick:
+        items.append(Item("all else", UNVERIFIED, QUICK))
     items += [Item(f"input: {name}", NOT_APPLICABLE, why) for name, why in given.left_out.items()]
     items += origin.items
     if known(source.format).source:
@@ -100,7 +128,7 @@ def certify(
             "held to the published sources' own tensors by concord golden"
         )
         items.append(Item("source's own code", UNVERIFIED, said))
-    items += sensitivity.items(shown)
+    items += sensitivity.items(shown) if shown.tried else ()
     for side, path in zip(sides, paths, strict=True):
         apart = {*ledger.files_of(path).items()} ^ {*side.files.items()}
         if changed := sorted({name for name, _ in apart}):

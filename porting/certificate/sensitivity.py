@@ -28,7 +28,7 @@ from concord.porting.certificate.certificate import (
     Sensitivity,
     Tried,
 )
-from concord.porting.certificate.evidence import JudgedModel
+from concord.porting.certificate.evidence import BACKWARD_PASSES, FORWARD_PASSES, JudgedModel, tokens_of
 from concord.porting.checkpoint import Checkpoint, LazyTensor
 from concord.porting.comparison.difference import head_axis
 from concord.porting.stored import NUMPY, Bits, digest, widened
@@ -194,6 +194,7 @@ def prove(
     case: str,
     seed: int,
     tell: Callable[[str], None],
+    quick: bool = False,
 ) -> Sensitivity:
     """Change each tensor in each way, and say which changes are noticed: by the comparison of bits.
 
@@ -206,12 +207,14 @@ def prove(
         batch: whose first rows the outputs are computed on, the first of which has no padding but where the
             model needs it.
         tell: takes what is being done, in words.
+        quick: whether the outputs are computed of :data:`AT_LEAST` changes alone.
     """
     batch = _few(model, batch)
     gradients = reference(model.config, model.weights, batch, True, model.part).gradients
     made = list(changes(model.config, model.part, checkpoint.tensors, batch, gradients))
     outputs = _Outputs(model, batch)
-    chosen = set(random.Random(seed).sample(range(len(made)), min(len(made), outputs.affordable())))
+    run = min(len(made), AT_LEAST if quick else outputs.affordable())
+    chosen = set(random.Random(seed).sample(range(len(made)), run))
     tried = {kind: Tried(kind, 0, 0, 0, 0, 0, 0) for kind in CHANGES}
     reasons: Counter[str] = Counter()
     for number, change in enumerate(made):
@@ -225,6 +228,13 @@ def prove(
         seed,
         f"the first {len(next(iter(batch.arrays().values())))} rows of {case}, float64",
     )
+
+
+def work(model: JudgedModel, batch: Batch, quick: bool) -> int:
+    """Return over about how many tokens the reference passes to try the changes of a model."""
+    outputs, some = _Outputs(model, _few(model, batch)), 4 * len(model.weights)
+    passes = FORWARD_PASSES + BACKWARD_PASSES + min(some, AT_LEAST if quick else outputs.affordable())
+    return passes * tokens_of(outputs.batch)
 
 
 def _few(model: JudgedModel, batch: Batch) -> Batch:
