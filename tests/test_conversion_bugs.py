@@ -27,7 +27,7 @@ SLOWLY = [
 
 
 def test_table_is_large_and_has_every_group():
-    assert set(CONVERSION) == set(EDITS)
+    assert set(CONVERSION) > set(EDITS)
     assert len(ALL) > 80
     assert sum(bool(bug.source) for bug in ALL) >= 60
     assert len({bug.group for bug in ALL}) == 7

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from concord import spec
 from concord.backends.interface import Run
-from concord.conformance import judge
+from concord.conformance.judging import Misfit, judge
 from concord.porting.checkpoint import Checkpoint, from_weights
 from concord.porting.comparison.checkpoints import alone, differing
 from concord.porting.folder import LENGTHS, PROMPTS
@@ -21,7 +21,7 @@ from concord.porting.reading import AUTO, read
 from concord.porting.registry import Format, known
 from concord.porting.writing import write
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.batch import Batch, example_batch
+from concord.spec.batch import example_batch
 from concord.spec.errors import SpecError
 from concord.spec.reference import compute
 
@@ -99,9 +99,6 @@ class ConversionBug:
 
 DTYPE = "float32"
 
-OTHER = 97
-"""Seed of the order in which the wrong model sums up, as another framework would."""
-
 
 @dataclass(frozen=True)
 class FoundBug:
@@ -146,8 +143,14 @@ def compared(right: Checkpoint, wrong: Checkpoint) -> FoundBug:
     if wrong.part != right.part:
         return FoundBug("named", (f"what is there is an {wrong.part}, not a {right.part}",))
     batch = example_batch(right.config, batch=4, seed=5, padding="ragged")
-    run = run_of(wrong, batch)
-    verdict = judge(right.config, right.weights(), batch, run, right.part, end_to_end=False).explained()
+    # In rounded arithmetic and another order of sums, as another framework would.
+    arithmetic = Arithmetic(DTYPE, shuffle=97)
+    truth = compute(wrong.config, wrong.weights(), batch, arithmetic, False, wrong.part, DTYPE)
+    run = Run(truth.output, truth.loss, dict(truth.taps), {}, "port", DTYPE, requested=("taps",))
+    try:
+        verdict = judge(right.config, right.weights(), batch, run, right.part, end_to_end=False).explained()
+    except Misfit as error:
+        return FoundBug("named", tuple(error.problems))
     if first := verdict.first_divergence:
         cause = verdict.cause.text if verdict.cause else ""
         return FoundBug("named", (cause, first.note), first.tensor)
@@ -158,10 +161,3 @@ def compared(right: Checkpoint, wrong: Checkpoint) -> FoundBug:
     if beside:
         return FoundBug("named", tuple(f"{name}: {words}" for name, words in beside.items()))
     return FoundBug("harmless", tuple(entry.reason for entry in wrong.ledger if entry.reason))
-
-
-def run_of(checkpoint: Checkpoint, batch: Batch) -> Run:
-    """Return what a model computes, in rounded arithmetic and another order of sums."""
-    config, weights, arithmetic = checkpoint.config, checkpoint.weights(), Arithmetic(DTYPE, shuffle=OTHER)
-    truth = compute(config, weights, batch, arithmetic, False, checkpoint.part, DTYPE)
-    return Run(truth.output, truth.loss, dict(truth.taps), {}, "port", DTYPE, requested=("taps",))

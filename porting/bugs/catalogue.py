@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from concord.porting.bugs.bug import LABELS, TOKENS, Array, Arrays, ConversionBug, Edit
+from concord.porting.bugs.bug import TOKENS, Array, Arrays, ConversionBug, Edit
 from concord.porting.containers import TORCH, safetensors
 from concord.porting.containers.container import INDEX
-from concord.porting.folder import CONFIG, LENGTHS, PROMPTS
+from concord.porting.folder import CONFIG, PROMPTS
 from concord.porting.registry import Format
 from concord.porting.stored import StoredTensor, in_memory
 from concord.spec.files import parse_toml, read_text
@@ -106,8 +106,8 @@ def entries(name: str, **said: Any) -> Edit:
     return rewritten(name, change)
 
 
-stated, damaged = partial(entries, CONFIG), partial(rewritten, "")
-"""The edits of the configuration, and of the file of weights."""
+damaged = partial(rewritten, "")
+"""The edit of the file of weights."""
 
 
 def both(*edits: Edit) -> Edit:
@@ -264,61 +264,32 @@ def layers(number: Callable[[int, int], int]) -> Edit:
     return tensors(change)
 
 
-def among_texts(place: int, count: int) -> int:
-    """Return the place of a number where numbers are sorted as texts."""
-    return sorted(map(str, range(count))).index(str(place))
-
-
 def older(name: str) -> str:
     return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
 
 
-def as_position(found: Arrays) -> Arrays:
-    """Take the table of positions for the bias of the norm, so that one overwrites the other."""
-    table = "bert.embeddings.position_embeddings.weight"
-    return {
-        "bert.embeddings.LayerNorm.bias" if name == table else name: array for name, array in found.items()
-    }
-
-
 def slices(order: str) -> Edit:
     """Return the edit that takes query, key and value for others, by their first letters in order."""
-    roles = dict(
-        zip(
-            ("query", "key", "value"),
-            ({"q": "query", "k": "key", "v": "value"}[letter] for letter in order),
-            strict=True,
-        )
-    )
+    roles = dict(zip("qkv", order, strict=True))
+    words = {word[0]: word for word in ("query", "key", "value")}
 
-    def change(found: Arrays) -> Arrays:
-        return {
-            name: found[re.sub(r"self\.(query|key|value)", lambda match: f"self.{roles[match[1]]}", name)]
-            for name in found
-        }
+    def other(match: re.Match[str]) -> str:
+        return words[roles[match[0][0]]]
 
-    return tensors(change)
+    return tensors(lambda found: {name: found[re.sub(r"(?<=self\.)[a-z]+", other, name)] for name in found})
 
 
 NAMES = {
-    "prefix_of_parallel_training": renamed(lambda name: f"module.{name}"),
-    "prefix_twice": renamed(lambda name: f"bert.{name}"),
-    "prefix_left_out": renamed(lambda name: name.removeprefix("bert.")),
-    "names_in_a_scope": renamed(lambda name: f"scope/{name}"),
-    "names_of_another_version": renamed(lambda name: name.replace(".attention.self.", ".self_attention.")),
     "gamma_and_beta_of_norms": renamed(older),
-    "gamma_that_is_no_norm": tensors(
-        lambda found: {**found, "bert.encoder.layer.0.weight": np.ones(14, np.float32)}
-    ),
+    "gamma_that_is_no_norm": added(bert__encoder__layer__0__weight=lambda found: np.ones(14, np.float32)),
     "layers_counted_from_one": layers(lambda place, count: place + 1),
-    "layers_sorted_as_text": layers(among_texts),
+    "layers_sorted_as_text": layers(lambda place, count: sorted(map(str, range(count))).index(str(place))),
     "layers_reversed": layers(lambda place, count: count - 1 - place),
     "key_from_the_slice_of_value": slices("qvv"),
     "fused_as_key_value_query": slices("kvq"),
     "query_and_key_exchanged": exchanged("self.query", "self.key"),
     "gamma_and_beta_exchanged": exchanged("LayerNorm.weight", "LayerNorm.bias"),
     "norms_of_a_layer_exchanged": exchanged("attention.output.LayerNorm", "output.LayerNorm"),
-    "two_names_for_one": tensors(as_position),
 }
 
 
@@ -330,24 +301,14 @@ HEADS, HEAD = 2, 7
 """How many heads the model has, and how wide each is."""
 
 
-def kernel(name: str, array: Array) -> bool:
-    return array.ndim == 2 and "embeddings" not in name
-
-
-def all_turned(found: Arrays) -> Arrays:
-    return {name: array.T if kernel(name, array) else array for name, array in found.items()}
-
-
-def square_turned(found: Arrays) -> Arrays:
-    return {
-        name: array.T if kernel(name, array) and len(set(array.shape)) == 1 else array
-        for name, array in found.items()
-    }
-
-
-def storage_order(array: Array) -> Array:
-    """Return what is read back of a transposed view whose storage is saved under the view's shape."""
-    return np.ascontiguousarray(array.T).reshape(array.shape)
+def turned(most: int) -> Edit:
+    """Return the edit that transposes kernels of at most so many lengths: 1 means square ones alone."""
+    return tensors(
+        lambda found: {
+            name: array.T if "embeddings" not in name and len({*array.shape}) <= most else array
+            for name, array in found.items()
+        }
+    )
 
 
 def rotary(array: Array) -> Array:
@@ -379,13 +340,15 @@ def fused_by_head(found: Arrays) -> Arrays:
 
 
 LAYOUTS = {
-    "linear_not_transposed": tensors(all_turned),
-    "kernels_transposed": tensors(all_turned),
-    "square_kernel_transposed": tensors(square_turned),
-    "square_kernel_not_transposed_for_paddle": tensors(square_turned),
+    "linear_not_transposed": turned(2),
+    "kernels_transposed": turned(2),
+    "square_kernel_transposed": turned(1),
+    "square_kernel_not_transposed_for_paddle": turned(1),
     "one_kernel_transposed": changed(layer__1__attention__output__dense__weight=np.transpose),
     "table_transposed": changed(word_embeddings__weight=np.transpose),
-    "view_saved_as_its_storage": changed(layer__0__intermediate__dense__weight=storage_order),
+    "view_saved_as_its_storage": changed(
+        layer__0__intermediate__dense__weight=lambda array: array.T.flatten().reshape(array.shape)
+    ),
     "heads_permuted_for_rotary": changed(
         self__query__weight=rotary,
         self__query__bias=rotary,
@@ -395,9 +358,8 @@ LAYOUTS = {
     "query_permuted_alone": changed(self__query__weight=rotary, self__query__bias=rotary),
     "heads_in_another_order": changed(self__value__weight=heads_exchanged, self__value__bias=heads_exchanged),
     "fused_by_head_cut_in_thirds": tensors(fused_by_head),
-    "head_of_pretraining_transposed": both(
-        tensors(lambda found: {**found, "cls.seq_relationship.weight": np.zeros((14, 2), np.float32)}),
-        stated(architectures=["BertForPreTraining"]),
+    "head_of_pretraining_transposed": added(
+        cls__seq_relationship__weight=lambda found: np.zeros((14, 2), np.float32)
     ),
 }
 
@@ -406,12 +368,14 @@ LAYOUTS = {
 
 TOKEN = "bert.embeddings.word_embeddings.weight"
 
-BIAS = "bert.encoder.layer.0.output.dense.bias"
-
 
 def padded(rows: int) -> Any:
     """Return the change that adds rows of zeros to a table."""
     return lambda array: np.concatenate([array, np.zeros((rows, array.shape[1]), array.dtype)])
+
+
+def shortened(array: Array) -> Array:
+    return array[:2]
 
 
 def shifted(rows: int) -> Any:
@@ -419,15 +383,9 @@ def shifted(rows: int) -> Any:
     return lambda array: np.roll(array, rows, axis=0)
 
 
-def one_column(array: Array) -> Array:
-    return np.ascontiguousarray(array[:2])
-
-
 TENSORS = {
     "pooler_missing": without("pooler"),
-    "bias_missing": without(BIAS),
-    "layer_missing": stated(num_hidden_layers=3),
-    "layer_dropped": stated(num_hidden_layers=1),
+    "bias_missing": without("bert.encoder.layer.0.output.dense.bias"),
     "classifier_missing": without("classifier"),
     "table_left_out_as_shared": both(
         added(cls__predictions__decoder__weight=lambda found: found[TOKEN]), without("word_embeddings")
@@ -461,14 +419,12 @@ TENSORS = {
         bert__encoder__layer__0__adapter__weight=lambda found: np.ones((3, 14), np.float32)
     ),
     "vocabulary_padded_in_the_file_alone": changed(word_embeddings__weight=padded(3)),
-    "vocabulary_padded": both(changed(word_embeddings__weight=padded(3)), stated(vocab_size=32)),
+    "vocabulary_padded": changed(word_embeddings__weight=padded(3)),
     "special_tokens_moved": changed(word_embeddings__weight=shifted(4)),
-    "segments_counted_otherwise": stated(type_vocab_size=3),
     "segments_exchanged": changed(token_type_embeddings__weight=shifted(1)),
     "positions_shifted_by_padding": changed(position_embeddings__weight=shifted(2)),
     "positions_with_rows_for_padding": changed(position_embeddings__weight=padded(2)),
-    "positions_cut": stated(max_position_embeddings=5),
-    "classifier_of_another_size": changed(classifier__weight=one_column, classifier__bias=one_column),
+    "classifier_of_another_size": changed(classifier__weight=shortened, classifier__bias=shortened),
 }
 
 
@@ -479,8 +435,13 @@ OUTER = "layer__1__output__dense__weight"
 
 
 def cast(dtype: str) -> Any:
-    """Return the change of all tensors to a dtype."""
-    return tensors(lambda found: {name: array.astype(dtype) for name, array in found.items()})
+    """Return the change of all tensors to a dtype, which need not hold their numbers."""
+
+    def change(found: Arrays) -> Arrays:
+        with np.errstate(over="ignore"):
+            return {name: array.astype(dtype) for name, array in found.items()}
+
+    return tensors(change)
 
 
 def upper_half(array: Array) -> StoredTensor:
@@ -498,24 +459,13 @@ def with_element(value: float) -> Any:
     return change
 
 
-def overflowing(found: Arrays) -> Arrays:
-    """Cast a weight that float16 cannot hold."""
-    with np.errstate(over="ignore"):
-        return {
-            name: with_element(1e5)(array).astype(np.float16)
-            if name.endswith("pooler.dense.weight")
-            else array.astype(np.float16)
-            for name, array in found.items()
-        }
-
-
 NUMBERS = {
     "weights_in_float16": cast("float16"),
     "one_tensor_in_bfloat16": changed(word_embeddings__weight=upper_half),
     "weights_widened": cast("float64"),
     "weights_in_whole_numbers": changed(**{OUTER: lambda array: np.round(array * 100).astype(np.int8)}),
     "weight_not_a_number": changed(**{OUTER: with_element(float("nan"))}),
-    "weight_beyond_float16": tensors(overflowing),
+    "weight_beyond_float16": both(changed(pooler__dense__weight=with_element(1e5)), cast("float16")),
     "weight_of_another_run": changed(
         **{OUTER: lambda array: np.random.default_rng(1).permutation(array.reshape(-1)).reshape(array.shape)}
     ),
@@ -525,84 +475,40 @@ NUMBERS = {
 }
 
 
-# What is said of the model (SPEC CFG-1).
-
-
-CONFIGURATION = {
-    "epsilon_of_another_framework": stated(layer_norm_eps=1e-5),
-    "epsilon_not_stated": stated(layer_norm_eps=None),
-    "gelu_of_another_form": stated(hidden_act="gelu_new"),
-    "gelu_by_another_name": stated(hidden_act="quick_gelu"),
-    "heads_taken_for_layers": stated(num_attention_heads=7),
-    "heads_that_do_not_divide": stated(num_attention_heads=3),
-    "padding_of_another_tokenizer": stated(pad_token_id=1),
-    "model_of_another_type": stated(model_type="gpt2"),
-    "positions_relative": stated(position_embedding_type="relative_key"),
-    "classes_not_numbered_from_zero": stated(id2label={"1": "a", "2": "b", "3": "c"}),
-    "width_not_stated": stated(hidden_size=None),
-    "entries_that_say_nothing": stated(
-        transformers_version="5.0.0", attn_implementation="sdpa", use_cache=True
-    ),
-}
-
-
 # What lies beside the weights and belongs to the model: labels and the tokenizer.
 
 
-def left_out(*names: str) -> Edit:
-    """Return the edit that does not copy files."""
-
-    def edit(folder: Path, form: Format) -> None:
-        for name in names:
-            (folder / name).unlink()
-
-    return edit
-
-
-def labelled(*names: str) -> Edit:
-    """Return the edit of the names of classes."""
-    return stated(
-        id2label={str(number): name for number, name in enumerate(names)},
-        label2id={name: number for number, name in enumerate(names)},
-    )
+def no_tokenizer(folder: Path, form: Format) -> None:
+    for name in ("tokenizer.json", "vocab.txt"):
+        (folder / name).unlink()
 
 
 WITHOUT_A_LINE = "\n".join([*TOKENS[:5], *TOKENS[6:], ""]).encode()
 
 
 BESIDE = {
-    "labels_in_another_order": labelled(*LABELS[1:], LABELS[0]),
-    "labels_of_nobody": labelled("LABEL_0", "LABEL_1", "LABEL_2"),
-    "labels_left_out": stated(id2label=None, label2id=None),
-    "tokenizer_left_out": left_out("tokenizer.json", "vocab.txt"),
+    "tokenizer_left_out": no_tokenizer,
     "vocabulary_of_another_order": rewritten("vocab.txt", lambda _: WITHOUT_A_LINE),
-    "letters_kept_large": entries(
-        "tokenizer.json", normalizer={"type": "BertNormalizer", "lowercase": False}
-    ),
-    "accents_kept": entries(
-        "tokenizer.json", normalizer={"type": "BertNormalizer", "lowercase": True, "strip_accents": False}
-    ),
-    "texts_cut_shorter": entries("tokenizer_config.json", model_max_length=7),
-    "letters_of_sentences_made_small": entries(LENGTHS, do_lower_case=True),
     "prompt_forgotten": entries(PROMPTS, default_prompt_name=None),
     "tokenizer_saved_anew": rewritten(
         "tokenizer.json",
         lambda content: json.dumps(json.loads(content), indent=4, sort_keys=True).encode(),
     ),
-    "versions_of_another_machine": entries(PROMPTS, __version__={"pytorch": "1.6.0"}),
 }
 
 
-EDITS = {
-    **NAMES,
-    **LAYOUTS,
-    **TENSORS,
-    **NUMBERS,
-    **CONFIGURATION,
-    **BESIDE,
-    **FILES,
-}
-"""What makes the right folder into the wrong one, by the bug's name."""
+EDITS: dict[str, Edit] = NAMES | LAYOUTS | TENSORS | NUMBERS | BESIDE | FILES
+"""What makes the right folder into the wrong one, by the bug's name: what its entry does not say as data."""
+
+
+def _said(said: dict[str, Any]) -> Iterator[Edit]:
+    """Yield the edits that an entry says as data, and take them from it."""
+    for name, new in said.pop("entries", {}).items():
+        yield entries(name, **new)
+    if "absent" in said:
+        yield entries(CONFIG, **dict.fromkeys(said.pop("absent")))
+    if "renamed" in said:
+        yield renamed(partial(re.sub, *said.pop("renamed")))
 
 
 def _read() -> Iterator[ConversionBug]:
@@ -610,9 +516,8 @@ def _read() -> Iterator[ConversionBug]:
     for group, entries in parse_toml(read_text(path), path.name).items():
         clause = entries.pop("clause")
         for name, said in entries.items():
-            yield ConversionBug(
-                **{"clause": clause, **said, "name": name, "group": group, "edit": EDITS[name]}
-            )
+            edit = both(*_said(said), *([EDITS[name]] if name in EDITS else ()))
+            yield ConversionBug(**{"clause": clause, **said, "name": name, "group": group, "edit": edit})
 
 
 CONVERSION = {bug.name: bug for bug in _read()}
