@@ -17,6 +17,7 @@ from concord.spec.errors import SpecError, unknown
 from concord.spec.parameters import Weights, parameters, shape_of, validate_weights
 from concord.spec.precision import PRECISIONS
 from concord.spec.tensors import axis_sizes, check_part, inputs, resolve, taps
+from concord.spec.text import first_line
 from concord.spec.training.optimizers import state_shapes
 from concord.spec.training.trajectory import Training
 
@@ -427,10 +428,10 @@ def refusing_nondeterminism(backend: str, request: Request) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        first_line = next(iter(str(error).strip().splitlines()), "")
-        if not request.deterministic or "determinis" not in first_line.lower():
+        said = first_line(error)
+        if not request.deterministic or "determinis" not in said.lower():
             raise
-        raise Unsupported(f"{backend} has no deterministic kernel for it: {first_line}") from error
+        raise Unsupported(f"{backend} has no deterministic kernel for it: {said}") from error
 
 
 class Backend(Protocol):

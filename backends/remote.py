@@ -39,6 +39,7 @@ from concord.spec.batch import Batch, round_inputs, validate_batch
 from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights
 from concord.spec.precision import precision
+from concord.spec.text import first_line
 from concord.spec.training.plan import StepPlan
 
 LINE = 1000
@@ -106,10 +107,10 @@ def told(error: BaseException) -> str:
     """Return an error in one line, and write all of it to standard error."""
     try:
         traceback.print_exception(error, file=sys.stderr)
-        first_line = next(iter(str(error).strip().splitlines()), "")
+        said = first_line(error)
     except Exception:  # an error may fail to say what it is
-        first_line = "it cannot be told as text"
-    return f"{type(error).__name__}: {first_line}"[:LINE]
+        said = "it cannot be told as text"
+    return f"{type(error).__name__}: {said}"[:LINE]
 
 
 class Service:

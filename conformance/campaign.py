@@ -35,6 +35,7 @@ from concord.spec.deviations import UNCOMPUTED_PADDING, declared
 from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights
 from concord.spec.tensors import output_name
+from concord.spec.text import first_line
 from concord.spec.training.trajectory import Training
 
 
@@ -596,8 +597,3 @@ def _same_bits(a: NDArray[np.floating] | None, b: NDArray[np.floating] | None) -
 def own_bug(doing: str, error: Exception) -> str:
     """Return a line that says that something is Concord's own fault."""
     return f"a bug in Concord while {doing}: {type(error).__name__}: {first_line(error)}"
-
-
-def first_line(error: object) -> str:
-    """Return the first line of what an error says."""
-    return next(iter(str(error).splitlines()), "")

@@ -53,6 +53,11 @@ def shown(text: str, most: int = LONGEST) -> str:
     return legible(shortened(text, most)).replace("\n", "\\n")
 
 
+def first_line(said: object) -> str:
+    """Return the first line of what an error says; empty if it says nothing."""
+    return next(iter(str(said).strip().splitlines()), "")
+
+
 def first_of(words: Sequence[str], most: int, between: str = ", ") -> str:
     """Return the first of several words, and how many more there are.
 

@@ -14,6 +14,7 @@ from concord.commands.compare import read_names
 from concord.conformance.compare import assert_same, compare, prepare
 from concord.conformance.compare.activations import observe
 from concord.conformance.compare.arithmetic import ExactMode, Perturbed, Rounded, computed, plainly, value_of
+from concord.conformance.compare.candidates import SCOPES
 from concord.conformance.compare.proof import batched, prove
 from concord.spec.errors import SpecError
 from tests.toys.modules import CLASSES, HEADS, TOKENS, WIDTH, Encoder, Fused, encoder, texts
@@ -376,3 +377,23 @@ def test_numbers_that_are_not_finite_are_compared_as_such():
     verdict = compare(encoder(), copy.deepcopy(found), texts())
     assert (verdict.status, verdict.first) == ("diverges", "layers.0.inner")
     assert CLASSES == 5
+
+
+GRAPH = """<ir_version: 10, opset_import: ["": 18]>
+graph (float[7, 3] x, float[3, 5] weight) => (float[7, 5] y) {
+    product = MatMul (x, weight)
+    y = Tanh (product)
+}"""
+
+
+def test_a_graph_shows_what_modules_return_where_its_exporter_noted_them(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    model, path = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Tanh()).eval(), tmp_path / "graph.onnx"
+    weight = model[0].weight.detach().numpy().T * np.float32(1.001)
+    made = onnx.parser.parse_model(GRAPH)
+    made.graph.initializer.append(onnx.numpy_helper.from_array(weight, "weight"))
+    for place, node in enumerate(made.graph.node):
+        node.metadata_props.add(key=SCOPES, value=f"['', '{place}']")
+    onnx.save(made, path)
+    table = compare(model, path, torch.linspace(-1, 1, 21).reshape(7, 3)).table
+    assert {row.tensor: row.status for row in table} == {"0": "diverges", "1": "agrees", "output": "diverges"}

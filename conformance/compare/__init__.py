@@ -86,7 +86,7 @@ def prepare(
     progress("running the candidate")
     given = candidates.run_way(right, way) if candidate is None else _run(right, candidate, python)
     given = candidates.renamed(given, names) if names else given
-    whole = str(candidate).endswith(".onnx")
+    whole = isinstance(candidate, (str, Path)) and Path(candidate).suffix == ".onnx"
     return ModelComparison(right, given, declared, progress, not way, whole)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import functools
 import inspect
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from concord.conformance.compare.activations import OUTPUT, numbers, observe
 from concord.conformance.compare.comparison import Reference
 from concord.spec.errors import SpecError, optional, unknown
 from concord.spec.files import read_arrays
+from concord.spec.text import first_line
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -62,7 +64,7 @@ def load(reference: str) -> Any:
     try:
         return AutoModel.from_pretrained(reference, local_files_only=True).eval()
     except (OSError, ValueError) as error:
-        raise SpecError(f"{reference}: transformers cannot load it: {str(error).splitlines()[0]}") from None
+        raise SpecError(f"{reference}: transformers cannot load it: {first_line(error)}") from None
 
 
 def tokens(folder: Path, texts: list[str]) -> dict[str, Any]:
@@ -156,9 +158,7 @@ def run_way(reference: Reference, way: str) -> Arrays:
         try:
             model.set_attn_implementation(way)
         except (AttributeError, ValueError) as error:
-            raise SpecError(
-                f"{type(model).__name__} cannot run as {way!r}: {str(error).splitlines()[0]}"
-            ) from None
+            raise SpecError(f"{type(model).__name__} cannot run as {way!r}: {first_line(error)}") from None
     if way in ("cuda", "tf32"):
         if not torch.cuda.is_available():
             raise SpecError(f"way is {way!r} but PyTorch sees no CUDA device here")
@@ -221,6 +221,15 @@ def show(graph: Any, modules: Collection[str]) -> dict[str, str]:
     return found
 
 
+@contextlib.contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Turn whatever ONNX Runtime raises, for a graph or inputs that it cannot take, into a line."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
+        raise SpecError(f"{path}: ONNX Runtime cannot run it: {first_line(error)}") from None
+
+
 def run_graph(reference: Reference, path: Path) -> Arrays:
     """Run an ONNX graph in ONNX Runtime on the reference's inputs: outputs by name, else by place.
 
@@ -236,17 +245,19 @@ def run_graph(reference: Reference, path: Path) -> Arrays:
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     start = functools.partial(onnxruntime.InferenceSession, sess_options=options)
     plain = reference.plain.values
-    try:
+    with _refusing(path):
         session, model = start(str(path)), onnx.load(str(path), load_external_data=False)
-        given, names = inputs_of(reference), [entry.name for entry in session.get_inputs()]
-        by_place = dict(zip(names, given.values(), strict=False)) if len(names) == len(given) else {}
-        given = {name: array for name, array in (by_place | given).items() if name in names}
-        outputs = [output.name for output in model.graph.output]
-        found = run_arrays(reference, dict(zip(outputs, session.run(outputs, given), strict=True)))
-        shown = show(model.graph, plain)
-        arrays = start(model.SerializeToString()).run([*shown.values()], given) if shown else []
-    except Exception as error:  # noqa: BLE001 - whatever it raises for a file or inputs that it cannot take
-        raise SpecError(f"{path}: ONNX Runtime cannot run it: {str(error).splitlines()[0]}") from None
+    given, names = inputs_of(reference), [entry.name for entry in session.get_inputs()]
+    by_place = dict(zip(names, given.values(), strict=False)) if len(names) == len(given) else {}
+    given = {name: array for name, array in (by_place | given).items() if name in names}
+    outputs = [output.name for output in model.graph.output]
+    with _refusing(path):
+        made = session.run(outputs, given)
+    found, shown = run_arrays(reference, dict(zip(outputs, made, strict=True))), show(model.graph, plain)
+    if not shown:
+        return found
+    with _refusing(path):
+        arrays = start(model.SerializeToString()).run([*shown.values()], given)
     inner = {
         path: array for path, array in zip(shown, arrays, strict=True) if array.shape == plain[path].shape
     }

@@ -16,7 +16,7 @@ from typing import Any
 from hypothesis.errors import Flaky
 
 from concord.backends.pool import Pool
-from concord.conformance.campaign import Runner, Setup, first_line, own_bug
+from concord.conformance.campaign import Runner, Setup, own_bug
 from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.findings import (
     FAILED,
@@ -29,6 +29,7 @@ from concord.conformance.fuzz.plan import Failed, Plan, draw, drawn, files_elsew
 from concord.conformance.tally import Origin
 from concord.conformance.verdict import NOT_JUDGED, Result
 from concord.spec.errors import SpecError, optional
+from concord.spec.text import first_line
 
 ATTEMPTS = {"diverges": 200, "error": 100, "refused": 100, "crashed": 25, "out of memory": 10, "timed out": 0}
 """How many smaller cases are tried for a failure. After a crash each costs the start of a worker."""
