@@ -184,15 +184,13 @@ def of_cancellation(question: Question) -> Iterator[Hypothesis]:
     )
     prediction = question.predict(hypothesis)
     error = question.actual - question.right.value
-    offset = question.case.weights[f"{norm_of(question.config.norm_sharing, question.tensor)}.bias"].astype(
-        np.float64
-    )
-    gained = question.right.value - offset
-    stretch = (error * gained).sum(-1, keepdims=True) / np.square(gained).sum(-1, keepdims=True)
+    norm = norm_of(question.config.norm_sharing, question.tensor)
+    scaled = question.right.value - question.case.weights[f"{norm}.bias"].astype(np.float64)  # less beta
+    stretch = (error * scaled).sum(-1, keepdims=True) / np.square(scaled).sum(-1, keepdims=True)
     if (
         np.isfinite(stretch).all()
         and within(error, prediction.sigma)
-        and clear(error, error - stretch * gained, question.right.sigma)
+        and clear(error, error - stretch * scaled, question.right.sigma)
         and root_mean_square(error) >= LEAST * root_mean_square(prediction.sigma)
         and root_mean_square(prediction.sigma)
         >= R * root_mean_square(question.right.sigma)  # else it is no worse than any other

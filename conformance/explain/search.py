@@ -91,17 +91,19 @@ class Search:
             if found and self.effort.spent():
                 self.effort.untried += 1
                 continue
-            with contextlib.suppress(*INAPPLICABLE):
+            try:
                 prediction = asked.predict(one)
-                known = any(
-                    (one.name == other.hypothesis.name or not asked.same_name)
-                    and asked.same(prediction, other.prediction)
-                    for other in found
-                )
-                if not known and asked.explains(prediction):
-                    holds = all(other.compatible(one) for other in self.others)
-                    explanation = Explanation(one, prediction, asked.distance(prediction))
-                    (found if holds else self.refuted).append(explanation)
+            except INAPPLICABLE:
+                continue
+            known = any(
+                (one.name == other.hypothesis.name or not asked.same_name)
+                and asked.same(prediction, other.prediction)
+                for other in found
+            )
+            if not known and asked.explains(prediction):
+                holds = all(other.compatible(one) for other in self.others)
+                explanation = Explanation(one, prediction, asked.distance(prediction))
+                (found if holds else self.refuted).append(explanation)
         return found
 
     def tried(self, hypotheses: Iterable[Hypothesis], share: float) -> Iterator[tuple[Hypothesis, Array]]:

@@ -12,9 +12,8 @@ import numpy as np
 from concord.backends.interface import Request
 from concord.conformance.bugs.bug import Bug, fits
 from concord.conformance.bugs.catalogue import ALL, TRIED
-from concord.conformance.bugs.context import Context, Edit
+from concord.conformance.bugs.context import Edit
 from concord.conformance.bugs.norms import NORMS
-from concord.conformance.bugs.tape import Value
 from concord.conformance.explain.formats import of_factors
 from concord.conformance.explain.gradients import of_gradient
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
@@ -63,27 +62,19 @@ def of_hidden(question: Question) -> Iterator[Hypothesis]:
     for bug in ALL:
         if bug.after or bug.of_gradients:
             continue
-        changed = [name for name in (*hidden, question.tensor) if _edit(bug, name)]
-        if changed:
-            yield hypothesis(bug, functools.partial(_made, bug), *changed)
-        elif not bug.change.edit:
+        edit, changed = bug.change.edit, [name for name in (*hidden, question.tensor) if _edits(bug, name)]
+        if edit and changed:
+            yield hypothesis(bug, edit, *changed)
+        elif not edit:
             yield from _of_request(question, bug)
 
 
-def _made(bug: Bug, m: Context, y: Value) -> Value:
-    """Return what a bug makes of the tap in question, by whichever of its edits that is."""
-    edit = _edit(bug, m.tap)
-    made: Value = edit(m, y) if edit else y
-    return made
-
-
-def _edit(bug: Bug, tap: str) -> Edit | None:
-    """Return what a bug makes of a tap, which in a part has a shorter name."""
+def _edits(bug: Bug, tap: str) -> bool:
+    """Return whether a bug edits a tap, which in a part has a shorter name."""
     shorter = (
         pattern.split(".", cut)[-1] for pattern in bug.change.taps for cut in range(pattern.count(".") + 1)
     )
-    found = any(pattern != "*" and fnmatch.fnmatchcase(tap, pattern) for pattern in shorter)
-    return bug.change.edit if found else None
+    return any(pattern != "*" and fnmatch.fnmatchcase(tap, pattern) for pattern in shorter)
 
 
 def _of_request(question: Question, bug: Bug) -> Iterator[Hypothesis]:
