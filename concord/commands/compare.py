@@ -13,7 +13,7 @@ from concord.conformance.verdict import Result
 from concord.progress import bars
 from concord.running import finish
 from concord.spec.errors import SpecError, optional, refuse
-from concord.spec.files import read_arrays
+from concord.spec.files import read_arrays, read_text
 
 
 def compare(
@@ -116,7 +116,7 @@ def read_names(path: Path) -> dict[str, str]:
     Raises:
         SpecError: listing every line that is none.
     """
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = [line.strip() for line in read_text(path).splitlines()]
     said = [(number, line) for number, line in enumerate(lines, 1) if line and not line.startswith("#")]
     wrong = [number for number, line in said if line.count("=") != 1]
     if wrong:

@@ -99,8 +99,12 @@ def read_found(folder: Path) -> list[tuple[Job, FoundAbout]]:
     paths = find(folder, "found.json")
     if not paths:
         raise SpecError(f"{folder}: holds no found.json; 'concord fuzz' writes such folders")
-    abouts = collect(*(partial(read_as, path, FoundAbout) for path in paths))
-    return list(zip(collect(*(partial(read_job, path.parent) for path in paths)), abouts, strict=True))
+
+    def read(path: Path) -> tuple[Job, FoundAbout]:
+        about = read_as(path, FoundAbout)
+        return read_job(path.parent), about
+
+    return collect(*(partial(read, path) for path in paths))
 
 
 def command(folder: str, backend: str, settings: Setup) -> str:
