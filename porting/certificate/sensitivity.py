@@ -213,7 +213,7 @@ def prove(
     gradients = reference(model.config, model.weights, batch, True, model.part).gradients
     made = list(changes(model.config, model.part, checkpoint.tensors, batch, gradients))
     outputs = _Outputs(model, batch)
-    run = min(len(made), AT_LEAST if quick else outputs.affordable())
+    run = min(len(made), affordable(model, batch, quick))
     chosen = set(random.Random(seed).sample(range(len(made)), run))
     tried = {kind: Tried(kind, 0, 0, 0, 0, 0, 0) for kind in CHANGES}
     reasons: Counter[str] = Counter()
@@ -230,11 +230,21 @@ def prove(
     )
 
 
+def affordable(model: JudgedModel, batch: Batch, quick: bool) -> int:
+    """Return of how many changes the outputs are computed at most."""
+    kernels = sum(
+        array.size
+        for name, array in model.weights.items()
+        if array.ndim == 2 and not name.startswith("embeddings.")
+    )
+    return AT_LEAST if quick else max(AT_LEAST, int(WORK / (2 * max(kernels, 1) * tokens_of(batch))))
+
+
 def work(model: JudgedModel, batch: Batch, quick: bool) -> int:
     """Return over about how many tokens the reference passes to try the changes of a model."""
-    outputs, some = _Outputs(model, _few(model, batch)), 4 * len(model.weights)
-    passes = FORWARD_PASSES + BACKWARD_PASSES + min(some, AT_LEAST if quick else outputs.affordable())
-    return passes * tokens_of(outputs.batch)
+    few = _few(model, batch)
+    run = min(4 * len(model.weights), affordable(model, few, quick))
+    return (FORWARD_PASSES + BACKWARD_PASSES + run) * tokens_of(few)
 
 
 def _few(model: JudgedModel, batch: Batch) -> Batch:
@@ -299,16 +309,6 @@ class _Outputs:
         if self.found is None:
             self.found = tolerance.end_to_end(self.problem)
         return self.found
-
-    def affordable(self) -> int:
-        """Return of how many changes the outputs are computed."""
-        kernels = sum(
-            array.size
-            for name, array in self.weights.items()
-            if array.ndim == 2 and not name.startswith("embeddings.")
-        )
-        tokens = int(np.prod(next(iter(self.batch.arrays().values())).shape[:2]))
-        return max(AT_LEAST, int(WORK / (2 * max(kernels, 1) * tokens)))
 
     def show(self, changed: Mapping[str, NDArray[Any]]) -> bool:
         """Say whether the judge of outputs notices a change."""
