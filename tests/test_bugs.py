@@ -104,7 +104,6 @@ def test_source_of_every_tap_is_computed_before_it():
 
 A, B = np.random.default_rng(3).standard_normal((2, 3, 5, 7))
 TABLE = np.random.default_rng(4).standard_normal((11, 7))
-IDS = np.array([[1, 10, 0], [4, 4, 2]])
 
 SAME = {
     "sum": (lambda o, a, b: o.sum(a, 1), lambda a, b: a.sum(1, keepdims=True)),

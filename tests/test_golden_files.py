@@ -79,7 +79,8 @@ def test_two_tensors_of_one_tap_are_both_expected_where_they_differ(tmp_path):
     if not files:
         pytest.skip(ABSENT)
     with safe_open(files[0], framework="numpy") as file:
-        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, a file is no mapping
+        names = file.keys()  # a file is no mapping
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in names}
     tensors["outputs/encoder_output"] = tensors["outputs/encoder_output"] + 1e-3
     save_file(tensors, tmp_path / "x.safetensors", metadata)
     (run,) = golden.read(tmp_path / "x.safetensors").runs

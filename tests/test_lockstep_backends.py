@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from concord import backends, spec
+from concord import backends
 from concord.backends.interface import Unsupported
 from concord.conformance.campaign import Setup
 from concord.conformance.lockstep.cases import example, standard
@@ -13,11 +13,9 @@ from concord.conformance.lockstep.outcome import MODES
 from concord.conformance.lockstep.preflight import differences, right_plan
 from concord.spec.deviations import declared, in_precision
 from concord.spec.training.recipe import RATES, Recipe
+from tests.test_lockstep import CONFIG
 from tests.toys.surroundings import concord, toy
 
-CONFIG = spec.variant(
-    "nndl-paddle", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=17, max_positions=7, num_classes=3
-)
 ADAMW = Recipe(
     algorithm="adam",
     learning_rate=0.01,

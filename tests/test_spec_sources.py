@@ -9,16 +9,8 @@ from concord.spec.files import parse_toml
 from concord.spec.sources import table
 from concord.spec.sources.names import fill, problem
 from concord.spec.sources.parse import parse
+from tests.toys.checkpoints import SIZES
 
-SIZES = {
-    "vocab_size": 29,
-    "d_model": 14,
-    "num_heads": 2,
-    "d_ff": 17,
-    "num_classes": 3,
-    "num_layers": 2,
-    "max_positions": 13,
-}
 PARTS = [(source, part) for source in table.sources() for part in table.load(source).parts]
 SOURCES = [
     "bert-google",

@@ -8,26 +8,10 @@ from concord.backends.interface import Request, Unsupported
 from concord.spec.errors import SpecError
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
+from tests.test_training import CONFIG, WEIGHTS
+from tests.test_training import RECIPES as TRAINED
 
-CONFIG = spec.variant(
-    "bert-pytorch",
-    d_model=6,
-    num_heads=2,
-    d_ff=5,
-    num_layers=1,
-    vocab_size=17,
-    max_positions=7,
-    num_classes=3,
-)
-WEIGHTS = spec.initialize(CONFIG, seed=3)
-ADAMW = {
-    "algorithm": "adam",
-    "weight_decay": 0.1,
-    "decay_form": "times_rate",
-    "undecayed": ("bias", "gamma", "beta"),
-    "clipping": "global_norm",
-    "clip_at": 0.5,
-}
+ADAMW = TRAINED["adamw"]
 RECIPES = {
     "adamw": {
         **ADAMW,

@@ -90,7 +90,8 @@ class Mutating:
             )
             self.trainer = partial(MutatedTrainer, change=change, rounding=self.operations)
         try:
-            session: TrainingSession = super().train(request)  # type: ignore[misc]  # of the adapter, the next base
+            # Of the adapter, the next base.
+            session: TrainingSession = super().train(request)  # type: ignore[misc]
         finally:
             self.__dict__.pop("trainer", None)
         return session

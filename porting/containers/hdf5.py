@@ -43,7 +43,8 @@ def load(path: Path | IO[bytes]) -> dict[str, StoredTensor]:
 
 def load_keras(path: Path) -> dict[str, StoredTensor]:
     """Return the weights of an archive by their paths; its configuration may name code, and stays unread."""
-    copy = tempfile.TemporaryFile()  # noqa: SIM115 - without a name: nothing is left of it, however this process ends
+    # Without a name: nothing is left of it, however this process ends.
+    copy = tempfile.TemporaryFile()  # noqa: SIM115
     with zipfile.ZipFile(path) as archive:
         entries = [entry for entry in archive.infolist() if entry.filename == WEIGHTS]
         if len(entries) != 1:

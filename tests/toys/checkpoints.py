@@ -8,20 +8,12 @@ import numpy as np
 
 from concord import porting, spec
 from concord.porting import registry
+from concord.porting.bugs.bug import SIZES
 from concord.porting.bugs.catalogue import sharded
 from concord.spec import checkpoints
 from concord.spec.errors import SpecError
 from concord.spec.files import sha256_of
 
-SIZES = {
-    "vocab_size": 29,
-    "d_model": 14,
-    "num_heads": 2,
-    "d_ff": 17,
-    "num_classes": 3,
-    "num_layers": 2,
-    "max_positions": 13,
-}
 CONFIG = spec.variant("bert", **SIZES)
 
 
