@@ -6,18 +6,8 @@ What a backend carries into a later run is found, and said to be that.
 import pytest
 
 from concord.conformance import Setup, check_jobs, conduct, record
-from concord.conformance.campaign import repeated
 from concord.conformance.check import sequence
 from tests.toys.surroundings import options, suite, toy
-
-
-def test_jobs_that_are_repeated_run_so_often_in_all():
-    jobs = sequence(check_jobs(["bert"], ["float32"], cases=["bert-ragged", "bert-full", "bert-single"]))
-    ragged, full, single = (f"bert-{name}" for name in ("ragged", "full", "single"))
-    order = [single, *[ragged] * 3, *[single] * 2, *[full] * 3]
-    assert [job.case for job in repeated(jobs, 3)] == order
-    assert {job.times for job in repeated(jobs, 3)} == {3}
-
 
 # What carries something into a later run.
 

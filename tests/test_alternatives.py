@@ -12,14 +12,13 @@ from concord.conformance.bugs.attention import WEIGHTS, without_maximum
 from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.catalogue import ALTERNATIVES
 from concord.conformance.bugs.norms import NORMS
-from concord.conformance.bugs.numpy_backend import Alternatives, run
+from concord.conformance.bugs.numpy_backend import run
 from concord.conformance.check import job_of
 from concord.conformance.fuzz.plan import Plan, sample
 from concord.conformance.mutants.matrix import plugin
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case, scenarios_of, standard_cases
 from concord.spec.elementary import contract
-from concord.spec.errors import UnknownNameError
 from tests.toys.surroundings import EACH_BACKEND, sample_of, toy
 
 ALL = tuple(ALTERNATIVES.values())
@@ -54,12 +53,6 @@ CASES = (
     ("vanilla-encoder", "peaked", "float32"),
     ("vanilla-encoder", "single", "float64"),
 )
-
-
-def test_catalogue_is_large_and_every_way_has_its_clause():
-    assert len(ALL) >= 25
-    assert {alternative.clause for alternative in ALL} == {f"ALG-{n}" for n in range(1, 10)}
-    assert all(alternative.what.endswith(".") for alternative in ALL)
 
 
 @pytest.mark.clause("ALG-1", "ALG-2", "ALG-3", "ALG-4", "ALG-5", "ALG-6", "ALG-7", "ALG-8", "ALG-9")
@@ -125,19 +118,6 @@ def test_no_alternative_is_flagged_in_any_standard_or_random_case(dtype):
             wrong = flagged(job.judge(run(alternative.change, request_of(job))))
             found += [(alternative.name, job.name, tensor, ratio) for tensor, ratio in wrong.items()]
     assert not found
-
-
-def test_backend_runs_a_alternative_by_name():
-    case = build_case("nndl-paddle", "ragged")
-    with pytest.raises(UnknownNameError, match="softmax_running"):
-        Alternatives().run(
-            Request(case.config, case.weights, case.batch, implementation="alternative:softmax_runing")
-        )
-    assert (
-        Alternatives()
-        .run(Request(case.config, case.weights, case.batch, implementation="alternative:softmax_running"))
-        .taps
-    )
 
 
 # The same in the frameworks.

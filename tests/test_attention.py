@@ -155,17 +155,6 @@ def test_somebody_elses_model_reads_by_its_own_tokenizer(invoke, tmp_path):
     )
 
 
-def test_chinese_tokens_stand_in_the_figure_as_text(run_folder, invoke, tmp_path):
-    code, _, lines = invoke(
-        *(
-            f"show attention {run_folder} 天气好 "
-            f"--backend {RIGHT} --layer 0 --head 0 --svg {tmp_path / 'x.svg'}"
-        ).split(),
-    )
-    assert (code, lines) == (0, [])
-    assert ">天</text>" in (tmp_path / "x.svg").read_text()
-
-
 @pytest.mark.parametrize("head", [1, None])
 def test_figures_are_files_that_hold_the_tokens(two, head):
     text = figure(two, 1, head)

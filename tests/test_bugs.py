@@ -17,7 +17,6 @@ from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case
 from concord.spec.montecarlo import MonteCarlo
 from concord.spec.reference import compute
-from concord.spec.tensors import inputs, source_of, taps
 from tests.toys.ports import truth_with
 from tests.toys.surroundings import sample_of
 
@@ -73,37 +72,9 @@ def test_every_change_has_an_entry_and_every_entry_a_change():
     assert not [bug.what for bug in ENTRIES if (bug.change.edit and not bug.change.taps) or "{" in bug.what]
 
 
-def test_source_of_every_tap_is_computed_before_it():
-    for variant in ("bert", "bert-pytorch", "tf1-text-classifier", "nndl-paddle", "keras-attention"):
-        config = build_case(variant, "ragged").config
-        for part in ("model", "encoder", "stack", "attention"):
-            names = list(taps(config, part))
-            known = [*names, *(f"inputs.{name}" for name in inputs(config, part))]
-            for tap in names:
-                if tap.rpartition(".")[2] in (
-                    "norm1",
-                    "norm2",
-                    "query",
-                    "key",
-                    "value",
-                    "residual1",
-                    "residual2",
-                    "inner",
-                    "outer",
-                    "activation",
-                    "logits",
-                    "pooling",
-                    "final_norm",
-                ):
-                    source = source_of(config, tap, part)
-                    assert source in known
-                    assert source.startswith("inputs.") or names.index(source) < names.index(tap)
-
-
 # The operations on a tape, beside NumPy.
 
 A, B = np.random.default_rng(3).standard_normal((2, 3, 5, 7))
-TABLE = np.random.default_rng(4).standard_normal((11, 7))
 
 SAME = {
     "sum": (lambda o, a, b: o.sum(a, 1), lambda a, b: a.sum(1, keepdims=True)),
@@ -147,19 +118,6 @@ def test_tape_computes_and_differentiates_as_numpy_does(name, arithmetic):
         both = [((A + s * moved, B) if other == 0 else (A, B + s * moved)) for s in (1, -1)]
         slope = (np.square(plain(*both[0])).sum() - np.square(plain(*both[1])).sum()) / (2 * step)
         assert tensor.gradient[..., 1, 2, 3].reshape(-1)[0] == pytest.approx(slope, rel=1e-6, abs=1e-8)
-
-
-def test_value_of_another_gradient_and_rounding():
-    tape = Arithmetic()
-    o = TapeOperations(tape, "float64")
-    x, y = Value(tape, tape.leaf(A)), Value(tape, tape.leaf(B))
-    made = o.value_of(x, y * 3.0)
-    assert np.array_equal(o.numpy(made), A)
-    rounded = o.round_to(made, "bfloat16")
-    assert abs(o.numpy(rounded) / A - 1).max() <= 2.0**-8
-    tape.backward(o.sum(o.with_gradient(rounded, lambda g: g * 2.0)).tensor)
-    assert x.tensor.gradient is None
-    assert np.array_equal(y.tensor.gradient, np.full_like(B, 6.0))
 
 
 def test_context_recomputes_what_a_fused_kernel_keeps():

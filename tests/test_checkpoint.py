@@ -2,10 +2,6 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -20,7 +16,6 @@ from concord.training import checkpoint
 from concord.training.checkpoint import Best, Progress, TrainingCheckpoint
 from concord.training.data import Labels, TextEncoder, fitted
 from concord.training.plan import Files, TrainingPlan
-from tests.toys.surroundings import ROOT
 
 
 def trained(config, step=7, dtype="float32"):
@@ -135,40 +130,3 @@ def test_run_gives_its_best_or_last_whole_checkpoint(small, tmp_path):
     assert [checkpoint.read(tmp_path, which).progress.step for which in ("best", "last")] == [5, 100_000_007]
     checkpoint.tidy(tmp_path, {5, 100_000_007})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000005", "step-100000007"]
-
-
-WRITER = """
-import dataclasses, sys
-from pathlib import Path
-from concord.spec import runs
-from concord.training import checkpoint
-run = Path(sys.argv[1])
-given = checkpoint.read(run, "last")
-for step in range(given.progress.step + 1, 10_000):
-    progress = dataclasses.replace(given.progress, step=step)
-    checkpoint.write(runs.step_folder(run, step), dataclasses.replace(given, progress=progress))
-    checkpoint.tidy(run, {step})
-    print(step, flush=True)
-"""
-
-
-def test_kill_leaves_the_last_whole_checkpoint(small, tmp_path):
-    checkpoint.write(runs.step_folder(tmp_path, 7), trained(small()))
-    generator = np.random.default_rng(2)
-    for _ in range(2):
-        before = runs.steps(tmp_path)[-1]
-        with subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        ) as writing:
-            assert writing.stdout is not None
-            done = [int(writing.stdout.readline()) for _ in range(3)]
-            time.sleep(float(generator.uniform(0, 0.05)))
-            writing.kill()
-            done += map(int, writing.stdout.read().split())
-        found = checkpoint.read(tmp_path, "last").progress.step
-        assert before < done[-1] <= found <= done[-1] + 1
-        checkpoint.tidy(tmp_path, {found})
-        assert [path.name for path in tmp_path.iterdir()] == [f"step-{found:08d}"]

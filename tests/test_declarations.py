@@ -10,7 +10,6 @@ import pytest
 
 from concord.conformance.campaign import Job
 from concord.conformance.judging import Misfit
-from concord.conformance.padding import dependent_samples, independent_batch
 from concord.spec.cases import build_case
 from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING, WIDER_OUTPUT
 from tests.toys import rounded
@@ -83,15 +82,6 @@ def test_blind_rows_that_are_declared_zero_and_are_not_diverge():
     assert verdict_of(case, run).first_divergence.tensor == "layers.0.attention.masked_scores"
 
 
-def test_the_loss_of_a_run_without_padding_depends_on_no_row_of_it():
-    case = build_case("bert", "ragged")
-    real = (case.batch.input_ids != case.config.pad_id)[:, 0]
-    assert (dependent_samples(case.config, case.batch, "model") == ~real).all()
-    kept = independent_batch(case.config, case.batch, "model")
-    assert len(kept.input_ids) == real.sum() < len(real)
-    assert not dependent_samples(case.config, kept, "model").any()
-
-
 # Outputs that are wider than the run.
 
 
@@ -129,13 +119,6 @@ def test_an_output_that_alone_shows_the_precision_is_wider_only_if_that_is_decla
     assert verdict_of(case, run).status != "diverges"
 
 
-def test_a_loss_as_a_number_of_python_is_taken():
-    case = build_case("bert", "ragged")
-    run = plain(case)
-    run.loss = np.asarray(float(run.loss))
-    assert verdict_of(case, run).passed
-
-
 def test_an_output_alone_in_few_digits_says_what_to_deliver():
     case = build_case("bert", "peaked")
     run = plain(case, "bfloat16")
@@ -143,17 +126,6 @@ def test_an_output_alone_in_few_digits_says_what_to_deliver():
     verdict = verdict_of(case, run)
     assert (verdict.status, verdict.unjudged) == ("undetermined", ("forward",))
     assert "deliver activations: each step is then judged by itself" in str(verdict)
-
-
-def test_gradients_that_never_come_are_not_judged_and_the_verdict_says_how_to_do_without():
-    case = build_case("bert", "ragged")
-    run = plain(case)
-    run.gradients = {}
-    verdict = verdict_of(case, run)
-    assert (verdict.status, verdict.unjudged) == ("undetermined", ("gradients",))
-    assert "--forward-only" in str(verdict)
-    run.requested = ("taps",)
-    assert verdict_of(case, run).passed
 
 
 # What cannot be judged at all.
@@ -193,13 +165,3 @@ def test_tensors_that_cannot_be_what_was_asked_for_are_bad_input(kind):
     with pytest.raises(Misfit) as refused:
         verdict_of(case, spoil(plain(case)))
     assert words in str(refused.value)
-
-
-def test_the_same_problem_of_many_tensors_is_said_once():
-    case = build_case("bert", "ragged")
-    run = plain(case)
-    run.taps = {name: tap.astype(np.float64) for name, tap in run.taps.items()}
-    with pytest.raises(Misfit) as refused:
-        verdict_of(case, run)
-    assert len(refused.value.problems) == 1
-    assert "more are of dtype float64" in str(refused.value)

@@ -5,7 +5,6 @@ import hashlib
 import html
 import io
 import json
-import math
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -14,10 +13,10 @@ import pytest
 from rich.console import Console
 
 from concord import writing
-from concord.conformance import drawing, record
+from concord.conformance import record
 from concord.conformance.campaign import Report, Setup
 from concord.conformance.drawing import FOLDER
-from concord.conformance.html import FINDINGS, OPEN, cases_of, headline, page
+from concord.conformance.html import FINDINGS, OPEN, headline, page
 from concord.conformance.mutants.matrix import Finding, Matrix
 from concord.conformance.report import failures
 from tests.toys import reports
@@ -192,13 +191,6 @@ def test_a_page_tells_everything_once(mixed):
     assert Outline(mixed).attributes("data-find") == ["a tensor"] * 2
 
 
-def test_golden_pages_speak_of_published_tensors():
-    report = Report([reports.result(judged=reports.verdict(wrong=2))], {}, Setup())
-    words = said(page_of(report, "golden"))
-    assert "torch diverges from the published tensors in 1 of 1 run." in words
-    assert "500.5, published tensors 0.5" in words
-
-
 def test_grave_cases_come_first_and_open_and_agreeing_ones_folded(mixed):
     details = re.findall(r'<details id="case-(\d+)"( open)?>', mixed)
     assert details == [("1", " open"), ("2", " open")]
@@ -233,16 +225,6 @@ def test_the_page_of_a_whole_check_stays_small(wrong):
         assert text.count('<details id="case-') == 44
         assert len(re.findall(r'<details id="case-\d+" open>', text)) == OPEN
         assert text.count('<article class="card finding">') <= FINDINGS
-
-
-def test_every_tensor_can_be_read_off_its_column(mixed):
-    titles = [text for tag, text in Outline(mixed).texts if tag == "title"]
-    assert any(
-        "layers.1.attention.scores (ATT-2)\ntorch 0.10: local z 1.6 rms 0.2, end to end z 1.6 rms "
-        "0.2\nBackend 500 diverges: local z 8e+03 rms 1e+03," in title
-        for title in titles
-    )
-    assert any("jax not exposed: not compared" in title for title in titles)
 
 
 def test_the_same_finding_is_told_once():
@@ -300,13 +282,6 @@ def test_every_kind_of_record_has_a_page():
         assert "Compared: " in kinds[name]
     assert "torch gelu_quick: logits , 500 tolerances (bert-ragged, float64)" in kinds["mutants"]
     assert "beyond at batch 0; classes 1" in kinds["mutants"]
-
-
-def test_the_same_page_is_made_of_a_record_that_was_written_and_read(tmp_path):
-    for name, report in REPORTS.items():
-        made = record.made(report(), "check", name)
-        record.write(tmp_path / "out.json", made)
-        assert page(record.read(tmp_path / "out.json")) == page(made)
 
 
 # Whatever a backend says.
@@ -397,22 +372,6 @@ def test_the_headline_says_it_in_a_sentence(statuses, sentence):
         for name, status in statuses.items()
     ]
     assert headline(results) == sentence
-
-
-def test_levels_follow_the_error_and_the_verdict():
-    assert [
-        drawing.level(ratio) for ratio in (0.0, 0.03, 0.05, 0.2, 1.0, 1.01, 100.0, 1e4, 1e9, math.inf)
-    ] == [0, 0, 1, 2, 3, 4, 5, 6, 7, 7]
-    assert drawing.level(1.0, beyond=True) == drawing.WITHIN  # 1.00001, written with four digits
-    assert len(drawing.HEIGHTS) == len(drawing.LEVELS) + 1
-
-
-def test_cases_of_the_same_name_but_another_part_are_apart():
-    report = Report([reports.result(part=part) for part in ("model", "stack", "model")], {}, Setup())
-    assert [(case.results[0].part, len(case.results)) for case in cases_of(report.results)] == [
-        ("model", 2),
-        ("stack", 1),
-    ]
 
 
 # The command line.

@@ -87,12 +87,6 @@ def test_arrays_pass_through_messages_bit_for_bit(dtype, shape):
     assert (found.backend, found.dtype, found.info) == ("toy", dtype, {"version": "1"})
 
 
-def test_numbers_of_the_other_byte_order_keep_their_values():
-    array = np.arange(6.0).astype(">f8").reshape(2, 3)
-    found = wire.decode(*wire.encode(Run(array, array)))
-    assert found.output.tolist() == array.tolist()
-
-
 @pytest.mark.parametrize("part", spec.PARTS)
 def test_requests_pass_through_messages_bit_for_bit(variant_config, part):
     request = request_for(

@@ -151,30 +151,6 @@ def test_loss_that_is_not_finite_ends_a_run_and_leaves_its_checkpoint(tmp_path):
     assert checkpoint.read(tmp_path, "last").progress.step == 4
 
 
-def test_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
-    def full(path, files):
-        if path.name == "step-00000006":
-            raise SpecError(f"{path}: cannot be written: No space left on device")
-        write_folder(path, files)
-
-    write_folder = checkpoint.write_folder
-    monkeypatch.setattr(checkpoint, "write_folder", full)
-    with pytest.raises(SpecError, match="No space left on device"):
-        fit(Trainable(), beginning(), SOURCE, tmp_path)
-    assert checkpoint.read(tmp_path, "last").progress.step == 4
-
-
-def test_plan_lists_all_numbers_out_of_range():
-    with pytest.raises(SpecError) as refused:
-        TrainingPlan(backend="torch", batch=0, minutes=-1.0, evaluate_every=0, best_by="f1")
-    assert refused.value.problems == [
-        "--batch is 0 but must be at least 1",
-        "--evaluate-every is 0 but must be at least 1",
-        "--minutes is -1 but must be above 0",
-        "--best-by is 'f1' but must be accuracy or loss",
-    ]
-
-
 @pytest.mark.parametrize(("classes", "ignored"), [(3, None), (3, 1), (1, None)])
 def test_evaluation_is_the_mean_loss_of_the_specification(classes, ignored):
     config = CONFIG.replace(num_classes=classes, ignore_label=ignored)

@@ -22,7 +22,6 @@ from concord.conformance.tally import Origin
 from concord.spec import files, folders
 from concord.spec.errors import SpecError
 from concord.spec.folders import write_folder
-from concord.terminal import Terminal
 from tests.toys.surroundings import PATIENCE, ROOT, concord
 
 MARKED = "before\n<!-- begin check -->\nold\n<!-- end check -->\nafter\n"
@@ -245,14 +244,6 @@ def test_what_becomes_of_standard_output_loses_no_file(answered, tmp_path, behin
     assert json.loads((tmp_path / "out.json").read_text())["exit_code"] == 0
 
 
-def test_help_and_names_say_that_they_could_not_be_printed():
-    done = shell("--help >/dev/full")
-    assert (done.returncode, done.stderr) == (
-        2,
-        "concord: error: standard output: cannot be written: No space left on device\n",
-    )
-
-
 @pytest.mark.parametrize("name", ["[/red]"])
 def test_brackets_in_a_name_are_text(invoke, answered, tmp_path, name):
     folder = shutil.copytree(answered, tmp_path / "[b]")
@@ -276,14 +267,3 @@ def test_a_name_that_cannot_be_printed_is_refused(invoke, answered, tmp_path, na
     assert code == 2
     assert line.startswith(f"concord: error: {path}: 'backend'")
     assert line.endswith("must be 1 to 300 characters that can be printed")
-
-
-@pytest.fixture
-def wide(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    return Terminal()
-
-
-def test_a_terminal_shows_what_cannot_be_printed(wide, capsys):
-    wide.print("a\x1b]0;title\x07[red]b[/red]\x9b\u202e\ttab", style="bold")
-    assert capsys.readouterr().out == "a\\x1b]0;title\\x07[red]b[/red]\\x9b\\u202e tab\n"

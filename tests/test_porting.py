@@ -42,18 +42,6 @@ def hugging_face(folder, tensors=None, **stated):
     return folder
 
 
-def test_a_hugging_face_classifier_is_read(tmp_path):
-    folder = hugging_face(tmp_path / "bert")
-    (folder / "vocab.txt").write_text("[PAD]\n")
-    assert porting.recognise(folder).format == "hugging-face"
-    read = porting.read(folder)
-    assert (read.part, read.config, read.labels) == ("model", CONFIG, ("a", "b", "c"))
-    assert list(read.tensors) == list(spec.parameters(CONFIG))
-    assert bits(read) == in_bytes(WEIGHTS)
-    assert set(read.files) == {"config.json", "vocab.txt"}
-    assert {entry.status for entry in read.ledger} == {"read"}
-
-
 def test_of_the_files_of_a_folder_of_the_hub_the_first_is_read_as_by_transformers(tmp_path):
     wanted, others = {}, ["hugging-face", "hugging-face-bin", "hugging-face-tf", "hugging-face-flax"]
     for number, form in enumerate(others):
@@ -166,19 +154,6 @@ def test_a_port_there_and_back_is_the_same_checkpoint(tmp_path):
     back, first = porting.read(tmp_path / "back"), porting.read(source)
     assert (back.config, back.labels, bits(back)) == (first.config, first.labels, bits(first))
     assert json.loads(back.files["config.json"]) == json.loads(first.files["config.json"])
-
-
-def test_heads_stay_where_the_names_do(tmp_path):
-    tensors = {name: array for name, array in named("").items() if "classifier" not in name}
-    tensors |= {
-        "cls.predictions.bias": np.zeros(29, np.float32),
-        "cls.predictions.decoder.weight": tensors["embeddings.word_embeddings.weight"],
-    }
-    porting.write(porting.read(hugging_face(tmp_path / "one", tensors)), tmp_path / "other", "hugging-face")
-    written = porting.read(tmp_path / "other")
-    assert {entry.foreign: entry.sha256 for entry in written.ledger} == {
-        entry.foreign: entry.sha256 for entry in porting.read(tmp_path / "one").ledger
-    }
 
 
 def test_what_is_there_is_replaced_by_force_alone_and_nothing_is_left_of_a_failure(tmp_path):

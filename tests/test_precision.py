@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from concord import backends
-from concord.backends.interface import PRECISION_MODES, Unsupported, refuse_tf32, refusing_nondeterminism
+from concord.backends.interface import Unsupported, refuse_tf32, refusing_nondeterminism
 from concord.backends.wire import WorkerFailure
 from concord.backends.worker import environment
 from concord.conformance import Repeats, Setup, check_jobs, conduct, doctor, record
@@ -189,17 +189,6 @@ def test_a_kernel_that_is_not_deterministic_is_unsupported_only_where_that_was_a
 
 
 # By which rules a run is judged.
-
-
-def test_rules_follow_precision_and_emulation():
-    assert [Setup(precision=mode).rules("float32") for mode in PRECISION_MODES] == [None, "tf32", None]
-    assert [Setup(precision="tf32").rules(dtype) for dtype in ("float64", "bfloat16", "float16")] == [
-        None
-    ] * 3
-    assert [
-        Setup(implementation=name).rules("float32")
-        for name in ("library:layer", "emulate:tf32", "emulate:tf32_cut_off")
-    ] == [None, "tf32", "tf32"]
 
 
 TF32, BOTH = "MultipliesInTf32", ("float64", "float32")

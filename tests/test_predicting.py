@@ -99,29 +99,6 @@ def test_texts_are_read_as_they_are_predicted(tmp_path, small, monkeypatch):
     assert len(read) == 15
 
 
-def test_predictions_of_the_command_are_those_of_the_reference(invoke, tmp_path, small):
-    folder, texts = trained(tmp_path / "model", small("bert-pytorch")), texts_of(13)
-    path, out = written(tmp_path, "texts.txt", "\n".join(texts) + "\n"), tmp_path / "out.jsonl"
-    code, output, errors = invoke(
-        *(f"predict {folder} --texts {path} -o {out} --backend {NUMPY} --dtype float64 --batch 1").split()
-    )
-    assert (code, output, errors) == (0, "", [])
-    model = reader(folder, spelled=False)
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [(line["line"], line["text_a"]) for line in lines] == list(enumerate(texts, start=1))
-    for line in lines:
-        found = model.encoder.encode(line["text_a"])
-        segments = found.segment_ids[None] if model.config.num_segments else None
-        logits = spec.reference(
-            model.config,
-            model.weights,
-            Batch(input_ids=found.ids[None], segment_ids=segments, labels=np.zeros(1, np.int64)),
-        ).logits
-        assert line["label"] == NAMES[predicted(logits)[0]]
-        assert farthest(line["probabilities"].values(), probabilities(logits)[0]) < 1e-12
-        assert (list(line["probabilities"]), line["truncated"]) == (list(NAMES), found.truncated)
-
-
 def same(found, line):
     assert farthest(found["probabilities"].values(), line["probabilities"].values()) < 1e-12
     assert {**found, "probabilities": 0} == {**line, "probabilities": 0}
@@ -278,14 +255,6 @@ def test_a_backend_that_gives_nothing_ends_with_its_own_exit_code(invoke, tmp_pa
         assert toy(name) in errors[0]
 
 
-def test_a_checkpoint_without_texts_says_so(tmp_path, small):
-    config = small("bert")
-    checkpoint.write(tmp_path / "model", checkpoint.TrainingCheckpoint(config, spec.initialize(config, 0)))
-    assert refusal(reader, tmp_path / "model", spelled=False) == [
-        f"{tmp_path}/model: has no tokenizer: it lacks tokenizer.json and vocab.txt"
-    ]
-
-
 # Evaluating.
 
 
@@ -387,20 +356,6 @@ def test_texts_are_those_of_a_roberta():
     assert [one.encode("a </s> b").ids.tolist().count(2) for one in (made, own)] == [1, 2]
 
 
-def test_samples_that_the_loss_leaves_out_do_not_count(tmp_path, small):
-    model = reader(trained(tmp_path / "model", small("bert", ignore_label=1)), spelled=False)
-    lines = "".join(f"ab\t{NAMES[number % 3]}\n" for number in range(11))
-    corpus = data.encode(data.read(written(tmp_path, "dev.tsv", lines)), model.encoder, model.labels)
-    found = prediction.evaluate(
-        model, lambda batch: np.tile([0.0, 9.0, 1.0], (len(batch.required("labels")), 1)), corpus, 3
-    )
-    assert (len(found.truth), found.scores()["confusion"], found.loss) == (
-        7,
-        [[0, 4, 0], [0, 0, 0], [0, 3, 0]],
-        float(losses(np.tile([0.0, 9.0, 1.0], (7, 1)), [0] * 4 + [2] * 3).mean()),
-    )
-
-
 def test_a_model_whose_logits_are_nan_is_undecided(invoke, tmp_path, small):
     folder = trained(tmp_path / "model", small("bert"))
     path = written(tmp_path, "dev.tsv", "ab\tbad\nc\tgood\n")
@@ -421,17 +376,3 @@ def test_a_model_whose_logits_are_nan_is_undecided(invoke, tmp_path, small):
     code, output, _ = invoke(*f"predict {folder} ab --backend {toy('ReturnsNaN')}".split())
     line = json.loads(output)
     assert (code, line["label"], set(line["probabilities"].values())) == (0, None, {None})
-
-
-@pytest.mark.slow
-def test_frameworks_predict_alike(invoke, tmp_path, small, worker):
-    folder = trained(tmp_path / "model", small("bert"))
-    path = written(tmp_path, "texts.txt", "\n".join(texts_of(37)) + "\n")
-    found = [
-        invoke(*f"predict {folder} --texts {path} --backend {name} --dtype float64".split())[1].splitlines()
-        for name in (NUMPY, worker.name)
-    ]
-    of_reference, of_worker = ([json.loads(line) for line in lines] for lines in found)
-    assert [(one["line"], one["label"]) for one in of_worker] == [
-        (one["line"], one["label"]) for one in of_reference
-    ]

@@ -17,7 +17,7 @@ from concord.conformance.mutants.matrix import Finding, Matrix
 from concord.conformance.tally import Origin
 from concord.conformance.verdict import Z_BINS, Judgement, Row, Verdict
 from concord.spec.errors import SpecError
-from tests.toys import records, reports
+from tests.toys import reports
 from tests.toys.surroundings import ROOT
 
 GUIDE = (ROOT / "docs/guides/json.md").read_text()
@@ -104,10 +104,6 @@ def test_what_agrees_is_written_in_short_and_what_does_not_in_full():
     )
 
 
-def test_a_record_of_a_whole_check_is_of_a_sane_size():
-    assert len(record.text(record.made(reports.large(3), "check"))) < 12 * 2**20
-
-
 def test_the_guide_names_every_key_of_a_check():
     schema = TypeAdapter(Report).json_schema()
     kinds = [schema, *(schema["$defs"][name] for name in ("Result", "Row", "Breakdown", "Setup"))]
@@ -186,10 +182,3 @@ def test_what_is_no_record_is_refused(tmp_path, text):
     (tmp_path / "out.json").write_text(text, errors="surrogateescape")
     with pytest.raises(SpecError, match=r"out\.json: (not valid JSON|has schema None but must have)"):
         record.read(tmp_path / "out.json")
-
-
-@pytest.mark.parametrize("kind", records.RECORDS)
-def test_a_record_of_every_kind_is_read_and_has_a_page(tmp_path, kind):
-    records.write(kind, tmp_path)
-    made, page = writing.read_page(tmp_path / records.NAME)
-    assert (made.kind, page[:15]) == (kind, "<!doctype html>")

@@ -5,7 +5,7 @@ import pytest
 from concord import spec
 from concord.conformance.campaign import Job, Setup
 from concord.conformance.dump import export_cases, read_job
-from concord.conformance.reducing import SIZES, cut, layers_kept, reduce, sizes_of
+from concord.conformance.reducing import SIZES, cut, reduce, sizes_of
 from tests.conftest import small_config
 from tests.toys.surroundings import toy
 
@@ -68,14 +68,6 @@ def test_parts_get_smaller_too(part):
         assert smaller is not None
         assert sizes_of(smaller)[size] == 1
         spec.reference(smaller.config, smaller.weights, smaller.batch, part=part)
-
-
-def test_layers_are_kept_by_number():
-    whole = job(num_layers=3)
-    kept = layers_kept(whole, [2])
-    assert kept is not None
-    assert kept.config.num_layers == 1
-    assert (kept.weights["layers.0.norm1.weight"] == whole.weights["layers.2.norm1.weight"]).all()
 
 
 def test_command_writes_the_smallest_case(invoke, tmp_path):

@@ -15,7 +15,7 @@ from concord.backends.interface import Run
 from concord.conformance.diagnosis import diagnosis
 from concord.conformance.expectation import JudgedProblem as Judged
 from concord.conformance.explain import effort, suspects, whole
-from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
+from concord.conformance.explain.hypothesis import INAPPLICABLE
 from concord.conformance.explain.question import Question
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case
@@ -69,39 +69,6 @@ def test_a_busy_machine_changes_nothing(monkeypatch):
     found = verdict_of(case, run).diagnosis
     assert found.cause.confident
     assert not found.notes or not any("cut short" in note for note in found.notes)
-
-
-def test_what_people_do_most_often_is_tried_first():
-    names = [
-        one.name
-        for one in suspects.likeliest_first(
-            Hypothesis(name, name, "", rare=name == "rare")
-            for name in (
-                "rare",
-                "elu",
-                "score_scale_twice",
-                "transposed_weight",
-                "missing_bias",
-                "segments_ignored",
-                "mask_inverted",
-                "norm_epsilon",
-                "relu6",
-                "activation",
-            )
-        )
-    ]
-    assert names == [
-        "activation",
-        "norm_epsilon",
-        "mask_inverted",
-        "segments_ignored",
-        "missing_bias",
-        "transposed_weight",
-        "score_scale_twice",
-        "elu",
-        "relu6",
-        "rare",
-    ]
 
 
 def test_a_search_multiplies_in_one_thread():

@@ -3,9 +3,7 @@
 import json
 import shutil
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from concord.spec.cases import build_case
 from concord.spec.cases.files import FOLDER, drift, write_case
@@ -47,16 +45,3 @@ def test_what_was_changed_is_noticed(tmp_path, change, expected):
     change(tmp_path / "bert-single.json")
     problems = [problem for problem in drift(tmp_path) if not problem.endswith("is missing")]
     assert expected in problems[0]
-
-
-def test_large_arrays_are_stored_in_part():
-    arrays, whole = load_file(FOLDER / "bert-long.safetensors"), build_case("bert", "long")
-    stored = json.loads((FOLDER / "bert-long.json").read_text())["stored"]
-    table, scores = "embeddings.token.weight", "float64/layers.1.attention.scores"
-    assert max(path.stat().st_size for path in FOLDER.glob("*.safetensors")) < 500_000
-    rebuilt = np.zeros(stored[f"weights/{table}"]["shape"])
-    rebuilt[stored[f"weights/{table}"]["rows"]] = arrays[f"weights/{table}"]
-    np.testing.assert_array_equal(rebuilt, whole.weights[table])
-    assert set(stored[f"float64/gradients.{table}"]["rows"]) <= set(whole.batch.required("input_ids").ravel())
-    assert stored[scores] == {"shape": [1, 1, 263, 263], "every": 61}
-    assert arrays[scores].shape == (-(-(263**2) // 61),)

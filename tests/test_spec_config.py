@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from concord import spec
-from concord.spec.errors import ConfigError, SpecError, UnknownNameError, WeightsError
+from concord.spec.errors import ConfigError, UnknownNameError, WeightsError
 from concord.spec.masks import mask_constant
 from concord.spec.precision import round_to_bits
 
@@ -72,21 +72,6 @@ def test_config_from_mapping_names_unknown_and_missing_fields(small):
     assert [line.split(":")[0] for line in caught.value.problems] == ["configuration", "configuration"]
     assert "d_model" in caught.value.problems[0]
     assert "'d_ff' is missing" in caught.value.problems[1]
-
-
-def test_variants_cover_the_published_sources():
-    assert spec.variants() == [
-        "tf1-text-classifier",
-        "bert-pytorch",
-        "vanilla-encoder",
-        "nndl-paddle",
-        "nndl-paddle-api",
-        "keras-attention",
-        "bert",
-        "roberta",
-        "distilbert",
-        "sentence-bert",
-    ]
 
 
 def test_unknown_names_are_refused_with_those_that_exist(small):
@@ -219,13 +204,6 @@ def test_reference_rounds_weights_and_inputs_once(small):
 )
 def test_mask_constant_is_what_the_precision_holds(small, name, dtype, constant):
     assert mask_constant(small(name), dtype) == constant
-
-
-def test_errors_survive_pickling():
-    import pickle
-
-    error = pickle.loads(pickle.dumps(SpecError(["a", "b"])))
-    assert error.problems == ["a", "b"]
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.longdouble])

@@ -303,14 +303,6 @@ def test_shared_norm_serves_both_sublayers(small):
     assert near(shared.gradients["layers.0.norm.weight"], both)
 
 
-@pytest.mark.clause("NRM-6")
-def test_final_norm_is_an_option_that_no_source_has(small):
-    assert not any(spec.variant(name).final_norm for name in spec.variants())
-    config = small("bert-pytorch", final_norm=True)
-    assert compute(config, part="encoder")[2].output is not None
-    assert spec.output_name(config, "encoder") == "final_norm"
-
-
 @pytest.mark.clause("NRM-7")
 @pytest.mark.parametrize(("placement", "finite"), [("inside", True), ("outside", False)])
 def test_norm_of_a_constant_row(small, placement, finite):

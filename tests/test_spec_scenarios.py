@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from concord import spec
-from concord.conformance.check import check_jobs, sequence
 from concord.conformance.estimate import Z
 from concord.conformance.tolerance import expect
-from concord.spec.cases import LANDMARKS, LONG, OWN, SCENARIOS, build_case, scenarios_of, standard_cases
+from concord.spec.cases import LONG, OWN, build_case, scenarios_of, standard_cases
 
 ENOUGH = 100.0
 """Standard deviations that a mistake has to make: ``Z`` of them are allowed."""
@@ -211,14 +210,6 @@ def sizes(case):
     return (*case.batch.required("input_ids").shape, case.config.d_model, case.config.vocab_size)
 
 
-@pytest.mark.parametrize("variant", WHOLE)
-def test_the_first_sizes_come_back_after_others(variant):
-    run = [sizes(case) for case in standard_cases([variant])]
-    assert len(set(run)) == 3
-    for other in set(run[1:]) - {run[0]}:
-        assert run[0] in run[run.index(other) + 1 :]
-
-
 @pytest.mark.parametrize("kept", ["mask", "weights", "inputs", "position of a shorter text"])
 @pytest.mark.parametrize("variant", WHOLE)
 def test_what_is_kept_from_an_earlier_call_shows(variant, kept):
@@ -242,60 +233,3 @@ def test_what_is_kept_from_an_earlier_call_shows(variant, kept):
         longer = case_of(variant, "long").config
         assert longer.max_positions > first.config.max_positions
         assert longer.max_positions == LONG + longer.position_start
-
-
-@pytest.mark.parametrize("variant", spec.variants())
-def test_a_check_runs_a_case_twice_and_the_shortest_text_before_and_after_longer_ones(variant):
-    jobs = check_jobs([variant])
-    run = [(job.case.removeprefix(f"{variant}-"), job.dtype) for job in sequence(jobs)]
-    twice, short = ("ragged", "float32"), ("single", "float32")
-    assert run == [
-        short,
-        run[1],
-        twice,
-        *((job.case.removeprefix(f"{variant}-"), job.dtype) for job in jobs[1:]),
-    ]
-    assert {each: job.times for each, job in zip(run, sequence(jobs), strict=True) if job.times > 1} == {
-        twice: 2,
-        short: 2,
-    }
-    longer = case_of(variant, "full" if variant in WHOLE else "single")
-    model = case_of(variant, "single")
-    assert longer.config.replace(max_positions=model.config.max_positions) == model.config
-
-
-def test_cases_that_are_chosen_run_twice_too():
-    (alone,) = check_jobs(["bert"], ["float32"], cases=["bert-long"])
-    assert [(job.case, job.times) for job in sequence([alone])] == [("bert-long", 2)] * 2
-
-
-def test_the_long_text_uses_the_rows_at_which_numbers_end():
-    for variant in WHOLE:
-        case = case_of(variant, "long")
-        ids, counts = np.unique(case.batch.required("input_ids"), return_counts=True)
-        assert set(LANDMARKS) - {case.config.pad_id} == set(ids.tolist()) - {case.config.pad_id}
-        assert max(counts) > 10
-        assert len(case.batch.required("input_ids")) == 1
-        assert case.batch.required("input_ids")[0, 0] == case.config.pad_id
-
-
-def test_what_one_precision_shows_is_checked_in_one():
-    def run(**asked):
-        return {(job.case, job.dtype) for job in check_jobs(["bert"], **asked)}
-
-    both = ["float64", "float32"]
-    for scenario, entry in SCENARIOS.items():
-        if not entry.only:
-            assert {dtype for case, dtype in run(dtypes=both) if case == f"bert-{scenario}"} == (
-                {"float32"} if entry.once else set(both)
-            )
-    assert {scenario for scenario, entry in SCENARIOS.items() if not entry.once} == {
-        "ragged",
-        "peaked",
-        "tiny",
-        "offset",
-        "full",
-        "equal",
-    }
-    assert {dtype for case, dtype in run(dtypes=["float64"]) if case == "bert-long"} == {"float64"}
-    assert run(dtypes=both, cases=["bert-long"]) == {("bert-long", dtype) for dtype in both}

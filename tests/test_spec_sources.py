@@ -4,42 +4,17 @@ import numpy as np
 import pytest
 
 from concord import spec
-from concord.spec.errors import SpecError, UnknownNameError, WeightsError
-from concord.spec.files import parse_toml
+from concord.spec.errors import SpecError, WeightsError
 from concord.spec.sources import table
-from concord.spec.sources.names import fill, problem
-from concord.spec.sources.parse import parse
+from concord.spec.sources.names import problem
 from tests.toys.checkpoints import SIZES
 
 PARTS = [(source, part) for source in table.sources() for part in table.load(source).parts]
-SOURCES = [
-    "bert-google",
-    "bert-hugging-face",
-    "bert-hugging-face-flax",
-    "bert-hugging-face-tf",
-    "bert-paddlenlp",
-    "bert-pytorch",
-    "distilbert-hugging-face",
-    "electra-hugging-face",
-    "keras-attention",
-    "nndl-paddle",
-    "nndl-paddle-api",
-    "roberta-hugging-face",
-    "sentence-bert-hugging-face",
-    "sentence-distilbert-hugging-face",
-    "sentence-roberta-hugging-face",
-    "tf1-text-classifier",
-    "vanilla-encoder",
-]
 
 
 def config_for(source, part):
     entry = table.load(source).parts[part]
     return spec.variant(table.load(source).variant, **{**SIZES, **entry.constants})
-
-
-def test_every_published_source_has_a_table():
-    assert table.sources() == SOURCES
 
 
 @pytest.mark.parametrize(("source", "part"), PARTS)
@@ -54,38 +29,6 @@ def test_weights_come_back_bit_for_bit(source, part):
     assert {name: array.tobytes() for name, array in again.items()} == {
         name: array.tobytes() for name, array in native.items()
     }
-
-
-def test_layouts_are_those_of_the_sources():
-    def shapes(source, part):
-        config = config_for(source, part)
-        native = table.native(table.load(source), config, spec.initialize(config, part=part), part)
-        return {name: array.shape for name, array in native.items()}
-
-    tf1, bert, keras = (
-        shapes("tf1-text-classifier", "model"),
-        shapes("bert-pytorch", "model"),
-        shapes("keras-attention", "encoder"),
-    )
-    assert tf1["conv1d/kernel"] == (1, 14, 17)
-    assert tf1["conv1d_3/kernel"] == (1, 17, 14)
-    assert tf1["output_w"] == (13 * 14, 3)
-    assert {"dense/kernel", "dense_1/bias", "dense_5/kernel"} < set(tf1)
-    assert bert["bert.transformer_blocks.1.feed_forward.w_1.weight"] == (17, 14)
-    assert shapes("nndl-paddle", "model")["layers.1.ffn.W_1.weight"] == (14, 17)
-    assert keras["encoder.layers.1.pos_ffn_layer.w_2.kernel"] == (1, 17, 14)
-
-
-def test_the_first_norm_variable_of_tf1_is_the_offset():
-    config = config_for("tf1-text-classifier", "model")
-    weights = spec.initialize(config)
-    native = table.native(table.load("tf1-text-classifier"), config, weights)
-    assert np.array_equal(
-        native["transformer/transformer-2/multi_head_atten/Variable"], weights["layers.1.norm1.bias"]
-    )
-    assert np.array_equal(
-        native["transformer/transformer-2/multi_head_atten/Variable_1"], weights["layers.1.norm1.weight"]
-    )
 
 
 def test_all_problems_are_reported_at_once_in_the_source_s_names():
@@ -119,30 +62,9 @@ def test_a_configuration_that_the_source_cannot_hold_is_refused():
         table.native(table.load("nndl-paddle"), config, spec.initialize(config))
 
 
-@pytest.mark.parametrize(
-    ("pattern", "values", "name"),
-    [
-        ("dense{_3i+1}/kernel", {"i": 2}, "dense_7/kernel"),
-        ("dense{_3i}/kernel", {"i": 0}, "dense/kernel"),
-        ("t-{i+1}.{i}", {"i": 4}, "t-5.4"),
-        ("layers.{n-1}.norm2", {"n": 3}, "layers.2.norm2"),
-        ("{run}/block{i}", {"run": "mode1", "i": 0}, "mode1/block0"),
-        ("qs_layers.{h}.kernel", {"i": 0}, "qs_layers.{h}.kernel"),
-    ],
-)
-def test_placeholders_are_filled(pattern, values, name):
-    assert problem(pattern) is None
-    assert fill(pattern, values) == name
-
-
 @pytest.mark.parametrize("pattern", ["a{j}", "a{i*2}", "a{i", "a{}"])
 def test_placeholders_that_cannot_be_read_are_refused(pattern):
     assert "cannot be read" in str(problem(pattern))
-
-
-def test_an_unknown_source_is_refused_with_the_nearest_names():
-    with pytest.raises(UnknownNameError, match=r"unknown source 'bert-torch': did you mean 'bert-pytorch'"):
-        table.load("bert-torch")
 
 
 def test_a_wrong_table_is_refused_with_everything_that_is_wrong(tmp_path):
@@ -178,38 +100,6 @@ def test_a_table_that_is_like_another_has_its_other_parts_too(tmp_path):
         "bert-hugging-face",
         "bert-hugging-face",
     )
-
-
-def test_what_one_part_ignores_another_that_is_like_it_ignores_too():
-    entry = table.load("distilbert-hugging-face").parts
-    assert set(entry["model"].checkpoint.ignored) < set(entry["encoder"].checkpoint.ignored)
-    assert set(entry["encoder"].checkpoint.ignored) - set(entry["model"].checkpoint.ignored) == {
-        "qa_outputs.*"
-    }
-
-
-@pytest.mark.parametrize(
-    ("place", "said"),
-    [
-        ("encoder.checkpoint.ignored", "'parts.encoder.checkpoint.ignored' is 3 but must be a table"),
-        ("encoder.checkpoint", "'parts.encoder.checkpoint' is 3 but must be a table"),
-        ("encoder.without", "'parts.encoder.without' is 3 but must be left out"),
-        ("model.checkpoint", "'parts.model.checkpoint' is 3 but must be a table"),
-        ("model.weights", "'parts.model.weights' is 3 but must be a table"),
-        ("model", "'parts.model' is 3 but must be a table"),
-    ],
-)
-@pytest.mark.parametrize("like", [None, "bert-hugging-face"])
-def test_a_part_that_is_like_no_table_is_refused_in_a_line(place, said, like):
-    data = parse_toml((table.TABLES / "distilbert-hugging-face.toml").read_text(), "wrong.toml")
-    *path, last = place.split(".")
-    inner = data["parts"]
-    for key in path:
-        inner = inner[key]
-    inner[last] = 3
-    with pytest.raises(SpecError) as raised:
-        parse(table._whole({**data, **({"like": like} if like else {})}), "wrong.toml")
-    assert any(said in problem for problem in raised.value.problems)
 
 
 @pytest.mark.parametrize(("source", "part"), PARTS)

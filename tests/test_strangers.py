@@ -109,17 +109,6 @@ def test_a_refusal_says_what_a_checkpoint_is_and_what_differs(tmp_path, what, in
         porting.read(source, "hugging-face")
 
 
-def test_without_a_configuration_the_nearest_is_told_by_names(tmp_path):
-    source = stranger(tmp_path, begun("new.", "self.query", "self.ask"))
-    (source / "config.json").unlink()
-    with pytest.raises(
-        SpecError,
-        match=r"have names of no format that is known; one of a backend's own needs config\.toml beside "
-        r"it; nearest is the variant bert: it lacks",
-    ):
-        porting.read(source)
-
-
 # ELECTRA.
 
 

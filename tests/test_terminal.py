@@ -1,15 +1,11 @@
 """What the terminal shows."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from concord.spec.text import LONGEST, LONGEST_WORD, legible, shortened, shown
+from concord.spec.text import LONGEST, legible, shown
 from concord.terminal import USUAL, Terminal, complain, figures
 
 HOSTILE = "\x1b[31mred\x9b2J\u202eleft\u2066\x00\nconcord: 7 agree\r\x07\u2028\ud800"
@@ -63,18 +59,6 @@ def test_text_is_legible_in_any_script():
     assert shown(SEEN) == SEEN
 
 
-@pytest.mark.parametrize("unit", ["x", "several words ", "中", "\x00", "a\n"])
-def test_text_of_a_megabyte_is_shortened(unit):
-    text = "head " + unit * (2**20 // len(unit)) + " tail"
-    cut = shortened(text)
-    assert len(cut) <= LONGEST
-    assert max(map(len, cut.split())) <= LONGEST_WORD
-    assert cut.startswith("head ")
-    assert cut.endswith(" tail")
-    assert "…" in cut
-    assert len(shown(text, 89)) <= 89 * len("\\x00")
-
-
 @pytest.mark.parametrize("way", ["string", "text", "cell", "heading", "title", "group", "problem"])
 def test_terminal_shows_no_control_characters_and_no_megabyte(way, capsys):
     for name in (HOSTILE, f"before {'n' * 2**20} after"):
@@ -99,16 +83,3 @@ def test_terminal_of_nonsensical_size_is_readable(columns, monkeypatch, capsys):
     console.print("one line")
     assert capsys.readouterr().out == "one line\n"
     assert console.width == USUAL
-
-
-def test_command_prints_whatever_columns_say():
-    done = subprocess.run(
-        [sys.executable, "-m", "concord", "show", "variants"],
-        env={**os.environ, "COLUMNS": "0", "LINES": "0"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    assert "vocab_size" in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= USUAL

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from concord.conformance import estimate, tolerance
-from concord.conformance.estimate import Cache, Z
+from concord.conformance.estimate import Z
 from concord.conformance.expectation import Expectation, JudgedProblem
 from concord.conformance.scoring import independent_elements, judge_tensor
 from concord.conformance.tolerance import expect
@@ -86,15 +86,6 @@ def test_samples_one_after_the_other_say_what_samples_side_by_side_say(case, mon
             assert 0.6 < sizes[0] / sizes[1] < 1.7, name
 
 
-def test_no_more_than_a_few_samples_are_held_at_once():
-    made = list(estimate.samples("float32", estimate.SIDE_BY_SIDE // 3))
-    assert [arithmetic.samples for arithmetic in made] == [3, 3, 3, 3, 3, 1]
-    assert [arithmetic.first for arithmetic in made] == [0, 3, 6, 9, 12, 15]
-    assert [
-        arithmetic.samples for arithmetic in estimate.samples("float32", 100 * estimate.SIDE_BY_SIDE)
-    ] == [1] * estimate.SAMPLES
-
-
 @pytest.mark.clause("GRD-6")
 def test_gradients_by_taps_are_those_of_central_differences():
     case = build_case(
@@ -126,27 +117,6 @@ def test_gradients_by_taps_are_those_of_central_differences():
         assert abs((above - below) / (2 * step) - slope) < 1e-6 * abs(slope) + 1e-9, name
 
 
-def test_gradients_stand_in_the_order_of_the_backward_pass(case):
-    order = reference(case.config, case.weights, case.batch, gradients=True).backward
-    assert order[:3] == ["taps.losses", "taps.log_probabilities", "taps.logits"]
-    chain = [
-        "taps.layers.1.norm2",
-        "layers.1.norm2.weight",
-        "taps.layers.1.residual2",
-        "taps.layers.1.feed_forward.outer",
-        "layers.1.feed_forward.outer.weight",
-    ]
-    chain += [
-        "taps.layers.1.feed_forward.activation",
-        "taps.layers.1.feed_forward.inner",
-        "layers.1.feed_forward.inner.weight",
-        "taps.layers.1.norm1",
-        "layers.1.norm1.weight",
-    ]
-    assert [order.index(name) for name in chain] == sorted(order.index(name) for name in chain)
-    assert order[-1] == "embeddings.token.weight"
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_wrong_derivative_is_named_where_it_is(case, dtype):
     class Halved(Arithmetic):
@@ -171,31 +141,6 @@ def test_a_row_of_a_table_that_nothing_looked_up_must_have_no_gradient(case):
     run = other(run_of(judged(case)), f"gradients.{name}", put((row, 3), 1e-20))
     first = verdict_of(case, run).first_divergence
     assert (first.tensor, first.element) == (f"gradients.{name}", (row, 3))
-
-
-def test_an_estimate_is_made_once_for_equal_content():
-    case, again = build_case("bert", "single"), build_case("bert", "single")
-    first, second = (tolerance.end_to_end(JudgedProblem(c.config, c.weights, c.batch)) for c in (case, again))
-    assert first is second
-    other = {**case.weights, "pooler.bias": case.weights["pooler.bias"] + 2.0**-20}
-    assert tolerance.end_to_end(JudgedProblem(case.config, other, case.batch)) is not first
-
-
-def test_what_is_too_large_to_be_kept_is_kept_for_a_while():
-    cache, made = Cache(), []
-    make = lambda: made.append(np.zeros(2 * Cache.LARGEST, np.uint8)) or made[-1]  # noqa: E731 - counted
-    assert cache.get("a", make) is not cache.get("a", make)
-    with cache.keeping(5 * Cache.LARGEST):
-        assert cache.get("a", make) is cache.get("a", make)
-        cache.get("b", make), cache.get("c", make)
-        assert cache.get("c", make) is made[-1]
-        assert len(made) == 5
-        cache.get("a", make)  # the limit holds two
-        assert len(made) == 6
-    with cache.keeping(0):
-        pass
-    cache.get("c", make)
-    assert len(made) == 7
 
 
 def test_samples_of_monte_carlo_arithmetic_are_each_perturbed_in_another_way():

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from concord.conformance import check_jobs, record
+from concord.conformance import check_jobs
 from concord.conformance.bugs.catalogue import BUGS
-from concord.conformance.campaign import Report, Setup, exit_code_of
+from concord.conformance.campaign import exit_code_of
 from concord.conformance.html import headline
 from concord.conformance.mutants.matrix import Finding, Hunt, Matrix
 from concord.conformance.verdict import Judgement, Row, Verdict
-from concord.spec.errors import SpecError
 from concord.spec.reference import reference
 from concord.speed import presets, truth
 from tests.test_speed import small_preset
@@ -144,27 +143,6 @@ def test_a_page_names_what_was_not_judged_beside_what_agrees():
         "torch and jax agree with the oracle to within rounding, in every tensor of every run that "
         "was judged; 1 of 2 runs of jax were not judged, or not in every section."
     )
-
-
-@pytest.mark.parametrize("status", ["agrees", "diverges"])
-def test_a_record_that_claims_what_its_tensors_do_not_is_refused(status):
-    report = Report([reports.result("torch", "undetermined", unjudged())], {}, Setup())
-    data = json.loads(record.text(record.made(report, "check")))
-    assert (data["exit_code"], data["results"][0]["status"]) == (3, "undetermined")
-    for key, value, problem in (
-        ("exit_code", 0, "exit_code is 0 but what it holds comes to 3"),
-        ("results", [{**data["results"][0], "status": status}], "but its tensors come to 'undetermined'"),
-    ):
-        with pytest.raises(SpecError, match=problem):
-            record.parsed(json.dumps({**data, key: value}).encode())
-
-
-@pytest.mark.parametrize(("sigma", "value"), [(np.nan, 1.0), (np.inf, 1.0), (1.0, np.nan)])
-def test_an_error_of_what_is_not_determined_is_none(sigma, value):
-    worst, tensor = truth.Expected({"logits": np.full((2, 3), value)}, {"logits": sigma}).worst(
-        {"logits": np.ones((2, 3))}, 16.0
-    )
-    assert (np.isnan(worst), tensor) == (True, "logits")
 
 
 def test_speed_of_what_was_not_judged_is_not_measured(invoke, monkeypatch, tmp_path):
