@@ -1,4 +1,4 @@
-// Attention maps. Numbers are unpacked a layer at a time, and drawn as far as they are in view.
+// Attention maps. Numbers are unpacked a layer at a time, and those in view are drawn first.
 const about = JSON.parse(document.getElementById("maps").textContent), { tokens, segments, visible, layers, heads } = about;
 const T = tokens.length, at = id => document.getElementById(id), controls = at("controls");
 const few = matchMedia("(prefers-color-scheme: dark)"), letter = i => "abcdefghijklmnopqrstuvwxyz"[i] ?? "";
@@ -115,7 +115,7 @@ let filling = false;
 async function fill() {
   if (filling) return;
   filling = true;
-  for (let row; (row = [...inView].find(one => stale.has(one)));) {
+  for (let row; (row = [...inView].find(one => stale.has(one)) ?? [...stale][0]);) { // the others too: a printed page has all
     stale.delete(row);
     const number = values(await unpacked(+row.dataset.layer), at("view").value), queries = shown("from"), keys = shown("to");
     for (const button of row.querySelectorAll("button")) {
