@@ -21,10 +21,10 @@ slow: $(VENV)/installed ## run all other tests: every backend on every entry, an
 	$(RUN)/python -m pytest -n 2 --dist loadgroup -m slow
 
 kernels: $(VENV)/installed ## run tests of NumPy alone under each kernel of its BLAS that this processor has
-	$(RUN)/python -m tests.machines kernels
+	$(RUN)/python -m pytest -m "" tests/test_machines.py -k kernel -rs
 
-machines: $(VENV)/installed ## judge the four backends as on other processors, into docs/guides/machines.md
-	$(RUN)/python -m tests.machines verdicts
+machines: $(VENV)/installed ## judge the four backends as on other processors
+	$(RUN)/python -m pytest -m "" tests/test_machines.py -k verdicts -rs
 
 lint: $(VENV)/installed tree ## ruff and mypy
 	$(RUN)/ruff check .

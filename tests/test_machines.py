@@ -1,45 +1,105 @@
-"""Other machines on this one: kernels that a processor has, and verdicts that are the same on all."""
+"""Other machines on this one: tests and verdicts under kernels that libraries take on other processors."""
 
+import functools
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests import machines
-from tests.machines import FILES, PROCESSORS, run_verdicts
+from concord.conformance.mutants.matrix import chosen
+from tests.toys.surroundings import ROOT, options
+
+pytestmark = pytest.mark.slow
+
+AVX2, SSE4 = {"avx2", "fma"}, {"sse4_2"}
+AVX512 = {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"}
+
+KERNELS = {"Haswell": AVX2, "SkylakeX": AVX512, "Nehalem": SSE4}
+"""Kernels of OpenBLAS, and what a processor needs for each: one that lacks it ends by SIGILL."""
+
+OF_NUMPY = (
+    *("breakdown", "judgement", "predicting", "spec_gradients", "spec_inputs", "spec_reference"),
+    *("spec_training", "tolerance"),
+)
+"""Tests of numbers that NumPy alone computes."""
 
 
-def test_the_tests_of_numpy_alone_are_there():
-    assert [name for name in FILES if not (Path(__file__).parent / f"{name}.py").exists()] == []
+def libraries(openblas, onednn, aten, mkl, xla):
+    """Return what tells each library as which processor to compute."""
+    return {
+        "OPENBLAS_CORETYPE": openblas,
+        "ONEDNN_MAX_CPU_ISA": onednn,
+        "ATEN_CPU_CAPABILITY": aten,
+        "MKL_ENABLE_INSTRUCTIONS": mkl,
+        "XLA_FLAGS": f"--xla_cpu_max_isa={xla}",
+    }
 
 
-def test_an_outcome_that_is_another_on_another_processor_is_a_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(machines, "features", lambda: {"sse4_2"})
-    for name in PROCESSORS:
-        status = "diverges" if name == "SSE4" else "agrees"
-        runs = [
-            {
-                "backend": "torch",
-                "case": case,
-                "dtype": "float32",
-                "status": status if case == "b" else "agrees",
-            }
-            for case in "ab"
-        ]
-        (tmp_path / f"{name.replace(' ', '-')}.check.json").write_text(json.dumps({"results": runs}))
-    table, differing = run_verdicts(["torch"], ["check"], tmp_path)
-    assert table[2:] == [
-        "| as it is | 2 agrees; none differ |",
-        "| AVX2 | skipped: this processor has no avx2, fma |",
-        "| SSE4 | 1 agrees, 1 diverges; 1 differs |",
-        "| other libraries | 2 agrees; none differ |",
-    ]
-    assert differing == ["SSE4, check: torch b float32: diverges, but agrees as it is"]
+PROCESSORS = {
+    "AVX2": (AVX2, libraries("Haswell", "AVX2", "avx2", "AVX2", "AVX2")),
+    "SSE4": (SSE4, libraries("Nehalem", "SSE41", "default", "SSE4_2", "SSE4_2")),
+    "other libraries": (set(), {"MKL_CBWR": "COMPATIBLE", "TF_ENABLE_ONEDNN_OPTS": "0"}),
+}
+
+COMMANDS = {
+    "check": [],
+    "golden": [],
+    "mutants": options("--mutant", (mutant.name for mutant in chosen(None)[::12])),
+}
 
 
-@pytest.mark.slow
-def test_verdicts_do_not_depend_on_the_processor(open_worker, tmp_path):
-    open_worker("torch")  # or skip
-    table, differing = run_verdicts(["torch"], ["check"], tmp_path)
-    assert differing == []
-    assert len(table) == 2 + len(PROCESSORS)
+def require(needs):
+    """Skip what this processor cannot run; Linux says what it can."""
+    flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
+    if lacking := needs - set(flags):
+        pytest.skip(f"this processor has no {', '.join(sorted(lacking))}")
+
+
+def python(*words, **environment):
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_tests_of_numpy_alone_pass_under_each_kernel(kernel):
+    require(KERNELS[kernel])
+    program = (
+        "import numpy, threadpoolctl; print([one['architecture'] for one in threadpoolctl.threadpool_info()])"
+    )
+    if kernel not in (taken := python("-c", program, OPENBLAS_CORETYPE=kernel).stdout):
+        pytest.skip(f"NumPy's BLAS takes {taken.strip()} instead")
+    files = [f"tests/test_{name}.py" for name in OF_NUMPY]
+    done = python("-m", "pytest", "-q", *files, OPENBLAS_CORETYPE=kernel)
+    assert done.returncode == 0, done.stdout
+
+
+@functools.cache
+def outcomes(command, backend, folder, processor=None):
+    """Return what comes of each run of a backend: a status, and of a mutant the tensor that is named."""
+    path = folder / f"{command}.{backend}.{processor}.json"
+    environment = PROCESSORS[processor][1] if processor else {}
+    done = python(
+        *("-m", "concord", command, "--backend", backend, *COMMANDS[command], "--json", str(path)),
+        **environment,
+    )
+    assert path.exists(), done.stderr
+    record = json.loads(path.read_text())
+    names = ("mutant", "case", "dtype", "status", "tensor")
+    return [[one.get(name) for name in names] for one in record.get("findings") or record["results"]]
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_verdicts_do_not_depend_on_the_processor(worker, command, processor, tmp_path_factory):
+    require(PROCESSORS[processor][0])
+    folder = tmp_path_factory.getbasetemp()
+    assert outcomes(command, worker.name, folder, processor) == outcomes(command, worker.name, folder)
