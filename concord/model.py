@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from concord.conformance.campaign import Job
-from concord.options import OptionGroup, argument, option, reads, too_small
+from concord.options import OptionGroup, too_small
 from concord.spec.batch import Batch, completed, example_batch, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, located, optional, refuse, unknowns
@@ -41,30 +41,6 @@ JUDGED = {
 """What is judged of a checkpoint without a classifier."""
 
 
-def formats() -> list[str]:
-    """Return the formats of checkpoints."""
-    from concord import porting  # its containers are read by what few commands need
-
-    return list(porting.formats())
-
-
-Format = Annotated[
-    str,
-    option("The checkpoint's format. Default: recognised by its files.", "FORMAT", "--from", values=formats),
-]
-NameTable = Annotated[
-    Path | None,
-    reads("Names and layouts of the checkpoint's tensors, as TOML, in place of the format's own."),
-]
-Texts = Annotated[
-    Path | None,
-    reads(
-        "Texts to run it on. One on a line, or two with a tab between them; or JSON Lines with text, or "
-        "text_a and text_b."
-    ),
-]
-
-
 @dataclass(frozen=True)
 class Own:
     """A model of one's own, and what it is run on.
@@ -88,19 +64,18 @@ class Own:
 
 @dataclass(frozen=True)
 class Trained(OptionGroup):
-    """The weights of one's own model."""
+    """The weights of one's own model.
+
+    Attributes:
+        checkpoint ([CHECKPOINT]): In place of standard cases: a checkpoint of any format, or a
+            run, of which the best.
+    """
 
     panel = "A model of your own"
 
-    checkpoint: Annotated[
-        Path | None,
-        argument(
-            metavar="[CHECKPOINT]",
-            help="In place of standard cases: a checkpoint of any format, or a run, of which the best.",
-        ),
-    ] = None
-    form: Format = "auto"
-    table: NameTable = None
+    checkpoint: Path | None = None
+    form: str = "auto"
+    table: Path | None = None
 
     def check(self, **instead: Any) -> bool:
         """Return whether there is a model of one's own.
@@ -130,27 +105,22 @@ class Trained(OptionGroup):
 
 @dataclass(frozen=True)
 class OwnModel(Trained):
-    """And what it is run on."""
+    """And what it is run on.
 
-    texts: Texts = None
-    inputs: Annotated[
-        Path | None,
-        reads(
-            "Arrays to run it on, as safetensors: input_ids, and segment_ids, labels, cotangent "
-            "where you have them."
-        ),
-    ] = None
-    batch: Annotated[
-        int | None, option("Samples in a batch. Default: 8 texts, or all samples of --inputs.")
-    ] = None
-    max_tokens: Annotated[
-        int | None,
-        option(
-            "With --texts: tokens that a text may have; what is longer is cut off. "
-            "Default: as many as the model takes."
-        ),
-    ] = None
-    show_tokens: Annotated[bool, option("With --texts: print what tokens each text became.")] = False
+    Attributes:
+        inputs: Arrays to run it on, as safetensors: input_ids, and segment_ids, labels, cotangent
+            where you have them.
+        batch: Samples in a batch. Default: 8 texts, or all samples of --inputs.
+        max_tokens: With --texts: tokens that a text may have; what is longer is cut off. Default:
+            as many as the model takes.
+        show_tokens: With --texts: print what tokens each text became.
+    """
+
+    texts: Path | None = None
+    inputs: Path | None = None
+    batch: int | None = None
+    max_tokens: int | None = None
+    show_tokens: bool = False
 
     def _about(self) -> dict[str, Any]:
         about = {"texts": self.texts, "inputs": self.inputs, "max-tokens": self.max_tokens}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints
 
@@ -20,7 +20,10 @@ from concord.backends.machine import wrong_host
 from concord.backends.worker import TIME_LIMIT
 from concord.conformance import record
 from concord.conformance.campaign import Setup
+from concord.conformance.compare import DECLARATIONS
 from concord.spec.errors import SpecError, collecting, refuse, unknowns
+from concord.spec.training.dropout import GENERATORS
+from concord.spec.training.recipe import recipes
 
 T = TypeVar("T")
 
@@ -32,62 +35,88 @@ MOST_MEMORY = 2.0**30
 DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
-def option(
-    text: str, metavar: str | None = None, *names: str, values: Callable[[], Iterable[str]] | None = None
-) -> Any:
-    """Return an option.
+Written = Annotated[Path, writing.output]
+"""A file or folder that the command writes; any other :class:`~pathlib.Path` is one that it reads."""
 
-    Args:
-        text: its help.
-        metavar: what stands for its value in the help; by default its type.
-        names: by default that of the parameter.
-        values: what completes it in the shell.
-    """
-
-    def complete(incomplete: str) -> list[str]:
-        return [name for name in (values or list)() if name.startswith(incomplete)]
-
-    return typer.Option(*names, metavar=metavar, help=text, autocompletion=complete if values else None)
+PLUGIN = "torch, tf, paddle, jax, an installed plug-in, or package.module:Class"
 
 
-def reads(text: str, metavar: str = "FILE", *names: str) -> Any:
-    """Return an option for a file or folder that the command reads."""
-    return typer.Option(*names, metavar=metavar, help=text, parser=writing.path)
+def formats() -> list[str]:
+    """Return the formats of checkpoints."""
+    from concord import porting  # its containers are read by what few commands need
+
+    return list(porting.formats())
 
 
-def writes(text: str, metavar: str = "FILE", *names: str) -> Any:
-    """Return an option for a file or folder that the command writes."""
-    return typer.Option(*names, metavar=metavar, help=text, parser=writing.output)
+VALUES: dict[str, Callable[[], Iterable[str]]] = {
+    "backend": backends.names,
+    "declare": lambda: DECLARATIONS,
+    "dropout_by": lambda: GENERATORS,
+    "source_backend": backends.names,
+    "dtype": lambda: spec.PRECISIONS,
+    "execution": lambda: EXECUTIONS,
+    "form": formats,
+    "from_a": formats,
+    "from_b": formats,
+    "to": formats,
+    "implementation": lambda: IMPLEMENTATIONS,
+    "part": lambda: spec.PARTS,
+    "precision": lambda: PRECISION_MODES,
+    "recipe": recipes,
+    "variant": spec.variants,
+}
+"""What completes an option in the shell, and stands for ``{values}`` in its help."""
 
-
-argument = partial(typer.Argument, parser=writing.path)
-"""An argument that names a file or folder that the command reads."""
-
-
-def named(metavar: str, text: str) -> Any:
-    """Return an argument that names something that need not be a file."""
-    return typer.Argument(metavar=metavar, help=text)
+ENTRY = re.compile(r"^    (\w+)(?: \((.*?)\))?: (.*\n(?: {5,}.*\n)*)", re.M)
+"""An entry of a docstring: a name, in brackets its metavar and its names on the command line, its help."""
 
 
 class OptionGroup:
-    """Options that commands share: a dataclass whose fields become options, in a panel of the help."""
+    """Options that commands share: a dataclass whose fields become options, in a panel of the help.
+
+    A field ``checkpoint`` becomes an argument. The docstring says of each field, as that of a command does of
+    each parameter, what stands for its value, its names on the command line, and the help.
+
+    Attributes:
+        case (C): A standard case by name; may be repeated. Default: all.
+        checkpoint ([CHECKPOINT]): A checkpoint of any format, or a run, of which the best.
+        dtype (D): One of {values}.
+        form (FORMAT, --from): The checkpoint's format. Default: recognised by its files.
+        forward_only: Run and judge the forward pass alone, without gradients.
+        html: Write the results as a page: one file that needs nothing else.
+        json: Write the results as JSON.
+        markdown: Put the table between its markers in a Markdown file.
+        part (P): The part of the model that runs: one of {values}.
+        seed (S): The seed of everything that is drawn.
+        svg (FILE, --svg, -o): Write a figure as SVG, whose text stays text.
+        table: Names and layouts of the checkpoint's tensors, as TOML, in place of the format's own.
+        texts: Texts to run it on. One on a line, or two with a tab between them; or JSON Lines with
+            text, or text_a and text_b.
+        variant (V): A variant; may be repeated. Default: all.
+    """
 
     panel: ClassVar[str]
 
 
 def command(function: Callable[..., T]) -> Callable[..., T]:
-    """Return a command whose groups of options are options of its own; a switch has no opposite."""
+    """Return a command of a function: its docstring is the help, and a switch has no opposite.
+
+    Positional parameters become arguments, others options; a group of options becomes options of its own.
+    """
     parameters, groups = list[inspect.Parameter](), dict[str, Any]()
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
         group = hints[name]
         if not (inspect.isclass(group) and issubclass(group, OptionGroup)):
-            parameters.append(_parameter(name, group, parameter.default))
+            positional = parameter.kind is not parameter.KEYWORD_ONLY
+            said = _said(OptionGroup, function)
+            parameters.append(_parameter(name, group, parameter.default, said, positional))
             continue
         groups[name], fields = group, get_type_hints(group, include_extras=True)
+        said = _said(*reversed(group.__mro__[:-1]))
         parameters += [
-            _parameter(field.name, fields[field.name], field.default, group.panel)
-            for field in dataclasses.fields(group)  # type: ignore[arg-type]
+            _parameter(one.name, fields[one.name], one.default, said, one.name == "checkpoint", group.panel)
+            for one in dataclasses.fields(group)  # type: ignore[arg-type]
         ]
 
     @wraps(function)
@@ -98,63 +127,82 @@ def command(function: Callable[..., T]) -> Callable[..., T]:
         }
         return function(**given, **made)
 
+    run.__doc__ = (function.__doc__ or "").partition("\n")[0]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
 
 
-def _parameter(name: str, hint: Any, default: Any, panel: str | None = None) -> inspect.Parameter:
+def _said(*documented: Any) -> dict[str, tuple[list[str], str]]:
+    """Return what docstrings say of each parameter, the last of them first: brackets, and help."""
+    said = {}
+    for one in documented:
+        for name, brackets, text in ENTRY.findall(inspect.cleandoc(one.__doc__ or "") + "\n"):
+            words, known = " ".join(text.split()), vars(sys.modules[one.__module__])
+            if "{values}" in words:
+                known = {"values": ", ".join(VALUES[name]())}
+            said[name] = brackets.split(", ") if brackets else [], words.format_map(known)
+    return said
+
+
+def _parameter(
+    name: str,
+    hint: Any,
+    default: Any,
+    said: dict[str, tuple[list[str], str]],
+    positional: bool,
+    panel: str | None = None,
+) -> inspect.Parameter:
     if hint is not typer.Context:
-        kind, about = get_args(hint)
-        about = copy.copy(about)
-        about.rich_help_panel = panel
-        if kind is bool and about.default is ...:
-            about.default = f"--{name.replace('_', '-')}"
-        hint = Annotated[kind, about]
+        (brackets, text), parser = said[name], _parser(hint)
+        names = [each for each in brackets if each.startswith("-")]
+        metavar = next((each for each in brackets if each not in names), "FILE" if parser else None)
+        about: dict[str, Any] = {"metavar": metavar, "help": text, "parser": parser, "rich_help_panel": panel}
+        if name in VALUES:
+            about["autocompletion"] = _completion(VALUES[name])
+        if hint is bool and not names:
+            names = [f"--{name.replace('_', '-')}"]
+        made = typer.Argument(**about) if positional else typer.Option(*names, **about)
+        hint = Annotated[hint, made]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def _parser(hint: Any) -> Any:
+    """Return what makes a value of a text, if it is a path or its type is annotated with one."""
+    if hint is Path:
+        return writing.path
+    if hasattr(hint, "__metadata__"):
+        return hint.__metadata__[0]
+    return next(filter(None, map(_parser, get_args(hint))), None)
+
+
+def _completion(values: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    return lambda incomplete: [name for name in values() if name.startswith(incomplete)]
 
 
 # Groups.
 
-PLUGIN = "torch, tf, paddle, jax, an installed plug-in, or package.module:Class"
-
-Dtypes = Annotated[
-    list[str] | None,
-    option(f"{', '.join(spec.PRECISIONS)}; may be repeated.", "D", values=lambda: spec.PRECISIONS),
-]
-Dtype = Annotated[str, option(f"One of {', '.join(spec.PRECISIONS)}.", "D", values=lambda: spec.PRECISIONS)]
-Variants = Annotated[
-    list[str] | None, option("A variant; may be repeated. Default: all.", "V", values=spec.variants)
-]
-Part = Annotated[
-    str,
-    option(
-        f"The part of the model that runs: one of {', '.join(spec.PARTS)}.", "P", values=lambda: spec.PARTS
-    ),
-]
-Cases = Annotated[list[str] | None, option("A standard case by name; may be repeated. Default: all.", "C")]
-ForwardOnly = Annotated[bool, option("Run and judge the forward pass alone, without gradients.")]
-Seed = Annotated[int, option("The seed of everything that is drawn.", "S")]
-
 
 @dataclass(frozen=True)
 class Workers(OptionGroup):
-    """Which backends run, and how much their workers may take."""
+    """Which backends run, and how much their workers may take.
+
+    Attributes:
+        backend (B): {PLUGIN}; may be repeated. Default: all that are installed.
+        threads: Threads of each worker. Default: one for each core.
+        time_limit (SECONDS): Seconds that one run may take.
+        memory_limit (MIB): MiB that one worker may hold. Default: four fifths of the machine's
+            memory.
+    """
 
     panel = "Workers"
     elsewhere: ClassVar[bool] = False
     """Whether several devices may be named."""
 
-    backend: Annotated[
-        list[str] | None,
-        option(f"{PLUGIN}; may be repeated. Default: all that are installed.", "B", values=backends.names),
-    ] = None
-    threads: Annotated[int | None, option("Threads of each worker. Default: one for each core.")] = None
-    time_limit: Annotated[float, option("Seconds that one run may take.", "SECONDS")] = TIME_LIMIT
-    memory_limit: Annotated[
-        float | None,
-        option("MiB that one worker may hold. Default: four fifths of the machine's memory.", "MIB"),
-    ] = None
+    backend: list[str] | None = None
+    threads: int | None = None
+    time_limit: float = TIME_LIMIT
+    memory_limit: float | None = None
 
     def settings(self) -> Setup:
         """Return the settings that the options describe: those of the same names, checked.
@@ -212,18 +260,17 @@ class Workers(OptionGroup):
 
 @dataclass(frozen=True)
 class Places(Workers):
-    """And where they run."""
+    """And where they run.
 
-    device: Annotated[
-        list[str] | None,
-        option("cpu, cuda or cuda:N; where a command takes several, each backend runs on each.", "D"),
-    ] = None
-    python: Annotated[
-        list[str] | None, option("Run a backend with the interpreter of another environment.", "B=PATH")
-    ] = None
-    ssh: Annotated[
-        list[str] | None, option("Run a backend on another host, from a checkout in DIR.", "B=HOST[:DIR]")
-    ] = None
+    Attributes:
+        device (D): cpu, cuda or cuda:N; where a command takes several, each backend runs on each.
+        python (B=PATH): Run a backend with the interpreter of another environment.
+        ssh (B=HOST[:DIR]): Run a backend on another host, from a checkout in DIR.
+    """
+
+    device: list[str] | None = None
+    python: list[str] | None = None
+    ssh: list[str] | None = None
 
     def check(self, given: dict[str, Any], problems: list[str]) -> None:
         """Put values of options into the form of settings, and say what is wrong with them."""
@@ -244,34 +291,22 @@ class Places(Workers):
 
 @dataclass(frozen=True)
 class Runs(Places):
-    """And how they compute."""
+    """And how they compute.
 
-    precision: Annotated[
-        str,
-        option(
-            "How float32 products are computed. strict: in full float32; tf32: as tensor cores do, judged by "
-            "TF32's own rules; default: as each framework does unasked, judged as float32.",
-            "P",
-            values=lambda: PRECISION_MODES,
-        ),
-    ] = "strict"
-    implementation: Annotated[
-        str,
-        option(
-            "explicit: written out as the sources write it; library: the framework's own layers, where they "
-            "can express it; or a backend's own, for example library:layer (torch, paddle).",
-            "I",
-            values=lambda: IMPLEMENTATIONS,
-        ),
-    ] = "explicit"
-    execution: Annotated[
-        str,
-        option(
-            "eager, compiled, unpadded (library layers without the rows of padding) or unpadded-compiled.",
-            "E",
-            values=lambda: EXECUTIONS,
-        ),
-    ] = "eager"
+    Attributes:
+        precision (P): How float32 products are computed. strict: in full float32; tf32: as tensor
+            cores do, judged by TF32's own rules; default: as each framework does unasked, judged
+            as float32.
+        implementation (I): explicit: written out as the sources write it; library: the
+            framework's own layers, where they can express it; or a backend's own, for example
+            library:layer (torch, paddle).
+        execution (E): eager, compiled, unpadded (library layers without the rows of padding) or
+            unpadded-compiled.
+    """
+
+    precision: str = "strict"
+    implementation: str = "explicit"
+    execution: str = "eager"
 
 
 @dataclass(frozen=True)
@@ -283,32 +318,22 @@ class Spread(Runs):
 
 @dataclass(frozen=True)
 class Lines(OptionGroup):
-    """How files of texts are read."""
+    """How files of texts are read.
+
+    Attributes:
+        layout (L): tsv, sep (words<SEP>label), jsonl or plain. Default: as the file's name ends,
+            or as it begins.
+        columns (A,B,…): Of a tab-separated file: text_a, text_b, label, in their order. Default:
+            as its header or its first line says.
+        on_error (fail|skip): fail: bad lines are listed, and nothing is done; skip: they are left
+            out, listed and counted.
+    """
 
     panel = "Texts"
 
-    layout: Annotated[
-        str | None,
-        option(
-            "tsv, sep (words<SEP>label), jsonl or plain. Default: as the file's name ends, or as it begins.",
-            "L",
-        ),
-    ] = None
-    columns: Annotated[
-        str | None,
-        option(
-            "Of a tab-separated file: text_a, text_b, label, in their order. Default: as its header or its "
-            "first line says.",
-            "A,B,…",
-        ),
-    ] = None
-    on_error: Annotated[
-        str,
-        option(
-            "fail: bad lines are listed, and nothing is done; skip: they are left out, listed and counted.",
-            "fail|skip",
-        ),
-    ] = "fail"
+    layout: str | None = None
+    columns: str | None = None
+    on_error: str = "fail"
 
     @property
     def names(self) -> list[str] | None:
@@ -396,17 +421,14 @@ def typed(context: typer.Context, among: Mapping[str, str]) -> list[tuple[str, s
     return found
 
 
-Html = Annotated[Path | None, writes("Write the results as a page: one file that needs nothing else.")]
-
-
 @dataclass(frozen=True)
 class Outputs(OptionGroup):
     """The files of what came of a command."""
 
     panel = "Output"
 
-    json: Annotated[Path | None, writes("Write the results as JSON.")] = None
-    html: Html = None
+    json: Written | None = None
+    html: Written | None = None
 
     def check(self, *more: Path | None, **how: Any) -> None:
         """Refuse files that cannot be written, before anything runs; see :func:`concord.writing.check`."""
@@ -415,7 +437,3 @@ class Outputs(OptionGroup):
     def finish(self, found: Any, kind: str, title: str, show: Callable[[], None], **more: Any) -> None:
         """Write what a command came to, and show it; see :func:`concord.writing.outcome`."""
         writing.outcome(record.made(found, kind, title), self.json, self.html, show, **more)
-
-
-Markdown = Annotated[Path | None, writes("Put the table between its markers in a Markdown file.")]
-Svg = Annotated[Path | None, writes("Write a figure as SVG, whose text stays text.", "FILE", "--svg", "-o")]

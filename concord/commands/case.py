@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import typer
@@ -18,7 +18,7 @@ from concord.backends.wire import run_arrays
 from concord.commands.check import Selection
 from concord.conformance import campaign, dump, report
 from concord.model import OwnModel
-from concord.options import argument, option, writes
+from concord.options import Written
 from concord.progress import bars
 from concord.running import opened
 from concord.spec.batch import from_arrays
@@ -37,21 +37,18 @@ FORMAT = "concord.run/1"
 
 
 def export(
-    directory: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR",
-            parser=writing.output,
-            help="An empty folder; 'concord check --from-dump DIR' judges what comes back.",
-        ),
-    ],
+    directory: Written,
+    *,
     cases: Selection,
     model: OwnModel,
-    uncomputed_padding: Annotated[
-        bool, option("For runs that do not compute rows of padding: no loss depends on one.")
-    ] = False,
+    uncomputed_padding: bool = False,
 ) -> None:
-    """Write standard cases, or a model of your own, as files, to be run anywhere."""
+    """Write standard cases, or a model of your own, as files, to be run anywhere.
+
+    Args:
+        directory (DIR): An empty folder; 'concord check --from-dump DIR' judges what comes back.
+        uncomputed_padding: For runs that do not compute rows of padding: no loss depends on one.
+    """
     writing.check_folder(directory)
     jobs = cases.jobs(model)
     usable = [left for job in jobs if (left := job.independent() if uncomputed_padding else job)]
@@ -64,17 +61,22 @@ def export(
 
 
 def run(
+    *,
     workers: options.Runs,
     model: OwnModel,
-    out: Annotated[Path, writes("Where to write the arrays, as safetensors.", "FILE", "-o", "--out")],
-    taps: Annotated[bool, option("Write every activation too, as taps/NAME.")] = False,
-    gradients: Annotated[
-        bool, option("Write the gradient of the loss for every parameter too, as gradients/NAME.")
-    ] = False,
-    part: options.Part = "model",
-    dtype: options.Dtype = "float32",
+    out: Written,
+    taps: bool = False,
+    gradients: bool = False,
+    part: str = "model",
+    dtype: str = "float32",
 ) -> None:
-    """Run a model of your own on one backend, and write what it computes."""
+    """Run a model of your own on one backend, and write what it computes.
+
+    Args:
+        out (-o, --out): Where to write the arrays, as safetensors.
+        taps: Write every activation too, as taps/NAME.
+        gradients: Write the gradient of the loss for every parameter too, as gradients/NAME.
+    """
     writing.check(out)
     whole = taps or gradients
     wrong = {
@@ -133,24 +135,18 @@ def _shown(arrays: Mapping[str, NDArray[Any]]) -> Iterator[str]:
 
 
 def reduce(
-    case: Annotated[
-        Path,
-        argument(
-            metavar="CASE", help="A folder that 'concord case export' wrote: one case.json, with its tensors."
-        ),
-    ],
+    case: Path,
+    *,
     workers: options.Runs,
-    out: Annotated[
-        Path,
-        writes(
-            "An empty folder for the smallest case, written as 'concord case export' does.",
-            "DIR",
-            "-o",
-            "--out",
-        ),
-    ],
+    out: Written,
 ) -> None:
-    """Make a failing case small: fewer layers, samples, tokens, heads, while the same thing is wrong."""
+    """Make a failing case small: fewer layers, samples, tokens, heads, while the same thing is wrong.
+
+    Args:
+        case (CASE): A folder that 'concord case export' wrote: one case.json, with its tensors.
+        out (DIR, -o, --out): An empty folder for the smallest case, written as 'concord case
+            export' does.
+    """
     from concord.conformance import reducing  # draws cases, as few commands do
 
     writing.check_folder(out)

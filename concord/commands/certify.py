@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 from rich.text import Text
 
-from concord import backends, options, writing
-from concord.model import Format, NameTable, OwnModel, Texts, formats
-from concord.options import argument, option, reads, writes
+from concord import options, writing
+from concord.model import OwnModel
+from concord.options import Written
 from concord.progress import telling
 from concord.spec.errors import SpecError, refuse, unknowns
 from concord.spec.precision import PRECISIONS
@@ -43,44 +43,42 @@ OF_MAKING = (
 
 
 def certify(
+    source: Path | None = None,
+    target: Path | None = None,
+    *,
     context: typer.Context,
     workers: options.Runs,
-    source: Annotated[Path | None, argument(metavar="SRC", help="The checkpoint that was ported.")] = None,
-    target: Annotated[Path | None, argument(metavar="DST", help="What it was ported to.")] = None,
-    certificate: Annotated[
-        Path | None, writes("Write the certificate, as JSON.", "FILE", "--certificate", "-o")
-    ] = None,
-    html: Annotated[Path | None, writes("Write the certificate as a page.")] = None,
-    verify: Annotated[
-        Path | None,
-        reads(
-            "Make this certificate again, and compare. SRC and DST say where the two lie now, if they moved."
-        ),
-    ] = None,
-    quick: Annotated[
-        bool,
-        option("Compare bits, and run sentences forward in one precision: seconds, not minutes."),
-    ] = False,
-    all: Annotated[bool, option("Run everything, even if bits have failed.")] = False,
-    files: Annotated[bool, option("With --verify: look at the files alone, and compute nothing.")] = False,
-    source_backend: Annotated[
-        str | None,
-        option(
-            "What computes SRC; --backend computes DST. Default of each: the framework of its format.",
-            "B",
-            values=backends.names,
-        ),
-    ] = None,
-    form: Format = "auto",
-    to: Annotated[
-        str, option("The format of DST. Default: recognised by its files.", "FORMAT", values=formats)
-    ] = "auto",
-    table: NameTable = None,
-    texts: Texts = None,
-    dtype: options.Dtypes = None,
-    seed: options.Seed = 0,
+    certificate: Written | None = None,
+    html: Written | None = None,
+    verify: Path | None = None,
+    quick: bool = False,
+    all: bool = False,
+    files: bool = False,
+    source_backend: str | None = None,
+    form: str = "auto",
+    to: str = "auto",
+    table: Path | None = None,
+    texts: Path | None = None,
+    dtype: list[str] | None = None,
+    seed: int = 0,
 ) -> None:
-    """Prove that one checkpoint is another, or make a proof again."""
+    """Prove that one checkpoint is another, or make a proof again.
+
+    Args:
+        source (SRC): The checkpoint that was ported.
+        target (DST): What it was ported to.
+        certificate (--certificate, -o): Write the certificate, as JSON.
+        html: Write the certificate as a page.
+        verify: Make this certificate again, and compare. SRC and DST say where the two lie now,
+            if they moved.
+        quick: Compare bits, and run sentences forward in one precision: seconds, not minutes.
+        all: Run everything, even if bits have failed.
+        files: With --verify: look at the files alone, and compute nothing.
+        source_backend (B): What computes SRC; --backend computes DST. Default of each: the
+            framework of its format.
+        dtype (D): {values}; may be repeated.
+        to (FORMAT): The format of DST. Default: recognised by its files.
+    """
     if verify is not None:
         refuse(
             [

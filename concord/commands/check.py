@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from concord import options
 from concord.conformance import check_jobs, dump
@@ -13,6 +12,7 @@ from concord.conformance.campaign import Job
 from concord.conformance.check import DTYPES, QUICK, sequence
 from concord.conformance.watching import listening
 from concord.model import OwnModel
+from concord.options import Written
 from concord.progress import bars
 from concord.running import finish, run
 from concord.spec.errors import collect
@@ -20,31 +20,34 @@ from concord.spec.errors import collect
 
 @dataclass(frozen=True)
 class Checked(options.Spread):
-    """Backends that run each case repeatedly."""
+    """Backends that run each case repeatedly.
 
-    deterministic: Annotated[
-        bool,
-        options.option("Only kernels that give the same bits each time; what has none is unsupported."),
-    ] = False
-    repeat: Annotated[
-        int,
-        options.option(
-            "Run each case so often on the same inputs, and say whether the results are the same bit for bit."
-        ),
-    ] = 1
+    Attributes:
+        deterministic: Only kernels that give the same bits each time; what has none is
+            unsupported.
+        repeat: Run each case so often on the same inputs, and say whether the results are the
+            same bit for bit.
+    """
+
+    deterministic: bool = False
+    repeat: int = 1
 
 
 @dataclass(frozen=True)
 class Selection(options.OptionGroup):
-    """Standard cases, and what runs of each."""
+    """Standard cases, and what runs of each.
+
+    Attributes:
+        dtype (D): {values}; may be repeated.
+    """
 
     panel = "Cases"
 
-    variant: options.Variants = None
-    case: options.Cases = None
-    dtype: options.Dtypes = None
-    part: options.Part = "model"
-    forward_only: options.ForwardOnly = False
+    variant: list[str] | None = None
+    case: list[str] | None = None
+    dtype: list[str] | None = None
+    part: str = "model"
+    forward_only: bool = False
 
     def jobs(self, model: OwnModel, dtypes: list[str] | None = None) -> list[Job]:
         """Return the standard cases, or those of a model of one's own, as jobs.
@@ -60,23 +63,22 @@ class Selection(options.OptionGroup):
 
 
 def check(
+    *,
     workers: Checked,
     cases: Selection,
     model: OwnModel,
     record: options.Outputs,
-    quick: Annotated[
-        bool,
-        options.option(
-            "Only float32, unless --dtype says otherwise: half the time; float64 shows what this does not."
-        ),
-    ] = False,
-    from_dump: Annotated[
-        Path | None,
-        options.reads("Judge runs that came back as files for cases of 'concord case export'.", "DIR"),
-    ] = None,
-    markdown: options.Markdown = None,
+    quick: bool = False,
+    from_dump: Path | None = None,
+    markdown: Written | None = None,
 ) -> None:
-    """Judge every backend on standard cases, or on a model of your own."""
+    """Judge every backend on standard cases, or on a model of your own.
+
+    Args:
+        quick: Only float32, unless --dtype says otherwise: half the time; float64 shows what this
+            does not.
+        from_dump (DIR): Judge runs that came back as files for cases of 'concord case export'.
+    """
     record.check(markdown=markdown, markers="check")
     if from_dump is not None:
         with bars(["judging"], None) as reached, listening(lambda text: reached("judging", 0, text)):

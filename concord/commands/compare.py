@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from concord import options
 from concord.conformance.campaign import Report, Setup
-from concord.conformance.compare import DECLARATIONS, prepare
+from concord.conformance.compare import prepare
 from concord.conformance.verdict import Result
 from concord.progress import bars
 from concord.running import finish
@@ -17,60 +17,40 @@ from concord.spec.files import read_arrays, read_text
 
 
 def compare(
-    reference: Annotated[
-        str,
-        options.named(
-            "REFERENCE",
-            "package.module:function that returns a torch.nn.Module, or a folder of transformers.",
-        ),
-    ],
+    reference: str,
+    candidate: str | None = None,
+    *,
     record: options.Outputs,
-    candidate: Annotated[
-        str | None,
-        options.named(
-            "CANDIDATE",
-            "A graph (.onnx), arrays by name (.safetensors), package.module:function of any framework that "
-            "takes and returns arrays by name, or a folder. Default: the reference itself, as --as says.",
-        ),
-    ] = None,
-    way: Annotated[
-        str,
-        options.option(
-            "eager, sdpa, compile, bfloat16, float16, cuda or tf32: how the reference runs again.",
-            "WAY",
-            "--as",
-        ),
-    ] = "",
-    inputs: Annotated[
-        Path | None, options.reads("Arrays by name (.safetensors). Default: standard texts.", "FILE")
-    ] = None,
-    text: Annotated[
-        list[str] | None, options.option("A text for the folder's tokenizer; may be repeated.", "TEXT")
-    ] = None,
-    gradients: Annotated[bool, options.option("Judge gradients of parameters and activations too.")] = False,
-    names: Annotated[
-        Path | None,
-        options.reads("Lines CANDIDATE'S NAME = REFERENCE'S NAME; {i} stands for a number.", "FILE"),
-    ] = None,
-    declare: Annotated[
-        list[str] | None,
-        options.option(
-            f"What the candidate does on purpose: {' or '.join(DECLARATIONS)}; may be repeated.",
-            "NAME",
-            values=lambda: DECLARATIONS,
-        ),
-    ] = None,
-    prove: Annotated[
-        bool, options.option("Put bugs into the reference, and say which this comparison would have found.")
-    ] = False,
-    alone_and_batched: Annotated[
-        bool, options.option("Judge each sample of a batch by the same sample alone, without padding.")
-    ] = False,
-    python: Annotated[
-        str | None, options.option("The interpreter in which the candidate's function is called.", "PATH")
-    ] = None,
+    way: str = "",
+    inputs: Path | None = None,
+    text: list[str] | None = None,
+    gradients: bool = False,
+    names: Path | None = None,
+    declare: list[str] | None = None,
+    prove: bool = False,
+    alone_and_batched: bool = False,
+    python: str | None = None,
 ) -> None:
-    """Judge whether a candidate computes what a PyTorch model computes."""
+    """Judge whether a candidate computes what a PyTorch model computes.
+
+    Args:
+        reference (REFERENCE): package.module:function that returns a torch.nn.Module, or a folder
+            of transformers.
+        candidate (CANDIDATE): A graph (.onnx), arrays by name (.safetensors),
+            package.module:function of any framework that takes and returns arrays by name, or a
+            folder. Default: the reference itself, as --as says.
+        way (WAY, --as): eager, sdpa, compile, bfloat16, float16, cuda or tf32: how the reference
+            runs again.
+        inputs: Arrays by name (.safetensors). Default: standard texts.
+        text (TEXT): A text for the folder's tokenizer; may be repeated.
+        gradients: Judge gradients of parameters and activations too.
+        names: Lines CANDIDATE'S NAME = REFERENCE'S NAME; {{i}} stands for a number.
+        declare (NAME): What the candidate does on purpose: {values}; may be
+            repeated.
+        prove: Put bugs into the reference, and say which this comparison would have found.
+        alone_and_batched: Judge each sample of a batch by the same sample alone, without padding.
+        python (PATH): The interpreter in which the candidate's function is called.
+    """
     record.check()
     problems = ["--text and --inputs are both given but one of them alone may be"] if text and inputs else []
     problems += (

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import typer
 
-from concord import backends, options, writing
+from concord import backends, writing
 from concord.backends.wire import WorkerFailure
 from concord.backends.worker import Worker
 from concord.conformance import record
@@ -18,6 +17,7 @@ from concord.conformance.campaign import Report, Setup, environment_of
 from concord.conformance.check import job_of
 from concord.conformance.mutants.matrix import plugin
 from concord.conformance.verdict import Result, divergence_lines, verdict_lines
+from concord.options import Written
 from concord.spec.cases import build_case
 from concord.spec.errors import refuse, unknowns
 from concord.terminal import Terminal, complain
@@ -34,13 +34,16 @@ NEXT = (
 
 
 def demo(
-    backend: Annotated[
-        str | None,
-        options.option("torch, tf, paddle or jax. Default: the first that is installed.", "B"),
-    ] = None,
-    html: Annotated[Path, options.writes("Where to write the page.")] = Path("concord-demo.html"),
+    *,
+    backend: str | None = None,
+    html: Written = Path("concord-demo.html"),
 ) -> None:
-    """Plant a bug in one framework, and see it found and named."""
+    """Plant a bug in one framework, and see it found and named.
+
+    Args:
+        backend (B): torch, tf, paddle or jax. Default: the first that is installed.
+        html: Where to write the page.
+    """
     writing.check(html)
     names, console = [backend] if backend else list(backends.BUILT_IN), Terminal()
     refuse(unknowns("backend", names, backends.BUILT_IN))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from concord import options, writing
+from concord import writing
 from concord.conformance import record
-from concord.model import formats
-from concord.options import argument, option
+from concord.options import Written
 from concord.progress import bars
 from concord.spec.errors import collect
 from concord.terminal import Terminal
@@ -26,17 +25,21 @@ MOST = 40
 
 
 def diff(
-    first: Annotated[Path, argument(metavar="A", help="A checkpoint of any format.")],
-    second: Annotated[Path, argument(metavar="B", help="Another, of the same or another format.")],
-    from_a: Annotated[
-        str, option("What A is. Default: recognised by its files.", "FORMAT", values=formats)
-    ] = "auto",
-    from_b: Annotated[
-        str, option("What B is. Default: recognised by its files.", "FORMAT", values=formats)
-    ] = "auto",
-    json: Annotated[Path | None, options.writes("Write the results as JSON.")] = None,
+    first: Path,
+    second: Path,
+    *,
+    from_a: str = "auto",
+    from_b: str = "auto",
+    json: Written | None = None,
 ) -> None:
-    """Compare two checkpoints of any formats, tensor by tensor."""
+    """Compare two checkpoints of any formats, tensor by tensor.
+
+    Args:
+        first (A): A checkpoint of any format.
+        second (B): Another, of the same or another format.
+        from_a (FORMAT): What A is. Default: recognised by its files.
+        from_b (FORMAT): What B is. Default: recognised by its files.
+    """
     from concord.porting import read
     from concord.porting.comparison import compare
 

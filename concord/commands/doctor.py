@@ -14,7 +14,7 @@ from concord.conformance.wording import plain
 from concord.terminal import Terminal
 
 
-def doctor(workers: options.Places) -> None:
+def doctor(*, workers: options.Places) -> None:
     """Show what is installed, how it is set, and what to do."""
     console, settings, names = Terminal(), workers.settings(), workers.names()
     with console.status("starting each backend to ask it", spinner="line"):

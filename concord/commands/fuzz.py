@@ -11,14 +11,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from concord import backends, options, spec
 from concord.conformance import campaign
 from concord.ending import halting
-from concord.options import option
+from concord.options import Written
 from concord.progress import bars
 from concord.running import finish
 from concord.running import run as conduct
@@ -37,30 +37,38 @@ MOST_SHAPES = 10_000
 
 @dataclass(frozen=True)
 class Fuzzed(options.Runs):
-    """Backends of one thread each: cases are small."""
+    """Backends of one thread each: cases are small.
 
-    threads: Annotated[int | None, option("Threads of each worker.")] = 1
+    Attributes:
+        threads: Threads of each worker.
+    """
+
+    threads: int | None = 1
 
 
 @dataclass(frozen=True)
 class Drawn(options.OptionGroup):
-    """Which cases are drawn."""
+    """Which cases are drawn.
+
+    Attributes:
+        cases: How many. Default: {CASES}; with --time: no limit.
+        seconds (SECONDS, --time): Stop after this time.
+        part (P): A part of the model; may be repeated. Default: all, mostly model.
+        dtype (D): {values}; may be repeated.
+        shapes: How many tuples of sizes the cases share.
+        end_to_end: Judge end to end too; it decides nothing, and takes as long again.
+    """
 
     panel = "Cases"
 
-    cases: Annotated[int | None, option(f"How many. Default: {CASES}; with --time: no limit.")] = None
-    seed: options.Seed = 0
-    seconds: Annotated[float | None, option("Stop after this time.", "SECONDS", "--time")] = None
-    dtype: options.Dtypes = None
-    part: Annotated[
-        list[str] | None,
-        option("A part of the model; may be repeated. Default: all, mostly model.", "P"),
-    ] = None
-    shapes: Annotated[int, option("How many tuples of sizes the cases share.")] = 12
-    end_to_end: Annotated[
-        bool, option("Judge end to end too; it decides nothing, and takes as long again.")
-    ] = False
-    forward_only: options.ForwardOnly = False
+    cases: int | None = None
+    seed: int = 0
+    seconds: float | None = None
+    dtype: list[str] | None = None
+    part: list[str] | None = None
+    shapes: int = 12
+    end_to_end: bool = False
+    forward_only: bool = False
 
     def plan(self, names: Sequence[str]) -> Any:
         """Return the plan that the options describe.
@@ -94,18 +102,21 @@ class Drawn(options.OptionGroup):
 
 
 def fuzz(
+    *,
     workers: Fuzzed,
     drawn: Drawn,
     record: options.Outputs,
-    scheduler: Annotated[
-        str | None, option("Run on a Dask cluster instead, for example tcp://host:8786.", "ADDRESS")
-    ] = None,
-    out: Annotated[Path, options.writes("The folder of the failures.", "DIR")] = Path("concord-fuzz"),
-    replay: Annotated[
-        Path | None, options.reads("Run failures again that were written there.", "DIR")
-    ] = None,
+    scheduler: str | None = None,
+    out: Written = Path("concord-fuzz"),
+    replay: Path | None = None,
 ) -> None:
-    """Run random cases on every backend; make failures small."""
+    """Run random cases on every backend; make failures small.
+
+    Args:
+        scheduler (ADDRESS): Run on a Dask cluster instead, for example tcp://host:8786.
+        out (DIR): The folder of the failures.
+        replay (DIR): Run failures again that were written there.
+    """
     with optional("concord fuzz", "fuzz"):
         from concord.conformance.fuzz import summary
         from concord.conformance.fuzz.hunting import hunt

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
 
 from concord import options
 from concord.conformance import published
@@ -13,14 +12,17 @@ from concord.spec.errors import collect
 
 
 def golden(
+    directory: Path = published.INCLUDED,
+    *,
     workers: options.Runs,
     record: options.Outputs,
-    directory: Annotated[
-        Path, options.argument(metavar="DIR", help="A folder of golden files, with subfolders.")
-    ] = published.INCLUDED,
-    forward_only: options.ForwardOnly = False,
+    forward_only: bool = False,
 ) -> None:
-    """Compare backends with tensors of the published sources."""
+    """Compare backends with tensors of the published sources.
+
+    Args:
+        directory (DIR): A folder of golden files, with subfolders.
+    """
     record.check()
     settings, names, (known, notes) = collect(
         workers.settings, workers.names, lambda: published.collect(directory)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from concord import options
@@ -14,15 +12,18 @@ from concord.terminal import Terminal
 
 
 def mutants(
+    *,
     workers: options.Workers,
     record: options.Outputs,
-    mutant: Annotated[
-        list[str] | None,
-        options.option("A mutant by name, or a group of them; may be repeated. Default: all.", "M"),
-    ] = None,
-    listed: Annotated[bool, options.option("Say what each mutant is, and run none.", None, "--list")] = False,
+    mutant: list[str] | None = None,
+    listed: bool = False,
 ) -> None:
-    """Put porting bugs into every backend, and show what is found."""
+    """Put porting bugs into every backend, and show what is found.
+
+    Args:
+        mutant (M): A mutant by name, or a group of them; may be repeated. Default: all.
+        listed (--list): Say what each mutant is, and run none.
+    """
     console = Terminal()
     record.check()
     settings, names, chosen = collect(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from concord import writing
-from concord.model import Format, NameTable, formats
-from concord.options import argument, option, writes
+from concord.options import Written, formats
 from concord.spec.errors import SpecError
 from concord.terminal import Terminal
 
@@ -19,24 +18,25 @@ STATUSES = ("read", "tied", "ignored", "computed", "added")
 
 
 def port(
-    source: Annotated[
-        Path, argument(metavar="SRC", help="A folder with a checkpoint, or the file of weights in it.")
-    ],
-    output: Annotated[Path, writes("The folder to write.", "DST", "--output", "-o")],
-    to: Annotated[
-        str | None,
-        option(
-            "What to write, or jax, tf, paddle, pytorch, hf. Without it, all formats are listed.",
-            "FORMAT",
-            values=formats,
-        ),
-    ] = None,
-    form: Format = "auto",
-    table: NameTable = None,
-    taps: Annotated[bool, option("Every activation is an output of an ONNX graph.")] = False,
-    force: Annotated[bool, option("Replace a checkpoint that is there.")] = False,
+    source: Path,
+    *,
+    output: Written,
+    to: str | None = None,
+    form: str = "auto",
+    table: Path | None = None,
+    taps: bool = False,
+    force: bool = False,
 ) -> None:
-    """Write a checkpoint of one format as one of another, bit for bit."""
+    """Write a checkpoint of one format as one of another, bit for bit.
+
+    Args:
+        source (SRC): A folder with a checkpoint, or the file of weights in it.
+        output (DST, --output, -o): The folder to write.
+        to (FORMAT): What to write, or jax, tf, paddle, pytorch, hf. Without it, all formats are
+            listed.
+        taps: Every activation is an output of an ONNX graph.
+        force: Replace a checkpoint that is there.
+    """
     from concord import porting  # its containers are read by what few commands need
 
     console = Terminal()

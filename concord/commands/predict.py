@@ -8,13 +8,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from concord import options, writing
 from concord.conformance.campaign import Setup
-from concord.options import argument, option, reads, writes
+from concord.options import Written
 from concord.progress import bars
 from concord.running import opened as opened_worker
 from concord.spec.errors import SpecError, collect, optional, refuse, unknowns
@@ -36,44 +34,36 @@ WIDEST = 60
 
 
 def predict(
-    checkpoint: Annotated[
-        Path,
-        argument(
-            metavar="CHECKPOINT",
-            help="A checkpoint of any format, with a tokenizer, or a run, of which the best.",
-        ),
-    ],
+    checkpoint: Path,
+    text: list[str] | None = None,
+    *,
     workers: options.Runs,
     lines: options.Lines,
-    text: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts, each for itself; see --pair.")
-    ] = None,
-    pair: Annotated[bool, option("Take the texts two by two: each two are a pair.")] = False,
-    texts: Annotated[
-        Path | None,
-        reads("Instead: texts or pairs, one on each line or as --layout says; '-' reads standard input."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        writes(
-            "Where to write, as JSON Lines. Default: standard output, as a table on a terminal.",
-            "FILE",
-            "-o",
-            "--out",
-        ),
-    ] = None,
-    evaluate: Annotated[
-        list[Path] | None,
-        reads("Instead: labelled texts, to count how often the model is right; may be repeated."),
-    ] = None,
-    json: Annotated[Path | None, writes("With --evaluate: write the figures as JSON.")] = None,
-    batch: Annotated[int, option("Samples in a batch.")] = 32,
-    max_tokens: Annotated[
-        int | None, option("Tokens that a text may have; longer ones are cut. Default: as many as fit.")
-    ] = None,
-    dtype: options.Dtype = "float32",
+    pair: bool = False,
+    texts: Path | None = None,
+    out: Written | None = None,
+    evaluate: list[Path] | None = None,
+    json: Written | None = None,
+    batch: int = 32,
+    max_tokens: int | None = None,
+    dtype: str = "float32",
 ) -> None:
-    """Say what a trained model takes texts for, or how often it is right."""
+    """Say what a trained model takes texts for, or how often it is right.
+
+    Args:
+        checkpoint (CHECKPOINT): A checkpoint of any format, with a tokenizer, or a run, of which
+            the best.
+        text ([TEXT]...): Texts, each for itself; see --pair.
+        pair: Take the texts two by two: each two are a pair.
+        texts: Instead: texts or pairs, one on each line or as --layout says; '-' reads standard
+            input.
+        out (-o, --out): Where to write, as JSON Lines. Default: standard output, as a table on a
+            terminal.
+        evaluate: Instead: labelled texts, to count how often the model is right; may be repeated.
+        json: With --evaluate: write the figures as JSON.
+        batch: Samples in a batch.
+        max_tokens: Tokens that a text may have; longer ones are cut. Default: as many as fit.
+    """
     with optional("concord predict", "training"):
         from concord.training import prediction
         from concord.training.data import Complaints, encode

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from concord import options, spec, writing
 from concord.model import reader
-from concord.options import argument, option, writes
+from concord.options import Written
 from concord.progress import counting
 from concord.spec.errors import SpecError, collect, refuse, unknowns
 from concord.spec.precision import PRECISIONS
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from concord.training.attention import ReadText
     from concord.training.positions import Form
 
-CHECKPOINT = argument(metavar="CHECKPOINT", help="A checkpoint of any format, or a run, of which the best.")
-Checkpoint = Annotated[Path, CHECKPOINT]
-
 
 def variants(
-    name: Annotated[str | None, typer.Argument(metavar="VARIANT", help="Show one whole, as TOML.")] = None,
+    name: str | None = None,
 ) -> None:
-    """Show the family, and how its members differ."""
+    """Show the family, and how its members differ.
+
+    Args:
+        name (VARIANT): Show one whole, as TOML.
+    """
     if name is not None:
         print(spec.variant(name).to_toml(), end="")
         return
@@ -51,10 +52,16 @@ def variants(
 
 
 def report(
-    file: Annotated[Path, argument(metavar="FILE", help="What --json wrote.")],
-    html: Annotated[Path, writes("Where to write the page.", "FILE", "--html", "-o")],
+    file: Path,
+    *,
+    html: Written,
 ) -> None:
-    """Make the page of an earlier run from its JSON, and end as that run did."""
+    """Make the page of an earlier run from its JSON, and end as that run did.
+
+    Args:
+        file: What --json wrote.
+        html (--html, -o): Where to write the page.
+    """
     writing.check(html)
     made, page = writing.read_page(file)
     writing.write(Terminal(), (html, lambda: page))
@@ -62,17 +69,26 @@ def report(
 
 
 def attention(
+    checkpoint: Path,
+    text_a: str,
+    text_b: str | None = None,
+    *,
     workers: options.Spread,
-    checkpoint: Checkpoint,
-    text_a: Annotated[str, options.named("TEXT", "A text that the model reads.")],
-    text_b: Annotated[str | None, options.named("[TEXT_B]", "And the second of a pair.")] = None,
-    layer: Annotated[int | None, option("Of the figure, from 0. Default: all.")] = None,
-    head: Annotated[int | None, option("Of the figure, from 0. Default: all.")] = None,
-    dtype: options.Dtype = "float32",
-    svg: options.Svg = None,
-    html: options.Html = None,
+    layer: int | None = None,
+    head: int | None = None,
+    dtype: str = "float32",
+    svg: Written | None = None,
+    html: Written | None = None,
 ) -> None:
-    """Show what each head attends to, and where two backends differ."""
+    """Show what each head attends to, and where two backends differ.
+
+    Args:
+        checkpoint (CHECKPOINT): A checkpoint of any format, or a run, of which the best.
+        text_a (TEXT): A text that the model reads.
+        text_b ([TEXT_B]): And the second of a pair.
+        layer: Of the figure, from 0. Default: all.
+        head: Of the figure, from 0. Default: all.
+    """
     from concord.conformance import report
     from concord.training import figures as drawing
     from concord.training.attention import look
@@ -103,13 +119,17 @@ def attention(
 
 
 def positions(
-    checkpoint: Annotated[Path | None, CHECKPOINT] = None,
-    variant: Annotated[
-        str | None, option("Instead: the table of a variant.", "V", values=spec.variants)
-    ] = None,
-    svg: options.Svg = None,
+    checkpoint: Path | None = None,
+    *,
+    variant: str | None = None,
+    svg: Written | None = None,
 ) -> None:
-    """Show a table of positions, and how the product of two falls with their distance."""
+    """Show a table of positions, and how the product of two falls with their distance.
+
+    Args:
+        checkpoint (CHECKPOINT): A checkpoint of any format, or a run, of which the best.
+        variant (V): Instead: the table of a variant.
+    """
     from concord.training import figures as drawing
     from concord.training import positions as tables
 
@@ -150,12 +170,16 @@ def reading_of(checkpoint: Path, text_a: str, text_b: str | None) -> ReadText:
 
 
 def curves(
-    runs: Annotated[list[Path], argument(metavar="RUN", help="Folders of runs.")],
-    out: Annotated[
-        Path | None, writes("Write curves of loss and accuracy as SVG.", "FILE", "--out", "-o")
-    ] = None,
+    runs: list[Path],
+    *,
+    out: Written | None = None,
 ) -> None:
-    """Show runs of training over each other: figures, and curves of loss and accuracy."""
+    """Show runs of training over each other: figures, and curves of loss and accuracy.
+
+    Args:
+        runs (RUN): Folders of runs.
+        out (--out, -o): Write curves of loss and accuracy as SVG.
+    """
     writing.check(out)
     compare(runs, out)
 

@@ -9,19 +9,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import typer
 
 from concord import options, writing
 from concord.backends import machine
-from concord.backends.interface import PRECISION_MODES, WORKLOAD_KINDS
+from concord.backends.interface import WORKLOAD_KINDS
 from concord.conformance import record as files
 from concord.conformance.estimate import Z
 from concord.conformance.report import within
-from concord.model import Texts, Trained
-from concord.options import option, reads
+from concord.model import Trained
+from concord.options import Written
 from concord.progress import telling
 from concord.spec.errors import SpecError, collect, collecting, refuse, unknowns
 from concord.spec.precision import PRECISIONS
@@ -72,12 +72,13 @@ Names = list[str] | None
 
 @dataclass(frozen=True)
 class Timed(options.Places):
-    """Backends and peers in one arithmetic."""
+    """Backends and peers in one arithmetic.
 
-    precision: Annotated[
-        str,
-        option(f"How float32 products are computed: {', '.join(PRECISION_MODES)}.", "P"),
-    ] = "strict"
+    Attributes:
+        precision (P): How float32 products are computed: {values}.
+    """
+
+    precision: str = "strict"
 
     def names(self) -> list[str]:
         """Return the backends and the peers that were asked for, or all backends."""
@@ -90,36 +91,33 @@ class Timed(options.Places):
 
 @dataclass(frozen=True)
 class Models(options.OptionGroup):
-    """What is measured."""
+    """What is measured.
+
+    Attributes:
+        preset (P): nndl, tf1, minilm, bert-base or bert-large; may be repeated. Default: minilm
+            and bert-base; on a GPU bert-base and bert-large.
+        variant (V): A variant as it was published; may be repeated.
+        config: A model of your own, as TOML ('concord show variants NAME' prints one); may be
+            repeated.
+        batch: Samples in a batch. Default: as the preset says, else 8.
+        tokens: Tokens in a sample. Default: as the preset says, else 128 or as many as there is
+            room for.
+        kind (K): inference or training; may be repeated. Default: inference; on a GPU both.
+        dtype (D): {values}; may be repeated.
+        lengths (L): full (the default): no padding; ragged: as long as real texts are; may be
+            repeated.
+    """
 
     panel = "Models"
 
-    preset: Annotated[
-        Names,
-        option(
-            "nndl, tf1, minilm, bert-base or bert-large; may be repeated. Default: minilm and bert-base; "
-            "on a GPU bert-base and bert-large.",
-            "P",
-        ),
-    ] = None
-    variant: Annotated[Names, option("A variant as it was published; may be repeated.", "V")] = None
-    config: Annotated[
-        list[Path] | None,
-        reads("A model of your own, as TOML ('concord show variants NAME' prints one); may be repeated."),
-    ] = None
-    batch: Annotated[int | None, option("Samples in a batch. Default: as the preset says, else 8.")] = None
-    tokens: Annotated[
-        int | None,
-        option("Tokens in a sample. Default: as the preset says, else 128 or as many as there is room for."),
-    ] = None
-    kind: Annotated[
-        Names, option("inference or training; may be repeated. Default: inference; on a GPU both.", "K")
-    ] = None
-    lengths: Annotated[
-        Names,
-        option("full (the default): no padding; ragged: as long as real texts are; may be repeated.", "L"),
-    ] = None
-    dtype: options.Dtypes = None
+    preset: Names = None
+    variant: Names = None
+    config: list[Path] | None = None
+    batch: int | None = None
+    tokens: int | None = None
+    kind: Names = None
+    lengths: Names = None
+    dtype: list[str] | None = None
 
     def presets(self, device: str) -> list[Preset]:
         """Return the models that the options describe, each with its batch; without any, the usual presets.
@@ -173,40 +171,28 @@ class Models(options.OptionGroup):
 
 @dataclass(frozen=True)
 class Modes(options.OptionGroup):
-    """How it is measured."""
+    """How it is measured.
+
+    Attributes:
+        implementation (I): explicit, library, or a backend's own; may be repeated.
+        execution (E): eager, compiled, unpadded or unpadded-compiled; may be repeated.
+        profile (P): tuned: the same threads for all, and documented switches; as shipped:
+            neither. Default: both.
+        quick: Two turns, library layers in the tuned profile only; imports and a large product
+            are not timed.
+        turns: How often each backend has its turn, at least. Default: {TURNS}.
+        budget (SECONDS): Seconds within which to stay; --resume goes on with what is left.
+            Default: {BUDGET:g} if nothing is chosen, else no limit.
+    """
 
     panel = "Measurement"
 
-    implementation: Annotated[
-        Names, option("explicit, library, or a backend's own; may be repeated.", "I")
-    ] = None
-    execution: Annotated[
-        Names, option("eager, compiled, unpadded or unpadded-compiled; may be repeated.", "E")
-    ] = None
-    profile: Annotated[
-        Names,
-        option(
-            "tuned: the same threads for all, and documented switches; as shipped: neither. Default: both.",
-            "P",
-        ),
-    ] = None
-    quick: Annotated[
-        bool,
-        option(
-            "Two turns, library layers in the tuned profile only; imports and a large product are not timed."
-        ),
-    ] = False
-    turns: Annotated[
-        int | None, option(f"How often each backend has its turn, at least. Default: {TURNS}.")
-    ] = None
-    budget: Annotated[
-        float | None,
-        option(
-            f"Seconds within which to stay; --resume goes on with what is left. Default: {BUDGET:g} if "
-            "nothing is chosen, else no limit.",
-            "SECONDS",
-        ),
-    ] = None
+    implementation: Names = None
+    execution: Names = None
+    profile: Names = None
+    quick: bool = False
+    turns: int | None = None
+    budget: float | None = None
 
     def check(self) -> None:
         """Refuse too few turns, or less than no time.
@@ -241,16 +227,21 @@ class Modes(options.OptionGroup):
 
 
 def speed(
+    *,
     workers: Timed,
     models: Models,
     own_model: Trained,
     modes: Modes,
     record: options.Outputs,
-    texts: Texts = None,
-    resume: Annotated[Path | None, reads("Go on with a record that was interrupted.")] = None,
-    markdown: options.Markdown = None,
+    texts: Path | None = None,
+    resume: Path | None = None,
+    markdown: Written | None = None,
 ) -> None:
-    """Measure backends side by side, in turns, if they conform."""
+    """Measure backends side by side, in turns, if they conform.
+
+    Args:
+        resume: Go on with a record that was interrupted.
+    """
     record.check(markdown=markdown, markers="speed", goes_on=resume)
     drawn = {"preset": models.preset, "variant": models.variant, "config": models.config}
     sizes = {"batch": models.batch, "tokens": models.tokens} if texts else {}

@@ -22,15 +22,14 @@ from concord.conformance.lockstep.outcome import MODES
 from concord.conformance.lockstep.report import show
 from concord.ending import halting
 from concord.model import reader
-from concord.options import argument, option, reads, writes
+from concord.options import Written
 from concord.progress import bars
 from concord.spec import runs
 from concord.spec.config import FIELDS, EncoderConfig, from_toml
 from concord.spec.errors import SpecError, collect, optional, refuse, unknown, unknowns
 from concord.spec.files import parse_toml, read_text
 from concord.spec.precision import PRECISIONS
-from concord.spec.training.dropout import GENERATORS
-from concord.spec.training.recipe import Recipe, recipe, recipes, rounded_hyperparameters
+from concord.spec.training.recipe import Recipe, recipe, rounded_hyperparameters
 from concord.spec.training.trajectory import Training
 from concord.terminal import Terminal
 
@@ -82,81 +81,71 @@ def named_recipe(text: str) -> str:
 
 @dataclass(frozen=True)
 class Trainers(options.Runs):
-    """The backends that train."""
+    """The backends that train.
 
-    deterministic: Annotated[bool, option("Only kernels that give the same bits each time.")] = False
+    Attributes:
+        deterministic: Only kernels that give the same bits each time.
+    """
+
+    deterministic: bool = False
 
 
 @dataclass(frozen=True)
 class LockstepOptions(options.OptionGroup):
-    """Training in every framework."""
+    """Training in every framework.
+
+    Attributes:
+        lockstep: Train the same batches in every framework instead, and judge each step.
+        case (C): Model, recipe and batches by name: standard.
+        free_running: Each backend goes on from its own step, not from the oracle's.
+        stop_first: Leave a backend out after its first divergence.
+    """
 
     panel = "Lockstep"
 
-    lockstep: Annotated[
-        bool, option("Train the same batches in every framework instead, and judge each step.")
-    ] = False
-    case: Annotated[
-        str | None, option("Model, recipe and batches by name: standard.", "C", values=lambda: CASES)
-    ] = None
-    free_running: Annotated[
-        bool, option("Each backend goes on from its own step, not from the oracle's.")
-    ] = False
-    stop_first: Annotated[bool, option("Leave a backend out after its first divergence.")] = False
+    lockstep: bool = False
+    case: str | None = None
+    free_running: bool = False
+    stop_first: bool = False
 
 
 @dataclass(frozen=True)
 class ModelOptions(options.OptionGroup):
-    """The model and the recipe."""
+    """The model and the recipe.
+
+    Attributes:
+        variant (V): A variant; --set changes its sizes.
+        config: Instead: a model of your own, as TOML.
+        checkpoint ([CHECKPOINT]): Go on from the weights of a checkpoint of any format, or a run,
+            with its tokenizer.
+        changes (NAME=VALUE, --set): Another value for a field of the configuration or the recipe;
+            may be repeated.
+        recipe (R): A known recipe, or a TOML file. Default: adamw; with CHECKPOINT hugging-face.
+        learning_rate: At its height.
+        schedule (S): constant, linear, cosine or inverse_square_root.
+        warmup: Steps until the learning rate is at its height.
+        dropout: The rate of embeddings, attention and its weights, feed-forward, and before the
+            classifier.
+        dropout_by (G): spec: the same elements are dropped in every framework; native: by the
+            framework's own dropout, which is faster.
+        accumulation: Batches for each step.
+        seed: What weights, order and dropout follow from.
+    """
 
     panel = "Model and recipe"
 
-    variant: Annotated[
-        str | None, option("A variant; --set changes its sizes.", "V", values=spec.variants)
-    ] = None
-    config: Annotated[Path | None, reads("Instead: a model of your own, as TOML.")] = None
-    checkpoint: Annotated[
-        Path | None,
-        argument(
-            metavar="[CHECKPOINT]",
-            help="Go on from the weights of a checkpoint of any format, or a run, with its tokenizer.",
-        ),
-    ] = None
-    changes: Annotated[
-        list[str] | None,
-        option(
-            "Another value for a field of the configuration or the recipe; may be repeated.",
-            "NAME=VALUE",
-            "--set",
-        ),
-    ] = None
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            metavar="R",
-            parser=named_recipe,
-            help="A known recipe, or a TOML file. Default: adamw; with CHECKPOINT hugging-face.",
-            autocompletion=lambda incomplete: [name for name in recipes() if name.startswith(incomplete)],
-        ),
-    ] = None
-    learning_rate: Annotated[float | None, option("At its height.")] = None
-    schedule: Annotated[str | None, option("constant, linear, cosine or inverse_square_root.", "S")] = None
-    warmup: Annotated[int | None, option("Steps until the learning rate is at its height.")] = None
-    dropout: Annotated[
-        float | None,
-        option("The rate of embeddings, attention and its weights, feed-forward, and before the classifier."),
-    ] = None
-    dropout_by: Annotated[
-        str,
-        option(
-            "spec: the same elements are dropped in every framework; native: by the framework's own dropout, "
-            "which is faster.",
-            "G",
-            values=lambda: GENERATORS,
-        ),
-    ] = "spec"
-    accumulation: Annotated[int | None, option("Batches for each step.")] = None
-    seed: Annotated[int, option("What weights, order and dropout follow from.")] = 0
+    variant: str | None = None
+    config: Path | None = None
+    checkpoint: Path | None = None
+    changes: list[str] | None = None
+    recipe: Annotated[str, named_recipe] | None = None
+    learning_rate: float | None = None
+    schedule: str | None = None
+    warmup: int | None = None
+    dropout: float | None = None
+    dropout_by: str = "spec"
+    accumulation: int | None = None
+    seed: int = 0
 
     def described(self, pretrained: EncoderConfig | None = None) -> tuple[EncoderConfig, Recipe]:
         """Return the model and the recipe that the options describe.
@@ -202,64 +191,71 @@ class ModelOptions(options.OptionGroup):
 
 @dataclass(frozen=True)
 class SampleOptions(options.Lines):
-    """The samples."""
+    """The samples.
+
+    Attributes:
+        data (PATH): Training samples, or a folder with train, dev and test.
+        dev (PATH): Samples to evaluate on.
+        test (PATH): Samples that the best model is evaluated on in the end.
+        tokenization (T): characters, wordpiece or words.
+        vocabulary: Tokens that are learnt at most. Default: as many as the model has.
+        vocab_file: A vocab.txt to take instead.
+        tokens: Tokens of a sample; longer ones are cut. Default: as many as the model has
+            positions for.
+        batch: Samples in a batch. Default: 32; in lockstep 4.
+        bucketed (--bucketed/--shuffled): Whether samples of like length share a batch.
+        pad_to: Tokens of a batch are a multiple of this. Frameworks compile for each width.
+    """
 
     panel = "Samples"
 
-    data: Annotated[Path | None, reads("Training samples, or a folder with train, dev and test.", "PATH")] = (
-        None
-    )
-    dev: Annotated[Path | None, reads("Samples to evaluate on.", "PATH")] = None
-    test: Annotated[Path | None, reads("Samples that the best model is evaluated on in the end.", "PATH")] = (
-        None
-    )
-    tokenization: Annotated[str, option("characters, wordpiece or words.", "T")] = "characters"
-    vocabulary: Annotated[
-        int | None, option("Tokens that are learnt at most. Default: as many as the model has.")
-    ] = None
-    vocab_file: Annotated[Path | None, reads("A vocab.txt to take instead.")] = None
-    tokens: Annotated[
-        int | None,
-        option("Tokens of a sample; longer ones are cut. Default: as many as the model has positions for."),
-    ] = None
-    batch: Annotated[int | None, option("Samples in a batch. Default: 32; in lockstep 4.")] = None
-    bucketed: Annotated[
-        bool, option("Whether samples of like length share a batch.", None, "--bucketed/--shuffled")
-    ] = True
-    pad_to: Annotated[
-        int,
-        option("Tokens of a batch are a multiple of this. Frameworks compile for each width."),
-    ] = 16
+    data: Path | None = None
+    dev: Path | None = None
+    test: Path | None = None
+    tokenization: str = "characters"
+    vocabulary: int | None = None
+    vocab_file: Path | None = None
+    tokens: int | None = None
+    batch: int | None = None
+    bucketed: bool = True
+    pad_to: int = 16
 
 
 @dataclass(frozen=True)
 class RunOptions(options.OptionGroup):
-    """How long a run takes, and what is kept of it."""
+    """How long a run takes, and what is kept of it.
+
+    Attributes:
+        epochs: Default: 3, if nothing else ends the run.
+        steps: End after so many steps.
+        minutes: End after this time.
+        patience: End after so many evaluations without improvement.
+        log_every: Steps between two lines of the log.
+        evaluate_every: Steps between two evaluations. Default: after each epoch.
+        save_every: Steps between two checkpoints besides those at evaluations.
+        best_by (M): accuracy or loss: what the best checkpoint has most, or least, of.
+        out (DIR, --out, -o): The folder of the run.
+        resume (DIR): Go on with the run in DIR; only its limits can be changed.
+        curves: Write curves of loss and accuracy as SVG.
+    """
 
     panel = "Run"
 
-    epochs: Annotated[int | None, option("Default: 3, if nothing else ends the run.")] = None
-    steps: Annotated[int | None, option("End after so many steps.")] = None
-    minutes: Annotated[float | None, option("End after this time.")] = None
-    patience: Annotated[int | None, option("End after so many evaluations without improvement.")] = None
-    log_every: Annotated[int, option("Steps between two lines of the log.")] = 20
-    evaluate_every: Annotated[
-        int | None, option("Steps between two evaluations. Default: after each epoch.")
-    ] = None
-    save_every: Annotated[
-        int | None, option("Steps between two checkpoints besides those at evaluations.")
-    ] = None
-    best_by: Annotated[
-        str, option("accuracy or loss: what the best checkpoint has most, or least, of.", "M")
-    ] = "accuracy"
-    out: Annotated[Path, writes("The folder of the run.", "DIR", "--out", "-o")] = Path("concord-run")
-    resume: Annotated[
-        Path | None, reads("Go on with the run in DIR; only its limits can be changed.", "DIR")
-    ] = None
-    curves: Annotated[Path | None, writes("Write curves of loss and accuracy as SVG.")] = None
+    epochs: int | None = None
+    steps: int | None = None
+    minutes: float | None = None
+    patience: int | None = None
+    log_every: int = 20
+    evaluate_every: int | None = None
+    save_every: int | None = None
+    best_by: str = "accuracy"
+    out: Written = Path("concord-run")
+    resume: Path | None = None
+    curves: Written | None = None
 
 
 def train(
+    *,
     context: typer.Context,
     workers: Trainers,
     start: ModelOptions,
@@ -267,7 +263,7 @@ def train(
     run: RunOptions,
     lockstep: LockstepOptions,
     record: options.Outputs,
-    dtype: options.Dtype = "float32",
+    dtype: str = "float32",
 ) -> None:
     """Train a model in one framework, or in lockstep in several."""
     if start.checkpoint is not None:
