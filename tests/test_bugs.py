@@ -9,7 +9,15 @@ import pytest
 
 from concord.backends.interface import Run
 from concord.conformance.bugs.bug import REFUSED, Change
-from concord.conformance.bugs.catalogue import ALL, ALTERNATIVES, CHANGES, ENTRIES, KNOWN
+from concord.conformance.bugs.catalogue import (
+    ALL,
+    ALTERNATIVES,
+    ENTRIES,
+    KNOWN,
+    MODULES,
+    alternatives,
+    training,
+)
 from concord.conformance.bugs.context import Context
 from concord.conformance.bugs.tape import TapeOperations, Value, with_edits
 from concord.conformance.judging import judge
@@ -66,7 +74,8 @@ def test_bug_changes_its_tap_first_and_a_gradient_alone_where_it_says_so(bug):
 
 
 def test_every_change_has_an_entry_and_every_entry_a_change():
-    assert CHANGES.keys() <= {bug.name for bug in ENTRIES} | ALTERNATIVES.keys()
+    edited = {name for module in (*MODULES.values(), alternatives, training) for name in module.EDITS}
+    assert edited <= {bug.name for bug in ENTRIES} | ALTERNATIVES.keys()
     assert len(KNOWN) == sum(bool(bug.variant) for bug in ENTRIES), "names are unique"
     assert not [bug.name for bug in ENTRIES if not bug.change.places]
     assert not [bug.what for bug in ENTRIES if (bug.change.edit and not bug.change.taps) or "{" in bug.what]

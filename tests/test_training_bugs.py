@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 
 from concord import backends
-from concord.conformance.bugs.bug import Change
+from concord.conformance.bugs.bug import Change, recipe, rule
 from concord.conformance.bugs.catalogue import TRAINING
 from concord.conformance.bugs.training.runs import RUNS, model, training_of
-from concord.conformance.bugs.training.step import recipe as by_recipe
-from concord.conformance.bugs.training.step import rule
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.lockstep import Candidate, Lockstep, Track, free_running, resynchronised
 from concord.conformance.mutants.matrix import Hunt, plugin
@@ -157,12 +155,12 @@ def track_of(run, change, mode=free_running):
         ),
         (
             "adamw",
-            Change(recipe=by_recipe(weight_decay=0.17)),
+            recipe(weight_decay=0.17),
             "weight_decay",
             "weight_decay = 0.17 instead of 0.3",
         ),
-        ("adamw", Change(recipe=by_recipe(clip_at=0.77)), "clip_at", "clip_at = 0.77 instead of 0.9"),
-        ("adamw", Change(recipe=by_recipe(beta2=0.98712)), "beta2", "beta2 = 0.9871 instead of 0.999"),
+        ("adamw", recipe(clip_at=0.77), "clip_at", "clip_at = 0.77 instead of 0.9"),
+        ("adamw", recipe(beta2=0.98712), "beta2", "beta2 = 0.9871 instead of 0.999"),
         (
             "adamw",
             HEAVIER,
@@ -171,7 +169,7 @@ def track_of(run, change, mode=free_running):
         ),
         (
             "keras-adam",
-            Change(recipe=by_recipe(epsilon=3.3e-4)),
+            recipe(epsilon=3.3e-4),
             "epsilon",
             "epsilon = 0.00033 instead of 0.001",
         ),
@@ -207,7 +205,7 @@ def track_of(run, change, mode=free_running):
         ),
         (
             "adamw",
-            Change(recipe=by_recipe(total_steps=23)),
+            recipe(total_steps=23),
             "total_steps",
             "total_steps = 23 instead of",
         ),

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from concord.conformance.bugs import ways
-from concord.conformance.bugs.bug import Change, Changes, where
+from concord.conformance.bugs.bug import Changes, where
 from concord.conformance.bugs.context import Context, Edit
 from concord.conformance.bugs.embeddings import summed
 from concord.conformance.bugs.gradients import norm_slope, of_softmax
@@ -305,14 +305,14 @@ def gelu_exponential(m: Context, y: Array) -> Array:
     return x * 0.5 * (2.0 - 2.0 / (m.o.exp(twice) + 1.0))
 
 
-def in_halves(m: Context, y: Array) -> Array:
+def bias_first(m: Context, y: Array) -> Array:
     """A linear layer whose sum begins with the bias, and goes on with both halves of the products."""
     x, weight = m.source(), m.weight(f"{m.tap}.weight")
     half = size(x, -1) // 2
     return (m.weight(f"{m.tap}.bias") + x[..., :half] @ weight[:half]) + x[..., half:] @ weight[half:]
 
 
-def of_cross_entropy(m: Context, y: Array) -> Array:
+def log_softmax_fused(m: Context, y: Array) -> Array:
     """Log-softmax whose derivative is one step: softmax less what flows back."""
     logits, chance = m.now["logits"], m.o.stop_gradient(m.o.softmax(m.now["logits"], 1))
     return m.o.value_of(
@@ -326,13 +326,9 @@ def from_normalizer(taken_off: Edit = detached) -> Edit:
 
 
 EDITS: Changes = {
-    "softmax_running": softmax(),
-    "softmax_running_backwards": softmax(order=-1),
+    "embeddings_position_first": summed("segment position token"),
     "softmax_by_logarithm": lambda m, y: m.o.exp(m.o.log_softmax(m.unnormalised, 3)),
-    "softmax_by_reciprocal": by_reciprocal,
-    "softmax_by_powers_of_two": Change(arithmetic=ways.PowersOfTwo),
     "softmax_backward_multiplied_out": of_softmax(lambda m, g, w: g * w - w * m.o.sum(g * w, 3)),
-    "softmax_recomputed": recomputed,
     "softmax_through_largest": through_largest(in_equal_shares),
     "softmax_through_first_largest": through_largest(of_the_first),
     "softmax_through_each_largest": lambda m, y: by_reciprocal(m, y, kept),
@@ -343,10 +339,7 @@ EDITS: Changes = {
         lambda m, y: m.context(recomputed(m, m.beside("weights"))), query_mask="none"
     ),
     "attention_fused": attention(fused),
-    "log_softmax_fused": of_cross_entropy,
-    "log_softmax_from_normalizer": from_normalizer(),
     "log_softmax_through_largest": from_normalizer(kept),
-    "cross_entropy_softplus": Change(arithmetic=ways.Softplus),
     "norm_closed_form": norm_slope(in_closed_form),
     "norm_two_passes": norm(two_passes),
     "norm_corrected": norm(corrected),
@@ -357,26 +350,10 @@ EDITS: Changes = {
     "norm_times_reciprocal": norm(plainly),
     "norm_gain_first": norm(welford, gain_first),
     "norm_multiplied_out": norm(two_passes, multiplied_out),
-    "norm_fused_multiply_add": Change(arithmetic=ways.FusedGain),
-    "reciprocals": Change(arithmetic=ways.Reciprocals),
-    "gelu_erfc": Change(model=ways.GeluByErfc),
-    "gelu_sigmoid": gelu_sigmoid,
-    "gelu_exponential": gelu_exponential,
-    "tanh_exponential": Change(arithmetic=ways.TanhByExponential),
-    "sums_sequential": Change(arithmetic=ways.sums(ways.total_sequential)),
-    "sums_backwards": Change(arithmetic=ways.sums(ways.total_sequential, -1)),
-    "sums_in_blocks": Change(arithmetic=ways.sums(ways.total_in_blocks)),
-    "sums_pairwise": Change(arithmetic=ways.sums(ways.total_pairwise)),
-    "sums_compensated": Change(arithmetic=ways.sums(ways.total_compensated)),
-    "products_fused": Change(arithmetic=ways.FusedMultiplyAdd),
-    "products_wide": Change(arithmetic=ways.Wide),
-    "bias_first": in_halves,
-    "bias_as_a_row": Change(arithmetic=ways.BiasAsARow),
-    "embeddings_position_first": summed("segment position token"),
-    "scale_of_query": scaled(-0.5, 0.0),
-    "scale_of_both": scaled(-0.25, -0.25),
+    "sums_sequential": ways.sums(ways.total_sequential),
+    "sums_backwards": ways.sums(ways.total_sequential, -1),
+    "sums_in_blocks": ways.sums(ways.total_in_blocks),
+    "sums_pairwise": ways.sums(ways.total_pairwise),
+    "sums_compensated": ways.sums(ways.total_compensated),
     "scale_of_scores": lambda m, y: m.scores(divisor=1.0) * m.config.head_dim**-0.5,
-    "tables_one_hot": Change(arithmetic=ways.OneHot),
-    "tables_sorted": Change(arithmetic=ways.SortedRows),
-    "tables_scattered": Change(arithmetic=ways.ScatteredRows),
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from concord.conformance.bugs.bug import Changes, skipped, where
+from concord.conformance.bugs.bug import Changes
 from concord.conformance.bugs.context import Context, Edit
 from concord.conformance.bugs.operations import Array
 from concord.spec.config import EncoderConfig
@@ -33,7 +33,7 @@ def rounded(name: str, reciprocal: bool = False) -> Edit:
     return divided(divisor)
 
 
-def scaled_after_mask(m: Context, y: Array) -> Array:
+def score_scale_after_mask(m: Context, y: Array) -> Array:
     """Put the constant in place before the scores are divided, so that it is divided too."""
     root = math.sqrt(m.config.head_dim)
     return m.masked(m.visible, scores=m.beside("scores") * root) / root
@@ -44,13 +44,13 @@ def first_value_for_all(m: Context, y: Array) -> Array:
     return m.context(m.used_weights, m.with_heads(m.beside("value"), [0] * m.config.num_heads))
 
 
-def split_by_reshape(m: Context, y: Array) -> Array:
+def heads_split_by_reshape(m: Context, y: Array) -> Array:
     """Cut (B, T, D) into (B, H, T, K) without a transposition."""
     batch, tokens, heads, width = tuple(y.shape)
     return m.o.transpose(m.o.reshape(y, (batch, heads, tokens, width)), (0, 2, 1, 3))
 
 
-def split_interleaved(m: Context, y: Array) -> Array:
+def heads_interleaved(m: Context, y: Array) -> Array:
     """Let head h have every H-th column."""
     batch, tokens, heads, width = tuple(y.shape)
     return m.o.transpose(m.o.reshape(y, (batch, tokens, width, heads)), (0, 1, 3, 2))
@@ -85,36 +85,23 @@ EDITS: Changes = {
         "bfloat16": rounded("bfloat16"),
         "bfloat16 as a reciprocal": rounded("bfloat16", reciprocal=True),
     },
-    "score_scale_through_float16": rounded("float16"),
     "score_scale_squared": lambda m, y: m.scores(m.beside("query") / float(m.config.head_dim), divisor=1.0),
-    "score_scale_after_mask": scaled_after_mask,
     "score_scale_lost_without_padding": lambda m, y: m.scores(divisor=1.0) if m.real.all() else y,
     "scores_clamped": lambda m, y: m.o.within(y, -1e4, 1e4),
     "scores_transposed": lambda m, y: m.o.transpose(y, (0, 1, 3, 2)),
     "scores_of_queries": lambda m, y: m.scores(k=m.beside("query")),
-    "heads_split_by_reshape": split_by_reshape,
-    "heads_interleaved": split_interleaved,
     "projection_scaled": {
         "sqrt(K)": lambda m, y: y * float(m.config.head_dim**-0.5),
         "sqrt(sqrt(K))": lambda m, y: y * float(m.config.head_dim**-0.25),
     },
     "query_relu_missing": lambda m, y: m.projected(y),
     "projections_relu_added": lambda m, y: m.o.relu(y),
-    "softmax_over_queries": softmax_over(2),
-    "softmax_over_heads": softmax_over(1),
-    "softmax_axis": softmax_over(0),
     "softmax_of_powers_of_two": lambda m, y: m.o.softmax(m.unnormalised * math.log(2), 3),
     "sigmoid_for_softmax": lambda m, y: m.o.sigmoid(m.unnormalised),
     "softmax_left_out": lambda m, y: m.unnormalised,
-    "softmax_without_maximum": without_maximum,
-    "heads_joined_by_reshape": joined((0, 2, 1, 3)),
-    "heads_joined_by_column": joined((0, 1, 3, 2)),
     "heads_joined_in_reverse": lambda m, y: m.with_heads(y, reversed(range(m.config.num_heads))),
-    "heads_loop_keeps_first_value": where(first_value_for_all, head_computation="looped"),
-    "value_of_first_head": first_value_for_all,
     "context_of_keys": lambda m, y: m.context(m.used_weights, m.beside("key")),
     "context_of_queries": lambda m, y: m.context(m.used_weights, m.beside("query")),
     "weights_transposed": lambda m, y: m.context(m.o.transpose(m.used_weights, (0, 1, 3, 2))),
     "attention_dropout_left_on": lambda m, y: m.context(m.dropped(m.used_weights, 10)),
-    "output_projection_skipped": skipped,
 }

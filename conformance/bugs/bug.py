@@ -258,3 +258,19 @@ def weight(pattern: str, change: Callable[[Array], Array]) -> Change:
             name: change(array.copy()) for name, array in given.items() if fits(name, (pattern,))
         }
     )
+
+
+def recipe(**fields: Any) -> Change:
+    """Return a change of fields of a recipe."""
+    return Change(recipe=lambda given: given.replace(**fields))
+
+
+def rule(**methods: StepEdit) -> Change:
+    """Return the change of methods of the optimizer; each is given it, the right method and its arguments."""
+
+    def edited(name: str, edit: StepEdit) -> Callable[..., Any]:
+        right = getattr(Optimizer, name)
+        return lambda self, *given: edit(self, functools.partial(right, self), *given)
+
+    new = {name: edited(name, edit) for name, edit in methods.items()}
+    return Change(optimizer=type("EditedOptimizer", (Optimizer,), new))

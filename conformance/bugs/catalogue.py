@@ -1,8 +1,11 @@
-"""Every bug by name: what ``entries/GROUP.toml`` says of it, and its change in the modules beside this one.
+"""Every bug by name: what ``entries/GROUP.toml`` says of it, and its edit in the modules beside this one.
 
 The fields of an entry are those of :class:`Bug`, and what is edited: ``taps``, patterns of their names; or
-the ``place`` of a step of training, a field of :class:`Change` or a method of the optimizer. What takes no
-code stands there too: ``option``, fields of the configuration; ``recipe``, those of a recipe.
+the ``place`` of a step of training, a field of :class:`Change` or a method of the optimizer.
+
+``edit`` names what is made of these, where it has not the bug's own name; with constants it is a table, of
+what makes the edit and what that takes. ``forms`` are the constants of several edits, each by the words that
+replace ``{}`` in the sentence; ``only_of`` are the options of models that can have the bug.
 """
 
 from __future__ import annotations
@@ -10,12 +13,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from concord.conformance.bugs import (
     activations,
     alternatives,
     attention,
+    bug,
     embeddings,
     gradients,
     kernels,
@@ -27,44 +32,38 @@ from concord.conformance.bugs import (
     positions,
     precision,
     saturation,
+    ways,
     weights,
 )
 from concord.conformance.bugs.bug import TRAINING as OF_TRAINING
-from concord.conformance.bugs.bug import Bug, Change, fits, option
+from concord.conformance.bugs.bug import Bug, Change, fits, rule, where
 from concord.conformance.bugs.training import edits as training
-from concord.conformance.bugs.training.step import recipe, rule
 from concord.spec.files import parse_toml, read_text
 
-CHANGES: Mapping[str, Any] = {
-    **embeddings.EDITS,
-    **positions.EDITS,
-    **masks.EDITS,
-    **attention.EDITS,
-    **norms.EDITS,
-    **activations.EDITS,
-    **pooling.EDITS,
-    **loss.EDITS,
-    **gradients.EDITS,
-    **precision.EDITS,
-    **weights.EDITS,
-    **kernels.EDITS,
-    **places.EDITS,
-    **saturation.EDITS,
-    **training.EDITS,
-    **alternatives.EDITS,
+MODULES: Mapping[str, ModuleType] = {
+    "embeddings": embeddings,
+    "positions": positions,
+    "masks": masks,
+    "attention": attention,
+    "norms": norms,
+    "activations": activations,
+    "pooling": pooling,
+    "loss": loss,
+    "gradients": gradients,
+    "precision": precision,
+    "weights": weights,
+    "kernels": kernels,
+    "places": places,
+    "saturation": saturation,
+    "rounding": precision,
 }
-"""What code changes, by name of a bug."""
+"""Where the edits of a model's bugs are, by group."""
 
-MODEL_GROUPS = (
-    *("embeddings", "positions", "masks", "attention", "norms", "activations", "pooling", "loss"),
-    *("gradients", "precision", "weights", "kernels", "places", "saturation", "rounding"),
-)
 TRAINING_GROUPS = (
     *("optimizer", "decay", "clipping", "schedule", "accumulation", "dropout", "data", "resume"),
 )
-GROUPS = MODEL_GROUPS + TRAINING_GROUPS
+GROUPS = (*MODULES, *TRAINING_GROUPS)
 """Where a bug sits."""
-
 
 PLACES = {field.name for field in dataclasses.fields(Change)}
 
@@ -81,13 +80,25 @@ def _shown_at(taps: tuple[str, ...]) -> tuple[str, ...]:
     return (f"layers.0.{taps[0][1:].removeprefix('.')}" if taps[0].startswith("*") else taps[0],)
 
 
-def _entries(group: str) -> Iterator[Bug]:
+def _with(maker: Any, given: Any) -> Any:
+    """Return what is made of constants: of one, several, or several by name."""
+    if isinstance(given, dict):
+        return maker(**given)
+    return maker(*given) if isinstance(given, tuple) else maker(given)
+
+
+def _entries(group: str, module: ModuleType) -> Iterator[Bug]:
     """Yield the bugs of a group; several forms of one have a name in common."""
     path = Path(__file__).parent / "entries" / f"{group}.toml"
+    known = {**vars(bug), **vars(ways), **vars(module), **module.EDITS}
     for name, entry in _frozen(parse_toml(read_text(path), path.name)).items():
+        edit, forms, options = (entry.pop(key, {}) for key in ("edit", "forms", "only_of"))
         taps, place = entry.pop("taps", ()), entry.pop("place", "")
-        options, fields = (entry.pop(key, {}) for key in ("option", "recipe"))
-        change = CHANGES.get(name) or (Change(recipe=recipe(**fields)) if fields else option(**options))
+        if isinstance(edit, dict) and edit:
+            edit, forms = next((maker, {"": given}) for maker, given in edit.items())
+        found = known[edit or name]
+        if forms:
+            found = {words: _with(found, given) for words, given in forms.items()}
         said = {"name": name, "group": group, "variant": "bert", "cause": name}
         if group in TRAINING_GROUPS:
             run = entry.setdefault("scenario", "adamw")
@@ -99,7 +110,8 @@ def _entries(group: str) -> Iterator[Bug]:
         elif taps:
             said["first"] = _shown_at(taps)
         said |= entry
-        for words, one in change.items() if isinstance(change, Mapping) else (("", change),):
+        for words, change in (found if isinstance(found, Mapping) else {"": found}).items():
+            one = where(change, **options) if options else change
             edited: dict[str, Any] = {place: one} if place else {"taps": taps, "edit": one}
             if isinstance(one, Change):
                 made = one
@@ -108,7 +120,9 @@ def _entries(group: str) -> Iterator[Bug]:
             yield Bug(**{**said, "what": said["what"].format(words), "change": made})
 
 
-ENTRIES: tuple[Bug, ...] = tuple(bug for group in GROUPS for bug in _entries(group))
+ENTRIES: tuple[Bug, ...] = tuple(
+    bug for group in GROUPS for bug in _entries(group, MODULES.get(group, training))
+)
 """Every entry, group by group."""
 
 KNOWN: dict[str, Bug] = {bug.name: bug for bug in ENTRIES if bug.variant}
@@ -122,7 +136,7 @@ BUGS: dict[str, Bug] = {name: bug for name, bug in KNOWN.items() if not bug.of_t
 
 ALL = tuple(BUGS.values())
 
-ALTERNATIVES: dict[str, Bug] = {one.name: one for one in _entries("alternatives")}
+ALTERNATIVES: dict[str, Bug] = {one.name: one for one in _entries("alternatives", alternatives)}
 """Every allowed alternative by name: what would be a bug if it were not right."""
 
 _SEARCHED = (

@@ -44,7 +44,7 @@ def lookup(ids: Callable[[EncoderConfig, Ids], Ids]) -> Edit:
     return edit
 
 
-def renormalised(m: Context, y: Array) -> Array:
+def embedding_rows_renormalised(m: Context, y: Array) -> Array:
     """Shorten rows to length 1, as ``max_norm=1`` does."""
     length = m.o.sqrt(m.o.sum(y * y, -1))
     return m.o.where(length > 1.0, y / length, y)
@@ -66,7 +66,6 @@ EDITS: Changes = {
     "token_left_out": summed(token=none),
     "position_left_out": summed(position=none),
     "segment_left_out": summed(segment=none),
-    "embedding_rows_renormalised": renormalised,
     "embedding_ids_off_by_one": weight("embeddings.token.weight", lambda table: np.roll(table, 1, axis=0)),
     "embedding_segments_ignored": lambda m, y: y * 0.0,
     "embedding_segment_ids_left_out": segments(lambda ids, last: 0 * ids),
@@ -79,5 +78,4 @@ EDITS: Changes = {
     },
     "embedding_ids_of_16_bits": lookup(lambda config, ids: ids & 0xFFFF),
     "embedding_dropout_left_on": lambda m, y: m.dropped(y, 7),
-    "embedding_sum_reordered": summed("position segment token"),
 }

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.bugs.bug import Change, Changes, Gradients, option, skipped, where
+from concord.conformance.bugs.bug import Changes, Gradients, option, skipped, where
 from concord.conformance.bugs.context import Context, Edit, Flags, Ids
 from concord.conformance.bugs.norms import normed, one, zero
 from concord.conformance.bugs.operations import Array
@@ -141,6 +141,11 @@ def clipped(gradients: Gradients) -> Gradients:
     }
 
 
+def gradients_accumulated(gradients: Gradients) -> Gradients:
+    """Add them to the same of another run."""
+    return {name: gradient * 2 for name, gradient in gradients.items()}
+
+
 # Activations.
 
 
@@ -203,7 +208,7 @@ def taken_off(inner: Callable[[Context, Array, Array], Array]) -> Edit:
     return of_softmax(lambda m, gradient, weights: weights * (gradient - inner(m, gradient, weights)))
 
 
-def without_row_term(m: Context, y: Array) -> Array:
+def softmax_gradient_without_row_term(m: Context, y: Array) -> Array:
     """Differentiate the softmax as if it were an elementwise function: p g, without the term for the row."""
     weights, scores = m.o.stop_gradient(y), m.unnormalised
     return weights + weights * (scores - m.o.stop_gradient(scores))
@@ -267,7 +272,7 @@ def unbiased(m: Context, variance: Array) -> Array:
     return m.o.value_of(variance, variance * (m.config.d_model / (m.config.d_model - 1.0)))
 
 
-def rows_dropped(m: Context, y: Array) -> Array:
+def norm_gradient_of_some_rows(m: Context, y: Array) -> Array:
     """Leave the last rows, which do not fill a block of four, out of the gradients of gain and offset."""
     batch, tokens, _ = tuple(y.shape)
     rows = np.arange(batch * tokens).reshape(batch, tokens, 1)
@@ -275,7 +280,7 @@ def rows_dropped(m: Context, y: Array) -> Array:
     return m.o.where(rows < batch * tokens // VECTOR * VECTOR, y, alone)
 
 
-def offset_of_mean(m: Context, y: Array) -> Array:
+def norm_gradient_of_mean_offset(m: Context, y: Array) -> Array:
     """Average the gradient of the offset over rows instead of summing it."""
     batch, tokens, _ = tuple(y.shape)
     offset = m.weight(f"{m.owner}.bias")
@@ -291,7 +296,7 @@ def residual_detached(m: Context, y: Array) -> Array:
     return m.o.stop_gradient(m.source()) + m.source("result")
 
 
-def bias_twice(m: Context, y: Array) -> Array:
+def bias_gradient_twice(m: Context, y: Array) -> Array:
     bias = m.weight(f"{m.scope}.outer.bias")
     return y + (bias - m.o.stop_gradient(bias))
 
@@ -300,9 +305,7 @@ EDITS: Changes = {
     "norm_variance_detached": normed(deviation=deviation_stopped),
     "norm_mean_detached": normed(center=mean_stopped),
     "detached_statistics": normed(center=mean_stopped, deviation=deviation_stopped),
-    "norm_in_gradient": as_it_is,
     "norm_shared_counted_once": where(normed(gain=detached, offset=detached), norm_sharing="shared"),
-    "shared_norm_counted_once": where(normed(gain=detached, offset=detached), norm_sharing="shared"),
     "norm_slope": {
         "takes sums for means": norm_slope(lambda m, g, n, d: closed_form(m, g, n, total=True) / d),
         "is divided by the variance": norm_slope(lambda m, g, n, d: closed_form(m, g, n) / d / d),
@@ -322,29 +325,14 @@ EDITS: Changes = {
     "segment_padding_row_trained": option(segment_padding_row=None),
     "position_padding_row_trained": option(position_padding_row=None),
     "embedding_gradient_by_frequency": weighted(by_frequency),
-    "gradient_by_frequency": weighted(by_frequency),
     "embedding_gradient_of_last_alone": weighted(last_alone),
-    "gradient_overwritten": weighted(last_alone),
     "gradient_of_first_use": weighted(lambda rows: last_alone(rows[::-1, ::-1])[::-1, ::-1]),
-    "position_table_frozen": detached,
-    "residual_detached": residual_detached,
     "detached_residual": instead(lambda m, y: m.source("result")),
-    "detached_sublayer": as_it_is,
-    "detached_attention": as_it_is,
-    "detached_feed_forward": as_it_is,
-    "attention_weights_detached": detached,
-    "softmax_gradient_without_row_term": without_row_term,
     "score_scale_in_gradient": {
         "without the score scale": unscaled,
         "with the score scale twice": scaled_twice,
     },
-    "detached_query": detached,
-    "detached_key": detached,
     "query_mask_in_gradient": instead(lambda m, y: m.beside("weights")),
-    "encoder_detached": detached,
-    "padding_detached": padding_detached(last_too=False),
-    "detached_padding": padding_detached(last_too=True),
-    "activation_in_gradient": as_it_is,
     "activation_slope": {
         "the quick GELU, x sigmoid(1.702 x)": of_gate(1.702),
         "x sigmoid(x)": of_gate(1.0),
@@ -376,30 +364,15 @@ EDITS: Changes = {
         "that of a logistic function": of_tanh(lambda m, y: y * (1.0 - y)),
         "taken at the result": of_tanh(lambda m, y: 1.0 - square_of_tanh(m, y)),
     },
-    "pooler_in_gradient": as_it_is,
-    "softmax_in_gradient": as_it_is,
-    "loss_slope": {
-        "of labels that are smoothed by 0.1": of_loss(0.1),
-        "of labels that are smoothed by 0.05": of_loss(0.05),
-        "of labels that are smoothed by 0.2": of_loss(0.2),
-        "the probabilities, without the labels": of_loss(1.0),
-    },
     "detached_length": lambda m, y: m.source() / m.o.stop_gradient(rightly(m, m.source())),
-    "length_in_gradient": as_it_is,
     "loss_gradient_of_sum": instead(lambda m, y: m.o.sum(m.source())),
-    "gradients_clipped": Change(handed_out=clipped),
-    "gradients_accumulated": Change(
-        handed_out=lambda gradients: {name: gradient * 2 for name, gradient in gradients.items()}
-    ),
     "key_bias_without_gradient": instead(
         lambda m, y: m.o.reshape(m.source() @ m.weight(f"{m.tap}.weight"), tuple(y.shape))
     ),
     "gelu_gradient_by_tanh": instead(lambda m, y: m.activation(m.source(), "gelu_tanh")),
     "gelu_gradient_without_density": slope(share),
     "gelu_gradient_halved_density": slope(lambda m, x: share(m, x) + x * bell(m, x) * 0.5),
-    "gelu_gradient_of_relu": one_sided(0.0),
     "relu_gradient_guided": lambda m, y: m.o.with_gradient(y, m.o.relu),
-    "relu_gradient_leaky": one_sided(0.01),
     "tanh_gradient_sign": slope(lambda m, x: square_of_tanh(m, x) + 1.0),
     "tanh_gradient_without_square": slope(lambda m, x: 1.0 - (m.o.abs(m.o.tanh(x)))),
     "tanh_gradient_of_rounded": slope(
@@ -409,21 +382,15 @@ EDITS: Changes = {
     "softmax_gradient_passed": instead(lambda m, y: m.unnormalised),
     "softmax_gradient_without_sum": instead(maximum_differentiated),
     "softmax_gradient_of_real_queries": stopped(lambda m, y: ~m.real[:, None, :, None]),
-    "query_gradient_unscaled": unscaled,
-    "key_gradient_scaled_twice": scaled_twice,
     "value_gradient_tail_dropped": stopped(tail),
     "query_gradient_last_row_dropped": stopped(lambda m, y: m.flags(y, 1, -1)),
     "key_gradient_of_first_head": stopped(lambda m, y: ~m.flags(y, 2, 0)),
-    "value_detached": detached,
     "norm_gradient_without_gain": instead(without_gain),
     "norm_gradient_unbiased": normed(variance=unbiased),
-    "norm_gradient_of_some_rows": rows_dropped,
-    "norm_gradient_of_mean_offset": offset_of_mean,
     "norm_shared_counted_twice": normed(gain=twice, offset=twice),
     "residual_gradient_halved": instead(lambda m, y: m.source() * 0.5 + m.source("result")),
     "residual_gradient_twice": instead(lambda m, y: m.source() * 2.0 + m.source("result")),
     "residual_second_detached": instead(residual_detached),
-    "bias_gradient_twice": bias_twice,
     "embedding_gradient_of_first_use": stopped(later_uses),
     "embedding_gradient_without_first": stopped(lambda m, y: m.flags(y, 1, 0)),
     "embedding_gradient_of_last_lost": stopped(lambda m, y: m.flags(y, 0, -1)),

@@ -28,7 +28,7 @@ def beyond_blocks(m: Context) -> Flags:
     return np.arange(keys) >= keys // BLOCK * BLOCK if keys > BLOCK else np.zeros(keys, bool)
 
 
-def maximum_of_last_block(m: Context, y: Array) -> Array:
+def block_sums_not_rescaled(m: Context, y: Array) -> Array:
     """Sum up block by block without scaling what came before when a larger score turns up."""
     scores = m.unnormalised
     keys = tuple(scores.shape)[3]
@@ -97,7 +97,7 @@ def padded_to(width: Callable[[int], int], filled: bool) -> Edit:
     return edit
 
 
-def bias_unscaled(m: Context, y: Array) -> Array:
+def query_bias_unscaled(m: Context, y: Array) -> Array:
     """Scale the product with the query's weight before its bias is added."""
     bias = m.o.reshape(m.weight(f"{m.scope}.query.bias"), (1, 1, m.config.num_heads, m.config.head_dim))
     root = math.sqrt(m.config.head_dim)
@@ -112,7 +112,6 @@ EDITS: Changes = {
         m.o.where(beyond_blocks(m), m.used_weights * 0.0, m.used_weights)
     ),
     "block_counted_to_its_end": with_zeros(lambda keys: -keys % BLOCK),
-    "block_sums_not_rescaled": maximum_of_last_block,
     "head_tail_left_out_of_scores": lambda m, y: m.scores(without_tail(m, m.beside("query"))),
     "head_tail_left_out_of_context": lambda m, y: m.context(
         m.used_weights, without_tail(m, m.beside("value"))
@@ -125,7 +124,6 @@ EDITS: Changes = {
         m.beside("scores") + m.o.constant(np.broadcast_to(m.visible, tuple(y.shape)) * 1.0, y)
     ),
     "softmax_with_one_more": with_zeros(lambda keys: 1),
-    "query_bias_unscaled": bias_unscaled,
     "scores_divided_by_layer": lambda m, y: y / float(m.layer + 1),
     "norm_of_padded_row": padded_to(lambda width: 2 ** math.ceil(math.log2(width)), filled=True),
     "norm_count_of_padded_row": padded_to(lambda width: VECTOR * math.ceil(width / VECTOR), filled=False),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.bugs.bug import Changes, of_source, option, skipped
+from concord.conformance.bugs.bug import Changes, of_source, option
 from concord.conformance.bugs.context import Context, Edit, Ids
 from concord.conformance.bugs.operations import Array
 from concord.spec.config import EncoderConfig
@@ -120,7 +120,6 @@ def of_kind(kind: str = "") -> Callable[[EncoderConfig], Iterable[str]]:
 
 
 EDITS: Changes = {
-    "loss_label_smoothing": smoothed(0.1),
     "label_smoothing": {
         "0.1 among the wrong classes": smoothed(0.1, among_wrong=True),
         "0.05": smoothed(0.05),
@@ -141,20 +140,16 @@ EDITS: Changes = {
     "loss_labels_inverted": of_labels(lambda labels, classes: classes - 1 - labels),
     "label_ignored": of_labels(lambda labels, classes: 0 * labels),
     "loss_sign": lambda m, y: -y,
-    "loss_in_bits": in_bits,
     "logarithm_missing": lambda m, y: -m.o.exp(-y),
     "loss_sigmoid_twice": of_source(lambda m, x: m.binary_losses(m.o.sigmoid(x)[:, 0], m.labels == 1)),
     "loss_softmax_twice": of_source(lambda m, x: m.o.log_softmax(m.o.softmax(x, 1), 1)),
-    "loss_epsilon_in_logarithm": plus(1e-8),
     "epsilon_in_logarithm": {f"{epsilon:g}": plus(epsilon) for epsilon in (1e-6, 1e-7, 1e-9, 1e-10, 1e-12)},
     "probabilities_clipped_otherwise": {
         f"{epsilon:g}": clipped(epsilon) for epsilon in (1e-6, 1e-8, 1e-9, 1e-10, 1e-12)
     },
     "softmax_over_samples": of_source(lambda m, x: m.o.log_softmax(x, 0)),
     "log_softmax_without_logarithm": of_source(lambda m, x: m.o.softmax(x, 1)),
-    "softmax_missing": skipped,
     "logarithm_of_sigmoid": of_source(lambda m, x: m.o.log(m.o.sigmoid(x))),
-    "logarithm_of_base": in_bits,
     "loss_sum_for_mean": reduced(lambda m, count: 1.0),
     "loss_sum": reduced(lambda m, count: 1.0, everything=True),
     "loss_divided_twice": reduced(lambda m, count: 1 / count**2),
@@ -163,6 +158,5 @@ EDITS: Changes = {
     "loss_ignored_label_counted": option(ignore_label=None),
     "loss_divided_by_all": reduced(lambda m, count: 1 / len(m.labels)),
     "loss_l2_without_bias": penalised(lambda config: ["classifier.weight"]),
-    "loss_l2_not_halved": penalised(factor=2.0),
     "l2_parameters": {"kernel": penalised(of_kind("kernel")), "parameter": penalised(of_kind())},
 }

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from concord.backends.interface import Request
-from concord.conformance.bugs.bug import Change, Changes, where
+from concord.conformance.bugs.bug import Changes, where
 from concord.conformance.bugs.context import Context, Edit, Flags
 from concord.conformance.bugs.operations import Array
 
@@ -54,7 +54,7 @@ def causal(m: Context, y: Array) -> Array:
     return m.masked(m.visible & earlier(m))
 
 
-def batch_major_at_once(request: Request) -> Request:
+def mask_repeated_for_heads_at_once(request: Request) -> Request:
     """Give samples the masks of others, where all heads are computed at once."""
     if request.config.head_computation != "batched":
         return request
@@ -94,9 +94,7 @@ EDITS: Changes = {
         "before": of_real(rolled(1, axis=0)),
         "after": of_real(rolled(-1, axis=0)),
     },
-    "mask_repeated_for_heads_at_once": Change(request=batch_major_at_once),
     "mask_lost_where_lengths_are_equal": of_real(lost_where_lengths_are_equal),
-    "mask_causal_too": causal,
     "mask_causal": lambda m, y: m.masked(m.visible_of(m.real | True) & earlier(m)),
     "mask_causal_without_padding": lambda m, y: causal(m, y) if m.real.all() else y,
     "mask_on_queries": lambda m, y: m.masked(of_queries(m)),

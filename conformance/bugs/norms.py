@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from concord.conformance.bugs.bug import Changes, of_source, skipped, weights, where
+from concord.conformance.bugs.bug import Changes, of_source, weights, where
 from concord.conformance.bugs.context import Context, Edit
 from concord.conformance.bugs.operations import Array
 
@@ -73,13 +73,10 @@ EDITS: Changes = {
     "norm_variance_about_zero": of_source(
         lambda m, x: m.norm(x, variance=lambda variance: m.o.mean(x * x, -1))
     ),
-    "norm_over_tokens_too": axes(-1, -2),
-    "norm_axis": {"tokens": axes(-2), "samples": axes(-3), "the whole batch": axes(-1, -2, -3)},
     "norm_gain_missing": normed(gain=one),
     "norm_offset_missing": normed(offset=zero),
     "norm_separate_for_shared": normed(gain=one, offset=zero),
     "norm_gain_from_zero": normed(gain=lambda m, gain: gain + 1.0),
-    "norm_before_residual": where(norm_before_residual, norm_placement="post"),
     "residual_missing_in_norm": where(
         lambda m, y: m.norm(m.source("result", of=m.tap.replace("norm", "residual"))), norm_placement="post"
     ),
@@ -88,12 +85,6 @@ EDITS: Changes = {
             name: given[name.replace("norm2", "norm1")] for name in given if ".norm2." in name
         }
     ),
-    "norm_second_missing": skipped,
-    "embedding_norm_missing": skipped,
-    "norm_final_missing": skipped,
-    "norm_missing": skipped,
-    "residual_missing": WITHOUT_RESIDUAL,
-    "residual_second_missing": WITHOUT_RESIDUAL,
     "residual_of_normed_input": where(
         lambda m, y: m.now[m.tap.replace("residual", "norm")] + m.source("result"), norm_placement="pre"
     ),
@@ -103,7 +94,6 @@ EDITS: Changes = {
     "residual_before_norm": where(
         lambda m, y: m.now[f"{m.scope}.residual1"] + m.source("result"), norm_placement="post"
     ),
-    "residual_dropout_scaled": scaled(0.9),
     "sublayer_scaled": {f"{factor:.4g}": scaled(factor) for factor in (0.8, 0.5, 1 / 0.9, 1 / 0.8, 2.0)},
     "residual_scaled": {
         "sqrt(1/2)": total(lambda x, result: (x + result) * math.sqrt(0.5)),

@@ -44,12 +44,12 @@ def from_first_real(m: Context) -> Ids:
 # Samples, heads, layers, positions.
 
 
-def last_sample_twice(m: Context, y: Array) -> Array:
+def sample_last_repeated(m: Context, y: Array) -> Array:
     batch = next(iter(y.shape))
     return m.o.concat([y[: batch - 1], y[batch - 2 : batch - 1]], 0) if batch > 1 else y
 
 
-def by_length(m: Context, y: Array) -> Array:
+def samples_left_by_length(m: Context, y: Array) -> Array:
     """Leave samples in the order of their lengths."""
     order = np.argsort(-m.real.sum(1), kind="stable")
     return m.o.concat([y[int(i) : int(i) + 1] for i in order], 0)
@@ -102,16 +102,13 @@ def kept(what: str, made: Any, edit: Any) -> Edit:
     return change
 
 
-def growing(m: Context, y: Array) -> Array:
+def positions_moved_by_each_call(m: Context, y: Array) -> Array:
     """Move positions in place, once more with each run."""
     offset = m.memory["offset"] = m.memory.get("offset", -1) + 1
     return numbered(lambda m: past_padding(m) + offset)(m, y) if offset else y
 
 
 EDITS: Changes = {
-    "ids_in_8_bits": stored("uint8"),
-    "ids_in_16_bits": stored("int16"),
-    "ids_in_16_bits_unsigned": stored("uint16"),
     "ids_as_float16": lookup(
         lambda config, ids: (
             ids.astype(np.float16).astype(np.float64).clip(0, config.vocab_size - 1).astype(np.int64)
@@ -128,8 +125,6 @@ EDITS: Changes = {
         lambda m: np.minimum(m.rows, max(m.real.shape[1] - 2, 0) + m.config.position_start)
     ),
     "positions_counted_over_batch": numbered(lambda m: np.arange(m.real.size).reshape(m.real.shape)),
-    "sample_last_repeated": last_sample_twice,
-    "samples_left_by_length": by_length,
     "head_last_value_of_first": lambda m, y: m.with_heads(y, [*range(m.config.num_heads - 1), 0]),
     "layer_last_unmasked": in_last_layer(unmasked),
     "layer_last_gelu_by_tanh": in_last_layer(lambda m, y: m.activation(m.source(), "gelu_tanh")),
@@ -141,11 +136,8 @@ EDITS: Changes = {
     "mask_dropped_for_one_sample": alone(unmasked),
     "log_softmax_over_one_sample": alone(lambda m, y: m.o.log_softmax(m.source(), 0)),
     "norm_over_tokens_of_one_sample": alone(lambda m, y: m.norm(m.source(), axes=(-1, -2))),
-    "padding_zeroed_after_embeddings": padding_zeroed,
-    "padding_zeroed_after_layers": padding_zeroed,
     "segments_of_first_sample": segments(lambda ids, last: np.broadcast_to(ids[:1], ids.shape)),
     "segments_shifted": segments(lambda ids, last: np.roll(ids, 1, axis=1)),
     "mask_of_first_call": kept("mask", lambda m: m.real, lambda m, real: m.masked(real[:, None, None, :])),
     "ids_of_first_call": kept("ids", lambda m: m.ids, lambda m, ids: m.rows_of("token", ids)),
-    "positions_moved_by_each_call": growing,
 }

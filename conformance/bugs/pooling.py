@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.bugs.bug import Changes, of_source, skipped
+from concord.conformance.bugs.bug import Changes, of_source
 from concord.conformance.bugs.context import Context, Edit, Flags
 from concord.conformance.bugs.operations import Array
 from concord.spec.pooling import least_squares
@@ -97,9 +97,6 @@ EDITS: Changes = {
     "pooling_squeezed": of_source(lambda m, x: m.o.squeeze(x[:, :1])),
     "flatten_column_major": of_source(lambda m, x: flat(m, m.o.transpose(x, (0, 2, 1)))),
     "flatten_padding_zeroed": of_source(lambda m, x: flat(m, m.o.where(m.real[..., None], x, 0.0))),
-    "pooler_skipped": skipped,
-    "pooler_tanh_missing": skipped,
-    "pooler_relu_missing": skipped,
     "pooler_relu_for_tanh": of_source(lambda m, x: m.o.relu(x)),
     "pooler_tanh_for_relu": of_source(lambda m, x: m.o.tanh(x)),
     "pooler_activation": {
@@ -108,12 +105,10 @@ EDITS: Changes = {
     },
     "pooler_output_skipped": lambda m, y: m.linear("classifier", m.now["pooling"]),
     "pooler_activation_skipped": lambda m, y: m.linear("classifier", m.now["pooler.dense"]),
-    "mean_over_padding": mean(every),
     "mean_divided_by_all": mean(the_real, every),
     "mean_of_unmasked_sum": mean(every, the_real),
     "mean_without_first": mean(lambda real: real & (np.arange(real.shape[1]) > 0)),
     "mean_replaced_by_first": of_source(lambda m, x: x[:, 0]),
-    "length_kept": skipped,
     "length_of_sizes": lengthened(lambda m, x: m.o.sum(m.o.abs(x), 1)),
     "length_squared": lengthened(squares),
     "length_of_batch": lengthened(lambda m, x: m.o.sqrt(squares(m, x, 0))),

@@ -80,12 +80,7 @@ EDITS: Changes = {
     },
     "position_offset_by_two": weight(TABLE, lambda table: np.roll(table, 2, axis=0)),
     "position_missing": lambda m, y: y * 0.0,
-    "position_base_1000": table_of(position_base=1000.0),
-    "position_exponent_by_column": table_of(position_exponent="column"),
-    "position_exponent_by_pair": table_of(position_exponent="pair"),
     "position_exponent_halved": weights(lambda config, given: {TABLE: exponent_halved(config)}),
-    "position_halves_for_interleaved": table_of(position_layout="halves"),
-    "position_interleaved_for_halves": table_of(position_layout="interleaved"),
     "position_sine_and_cosine_swapped": weights(
         lambda config, given: {TABLE: exchanged(config, given[TABLE])}
     ),

@@ -129,7 +129,7 @@ def through(number_format: str, tap: str) -> Change:
     return weight(f"{tap}.weight", precision(number_format).round)
 
 
-def exponential_by_parts(m: Context, y: Array) -> Array:
+def softmax_exponential_approximate(m: Context, y: Array) -> Array:
     """Take 2^f for a parabola between whole powers of two, with an error of 2e-3, by squaring ten times."""
 
     def exponential(x: Array) -> Array:
@@ -165,7 +165,7 @@ def erf_by_polynomial(m: Context, z: Array) -> Array:
     return o.where(z > 0.0, positive, -positive)
 
 
-def gradients_rounded(gradients: Gradients) -> Gradients:
+def gradients_in_bfloat16(gradients: Gradients) -> Gradients:
     """Round to 8 bits."""
     bits = SIGNIFICANT_BITS["bfloat16"]
     return {
@@ -176,24 +176,10 @@ def gradients_rounded(gradients: Gradients) -> Gradients:
 
 EDITS: Changes = {
     "tf32_everywhere": product(forward_and_backward("tf32")),
-    "tf32_in_scores": product(forward_and_backward("tf32")),
-    "tf32_in_one_projection": product(forward_and_backward("tf32")),
     "tf32_backward": product(backward("tf32")),
     "bfloat16_products": product(forward_and_backward("bfloat16")),
     "float32_products": product(forward_and_backward("float32")),
-    "activation_stored_in_bfloat16": stored("bfloat16"),
-    "residual_stored_in_bfloat16": stored("bfloat16"),
-    "softmax_in_bfloat16": softmax_in("bfloat16"),
-    "softmax_in_float16": softmax_in("float16"),
     "norm_in_bfloat16": lambda m, y: m.o.round_to(m.norm(m.o.round_to(m.source(), "bfloat16")), "bfloat16"),
-    "norm_variance_by_squares": variance_by_squares,
-    "loss_in_bfloat16": stored("bfloat16"),
-    "logits_in_bfloat16": stored("bfloat16"),
-    "gradients_in_bfloat16": Change(handed_out=gradients_rounded),
-    "weight_through_float16": through("float16", "layers.0.feed_forward.outer"),
-    "weight_through_bfloat16": through("bfloat16", "layers.0.feed_forward.outer"),
-    "positions_through_float16": through("float16", "embeddings.position"),
-    "positions_through_bfloat16": through("bfloat16", "embeddings.position"),
     "erf_by_polynomial": gelu_by(erf_by_polynomial),
     "softmax_powers_in_bfloat16": lambda m, y: m.softmax(powers=lambda x: m.o.round_to(x, "bfloat16")),
     "softmax_of_float16_scores": lambda m, y: m.o.softmax(m.o.round_to(m.unnormalised, "float16"), 3),
@@ -201,20 +187,13 @@ EDITS: Changes = {
         total=lambda total: 1.0 / m.o.round_to(1.0 / total, "float16")
     ),
     "softmax_stored_in_bfloat16_last": in_last_layer(stored("bfloat16")),
-    "softmax_exponential_approximate": exponential_by_parts,
-    "norm_variance_in_float16": variance_in("float16"),
-    "norm_variance_in_bfloat16": variance_in("bfloat16"),
     "norm_mean_in_float16": normed(center=lambda m, x, mean: x - m.o.round_to(mean, "float16")),
     "norm_deviation_by_one_step": normed(deviation=deviation_by_one_step),
-    "query_in_tf32": linear_in_tf32("query"),
     "outer_in_tf32_last": in_last_layer(linear_in_tf32("outer")),
     "context_in_tf32": lambda m, y: m.context(
         m.o.round_to(m.used_weights, "tf32"), m.o.round_to(m.beside("value"), "tf32")
     ),
     "weights_in_bfloat16_for_context": lambda m, y: m.context(m.o.round_to(m.used_weights, "bfloat16")),
-    "scores_stored_in_float16": stored("float16"),
-    "embeddings_stored_in_float16": stored("float16"),
     "gelu_erf_in_bfloat16": gelu_by(lambda m, z: m.o.round_to(m.o.erf(z), "bfloat16")),
-    "losses_stored_in_float16": stored("float16"),
     "gradient_of_layer_in_bfloat16": passed(lambda m, gradient: m.o.rounded(gradient, "bfloat16")),
 }

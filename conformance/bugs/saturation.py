@@ -50,26 +50,19 @@ def tanh_by_fraction(m: Context, y: Array) -> Array:
     return x * (square + 27.0) / (square * 9.0 + 27.0)
 
 
-def clipped_weights(m: Context, y: Array) -> Array:
+def softmax_least_weight(m: Context, y: Array) -> Array:
     """Keep weights at least 1e-6, and divide by their sum again."""
     least = at_least(1e-6)(m, y)
     return least / m.o.sum(least, 3)
 
 
 EDITS: Changes = {
-    "relu_to_six": at_most(6.0),
+    "probabilities_clipped": clipped(1e-7),
     "gelu_negative_tail_cut": tail(lambda x: x < -2.5, lambda x: x * 0.0),
     "gelu_positive_tail_straight": tail(lambda x: x > 3.0, lambda x: x),
     "gelu_erf_by_series": gelu_by(erf_by_series),
     "gelu_tanh_argument_cut": of_source(
         lambda m, x: m.gelu_tanh(x, tanh=lambda z: m.o.tanh(m.o.within(z, -2.0, 2.0)))
     ),
-    "tanh_by_fraction": tanh_by_fraction,
     "softmax_powers_cut": lambda m, y: m.softmax(lambda x: m.o.where(x < -10.0, x * 0.0, m.o.exp(x))),
-    "softmax_least_weight": clipped_weights,
-    "scores_soft_capped": soft_cap(50.0),
-    "logits_soft_capped": soft_cap(30.0),
-    "probabilities_clipped": clipped(1e-7),
-    "log_probabilities_cut": at_least(-20.0),
-    "losses_capped": at_most(10.0),
 }

@@ -86,8 +86,6 @@ EDITS: Changes = {
     ),
     "weight_heads_permuted": weights(heads_rolled),
     "weight_fused_by_head": weights(fused_by_head),
-    "weight_query_and_key_swapped": exchanged(".query.", ".key."),
-    "weight_key_and_value_swapped": exchanged(".key.", ".value."),
     "weight_rows_swapped": weight(f"{NAME}.value.weight", lambda array: array[[1, 0, *range(2, len(array))]]),
     "weight_element_off": weight(f"{NAME}.output.weight", one_element(lambda x: x * 1.01)),
     "weight_element_in_bfloat16": weight(f"{NAME}.output.weight", one_element(precision("bfloat16").round)),
@@ -95,12 +93,9 @@ EDITS: Changes = {
     "weight_stale_layer": weights(
         lambda config, given: {name: given[name.replace("layers.1.", "layers.0.")] for name in given}
     ),
-    "weight_layers_reversed": exchanged("layers.0.", "layers.1."),
     "weight_bias_missing": weight("layers.0.feed_forward.outer.bias", np.zeros_like),
     "weight_projection_biases_missing": weight("layers.*.attention.[qkv]*.bias", np.zeros_like),
     "weight_classifier_bias_missing": weight("classifier.bias", np.zeros_like),
-    "weight_gain_and_offset_swapped": exchanged("layers.0.norm1.weight", "layers.0.norm1.bias"),
-    "weight_norms_swapped": exchanged(".norm1.", ".norm2."),
     "weight_norm_not_loaded": weights(
         lambda config, given: {
             "layers.0.norm1.weight": np.ones(config.d_model),

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from concord.backends.optimizers import Optimizer, Tensor
-from concord.conformance.bugs.bug import Change, StepEdit
-from concord.conformance.bugs.training.step import Tensors, TrainingStep, rule
-from concord.conformance.bugs.training.step import recipe as by_recipe
+from concord.conformance.bugs.bug import Change, StepEdit, recipe, rule
+from concord.conformance.bugs.training.step import Tensors, TrainingStep
 from concord.conformance.estimate import exact
 from concord.conformance.expectation import Array
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
@@ -64,7 +63,7 @@ def recovered(made: Retraced) -> Iterator[Hypothesis]:
 def _number(made: Retraced, name: str, clause: str, value: float) -> Hypothesis:
     """Return training by a recipe with another number."""
     what = f"{name} = {instead(value, getattr(made.case.training.recipe, name), digits=4)}"
-    return Hypothesis(name, what, clause, step=Change(recipe=by_recipe(**{name: value})))
+    return Hypothesis(name, what, clause, step=recipe(**{name: value}))
 
 
 def _named(made: Retraced, values: Mapping[str, Array], section: str) -> dict[str, Array]:
@@ -232,7 +231,7 @@ def _schedule(made: Retraced) -> Iterator[Hypothesis]:
 def _recipe(made: Retraced, name: str, section: str, clause: str, start: float) -> Iterator[Hypothesis]:
     """Yield the number of a recipe with which a section of the step would be as it was reported."""
     by = NUDGE if start < 0.5 else -NUDGE  # a share stays below 1
-    left = _left(made, section, lambda value: Change(recipe=by_recipe(**{name: value})))
+    left = _left(made, section, lambda value: recipe(**{name: value}))
     with contextlib.suppress(*INAPPLICABLE):
         yield _number(made, name, clause, *_fitted(left, start, by=by * (start or 1.0), rounds=REFINED))
 
@@ -306,7 +305,7 @@ def _epsilon(made: Retraced) -> Iterator[Hypothesis]:
         return
 
     def powered(power: float) -> Change:
-        return Change(recipe=by_recipe(epsilon=10.0**power))
+        return recipe(epsilon=10.0**power)
 
     left, powers = _left(made, "parameters", powered), np.linspace(*POWERS)
     for _ in range(LOOKS):

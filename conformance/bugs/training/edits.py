@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 
 from concord.backends.optimizers import Optimizer
-from concord.conformance.bugs.bug import Change, StepEdit
+from concord.conformance.bugs.bug import Change, StepEdit, recipe, rule
 from concord.conformance.bugs.training.step import (
     Batches,
     DropoutSite,
     Tensor,
     Tensors,
     TrainingStep,
-    recipe,
-    rule,
 )
 from concord.spec.batch import Batch
 from concord.spec.training.dropout import kept
@@ -32,7 +30,7 @@ TABLES = ("embedding", "positions")
 # How moments are kept and parameters moved (SPEC OPT-2 to OPT-5, OPT-8).
 
 
-def without_root(o: Optimizer, right: StepEdit, *given: Any) -> Any:
+def adam_correction_without_root(o: Optimizer, right: StepEdit, *given: Any) -> Any:
     found, (one, two) = right(*given), o.corrections(given[0])
     uncorrected = o.recipe.epsilon_placement == "uncorrected"
     return found | {"root": two, "height": found["rate"] * (two if uncorrected else 1.0) / one}
@@ -55,24 +53,26 @@ def corrected_in_place(o: Optimizer, right: StepEdit, name: str, gradient: Tenso
     return moved(o, n, o.state[one], o.state[two])
 
 
-def squares_of_first(
+def adam_second_moment_of_first(
     o: Optimizer, right: StepEdit, key: str, name: str, value: Tensor, beta: float
 ) -> Tensor:
     first = o.state.get(f"first_moment.{name}")
     return right(key, name, first * first if key == "second_moment" and first is not None else value, beta)
 
 
-def by_gradient(o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
+def adam_first_moment_unused(
+    o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors
+) -> Tensor:
     right(name, gradient, n)
     return moved(o, n, gradient, o.state[f"{'largest_' if o.recipe.amsgrad else ''}second_moment.{name}"])
 
 
-def largest_unused(o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
+def amsgrad_ignored(o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
     right(name, gradient, n)
     return moved(o, n, o.state[f"first_moment.{name}"], o.state[f"second_moment.{name}"])
 
 
-def largest_of_corrected(o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
+def amsgrad_of_corrected(o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
     key, two = f"largest_second_moment.{name}", n["root"] * n["root"]
     before, usual = o.state.get(key), right(name, gradient, n)
     if before is None:
@@ -81,14 +81,16 @@ def largest_of_corrected(o: Optimizer, right: StepEdit, name: str, gradient: Ten
     return moved(o, n, o.state[f"first_moment.{name}"], o.state[key] * two)
 
 
-def largest_in_place(o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
+def amsgrad_in_place(o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
     usual, key = right(name, gradient, n), f"largest_second_moment.{name}"
     if key in o.state:
         o.state[f"second_moment.{name}"] = o.state[key]
     return usual
 
 
-def before_its_square(o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
+def rmsprop_divides_by_average_before(
+    o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors
+) -> Tensor:
     before = o.state[f"second_moment.{name}"]
     o.average("second_moment", name, gradient * gradient, o.recipe.beta2)
     step = gradient / (o.operations.square_root(before) + o.recipe.epsilon)
@@ -103,7 +105,9 @@ def nesterov_behind(o: Optimizer, right: StepEdit, name: str, gradient: Tensor, 
     return before + n["rate"] * gradient if inside else n["rate"] * (gradient + before)
 
 
-def nesterov_alone(o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
+def nesterov_without_gradient(
+    o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors
+) -> Tensor:
     usual = right(name, gradient, n)
     if not o.recipe.nesterov:
         return usual
@@ -145,7 +149,7 @@ def decoupled(decayed: Callable[[Tensor, Tensor, Tensor], Tensor]) -> StepEdit:
     return updated
 
 
-def where_looked_up(
+def decay_where_looked_up(
     o: Optimizer, right: StepEdit, name: str, parameter: Tensor, gradient: Tensor, n: Tensors
 ) -> Tensor:
     if not decays(o, name) or o.recipe.decay_form == "coupled" or o.kinds[name] not in TABLES:
@@ -188,7 +192,7 @@ def of_tables(m: TrainingStep, gradients: Tensors, tables: bool) -> dict[str, Te
     return {name: one for name, one in gradients.items() if (m.kinds[name] in TABLES) == tables}
 
 
-def each_batch(
+def clip_each_batch(
     m: TrainingStep, right: Tensors, total: Tensors, piece: Tensors, weight: float
 ) -> dict[str, Tensor]:
     limited = m.scaled(piece, m.norm(piece), m.limit * weight) if m.limit else piece
@@ -198,7 +202,7 @@ def each_batch(
 # The learning rate of a step (SPEC OPT-9).
 
 
-def full_wave(m: TrainingStep, right: float) -> float:
+def cosine_full_wave(m: TrainingStep, right: float) -> float:
     recipe, step = m.recipe, m.number + m.recipe.first_step
     if recipe.total_steps is None or step < recipe.warmup_steps:
         return right
@@ -207,7 +211,7 @@ def full_wave(m: TrainingStep, right: float) -> float:
     return recipe.learning_rate * (recipe.final_share + (1 - recipe.final_share) * height)
 
 
-def warmed_and_decayed(m: TrainingStep, right: float) -> float:
+def warmup_times_decay(m: TrainingStep, right: float) -> float:
     """Warm-up lies over a decay that is counted from the first step."""
     recipe = m.recipe
     bare = recipe.replace(warmup_steps=0, decay_start="first_step")
@@ -218,7 +222,7 @@ def warmed_and_decayed(m: TrainingStep, right: float) -> float:
 # How the gradients of a step's batches become one (SPEC OPT-10).
 
 
-def not_reset(m: TrainingStep, total: Tensors) -> dict[str, Tensor]:
+def gradients_not_reset(m: TrainingStep, total: Tensors) -> dict[str, Tensor]:
     """Gradients of all steps so far, where those of this one alone should be."""
     before = m.memory.get("gradients", {})
     m.memory["gradients"] = {
@@ -227,7 +231,7 @@ def not_reset(m: TrainingStep, total: Tensors) -> dict[str, Tensor]:
     return dict(m.memory["gradients"])
 
 
-def of_step_before(m: TrainingStep, total: Tensors) -> dict[str, Tensor]:
+def gradients_of_step_before(m: TrainingStep, total: Tensors) -> dict[str, Tensor]:
     before = m.memory.get("gradients", total)
     m.memory["gradients"] = dict(total)
     return dict(before)
@@ -256,7 +260,7 @@ def rescaled(rate: Callable[[float], float]) -> StepEdit:
     return lambda m, right, site: (right[0], rate(right[1]))
 
 
-def generator(m: TrainingStep, right: Any, site: DropoutSite) -> Any:
+def dropout_of_framework(m: TrainingStep, right: Any, site: DropoutSite) -> Any:
     key = [site.seed & 0xFFFFFFFF, site.step, site.number, zlib.crc32(site.name.encode())]
     return np.random.default_rng(key).random(site.shape) >= site.rate, site.rate
 
@@ -274,7 +278,7 @@ def samples(batch: Batch, chosen: Sequence[int]) -> Batch:
     return dataclasses.replace(batch, **{name: array[list(chosen)] for name, array in batch.arrays().items()})
 
 
-def filled_up(m: TrainingStep, right: Batches, steps: Sequence[Batches]) -> Batches:
+def small_batch_filled_up(m: TrainingStep, right: Batches, steps: Sequence[Batches]) -> Batches:
     """A batch that is smaller than the one before is filled up with its own first samples."""
     found, size = list[Batch](), 0
     for batch in right:
@@ -322,18 +326,11 @@ EDITS: Mapping[str, StepEdit | Change] = {
     "adam_step_ahead": lambda o, right, step: right(step + 1),
     "adam_correction_constant": lambda o, right, step: right(0),
     "adam_corrected_in_place": rule(numbers=corrections_apart, adam=corrected_in_place),
-    "adam_correction_without_root": without_root,
     "adam_betas_swapped": lambda r: r.replace(beta1=r.beta2, beta2=r.beta1),
     "averages_reversed": lambda o, right, key, name, value, beta: right(key, name, value, 1 - beta),
     "adam_first_moment_unweighted": lambda o, right, key, name, value, beta: right(
         key, name, value / (1 - beta) if key == "first_moment" else value, beta
     ),
-    "adam_second_moment_of_first": squares_of_first,
-    "adam_first_moment_unused": by_gradient,
-    "adam_moments_bfloat16": in_bfloat16,
-    "amsgrad_ignored": largest_unused,
-    "amsgrad_of_corrected": largest_of_corrected,
-    "amsgrad_in_place": largest_in_place,
     "positions_frozen": lambda o, right, name, parameter, *given: (
         parameter if o.kinds[name] == "positions" else right(name, parameter, *given)
     ),
@@ -352,9 +349,6 @@ EDITS: Mapping[str, StepEdit | Change] = {
         ),
         step=forgetting,
     ),
-    "nesterov_behind": nesterov_behind,
-    "nesterov_without_gradient": nesterov_alone,
-    "rmsprop_divides_by_average_before": before_its_square,
     "decay_by_full_rate": lambda o, right, *given: (
         right(*given)
         | (
@@ -366,14 +360,12 @@ EDITS: Mapping[str, StepEdit | Change] = {
     "decay_after_step": decoupled(lambda before, moved, share: moved - share * moved),
     "decay_reversed": decoupled(lambda before, moved, share: moved + share * before),
     "decay_constant": decoupled(lambda before, moved, share: moved - share),
-    "undecayed_frozen": undecayed_frozen,
     "decay_twice": lambda r: r.replace(weight_decay=2 * r.weight_decay),
     "decay_not_in_moments": lambda o, right, name, parameter, gradient, n: (
         parameter - n["rate"] * o.recipe.weight_decay * parameter - o.rule(name, gradient, n)
         if decays(o, name) and o.recipe.decay_form == "coupled"
         else right(name, parameter, gradient, n)
     ),
-    "decay_where_looked_up": where_looked_up,
     "clip_missing": lambda m, right, gradients, squares: (dict(gradients), right[1]),
     "clip_each_tensor": each(lambda m, name: name),
     "clip_each_group": each(lambda m, name: m.kinds[name] in m.recipe.undecayed),
@@ -401,21 +393,18 @@ EDITS: Mapping[str, StepEdit | Change] = {
     ),
     "clip_of_scaled_gradients": by_norm(lambda m, gradients, squares: 1024.0 * m.norm(gradients, squares)),
     "clip_twice": lambda m, right, gradients, squares: (m.scaled(right[0], right[1]), right[1]),
-    "clip_each_batch": each_batch,
     "clip_running_sum": lambda m, right, *given: m.scaled(right, m.norm(right)) if m.limit else right,
     "schedule_step_ahead": lambda m, right: m.rate(m.number + 1),
     "schedule_counts_batches": lambda m, right: m.rate(m.number * m.recipe.accumulation),
     "schedule_counts_processes": lambda m, right: m.rate(m.number * 4),
     "schedule_never_moves": lambda m, right: m.rate(0),
-    "schedule_ignored": Change(recipe=recipe(schedule="constant", total_steps=None, warmup_steps=0)),
-    "warmup_times_decay": warmed_and_decayed,
+    "schedule_ignored": recipe(schedule="constant", total_steps=None, warmup_steps=0),
     "schedule_ends_early": lambda r: r.replace(total_steps=(r.total_steps or 0) - 1),
     "schedule_ends_late": lambda r: r.replace(total_steps=(r.total_steps or 0) + 1),
     "schedule_share_added": lambda m, right: (
         learning_rate(m.recipe.replace(final_share=0.0), m.number)
         + m.recipe.final_share * m.recipe.learning_rate
     ),
-    "cosine_full_wave": full_wave,
     "inverse_root_unscaled": lambda m, right: (
         right / math.sqrt(m.recipe.warmup_steps) if m.recipe.schedule == "inverse_square_root" else right
     ),
@@ -435,10 +424,7 @@ EDITS: Mapping[str, StepEdit | Change] = {
     "weights_by_first_batch": lambda m, right, counts: [
         counted / (counts[0][1] * len(counts)) for _, counted in counts
     ],
-    "gradients_not_reset": not_reset,
-    "gradients_of_step_before": of_step_before,
     "loss_scale_left": lambda m, right: {name: gradient * 1024.0 for name, gradient in right.items()},
-    "accumulated_in_bfloat16": in_bfloat16,
     "dropout_same_each_step": otherwise(step=lambda m, site: 0),
     "dropout_same_each_batch": otherwise(number=lambda m, site: 0),
     "dropout_same_each_site": otherwise(name=lambda m, site: site.names[0]),
@@ -452,7 +438,6 @@ EDITS: Mapping[str, StepEdit | Change] = {
     "dropout_counts_batches": otherwise(
         step=lambda m, site: 2 * site.step + site.number, number=lambda m, site: 0
     ),
-    "dropout_of_framework": generator,
     "dropout_column_by_column": lambda m, right, site: (
         drawn(dataclasses.replace(site, shape=site.shape[::-1])).transpose(),
         site.rate,
@@ -474,16 +459,11 @@ EDITS: Mapping[str, StepEdit | Change] = {
     "first_batch_repeated": lambda m, right, steps: [right[0]] * len(right),
     "batches_in_reverse": lambda m, right, steps: right[::-1],
     "last_batch_dropped": lambda m, right, steps: right[:-1] or right,
-    "small_batch_filled_up": filled_up,
     "last_sample_dropped": lambda m, right, steps: [without_last_sample(batch) for batch in right],
     "labels_not_shuffled": lambda m, right, steps: [
         dataclasses.replace(batch, labels=np.roll(batch.required("labels"), 1)) for batch in right
     ],
     "resumed_without_moments": lost(*MOMENTS),
-    "resumed_without_first_moment": lost("first_moment"),
-    "resumed_without_second_moment": lost("second_moment"),
-    "resumed_without_largest": lost("largest_second_moment"),
-    "resumed_weights_bfloat16": shortened("parameters"),
     "resumed_moments_bfloat16": shortened(*MOMENTS),
     "resumed_correction_from_start": lost(counted=lambda steps: 0),
     "resumed_correction_one_behind": lost(counted=lambda steps: steps - 1),

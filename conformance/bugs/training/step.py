@@ -7,13 +7,12 @@ there. It is written with operators, and with the operations that both give
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from concord.backends.optimizers import Operations, Optimizer
-from concord.conformance.bugs.bug import Bug, Change, StepEdit
+from concord.backends.optimizers import Operations
+from concord.conformance.bugs.bug import Bug, Change
 from concord.conformance.wording import instead
 from concord.spec.batch import Batch
 from concord.spec.training.dropout import sites
@@ -248,19 +247,3 @@ def text(bug: Bug, recipe: Recipe) -> str:
         if name not in RATES
     ]
     return bug.text + (f" ({', '.join(said)})" if said and bug.group else "")
-
-
-def recipe(**changed: Any) -> Callable[[Recipe], Recipe]:
-    """Return the edit of a recipe that replaces fields."""
-    return lambda given: given.replace(**changed)
-
-
-def rule(**methods: StepEdit) -> Change:
-    """Return the change of methods of the optimizer; each is given it, the right method and its arguments."""
-
-    def edited(name: str, edit: StepEdit) -> Callable[..., Any]:
-        right = getattr(Optimizer, name)
-        return lambda self, *given: edit(self, functools.partial(right, self), *given)
-
-    new = {name: edited(name, edit) for name, edit in methods.items()}
-    return Change(optimizer=type("EditedOptimizer", (Optimizer,), new))
