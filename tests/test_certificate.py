@@ -307,23 +307,6 @@ def test_outputs_are_sampled_where_a_model_is_too_large_for_all(monkeypatch):
     )
 
 
-def test_large_models_say_what_is_spared():
-    model = dataclasses.replace(evidence.JudgedModel(CONFIG, WEIGHTS, "model"))
-    given = inputs.of(CONFIG, "model", None, 0)
-    assert (list(evidence.spared(model, given, ("float64",))), evidence.steps_problem(model)) == ([], "")
-    large = evidence.JudgedModel(
-        CONFIG, {"embeddings.token.weight": np.broadcast_to(np.float32(0), (50_000_000,))}, "model"
-    )
-    assert {item.status for item in evidence.spared(large, given, ("float64",))} == {"unverified"}
-    assert "50,000,000 parameters" in evidence.steps_problem(large)
-    runs = [
-        (job.case, job.dtype, job.gradients)
-        for job in evidence.jobs(large, large, given, ("float64", "float32"), step=False)
-    ]
-    assert ("longest input", "float64", False) not in runs
-    assert [(case, dtype) for case, dtype, gradients in runs if gradients] == [("sentences", "float32")]
-
-
 @pytest.mark.parametrize("variant", spec.variants())
 @pytest.mark.parametrize("part", ["model", "encoder", "attention"])
 def test_inputs_are_those_that_ports_get_wrong(variant, part):

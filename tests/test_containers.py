@@ -180,25 +180,6 @@ def test_what_a_pickle_may_name_it_cannot_change(tmp_path, name):
     assert PADDLE.read(tmp_path / "right.pdparams")["a"].bits().tolist() == ARRAYS["a"].tolist()
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"PK\x03\x04" + bytes(50), "central directory"),
-        (b"", "empty"),
-        (pickle.PROTO + b"\x02" + pickle.BINUNICODE + b"\xff\xff\xff\xff", "EOFError"),
-        (pickle.PROTO + b"\x02" + pickle.EXT1 + b"\x01.", "Unsupported operand 130"),
-        (pickle.dumps(7, 2), "magic number"),
-    ],
-    ids=["archive", "nothing", "text", "extension", "number"],
-)
-def test_a_spoilt_file_of_torch_is_refused_in_a_line(tmp_path, content, said):
-    (tmp_path / "model.pt").write_bytes(content)
-    with pytest.raises(SpecError, match=said) as caught:
-        TORCH.read(tmp_path / "model.pt")
-    assert len(caught.value.problems) == 1
-    assert "\n" not in caught.value.problems[0]
-
-
 def test_a_pickle_that_holds_itself_is_refused(tmp_path):
     loop = []
     loop.append(loop)
@@ -208,12 +189,6 @@ def test_a_pickle_that_holds_itself_is_refused(tmp_path):
         PADDLE.read(path)
     path.write_bytes(pickle.dumps(collections.OrderedDict(a=3)))
     assert PADDLE.read(path) == {}
-
-
-def test_what_a_training_loop_keeps_beside_the_weights_is_told_from_them(tmp_path):
-    stored = {f"state_dict.{name}": in_memory(np.asarray(array)) for name, array in ARRAYS.items()}
-    TORCH.write(tmp_path / "model.pt", {**stored, "optimizer.state.0.exp_avg": in_memory(np.zeros(3))})
-    assert set(TORCH.read(tmp_path / "model.pt")) == {*ARRAYS, "optimizer.state.0.exp_avg"}
 
 
 def test_no_file_of_others_is_opened_by_whoever_asks(tmp_path, monkeypatch):

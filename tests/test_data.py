@@ -5,8 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
-from random import Random
 
 import pytest
 
@@ -14,7 +12,6 @@ from concord.spec.errors import SpecError
 from concord.training import data
 from concord.training.data import corpus as corpora
 from concord.training.data.lines import LONGEST, SHOWN
-from tests.toys.mutations import mutated
 from tests.toys.surroundings import PATIENCE, ROOT
 
 PAIRS = (
@@ -204,25 +201,6 @@ def test_numbers_of_samples_say_nothing_of_their_content(tmp_path):
     assert [sample.number for sample in found.samples] == [1, 2, 2**32 + 2, 2**32 + 3]
 
 
-@pytest.mark.parametrize(
-    ("name", "content"), [("train.tsv", PAIRS), ("train.txt", WORDS), ("train.jsonl", LINES)]
-)
-def test_spoilt_files_are_read_or_refused_by_line(tmp_path, name, content):
-    random, outcomes = Random(11), Counter()
-    for number in range(300):
-        path = written(tmp_path, name, mutated(content.encode(), name, random))
-        try:
-            found = data.read(path, on_error=("fail", "skip")[number % 2])
-            outcomes["read"] += len(found.samples) > 0
-        except SpecError as error:
-            outcomes[
-                "refused"
-                if all(problem.startswith((str(path), "and ")) for problem in error.problems)
-                else "unnamed"
-            ] += 1
-    assert (min(outcomes["read"], outcomes["refused"]) > 20, outcomes["unnamed"]) == (True, 0), outcomes
-
-
 # Labels.
 
 
@@ -347,15 +325,6 @@ def test_a_vocabulary_is_learnt_the_same_each_time(small):
     ]
 
 
-def test_an_encoder_is_read_as_it_was_written(tmp_path, small):
-    for tokenization in data.TOKENIZATIONS:
-        encoder = encoder_of(small("bert-pytorch"), tokenization)
-        encoder.write(tmp_path)
-        again = data.TextEncoder.read(tmp_path)
-        assert (again.text, again.files()) == (encoder.text, encoder.files())
-        assert again.encode("abcd 你", "x").ids.tolist() == encoder.encode("abcd 你", "x").ids.tolist()
-
-
 def test_a_vocabulary_of_a_file_is_checked(tmp_path, small):
     path = written(tmp_path, "vocab.txt", "\r\n".join(VOCABULARY) + "\r\n")
     assert data.TextEncoder.from_vocabulary(path, small()).encode("abcd").ids.tolist() == [2, 15, 16, 3]
@@ -364,21 +333,6 @@ def test_a_vocabulary_of_a_file_is_checked(tmp_path, small):
         f"{path}: vocabulary lacks [SEP]",
         f"{path}: vocabulary has 'a' more than once",
     ]
-
-
-def test_spoilt_encoders_are_read_or_refused(tmp_path, small):
-    random, outcomes = Random(5), Counter()
-    for number in range(120):
-        files = encoder_of(small(), data.TOKENIZATIONS[number % 3]).files()
-        name = sorted(files)[number % 2]
-        for other, content in files.items():
-            written(tmp_path, other, mutated(content.encode(), name, random) if other == name else content)
-        try:
-            data.TextEncoder.read(tmp_path).encode("abcd 你好", "e")
-            outcomes["read"] += 1
-        except SpecError as error:
-            outcomes["refused" if str(tmp_path) in error.problems[0] else "unnamed"] += 1
-    assert (min(outcomes["read"], outcomes["refused"]) > 5, outcomes["unnamed"]) == (True, 0), outcomes
 
 
 # The corpus.

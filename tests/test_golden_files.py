@@ -89,19 +89,6 @@ def test_two_tensors_of_one_tap_are_both_expected_where_they_differ(tmp_path):
     assert key in computed(run, "float64", {"layers.0.norm2": run.expected["layers.0.norm2"]})
 
 
-@pytest.mark.parametrize("spoilt", [lambda data: data[:100], lambda data: b"", lambda data: data[:-1]])
-def test_a_file_that_is_not_whole_is_refused_in_one_line(tmp_path, spoilt):
-    path = attention_file(tmp_path / "x.safetensors")
-    path.write_bytes(spoilt(path.read_bytes()))
-    message = refusal(path)
-    assert message.startswith(f"{path}: not a whole safetensors file of NumPy dtypes: ")
-    assert "\n" not in message
-    path.write_bytes(b"\xff" * 1000)
-    assert "not a whole safetensors file" in refusal(path)
-    assert refusal(tmp_path / "absent.safetensors").endswith("no such file")
-    assert "is a folder but must be a regular file" in refusal(tmp_path)
-
-
 DOT_PRODUCT = '{"kind": "ScaledDotProductAttention", "pad_id": 0, "mask_value": -1.0}'
 
 SPOILT = [

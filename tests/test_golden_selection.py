@@ -20,26 +20,7 @@ from concord.spec.deviations import NONE
 from concord.spec.precision import precision
 from concord.spec.reference import reference
 
-SOURCES = (
-    "tf1-text-classifier",
-    "bert-pytorch",
-    "vanilla-encoder",
-    "nndl-paddle",
-    "nndl-paddle-api",
-    "keras-attention",
-)
 JOBS, NOTES = collect(DEFAULT)
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_selection_has_every_case_and_both_precisions_of_one(source):
-    stems = [path.name.removesuffix(".safetensors") for path in (INCLUDED / source).glob("*.safetensors")]
-    cases = {stem.removesuffix(".f64") for stem in stems}
-    for letter in "abcdf":
-        assert any(
-            case.removeprefix("full_").removeprefix("stack_").startswith(f"{letter}_") for case in cases
-        ), letter
-    assert any(f"{case}.f64" in stems and case in stems for case in cases)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the whole collection does not lie beside this checkout")

@@ -329,15 +329,6 @@ def test_whatever_a_backend_says_is_only_text():
     assert words.count('torch<script>alert("1")</script>&amp;') > 3
 
 
-def test_characters_that_change_others_are_written_out_and_long_names_shortened():
-    wrong = reports.verdict(wrong=0, tensors=[("n" * 2**20, "EMB-6")])
-    report = Report([reports.result("\x1b[31mred\x00\u202e", None, wrong, case="c" * 2**20)], {}, Setup())
-    text = page(record.made(report, "check"))
-    assert r"\x1b[31mred\x00\u202e" in said(text)
-    assert all(char in "\n\t" or char.isprintable() or char.isspace() for char in text)
-    assert len(text) < 2**18
-
-
 # Words and drawings.
 
 

@@ -97,18 +97,6 @@ def test_a_checkpoint_is_not_ported_onto_itself(tmp_path, source, spelling, invo
     assert contents(tmp_path) == before
 
 
-def test_a_table_is_not_replaced_by_the_checkpoint(tmp_path, source, invoke):
-    target = hugging_face(tmp_path / "target")
-    given = texts(target / "given.txt")
-    before = contents(tmp_path)
-    code, _, lines = invoke(f"port {source} -o {target} --to concord --force --table {given}")
-    assert (code, lines) == (
-        2,
-        [f"concord: error: {target}: holds {given}, which is read; name another folder to write"],
-    )
-    assert contents(tmp_path) == before
-
-
 def test_a_folder_beside_is_written(tmp_path, source, invoke, monkeypatch):
     monkeypatch.chdir(source)
     assert (

@@ -11,26 +11,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from concord.conformance import Setup, check_jobs, conduct
-from tests.toys.surroundings import PATIENCE, ROOT, concord, errors, offer, options, suite, toy
+from tests.toys.surroundings import PATIENCE, ROOT, concord, errors, offer, suite, toy
 
 # A class.
-
-
-@pytest.mark.parametrize("part", ["model", "dot_product"])
-def test_a_class_agrees_in_every_precision(invoke, part):
-    dtypes = options("--dtype", ["float64", "float32", "bfloat16", "float16"])
-    suffix = "" if part == "model" else f"-{part}"
-    cases = options("--case", [f"{name}-ragged{suffix}" for name in ("bert", "keras-attention")])
-    asked = f"check --backend {toy('NumpyBackend')} --part {part}"
-    code, output, errors = invoke(asked, *dtypes, *cases)
-    assert errors == []
-    assert " agree" in output.splitlines()[-2]
-    assert "diverges" not in output
-    # Of gradients that leave the range of float16 nothing is judged, and what was not judged does not agree.
-    assert code == (3 if "undetermined" in output else 0)
-    assert (
-        "gradients not judged (the forward pass is not finite)" in output or "out of range" in output
-    ) == (code == 3)
 
 
 VERDICTS = {
@@ -330,15 +313,6 @@ def test_what_lacks_in_a_dump_is_said_and_the_others_are_judged(invoke, dumps, w
     if what == "taps and gradients":  # gradients were wanted
         edit(gradients=False)(dumps / CASES[0] / "case.json")
         assert invoke(f"check --from-dump {dumps}")[0] == 0
-
-
-def test_a_folder_without_cases_is_refused(invoke, tmp_path):
-    for folder, problem in (
-        (tmp_path, "holds no case.json; export cases with 'concord case export'"),
-        (tmp_path / "absent", "no such folder"),
-    ):
-        code, _, errors = invoke(f"check --from-dump {folder}")
-        assert (code, errors) == (2, [f"concord: error: {folder}: {problem}"])
 
 
 def test_export_into_a_folder_that_holds_the_case_changes_nothing(invoke, exported, tmp_path):

@@ -5,10 +5,8 @@ from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
-import pytest
 
 from concord.spec.batch import Batch
-from concord.spec.errors import SpecError
 from concord.training.metrics import measure, predicted, probabilities
 from tests.conftest import small_config
 
@@ -52,12 +50,6 @@ def test_metrics_are_those_counted_by_hand():
     assert abs(scores["macro_f1"] - 29 / 45) <= math.ulp(29 / 45)
 
 
-def test_one_logit_is_that_of_the_second_class():
-    logits = np.array([[3.0], [-2.0], [0.0], [1e-30], [np.inf]])
-    assert predicted(logits).tolist() == [1, 0, 0, 1, 1]
-    assert predictions(logits, [1, 1, 0, 0, 1]).scores()["confusion"] == [[1, 1], [1, 2]]
-
-
 def test_equal_logits_give_the_first_class_and_nan_gives_none():
     logits = np.array([[2.0, 2.0, 1.0], [np.nan, 9.0, 1.0], [-np.inf, -np.inf, -np.inf], [0.0, np.inf, 1.0]])
     assert predicted(logits).tolist() == [0, -1, 0, 1]
@@ -82,12 +74,6 @@ def test_absent_classes_do_not_count_and_missed_ones_count_as_nothing():
     assert scores["macro_f1"] == (2 / 3) / 3
     nothing = predictions(np.zeros((0, 3)), [])
     assert (nothing.accuracy, nothing.loss, nothing.scores()["macro_f1"]) == (None, None, None)
-
-
-@pytest.mark.parametrize("logits", [np.zeros((3, 2)), np.zeros((2, 3)), np.zeros(3)])
-def test_logits_of_another_shape_are_refused(logits):
-    with pytest.raises(SpecError, match="but must have"):
-        measure(lambda _: logits, NARROW, [Batch(labels=np.array([0, 1, 2]))])
 
 
 def test_probabilities_are_those_of_the_loss():

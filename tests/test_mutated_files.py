@@ -31,6 +31,9 @@ from concord.speed import record as speed_record
 from concord.speed.page import page as speed_page
 from concord.speed.plan import SpeedPlan
 from concord.speed.table import markdown, show
+from concord.training import data
+from tests.conftest import small_config
+from tests.test_data import LINES, PAIRS, WORDS, encoder_of, written
 from tests.toys import records
 from tests.toys.mutations import mutated
 from tests.toys.spoiling import bounded, campaign
@@ -104,7 +107,7 @@ def show_speed(folder):
 def verify(folder):
     """Look at the files of a certificate, whose digest fits whatever else it says."""
     path = folder / records.NAME
-    with suppress(SpecError):
+    with suppress(SpecError, RecursionError):
         data = read_json(path)
         if isinstance(data, dict):
             write_text(path, record.lines(certificate.seal(data)))
@@ -140,6 +143,17 @@ READERS = {
     "a table of a source": (
         copied(ROOT / "spec" / "sources" / f"{SOURCE}.toml"),
         lambda folder: table.read(folder / f"{SOURCE}.toml"),
+    ),
+    **{
+        f"texts in {name}": (
+            functools.partial(written, name=name, content=content),
+            lambda folder, name=name: data.read(folder / name, on_error="skip"),
+        )
+        for name, content in (("train.tsv", PAIRS), ("train.txt", WORDS), ("train.jsonl", LINES))
+    },
+    "an encoder of texts": (
+        lambda folder: encoder_of(small_config()).write(folder),
+        lambda folder: data.TextEncoder.read(folder).encode("abcd 你好", "e"),
     ),
     "a page with markers": (
         lambda folder: (

@@ -20,8 +20,6 @@ from concord.conformance.fuzz.plan import Plan, sample
 from concord.conformance.fuzz.replay import write_failures
 from concord.conformance.tally import Origin
 from concord.spec import files, folders
-from concord.spec.errors import SpecError
-from concord.spec.folders import write_folder
 from tests.toys.surroundings import PATIENCE, ROOT, concord
 
 MARKED = "before\n<!-- begin check -->\nold\n<!-- end check -->\nafter\n"
@@ -195,19 +193,6 @@ def test_a_finding_never_takes_the_place_of_another(findings, tmp_path):
     assert contents(first) == stale
 
 
-def test_of_two_that_write_a_folder_one_is_told(tmp_path):
-    write_folder(tmp_path / "a", {"x": b"1"})
-    with pytest.raises(FileExistsError):
-        write_folder(tmp_path / "a", {"x": b"2"})
-    (tmp_path / "b").mkdir()
-    with pytest.raises(FileExistsError):
-        write_folder(tmp_path / "b", {"x": b"2"})
-    assert contents(tmp_path) == {"a/x": b"1"}
-    (tmp_path / "b" / "c").write_text("")
-    with pytest.raises(SpecError, match="b/c/d: cannot be written: Not a directory"):
-        write_folder(tmp_path / "b" / "c" / "d", {})
-
-
 # The terminal.
 
 
@@ -256,14 +241,3 @@ def test_brackets_in_a_name_are_text(invoke, answered, tmp_path, name):
     assert f"{tmp_path / '[b]'}" in output.replace("\n", "").replace(" ", "")
     assert "\x1b" not in output
     assert "\\x1b[31m\\u202e" in output
-
-
-@pytest.mark.parametrize("name", ["\x1b[31mred", ""])
-def test_a_name_that_cannot_be_printed_is_refused(invoke, answered, tmp_path, name):
-    folder = shutil.copytree(answered, tmp_path / "cases")
-    (path,) = folder.rglob("run.json")
-    path.write_text(json.dumps({"backend": name}))
-    code, _, (line,) = invoke(f"check --from-dump {folder}")
-    assert code == 2
-    assert line.startswith(f"concord: error: {path}: 'backend'")
-    assert line.endswith("must be 1 to 300 characters that can be printed")

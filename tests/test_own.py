@@ -8,14 +8,12 @@ from safetensors.numpy import load_file, save_file
 
 from concord import conformance, spec
 from concord.backends import Run
-from concord.commands.speed import Models, _own
-from concord.model import OwnModel, Trained
+from concord.model import OwnModel
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import from_arrays
 from concord.spec.config import from_mapping
 from concord.spec.errors import SpecError
 from concord.spec.reference import compute
-from concord.speed import Workload
 from tests.toys.ready import CONFIG, SENTENCES, WORDS, hugging_face, texts
 from tests.toys.surroundings import toy
 
@@ -304,26 +302,7 @@ def test_of_an_output_alone_the_mistake_is_named(invoke, tmp_path, mistake):
     assert said in words.partition("is explained by")[2]
 
 
-def test_a_case_without_a_cotangent_is_judged_where_it_wants_no_gradients(invoke, tmp_path):
-    cases = answered(exported(invoke, tmp_path))
-    (path,) = cases.rglob("case.safetensors")
-    arrays = load_file(path)
-    save_file({name: array for name, array in arrays.items() if name != "inputs/cotangent"}, path)
-    assert invoke(f"check --from-dump {cases}")[0] == 0
-    manifest = path.with_name("case.json")
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "gradients": True}))
-    code, _, said = invoke(f"check --from-dump {cases}")
-    assert (code, "'cotangent' is missing but is required" in said[0]) == (2, True)
-
-
 # Other commands.
-
-
-def test_a_workload_is_as_long_as_texts_are(tmp_path):
-    path = hugging_face(tmp_path / "bert", "encoder")
-    (preset,) = _own(Trained(path), texts(tmp_path / "t.txt"), Models())
-    assert (preset.batch, preset.tokens, preset.config.num_layers) == (5, 13, 2)
-    assert Workload(preset, padding="ragged").lengths == [9, 13, 4, 12, 6]
 
 
 # Running.

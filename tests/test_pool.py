@@ -5,7 +5,6 @@ One worker to a supervisor, started again or given up, and all of them ended at 
 
 import os
 import signal
-import threading
 from functools import partial
 
 import psutil
@@ -133,24 +132,3 @@ def test_all_workers_end_together(how, tmp_path, monkeypatch, small):
         assert pool.stopped
         assert len(pids) == 2
         assert until(lambda: not any(map(alive, pids)), 10.0)
-
-
-def test_a_worker_that_still_starts_is_ended_too(tmp_path, monkeypatch):
-    monkeypatch.setenv("TOY_NOTES", str(tmp_path))
-    pool = Pool(1)
-    supervisor = pool.supervise(opening("HangsWhenDescribed"))
-    said = []
-
-    def start():
-        try:
-            supervisor.get()
-        except WorkerFailure as failure:
-            said.append(failure.status)
-
-    thread = threading.Thread(target=start)
-    thread.start()
-    assert until(lambda: noted(tmp_path, "hanging"))
-    pool.close()
-    thread.join(10)
-    assert said == ["crashed"]
-    assert until(lambda: not any(map(alive, noted(tmp_path, "hanging"))), 10.0)

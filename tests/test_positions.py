@@ -1,7 +1,6 @@
 """Position tables: products by distance follow from the table, and every form is there."""
 
 import numpy as np
-import pytest
 
 from concord import porting, spec
 from concord.commands.show import forms_of
@@ -46,24 +45,3 @@ def test_a_learned_table_is_that_of_the_checkpoint(tmp_path):
     np.testing.assert_array_equal(found[0].table, weights[POSITIONS])
     assert found[0].name == "bert: learned"
     assert len(found) == 5
-
-
-def test_the_command_draws_a_figure(invoke, tmp_path):
-    code, output, lines = invoke(*f"show positions --variant nndl-paddle --svg {tmp_path / 'x.svg'}".split())
-    assert (code, lines) == (0, [])
-    assert f"written: {tmp_path / 'x.svg'}" in output
-    assert "product of two rows" in (tmp_path / "x.svg").read_text()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("", "either CHECKPOINT or --variant"),
-        ("--variant brt", "unknown variant"),
-        ("nowhere", "nowhere"),
-    ],
-)
-def test_what_there_is_no_table_of_is_refused(invoke, options, words):
-    code, output, lines = invoke("show", "positions", *options.split())
-    assert (code, output) == (2, "")
-    assert any(words in line for line in lines)

@@ -388,14 +388,3 @@ def test_doctor_warns_of_defaults_that_differ_and_says_what_to_do(monkeypatch):
     assert (
         doctor.conclusions([ready("tf", "tf32", "cuda:0"), ready("jax", "tf32")], Setup(device="cuda")) == []
     )
-
-
-def test_doctor_says_whether_there_is_a_gpu(monkeypatch):
-    monkeypatch.setattr(doctor.here, "gpus", list)
-    (line,) = doctor.conclusions([ready("torch", "float32")], Setup())
-    assert line.startswith("not yet measured on a GPU")
-    monkeypatch.setattr(doctor.here, "gpus", lambda: ["NVIDIA H100"])
-    (line,) = doctor.conclusions([ready("torch", "float32")], Setup())
-    assert "which --device cpu hides" in line
-    (diagnosis,) = doctor.diagnose([RIGHT], Setup(device="cuda", threads=1))
-    assert any("it sees no GPU though there is one" in advice for advice in diagnosis.advice)

@@ -2,7 +2,6 @@
 
 import re
 
-import concord.progress
 from concord.progress import bars, counting, telling
 
 
@@ -38,11 +37,3 @@ def test_what_is_done_is_told(capsys):
     with telling() as tell:
         tell("minilm: warming up " + "and up " * 30)
     assert lines(capsys) == ["minilm: warming up " + "and up " * 30]
-
-
-def test_where_parts_take_long_every_minute_has_a_line(capsys, monkeypatch):
-    monkeypatch.setattr(concord.progress, "MINUTE", 1e-9)
-    with bars(["here"], 7000, "cases") as reached:
-        for done in (0, 3, 3, 17):
-            reached("here", done, "")
-    assert lines(capsys) == [f"here: {done} of 7000 cases" for done in (0, 3, 17)]

@@ -79,18 +79,3 @@ def test_command_writes_the_smallest_case(invoke, tmp_path):
     assert "layers.1.attention.scores" in printed
     request = read_job(tmp_path / "small" / "made-reduced-float64")
     assert (request.config.num_layers, request.config.d_model) == (2, 1)
-
-
-def test_command_says_what_is_no_case(invoke, tmp_path):
-    (folder,) = export_cases(tmp_path / "cases", [job()])
-    code, _, errors = invoke(
-        f"case reduce {tmp_path / 'cases'} --backend {toy('NumpyBackend')} -o {tmp_path / 'small'}"
-    )
-    assert (code, errors) == (
-        2,
-        [
-            f"concord: error: {tmp_path / 'cases'}: holds no case.json; it holds cases: name one, for "
-            f"example {folder}"
-        ],
-    )
-    assert not (tmp_path / "small").exists()

@@ -129,16 +129,6 @@ def test_other_modules_are_refused_by_name(tmp_path, kinds, invoke):
     ) == (2, 1, True, True)
 
 
-def test_a_vector_that_is_divided_by_the_length_of_another_is_refused(tmp_path):
-    porting.write(pooled(), tmp_path / "one", "sentence-transformers")
-    (tmp_path / "one/2_Normalize").mkdir()
-    (tmp_path / "one/2_Normalize/config.json").write_text('{"module_input_name": "token_embeddings"}')
-    with pytest.raises(
-        SpecError, match='\'module_input_name\' is "token_embeddings" but must be "sentence_embedding"'
-    ):
-        porting.read(tmp_path / "one")
-
-
 def test_a_folder_of_sentences_keeps_what_says_how_long_texts_may_be_and_lists_no_modules_elsewhere(tmp_path):
     (source := tmp_path / "one").mkdir()
     porting.write(pooled(), source / "0_Transformer", "sentence-transformers")

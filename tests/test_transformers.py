@@ -19,7 +19,6 @@ from concord import porting, spec
 from concord.conformance import tolerance
 from concord.conformance.scoring import judge_tensor
 from concord.porting.reading import AUTO
-from concord.training.data.ready import encoder_of
 from tests.toys.surroundings import PATIENCE
 
 pytestmark = pytest.mark.slow
@@ -95,17 +94,6 @@ with torch.no_grad():
     found = model({name: torch.tensor(array) for name, array in np.load(inputs).items()})
 np.save(out, found["sentence_embedding"].numpy())
 print(json.dumps({"warnings": said}))
-"""
-
-TOKENIZES = """
-import json, sys
-from sentence_transformers import SentenceTransformer
-folder, texts = sys.argv[1], json.loads(sys.argv[2])
-model, seen = SentenceTransformer(folder, device="cpu"), []
-model[0].register_forward_pre_hook(lambda module, given: seen.append(given[0]["input_ids"][0].tolist()))
-for text in texts:
-    model.encode(text)
-print(json.dumps(seen))
 """
 
 
@@ -268,41 +256,6 @@ def test_what_is_written_embeds_sentences_with_the_same_bits(place, tmp_path, ki
     )
     assert first.tobytes() == back.tobytes() == older.tobytes()
     assert judged(read, batch, first) < 1
-
-
-@pytest.mark.parametrize("place", [NEW], indirect=True, ids=["5"])
-@pytest.mark.parametrize(
-    "lengths", [{}, {"do_lower_case": True}, {"max_seq_length": 7}, {"max_seq_length": None}]
-)
-@pytest.mark.parametrize(
-    "prompts", [{}, {"prompts": {"query": "B a", "passage": "a"}, "default_prompt_name": "query"}]
-)
-def test_texts_become_the_tokens_of_sentence_transformers(place, tmp_path, lengths, prompts):
-    place.run(MAKES, "Bert", "Model", json.dumps(SIZES), str(tmp_path / "bare"))
-    place.run(MAKES_SENTENCES, str(tmp_path / "bare"), "mean", "", str(tmp_path / "one"))
-    edits = {
-        "sentence_bert_config.json": lengths,
-        "config_sentence_transformers.json": prompts,
-        "tokenizer_config.json": {"do_lower_case": False, "model_max_length": 5},
-    }
-    for name, entries in edits.items():
-        path = tmp_path / "one" / name
-        said = {**json.loads(path.read_text()), **entries}
-        path.write_text(json.dumps({key: value for key, value in said.items() if value is not None}))
-    path = tmp_path / "one/tokenizer.json"
-    path.write_text(
-        json.dumps(
-            {
-                **(said := json.loads(path.read_text())),
-                "normalizer": {**said["normalizer"], "lowercase": False},
-            }
-        )
-    )
-    texts = ["a B a", "b " * 30, " A", ""]
-    theirs = json.loads(place.run(TOKENIZES, str(tmp_path / "one"), json.dumps(texts)))
-    read = porting.read(tmp_path / "one")
-    encoder = encoder_of(tmp_path / "one", read.files, read.config)
-    assert [encoder.encode(text).ids.tolist() for text in texts] == theirs
 
 
 @pytest.mark.parametrize("place", [OLD], indirect=True, ids=["4"])

@@ -1,7 +1,6 @@
 """What is said of a judgement that takes long."""
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -9,7 +8,6 @@ from concord import conformance, spec
 from concord.backends import Run
 from concord.conformance import watching
 from concord.conformance.watching import Countdown, Underway, listening
-from concord.progress import counting
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.reference import compute
 
@@ -29,17 +27,6 @@ def test_each_step_says_how_many_are_left_and_how_long_they_take(monkeypatch):
         "work: 5 of 7 runs, about 8 s more",
         "work: 6 of 7 runs, about 4 s more",
     ]
-
-
-def test_steps_of_other_threads_are_counted(monkeypatch):
-    monkeypatch.setattr(watching, "EVERY", -1.0)
-    said = []
-    with listening(said.append):
-        steps = Countdown("work", 11)
-    with ThreadPoolExecutor(3) as pool:
-        for _ in range(11):
-            pool.submit(steps.step)
-    assert [line.split()[1] for line in said] == [str(number) for number in range(1, 11)]
 
 
 def test_a_judgement_says_how_far_it_has_come_and_is_the_same(monkeypatch):
@@ -64,11 +51,3 @@ def test_a_judgement_says_how_far_it_has_come_and_is_the_same(monkeypatch):
         "deriving tolerances of each step",
     }
     assert all(isinstance(line, Underway) for line in said)
-
-
-def test_what_is_under_way_is_not_counted_as_done(capsys):
-    with counting(["torch"], 2) as progress:
-        progress("torch", "started")
-        progress("torch", Underway("half of it"))
-        progress("torch", "one")
-    assert "torch: 1 of 2 (one)" in capsys.readouterr().err

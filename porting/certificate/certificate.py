@@ -423,7 +423,10 @@ def read(path: Path) -> tuple[record.Record, Certificate]:
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise SpecError(f"{path}: holds no certificate: 'concord certify' writes them")
     with located(str(path)):
-        sealed = seal(data)
+        try:
+            sealed = seal(data)
+        except RecursionError:
+            raise SpecError("is nested too deeply") from None
         if data.get("digest") != sealed["digest"]:
             raise SpecError(
                 f"was altered: its digest is {data.get('digest')!s:.16}… but what it says has "

@@ -9,13 +9,13 @@ import resource
 import signal
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
 from concord.spec.errors import SpecError
-from tests.toys.containers import EVERY
 from tests.toys.mutations import mutated
 
 SECONDS = 20
@@ -110,7 +110,7 @@ def campaign(
         for seed in range(first, first + times):
             random = Random(seed)
             name = random.choice(sorted(names or right))
-            (here / name).write_bytes(mutated(right[name], name, random, EVERY))
+            (here / name).write_bytes(mutated(right[name], name, random))
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             signal.setitimer(signal.ITIMER_REAL, PATIENCE)
             try:
@@ -126,17 +126,10 @@ def campaign(
                 tally.wrong += [
                     f"{seed} {name}: not one line that names the file: {line[:200]!r}" for line in lines[:1]
                 ]
-            except BaseException as error:
-                if isinstance(error, KeyboardInterrupt):
-                    raise
-                frames = []
-                trace = error.__traceback__
-                while trace:
-                    frames.append(f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}")
-                    trace = trace.tb_next
-                tally.wrong.append(
-                    f"{seed} {name}: {type(error).__name__}: {str(error)[:150]} at {' '.join(frames[-4:])}"
-                )
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # noqa: BLE001 - whatever is raised is wrong
+                tally.wrong.append(f"{seed} {name}: {traceback.format_exc(limit=-4)}")
             finally:
                 signal.setitimer(signal.ITIMER_PROF, 0)
                 signal.setitimer(signal.ITIMER_REAL, 0)
