@@ -1,7 +1,5 @@
 """Right alternatives are not flagged, and ways that are not admissible are (SPEC ALG-1 to ALG-9)."""
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -17,9 +15,9 @@ from concord.conformance.check import job_of
 from concord.conformance.fuzz.plan import Plan, sample
 from concord.conformance.mutants.matrix import plugin
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.cases import build_case, scenarios_of, standard_cases
+from concord.spec.cases import build_case, standard_cases
 from concord.spec.elementary import contract
-from tests.toys.surroundings import EACH_BACKEND, sample_of, toy
+from tests.toys.surroundings import EACH_BACKEND
 
 ALL = tuple(ALTERNATIVES.values())
 
@@ -142,40 +140,6 @@ def test_alternative_in_a_framework_computes_otherwise_and_is_not_flagged(mutate
     )
     assert not flagged(job.judge(run))
     assert any(not np.array_equal(plain.gradients[key], run.gradients[key]) for key in run.gradients)
-
-
-BY_HAND = (("torch", "amax"), ("torch", "max"), ("torch", "each"), ("jax", "max"))
-"""Softmax and its logarithm written by hand in a framework, and the function that gives the largest entry,
-whose gradient is not stopped.
-"""
-
-
-def quick_by_hand(_, run):
-    """Whether a scenario in a precision shows what others show too.
-
-    Many keys, and rows without any visible one.
-    """
-    return run in (("long", "float32"), ("ragged", "float64"))
-
-
-@pytest.mark.clause("ALG-3", "ALG-4")
-@pytest.mark.parametrize(
-    ("framework", "largest"),
-    [pytest.param(*form, marks=pytest.mark.xdist_group(form[0])) for form in BY_HAND],
-)
-@pytest.mark.parametrize(
-    "met",
-    sample_of([*itertools.product(scenarios_of("bert"), ("float64", "float32", "bfloat16"))], quick_by_hand),
-    ids="-".join,
-)
-def test_softmax_written_by_hand_is_not_flagged(open_worker, framework, largest, met):
-    (scenario, dtype), worker = met, open_worker(toy(framework, "by_hand"))
-    for variant in ("bert", "tf1-text-classifier"):  # masks that are added, and that replace
-        job = job_of(build_case(variant, scenario), dtype)
-        run = worker.run(
-            job.config, job.weights, job.batch, job.part, dtype, f"by_hand:{largest}", tap_gradients=True
-        )
-        assert not flagged(job.judge(run)), variant
 
 
 @pytest.mark.slow

@@ -88,13 +88,6 @@ def test_widths_are_multiples_and_those_of_a_step_are_one(tmp_path, small):
         "'multiple' is 0 but must be at least 1",
         "'together' is 0 but must be at least 1",
     ]
-    for (numbers, batch), (others, wider) in zip(
-        data.batches(made, config, 2), data.batches(made, config, 2, multiple=13), strict=True
-    ):
-        ids, padded = batch.required("input_ids"), wider.required("input_ids")
-        assert numbers.tolist() == others.tolist()
-        assert (padded[:, : ids.shape[1]] == ids).all()
-        assert (padded[:, ids.shape[1] :] == config.pad_id).all()
 
 
 def test_the_width_of_batches_can_be_fixed(tmp_path, small):

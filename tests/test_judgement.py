@@ -110,19 +110,6 @@ def test_verdict_says_where_and_by_how_much(case, run):
     assert abs(row.ratio - 0.25 / row.tolerance) < 1
 
 
-def test_what_was_not_delivered_does_not_count_among_what_was_judged(case, run):
-    names = ("layers.0.norm1", "logits")
-    wrong = other(run, "layers.0.norm1", put((2, 5, 7), lambda x: x + 0.25))
-    few = dataclasses.replace(wrong, taps={name: wrong.taps[name] for name in names}, gradients={})
-    verdict = verdict_of(case, few)
-    delivered = [row for row in verdict.table if row.note != "not delivered"]
-    lost = len(verdict.table) - len(delivered)
-    assert lost > 10
-    assert verdict.beyond.endswith(
-        f" of {len(delivered)} tensors lie beyond their tolerance; {lost} more were not delivered"
-    )
-
-
 # What is not there, or not what it should be.
 
 BIAS, WEIGHTS = "gradients.classifier.bias", "layers.0.attention.weights"
@@ -274,20 +261,10 @@ def test_only_the_step_that_erred_diverges_locally_and_all_that_follows_end_to_e
 
 
 @pytest.mark.clause("PRT-2")
-def test_pinned_taps_are_gone_on_from_and_gradients_flow_by_them():
+def test_the_slope_of_a_relu_whose_result_is_pinned_follows_the_result():
     def pinned_to(case, taps):
         return reference(case.config, case.weights, case.batch, gradients=True, pinned=taps)
 
-    case, inner = build_case("nndl-paddle", "ragged"), "layers.0.feed_forward.inner"
-    free = pinned_to(case, {})
-    same, moved = pinned_to(case, free.taps), pinned_to(case, {inner: -free.taps[inner]})
-    for found, expected in ((same.taps, free.taps), (same.gradients, free.gradients)):
-        assert [name for name in expected if not np.array_equal(found[name], expected[name])] == []
-    assert np.array_equal(moved.taps[inner], free.taps[inner])
-    assert np.array_equal(moved.taps["layers.0.feed_forward.activation"], np.maximum(-free.taps[inner], 0))
-    outer = "layers.0.feed_forward.outer.weight"
-    assert not np.array_equal(moved.gradients[outer], free.gradients[outer])
-    # The slope of a ReLU whose result is pinned follows the result.
     case, name = build_case("tf1-text-classifier", "full"), "layers.0.attention.value"
     free = pinned_to(case, {})
     dead = pinned_to(case, {name: np.where(np.arange(7) == 3, 0.0, free.taps[name])})

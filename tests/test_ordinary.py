@@ -1,7 +1,6 @@
 """Ordinary training: what is made of a plan, and that an interrupted run ends as one that was not."""
 
 import dataclasses
-import hashlib
 
 import numpy as np
 import pytest
@@ -99,15 +98,6 @@ def test_training_makes_the_steps_of_its_recipe_and_keeps_the_best(tmp_path):
     best = last.progress.best
     assert (best.step, (best.accuracy, -best.loss)) == max(found.items(), key=lambda item: item[1])
     assert runs.steps(tmp_path) == sorted({best.step, 11})
-    ids = hashlib.sha256().hexdigest()
-    for epoch in range(4):
-        names = [name for name, _ in batches(epoch)][: 4 if epoch == 3 else 5]
-        for place in range(0, len(names), 2):
-            names_of_step = [name for batch in names[place : place + 2] for name in batch]
-            ids = hashlib.sha256(
-                (ids + "\n" + "".join(f"{name}\n" for name in names_of_step)).encode()
-            ).hexdigest()
-    assert last.progress.samples == ids
 
 
 @pytest.mark.parametrize("halts", [[1, 4], [2, 3], [5, 6]])

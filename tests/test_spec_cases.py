@@ -3,9 +3,11 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
-from concord.spec.cases import build_case
+from concord import spec
+from concord.spec.cases import LONG, OWN, build_case, standard_cases
 from concord.spec.cases.files import FOLDER, drift, write_case
 
 
@@ -45,3 +47,43 @@ def test_what_was_changed_is_noticed(tmp_path, change, expected):
     change(tmp_path / "bert-single.json")
     problems = [problem for problem in drift(tmp_path) if not problem.endswith("is missing")]
     assert expected in problems[0]
+
+
+# A list of cases is a sequence.
+
+POSITIONS = "embeddings.position.weight"
+
+WHOLE = [name for name in spec.variants() if name not in OWN]
+
+
+def sizes(case):
+    return (*case.batch.required("input_ids").shape, case.config.d_model, case.config.vocab_size)
+
+
+@pytest.mark.parametrize("kept", ["mask", "weights", "inputs", "position of a shorter text"])
+@pytest.mark.parametrize("variant", WHOLE)
+def test_what_is_kept_from_an_earlier_call_shows(variant, kept):
+    """Whatever a backend keeps by shape, some later case of that shape is another."""
+    seen = {}
+    for case in standard_cases([variant]):
+        seen.setdefault(sizes(case), []).append(case)
+    first, *later = next(iter(seen.values()))
+    ids = first.batch.required("input_ids")
+
+    def real(case):
+        return case.batch.required("input_ids") != case.config.pad_id
+
+    if kept == "mask":
+        assert any(not np.array_equal(real(first), real(case)) for case in later)
+    elif kept == "weights":
+        assert all(
+            any(not np.array_equal(first.weights[name], case.weights.get(name)) for case in later)
+            for name in first.weights
+            if name != POSITIONS or variant == "bert"
+        )
+    elif kept == "inputs":
+        assert any(not np.array_equal(ids, case.batch.required("input_ids")) for case in later)
+    else:
+        longer = build_case(variant, "long").config
+        assert longer.max_positions > first.config.max_positions
+        assert longer.max_positions == LONG + longer.position_start

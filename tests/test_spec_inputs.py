@@ -48,13 +48,6 @@ def test_what_does_not_fit_is_refused(small, name, array, message):
     assert refused(small(), part, **{name: array}).startswith(f"{name!r} {message}")
 
 
-@pytest.mark.clause("INP-3")
-def test_one_class_has_two_labels(small):
-    assert "'labels' is 2 at (2,) but must lie in [0, 2)" in refused(
-        small(num_classes=1), labels=np.arange(7)
-    )
-
-
 @pytest.mark.clause("INP-1", "PRT-1")
 def test_batch_problems_are_all_listed(small):
     message = refused(small(), segment_ids=np.ones((7, 5), int), labels=None, cotangent=np.ones(3))

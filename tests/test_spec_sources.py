@@ -9,26 +9,10 @@ from concord.spec.sources import table
 from concord.spec.sources.names import problem
 from tests.toys.checkpoints import SIZES
 
-PARTS = [(source, part) for source in table.sources() for part in table.load(source).parts]
-
 
 def config_for(source, part):
     entry = table.load(source).parts[part]
     return spec.variant(table.load(source).variant, **{**SIZES, **entry.constants})
-
-
-@pytest.mark.parametrize(("source", "part"), PARTS)
-def test_weights_come_back_bit_for_bit(source, part):
-    entry, config = table.load(source), config_for(source, part)
-    weights = spec.initialize(config, seed=5, part=part)
-    native = table.native(entry, config, weights, part)
-    back = table.canonical(entry, config, native, part, positions=weights.get(table.POSITIONS))
-    assert list(back) == list(weights)
-    assert all(back[name].tobytes() == weights[name].tobytes() for name in weights)
-    again = table.native(entry, config, back, part)
-    assert {name: array.tobytes() for name, array in again.items()} == {
-        name: array.tobytes() for name, array in native.items()
-    }
 
 
 def test_all_problems_are_reported_at_once_in_the_source_s_names():
@@ -100,16 +84,6 @@ def test_a_table_that_is_like_another_has_its_other_parts_too(tmp_path):
         "bert-hugging-face",
         "bert-hugging-face",
     )
-
-
-@pytest.mark.parametrize(("source", "part"), PARTS)
-def test_a_configuration_comes_back_from_the_source_s_own(source, part):
-    entry, config = table.load(source), config_for(source, part)
-    stated = table.stated(entry, config, part)
-    again = table.configure(entry, stated, part)
-    fields = (*entry.parts[part].fields, *entry.parts[part].options, *entry.parts[part].constants)
-    assert {name: getattr(again, name) for name in fields} == {name: getattr(config, name) for name in fields}
-    assert table.stated(entry, again, part) == stated
 
 
 def test_a_model_that_the_source_does_not_have_is_refused_with_every_reason():

@@ -18,19 +18,23 @@ class Stepping:
 
     def __init__(self, case, late=0, usual=None):
         self.case, self.late, self.usual, self.steps = case, late, usual, 0
-        self.state = case.start
+        self.held = case.start
 
     def load(self, state, step):
         """Go on from elsewhere."""
-        self.state, self.steps = state, step
+        self.held, self.steps = state, step
+
+    def state(self):
+        """Return weights and optimizer state by name."""
+        return self.held
 
     def step(self, batches, report=False):
         """Make a step."""
         case = self.case if self.usual is None or self.steps >= self.late else self.usual
         trajectory, found = self.trajectory(case), {}
-        trajectory.load(self.state, self.steps)
+        trajectory.load(self.held, self.steps)
         trajectory.step(batches, lambda name, values: found.__setitem__(name, np.array(values)))
-        self.state, self.steps = trajectory.state(), trajectory.steps
+        self.held, self.steps = trajectory.state(), trajectory.steps
         said = (lambda name: True) if report else lambda name: name == "norm" or name.startswith("losses.")
         return {name: array for name, array in found.items() if said(name)}
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from concord.spec.arithmetic import Arithmetic
+from concord.conformance.expectation import JudgedTraining
 from concord.spec.reference import reference
-from concord.spec.training.trajectory import Trajectory
+from tests.toys.stepping import Stepping
 
 
 class Trainable:
@@ -20,44 +20,28 @@ class Trainable:
         self.infinite = infinite
 
     def train(self, request):
-        return NumpySession(request, self.infinite)
+        session = NumpySession(
+            JudgedTraining(request.config, request.weights, request.training, dtype="float64")
+        )
+        session.infinite = self.infinite
+        return session
 
 
-class NumpySession:
+class NumpySession(Stepping):
     """A session of training."""
 
-    def __init__(self, request, infinite):
-        assert request.training is not None
-        self.request, self.infinite = request, infinite
-        self.trajectory = Trajectory(request.config, request.weights, request.training, Arithmetic("float64"))
-
-    def load(self, state, step):
-        self.trajectory.load(state, step)
-        optimizer, recipe = self.trajectory.optimizer, self.trajectory.training.recipe
-        optimizer.powers = [optimizer.scalar(1.0)] * 2  # multiplied up, as without an interruption
-        for _ in range(step):
-            optimizer.powers = [
-                optimizer.power(power, beta)
-                for power, beta in zip(optimizer.powers, (recipe.beta1, recipe.beta2), strict=True)
-            ]
-
-    def state(self):
-        return {name: np.asarray(values) for name, values in self.trajectory.state().items()}
-
     def step(self, batches, report=False):
-        found = {}
-        wrong, names = self.trajectory.steps == self.infinite, ("losses.", "norm")
-        self.trajectory.step(
-            batches,
-            lambda name, values: (
-                found.update({name: np.array(values)}) if report or name.startswith(names) else None
-            ),
-        )
-        return {**found, "losses.0": np.array(np.inf)} if wrong else found
+        wrong = self.steps == self.infinite
+        return super().step(batches, report) | ({"losses.0": np.array(np.inf)} if wrong else {})
 
     def predict(self, batch):
-        weights = {name: node.value for name, node in self.trajectory.parameters.items()}
-        return reference(self.request.config, weights, batch).logits
+        prefix = "parameters."
+        weights = {
+            name.removeprefix(prefix): array
+            for name, array in self.state().items()
+            if name.startswith(prefix)
+        }
+        return reference(self.case.config, {**self.case.weights, **weights}, batch).logits
 
     def close(self):
         pass
