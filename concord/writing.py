@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pkgutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def check(
         [
             f"{one}: {why}; name another file to write"
             for one in given
-            if (why := _read_as(one, goes_on if one is paths[0] else None, within=one is not markdown))
+            if (why := _why_kept(one, goes_on if one is paths[0] else None))
         ]
     )
     if markdown is not None:
@@ -152,42 +153,30 @@ def read_page(path: Path) -> tuple[record.Record, str]:
         return made, page(made)
 
 
-PICTURES = (".html", ".svg", ".png", ".pdf")
+PICTURES = (".html", ".svg", ".png", ".pdf", ".md")
 """How names end of what no command reads."""
 
 
-def _places(read: Path) -> list[Path]:
-    """Return what is read where an option names it: a file in a checkpoint's folder stands for all of it."""
-    if not read.is_file():
-        return [read]
+def _places(*others: Path | None) -> Iterator[Path]:
+    """Yield what the command reads, but for others; a file of a checkpoint stands for its folder too."""
     from concord.porting.folder import CONFIGS  # what reads checkpoints need not be loaded by other commands
 
-    folder = read.absolute().parent
-    return (
-        [read, folder] if any((folder / mark).exists() for mark in (checkpoints.CONFIG, *CONFIGS)) else [read]
-    )
+    for read in READ:
+        if read not in others:
+            yield read
+            folder = read.absolute().parent
+            if read.is_file() and any((folder / mark).exists() for mark in (checkpoints.CONFIG, *CONFIGS)):
+                yield folder
 
 
-def _read_places(goes_on: Path | None = None) -> Iterator[Path]:
-    """Yield what the command reads, as :func:`_places` has it, but for what it goes on with."""
-    for one in READ:
-        yield from _places(one) if one != goes_on else ()
-
-
-def _read_as(written: Path, goes_on: Path | None, within: bool) -> str:
-    """Return why a file may not be written, if it is read; empty: it may.
-
-    Args:
-        goes_on: what is read and may be written.
-        within: whether a file of a folder that is read counts too: what commands made there may be made anew.
-    """
-    for read in _read_places(goes_on):
+def _why_kept(written: Path, *others: Path | None) -> str:
+    """Return why a file may not be written, if so; what commands made in a folder may be made anew."""
+    for read in _places(*others):
         if same_file(written, read):
             return "is read"
-        if within and read.is_dir() and written.is_file():
-            alike = (path for path in _inside(read) if _identity(path) == _identity(written))
-            if not all(map(_made, alike)):
-                return f"is a file of {read}, which is read"
+        inside = _held(read)
+        if written.is_file() and not all(_made(inside[one]) for one in _held(written) if one in inside):
+            return f"is a file of {read}, which is read"
     return ""
 
 
@@ -199,30 +188,14 @@ def _made(path: Path) -> bool:
         return False
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Return what all names of a file or folder have in common; None: there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _inside(folder: Path) -> Iterator[Path]:
-    """Yield all that is in a folder; links to folders are not followed."""
-    yield from (
-        Path(place) / name for place, folders, names in os.walk(folder) for name in (*folders, *names)
-    )
-
-
-def _identities(folder: Path) -> set[tuple[int, int] | None]:
-    """Return the identities of a folder and of all that is in it, or what links there lead to."""
-    return {_identity(path) for path in (folder, *_inside(folder))} - {None}
-
-
-def _around(path: Path) -> set[tuple[int, int] | None]:
-    """Return the identities of the folders that a file or folder lies in, which need not be there yet."""
-    return {_identity(parent) for parent in path.resolve().parents} - {None}
+def _held(path: Path) -> dict[tuple[int, int], Path]:
+    """Return a file, or a folder and all that is in it, by what all names of each have in common."""
+    found = {}
+    inside = (Path(place) / name for place, *names in os.walk(path) for name in (*names[0], *names[1]))
+    for one in (path, *inside):
+        with suppress(OSError):  # a link that leads nowhere
+            found[one.stat().st_dev, one.stat().st_ino] = one
+    return found
 
 
 def check_apart(folder: Path, replaced: bool = False) -> None:
@@ -233,21 +206,16 @@ def check_apart(folder: Path, replaced: bool = False) -> None:
             what is read.
 
     Raises:
-        SpecError: listing what of that it is.
+        SpecError: saying which.
     """
-    here = _identity(folder)
-    for read in _read_places():
-        there, why = _identity(read), ""
-        if (here is not None and here == there) or folder.resolve() == read.resolve():
-            why = "is read"
-        elif replaced and here is not None and here in _around(read):
-            why = f"holds {read}, which is read"
-        elif replaced and read.is_dir() and there in _around(folder) and read in READ:
-            why = f"lies in {read}, which is read"
-        elif replaced and folder.is_dir() and _identities(folder) & _identities(read):
-            why = f"has files of {read}, which is read"
-        if why:
-            raise SpecError(f"{folder}: {why}; name another folder to write")
+    for read in _places():
+        within = read in READ and read.is_dir() and folder.resolve().is_relative_to(read.resolve())
+        if folder.resolve() == read.resolve() or (
+            replaced and (within or _held(folder).keys() & _held(read).keys())
+        ):
+            raise SpecError(
+                f"{folder}: is, holds or lies in {read}, which is read; name another folder to write"
+            )
 
 
 def check_folder(folder: Path) -> None:

@@ -76,8 +76,7 @@ def test_a_checkpoint_is_not_ported_onto_itself(tmp_path, source, spelling, invo
     code, output, lines = invoke(f"port {given} -o {target} --to concord --force")
     assert (code, output, len(lines)) == (2, "", 1)
     assert (
-        "which is read" in lines[0]
-        or "is read; name another folder" in lines[0]
+        "which is read; name another folder" in lines[0]
         or "cannot be written" in lines[0]
         or "is no folder" in lines[0]
     )
@@ -152,7 +151,7 @@ def test_a_run_is_not_begun_in_its_own_checkpoint(tmp_path, invoke):
         code, _, lines = invoke(
             f"train {checkpoint} --data {data} --backend tests.toys.numpy_backend:NumpyBackend --out {source}"
         )
-        assert (code, lines) == (2, [f"concord: error: {source}: is read; name another folder to write"])
+        assert (code, len(lines), f"{source}: is, holds or lies in " in lines[0]) == (2, 1, True)
     assert contents(tmp_path) == before
 
 
