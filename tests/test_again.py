@@ -15,13 +15,11 @@ from tests.toys.surroundings import options, suite, toy
 CARRIED = {
     "AddsGradients": (("ragged",), "gradients.classifier.bias", "run 2 of 2; the first agrees"),
     "KeepsItsMask": (("full", "equal"), "layers.0.attention.masked_scores", ""),
-    "CutsItsPositions": (("peaked", "single"), "embeddings.position", ""),
     "ShiftsAfterALongerText": (
         ("peaked", "single"),
         "embeddings.position",
         "run 2 of 2, after others; the first agrees",
     ),
-    "KeepsItsOutput": (("ragged", "peaked"), "logits", ""),
 }
 
 

@@ -166,10 +166,7 @@ def test_figures_are_files_that_hold_the_tokens(two, head):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("", "Missing argument 'CHECKPOINT'"),
-        ("{run}", "Missing argument 'TEXT'"),
         ("nowhere 天", "nowhere: no such file or folder"),
-        ("{run} 天 --dtype float31", "unknown dtype 'float31'"),
         ("{run} 天 --layer 99", "--layer is 99 but must be from 0 to 1"),
     ],
 )

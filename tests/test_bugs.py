@@ -87,21 +87,13 @@ A, B = np.random.default_rng(3).standard_normal((2, 3, 5, 7))
 
 SAME = {
     "sum": (lambda o, a, b: o.sum(a, 1), lambda a, b: a.sum(1, keepdims=True)),
-    "all": (lambda o, a, b: o.sum(a), lambda a, b: a.sum()),
     "max": (lambda o, a, b: o.max(a, 0), lambda a, b: a.max(0, keepdims=True)),
-    "mean": (lambda o, a, b: o.mean(a, -1), lambda a, b: a.mean(-1, keepdims=True)),
-    "exp": (lambda o, a, b: o.exp(a), lambda a, b: np.exp(a)),
-    "log": (lambda o, a, b: o.log(a * a), lambda a, b: np.log(a * a)),
     "operators": (lambda o, a, b: 1.0 - (-a + b * 2.0) / (2.0 / b), lambda a, b: 1 - (-a + b * 2) / (2 / b)),
     "softmax": (lambda o, a, b: o.softmax(a, 1), lambda a, b: np.exp(a) / np.exp(a).sum(1, keepdims=True)),
-    "transpose": (lambda o, a, b: o.transpose(a, (2, 0, 1)), lambda a, b: a.transpose(2, 0, 1)),
     "concat": (lambda o, a, b: o.concat([a, b], 1), lambda a, b: np.concatenate([a, b], 1)),
     "where": (lambda o, a, b: o.where(a > b, a, b), np.maximum),
-    "where constant": (lambda o, a, b: o.where(a < 0.0, a, 1.5), lambda a, b: np.where(a < 0, a, 1.5)),
     "index": (lambda o, a, b: a[:, None, 1:3], lambda a, b: a[:, None, 1:3]),
-    "reshape": (lambda o, a, b: o.reshape(a, (5, 21)), lambda a, b: a.reshape(5, 21)),
     "einsum": (lambda o, a, b: o.einsum("tqk,tsk->tqs", a, b), lambda a, b: np.einsum("tqk,tsk->tqs", a, b)),
-    "matrix": (lambda o, a, b: a @ o.reshape(b, (3 * 5, 7))[:7], lambda a, b: a @ b.reshape(15, 7)[:7]),
 }
 
 

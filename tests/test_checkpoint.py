@@ -65,19 +65,6 @@ def test_checkpoint_comes_back_bit_for_bit(variant_config, tmp_path):
         }
 
 
-def test_checkpoint_for_prediction_needs_neither_state_nor_texts(small, tmp_path):
-    config = small()
-    checkpoint.write(tmp_path / "c", TrainingCheckpoint(config, spec.initialize(config)))
-    found = checkpoint.read(tmp_path / "c")
-    assert (found.labels, found.encoder, found.recipe, found.state) == (None, None, None, {})
-    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == [
-        "config.toml",
-        "contents.json",
-        "progress.json",
-        "weights.safetensors",
-    ]
-
-
 def test_parts_that_do_not_fit_are_listed_together(small, tmp_path):
     given = trained(small())
     weights = {**given.weights, "classifier.bias": np.zeros(5), "extra": np.zeros(3)}

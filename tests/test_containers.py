@@ -3,7 +3,6 @@
 And whatever bytes there are, they are read or refused in a line; no pickle runs.
 """
 
-import collections
 import json
 import os
 import pickle
@@ -178,17 +177,6 @@ def test_what_a_pickle_may_name_it_cannot_change(tmp_path, name):
     assert repr(paddle.ALLOWED[name]) == said
     (tmp_path / "right.pdparams").write_bytes(pickle.dumps(ARRAYS, 2))
     assert PADDLE.read(tmp_path / "right.pdparams")["a"].bits().tolist() == ARRAYS["a"].tolist()
-
-
-def test_a_pickle_that_holds_itself_is_refused(tmp_path):
-    loop = []
-    loop.append(loop)
-    path = tmp_path / WRITTEN[PADDLE]
-    path.write_bytes(pickle.dumps(loop))
-    with pytest.raises(SpecError, match="deep"):
-        PADDLE.read(path)
-    path.write_bytes(pickle.dumps(collections.OrderedDict(a=3)))
-    assert PADDLE.read(path) == {}
 
 
 def test_no_file_of_others_is_opened_by_whoever_asks(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from concord import backends
 from concord.backends.interface import Unsupported, refuse_tf32, refusing_nondeterminism
 from concord.backends.wire import WorkerFailure
 from concord.backends.worker import environment
-from concord.conformance import Repeats, Setup, check_jobs, conduct, doctor, record
+from concord.conformance import Setup, check_jobs, conduct, doctor, record
 from concord.conformance.doctor import Installed
 from concord.conformance.html import page
 from concord.conformance.judging import judge_tensor
@@ -299,13 +299,6 @@ def test_what_does_not_agree_under_strict_is_not_attributed():
 
 
 # The same again.
-
-
-def test_repeated_runs_that_are_the_same_are_bit_equal():
-    report = checked(RIGHT, cases=("bert-single", "bert-ragged"), repeat=3)
-    assert [result.repeats for result in report.results] == [Repeats(3), Repeats(3)]
-    assert repetitions(report) == [f"{RIGHT}: 3 runs each of 2 jobs: bit-equal"]
-    assert repetitions(checked(RIGHT)) == []
 
 
 def test_repeated_runs_that_differ_are_named_in_the_order_of_computation():

@@ -85,9 +85,6 @@ def test_a_pooling_is_read_in_older_and_newer_words(tmp_path, said, pooling):
             {"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": True},
             'pools by "mean" and "lasttoken"',
         ),
-        ({"pooling_mode": ["cls", "mean"]}, 'pools by "cls" and "mean"'),
-        ({"pooling_mode": "weightedmean"}, 'pools by "weightedmean"'),
-        ({"pooling_mode": [["mean"]]}, 'pools by \\["mean"\\]'),
         ({"pooling_mode": "mean", "include_prompt": False}, "'include_prompt' is false but must be true"),
         ([], "holds a list but must hold a JSON object"),
     ],
@@ -105,9 +102,6 @@ def test_a_pooling_that_the_family_does_not_have_is_refused_by_name(tmp_path, sa
     "kinds",
     [
         ["Transformer", "Pooling", "Dense"],
-        ["Transformer"],
-        ["Pooling", "Transformer"],
-        ["Transformer", "Pooling", "Normalize", "Normalize"],
     ],
 )
 def test_other_modules_are_refused_by_name(tmp_path, kinds, invoke):

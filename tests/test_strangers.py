@@ -88,11 +88,6 @@ STRANGE = {
             "nearest is the variant bert: the names of its tensors are the same",
         ),
     ),
-    "escapes": (
-        begun("\x1b[31m."),
-        {"model_type": "\x1b[31m" * 9000, "architectures": ["\x9b" * 9000]},
-        ("model_type '\\x1b[31m", "nearest is the variant bert"),
-    ),
 }
 
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from concord.spec.tensors import output_name
 from tests.toys.numpy_backend import NumpyBackend, _reference_module
 
 POSITIONS = "embeddings.position.weight"
@@ -51,18 +50,6 @@ class KeepsItsMask(NumpyBackend):
             _reference_module.Model = right
 
 
-class CutsItsPositions(NumpyBackend):
-    """Makes a table of positions for each configuration, as long as its first text."""
-
-    def run(self, request):
-        length = self.__dict__.setdefault("lengths", {}).setdefault(
-            (request.config, request.dtype), tokens_of(request)
-        )
-        table = request.weights[POSITIONS].copy()
-        table[length + request.config.position_start :] = 0
-        return super().run(replace(request, weights={**request.weights, POSITIONS: table}))
-
-
 class ShiftsAfterALongerText(NumpyBackend):
     """Has a buffer of positions for each configuration that grows with its texts, and reads it from its
     end.
@@ -74,17 +61,6 @@ class ShiftsAfterALongerText(NumpyBackend):
         longest[key] = max(longest.get(key, 0), tokens_of(request))
         table = np.roll(request.weights[POSITIONS], tokens_of(request) - longest[key], axis=0)
         return super().run(replace(request, weights={**request.weights, POSITIONS: table}))
-
-
-class KeepsItsOutput(NumpyBackend):
-    """Keeps its output by the shape of a text."""
-
-    def run(self, request):
-        run, name = super().run(request), output_name(request.config, request.part)
-        kept = self.__dict__.setdefault("kept", {}).setdefault(
-            (request.dtype, request.batch.required("input_ids").shape), run.output
-        )
-        return replace(run, output=kept, taps={**run.taps, name: kept})
 
 
 class FailsAgain(NumpyBackend):
