@@ -147,15 +147,6 @@ def test_without_such_a_step_two_that_write_are_still_told_from_each_other(tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_the_command_writes_where_it_is_told(tmp_path, invoke, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    porting.write(porting.from_weights(CONFIG, NEW), tmp_path / "new", "concord")
-    assert invoke("port", "new", "-o", "a/b/out", "--to", "keras")[0] == 0
-    code, _, lines = invoke("port", "new", "-o", "a/b/out", "--to", "torch")
-    assert (code, len(lines), bits(tmp_path / "a/b/out")) == (2, 1, in_bytes(NEW))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "new"]
-
-
 def test_classes_that_are_counted_but_not_named_are_still_as_many(tmp_path):
     source = hugging_face(tmp_path / "one")  # says num_labels, and no id2label
     porting.write(porting.read(source), tmp_path / "other", "hugging-face-bin")

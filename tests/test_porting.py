@@ -351,8 +351,6 @@ def test_what_no_graph_can_be_is_refused(tmp_path):
     mixed = {**WEIGHTS, "classifier.bias": WEIGHTS["classifier.bias"].astype(np.float64)}
     with pytest.raises(SpecError, match="must have one dtype"):
         porting.write(porting.from_weights(CONFIG, mixed), tmp_path / "graph", "onnx")
-    with pytest.raises(SpecError, match="taps are outputs of onnx alone"):
-        porting.write(porting.from_weights(CONFIG, WEIGHTS), tmp_path / "graph", "concord", taps=True)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -182,10 +182,3 @@ def test_names_that_were_made_to_do_harm_are_shown_short_and_escaped(tmp_path, i
         assert all(len(line) < 4500 and line.isprintable() for line in output.splitlines())
         assert "\\x1b]0;title\\x07\\n2 fakes\\u202e" in output
         assert not any(line.startswith("2 fakes") for line in output.splitlines())
-    save_file(
-        {**load_file(one / "model.safetensors"), LONG: np.ones(3), HARM: np.ones(3)},
-        one / "model.safetensors",
-    )
-    code, _, lines = invoke("port", one, "-o", tmp_path / "never", "--to", "concord")
-    assert (code, len(lines)) == (2, 2)
-    assert all(len(line) < 900 and line.isprintable() for line in lines)

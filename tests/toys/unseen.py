@@ -104,11 +104,6 @@ def short_softmax(run, name, y):
     return powers / powers.sum(-1, keepdims=True)
 
 
-def without_late_keys(run, name, y):
-    y[..., 8:] = 0
-    return y / np.maximum(y.sum(-1, keepdims=True), 1e-30)
-
-
 def context_of(weights, values=lambda v: v):
     def change(run, name, y):
         w, v = run.beside(name, "weights").value, run.beside(name, "value").value
