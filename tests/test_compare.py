@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -192,14 +193,14 @@ def confused(model):
 
 
 BUGS = {
-    epsilon: ("layers.1.norm1", "norm_epsilon"),
-    tanh: ("layers.0.act", "activation_gelu_tanh"),
-    transposed: ("layers.1.attention.value", "weight_transposed"),
-    rounded: ("layers.0.outer", "weight_bfloat16"),
-    unscaled: ("layers.1.attention.output", "scale_left_out"),
-    unbiased: ("output[logits]", "bias_left_out"),
-    mixed: ("layers.0.attention.key", ""),
-    confused: ("layers.1.attention.key", "parameters_exchanged"),
+    epsilon: ("layers.1.norm1", "norm_epsilon", "native_layer_norm"),
+    tanh: ("layers.0.act", "activation_gelu_tanh", "gelu"),
+    transposed: ("layers.1.attention.value", "weight_transposed", "t"),
+    rounded: ("layers.0.outer", "weight_bfloat16", "t"),
+    unscaled: ("layers.1.attention.output", "scale_left_out", "mul"),
+    unbiased: ("output[logits]", "bias_left_out", "addmm"),
+    mixed: ("layers.0.attention.key", "", "t"),
+    confused: ("layers.1.attention.key", "parameters_exchanged", "t"),
 }
 
 
@@ -208,12 +209,21 @@ def test_a_bug_is_found_where_it_is_and_named(bug):
     wrong = encoder()
     bug(wrong)
     verdict = compare(encoder(), wrong, texts())
-    first, cause = BUGS[bug]
+    first, cause, operation = BUGS[bug]
     assert verdict.status == "diverges"
     assert verdict.first in (first, "classifier" if first.startswith("output") else first)
     explained = verdict.explained()
     assert (explained.cause.hypothesis if explained.cause else "") == cause
     assert "made between" in str(verdict)
+    line = r"modules\.py:\d+"
+    assert re.search(rf"differs is {operation} \(({line})\), by .* tolerances; .* stands at \1", str(verdict))
+
+
+def test_operations_that_part_are_said():
+    wrong = encoder(Fused)
+    wrong.layers[0].attention.output.bias.data.zero_()
+    said = str(compare(encoder(), wrong, texts()))
+    assert re.search(r"part: _to_copy \(modules.py:\d+\) in the reference, \w+ \(modules.py:\d+\) in", said)
 
 
 def test_a_wrong_derivative_is_said_to_be_one_alone():

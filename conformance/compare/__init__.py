@@ -13,7 +13,7 @@ from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError, unknown
 
 if TYPE_CHECKING:
-    from concord.conformance.compare.comparison import ModelComparison, Reference
+    from concord.conformance.compare.comparison import ModelComparison
     from concord.conformance.verdict import Verdict
 
 DECLARATIONS = (BLIND_ROWS_ZERO, UNCOMPUTED_PADDING)
@@ -70,7 +70,8 @@ def prepare(
     from torch import nn
 
     from concord.conformance.compare import candidates
-    from concord.conformance.compare.comparison import ModelComparison, Reference
+    from concord.conformance.compare.comparison import ModelComparison
+    from concord.conformance.compare.reference import ModuleReference
 
     for name in declared:
         if name not in DECLARATIONS:
@@ -80,14 +81,22 @@ def prepare(
     if way and candidate is not None:
         raise SpecError(f"way is {way!r}, but a candidate is given too: it is for the reference's own module")
     args, kwargs = candidates.called_with(reference, inputs)
-    right = candidates.prepared(Reference(reference, args, kwargs, gradients), way)
-    if isinstance(candidate, nn.Module):
-        right = candidates.in_dtype(right, candidates.dtype_of(candidate))
+    right = ModuleReference(reference, args, kwargs, gradients)
+    candidate = candidates.in_way(right.model, way) if candidate is None else candidate
+    module, rerun = isinstance(candidate, nn.Module), None
+    right = candidates.in_dtype(right, candidate) if module else right
     progress("running the candidate")
-    given = candidates.run_way(right, way) if candidate is None else _run(right, candidate, python)
-    given = candidates.renamed(given, names) if names else given
+    given = (
+        candidates.run_module(right, candidate, way == "compile")
+        if module
+        else candidates.run(right, candidate, python)
+    )
+    called = candidates.renamed(given, names or {})
+    if module and way != "compile":
+        rerun = candidates.rerunning(right, candidate, called)
+    given = {called[name]: array for name, array in given.items()}
     whole = isinstance(candidate, (str, Path)) and Path(candidate).suffix == ".onnx"
-    return ModelComparison(right, given, declared, progress, not way, whole)
+    return ModelComparison(right, given, declared, progress, not way, whole, rerun)
 
 
 def assert_same(reference: Any, candidate: Any = None, inputs: Any = None, **options: Any) -> None:
@@ -99,27 +108,6 @@ def assert_same(reference: Any, candidate: Any = None, inputs: Any = None, **opt
     """
     verdict = compare(reference, candidate, inputs, **options)
     assert verdict.passed, str(verdict)
-
-
-def _run(reference: Reference, candidate: Any, python: str | None) -> dict[str, Any]:
-    """Return what a candidate computes of the reference's inputs, as arrays by name."""
-    from torch import nn
-
-    from concord.conformance.compare import alone, candidates
-
-    if isinstance(candidate, nn.Module):
-        return candidates.run_module(reference, candidate)
-    if isinstance(candidate, Mapping):
-        return candidates.run_arrays(reference, candidate)
-    if isinstance(candidate, str) and ":" in candidate and not Path(candidate).exists():
-        return candidates.run_alone(reference, candidate, python)
-    if isinstance(candidate, (str, Path)):
-        return candidates.run_file(reference, Path(candidate))
-    if callable(candidate):
-        return candidates.run_arrays(reference, alone.called(candidate, candidates.inputs_of(reference)))
-    raise SpecError(
-        f"the candidate is a {type(candidate).__name__} but must be a module, arrays, a file, or a function"
-    )
 
 
 __all__ = ["DECLARATIONS", "assert_same", "compare", "prepare"]

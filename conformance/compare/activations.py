@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from concord.conformance.compare.arithmetic import Computed, ExactMode
+from concord.conformance.compare.arithmetic import Computed, ExactMode, value_of
 from concord.conformance.expectation import is_gradient
 from concord.spec.errors import SpecError
 
@@ -59,11 +59,14 @@ class Activations:
 
 def numbers(tensor: Tensor) -> NDArray[np.floating]:
     """Return a tensor as an array: the value that it has in an arithmetic, half precisions as float32."""
-    if isinstance(tensor, Computed):
-        with _disable_current_modes():  # the arithmetic would take the value for an operand
-            return tensor.value.numpy()
-    tensor = tensor.detach().cpu()
-    return (tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor).numpy()
+    with _disable_current_modes():  # an arithmetic would take it for an operand
+        tensor = value_of(tensor) if isinstance(tensor, Computed) else tensor.detach().cpu()
+        return (tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor).numpy()
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """Return the name of a tensor's dtype."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 class _Pinned(torch.autograd.Function):
@@ -96,8 +99,7 @@ def observe(
     cotangents: Mapping[str, Tensor] | None = None,
     take: Take | None = None,
     pin: Pin = lambda name: None,
-    taps: bool = True,
-    program: Callable[..., Any] | None = None,
+    program: nn.Module | None = None,
 ) -> Activations:
     """Run a module and return what it computes.
 
@@ -107,7 +109,6 @@ def observe(
         cotangents: of outputs: the scalar is the sum of their products. None: no gradients.
         take: called with each tensor, which is not kept then; it may raise :class:`Finished`.
         pin: says what is used in place of an activation, and of its gradient on the way back.
-        taps: whether activations are wanted besides the outputs.
         program: what runs in the module's place, such as what a compiler made of it: it shows outputs alone.
 
     Raises:
@@ -119,16 +120,12 @@ def observe(
         found.tensors[name] = tensor.clone()
 
     hooks = _Hooks(found.modules, take or keep, pin, cotangents is not None)
-    submodules = list(model.named_modules())[1:] if taps and program is None else []
+    submodules = list(model.named_modules())[1:] if program is None else []
     handles = [module.register_forward_hook(partial(hooks.called, path)) for path, module in submodules]
     try:
         with torch.set_grad_enabled(cotangents is not None):
-            result = (
-                (model if program is None else program)(*inputs, **keywords)
-                if parameters is None
-                else torch.func.functional_call(
-                    model, dict(parameters), tuple(inputs), dict(keywords), tie_weights=True
-                )
+            result = torch.func.functional_call(
+                program or model, dict(parameters or {}), tuple(inputs), dict(keywords)
             )
             outputs = named(result, OUTPUT)
             if not outputs:
@@ -210,21 +207,13 @@ def _differentiated(
             yield name, gradient.detach()
 
 
-def _parts(result: Any) -> list[tuple[str, Any]]:
-    """Return what a result is made of, by key or place; nothing for what is not made of parts."""
-    if isinstance(result, Mapping):
-        return [(str(key), part) for key, part in result.items()]
-    return (
-        [(str(place), part) for place, part in enumerate(result)] if isinstance(result, (tuple, list)) else []
-    )
-
-
 def _floating(result: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield the floating-point tensors of what a module returns, each by its place."""
     if isinstance(result, Tensor) and result.is_floating_point():
         yield place, result
-    for key, part in _parts(result):
-        yield from _floating(part, f"{place}.{key}" if place else key)
+    elif isinstance(result, (Mapping, tuple, list)):
+        for key, part in result.items() if isinstance(result, Mapping) else enumerate(result):
+            yield from _floating(part, f"{place}.{key}" if place else str(key))
 
 
 def named(result: Any, stem: str) -> dict[str, Tensor]:

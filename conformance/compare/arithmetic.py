@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+import tomllib
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import cache, reduce
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,7 +28,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,
     return_and_correct_aliasing,
 )
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 aten = torch.ops.aten
 
@@ -52,123 +53,12 @@ LEAST = {dtype: torch.finfo(dtype).smallest_normal for dtype in ROUNDOFF}
 ABSORBS = 1e3
 """Beside a term of this size one that the precision cannot keep is lost: the sum is rounded (SPEC MSK-5)."""
 
-EXACT = frozenset(
-    [
-        "view",
-        "permute",
-        "transpose",
-        "t",
-        "expand",
-        "unsqueeze",
-        "squeeze",
-        "slice",
-        "select",
-        "index",
-        "embedding",
-        "cat",
-        "split_with_sizes",
-        "clone",
-        "copy",
-        "alias",
-        "detach",
-        "lift_fresh",
-        "lift_fresh_copy",
-        "repeat",
-        "as_strided",
-        "unfold",
-        "diagonal",
-        "relu",
-        "where",
-        "maximum",
-        "minimum",
-        "fmax",
-        "fmin",
-        "amax",
-        "amin",
-        "max",
-        "min",
-        "clamp",
-        "clamp_min",
-        "clamp_max",
-        "abs",
-        "neg",
-        "sign",
-        "full_like",
-        "new_empty_strided",
-        "gather",
-        "index_select",
-        "constant_pad_nd",
-        "flip",
-        "sort",
-        "topk",
-        "scatter",
-        "slice_scatter",
-        "masked_select",
-        "masked_scatter",
-        "nonzero",
-        "hardtanh",
-        "max_pool2d_with_indices",
-        "max_pool3d_with_indices",
-        "adaptive_max_pool2d",
-        "histc",
-        "bincount",
-        "floor",
-        "ceil",
-        "round",
-        "trunc",
-        "cummax",
-        "cummin",
-        "isnan",
-        "isinf",
-        "resize",
-        "ldexp",
-        "logical_not",
-        "_conj_physical",
-        "complex",
-        "view_as_real",
-        "view_as_complex",
-        "_reshape_copy",
-        "set_",
-        "copysign",
-    ]
-)
+RULES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("operations.toml").read_text())
+
+EXACT = frozenset(RULES["exact"])
 """Operations that select, move or compare: they do not round."""
 
-UNITS = {
-    **dict.fromkeys(
-        [
-            "exp",
-            "log",
-            "sin",
-            "cos",
-            "sigmoid",
-            "log1p",
-            "expm1",
-            "exp2",
-            "log2",
-            "log10",
-            "tan",
-            "asin",
-            "acos",
-            "atan",
-        ],
-        4,
-    ),
-    **dict.fromkeys(["sinh", "cosh", "atan2", "logit", "lgamma", "erfc"], 8),
-    **dict.fromkeys(["rsqrt", "pow", "reciprocal", "hypot"], 2),
-    **dict.fromkeys(
-        [
-            "add",
-            "sub",
-            "mul",
-            "div",
-            "sqrt",
-            "fmod",
-            "remainder",
-        ],
-        1,
-    ),
-}
+UNITS: dict[str, float] = RULES["units"]
 """By how many unit roundoffs the result of an elementwise operation may err."""
 
 SATURATING = ("erf", "tanh", "sin", "cos")
@@ -210,7 +100,7 @@ class Computed(Tensor):
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return (ExactMode.active or ExactMode()).perform(func, args, dict(kwargs or {}))
+        return (ExactMode.active or ExactMode()).__torch_dispatch__(func, types, args, kwargs)
 
 
 def computed(entry: Any) -> Any:
@@ -272,7 +162,7 @@ class ExactMode(TorchDispatchMode):
         edited: a bug that operations have (:class:`concord.conformance.compare.edits.Injected`).
 
     Attributes:
-        foreign: how often each operation without a rule occurred.
+        foreign: operations without a rule that occurred.
         samples, corner: as those of :class:`concord.spec.arithmetic.Arithmetic`.
         backward: whether it is on the way back.
     """
@@ -283,7 +173,7 @@ class ExactMode(TorchDispatchMode):
     def __init__(self, blind_rows_zero: bool = False, edited: Any = None) -> None:
         super().__init__()
         self.blind_rows_zero, self.edited = blind_rows_zero, edited
-        self.foreign: Counter[str] = Counter()
+        self.foreign: set[str] = set()
         self.outer: list[ExactMode | None] = []
 
     def __enter__(self) -> ExactMode:
@@ -300,7 +190,7 @@ class ExactMode(TorchDispatchMode):
         return y
 
     def summed(
-        self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Counted], accumulation: float = SUMMED
+        self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Any], accumulation: float = SUMMED
     ) -> Tensor:
         """Return a sum; how many terms it has and the sum of their squares is counted where it is needed."""
         return y
@@ -318,16 +208,14 @@ class ExactMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return self.perform(func, args, dict(kwargs or {}))
-
-    def perform(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Compute an operation, written out if there is a rule or a decomposition."""
+        kwargs = dict(kwargs or {})
         name = func.overloadpacket.__name__
         if self.edited is not None:
-            operation = Operation(func, args, kwargs)
-            if self.edited.applies(operation):
-                with self:
-                    return self.edited.made(operation)
+            with self:
+                made = self.edited.made(Operation(func, args, kwargs))
+            if made is not NotImplemented:
+                return made
         written_out = WRITTEN_OUT.get(name)
         if written_out is not None or func in DECOMPOSITIONS:
             with self:
@@ -340,7 +228,7 @@ class ExactMode(TorchDispatchMode):
         bare = name.rstrip("_") if func._schema.is_mutable else name
         if bare == "_to_copy" or (bare == "copy" and func._schema.is_mutable):
             return self._converted(func, bare, args, kwargs)
-        floats = [x for x in _tensors(args, kwargs) if x.dtype in ROUNDOFF]
+        floats = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dtype in ROUNDOFF]
         stated = kwargs.get("dtype")
         dtype = stated if stated in ROUNDOFF else _nominal(floats)
         if stated in ROUNDOFF:
@@ -349,8 +237,8 @@ class ExactMode(TorchDispatchMode):
             kwargs["dtype"] = None
         given, named = tree_map(self.operand, (tuple(args), kwargs))
         y = func(*given, **named)
-        if isinstance(y, Tensor) and y.dtype in ROUNDOFF:
-            erred = self._rule(bare, y, _like(y, dtype), given, named, floats)
+        if bare in SUMS or (isinstance(y, Tensor) and y.dtype in ROUNDOFF):
+            erred = self._rule(bare, y, dtype, given, named, floats)
             if torch.Tag.inplace_view in func.tags:  # such as transpose_: the operand has another shape now
                 return return_and_correct_aliasing(func, tuple(args), kwargs, args[0])
             if func._schema.is_mutable:
@@ -369,35 +257,38 @@ class ExactMode(TorchDispatchMode):
         if source.dtype not in ROUNDOFF or ROUNDOFF[target] > ROUNDOFF[source.dtype]:
             value = self.erred(_wide(value), target, 1)
         if name == "copy":
-            if not isinstance(args[0], Computed):
-                args[0].copy_(value)
-                return args[0]
-            args[0].value.copy_(value)
+            (args[0].value if isinstance(args[0], Computed) else args[0]).copy_(value)
             return args[0]
-        others = {key: entry for key, entry in kwargs.items() if key != "dtype"}
         wide = torch.complex128 if target.is_complex else torch.float64
-        return Computed(func(value, dtype=wide, **others), target)
+        return Computed(value.to(wide, copy=True), target)
 
     def _rule(
         self,
         name: str,
-        y: Tensor,
+        y: Any,
         dtype: torch.dtype,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         floats: Sequence[Tensor],
-    ) -> Tensor:
+    ) -> Any:
         """Return the result of an operation with what it may err by."""
+        dtype = _like(y, dtype)
         if name in EXACT or not floats:
             return y
         if name in SUMS:
             accumulation = ROUNDOFF[dtype] if name in IN_PLACE else SUMMED
-            return self.summed(y, dtype, lambda: SUMS[name](y, *args, **kwargs), accumulation)
+            counted: Any = cache(lambda: SUMS[name](y, *args, **kwargs))
+            if isinstance(y, Tensor):
+                return self.summed(y, dtype, counted, accumulation)
+            each = (lambda place=place: [part[place] for part in counted()] for place in range(len(y)))
+            return tuple(
+                one if one is None else self.summed(one, dtype, of) for one, of in zip(y, each, strict=True)
+            )
         if name in ("add", "sub", "rsub") and len(args) > 1:
             return self._added(y, dtype, args)
-        units = float(UNITS.get(name, FOREIGN))
+        units = UNITS.get(name, FOREIGN)
         if name not in UNITS and name not in SATURATING:
-            self.foreign[name] += 1
+            self.foreign.add(name)
         if name in CONSTANT and not isinstance(args[1], Tensor) and not _holds(dtype, args[1]):
             units += 1
         if name == "pow" and not isinstance(args[1], Tensor) and args[1] == 2:
@@ -448,10 +339,11 @@ class Perturbed(ExactMode):
         return torch.addcmul(y, size.masked_fill_(held, 0), self.noise(y))
 
     def summed(
-        self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Counted], accumulation: float = SUMMED
+        self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Any], accumulation: float = SUMMED
     ) -> Tensor:
         """Perturb a sum by what rounding in an unknown order of summation may do."""
-        (terms, total), square = counted(), _squared(y)
+        (count, total), square = counted(), _squared(y)
+        terms = torch.clamp(torch.as_tensor(count), min=1)
         accumulation = min(ROUNDOFF[dtype], accumulation)
         several = (terms > 1) * 1.0  # one term alone is not rounded
         variance = several * terms / 3 * square
@@ -492,7 +384,7 @@ class Rounded(ExactMode):
         return _wide(y.to(dtype))
 
     def summed(
-        self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Counted], accumulation: float = SUMMED
+        self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Any], accumulation: float = SUMMED
     ) -> Tensor:
         """Round."""
         return self.erred(y, dtype, 1)
@@ -510,14 +402,6 @@ def plainly() -> Iterator[None]:
         yield
 
 
-def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    for entry in (*args, *kwargs.values()):
-        if isinstance(entry, Tensor):
-            yield entry
-        elif isinstance(entry, (list, tuple)):
-            yield from (one for one in entry if isinstance(one, Tensor))
-
-
 def _nominal(floats: Sequence[Tensor]) -> torch.dtype:
     """Return the dtype of a result: promoted over tensors, over scalars where there are only those."""
     ranked = [x.dtype for x in floats if x.ndim] or [x.dtype for x in floats]
@@ -528,15 +412,11 @@ def _wrapped(x: Any, dtype: torch.dtype) -> Any:
     return Computed(_wide(x), _like(x, dtype)) if isinstance(x, Tensor) and x.dtype in ROUNDOFF else x
 
 
-def _like(x: Tensor, dtype: torch.dtype) -> torch.dtype:
+def _like(x: Any, dtype: torch.dtype) -> torch.dtype:
     """Return the complex or real dtype of the precision that a dtype has, as a result is complex or real."""
-    return (
-        dtype
-        if x.is_complex() == dtype.is_complex
-        else dtype.to_complex()
-        if x.is_complex()
-        else dtype.to_real()
-    )
+    if isinstance(x, Tensor) and x.is_complex():
+        return dtype.to_complex()
+    return dtype.to_real() if dtype.is_complex else dtype
 
 
 def _aliased(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
@@ -566,19 +446,8 @@ def _product_added(
     return a.shape[-1] + 1, (beta * c) ** 2 + alpha**2 * torch.matmul(a * a, b * b)
 
 
-def _sum(y: Tensor, x: Tensor, dim: Any = None, keepdim: bool = False, **_: Any) -> Counted:
-    dims = tuple(range(x.ndim)) if dim is None or dim == [] else dim
-    return x.numel() / max(y.numel(), 1), _squared(x).sum(dims, keepdim=keepdim)
-
-
 def _mean(y: Tensor, x: Tensor, *rest: Any, **named: Any) -> Counted:
-    terms, squares = _sum(y, x, *rest, **named)
-    return terms, squares / terms**2
-
-
-def _running_sum(y: Tensor, x: Tensor, dim: int, **_: Any) -> Counted:
-    shape = [-1 if axis == dim % x.ndim else 1 for axis in range(x.ndim)]
-    return torch.arange(1.0, x.shape[dim] + 1).reshape(shape), torch.cumsum(x * x, dim)
+    return SUMS["sum"](y, x * (y.numel() / max(x.numel(), 1)), *rest, **named)
 
 
 def _transformed(y: Tensor, x: Tensor, dim: Sequence[int], normalization: int, *_: Any) -> Counted:
@@ -586,16 +455,6 @@ def _transformed(y: Tensor, x: Tensor, dim: Sequence[int], normalization: int, *
     terms = max(given, math.prod(y.shape[d] for d in dim))  # of a real result half the terms are given
     share = terms / given * float(terms) ** -normalization
     return terms, share * _squared(x).sum(tuple(dim), keepdim=True)
-
-
-def _convolved(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Counted:
-    squares = aten.convolution(x * x, weight * weight, None if bias is None else bias * bias, *rest)
-    return weight[0].numel() + (bias is not None), squares
-
-
-def _looked_up(y: Tensor, gradient: Tensor, ids: Tensor, rows: int, padding: int, *_: Any) -> Counted:
-    terms = torch.bincount(ids[ids != padding], minlength=rows).clamp(min=1)
-    return terms[:, None], aten.embedding_dense_backward(_squared(gradient), ids, rows, padding, False)
 
 
 def _averaged(operation: Callable[..., Tensor]) -> Callable[..., Counted]:
@@ -616,8 +475,8 @@ def _linear(operation: Callable[..., Tensor], *places: int) -> Callable[..., Cou
         places: of the operands that it adds up; by default all that hold floating-point numbers.
     """
 
-    def rule(y: Tensor, *args: Any, **named: Any) -> Counted:
-        def of(function: Callable[[Tensor], Tensor]) -> Tensor:
+    def rule(y: Any, *args: Any, **named: Any) -> Counted:
+        def of(function: Callable[[Tensor], Tensor]) -> Any:
             given = [
                 function(x)
                 if isinstance(x, Tensor) and x.dtype in ROUNDOFF and place in (places or (place,))
@@ -626,7 +485,7 @@ def _linear(operation: Callable[..., Tensor], *places: int) -> Callable[..., Cou
             ]
             return operation(*given, **named)
 
-        return of(torch.ones_like).clamp(min=1), of(torch.square)
+        return of(lambda x: torch.ones(x.shape, dtype=torch.float64)), of(_squared)
 
     return rule
 
@@ -634,50 +493,11 @@ def _linear(operation: Callable[..., Tensor], *places: int) -> Callable[..., Cou
 SUMS: dict[str, Callable[..., Counted]] = {
     **dict.fromkeys(("mm", "bmm", "mv", "dot"), _product),
     **dict.fromkeys(("addmm", "baddbmm", "addmv"), _product_added),
-    "sum": _sum,
     "mean": _mean,
-    "cumsum": _running_sum,
-    "convolution": _convolved,
-    "embedding_dense_backward": _looked_up,
     **dict.fromkeys(("_fft_r2c", "_fft_c2c", "_fft_c2r"), _transformed),
-    **{
-        name: _linear(getattr(aten, name))
-        for name in (
-            "index_add",
-            "scatter_add",
-            "index_put",
-            "_unsafe_index_put",
-            "scatter_reduce",
-        )
-    },
-    **{
-        name: _linear(getattr(aten, name), 0)
-        for name in (
-            "max_pool2d_with_indices_backward",
-            "max_pool3d_with_indices_backward",
-            "avg_pool2d_backward",
-            "avg_pool3d_backward",
-            "_adaptive_avg_pool2d_backward",
-            "upsample_nearest1d_backward",
-            "upsample_nearest2d_backward",
-            "upsample_linear1d_backward",
-            "upsample_bilinear2d_backward",
-            "upsample_bicubic2d_backward",
-        )
-    },
-    **{
-        name: _averaged(getattr(aten, name))
-        for name in ("avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
-    },
-    **{
-        name: _averaged(getattr(aten, name))
-        for name in (
-            "upsample_bilinear2d",
-            "upsample_bicubic2d",
-            "upsample_linear1d",
-            "_upsample_bicubic2d_aa",
-        )
-    },
+    **{name: _linear(getattr(aten, name)) for name in RULES["linear"]},
+    **{name: _linear(getattr(aten, name), 0) for name in RULES["linear_in_first"]},
+    **{name: _averaged(getattr(aten, name)) for name in RULES["averaged"]},
 }
 
 
@@ -816,25 +636,6 @@ def _variance(
     return total / max(free, 0), mean if keepdim else mean.reshape(total.shape)
 
 
-def _convolution_backward(
-    gradient: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *rest: Any
-) -> tuple[Tensor | None, ...]:
-    m = ExactMode.active
-    assert m is not None
-    *how, wanted = rest
-    g, a, w = (value_of(t) for t in (gradient, x, weight))
-    with _disable_current_modes():
-        found = aten.convolution_backward(g, a, w, bias_sizes, *how, wanted)
-        squares = aten.convolution_backward(g * g, a * a, w * w, bias_sizes, *how, wanted)
-        terms = (weight[:, 0].numel(), g.numel() / max(g.shape[1], 1), g.numel() / max(g.shape[1], 1))
-        return tuple(
-            None
-            if y is None
-            else Computed(m.summed(y, gradient.dtype, partial(tuple, (count, square))), x.dtype)
-            for y, square, count in zip(found, squares, terms, strict=True)
-        )
-
-
 def _grouped_product(a: Tensor, b: Tensor, ends: Tensor, bias: Any = None, dtype: Any = None) -> Any:
     """Return the product of each group of rows with a matrix of its own."""
     if a.ndim != 2 or bias is not None:
@@ -857,27 +658,10 @@ WRITTEN_OUT: dict[str, Callable[..., Any]] = {
     "var": lambda *args, **named: _variance(*args, **named)[0],
     "var_mean": _variance,
     "std": lambda *args, **named: torch.sqrt(_variance(*args, **named)[0]),
-    "convolution_backward": _convolution_backward,
     "_grouped_mm": _grouped_product,
     "_conj": lambda x: torch.conj_physical(torch.as_tensor(x)),  # autograd gives it plain numbers too
     "_neg_view": torch.neg,
 }
-
-KEPT = (
-    "addmm",
-    "linear",
-    "baddbmm",
-    "embedding",
-    "embedding_dense_backward",
-    "index_select",
-    "sum",
-    "mean",
-    "cumsum",
-    "mv",
-    "addmv",
-    "dot",
-)
-"""Operations that have a rule, whatever they might be decomposed into."""
 
 DECOMPOSITIONS = {
     **core_aten_decompositions(),
@@ -894,6 +678,6 @@ DECOMPOSITIONS = {
         ]
     ),
 }
-for _name in KEPT:
+for _name in RULES["kept"]:
     for _overload in getattr(aten, _name).overloads():
         DECOMPOSITIONS.pop(getattr(getattr(aten, _name), _overload), None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import copy
 import functools
 import inspect
@@ -14,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,11 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 
-from concord.conformance.compare.activations import OUTPUT, numbers, observe
-from concord.conformance.compare.comparison import Reference
+from concord.conformance.compare.activations import OUTPUT, Take, numbers, observe
+from concord.conformance.compare.alone import called
+from concord.conformance.compare.edits import Edit, Mutant
+from concord.conformance.compare.reference import ModuleReference, dtype_of
+from concord.conformance.compare.stretch import until
 from concord.spec.errors import SpecError, optional, unknown
 from concord.spec.files import read_arrays
 from concord.spec.text import first_line
@@ -115,45 +118,28 @@ def standard(model: nn.Module) -> dict[str, Any]:
     return {"input_ids": ids} | ({"attention_mask": real.long()} if "attention_mask" in takes else {})
 
 
-def dtype_of(model: nn.Module) -> torch.dtype:
-    """Return the dtype that a module computes in: that of its first floating-point parameter."""
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-
-
-def prepared(reference: Reference, way: str) -> Reference:
-    """Return the reference that a way of computing is judged by: in the dtype of the way.
-
-    Raises:
-        SpecError: for an unknown way, or a module in float64, whose truth float64 is not.
-    """
-    if way and way not in WAYS:
-        raise unknown("way", way, list(WAYS))
-    if dtype_of(reference.model) == torch.float64:
-        raise SpecError(
-            "the reference is in float64 but must be in float32 or a half precision, as candidates are"
-        )
-    return in_dtype(reference, DTYPES[way]) if way in DTYPES else reference
-
-
-def in_dtype(reference: Reference, dtype: torch.dtype) -> Reference:
-    """Return a reference in a dtype; itself if it is."""
+def in_dtype(reference: ModuleReference, model: nn.Module) -> ModuleReference:
+    """Return a reference in the dtype of a module; itself if it is, and for float64."""
+    dtype = dtype_of(model)
     if dtype in (dtype_of(reference.model), torch.float64):
         return reference
 
     def cast(entry: Any) -> Any:
         return entry.to(dtype) if isinstance(entry, Tensor) and entry.is_floating_point() else entry
 
-    return Reference(copy.deepcopy(reference.model).to(dtype), *reference.given(cast), reference.gradients)
+    args, kwargs = reference.given(cast)
+    return replace(reference, model=copy.deepcopy(reference.model).to(dtype), args=args, kwargs=kwargs)
 
 
-def run_way(reference: Reference, way: str) -> Arrays:
-    """Run the reference's own module in another way.
+def in_way(reference: nn.Module, way: str) -> nn.Module:
+    """Return a copy of a module that runs in another way, but for ``compile``.
 
     Raises:
         SpecError: if it cannot run so.
     """
-    model: Any = copy.deepcopy(reference.model)
-    device = "cpu"
+    if way and way not in WAYS:
+        raise unknown("way", way, list(WAYS))
+    model: Any = copy.deepcopy(reference).to(DTYPES.get(way))
     if way in ("eager", "sdpa"):
         try:
             model.set_attn_implementation(way)
@@ -162,32 +148,80 @@ def run_way(reference: Reference, way: str) -> Arrays:
     if way in ("cuda", "tf32"):
         if not torch.cuda.is_available():
             raise SpecError(f"way is {way!r} but PyTorch sees no CUDA device here")
-        device = "cuda"
+        model.to("cuda")
         torch.set_float32_matmul_precision("high" if way == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = way == "tf32"
-    return run_module(
-        reference, model, device, torch.compile(model, dynamic=False) if way == "compile" else None
+    return model
+
+
+def run(reference: ModuleReference, candidate: Any, python: str | None) -> Arrays:
+    """Return what a candidate, which is no module, computes of the reference's inputs.
+
+    Args:
+        python: the interpreter of another environment in which a function is called.
+    """
+    if isinstance(candidate, Mapping):
+        return run_arrays(reference, candidate)
+    if isinstance(candidate, str) and ":" in candidate and not Path(candidate).exists():
+        return run_alone(reference, candidate, python)
+    if isinstance(candidate, (str, Path)):
+        path = Path(candidate)
+        if path.suffix == ".onnx":
+            try:
+                return run_graph(reference, path)
+            except SpecError:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever ONNX Runtime raises
+                raise SpecError(f"{path}: ONNX Runtime cannot run it: {first_line(error)}") from None
+        if path.suffix == ".safetensors":
+            return run_arrays(reference, read_arrays(path))
+        raise SpecError(f"{path}: must be arrays by name (.safetensors) or a graph (.onnx)")
+    if callable(candidate):
+        return run_arrays(reference, called(candidate, inputs_of(reference)))
+    raise SpecError(
+        f"the candidate is a {type(candidate).__name__} but must be a module, arrays, a file, or a function"
     )
 
 
 def run_module(
-    reference: Reference, model: nn.Module, device: str = "cpu", program: Callable[..., Any] | None = None
+    reference: ModuleReference, model: nn.Module, compiled: bool = False, take: Take | None = None
 ) -> Arrays:
     """Run a module on the reference's inputs, and return its activations and gradients by name.
 
     Args:
-        program: what runs in its place, of which outputs and gradients of parameters are taken up alone.
+        compiled: whether a program that is compiled runs in its place, of which outputs and gradients of
+            parameters are taken up alone.
+        take: takes each activation, in place of all that is returned.
     """
+    device = next((p.device for p in model.parameters()), "cpu")
 
     def placed(entry: Any) -> Any:
         return entry.to(device) if isinstance(entry, Tensor) else entry
 
-    cotangents = reference.cotangents and {name: placed(one) for name, one in reference.cotangents.items()}
-    found = observe(model.to(device), *reference.given(placed), cotangents=cotangents, program=program)
+    cotangents = None if take else reference.cotangents
+    given = cotangents and {name: placed(one) for name, one in cotangents.items()}
+    program: Any = torch.compile(model, dynamic=False) if compiled else None
+    found = observe(model, *reference.given(placed), cotangents=given, take=take, program=program)
     return found.arrays()
 
 
-def inputs_of(reference: Reference) -> Arrays:
+def rerunning(reference: ModuleReference, model: nn.Module, names: Names) -> Callable[[Edit, str, str], Any]:
+    """Return what runs a module again, with an edit of what it does between two activations.
+
+    Args:
+        names: the reference's names of its activations, by its own.
+    """
+    own = {theirs: name for name, theirs in names.items()}
+
+    def run(edited: Edit, start: str, end: str) -> None:
+        edited.busy = start in own
+        with Mutant(edited):
+            run_module(reference, model, take=until(edited, own.get(start, ""), own[end], []))
+
+    return run
+
+
+def inputs_of(reference: ModuleReference) -> Arrays:
     """Return the reference's inputs as arrays, positional ones by number."""
     given = {**{str(place): entry for place, entry in enumerate(reference.args)}, **reference.kwargs}
     return {name: numbers(entry) for name, entry in given.items() if isinstance(entry, Tensor)}
@@ -221,16 +255,7 @@ def show(graph: Any, modules: Collection[str]) -> dict[str, str]:
     return found
 
 
-@contextlib.contextmanager
-def _refusing(path: Path) -> Iterator[None]:
-    """Turn whatever ONNX Runtime raises, for a graph or inputs that it cannot take, into a line."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001
-        raise SpecError(f"{path}: ONNX Runtime cannot run it: {first_line(error)}") from None
-
-
-def run_graph(reference: Reference, path: Path) -> Arrays:
+def run_graph(reference: ModuleReference, path: Path) -> Arrays:
     """Run an ONNX graph in ONNX Runtime on the reference's inputs: outputs by name, else by place.
 
     What its modules return comes from a second run, of the graph that shows it: it cannot be fused as far.
@@ -245,39 +270,23 @@ def run_graph(reference: Reference, path: Path) -> Arrays:
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     start = functools.partial(onnxruntime.InferenceSession, sess_options=options)
     plain = reference.plain.values
-    with _refusing(path):
-        session, model = start(str(path)), onnx.load(str(path), load_external_data=False)
+    session, model = start(str(path)), onnx.load(str(path), load_external_data=False)
     given, names = inputs_of(reference), [entry.name for entry in session.get_inputs()]
     by_place = dict(zip(names, given.values(), strict=False)) if len(names) == len(given) else {}
     given = {name: array for name, array in (by_place | given).items() if name in names}
     outputs = [output.name for output in model.graph.output]
-    with _refusing(path):
-        made = session.run(outputs, given)
+    made = session.run(outputs, given)
     found, shown = run_arrays(reference, dict(zip(outputs, made, strict=True))), show(model.graph, plain)
     if not shown:
         return found
-    with _refusing(path):
-        arrays = start(model.SerializeToString()).run([*shown.values()], given)
+    arrays = start(model.SerializeToString()).run([*shown.values()], given)
     inner = {
         path: array for path, array in zip(shown, arrays, strict=True) if array.shape == plain[path].shape
     }
     return inner | found
 
 
-def run_file(reference: Reference, path: Path) -> Arrays:
-    """Return what a file holds or computes: arrays by name (safetensors), or an ONNX graph.
-
-    Raises:
-        SpecError: for any other file.
-    """
-    if path.suffix == ".onnx":
-        return run_graph(reference, path)
-    if path.suffix == ".safetensors":
-        return run_arrays(reference, read_arrays(path))
-    raise SpecError(f"{path}: must be arrays by name (.safetensors) or a graph (.onnx)")
-
-
-def run_alone(reference: Reference, target: str, python: str | None = None) -> Arrays:
+def run_alone(reference: ModuleReference, target: str, python: str | None = None) -> Arrays:
     """Call a function of any framework, in a process of its own, on the reference's inputs.
 
     Args:
@@ -308,7 +317,7 @@ def run_alone(reference: Reference, target: str, python: str | None = None) -> A
         return run_arrays(reference, read_arrays(made))
 
 
-def run_arrays(reference: Reference, arrays: Mapping[str, Any]) -> Arrays:
+def run_arrays(reference: ModuleReference, arrays: Mapping[str, Any]) -> Arrays:
     """Return arrays by the reference's names; where none is one, outputs are taken by their places."""
     found = {name: np.asarray(array) for name, array in arrays.items()}
     plain = reference.plain.values
@@ -325,24 +334,23 @@ def run_arrays(reference: Reference, arrays: Mapping[str, Any]) -> Arrays:
 # Names.
 
 
-def renamed(arrays: Mapping[str, Array], names: Names) -> Arrays:
-    """Return arrays by the reference's names, where a name or pattern says which that is.
+def renamed(own_names: Iterable[str], names: Names) -> dict[str, str]:
+    """Return the reference's name of each of the candidate's tensors, where a name or pattern says which.
 
     Raises:
-        SpecError: for a pattern that no array has.
+        SpecError: for a pattern that none has.
     """
     found, unused = {}, dict(names)
     patterns = [
         (own, theirs, re.compile(re.escape(own).replace(r"\{i\}", r"(\d+)"))) for own, theirs in names.items()
     ]
-    for name, array in arrays.items():
-        target = name
+    for name in own_names:
+        found[name] = name
         for own, theirs, pattern in patterns:
             if match := pattern.fullmatch(name):
                 numbers_in = iter(match.groups())
-                target = re.sub(r"\{i\}", lambda _, n=numbers_in: next(n), theirs)  # type: ignore[misc]
+                found[name] = re.sub(r"\{i\}", lambda _, n=numbers_in: next(n), theirs)  # type: ignore[misc]
                 unused.pop(own, None)
-        found[target] = array
     if unused:
         raise SpecError([f"{own!r} names no tensor of the candidate" for own in unused])
     return found

@@ -7,10 +7,12 @@ own arithmetic, it is an explanation of what a candidate computed.
 from __future__ import annotations
 
 import math
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +24,6 @@ from concord.conformance.compare.arithmetic import Computed, Operation, affine
 aten = torch.ops.aten
 
 WEIGHTED = ("mm", "addmm")
-PRODUCTS = (*WEIGHTED, "bmm", "baddbmm")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "silu": lambda x: x * torch.sigmoid(x),
@@ -31,17 +32,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: aten.gelu(x, approximate="tanh"),
     "gelu_quick": lambda x: x * torch.sigmoid(x * 1.702),
 }
-EPSILONS = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3, 0.0)
 NORMS = {"native_layer_norm": 4, "_fused_rms_norm": 3, "native_group_norm": 7}
 """Norms, and which operand of each is epsilon."""
 
 HIDDEN = -1e3
 """What is added to a score to hide its key is below this."""
 
-
-Applies = Callable[[Operation], bool]
-Change = Callable[[Operation], Any]
-"""Returns what the bug makes of an operation."""
+UNFIT = (RuntimeError, ValueError, IndexError, TypeError)
+"""What an operation raises that a bug does not fit."""
 
 
 @dataclass(frozen=True)
@@ -57,64 +55,68 @@ class ModelBug:
 
     name: str
     text: str
-    applies: Applies
-    change: Change
+    applies: Callable[[Operation], bool]
+    change: Callable[[Operation], Any]
 
 
-class Injected:
-    """A bug in one of the operations that can have it, or in all.
-
-    Args:
-        site: the number of the operation; None: all of them.
+class Edit:
+    """What is done to operations of a model; what it asks for itself is none of the model's.
 
     Attributes:
-        sites: how many operations could have it so far.
+        busy: whether operations are left alone.
     """
 
-    def __init__(self, bug: ModelBug, site: int | None = None) -> None:
-        self.bug, self.site, self.sites, self.busy = bug, site, 0, False
+    busy = False
 
-    def applies(self, operation: Operation) -> bool:
-        """Return whether this operation has the bug, and count those that can."""
-        if self.busy:
-            return False
-        self.busy = True  # what it asks an operation for is none of the model's
-        fits = self.bug.applies(operation)
-        self.busy = False
-        if not fits:
-            return False
-        self.sites += 1
-        return self.site is None or self.site == self.sites - 1
+    def change(self, operation: Operation) -> Any:
+        """Return what an operation gives with this edit; NotImplemented where it has none."""
+        return NotImplemented
 
     def made(self, operation: Operation) -> Any:
-        """Return what the operation gives with the bug."""
+        """Return what an operation of the model gives; NotImplemented where it is left alone."""
+        if self.busy:
+            return NotImplemented
         self.busy = True
         try:
-            return self.bug.change(operation)
+            return self.change(operation)
         finally:
             self.busy = False
 
 
-class Sites(Injected):
+class Injected(Edit):
+    """A bug in one of the operations that can have it, or in all.
+
+    Args:
+        site: the number of the operation; None: all of them.
+    """
+
+    def __init__(self, bug: ModelBug, site: int | None = None) -> None:
+        self.bug, self.site, self.count = bug, site, 0
+
+    def change(self, operation: Operation) -> Any:
+        """Return what the operation gives with the bug, and count those that can have it."""
+        if not self.bug.applies(operation):
+            return NotImplemented
+        self.count += 1
+        return self.bug.change(operation) if self.site in (None, self.count - 1) else NotImplemented
+
+
+class Sites(Edit):
     """Counts, for each bug, the operations that can have it, and changes none."""
 
     def __init__(self) -> None:
-        super().__init__(BUGS[0])
         self.found: Counter[ModelBug] = Counter()
 
-    def applies(self, operation: Operation) -> bool:
+    def change(self, operation: Operation) -> Any:
         """Count."""
-        if not self.busy:
-            self.busy = True
-            self.found.update(bug for bug in BUGS if bug.applies(operation))
-            self.busy = False
-        return False
+        self.found.update(bug for bug in BUGS if bug.applies(operation))
+        return NotImplemented
 
 
 class Mutant(TorchDispatchMode):
     """Runs whatever is in its block with a bug."""
 
-    def __init__(self, edited: Injected) -> None:
+    def __init__(self, edited: Edit) -> None:
         super().__init__()
         self.edited = edited
 
@@ -122,18 +124,99 @@ class Mutant(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         operation = Operation(func, args, kwargs or {})
-        return self.edited.made(operation) if self.edited.applies(operation) else operation.of(*args)
+        made = self.edited.made(operation)
+        return operation.of(*args) if made is NotImplemented else made
 
 
-# Which operations, and what of them.
+# Which operations can have a bug, by the names in ``bugs.toml``.
 
 
-def _is(*names: str) -> Applies:
-    return lambda it: it.name in names
+def named(names: Sequence[str], it: Operation) -> bool:
+    return it.name in names
 
 
-def _first(it: Operation) -> Any:
-    return it.args[0] + 0.0
+def square(it: Operation) -> bool:
+    return it.name in WEIGHTED and (shape := it.args[weight_place(it)].shape)[0] == shape[1] > 1
+
+
+def _epsilon_place(it: Operation) -> int | None:
+    if it.name in NORMS:
+        return NORMS[it.name]
+    small = it.name == "add" and isinstance(it.args[1], float) and 0 < it.args[1] <= 1e-2
+    return 1 if small else None
+
+
+def another_epsilon(epsilon: float, it: Operation) -> bool:
+    place = _epsilon_place(it)
+    return place is not None and it.args[place] not in (None, epsilon)
+
+
+def normed(it: Operation) -> bool:
+    return it.name == "native_layer_norm" and math.prod(it.args[1]) > 1
+
+
+def norm_has(place: int, it: Operation) -> bool:
+    return normed(it) and it.args[place] is not None
+
+
+def scales(it: Operation) -> bool:
+    scaled = it.name in ("mul", "div") and it.floats(1) and isinstance(it.args[1], float)
+    return scaled and it.args[1] not in (0.0, 1.0)
+
+
+def _mask_place(it: Operation) -> int | None:
+    """Return which operand of an addition is a mask: it hides, and is 0 elsewhere."""
+    for place in (1, 0) if it.name == "add" and it.floats(2) else ():
+        hidden = (it.args[place] < HIDDEN) | ~torch.isfinite(it.args[place])
+        if bool(hidden.any()) and bool((hidden | (it.args[place] == 0)).all()):
+            return place
+    return None
+
+
+def masks(it: Operation) -> bool:
+    filled = it.name in ("masked_fill", "masked_fill_") and not isinstance(it.args[2], Tensor)
+    return _mask_place(it) is not None or (filled and it.args[2] < HIDDEN)
+
+
+def adds(it: Operation) -> bool:
+    same = it.name in ("add", "add_") and it.floats(2) and it.args[0].shape == it.args[1].shape
+    return same and it.args[0].ndim > 1 and _mask_place(it) is None
+
+
+def adds_row(it: Operation) -> bool:
+    return it.name == "addmm" or (
+        it.name == "add" and it.floats(2) and it.args[1].ndim == 1 < it.args[0].ndim
+    )
+
+
+def adds_one(it: Operation) -> bool:
+    return it.name == "add" and isinstance(it.args[1], float) and it.args[1] == 1.0
+
+
+def splits(it: Operation) -> bool:
+    """Return whether an operation takes features apart into heads."""
+    if it.name not in ("view", "_unsafe_view", "reshape") or not it.floats(1) or it.args[0].ndim < 2:
+        return False
+    shape = list(it.args[1])
+    apart = len(shape) == it.args[0].ndim + 1 and shape[-1] != 1 and shape[-2] != 1
+    return apart and -1 not in shape[-2:] and shape[-1] * shape[-2] == it.args[0].shape[-1]
+
+
+def joins(it: Operation) -> bool:
+    return it.name == "cat" and len(it.args[0]) == 2 and all(x.is_floating_point() for x in it.args[0])
+
+
+def activates(kind: str, it: Operation) -> bool:
+    form = it.kwargs.get("approximate", "none")
+    own = f"gelu_{form}" if form != "none" else it.name.rstrip("_")
+    return own in ACTIVATIONS and own != kind and it.floats(1)
+
+
+def normalizes_rows(it: Operation) -> bool:
+    return it.name == "_softmax" and it.args[0].ndim > 1
+
+
+# What becomes of them.
 
 
 def _on_values(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -165,45 +248,57 @@ def _quantized(x: Tensor) -> Tensor:
     return torch.round(x / scale) * scale
 
 
-def _weight_place(it: Operation) -> int:
+FORMATS: dict[str, Callable[[Tensor], Tensor]] = {
+    "bfloat16": partial(_rounded, torch.bfloat16),
+    "float16": partial(_rounded, torch.float16),
+    "int8": _quantized,
+    "tf32": _truncated,
+}
+
+
+def first(it: Operation) -> Any:
+    return it.args[0] + 0.0
+
+
+def second(it: Operation) -> Any:
+    return it.args[1] + 0.0
+
+
+def activation(kind: str, it: Operation) -> Any:
+    return ACTIVATIONS[kind](it.args[0])
+
+
+def weight_place(it: Operation) -> int:
     return 2 if it.name in ("addmm", "baddbmm") else 1
 
 
-def _weight(value: Callable[[Tensor], Tensor]) -> Change:
-    return lambda it: it.changed(_weight_place(it), value)
+def weight_in(form: str, it: Operation) -> Any:
+    return it.changed(weight_place(it), FORMATS[form])
 
 
-def _factors(value: Callable[[Tensor], Tensor]) -> Change:
-    def change(it: Operation) -> Any:
-        right = _weight_place(it)
-        return it.of(
-            *it.args[: right - 1], *map(value, it.args[right - 1 : right + 1]), *it.args[right + 1 :]
-        )
-
-    return change
+def weight_transposed(it: Operation) -> Any:
+    return it.changed(weight_place(it), torch.t)
 
 
-def _square(it: Operation) -> bool:
-    return it.name in WEIGHTED and (shape := it.args[_weight_place(it)].shape)[0] == shape[1] > 1
+def factors_in(form: str, it: Operation) -> Any:
+    right = weight_place(it)
+    factors = map(FORMATS[form], it.args[right - 1 : right + 1])
+    return it.of(*it.args[: right - 1], *factors, *it.args[right + 1 :])
 
 
-def _epsilon_place(it: Operation) -> int | None:
-    if it.name in NORMS:
-        return NORMS[it.name]
-    small = it.name == "add" and isinstance(it.args[1], float) and 0 < it.args[1] <= 1e-2
-    return 1 if small else None
+def softmax_in(form: str, it: Operation) -> Any:
+    return FORMATS[form](it.changed(0, FORMATS[form]))
 
 
-def _another_epsilon(epsilon: float, it: Operation) -> bool:
-    place = _epsilon_place(it)
-    return place is not None and it.args[place] not in (None, epsilon)
+def softmax_over_other_axis(it: Operation) -> Any:
+    return it.changed(1, lambda axis: -2 if axis in (-1, it.args[0].ndim - 1) else -1)
 
 
-def _with_epsilon(epsilon: float, it: Operation) -> Any:
+def with_epsilon(epsilon: float, it: Operation) -> Any:
     return it.changed(_epsilon_place(it) or 0, lambda _: epsilon)
 
 
-def _unbiased(it: Operation) -> Any:
+def unbiased(it: Operation) -> Any:
     x, shape, weight, bias, epsilon = it.args
     count = math.prod(shape)
     # (v n / (n - 1) + e) is the same but for a factor of the whole: v + e (n - 1) / n.
@@ -211,216 +306,67 @@ def _unbiased(it: Operation) -> Any:
     return affine(y * math.sqrt((count - 1) / count), weight, bias), mean, reciprocal
 
 
-def _uncentered(it: Operation) -> Any:
+def uncentered(it: Operation) -> Any:
     x, shape, weight, bias, epsilon = it.args
     dims = tuple(range(-len(shape), 0))
     y = x * torch.rsqrt(torch.mean(x * x, dims, keepdim=True) + epsilon)
     return affine(y, weight, bias), *it.of(*it.args)[1:]
 
 
-def _normed(it: Operation) -> bool:
-    return it.name == "native_layer_norm" and math.prod(it.args[1]) > 1
+def without(place: int, it: Operation) -> Any:
+    return it.changed(place, lambda _: None)
 
 
-def _left_out(place: int) -> tuple[Applies, Change]:
-    """Return the bug of a norm without one of its parameters."""
-    return lambda it: _normed(it) and it.args[place] is not None, lambda it: it.changed(place, lambda _: None)
+def scale_to_the(power: int, it: Operation) -> Any:
+    return it.changed(1, lambda scale: scale**power)
 
 
-def _scales(it: Operation) -> bool:
-    scaled = it.name in ("mul", "div") and it.floats(1) and isinstance(it.args[1], float)
-    return scaled and it.args[1] not in (0.0, 1.0)
-
-
-def _mask_place(it: Operation) -> int | None:
-    """Return which operand of an addition is a mask: it hides, and is 0 elsewhere."""
-    for place in (1, 0) if it.name == "add" and it.floats(2) else ():
-        hidden = (it.args[place] < HIDDEN) | ~torch.isfinite(it.args[place])
-        if bool(hidden.any()) and bool((hidden | (it.args[place] == 0)).all()):
-            return place
-    return None
-
-
-def _masks(it: Operation) -> bool:
-    filled = it.name in ("masked_fill", "masked_fill_") and not isinstance(it.args[2], Tensor)
-    return _mask_place(it) is not None or (filled and it.args[2] < HIDDEN)
-
-
-def _unmasked(it: Operation) -> Any:
+def unmasked(it: Operation) -> Any:
     place = _mask_place(it)
     return it.args[0] if place is None else it.args[1 - place]
 
 
-def _mask(value: Callable[[Tensor], Tensor]) -> Change:
-    return lambda it: it.changed(1 if (place := _mask_place(it)) is None else place, value)
+def _masked(it: Operation, value: Callable[[Tensor], Tensor]) -> Any:
+    return it.changed(1 if (place := _mask_place(it)) is None else place, value)
 
 
-def _adds(it: Operation) -> bool:
-    same = it.name in ("add", "add_") and it.floats(2) and it.args[0].shape == it.args[1].shape
-    return same and it.args[0].ndim > 1 and _mask_place(it) is None
+def mask_shifted(by: int, it: Operation) -> Any:
+    return _masked(it, lambda mask: torch.roll(mask, by, -1))
 
 
-def _adds_row(it: Operation) -> bool:
-    return it.name == "addmm" or (
-        it.name == "add" and it.floats(2) and it.args[1].ndim == 1 < it.args[0].ndim
-    )
+def mask_transposed(it: Operation) -> Any:
+    return _masked(it, lambda mask: mask.mT)
 
 
-def _without_row(it: Operation) -> Any:
+def without_row(it: Operation) -> Any:
     return it.args[0] if it.name == "add" else torch.mm(it.args[1], it.args[2])
 
 
-def _splits(it: Operation) -> bool:
-    """Return whether an operation takes features apart into heads."""
-    if it.name not in ("view", "_unsafe_view", "reshape") or not it.floats(1) or it.args[0].ndim < 2:
-        return False
-    shape = list(it.args[1])
-    apart = len(shape) == it.args[0].ndim + 1 and shape[-1] != 1 and shape[-2] != 1
-    return apart and -1 not in shape[-2:] and shape[-1] * shape[-2] == it.args[0].shape[-1]
-
-
-def _interleaved(it: Operation) -> Any:
+def interleaved(it: Operation) -> Any:
     *lead, heads, width = it.args[1]
     return torch.transpose(torch.reshape(it.args[0], (*lead, width, heads)), -1, -2).contiguous()
 
 
-def _looked_up(by: int) -> Change:
-    return lambda it: it.changed(1, lambda ids: torch.clamp(ids + by, 0, it.args[0].shape[0] - 1))
+def looked_up(by: int, it: Operation) -> Any:
+    return it.changed(1, lambda ids: torch.clamp(ids + by, 0, it.args[0].shape[0] - 1))
 
 
-def _joins(it: Operation) -> bool:
-    return it.name == "cat" and len(it.args[0]) == 2 and all(x.is_floating_point() for x in it.args[0])
+def joined_reversed(it: Operation) -> Any:
+    return it.changed(0, lambda parts: parts[::-1])
 
 
-def _alternating(it: Operation) -> Any:
+def alternating(it: Operation) -> Any:
     """Return what a rotation of halves, (-b, a) of (a, b), gives of numbers that stand next to each other."""
     x = torch.cat([it.args[0][1], -it.args[0][0]], -1)
     pairs = torch.reshape(x, (*x.shape[:-1], -1, 2))
     return torch.stack([-pairs[..., 1], pairs[..., 0]], -1).reshape(x.shape)
 
 
-def _activates(kind: str, it: Operation) -> bool:
-    form = it.kwargs.get("approximate", "none")
-    own = f"gelu_{form}" if form != "none" else it.name.rstrip("_")
-    return own in ACTIVATIONS and own != kind and it.floats(1)
+def _read(
+    name: str, text: str, where: str, change: str, of: Sequence[Any] = (), to: Sequence[Any] = ()
+) -> ModelBug:
+    """Return a bug of ``bugs.toml``: its functions by their names, each with what it takes besides."""
+    return ModelBug(name, text, partial(globals()[where], *of), partial(globals()[change], *to))
 
 
-BUGS: tuple[ModelBug, ...] = (
-    *(
-        ModelBug(
-            f"activation_{kind}",
-            f"another activation: {kind.replace('_', ' ')}",
-            partial(_activates, kind),
-            lambda it, kind=kind: ACTIVATIONS[kind](it.args[0]),  # type: ignore[misc]
-        )
-        for kind in ACTIVATIONS
-    ),
-    ModelBug(
-        "activation_left_out",
-        "an activation that is left out",
-        lambda it: it.name.rstrip("_") in (*ACTIVATIONS, "sigmoid"),
-        lambda it: it.args[0],
-    ),
-    *(
-        ModelBug(
-            "norm_epsilon",
-            f"an epsilon of {epsilon:g}",
-            partial(_another_epsilon, epsilon),
-            partial(_with_epsilon, epsilon),
-        )
-        for epsilon in EPSILONS
-    ),
-    ModelBug("mask_left_out", "a mask that is left out", _masks, _unmasked),
-    ModelBug(
-        "mask_shifted",
-        "a mask that is one key too far right",
-        _masks,
-        _mask(lambda mask: torch.roll(mask, 1, -1)),
-    ),
-    ModelBug(
-        "mask_shifted",
-        "a mask that is one key too far left",
-        _masks,
-        _mask(lambda mask: torch.roll(mask, -1, -1)),
-    ),
-    ModelBug(
-        "mask_transposed", "a mask whose queries and keys are exchanged", _masks, _mask(lambda mask: mask.mT)
-    ),
-    ModelBug("bias_left_out", "a bias that is left out", _adds_row, _without_row),
-    ModelBug("weight_transposed", "a square weight that is transposed", _square, _weight(torch.t)),
-    ModelBug("scale_left_out", "a scale that is left out", _scales, lambda it: it.args[0]),
-    ModelBug(
-        "scale_squared",
-        "a scale that is squared",
-        _scales,
-        lambda it: it.changed(1, lambda scale: scale * scale),
-    ),
-    ModelBug(
-        "scale_inverted",
-        "the reciprocal of a scale",
-        _scales,
-        lambda it: it.changed(1, lambda scale: 1 / scale),
-    ),
-    ModelBug("norm_variance", "the unbiased variance", _normed, _unbiased),
-    ModelBug("norm_uncentered", "a norm whose mean is not taken off", _normed, _uncentered),
-    ModelBug("norm_without_weight", "a norm without its weight", *_left_out(2)),
-    ModelBug("norm_without_bias", "a norm without its bias", *_left_out(3)),
-    ModelBug("first_left_out", "a sum without its first term", _adds, lambda it: it.args[1] + 0.0),
-    ModelBug("second_left_out", "a sum without its second term", _adds, _first),
-    ModelBug(
-        "constant_left_out",
-        "a constant that is not added",
-        lambda it: it.name == "add" and isinstance(it.args[1], float) and it.args[1] == 1.0,
-        _first,
-    ),
-    ModelBug(
-        "softmax_axis",
-        "a softmax over another axis",
-        lambda it: it.name == "_softmax" and it.args[0].ndim > 1,
-        lambda it: it.changed(1, lambda axis: -2 if axis in (-1, it.args[0].ndim - 1) else -1),
-    ),
-    ModelBug("heads_interleaved", "heads that are split the other way round", _splits, _interleaved),
-    ModelBug("index_shifted", "rows that are looked up one too far", _is("embedding"), _looked_up(1)),
-    ModelBug("index_shifted", "rows that are looked up one too early", _is("embedding"), _looked_up(-1)),
-    ModelBug("sign", "a sign that is left out", _is("neg"), _first),
-    ModelBug(
-        "order",
-        "parts that are joined in the opposite order",
-        _joins,
-        lambda it: it.changed(0, lambda parts: parts[::-1]),
-    ),
-    ModelBug("rotary_interleaved", "a rotation of neighbours instead of halves", _joins, _alternating),
-    *(
-        ModelBug(
-            f"weight_{name}",
-            f"a weight in {name}",
-            _is(*WEIGHTED),
-            _weight(value),
-        )
-        for name, value in (
-            ("bfloat16", partial(_rounded, torch.bfloat16)),
-            ("float16", partial(_rounded, torch.float16)),
-            ("int8", _quantized),
-            ("tf32", _truncated),
-        )
-    ),
-    *(
-        ModelBug(f"product_{name}", f"a product of {name} numbers", _is(*PRODUCTS), _factors(value))
-        for name, value in (
-            ("tf32", _truncated),
-            ("bfloat16", partial(_rounded, torch.bfloat16)),
-            ("float16", partial(_rounded, torch.float16)),
-        )
-    ),
-    *(
-        ModelBug(
-            f"softmax_{str(dtype).removeprefix('torch.')}",
-            f"a softmax in {str(dtype).removeprefix('torch.')}",
-            _is("_softmax"),
-            lambda it, dtype=dtype: _rounded(  # type: ignore[misc]
-                dtype, it.changed(0, partial(_rounded, dtype))
-            ),
-        )
-        for dtype in (torch.bfloat16, torch.float16)
-    ),
-)
+BUGS = tuple(_read(**bug) for bug in tomllib.loads(Path(__file__).with_name("bugs.toml").read_text())["bug"])

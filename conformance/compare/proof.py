@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from concord.conformance.compare.activations import numbers, observe
-from concord.conformance.compare.comparison import UNFIT, ModelComparison, Reference
-from concord.conformance.compare.edits import BUGS, Injected, Mutant, Sites
+from concord.conformance.compare.comparison import ModelComparison
+from concord.conformance.compare.edits import BUGS, UNFIT, Injected, Mutant, Sites
+from concord.conformance.compare.reference import ModuleReference
 from concord.conformance.verdict import Verdict
 
 MOST = 2
@@ -90,7 +91,7 @@ def said(proofs: Sequence[Proof]) -> dict[str, str]:
     return words
 
 
-def batched(reference: Reference) -> Iterator[tuple[str, Verdict]]:
+def batched(reference: ModuleReference) -> Iterator[tuple[str, Verdict]]:
     """Judge each sample of a batch by the same sample alone, without its padding.
 
     Yields:
@@ -112,7 +113,8 @@ def batched(reference: Reference) -> Iterator[tuple[str, Verdict]]:
                 entry = entry.index_select(axis, real) if entry.shape[axis] == tokens else entry
             return entry
 
-        alone = Reference(reference.model, *reference.given(cut))
+        args, kwargs = reference.given(cut)
+        alone = replace(reference, args=args, kwargs=kwargs, gradients=False)
         found = {name: numbers(cut(tensor)) for name, tensor in reference.plain.values.items()}
         fitting = {
             name: array

@@ -1,0 +1,165 @@
+"""What is right: a PyTorch module, what it is called with, and what it computes in any arithmetic."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
+
+from concord.conformance.compare.activations import OUTPUT, Activations, numbers, observe
+from concord.conformance.compare.arithmetic import Computed, ExactMode, Perturbed, Rounded, computed, plainly
+from concord.conformance.estimate import Observer
+from concord.conformance.expectation import is_gradient
+from concord.spec.errors import SpecError
+
+Array = NDArray[np.floating]
+
+SEED = 0xC0
+"""Of cotangents."""
+
+
+@dataclass(frozen=True)
+class ModuleReference:
+    """A module, what it is called with, and what it is asked for.
+
+    Attributes:
+        model: in evaluation mode.
+        args, kwargs: its inputs, as tensors.
+        gradients: whether gradients are wanted.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    gradients: bool = False
+
+    def __post_init__(self) -> None:
+        active = [
+            name or "the module"
+            for name, module in self.model.named_modules()
+            if module.training and (not name or getattr(module, "p", 0) or getattr(module, "dropout", 0))
+        ]
+        if active:
+            raise SpecError(
+                f"{active[0]} is in training mode but must be in evaluation mode: call eval() first"
+            )
+        if dtype_of(self.model) == torch.float64:
+            raise SpecError(
+                "the reference is in float64 but must be in float32 or a half precision, as candidates are"
+            )
+
+    def given(self, function: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what a function makes of each input, those by place and those by name."""
+        args, kwargs = tree_map(function, (self.args, dict(self.kwargs)))
+        return args, kwargs
+
+    @functools.cached_property
+    def cotangents(self) -> dict[str, Tensor] | None:
+        """What outputs are multiplied with in the scalar that is differentiated; None: none is."""
+        if not self.gradients:
+            return None
+        outputs = observe(self.model, self.args, self.kwargs).values
+        generator = torch.Generator().manual_seed(SEED)
+        return {
+            name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
+            for name, tensor in outputs.items()
+            if name.startswith(OUTPUT)
+        }
+
+    @functools.cached_property
+    def plain(self) -> Activations:
+        """What the module computes as it is."""
+        return observe(self.model, self.args, self.kwargs, cotangents=self.cotangents)
+
+    @property
+    def real(self) -> Tensor:
+        """Which tokens are no padding, (B, T).
+
+        Raises:
+            SpecError: if no input says so.
+        """
+        mask = self.kwargs.get("attention_mask")
+        if not isinstance(mask, Tensor) or mask.ndim != 2:
+            raise SpecError(
+                "an input 'attention_mask' (B, T) is missing but required: it says where padding is"
+            )
+        return mask != 0
+
+    @functools.cached_property
+    def parameters(self) -> dict[str, Tensor]:
+        """Parameters and buffers with float64 values, those that are shared once."""
+        seen: dict[int, Tensor] = {}
+        named = [
+            *self.model.named_parameters(remove_duplicate=False),
+            *self.model.named_buffers(remove_duplicate=False),
+        ]
+        found = {}
+        for name, tensor in named:
+            if id(tensor) not in seen:
+                made = computed(tensor)
+                wanted = self.gradients and tensor.requires_grad
+                seen[id(tensor)] = made.requires_grad_(True) if wanted else made
+            found[name] = seen[id(tensor)]
+        return found
+
+    @staticmethod
+    def exact(blind: bool) -> ExactMode:
+        """Return the arithmetic of the truth.
+
+        Args:
+            blind: whether a row of a softmax that sees no key is zero.
+        """
+        return ExactMode(blind)
+
+    @staticmethod
+    def runs(seeds: range, blind: bool) -> list[ExactMode]:
+        """Return arithmetics that make sigma: samples by their seeds; with the first, a low-precision run."""
+        return [*(Perturbed(seed, blind) for seed in seeds), *([] if seeds.start else [Rounded(blind)])]
+
+    def compute(
+        self, arithmetic: ExactMode, observer: Observer, pin: Callable[[str], Array | None]
+    ) -> Collection[str]:
+        """Compute every tensor in an arithmetic; return the operations without a rule that were met.
+
+        Args:
+            pin: returns what is used in place of a tensor, by name, if anything is.
+        """
+        # Made here: what is made within an arithmetic is computed in it.
+        (args, kwargs), parameters, plain = self.given(computed), self.parameters, self.plain.tensors
+
+        def take(name: str, tensor: Tensor) -> None:
+            if name in plain:
+                array = numbers(tensor)
+                observer(name, array[None] if arithmetic.samples else array.copy())
+
+        def pinned(name: str) -> Tensor | None:
+            array = pin(name)
+            if array is None:
+                return None
+            made = with_value(array, plain[name].dtype)
+            half = made.dtype in (torch.bfloat16, torch.float16) and not is_gradient(name)
+            with _disable_current_modes():
+                return arithmetic.unrounded(made) if half else made
+
+        with plainly(), arithmetic:
+            observe(self.model, args, kwargs, parameters, self.cotangents, take, pinned)
+        return arithmetic.foreign
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """Return the dtype that a module computes in: that of its first floating-point parameter."""
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+
+
+def with_value(array: Array, dtype: torch.dtype) -> Computed:
+    """Return a tensor of a dtype that has the numbers of an array."""
+    with _disable_current_modes():
+        return Computed(torch.from_numpy(array.astype(np.float64)), dtype)
