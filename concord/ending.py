@@ -161,6 +161,7 @@ def _failed(error: Exception) -> int:
 
     from concord.backends.wire import WorkerFailure
     from concord.spec.errors import SpecError
+    from concord.spec.text import first_line
     from concord.terminal import complain
 
     if isinstance(error, WorkerFailure):
@@ -180,7 +181,7 @@ def _failed(error: Exception) -> int:
     if os.environ.get("CONCORD_TRACEBACK"):
         traceback.print_exception(error)
     place = traceback.extract_tb(error.__traceback__)[-1]
-    what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    what = f"{type(error).__name__}: {first_line(error)}"
     where = f"{os.path.basename(place.filename)}:{place.lineno}"
     return _told(
         FAULT, f"a bug in Concord: {what} ({where}); with CONCORD_TRACEBACK=1 it says where it comes from"

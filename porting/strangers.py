@@ -23,8 +23,6 @@ KIND, CLASSES = "model_type", "architectures"
 """The keys of a configuration by which Hugging Face knows what a model is, and of which classes it was
 saved."""
 
-TOKENS = "embeddings.token.weight"
-
 MOST = 3
 """Differences that are told."""
 
@@ -40,11 +38,9 @@ LONGEST = 80
 NEUTRAL: tuple[Any, ...] = (None, False, 0, "", [], {}, "none", "absolute")
 """Values of a key that say that a model has nothing of it."""
 
-WIDTHS = ("hidden_size", "d_model", "n_embd", "dim", "emb_dim")
-"""Keys of the width of layers."""
-
 WORDS = {
     r"relative_(attention|position)|^relative_|pos_att_type|position_buckets|^bi_data$": "relative positions",
+    r"^(embedding_size|emb_dim)$": "factorised embeddings",
     r"rope|rotary": "rotary positions",
     r"alibi": "biases by distance in place of positions",
     r"^is_encoder_decoder$": "a decoder besides the encoder",
@@ -97,7 +93,7 @@ def described(found: Mapping[str, StoredTensor], stated: Mapping[str, Any], tabl
     if near is None:
         return ""
     meanings: dict[str, str] = {}
-    for meaning, detail in (*near.sizes(), *_mechanisms(stated, near.part)):
+    for meaning, detail in _mechanisms(stated, near.part):
         meanings.setdefault(meaning, detail)
     said = [
         f"{meaning} ({detail})" if detail else meaning for meaning, detail in list(meanings.items())[:MOST]
@@ -146,40 +142,11 @@ class Nearness:
         keys = set(self.part.fields.values())
         return heads, _alike(self.wanted, self.found), len(keys & set(self.stated)) / max(len(keys), 1)
 
-    def _named(self, part: PartTable) -> dict[str, str]:
-        """Return the names of a part's first layer, without prefix, and what each is."""
+    def _named(self, part: PartTable) -> dict[str, None]:
+        """Return the names of a part's first layer, without prefix, in order."""
         first = part.checkpoint.prefixes[:1] or ("",)
-        return {
-            renamed(fill(native.name, {"i": 0, "h": 0, "n": 1}), first, ""): name
-            for name, native in part.weights.items()
-        }
-
-    def sizes(self) -> Iterator[tuple[str, str]]:
-        """Yield what the widths of tensors say."""
-        width = next((self.stated[key] for key in WIDTHS if type(self.stated.get(key)) is int), 0)
-        token = next(
-            (
-                self.found[self.prefix + native]
-                for native, name in self.wanted.items()
-                if name == TOKENS and native in self.there
-            ),
-            None,
-        )
-        if token is not None and len(token.shape) == 2 and width and token.shape[1] != width:
-            yield "factorised embeddings", f"tokens have {token.shape[1]} numbers, layers {width}"
-        joined = next(
-            (
-                name
-                for name, stored in self.found.items()
-                if len(stored.shape) == 2
-                and width
-                and 3 * width in stored.shape
-                and re.search("att|qkv", name, re.I)
-            ),
-            "",
-        )
-        if joined:
-            yield "queries, keys and values in one tensor", _cut(joined)
+        names = (fill(native.name, {"i": 0, "h": 0, "n": 1}) for native in part.weights.values())
+        return dict.fromkeys(renamed(name, first, "") for name in names)
 
     def names(self) -> Iterator[str]:
         """Yield which names are missing, and which are left over."""

@@ -325,13 +325,10 @@ def test_a_vocabulary_is_learnt_the_same_each_time(small):
     ]
 
 
-def test_a_vocabulary_of_a_file_is_checked(tmp_path, small):
-    path = written(tmp_path, "vocab.txt", "\r\n".join(VOCABULARY) + "\r\n")
-    assert data.TextEncoder.from_vocabulary(path, small()).encode("abcd").ids.tolist() == [2, 15, 16, 3]
-    written(tmp_path, "vocab.txt", "[PAD]\n[UNK]\n[CLS]\na\na\n")
-    assert refusal(data.TextEncoder.from_vocabulary, path, small()) == [
-        f"{path}: vocabulary lacks [SEP]",
-        f"{path}: vocabulary has 'a' more than once",
+def test_a_vocabulary_is_checked(small):
+    assert refusal(data.TextEncoder.of, "characters", ["[PAD]", "[UNK]", "[CLS]", "a", "a"], small()) == [
+        "vocabulary lacks [SEP]",
+        "vocabulary has 'a' more than once",
     ]
 
 

@@ -43,20 +43,11 @@ def fused(found):
     }
 
 
-def narrow(found):
-    return {**begun("thin.")(found), "thin.embeddings.word_embeddings.weight": np.ones((25, 5), np.float32)}
-
-
 STRANGE = {
     "narrow embeddings": (
-        narrow,
-        {"model_type": "thin"},
-        (
-            (
-                "names model_type 'thin'; nearest is the variant bert: factorised embeddings (tokens have 5 "
-                "numbers, layers 14)"
-            ),
-        ),
+        begun("thin."),
+        {"model_type": "thin", "embedding_size": 5},
+        ("names model_type 'thin'; nearest is the variant bert: factorised embeddings (embedding_size)",),
     ),
     "relative positions": (
         begun("dee."),
@@ -75,7 +66,6 @@ STRANGE = {
         fused,
         {"model_type": "gen", "architectures": ["GenForCausalLM"]},
         (
-            "queries, keys and values in one tensor (h.0.attn.qkv.weight)",
             "causal attention ('GenForCausalLM')",
             "it lacks 'embeddings.word_embeddings.weight'",
         ),

@@ -54,13 +54,11 @@ class Texts:
     Attributes:
         tokenization: one of :data:`concord.training.data.TOKENIZATIONS`.
         vocabulary: tokens that it may have at most; None: as many as the configuration.
-        file: a ``vocab.txt`` to take instead of learning one; None: it is learnt from the training samples.
         tokens: of a sample; None: as many as the configuration has positions for.
     """
 
     tokenization: str = "characters"
     vocabulary: int | None = None
-    file: Path | None = None
     tokens: int | None = None
 
 
@@ -151,8 +149,6 @@ def _encoder(
     """Return what makes ids of texts."""
     if pretrained is not None:
         return pretrained.encoder.limited(texts.tokens)
-    if texts.file is not None:
-        return TextEncoder.from_vocabulary(texts.file, config, texts.tokenization, texts.tokens)
     return TextEncoder.learn(samples.texts(), config, texts.tokenization, texts.vocabulary, texts.tokens)
 
 

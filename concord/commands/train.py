@@ -62,14 +62,14 @@ ORDINARY = {
 """Options of ordinary training that lockstep has no use for, and why."""
 
 WITH_DATA = {
-    **_each("layout columns on_error tokenization vocabulary vocab_file bucketed pad_to", OF_DATA),
+    **_each("layout columns on_error tokenization vocabulary bucketed pad_to", OF_DATA),
     **_each("learning_rate schedule warmup dropout accumulation", OF_RECIPE),
 }
 """Options of ordinary training that lockstep takes with ``--data`` alone, and why."""
 
 OF_CHECKPOINT = {
     **_each("variant config", "the checkpoint says what the model is"),
-    **_each("tokenization vocabulary vocab_file", "the checkpoint has a tokenizer"),
+    **_each("tokenization vocabulary", "the checkpoint has a tokenizer"),
 }
 """Options that a checkpoint leaves no room for, and why."""
 
@@ -199,7 +199,6 @@ class SampleOptions(options.Lines):
         test (PATH): Samples that the best model is evaluated on in the end.
         tokenization (T): characters, wordpiece or words.
         vocabulary: Tokens that are learnt at most. Default: as many as the model has.
-        vocab_file: A vocab.txt to take instead.
         tokens: Tokens of a sample; longer ones are cut. Default: as many as the model has
             positions for.
         batch: Samples in a batch. Default: 32; in lockstep 4.
@@ -214,7 +213,6 @@ class SampleOptions(options.Lines):
     test: Path | None = None
     tokenization: str = "characters"
     vocabulary: int | None = None
-    vocab_file: Path | None = None
     tokens: int | None = None
     batch: int | None = None
     bucketed: bool = True
@@ -346,7 +344,6 @@ def _begun(
     texts = beginning.Texts(
         tokenization=samples.tokenization,
         vocabulary=samples.vocabulary,
-        file=samples.vocab_file,
         tokens=samples.tokens,
     )
     begun, corpora = beginning.begin(model, recipe, plan, texts, start.seed, pretrained)

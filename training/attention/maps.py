@@ -25,6 +25,7 @@ from concord.spec.errors import SpecError
 from concord.spec.masks import real_tokens, visible_keys
 from concord.spec.parameters import Weights
 from concord.spec.tensors import taps
+from concord.training.data.batching import padded
 from concord.training.prediction import TextModel
 
 Array = NDArray[np.floating]
@@ -173,10 +174,7 @@ def of_texts(name: str, model: TextModel, a: str, b: str | None = None) -> ReadT
     tokens = config.max_positions - config.position_start if whole else len(found.tokens)
     more = tokens - len(found.tokens)
     second = found.texts.index(1) if 1 in found.texts else tokens
-    batch = Batch(
-        input_ids=np.pad(found.ids, (0, more), constant_values=config.pad_id)[None],
-        segment_ids=np.pad(found.segment_ids, (0, more))[None] if config.num_segments else None,
-    )
+    batch = padded(config, [(found.ids, found.segment_ids)], tokens)
     return ReadText(
         f"{name}: {a}{'' if b is None else f' | {b}'}",
         config,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,16 +109,29 @@ def _width(
 def _batch(
     corpus: Corpus, config: EncoderConfig, chosen: NDArray[np.int64], width: int
 ) -> tuple[NDArray[np.int64], Batch]:
-    real = np.arange(width) < corpus.lengths[chosen][:, None]  # (B, T)
-    places, labels = corpus.places(chosen), corpus.labels[chosen]
-    ids, segments = np.full(real.shape, config.pad_id, np.int64), np.zeros(real.shape, np.int64)
-    ids[real], segments[real] = corpus.ids[places], corpus.segment_ids[places]
+    rows = [slice(*corpus.starts[place : place + 2]) for place in chosen]
+    labels = corpus.labels[chosen]
     counted = 1 if config.ignore_label == 0 else 0
-    return corpus.numbers[chosen], Batch(
-        input_ids=ids,
-        segment_ids=segments if config.num_segments else None,
-        labels=np.where(labels == UNLABELLED, counted, labels),
+    return corpus.numbers[chosen], padded(
+        config,
+        [(corpus.ids[row], corpus.segment_ids[row]) for row in rows],
+        width,
+        np.where(labels == UNLABELLED, counted, labels),
     )
+
+
+def padded(
+    config: EncoderConfig,
+    rows: Sequence[tuple[NDArray[np.integer], NDArray[np.integer]]],
+    width: int,
+    labels: NDArray[np.int64] | None = None,
+) -> Batch:
+    """Return the ids and segments of texts (T,) as a batch, filled up with padding (B, width)."""
+    ids = np.full((len(rows), width), config.pad_id, np.int64)
+    segments = np.zeros_like(ids)
+    for row, (some, parts) in enumerate(rows):
+        ids[row, : len(some)], segments[row, : len(parts)] = some, parts
+    return Batch(input_ids=ids, segment_ids=segments if config.num_segments else None, labels=labels)
 
 
 def _unfit(corpus: Corpus, config: EncoderConfig) -> list[str]:

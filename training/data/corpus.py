@@ -47,11 +47,6 @@ class Corpus:
         """Tokens of each sample (N,)."""
         return np.diff(self.starts)
 
-    def places(self, indices: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Return where the tokens of some samples are, one sample after the other."""
-        ranges = [np.arange(self.starts[index], self.starts[index + 1]) for index in indices]
-        return np.concatenate([np.zeros(0, np.int64), *ranges])
-
 
 def encode(samples: Samples, encoder: TextEncoder, labels: Labels | None = None) -> Corpus:
     """Encode samples.

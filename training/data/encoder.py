@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, located
 from concord.spec.files import read_as, read_text, write_text
+from concord.spec.text import first_line
 from concord.training.data import tokenizers
 from concord.training.data.labels import Labels
 
@@ -140,18 +141,6 @@ class TextEncoder:
         return cls.of(tokenization, vocabulary, config, max_tokens)
 
     @classmethod
-    def from_vocabulary(
-        cls, path: Path, config: EncoderConfig, tokenization: str = "wordpiece", max_tokens: int | None = None
-    ) -> TextEncoder:
-        """Take the vocabulary of a ``vocab.txt`` (:meth:`of`).
-
-        Raises:
-            SpecError: if the file cannot be read, or is no vocabulary.
-        """
-        with located(str(path)):
-            return cls.of(tokenization, tokenizers.lines(read_text(path)), config, max_tokens)
-
-    @classmethod
     def read(cls, folder: Path) -> TextEncoder:
         """Read the two files that :meth:`write` writes.
 
@@ -241,7 +230,7 @@ class TextEncoder:
                     ) from None
             raise
         except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
-            raise SpecError(f"the tokenizer fails: {str(error).partition(chr(10))[0]}") from None
+            raise SpecError(f"the tokenizer fails: {first_line(error)}") from None
 
 
 def fitted(config: EncoderConfig, encoder: TextEncoder, labels: Labels) -> EncoderConfig:

@@ -15,6 +15,7 @@ from concord.spec.config import EncoderConfig
 from concord.spec.errors import BatchError, SpecError, located, refuse
 from concord.spec.files import read_arrays
 from concord.spec.tensors import POOLED, inputs
+from concord.training.data.batching import padded
 from concord.training.data.samples import FIELDS, USUAL, Samples, first_line, layout_of, read
 
 if TYPE_CHECKING:
@@ -131,11 +132,13 @@ def of_texts(
     if problems:
         raise BatchError(problems[:20])
     numbers = _labels(samples, path, config, labels) if part == "model" else None
-    every, batches = list(encoded.values()), {}
+    every, batches = [(one.ids, one.segment_ids) for one in encoded.values()], {}
     for start in range(0, len(every), size):
-        some = None if numbers is None else numbers[start : start + size]
-        batch = _batch(every[start : start + size], config, part, some)
-        batches[f"{legible(path.stem)}-{start + 1}"] = batch
+        some = every[start : start + size]
+        whole = config.pooling == "flatten" and part in POOLED
+        width = config.max_positions if whole else max(len(ids) for ids, _ in some)
+        chosen = None if numbers is None else numbers[start : start + size]
+        batches[f"{legible(path.stem)}-{start + 1}"] = padded(config, some, width, chosen)
     cut = [
         f"{where}: {one.truncated} tokens were cut off: {len(one.ids)} are as many as it may have"
         for where, one in encoded.items()
@@ -185,18 +188,6 @@ def _labels(
             f"{', '.join(map(repr, known[:20]))}"
         )
     return np.array([known.index(str(sample.label)) for sample in samples.samples], np.int64)
-
-
-def _batch(
-    encoded: Sequence[Encoded], config: EncoderConfig, part: str, labels: NDArray[np.int64] | None
-) -> Batch:
-    whole = config.pooling == "flatten" and part in POOLED
-    tokens = config.max_positions if whole else max(len(one.ids) for one in encoded)
-    ids = np.full((len(encoded), tokens), config.pad_id, np.int64)
-    segments = np.zeros_like(ids)
-    for row, one in enumerate(encoded):
-        ids[row, : len(one.ids)], segments[row, : len(one.ids)] = one.ids, one.segment_ids
-    return Batch(input_ids=ids, segment_ids=segments if config.num_segments else None, labels=labels)
 
 
 def read_texts(path: Path) -> Samples:

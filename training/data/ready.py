@@ -21,9 +21,6 @@ VOCABULARY, SETTINGS = "vocab.txt", "tokenizer_config.json"
 SENTENCES, PROMPTS = "sentence_bert_config.json", "config_sentence_transformers.json"
 """Files of sentence-transformers: lengths of texts, small letters, and what stands before each."""
 
-VOCABULARIES = (TOKENIZER_FILE, VOCABULARY)
-"""Files that a tokenizer is made of."""
-
 MARKS = "special_tokens_map.json"
 
 MASK = "[MASK]"

@@ -9,6 +9,7 @@ from typing import Any
 
 from concord.spec.errors import SpecError, optional, unknown
 from concord.spec.files import opened, parse_json
+from concord.spec.text import first_line as first_of
 from concord.training.data.lines import Bad, Complaints, numbered
 
 SPLITS = ("train", "dev", "test")
@@ -330,7 +331,7 @@ def _dataset(path: Path, file: int) -> Iterator[Sample | Bad]:
         raise
     except Exception as error:  # noqa: BLE001 - whatever the library raises for spoilt files
         raise SpecError(
-            f"{path}: cannot be read as a dataset: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            f"{path}: cannot be read as a dataset: {type(error).__name__}: {first_of(error)}"
         ) from None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from concord.spec.errors import SpecError, optional, unknown
+from concord.spec.text import first_line
 
 with optional("Data of texts", "training"):
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
@@ -155,7 +156,7 @@ def from_json(text: str, where: str) -> Tokenizer:
     except BaseException as error:  # the library panics, besides all else
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
-        raise SpecError(f"{where}: is no tokenizer: {str(error).partition(chr(10))[0]}") from None
+        raise SpecError(f"{where}: is no tokenizer: {first_line(error)}") from None
 
 
 def _divided(model: Any, tokenization: str, lowercase: bool) -> Tokenizer:
