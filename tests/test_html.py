@@ -191,6 +191,14 @@ def test_a_page_tells_everything_once(mixed):
     assert Outline(mixed).attributes("data-find") == ["a tensor"] * 2
 
 
+def test_parts_of_a_case_are_apart_and_golden_pages_speak_of_published_tensors():
+    wrong = reports.verdict(wrong=2)
+    results = [reports.result(judged=wrong, part=part) for part in ("model", "stack", "model")]
+    text = page_of(Report(results, {}, Setup()), "golden")
+    assert text.count('<details id="case-') == 2
+    assert "torch diverges from the published tensors in 3 of 3 runs." in said(text)
+
+
 def test_grave_cases_come_first_and_open_and_agreeing_ones_folded(mixed):
     details = re.findall(r'<details id="case-(\d+)"( open)?>', mixed)
     assert details == [("1", " open"), ("2", " open")]

@@ -35,6 +35,7 @@ VIEWS = {
     "strided": lambda a: a[::2, 1:, ::-1],
     "broadcast": lambda a: np.broadcast_to(a[:1], a.shape),
     "Fortran order": np.asfortranarray,
+    "the other byte order": lambda a: a.astype(a.dtype.newbyteorder()),
 }
 
 
@@ -48,7 +49,7 @@ def test_arrays_of_any_bits_pass_through_messages_bit_for_bit(dtype, view):
     found = wire.decode(*wire.encode(run))
     names = ("output", "loss", "taps/b", "taps/a", "gradients/g", "gradients/taps.b", "gradients/taps.a")
     assert list(found.taps) == list(found.tap_gradients) == list(named)
-    assert_same_bits(wire.run_arrays(found), dict.fromkeys(names, np.array(array, order="C")))
+    assert_same_bits(wire.run_arrays(found), dict.fromkeys(names, np.array(array, dtype, order="C")))
     assert (found.backend, found.dtype, found.info) == ("toy", dtype, {"version": "1"})
 
 

@@ -53,6 +53,7 @@ def test_metrics_are_those_counted_by_hand():
 def test_equal_logits_give_the_first_class_and_nan_gives_none():
     logits = np.array([[2.0, 2.0, 1.0], [np.nan, 9.0, 1.0], [-np.inf, -np.inf, -np.inf], [0.0, np.inf, 1.0]])
     assert predicted(logits).tolist() == [0, -1, 0, 1]
+    assert predicted([[3.0], [-2.0], [0.0], [1e-30]]).tolist() == [1, 0, 0, 1]
     with np.errstate(invalid="ignore"):
         found = predictions(logits, [0, 1, 2, 1])
     scores = found.scores()
