@@ -145,8 +145,11 @@ def test_somebody_elses_model_reads_by_its_own_tokenizer(invoke, tmp_path):
         found = show.reading_of(path, "The cats sat", "who?")
         assert found.tokens == ("[CLS]", "the", "cat", "##s", "sat", "[SEP]", "who", "?", "[SEP]")
         assert (found.segments, found.part, kept in found.weights) == ([0] * 6 + [1] * 3, part, True)
-        code, output, lines = invoke(*f"show attention {path} ".split(), "The cats sat", "--backend", RIGHT)
+        drawn = tmp_path / f"{part}.svg"
+        line = f"show attention {path} --backend {RIGHT} --layer 0 --head 0 --svg {drawn}"
+        code, output, lines = invoke(line, "The cats sat")
         assert (code, lines) == (0, []), output
+        assert ">cats</text>" in drawn.read_text() or ">cat</text>" in drawn.read_text()
     (path / "vocab.txt").unlink()
     code, _, lines = invoke(*f"show attention {path} ".split(), "The cats sat", "--backend", RIGHT)
     assert (code, lines) == (

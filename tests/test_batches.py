@@ -102,3 +102,24 @@ def test_the_width_of_batches_can_be_fixed(tmp_path, small):
         "a label is 2 but must be below 2 [clause=INP-3]",
         "'batch_size' is 0 but must be at least 1",
     ]
+
+
+def test_buckets_have_less_padding_and_the_same_samples(tmp_path, small):
+    made = small_corpus(tmp_path, small("bert"), count=211)
+
+    def size(bucketed):
+        return sum(
+            batch.arrays()["input_ids"].size
+            for _, batch in data.batches(made, small("bert"), 7, seed=0, bucketed=bucketed)
+        )
+
+    assert made.lengths.sum() <= size(True) < 0.85 * size(False)
+
+
+def test_samples_without_label_have_one_that_counts(tmp_path, small):
+    found = data.read(written(tmp_path, "plain.txt", "ab\ncd\n"))
+    for ignored, expected in ((None, 0), (0, 1), (2, 0)):
+        config = small("bert", ignore_label=ignored)
+        ((_, batch),) = data.batches(data.encode(found, encoder_of(config)), config, 5)
+        validate_batch(config, batch)
+        assert batch.arrays()["labels"].tolist() == [expected] * 2

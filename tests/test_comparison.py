@@ -347,3 +347,12 @@ def test_what_cannot_be_compared_is_named_and_never_the_same(invoke, tmp_path):
     moved = dataclasses.replace(strange, bits=lambda: np.arange(7)[::-1])
     found = compare(porting.read(one), dataclasses.replace(flax, others={"cls.strange": moved}))
     assert found.others.apart["cls.strange"] == "no table says how it is laid out in files of both kinds"
+
+
+def test_a_decoder_that_is_no_copy_differs_from_one_that_is(tmp_path):
+    untied = headed(tmp_path / "untied", cls__predictions__decoder__weight=np.zeros((25, 14), np.float32))
+    found = compare(porting.read(headed(tmp_path / "tied")), porting.read(untied))
+    assert ([pair.name for pair in found.others.pairs], found.exit_code) == (
+        ["cls.predictions.decoder.weight"],
+        1,
+    )

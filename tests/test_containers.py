@@ -201,3 +201,9 @@ def test_a_process_that_ends_is_followed_by_another(tmp_path):
     with pytest.raises(SpecError, match="cannot be read as a file of tensors: killed by SIGKILL"):
         MSGPACK.read(path)
     assert MSGPACK.read(path)["a"].bits().tolist() == [0.0, 1.0, 2.0]
+
+
+def test_what_a_training_loop_keeps_beside_the_weights_is_told_from_them(tmp_path):
+    stored = {f"state_dict.{name}": in_memory(np.asarray(array)) for name, array in ARRAYS.items()}
+    TORCH.write(tmp_path / "model.pt", {**stored, "optimizer.state.0.exp_avg": in_memory(np.zeros(3))})
+    assert set(TORCH.read(tmp_path / "model.pt")) == {*ARRAYS, "optimizer.state.0.exp_avg"}

@@ -8,8 +8,10 @@ from safetensors.numpy import load_file, save_file
 
 from concord import conformance, spec
 from concord.backends import Run
-from concord.model import OwnModel
+from concord.commands.speed import Models, _own
+from concord.model import OwnModel, Trained
 from concord.spec.errors import SpecError
+from concord.speed import Workload
 from tests.toys.ready import CONFIG, SENTENCES, WORDS, hugging_face, texts
 from tests.toys.standalone import answer
 from tests.toys.surroundings import toy
@@ -293,3 +295,22 @@ def test_run_refuses_what_it_cannot_do_and_writes_nothing(invoke, tmp_path):
     assert code == 3
     assert not out.exists()
     assert (tmp_path / "t.txt").read_text().splitlines() == list(SENTENCES)
+
+
+def test_a_case_without_a_cotangent_is_judged_where_it_wants_no_gradients(invoke, tmp_path):
+    cases = answered(exported(invoke, tmp_path))
+    (path,) = cases.rglob("case.safetensors")
+    arrays = load_file(path)
+    save_file({name: array for name, array in arrays.items() if name != "inputs/cotangent"}, path)
+    assert invoke(f"check --from-dump {cases}")[0] == 0
+    manifest = path.with_name("case.json")
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "gradients": True}))
+    code, _, said = invoke(f"check --from-dump {cases}")
+    assert (code, "'cotangent' is missing but is required" in said[0]) == (2, True)
+
+
+def test_a_workload_is_as_long_as_texts_are(tmp_path):
+    path = hugging_face(tmp_path / "bert", "encoder")
+    (preset,) = _own(Trained(path), texts(tmp_path / "t.txt"), Models())
+    assert (preset.batch, preset.tokens, preset.config.num_layers) == (5, 13, 2)
+    assert Workload(preset, padding="ragged").lengths == [9, 13, 4, 12, 6]

@@ -174,3 +174,13 @@ def test_a_sentence_embedding_goes_into_a_plain_model_as_a_bare_encoder_alone(tm
     porting.write(porting.read(tmp_path / "one", "hugging-face"), tmp_path / "out", "hugging-face-flax")
     assert "modules.json" not in {path.name for path in (tmp_path / "out").iterdir()}
     assert bits(porting.read(tmp_path / "out")) == bits(read)
+
+
+def test_a_vector_that_is_divided_by_the_length_of_another_is_refused(tmp_path):
+    porting.write(pooled(), tmp_path / "one", "sentence-transformers")
+    (tmp_path / "one/2_Normalize").mkdir()
+    (tmp_path / "one/2_Normalize/config.json").write_text('{"module_input_name": "token_embeddings"}')
+    with pytest.raises(
+        SpecError, match='\'module_input_name\' is "token_embeddings" but must be "sentence_embedding"'
+    ):
+        porting.read(tmp_path / "one")
