@@ -81,14 +81,16 @@ class Retraced(Computation):
         """What the tensor should be."""
         return Prediction(self.expected.values[self.tensor], self.expected.sigmas[self.tensor])
 
-    def trajectory(self, change: Change, arithmetic: Arithmetic, known: Any = None) -> BuggedTrajectory:
-        """Return training with a bug, before the step."""
+    def trajectory(
+        self, change: Change, arithmetic: Arithmetic, known: Any = None, earlier: Start | None = None
+    ) -> BuggedTrajectory:
+        """Return training with a bug, before the step; after the step before it, if that is made again."""
         start, resumed = self.start, self.start.resumed
         trajectory = BuggedTrajectory(self.case, arithmetic, change, resumed, known)
-        if start.earlier is not None:
-            trajectory.place.resumed = resumed if resumed < start.step else 0
-            trajectory.load(start.earlier.state, start.earlier.step)
-            trajectory.step(start.earlier.batches, lambda name, values: None)
+        trajectory.place.resumed = resumed if resumed < start.step else 0
+        if earlier is not None:
+            trajectory.load(earlier.state, earlier.step)
+            trajectory.step(earlier.batches, lambda name, values: None)
         trajectory.load(start.state, start.step)
         for name, size in start.carried.items():
             section, _, parameter = name.partition(".")
@@ -100,9 +102,14 @@ class Retraced(Computation):
     def step(self, change: Change, arithmetic: Arithmetic, known: Any = None) -> dict[str, Array]:
         """Return what the step comes to in training with a bug."""
         found, prefix = dict[str, Array](), f"steps.{self.start.step}."
-        self.trajectory(change, arithmetic, known).step(
-            self.start.batches, lambda name, values: found.__setitem__(prefix + name, values)
-        )
+        # The step before is made only for a bug that keeps something of it.
+        for earlier in (None, self.start.earlier) if self.start.earlier else (None,):
+            trajectory = self.trajectory(change, arithmetic, known, earlier)
+            trajectory.step(
+                self.start.batches, lambda name, values: found.__setitem__(prefix + name, values)
+            )
+            if not trajectory.place.memory:
+                break
         return found
 
     def exactly(self, change: Change) -> dict[str, Array]:
@@ -222,7 +229,8 @@ class Retraced(Computation):
 
     def remembers(self, change: Change) -> bool:
         """Return whether a bug keeps something from step to step."""
-        return bool(self.trajectory(change, exact(self.dtype)).place.memory)
+        trajectory = self.trajectory(change, exact(self.dtype), self.known, self.start.earlier)
+        return bool(trajectory.place.memory)
 
 
 _tried = Cache()

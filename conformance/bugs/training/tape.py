@@ -20,7 +20,6 @@ from concord.spec.batch import Batch
 from concord.spec.precision import precision
 from concord.spec.tape import Node, Values
 from concord.spec.training.optimizers import ReferenceOptimizer, slots
-from concord.spec.training.recipe import RATES
 from concord.spec.training.trajectory import Observer, Trajectory
 
 
@@ -131,15 +130,14 @@ class BuggedTrajectory(Bugged, Trajectory):
             self.optimizer.state, self.known = nodes, None
 
     def differentiated(self, batch: Batch, number: int, observer: Observer) -> dict[str, Values]:
-        if self.known is None or "masks" in self.change.places:
+        if self.known is None:
             return super().differentiated(batch, number, observer)
-        recipe = self.training.recipe
-        rates = (getattr(recipe, rate) for rate in RATES)
-        key = (self.steps, number, id(batch), recipe.embedding_gradients, *rates)
+        masks = [(tap, kept.tobytes(), rate) for tap, (kept, rate) in self.masked(batch, number).items()]
+        key = (self.steps, id(batch), self.training.recipe.embedding_gradients, *masks)
         if key not in self.known:
-            seen: dict[str, Values] = {}
-            self.known[key] = (super().differentiated(batch, number, seen.__setitem__), seen)
-        found, seen = self.known[key]
-        for name, values in seen.items():
-            observer(name, values)
+            losses: list[Values] = []
+            found = super().differentiated(batch, number, lambda name, loss: losses.append(loss))
+            self.known[key] = losses[0], found
+        loss, found = self.known[key]
+        observer(f"losses.{number}", loss)
         return dict(found)
