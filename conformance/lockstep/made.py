@@ -105,9 +105,7 @@ class Retraced(Computation):
         # The step before is made only for a bug that keeps something of it.
         for earlier in (None, self.start.earlier) if self.start.earlier else (None,):
             trajectory = self.trajectory(change, arithmetic, known, earlier)
-            trajectory.step(
-                self.start.batches, lambda name, values: found.__setitem__(prefix + name, values)
-            )
+            trajectory.step(self.start.batches, lambda name, values: found.__setitem__(prefix + name, values))
             if not trajectory.place.memory:
                 break
         return found
