@@ -13,13 +13,12 @@ from concord import spec
 from concord.commands import show
 from concord.conformance.campaign import Setup
 from concord.spec.batch import batch_of_lengths
-from concord.training import checkpoint
 from concord.training.attention import ReadText, look
 from concord.training.attention.figure import figure
 from concord.training.attention.page import page
-from concord.training.data import TextEncoder
 from tests.conftest import small_config
 from tests.test_html import Outline, said
+from tests.test_predicting import trained
 from tests.toys.ready import hugging_face
 from tests.toys.surroundings import toy
 
@@ -120,21 +119,12 @@ def test_overwritten_weights_of_padded_queries_are_no_weights():
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
     """A checkpoint of a model that reads Chinese, by characters."""
-    config = small_config("bert")
-    encoder = TextEncoder.learn(["今天天气很好", "天气不好吗"] * 2, config)
-    config = config.replace(
-        vocab_size=max(encoder.vocab_size, config.vocab_size),
-        pad_id=encoder.pad_id,
-        token_padding_row=encoder.pad_id,
-    )
-    folder = tmp_path_factory.mktemp("runs") / "chinese"
-    checkpoint.write(folder, checkpoint.TrainingCheckpoint(config, spec.initialize(config), encoder=encoder))
-    return folder
+    return trained(tmp_path_factory.mktemp("runs") / "chinese", small_config("bert"))
 
 
 def test_a_checkpoint_reads_a_pair_token_by_token(run_folder):
-    found = show.reading_of(run_folder, "天气好", "很好吗")
-    assert found.tokens == ("[CLS]", "天", "气", "好", "[SEP]", "很", "好", "吗", "[SEP]")
+    found = show.reading_of(run_folder, "你们好", "很好吗")
+    assert found.tokens == ("[CLS]", "你", "们", "好", "[SEP]", "很", "好", "吗", "[SEP]")
     assert found.segments == [0] * 5 + [1] * 4
     assert found.batch.required("segment_ids").tolist() == [[0] * 5 + [1] * 4]
 

@@ -234,14 +234,7 @@ THREE = np.zeros(3, np.float32)
 DAMAGE = {
     "a truncated run": ("run.safetensors", cut, "not a whole safetensors file"),
     "a run without its loss": ("run.safetensors", put({"loss": None}), "lacks 'loss'"),
-    "a tensor that nobody knows": ("run.safetensors", put({"tap/logits": THREE}), "logits"),
     "a tap that nobody knows": ("run.safetensors", put({"taps/encoder.layer.0": THREE}), "encoder.layer.0"),
-    "a gradient that nobody knows": (
-        "run.safetensors",
-        put({"gradients/layers.0.gamma": THREE}),
-        "layers.0.gamma",
-    ),
-    "a run by nobody": ("run.json", edit(backend=3), "'backend' is 3 but must be a string"),
     "a run that declares nonsense": (
         "run.json",
         edit(info={"not_exposed": "*"}),
@@ -252,7 +245,6 @@ DAMAGE = {
         put({"inputs/labels": np.array([99])}),
         "'labels' is 99 at (0,) but must lie in [0, 3)",
     ),
-    "a truncated case": ("case.json", cut, "not valid JSON"),
     "a case of another format": (
         "case.json",
         edit(format="concord.case/9"),

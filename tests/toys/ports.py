@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from concord import spec
-from concord.backends.interface import Request, Run
+from concord.backends.interface import Request
 from concord.conformance.bugs.tape import with_edits
-from concord.conformance.judging import judge
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.model import Model
 from concord.spec.reference import compute
+from tests.toys import rounded
+from tests.toys.rounded import as_run
 
 SCORES, WEIGHTS = (f"layers.0.attention.{step}" for step in ("scores", "weights"))
 
@@ -28,7 +29,7 @@ def run_with(bug, case, dtype="float32", seed=97):
     None where the case cannot have it.
     """
     try:
-        return _run(truth_with(bug.change, case, Arithmetic(dtype, shuffle=seed), dtype), dtype)
+        return as_run(truth_with(bug.change, case, Arithmetic(dtype, shuffle=seed), dtype), dtype, info={})
     except (spec.SpecError, KeyError, IndexError, ValueError):
         return None
 
@@ -50,13 +51,9 @@ def truth_with(change, case, arithmetic, dtype, memory=None):
     )
 
 
-def _run(truth, dtype):
-    return Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", dtype)
-
-
 def verdict_of(case, run):
     """Return what is said of a run, its cause looked for."""
-    return judge(case.config, case.weights, case.batch, run, case.part).explained()
+    return rounded.verdict_of(case, run).explained()
 
 
 class Spoiled(Model):
@@ -118,10 +115,6 @@ def run_of(case, port, dtype="float32", seed=97):
     """Return what a port would: the reference in rounded arithmetic."""
     model = type("Port", (Spoiled,), {"steps": port.steps})
     weights = {**case.weights, **(port.weights(case) if port.weights else {})}
-    config = case.config.replace(**port.fields)
-    return _run(
-        compute(
-            config, weights, case.batch, Arithmetic(dtype, shuffle=seed), True, case.part, dtype, model=model
-        ),
-        dtype,
-    )
+    made = dataclasses.replace(case, config=case.config.replace(**port.fields), weights=weights)
+    truth = rounded.truth_of(made, dtype, Arithmetic(dtype, shuffle=seed), model=model)
+    return as_run(truth, dtype, info={})

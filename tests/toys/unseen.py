@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from concord.backends.interface import Run
-from concord.spec.arithmetic import Arithmetic
 from concord.spec.masks import mask_constant
-from concord.spec.reference import compute
-from tests.toys.ports import Spoiled
+from tests.toys import ports
+from tests.toys.ports import Port
 
 Array = np.ndarray
 
@@ -313,20 +311,9 @@ UNSEEN = {
 """By what is done wrongly."""
 
 
-def run_of(case, mistake, dtype="float32", seed=97):
+def run_of(case, mistake):
     """Return what a port with a mistake gives: the reference in rounded arithmetic."""
-    model = type("Port", (Spoiled,), {"steps": mistake.steps})
-    truth = compute(
-        case.config,
-        case.weights,
-        case.batch,
-        Arithmetic(dtype, shuffle=seed),
-        True,
-        case.part,
-        dtype,
-        model=model,
-    )
-    return Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", dtype)
+    return ports.run_of(case, Port(steps=mistake.steps))
 
 
 def said(mistake, text):
