@@ -180,7 +180,7 @@ WRONG = (
     (  # also where a mask constant absorbs the logarithm
         Change(
             taps=(WEIGHTS,),
-            edit=lambda m, y: m.o.exp(m.unnormalised - log_sum_exp(m, m.unnormalised)),
+            edit=lambda m, y: m.exp(m.unnormalised - log_sum_exp(m, m.unnormalised)),
         ),
         "nndl-paddle",
         "ragged",
@@ -213,5 +213,5 @@ def test_logarithm_of_the_softmax_is_flagged_where_a_share_vanishes():
     job = job_of(case, "float32")
     job = type(job)(job.group, job.case, job.dtype, job.part, job.config, weights, job.batch)
     assert not flagged(job.judge(run(ALTERNATIVES["log_softmax_from_normalizer"].change, request)))
-    logarithm = Change(taps=("log_probabilities",), edit=lambda m, y: m.o.log(m.o.softmax(m.source(), 1)))
+    logarithm = Change(taps=("log_probabilities",), edit=lambda m, y: m.log(m.softmax(m.source(), 1)))
     assert "log_probabilities" in flagged(job.judge(run(logarithm, request)))

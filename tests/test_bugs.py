@@ -18,8 +18,7 @@ from concord.conformance.bugs.catalogue import (
     alternatives,
     training,
 )
-from concord.conformance.bugs.context import Context
-from concord.conformance.bugs.tape import TapeOperations, Value, with_edits
+from concord.conformance.bugs.tape import TapeContext, Value, with_edits
 from concord.conformance.judging import judge
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case
@@ -104,7 +103,7 @@ SAME = {
 def test_tape_computes_and_differentiates_as_numpy_does(name, arithmetic):
     on_tape, plain = SAME[name]
     tape = arithmetic()
-    operations = TapeOperations(tape, "float64")
+    operations = TapeContext(tape, None, None, "model", "float64", {})
     a, b = (Value(tape, tape.leaf(x)) for x in (A, B))
     result = on_tape(operations, a, b)
     assert result.shape == plain(A, B).shape
@@ -128,9 +127,9 @@ def test_context_recomputes_what_a_fused_kernel_keeps():
 
     def look(m, y):
         hidden = {name: value for name, value in m.now.items() if not name.endswith(("scores", "weights"))}
-        fused = Context(m.o, m.config, m.batch, m.part, m.dtype, m.parameters, hidden)
+        fused = TapeContext(m.a, m.config, m.batch, m.part, m.dtype, hidden)
         fused.tap = m.tap
-        seen[m.tap] = m.o.numpy(fused.context(fused.used_weights))
+        seen[m.tap] = m.numpy(fused.context(fused.used_weights))
         return y
 
     model = with_edits(lambda tap: look if tap.endswith("attention.context") else None)

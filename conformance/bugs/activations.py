@@ -22,17 +22,17 @@ def gelu_by(erf: Callable[[Context, Array], Array], root: float = math.sqrt(2.0)
 
 
 def gelu_of(root: float) -> Edit:
-    return gelu_by(lambda m, z: m.o.erf(z), root)
+    return gelu_by(lambda m, z: m.erf(z), root)
 
 
 def softplus(m: Context, x: Array) -> Array:
     """Return log(1 + exp(x)), without an exponential that overflows."""
-    return m.o.relu(x) + m.o.log(m.o.exp(-m.o.abs(x)) + 1.0)
+    return m.relu(x) + m.log(m.exp(-m.abs(x)) + 1.0)
 
 
 def leaky(slope: float) -> Edit:
     """Return a ReLU that lets some of what is negative through."""
-    return of_source(lambda m, x: m.o.where(x > 0.0, x, x * slope))
+    return of_source(lambda m, x: m.where(x > 0.0, x, x * slope))
 
 
 def bias_after(m: Context, x: Array) -> Array:
@@ -42,7 +42,7 @@ def bias_after(m: Context, x: Array) -> Array:
 
 
 EDITS: Changes = {
-    "gelu_quick": of_source(lambda m, x: x * m.o.sigmoid(x * 1.702)),
+    "gelu_quick": of_source(lambda m, x: x * m.sigmoid(x * 1.702)),
     "gelu_cubic_term": {
         f"{cubic:g}": gelu(cubic=cubic) for cubic in (0.0044715, 0.044715**2, 0.04715, 0.0447)
     },
@@ -60,14 +60,14 @@ EDITS: Changes = {
         f"{root}": where(gelu_of(root), activation="gelu_erf")
         for root in (1.4, 1.41, 1.414, 1.4142, 1.41421, 1.414214)
     },
-    "silu_for_gelu": of_source(lambda m, x: x * m.o.sigmoid(x)),
-    "elu": of_source(lambda m, x: m.o.where(x > 0.0, x, m.o.exp(-m.o.relu(-x)) - 1.0)),
-    "relu_squared": of_source(lambda m, x: m.o.relu(x) * m.o.relu(x)),
-    "mish": of_source(lambda m, x: x * m.o.tanh(softplus(m, x))),
+    "silu_for_gelu": of_source(lambda m, x: x * m.sigmoid(x)),
+    "elu": of_source(lambda m, x: m.where(x > 0.0, x, m.exp(-m.relu(-x)) - 1.0)),
+    "relu_squared": of_source(lambda m, x: m.relu(x) * m.relu(x)),
+    "mish": of_source(lambda m, x: x * m.tanh(softplus(m, x))),
     "softplus": of_source(softplus),
-    "hard_swish": of_source(lambda m, x: x * m.o.within(x + 3.0, 0.0, 6.0) / 6.0),
-    "tanh_activation": of_source(lambda m, x: m.o.tanh(x)),
-    "relu_clipped_at_six": where(of_source(lambda m, x: m.o.relu(x) - m.o.relu(x - 6.0)), activation="relu"),
+    "hard_swish": of_source(lambda m, x: x * m.within(x + 3.0, 0.0, 6.0) / 6.0),
+    "tanh_activation": of_source(lambda m, x: m.tanh(x)),
+    "relu_clipped_at_six": where(of_source(lambda m, x: m.relu(x) - m.relu(x - 6.0)), activation="relu"),
     "activation_twice": lambda m, y: m.activation(y),
     "activation_skipped": lambda m, y: m.linear(m.tap, m.now[f"{m.scope}.inner"]),
     "activation_before_bias": of_source(bias_after),

@@ -37,12 +37,12 @@ def kept(m: Context, x: Array) -> Array:
 
 
 def detached(m: Context, x: Array) -> Array:
-    return m.o.stop_gradient(x)
+    return m.stop_gradient(x)
 
 
 def powers(m: Context, x: Array, taken_off: Edit = detached) -> Array:
     """Return exponentials of scores less the largest of their row."""
-    return m.o.exp(x - taken_off(m, m.o.max(x, 3)))
+    return m.exp(x - taken_off(m, m.max(x, 3)))
 
 
 def running(
@@ -58,19 +58,19 @@ def running(
     found: Array = None
     for first in range(0, size(scores, 3), BLOCK)[::order]:
         part = scores[:, :, :, first : first + BLOCK]
-        top = taken_off(m, m.o.max(part, 3))
-        now = top if largest is None else m.o.where(top > largest, top, largest)
-        exponentials = m.o.exp(part - now)
-        summed = m.o.sum(exponentials, 3)
+        top = taken_off(m, m.max(part, 3))
+        now = top if largest is None else m.where(top > largest, top, largest)
+        exponentials = m.exp(part - now)
+        summed = m.sum(exponentials, 3)
         new = exponentials
         if values is not None:
-            new = m.o.einsum("bhqs,bshk->bhqk", exponentials, values[:, first : first + BLOCK])
+            new = m.einsum("bhqs,bshk->bhqk", exponentials, values[:, first : first + BLOCK])
         if largest is None:
             total, found = summed, new
         else:
-            shrunk = m.o.exp(largest - now)
+            shrunk = m.exp(largest - now)
             total, found = total * shrunk + summed, found * shrunk
-            found = m.o.concat([found, new][::order], 3) if values is None else found + new
+            found = m.concat([found, new][::order], 3) if values is None else found + new
         largest = now
     return found / total
 
@@ -82,12 +82,12 @@ def softmax(taken_off: Edit = detached, order: int = 1) -> Edit:
 
 def by_reciprocal(m: Context, y: Array, taken_off: Edit = detached) -> Array:
     exponentials = powers(m, m.unnormalised, taken_off)
-    return exponentials * (1.0 / m.o.sum(exponentials, 3))
+    return exponentials * (1.0 / m.sum(exponentials, 3))
 
 
 def log_sum_exp(m: Context, x: Array, axis: int = 3, taken_off: Edit = detached) -> Array:
-    largest = taken_off(m, m.o.max(x, axis))
-    return largest + m.o.log(m.o.sum(m.o.exp(x - largest), axis))
+    largest = taken_off(m, m.max(x, axis))
+    return largest + m.log(m.sum(m.exp(x - largest), axis))
 
 
 def recomputed(m: Context, weights: Array) -> Array:
@@ -95,8 +95,8 @@ def recomputed(m: Context, weights: Array) -> Array:
     key.
     """
     scores = m.unnormalised
-    again = m.o.value_of(weights, m.o.exp(scores - log_sum_exp(m, scores)))
-    return m.o.where(m.visible.any(-1, keepdims=True), again, weights)
+    again = m.value_of(weights, m.exp(scores - log_sum_exp(m, scores)))
+    return m.where(m.visible.any(-1, keepdims=True), again, weights)
 
 
 def through_largest(share: Edit) -> Edit:
@@ -107,13 +107,13 @@ def through_largest(share: Edit) -> Edit:
     """
 
     def edit(m: Context, y: Array) -> Array:
-        scores = m.o.stop_gradient(m.unnormalised)
+        scores = m.stop_gradient(m.unnormalised)
         exponentials, shares = powers(m, scores), share(m, scores)
-        total = m.o.sum(exponentials, 3)
+        total = m.sum(exponentials, 3)
 
         def pull(m: Context, gradient: Array, weights: Array) -> Array:
-            shifted = (gradient / total - m.o.sum(gradient * weights / total, 3)) * exponentials
-            return shifted - shares * m.o.sum(shifted, 3)
+            shifted = (gradient / total - m.sum(gradient * weights / total, 3)) * exponentials
+            return shifted - shares * m.sum(shifted, 3)
 
         return of_softmax(pull)(m, y)
 
@@ -122,37 +122,37 @@ def through_largest(share: Edit) -> Edit:
 
 def are_largest(m: Context, x: Array) -> Array:
     """Return 1 for the largest of a row, and 0 for all others."""
-    return m.o.where(x < m.o.max(x, 3), x * 0.0, x * 0.0 + 1.0)
+    return m.where(x < m.max(x, 3), x * 0.0, x * 0.0 + 1.0)
 
 
 def in_equal_shares(m: Context, x: Array) -> Array:
-    return are_largest(m, x) / m.o.sum(are_largest(m, x), 3)
+    return are_largest(m, x) / m.sum(are_largest(m, x), 3)
 
 
 def of_the_first(m: Context, x: Array) -> Array:
-    return are_largest(m, are_largest(m, x) * m.o.constant(np.arange(size(x, 3), 0.0, -1.0), x))
+    return are_largest(m, are_largest(m, x) * m.constant(np.arange(size(x, 3), 0.0, -1.0), x))
 
 
 def attention(made: Edit) -> Edit:
     """Return a context, (B, H, Q, K), with its heads joined, where it is of the softmax itself."""
 
     def joined(m: Context, y: Array) -> Array:
-        return m.o.reshape(m.o.transpose(made(m, y), (0, 2, 1, 3)), tuple(y.shape))
+        return m.reshape(m.transpose(made(m, y), (0, 2, 1, 3)), tuple(y.shape))
 
     return where(joined, query_mask="none")
 
 
 def divided_last(m: Context, exponentials: Array) -> Array:
     """Divide the context by the sum at the end: row sums of the derivative are of context times gradient."""
-    summed = m.o.einsum("bhqs,bshk->bhqk", exponentials, m.beside("value"))
-    return summed / m.o.sum(exponentials, 3)
+    summed = m.einsum("bhqs,bshk->bhqk", exponentials, m.beside("value"))
+    return summed / m.sum(exponentials, 3)
 
 
 def fused(m: Context, y: Array) -> Array:
     """Go forward in blocks, and backward from the log-sum-exp, where a query sees a key."""
     scores, seen = m.unnormalised, m.visible.any(-1, keepdims=True)
-    shift = m.o.stop_gradient(m.o.where(seen, log_sum_exp(m, scores), m.o.max(scores, 3)))
-    return m.o.value_of(running(m, scores, m.beside("value")), divided_last(m, m.o.exp(scores - shift)))
+    shift = m.stop_gradient(m.where(seen, log_sum_exp(m, scores), m.max(scores, 3)))
+    return m.value_of(running(m, scores, m.beside("value")), divided_last(m, m.exp(scores - shift)))
 
 
 def scaled(of_query: float, of_key: float) -> Edit:
@@ -191,8 +191,8 @@ def merged(m: Context, x: Array) -> tuple[Array, Array]:
     for first in range(0, size(x, -1), BLOCK):
         block = x[..., first : first + BLOCK]
         count = size(block, -1)
-        own = m.o.mean(block, -1)
-        within = m.o.sum((block - own) * (block - own), -1)
+        own = m.mean(block, -1)
+        within = m.sum((block - own) * (block - own), -1)
         if mean is None:
             mean, squares = own, within
         else:
@@ -203,20 +203,20 @@ def merged(m: Context, x: Array) -> tuple[Array, Array]:
 
 
 def two_passes(m: Context, x: Array) -> tuple[Array, Array]:
-    mean = m.o.sum(x * (1.0 / size(x, -1)), -1)
-    return mean, m.o.sum((x - mean) * (x - mean), -1)
+    mean = m.sum(x * (1.0 / size(x, -1)), -1)
+    return mean, m.sum((x - mean) * (x - mean), -1)
 
 
 def corrected(m: Context, x: Array) -> tuple[Array, Array]:
     """Return the same, less what the mean's own rounding left in the squares."""
     mean, squares = two_passes(m, x)
-    left = m.o.sum(x - mean, -1)
+    left = m.sum(x - mean, -1)
     return mean, squares - left * left / float(size(x, -1))
 
 
 def plainly(m: Context, x: Array) -> tuple[Array, Array]:
-    mean = m.o.mean(x, -1)
-    return mean, m.o.sum((x - mean) * (x - mean), -1)
+    mean = m.mean(x, -1)
+    return mean, m.sum((x - mean) * (x - mean), -1)
 
 
 def one_pass(shift: Edit) -> Statistics:
@@ -225,23 +225,23 @@ def one_pass(shift: Edit) -> Statistics:
     def statistics(m: Context, x: Array) -> tuple[Array, Array]:
         taken_off = shift(m, x)
         left = x - taken_off
-        mean = m.o.mean(left, -1)
-        return taken_off + mean, (m.o.mean(left * left, -1) - mean * mean) * float(size(x, -1))
+        mean = m.mean(left, -1)
+        return taken_off + mean, (m.mean(left * left, -1) - mean * mean) * float(size(x, -1))
 
     return statistics
 
 
 def zero_or_first(m: Context, x: Array) -> Array:
     """Zero where it lies between a row's entries; else the first of them."""
-    first, lowest = x[..., :1], -m.o.max(-x, -1)
-    return m.o.where(lowest > 0.0, first, m.o.where(m.o.max(x, -1) < 0.0, first, first * 0.0))
+    first, lowest = x[..., :1], -m.max(-x, -1)
+    return m.where(lowest > 0.0, first, m.where(m.max(x, -1) < 0.0, first, first * 0.0))
 
 
 def farthest(m: Context, x: Array) -> Array:
     """The entry of a row that is farthest from its mean."""
-    mean = m.o.mean(x, -1)
-    above, below = m.o.max(x, -1), -m.o.max(-x, -1)
-    return m.o.where(above - mean > mean - below, above, below)
+    mean = m.mean(x, -1)
+    above, below = m.max(x, -1), -m.max(-x, -1)
+    return m.where(above - mean > mean - below, above, below)
 
 
 def times_reciprocal(x: Array, mean: Array, inverse: Array, gain: Array) -> Array:
@@ -282,8 +282,8 @@ def in_closed_form(m: Context, gradient: Array, row: Array, deviation: Array) ->
     inside = m.config.norm_epsilon_placement == "inside"
     root = deviation if inside else deviation - m.config.norm_epsilon
     count = float(m.config.d_model - (m.config.norm_variance == "unbiased"))
-    along = m.o.sum(gradient * row, -1) / count * (deviation / root)
-    return (gradient - m.o.mean(gradient, -1) - row * along) / deviation
+    along = m.sum(gradient * row, -1) / count * (deviation / root)
+    return (gradient - m.mean(gradient, -1) - row * along) / deviation
 
 
 # The rest.
@@ -293,7 +293,7 @@ def gelu_sigmoid(m: Context, y: Array) -> Array:
     if m.config.activation != "gelu_tanh":
         return y
     x = m.source()
-    return x * m.o.sigmoid(x * (x * x * 0.044715 + 1.0) * (2.0 * math.sqrt(2.0 / math.pi)))
+    return x * m.sigmoid(x * (x * x * 0.044715 + 1.0) * (2.0 * math.sqrt(2.0 / math.pi)))
 
 
 def gelu_exponential(m: Context, y: Array) -> Array:
@@ -301,8 +301,8 @@ def gelu_exponential(m: Context, y: Array) -> Array:
     if m.config.activation != "gelu_tanh":
         return y
     x = m.source()
-    twice = m.o.within(x * (x * x * 0.044715 + 1.0) * (2.0 * math.sqrt(2.0 / math.pi)), -80.0, 80.0)
-    return x * 0.5 * (2.0 - 2.0 / (m.o.exp(twice) + 1.0))
+    twice = m.within(x * (x * x * 0.044715 + 1.0) * (2.0 * math.sqrt(2.0 / math.pi)), -80.0, 80.0)
+    return x * 0.5 * (2.0 - 2.0 / (m.exp(twice) + 1.0))
 
 
 def bias_first(m: Context, y: Array) -> Array:
@@ -314,10 +314,8 @@ def bias_first(m: Context, y: Array) -> Array:
 
 def log_softmax_fused(m: Context, y: Array) -> Array:
     """Log-softmax whose derivative is one step: softmax less what flows back."""
-    logits, chance = m.now["logits"], m.o.stop_gradient(m.o.softmax(m.now["logits"], 1))
-    return m.o.value_of(
-        y, m.o.with_gradient(logits, lambda gradient: gradient - chance * m.o.sum(gradient, 1))
-    )
+    logits, chance = m.now["logits"], m.stop_gradient(m.softmax(m.now["logits"], 1))
+    return m.value_of(y, m.with_gradient(logits, lambda gradient: gradient - chance * m.sum(gradient, 1)))
 
 
 def from_normalizer(taken_off: Edit = detached) -> Edit:
@@ -327,8 +325,8 @@ def from_normalizer(taken_off: Edit = detached) -> Edit:
 
 EDITS: Changes = {
     "embeddings_position_first": summed("segment position token"),
-    "softmax_by_logarithm": lambda m, y: m.o.exp(m.o.log_softmax(m.unnormalised, 3)),
-    "softmax_backward_multiplied_out": of_softmax(lambda m, g, w: g * w - w * m.o.sum(g * w, 3)),
+    "softmax_by_logarithm": lambda m, y: m.exp(m.log_softmax(m.unnormalised, 3)),
+    "softmax_backward_multiplied_out": of_softmax(lambda m, g, w: g * w - w * m.sum(g * w, 3)),
     "softmax_through_largest": through_largest(in_equal_shares),
     "softmax_through_first_largest": through_largest(of_the_first),
     "softmax_through_each_largest": lambda m, y: by_reciprocal(m, y, kept),

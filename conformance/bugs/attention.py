@@ -47,27 +47,27 @@ def first_value_for_all(m: Context, y: Array) -> Array:
 def heads_split_by_reshape(m: Context, y: Array) -> Array:
     """Cut (B, T, D) into (B, H, T, K) without a transposition."""
     batch, tokens, heads, width = tuple(y.shape)
-    return m.o.transpose(m.o.reshape(y, (batch, heads, tokens, width)), (0, 2, 1, 3))
+    return m.transpose(m.reshape(y, (batch, heads, tokens, width)), (0, 2, 1, 3))
 
 
 def heads_interleaved(m: Context, y: Array) -> Array:
     """Let head h have every H-th column."""
     batch, tokens, heads, width = tuple(y.shape)
-    return m.o.transpose(m.o.reshape(y, (batch, tokens, width, heads)), (0, 1, 3, 2))
+    return m.transpose(m.reshape(y, (batch, tokens, width, heads)), (0, 1, 3, 2))
 
 
 def joined(order: tuple[int, ...]) -> Edit:
     """Return the heads, (B, Q, H, K), joined with their axes in another order."""
-    return lambda m, y: m.o.reshape(m.o.transpose(m.by_heads(y), order), tuple(y.shape))
+    return lambda m, y: m.reshape(m.transpose(m.by_heads(y), order), tuple(y.shape))
 
 
 def softmax_over(axis: int) -> Edit:
-    return lambda m, y: m.o.softmax(m.unnormalised, axis)
+    return lambda m, y: m.softmax(m.unnormalised, axis)
 
 
 def without_maximum(m: Context, y: Array) -> Array:
-    exponentials = m.o.exp(m.unnormalised)
-    return exponentials / m.o.sum(exponentials, 3)
+    exponentials = m.exp(m.unnormalised)
+    return exponentials / m.sum(exponentials, 3)
 
 
 EDITS: Changes = {
@@ -87,21 +87,21 @@ EDITS: Changes = {
     },
     "score_scale_squared": lambda m, y: m.scores(m.beside("query") / float(m.config.head_dim), divisor=1.0),
     "score_scale_lost_without_padding": lambda m, y: m.scores(divisor=1.0) if m.real.all() else y,
-    "scores_clamped": lambda m, y: m.o.within(y, -1e4, 1e4),
-    "scores_transposed": lambda m, y: m.o.transpose(y, (0, 1, 3, 2)),
+    "scores_clamped": lambda m, y: m.within(y, -1e4, 1e4),
+    "scores_transposed": lambda m, y: m.transpose(y, (0, 1, 3, 2)),
     "scores_of_queries": lambda m, y: m.scores(k=m.beside("query")),
     "projection_scaled": {
         "sqrt(K)": lambda m, y: y * float(m.config.head_dim**-0.5),
         "sqrt(sqrt(K))": lambda m, y: y * float(m.config.head_dim**-0.25),
     },
     "query_relu_missing": lambda m, y: m.projected(y),
-    "projections_relu_added": lambda m, y: m.o.relu(y),
-    "softmax_of_powers_of_two": lambda m, y: m.o.softmax(m.unnormalised * math.log(2), 3),
-    "sigmoid_for_softmax": lambda m, y: m.o.sigmoid(m.unnormalised),
+    "projections_relu_added": lambda m, y: m.relu(y),
+    "softmax_of_powers_of_two": lambda m, y: m.softmax(m.unnormalised * math.log(2), 3),
+    "sigmoid_for_softmax": lambda m, y: m.sigmoid(m.unnormalised),
     "softmax_left_out": lambda m, y: m.unnormalised,
     "heads_joined_in_reverse": lambda m, y: m.with_heads(y, reversed(range(m.config.num_heads))),
     "context_of_keys": lambda m, y: m.context(m.used_weights, m.beside("key")),
     "context_of_queries": lambda m, y: m.context(m.used_weights, m.beside("query")),
-    "weights_transposed": lambda m, y: m.context(m.o.transpose(m.used_weights, (0, 1, 3, 2))),
+    "weights_transposed": lambda m, y: m.context(m.transpose(m.used_weights, (0, 1, 3, 2))),
     "attention_dropout_left_on": lambda m, y: m.context(m.dropped(m.used_weights, 10)),
 }

@@ -44,14 +44,13 @@ def norm_of(sharing: str, tap: str) -> str:
     return tap[:-1] if sharing == "shared" and tap.startswith("layers.") else tap
 
 
-class Context:
-    """One run of the model, at one tap.
+class Context(TensorOperations):
+    """One run of the model, at one tap, with the operations of what computes it.
 
     Args:
-        operations: of the framework, or of the tape.
         config, batch, part, dtype: what is computed.
-        parameters: gives a parameter by its canonical name, in the canonical layout.
-        now: each tap before this one as the model goes on with it, and ``inputs.<name>`` for given tensors.
+        now: each tap before this one as the model goes on with it, ``inputs.<name>`` for given tensors, and
+            parameters by their canonical names, in the canonical layout.
         memory: what edits of earlier runs left for later ones in the same process.
 
     Attributes:
@@ -59,24 +58,21 @@ class Context:
         contract: how steps take their products.
     """
 
+    tap = ""
     contract: Contraction
 
     def __init__(
         self,
-        operations: TensorOperations,
         config: EncoderConfig,
         batch: Batch,
         part: str,
         dtype: str,
-        parameters: Callable[[str], Array],
         now: Mapping[str, Array],
         memory: dict[str, Any] | None = None,
     ) -> None:
-        self.o, self.config, self.batch, self.part, self.dtype = operations, config, batch, part, dtype
-        self.parameters, self.now = parameters, now
+        self.config, self.batch, self.part, self.dtype, self.now = config, batch, part, dtype, now
         self.memory: dict[str, Any] = {} if memory is None else memory
         self.contract = directly
-        self.tap = ""
 
     # Where it stands.
 
@@ -92,7 +88,7 @@ class Context:
 
     def weight(self, name: str) -> Array:
         """Return a parameter by its canonical name, in the canonical layout."""
-        return self.parameters(name)
+        return self.now[name]
 
     def beside(self, name: str) -> Array:
         """Return another tap of the same submodule.
@@ -101,7 +97,7 @@ class Context:
         """
         full = f"{self.scope}.{name}"
         if full not in self.now and name in ("scores", "weights"):
-            return self.scores() if name == "scores" else self.o.softmax(self.unnormalised, 3)
+            return self.scores() if name == "scores" else self.softmax(self.unnormalised, 3)
         return self.now[full] if full in self.now else self.now[f"inputs.{name}"]
 
     def source(self, which: str = "", of: str = "") -> Array:
@@ -154,7 +150,7 @@ class Context:
         return visible_keys(self.config, real, self.config.num_heads)
 
     @property
-    def constant(self) -> float:
+    def mask_constant(self) -> float:
         """What masked scores become, or have added."""
         return mask_constant(self.config, self.dtype)
 
@@ -170,9 +166,7 @@ class Context:
             "position": self.config.max_positions,
             "segment": self.config.num_segments,
         }[table]
-        return self.o.take(
-            self.weight(f"embeddings.{table}.weight"), self.o.constant(np.clip(ids, 0, count - 1))
-        )
+        return self.take(self.weight(f"embeddings.{table}.weight"), self.constant(np.clip(ids, 0, count - 1)))
 
     def linear(self, name: str, x: Array) -> Array:
         """Return what a linear layer makes of its input."""
@@ -185,7 +179,7 @@ class Context:
         It is what comes before any activation (SPEC ATT-1, FFN-1, HED-2).
         """
         name = parameters_of(self.tap)
-        return self.o.reshape(self.linear(name, self.source() if x is None else x), tuple(y.shape))
+        return self.reshape(self.linear(name, self.source() if x is None else x), tuple(y.shape))
 
     def again(self, y: Array, x: Array = None) -> Array:
         """Return the tap of a linear layer once more, of its input or of something else."""
@@ -213,7 +207,7 @@ class Context:
 
         def total(values: Array) -> Array:
             for axis in axes:
-                values = self.o.sum(values, axis)
+                values = self.sum(values, axis)
             return values
 
         centered = center(x, total(x) / float(count))
@@ -226,9 +220,9 @@ class Context:
 
     def standardised(self, x: Array) -> tuple[Array, Array]:
         """Return a row less its mean and divided by its deviation, and the deviation (SPEC NRM-2)."""
-        centered = x - self.o.mean(x, -1)
+        centered = x - self.mean(x, -1)
         count = float(self.config.d_model - (self.config.norm_variance == "unbiased"))
-        deviation = self.deviation(self.o.sum(centered * centered, -1) / count)
+        deviation = self.deviation(self.sum(centered * centered, -1) / count)
         return centered / deviation, deviation
 
     @property
@@ -240,15 +234,15 @@ class Context:
         """Return what a norm divides by (SPEC NRM-3)."""
         epsilon = self.config.norm_epsilon
         return (
-            self.o.sqrt(variance + epsilon)
+            self.sqrt(variance + epsilon)
             if self.config.norm_epsilon_placement == "inside"
-            else self.o.sqrt(variance) + epsilon
+            else self.sqrt(variance) + epsilon
         )
 
     def scores(self, q: Array | None = None, k: Array | None = None, divisor: float | None = None) -> Array:
         """Return scaled products of queries and keys, (B, H, Q, S) (SPEC ATT-4)."""
         q, k = self.beside("query") if q is None else q, self.beside("key") if k is None else k
-        multiply = partial(self.o.einsum, "bqhk,bshk->bhqs")
+        multiply = partial(self.einsum, "bqhk,bshk->bhqs")
         if divisor is None and self.config.score_scale == "multiply_query":
             return self.contract(multiply, q * self.config.head_dim**-0.5, k)
         return self.contract(multiply, q, k) / (
@@ -258,10 +252,10 @@ class Context:
     def masked(self, visible: Flags, constant: float | None = None, scores: Array | None = None) -> Array:
         """Return scores with keys hidden (SPEC MSK-3)."""
         scores = self.beside("scores") if scores is None else scores
-        constant = self.constant if constant is None else constant
+        constant = self.mask_constant if constant is None else constant
         if self.config.mask_fill == "replace":
-            return self.o.where(visible, scores, constant)
-        return self.o.add_where(visible, scores, constant)
+            return self.where(visible, scores, constant)
+        return self.add_where(visible, scores, constant)
 
     @property
     def unnormalised(self) -> Array:
@@ -271,7 +265,7 @@ class Context:
             return self.now.get(full, self.now.get(f"{self.scope}.scores"))
         return self.masked(self.visible)
 
-    def softmax(
+    def softmax_by(
         self,
         exponential: Callable[[Array], Array] | None = None,
         powers: Callable[[Array], Array] = lambda powers: powers,
@@ -279,8 +273,8 @@ class Context:
     ) -> Array:
         """Return the weights of the tap, with some of their steps taken in another way (SPEC ATT-5)."""
         scores = self.unnormalised
-        made = powers((exponential or self.o.exp)(scores - self.o.max(scores, 3)))
-        return made / total(self.o.sum(made, 3))
+        made = powers((exponential or self.exp)(scores - self.max(scores, 3)))
+        return made / total(self.sum(made, 3))
 
     @property
     def used_weights(self) -> Array:
@@ -290,35 +284,35 @@ class Context:
 
     def context(self, weights: Array, values: Array | None = None) -> Array:
         """Return the weighted sum of values with the heads joined, (B, Q, D) (SPEC ATT-6)."""
-        multiply = partial(self.o.einsum, "bhqs,bshk->bqhk")
+        multiply = partial(self.einsum, "bhqs,bshk->bqhk")
         summed = self.contract(multiply, weights, self.beside("value") if values is None else values)
-        return self.o.reshape(summed, (*tuple(summed.shape)[:2], self.config.d_model))
+        return self.reshape(summed, (*tuple(summed.shape)[:2], self.config.d_model))
 
     def by_heads(self, x: Array) -> Array:
         """Return features with the heads apart.
 
         (B, T, D), or (B, T, H, K) as it is, to (B, T, H, K) (SPEC ATT-2).
         """
-        return self.o.reshape(x, (*tuple(x.shape)[:2], self.config.num_heads, self.config.head_dim))
+        return self.reshape(x, (*tuple(x.shape)[:2], self.config.num_heads, self.config.head_dim))
 
     def with_heads(self, x: Array, order: Iterable[int]) -> Array:
         """Return features, (B, T, D) or (B, T, H, K), whose heads are others, in the same shape."""
         apart = self.by_heads(x)
-        return self.o.reshape(self.o.concat([apart[:, :, h : h + 1] for h in order], 2), tuple(x.shape))
+        return self.reshape(self.concat([apart[:, :, h : h + 1] for h in order], 2), tuple(x.shape))
 
     def dropped(self, x: Array, each: int) -> Array:
         """Return a tensor less each of so many numbers, the others enlarged (SPEC DRP-1)."""
         shape = tuple(x.shape)
         kept = (np.arange(math.prod(shape)) % each > 0).reshape(shape) * (each / (each - 1))
-        return x * self.o.constant(kept, x)
+        return x * self.constant(kept, x)
 
     def activation(self, x: Array, kind: str | None = None) -> Array:
         """Return an activation (SPEC ATT-1, FFN-2)."""
         kind = kind or self.config.activation
         if kind in ("none", "relu"):
-            return self.o.relu(x) if kind == "relu" else x
+            return self.relu(x) if kind == "relu" else x
         if kind == "gelu_erf":
-            return x * 0.5 * (self.o.erf(x / math.sqrt(2.0)) + 1.0)
+            return x * 0.5 * (self.erf(x / math.sqrt(2.0)) + 1.0)
         return self.gelu_tanh(x)
 
     def gelu_tanh(
@@ -329,21 +323,21 @@ class Context:
         tanh: Callable[[Array], Array] | None = None,
     ) -> Array:
         """Return GELU by its approximation (SPEC FFN-2)."""
-        return x * 0.5 * ((tanh or self.o.tanh)((x + x * x * x * cubic) * factor) + 1.0)
+        return x * 0.5 * ((tanh or self.tanh)((x + x * x * x * cubic) * factor) + 1.0)
 
     def binary_losses(self, logits: Array, wanted: Flags) -> Array:
         """Return the cross-entropy of each logit by itself (SPEC LOS-1)."""
-        wrong = self.o.where(wanted, -logits, logits)
-        return self.o.relu(wrong) + self.o.log(self.o.exp(-self.o.abs(wrong)) + 1.0)
+        wrong = self.where(wanted, -logits, logits)
+        return self.relu(wrong) + self.log(self.exp(-self.abs(wrong)) + 1.0)
 
     def total_loss(self, losses: Array) -> Array:
         """Return the sum of the losses that count (SPEC LOS-2)."""
-        return self.o.sum(self.o.where(self.counted, losses, 0.0))
+        return self.sum(self.where(self.counted, losses, 0.0))
 
     def penalty(self, *names: str) -> Array:
         """Return the L2 term of parameters, by default of the classifier's (SPEC LOS-4)."""
         given = [self.weight(name) for name in names or ("classifier.weight", "classifier.bias")]
-        squares = [self.o.sum(parameter * parameter) for parameter in given]
+        squares = [self.sum(parameter * parameter) for parameter in given]
         return sum(squares[1:], start=squares[0]) * (0.5 * self.config.l2_weight)
 
     # Where something differs: NumPy flags that can be broadcast with the tap.

@@ -46,8 +46,8 @@ def lookup(ids: Callable[[EncoderConfig, Ids], Ids]) -> Edit:
 
 def embedding_rows_renormalised(m: Context, y: Array) -> Array:
     """Shorten rows to length 1, as ``max_norm=1`` does."""
-    length = m.o.sqrt(m.o.sum(y * y, -1))
-    return m.o.where(length > 1.0, y / length, y)
+    length = m.sqrt(m.sum(y * y, -1))
+    return m.where(length > 1.0, y / length, y)
 
 
 def segments(ids: Callable[[Ids, int], Ids]) -> Edit:

@@ -27,7 +27,7 @@ Function = Callable[[Context, Array], Array]
 
 def passed(function: Function) -> Edit:
     """Return the edit that sends the gradient of a tap through a function."""
-    return lambda m, y: m.o.with_gradient(y, lambda gradient: function(m, gradient))
+    return lambda m, y: m.with_gradient(y, lambda gradient: function(m, gradient))
 
 
 def times(factor: Callable[[Context], float]) -> Edit:
@@ -40,19 +40,19 @@ def slope(made: Function) -> Edit:
 
     def edit(m: Context, y: Array) -> Array:
         x = m.source()
-        return m.o.value_of(y, x * m.o.stop_gradient(made(m, x)))
+        return m.value_of(y, x * m.stop_gradient(made(m, x)))
 
     return edit
 
 
 def slope_at_result(made: Function) -> Edit:
     """Return the same, made of what came out."""
-    return lambda m, y: m.o.value_of(y, m.source() * m.o.stop_gradient(made(m, y)))
+    return lambda m, y: m.value_of(y, m.source() * m.stop_gradient(made(m, y)))
 
 
 def instead(made: Function) -> Edit:
     """Return the edit that has the gradient of something else."""
-    return lambda m, y: m.o.value_of(y, made(m, y))
+    return lambda m, y: m.value_of(y, made(m, y))
 
 
 as_it_is = instead(skipped)
@@ -60,12 +60,12 @@ as_it_is = instead(skipped)
 
 
 def detached(m: Context, y: Array) -> Array:
-    return m.o.stop_gradient(y)
+    return m.stop_gradient(y)
 
 
 def stopped(flags: Callable[[Context, Array], Flags]) -> Edit:
     """Return the edit that lets no gradient flow where a flag is True."""
-    return lambda m, y: m.o.where(flags(m, y), m.o.stop_gradient(y), y)
+    return lambda m, y: m.where(flags(m, y), m.stop_gradient(y), y)
 
 
 unscaled = times(lambda m: math.sqrt(m.config.head_dim))
@@ -82,7 +82,7 @@ def weighted(share: Callable[[Ids], NDArray[np.floating]]) -> Edit:
         table = m.tap.rpartition(".")[2]
         given = "segment_ids" if table == "segment" else "input_ids"
         rows = m.rows if table == "position" else m.batch.required(given)
-        return m.o.value_of(y, y * m.o.constant(share(rows)[..., None], y))
+        return m.value_of(y, y * m.constant(share(rows)[..., None], y))
 
     return edit
 
@@ -128,7 +128,7 @@ def of_loss(share: float) -> Edit:
     def edit(m: Context, y: Array) -> Array:
         labels = np.asarray(m.labels[:, None] == np.arange(m.config.num_classes), np.float64)
         more = (share * (labels - 1 / m.config.num_classes) if share < 1 else labels) / len(labels)
-        return m.o.with_gradient(y, lambda gradient: gradient + m.o.constant(more, y))
+        return m.with_gradient(y, lambda gradient: gradient + m.constant(more, y))
 
     return edit
 
@@ -151,28 +151,28 @@ def gradients_accumulated(gradients: Gradients) -> Gradients:
 
 def bell(m: Context, x: Array) -> Array:
     """Return the density of the normal distribution."""
-    return m.o.exp(x * x * -0.5) * (1.0 / math.sqrt(2.0 * math.pi))
+    return m.exp(x * x * -0.5) * (1.0 / math.sqrt(2.0 * math.pi))
 
 
 def share(m: Context, x: Array) -> Array:
     """Return the distribution function of the normal distribution."""
-    return (m.o.erf(x / math.sqrt(2.0)) + 1.0) * 0.5
+    return (m.erf(x / math.sqrt(2.0)) + 1.0) * 0.5
 
 
 def square_of_tanh(m: Context, x: Array) -> Array:
-    return m.o.tanh(x) * m.o.tanh(x)
+    return m.tanh(x) * m.tanh(x)
 
 
 def one_sided(below: float) -> Edit:
     """Return the slope of a ReLU that lets some of what is negative through."""
-    return slope(lambda m, x: m.o.where(x > 0.0, x * 0.0 + 1.0, x * 0.0 + below))
+    return slope(lambda m, x: m.where(x > 0.0, x * 0.0 + 1.0, x * 0.0 + below))
 
 
 def of_gate(steepness: float) -> Edit:
     """Return the slope of x sigmoid(steepness x)."""
 
     def made(m: Context, x: Array) -> Array:
-        gate = m.o.sigmoid(x * steepness)
+        gate = m.sigmoid(x * steepness)
         return gate + x * gate * (1.0 - gate) * steepness
 
     return slope(made)
@@ -180,7 +180,7 @@ def of_gate(steepness: float) -> Edit:
 
 def of_tanh_form(m: Context, x: Array, inner: float = 1.0) -> Array:
     """Return the slope of GELU with tanh, the term of which is multiplied."""
-    tangent = m.o.tanh((x + x * x * x * 0.044715) * ROOT)
+    tangent = m.tanh((x + x * x * x * 0.044715) * ROOT)
     steep = (x * x * (3 * 0.044715) + 1.0) * (inner * ROOT)
     return (tangent + 1.0) * 0.5 + x * 0.5 * (1.0 - tangent * tangent) * steep
 
@@ -197,8 +197,8 @@ def of_softmax(pull: Callable[[Context, Array, Array], Array]) -> Edit:
     """Return the softmax whose derivative is made of the gradient and the weights."""
 
     def edit(m: Context, y: Array) -> Array:
-        weights = m.o.stop_gradient(y)
-        return m.o.value_of(y, m.o.with_gradient(m.unnormalised, lambda gradient: pull(m, gradient, weights)))
+        weights = m.stop_gradient(y)
+        return m.value_of(y, m.with_gradient(m.unnormalised, lambda gradient: pull(m, gradient, weights)))
 
     return edit
 
@@ -210,15 +210,15 @@ def taken_off(inner: Callable[[Context, Array, Array], Array]) -> Edit:
 
 def softmax_gradient_without_row_term(m: Context, y: Array) -> Array:
     """Differentiate the softmax as if it were an elementwise function: p g, without the term for the row."""
-    weights, scores = m.o.stop_gradient(y), m.unnormalised
-    return weights + weights * (scores - m.o.stop_gradient(scores))
+    weights, scores = m.stop_gradient(y), m.unnormalised
+    return weights + weights * (scores - m.stop_gradient(scores))
 
 
 def maximum_differentiated(m: Context, y: Array) -> Array:
     """Differentiate the shift by the largest score, but not the sum."""
     scores = m.unnormalised
-    powers = m.o.exp(scores - m.o.max(scores, 3))
-    return powers / m.o.stop_gradient(m.o.sum(powers, 3))
+    powers = m.exp(scores - m.max(scores, 3))
+    return powers / m.stop_gradient(m.sum(powers, 3))
 
 
 def tail(m: Context, y: Array) -> Flags:
@@ -231,16 +231,16 @@ def tail(m: Context, y: Array) -> Flags:
 
 
 def mean_stopped(m: Context, x: Array, mean: Array) -> Array:
-    return x - m.o.stop_gradient(mean)
+    return x - m.stop_gradient(mean)
 
 
 def deviation_stopped(m: Context, variance: Array) -> Array:
-    return m.o.stop_gradient(m.deviation(variance))
+    return m.stop_gradient(m.deviation(variance))
 
 
 def twice(m: Context, x: Array) -> Array:
     """Return a number whose gradient counts twice."""
-    return x + (x - m.o.stop_gradient(x))
+    return x + (x - m.stop_gradient(x))
 
 
 def norm_slope(pull: Callable[[Context, Array, Array, Array], Array]) -> Edit:
@@ -248,43 +248,43 @@ def norm_slope(pull: Callable[[Context, Array, Array, Array], Array]) -> Edit:
 
     def edit(m: Context, y: Array) -> Array:
         x, gain, offset = m.source(), m.weight(f"{m.owner}.weight"), m.weight(f"{m.owner}.bias")
-        row, deviation = (m.o.stop_gradient(value) for value in m.standardised(x))
-        through = m.o.with_gradient(x, lambda gradient: pull(m, gradient, row, deviation))
-        return m.o.value_of(y, through * m.o.stop_gradient(gain) + row * gain + offset)
+        row, deviation = (m.stop_gradient(value) for value in m.standardised(x))
+        through = m.with_gradient(x, lambda gradient: pull(m, gradient, row, deviation))
+        return m.value_of(y, through * m.stop_gradient(gain) + row * gain + offset)
 
     return edit
 
 
 def closed_form(m: Context, gradient: Array, row: Array, sign: float = 1.0, total: bool = False) -> Array:
     """Return the derivative of a norm times its deviation, the term of its variance multiplied."""
-    mean = m.o.sum if total else m.o.mean
+    mean = m.sum if total else m.mean
     return gradient - mean(gradient, -1) - row * mean(gradient * row, -1) * sign
 
 
 def without_gain(m: Context, y: Array) -> Array:
     """Send the gradient on as if the gain were 1."""
     row = normed(gain=one, offset=zero)(m, y)
-    return row + m.o.stop_gradient(row) * m.weight(f"{m.owner}.weight") + m.weight(f"{m.owner}.bias")
+    return row + m.stop_gradient(row) * m.weight(f"{m.owner}.weight") + m.weight(f"{m.owner}.bias")
 
 
 def unbiased(m: Context, variance: Array) -> Array:
     """Divide by D - 1 in the derivative."""
-    return m.o.value_of(variance, variance * (m.config.d_model / (m.config.d_model - 1.0)))
+    return m.value_of(variance, variance * (m.config.d_model / (m.config.d_model - 1.0)))
 
 
 def norm_gradient_of_some_rows(m: Context, y: Array) -> Array:
     """Leave the last rows, which do not fill a block of four, out of the gradients of gain and offset."""
     batch, tokens, _ = tuple(y.shape)
     rows = np.arange(batch * tokens).reshape(batch, tokens, 1)
-    alone = m.norm(m.source(), gain=m.o.stop_gradient, offset=m.o.stop_gradient)
-    return m.o.where(rows < batch * tokens // VECTOR * VECTOR, y, alone)
+    alone = m.norm(m.source(), gain=m.stop_gradient, offset=m.stop_gradient)
+    return m.where(rows < batch * tokens // VECTOR * VECTOR, y, alone)
 
 
 def norm_gradient_of_mean_offset(m: Context, y: Array) -> Array:
     """Average the gradient of the offset over rows instead of summing it."""
     batch, tokens, _ = tuple(y.shape)
     offset = m.weight(f"{m.owner}.bias")
-    return m.norm(m.source(), offset=m.o.stop_gradient) + (offset - m.o.stop_gradient(offset)) / float(
+    return m.norm(m.source(), offset=m.stop_gradient) + (offset - m.stop_gradient(offset)) / float(
         batch * tokens
     )
 
@@ -293,12 +293,12 @@ def norm_gradient_of_mean_offset(m: Context, y: Array) -> Array:
 
 
 def residual_detached(m: Context, y: Array) -> Array:
-    return m.o.stop_gradient(m.source()) + m.source("result")
+    return m.stop_gradient(m.source()) + m.source("result")
 
 
 def bias_gradient_twice(m: Context, y: Array) -> Array:
     bias = m.weight(f"{m.scope}.outer.bias")
-    return y + (bias - m.o.stop_gradient(bias))
+    return y + (bias - m.stop_gradient(bias))
 
 
 EDITS: Changes = {
@@ -338,7 +338,7 @@ EDITS: Changes = {
         "x sigmoid(x)": of_gate(1.0),
         "the GELU without the term of its tanh": slope(lambda m, x: of_tanh_form(m, x, 0.0)),
         "the GELU whose second term lacks x": slope(lambda m, x: share(m, x) + bell(m, x)),
-        "a logistic function, taken for it": slope(lambda m, x: m.o.sigmoid(x)),
+        "a logistic function, taken for it": slope(lambda m, x: m.sigmoid(x)),
         "a ReLU that lets 0.1 through": one_sided(0.1),
         "a ReLU that lets 0.2 through": one_sided(0.2),
         "the GELU taken at the result instead of what went in": slope_at_result(
@@ -348,14 +348,14 @@ EDITS: Changes = {
         "tanh": slope(lambda m, x: 1.0 - square_of_tanh(m, x)),
     },
     "softmax_slope": {
-        "takes half the sum over the row off": taken_off(lambda m, g, w: m.o.sum(g * w, 3) * 0.5),
-        "takes twice the sum over the row off": taken_off(lambda m, g, w: m.o.sum(g * w, 3) * 2.0),
-        "takes the mean over the row off, not the sum": taken_off(lambda m, g, w: m.o.mean(g * w, 3)),
-        "adds the sum over the row": taken_off(lambda m, g, w: -m.o.sum(g * w, 3)),
-        "sums over heads": taken_off(lambda m, g, w: m.o.sum(g * w, 1)),
-        "sums gradients without their weights": taken_off(lambda m, g, w: m.o.sum(g, 3)),
-        "takes the mean gradient off": taken_off(lambda m, g, w: m.o.mean(g, 3)),
-        "takes the largest of the row off, not the sum": taken_off(lambda m, g, w: m.o.max(g * w, 3)),
+        "takes half the sum over the row off": taken_off(lambda m, g, w: m.sum(g * w, 3) * 0.5),
+        "takes twice the sum over the row off": taken_off(lambda m, g, w: m.sum(g * w, 3) * 2.0),
+        "takes the mean over the row off, not the sum": taken_off(lambda m, g, w: m.mean(g * w, 3)),
+        "adds the sum over the row": taken_off(lambda m, g, w: -m.sum(g * w, 3)),
+        "sums over heads": taken_off(lambda m, g, w: m.sum(g * w, 1)),
+        "sums gradients without their weights": taken_off(lambda m, g, w: m.sum(g, 3)),
+        "takes the mean gradient off": taken_off(lambda m, g, w: m.mean(g, 3)),
+        "takes the largest of the row off, not the sum": taken_off(lambda m, g, w: m.max(g * w, 3)),
         "goes element by element, with w (1 - w)": of_softmax(lambda m, g, w: g * w * (1.0 - w)),
     },
     "tanh_slope": {
@@ -364,21 +364,21 @@ EDITS: Changes = {
         "that of a logistic function": of_tanh(lambda m, y: y * (1.0 - y)),
         "taken at the result": of_tanh(lambda m, y: 1.0 - square_of_tanh(m, y)),
     },
-    "detached_length": lambda m, y: m.source() / m.o.stop_gradient(rightly(m, m.source())),
-    "loss_gradient_of_sum": instead(lambda m, y: m.o.sum(m.source())),
+    "detached_length": lambda m, y: m.source() / m.stop_gradient(rightly(m, m.source())),
+    "loss_gradient_of_sum": instead(lambda m, y: m.sum(m.source())),
     "key_bias_without_gradient": instead(
-        lambda m, y: m.o.reshape(m.source() @ m.weight(f"{m.tap}.weight"), tuple(y.shape))
+        lambda m, y: m.reshape(m.source() @ m.weight(f"{m.tap}.weight"), tuple(y.shape))
     ),
     "gelu_gradient_by_tanh": instead(lambda m, y: m.activation(m.source(), "gelu_tanh")),
     "gelu_gradient_without_density": slope(share),
     "gelu_gradient_halved_density": slope(lambda m, x: share(m, x) + x * bell(m, x) * 0.5),
-    "relu_gradient_guided": lambda m, y: m.o.with_gradient(y, m.o.relu),
+    "relu_gradient_guided": lambda m, y: m.with_gradient(y, m.relu),
     "tanh_gradient_sign": slope(lambda m, x: square_of_tanh(m, x) + 1.0),
-    "tanh_gradient_without_square": slope(lambda m, x: 1.0 - (m.o.abs(m.o.tanh(x)))),
+    "tanh_gradient_without_square": slope(lambda m, x: 1.0 - (m.abs(m.tanh(x)))),
     "tanh_gradient_of_rounded": slope(
-        lambda m, x: 1.0 - m.o.rounded(m.o.tanh(x), "bfloat16") * m.o.rounded(m.o.tanh(x), "bfloat16")
+        lambda m, x: 1.0 - m.rounded(m.tanh(x), "bfloat16") * m.rounded(m.tanh(x), "bfloat16")
     ),
-    "softmax_gradient_over_queries": taken_off(lambda m, g, w: m.o.sum(g * w, 2)),
+    "softmax_gradient_over_queries": taken_off(lambda m, g, w: m.sum(g * w, 2)),
     "softmax_gradient_passed": instead(lambda m, y: m.unnormalised),
     "softmax_gradient_without_sum": instead(maximum_differentiated),
     "softmax_gradient_of_real_queries": stopped(lambda m, y: ~m.real[:, None, :, None]),

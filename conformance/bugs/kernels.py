@@ -37,17 +37,17 @@ def block_sums_not_rescaled(m: Context, y: Array) -> Array:
     largest, parts = None, []
     for start in range(0, keys, BLOCK):
         part = scores[:, :, :, start : start + BLOCK]
-        found = m.o.max(part, 3)
-        largest = found if largest is None else m.o.where(found > largest, found, largest)
-        parts.append(m.o.exp(part - largest))
-    powers = m.o.concat(parts, 3)
-    return powers / m.o.sum(powers, 3)
+        found = m.max(part, 3)
+        largest = found if largest is None else m.where(found > largest, found, largest)
+        parts.append(m.exp(part - largest))
+    powers = m.concat(parts, 3)
+    return powers / m.sum(powers, 3)
 
 
 def without_tail(m: Context, x: Array) -> Array:
     """Zero the features that a vector of four does not fill, (…, K)."""
     width = tuple(x.shape)[-1]
-    return m.o.where(np.arange(width) < width // VECTOR * VECTOR, x, x * 0.0)
+    return m.where(np.arange(width) < width // VECTOR * VECTOR, x, x * 0.0)
 
 
 def key_of_head(order: Callable[[int, int], int]) -> Edit:
@@ -65,7 +65,7 @@ def with_zeros(count: Callable[[int], int]) -> Edit:
 
     def edit(m: Context, y: Array) -> Array:
         more = float(count(tuple(y.shape)[3]))
-        return m.softmax(total=lambda total: total + m.o.exp(-m.o.max(m.unnormalised, 3)) * more)
+        return m.softmax_by(total=lambda total: total + m.exp(-m.max(m.unnormalised, 3)) * more)
 
     return edit
 
@@ -75,7 +75,7 @@ def hidden_for(heads: Callable[[NDArray[np.int64]], Flags]) -> Edit:
 
     def edit(m: Context, y: Array) -> Array:
         numbers = np.arange(tuple(y.shape)[1])[:, None, None]
-        return m.o.where(heads(numbers), y, m.beside("scores"))
+        return m.where(heads(numbers), y, m.beside("scores"))
 
     return edit
 
@@ -91,7 +91,7 @@ def padded_to(width: Callable[[int], int], filled: bool) -> Edit:
         x, own = m.source(), tuple(y.shape)[-1]
         if not filled:
             return m.norm(x, variance=lambda variance: variance * (own / width(own)))
-        mean = m.o.mean(x, -1)
+        mean = m.mean(x, -1)
         return m.norm(x, variance=lambda variance: variance + mean * mean * (width(own) / own - 1))
 
     return edit
@@ -99,7 +99,7 @@ def padded_to(width: Callable[[int], int], filled: bool) -> Edit:
 
 def query_bias_unscaled(m: Context, y: Array) -> Array:
     """Scale the product with the query's weight before its bias is added."""
-    bias = m.o.reshape(m.weight(f"{m.scope}.query.bias"), (1, 1, m.config.num_heads, m.config.head_dim))
+    bias = m.reshape(m.weight(f"{m.scope}.query.bias"), (1, 1, m.config.num_heads, m.config.head_dim))
     root = math.sqrt(m.config.head_dim)
     return m.scores(m.beside("query") + bias * (root - 1.0))
 
@@ -109,7 +109,7 @@ EDITS: Changes = {
         m.visible[..., np.arange(m.ids.shape[1]) % np.where(beyond_blocks(m), BLOCK, m.ids.shape[1])]
     ),
     "block_last_dropped": lambda m, y: m.context(
-        m.o.where(beyond_blocks(m), m.used_weights * 0.0, m.used_weights)
+        m.where(beyond_blocks(m), m.used_weights * 0.0, m.used_weights)
     ),
     "block_counted_to_its_end": with_zeros(lambda keys: -keys % BLOCK),
     "head_tail_left_out_of_scores": lambda m, y: m.scores(without_tail(m, m.beside("query"))),
@@ -121,7 +121,7 @@ EDITS: Changes = {
     "heads_one_key_for_all": key_of_head(lambda head, heads: 0),
     "mask_of_first_head_alone": hidden_for(lambda head: head == 0),
     "mask_added_as_number": lambda m, y: (
-        m.beside("scores") + m.o.constant(np.broadcast_to(m.visible, tuple(y.shape)) * 1.0, y)
+        m.beside("scores") + m.constant(np.broadcast_to(m.visible, tuple(y.shape)) * 1.0, y)
     ),
     "softmax_with_one_more": with_zeros(lambda keys: 1),
     "scores_divided_by_layer": lambda m, y: y / float(m.layer + 1),

@@ -27,9 +27,9 @@ def of_targets(targets: Callable[[Context], NDArray[np.floating]]) -> Edit:
         if m.config.num_classes == 1:
             share, logits = given[:, 0], m.now["logits"][:, 0]  # of the label 1
             ones, zeros = (m.binary_losses(logits, np.full(share.shape, flag)) for flag in (True, False))
-            return ones * m.o.constant(share, ones) + zeros * m.o.constant(1 - share, zeros)
+            return ones * m.constant(share, ones) + zeros * m.constant(1 - share, zeros)
         x = m.now["log_probabilities"]
-        return -m.o.sum(x * m.o.constant(given, x), 1)[:, 0]
+        return -m.sum(x * m.constant(given, x), 1)[:, 0]
 
     return made
 
@@ -66,7 +66,7 @@ def smoothed(share: float, among_wrong: bool = False) -> Edit:
 def sigmoid_for_softmax(m: Context, y: Array) -> Array:
     """Sum the binary cross-entropies of all classes."""
     wanted = np.arange(m.config.num_classes) == m.labels[:, None]
-    return m.o.sum(m.binary_losses(m.now["logits"], wanted), 1)[:, 0]
+    return m.sum(m.binary_losses(m.now["logits"], wanted), 1)[:, 0]
 
 
 def in_bits(m: Context, y: Array) -> Array:
@@ -76,7 +76,7 @@ def in_bits(m: Context, y: Array) -> Array:
 
 def logarithm(made: Callable[[Context, Array], Array]) -> Edit:
     """Return the logarithm of something else than the probabilities, made of them."""
-    return of_source(lambda m, x: m.o.log(made(m, m.o.softmax(x, 1))))
+    return of_source(lambda m, x: m.log(made(m, m.softmax(x, 1))))
 
 
 def plus(epsilon: float) -> Edit:
@@ -84,7 +84,7 @@ def plus(epsilon: float) -> Edit:
 
 
 def clipped(epsilon: float) -> Edit:
-    return logarithm(lambda m, p: m.o.within(p, epsilon, 1.0 - epsilon))
+    return logarithm(lambda m, p: m.within(p, epsilon, 1.0 - epsilon))
 
 
 def reduced(
@@ -94,7 +94,7 @@ def reduced(
 
     def made(m: Context, x: Array) -> Array:
         counted = float(m.counted.sum()) if m.config.ignore_label is not None else float(len(m.labels))
-        total = m.o.sum(x) if everything or m.config.ignore_label is None else m.total_loss(x)
+        total = m.sum(x) if everything or m.config.ignore_label is None else m.total_loss(x)
         total = total * factor(m, counted)
         if penalty:
             return total + penalty(m, x)
@@ -140,16 +140,16 @@ EDITS: Changes = {
     "loss_labels_inverted": of_labels(lambda labels, classes: classes - 1 - labels),
     "label_ignored": of_labels(lambda labels, classes: 0 * labels),
     "loss_sign": lambda m, y: -y,
-    "logarithm_missing": lambda m, y: -m.o.exp(-y),
-    "loss_sigmoid_twice": of_source(lambda m, x: m.binary_losses(m.o.sigmoid(x)[:, 0], m.labels == 1)),
-    "loss_softmax_twice": of_source(lambda m, x: m.o.log_softmax(m.o.softmax(x, 1), 1)),
+    "logarithm_missing": lambda m, y: -m.exp(-y),
+    "loss_sigmoid_twice": of_source(lambda m, x: m.binary_losses(m.sigmoid(x)[:, 0], m.labels == 1)),
+    "loss_softmax_twice": of_source(lambda m, x: m.log_softmax(m.softmax(x, 1), 1)),
     "epsilon_in_logarithm": {f"{epsilon:g}": plus(epsilon) for epsilon in (1e-6, 1e-7, 1e-9, 1e-10, 1e-12)},
     "probabilities_clipped_otherwise": {
         f"{epsilon:g}": clipped(epsilon) for epsilon in (1e-6, 1e-8, 1e-9, 1e-10, 1e-12)
     },
-    "softmax_over_samples": of_source(lambda m, x: m.o.log_softmax(x, 0)),
-    "log_softmax_without_logarithm": of_source(lambda m, x: m.o.softmax(x, 1)),
-    "logarithm_of_sigmoid": of_source(lambda m, x: m.o.log(m.o.sigmoid(x))),
+    "softmax_over_samples": of_source(lambda m, x: m.log_softmax(x, 0)),
+    "log_softmax_without_logarithm": of_source(lambda m, x: m.softmax(x, 1)),
+    "logarithm_of_sigmoid": of_source(lambda m, x: m.log(m.sigmoid(x))),
     "loss_sum_for_mean": reduced(lambda m, count: 1.0),
     "loss_sum": reduced(lambda m, count: 1.0, everything=True),
     "loss_divided_twice": reduced(lambda m, count: 1 / count**2),

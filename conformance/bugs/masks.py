@@ -68,7 +68,7 @@ def of_queries(m: Context) -> Flags:
 
 def overwritten(m: Context, kept: Flags, constant: float) -> Array:
     """Overwrite weights wherever a flag is False."""
-    return m.o.where(kept, m.beside("weights"), constant)
+    return m.where(kept, m.beside("weights"), constant)
 
 
 EDITS: Changes = {
@@ -100,18 +100,18 @@ EDITS: Changes = {
     "mask_on_queries": lambda m, y: m.masked(of_queries(m)),
     "mask_on_both": lambda m, y: m.masked(m.visible & of_queries(m)),
     "mask_in_first_layer_only": lambda m, y: m.beside("scores") if m.layer else y,
-    "mask_result_dropped": lambda m, y: m.o.softmax(m.beside("scores"), 3),
-    "mask_after_softmax": lambda m, y: m.o.where(m.visible, m.o.softmax(m.beside("scores"), 3), 0.0),
-    "mask_multiplied": lambda m, y: m.o.where(m.visible, m.beside("scores"), 0.0),
-    "mask_constant_without_sign": lambda m, y: m.masked(m.visible, -m.constant),
+    "mask_result_dropped": lambda m, y: m.softmax(m.beside("scores"), 3),
+    "mask_after_softmax": lambda m, y: m.where(m.visible, m.softmax(m.beside("scores"), 3), 0.0),
+    "mask_multiplied": lambda m, y: m.where(m.visible, m.beside("scores"), 0.0),
+    "mask_constant_without_sign": lambda m, y: m.masked(m.visible, -m.mask_constant),
     "mask_added_twice": lambda m, y: m.masked(m.visible, scores=m.masked(m.visible)),
-    "mask_everywhere": lambda m, y: m.beside("scores") + m.constant,
-    "mask_minus_infinity": lambda m, y: m.o.where(m.visible, m.beside("scores"), float("-inf")),
-    "mask_empty_row_zero": lambda m, y: m.o.where(m.visible.any(axis=-1, keepdims=True), y, 0.0),
+    "mask_everywhere": lambda m, y: m.beside("scores") + m.mask_constant,
+    "mask_minus_infinity": lambda m, y: m.where(m.visible, m.beside("scores"), float("-inf")),
+    "mask_empty_row_zero": lambda m, y: m.where(m.visible.any(axis=-1, keepdims=True), y, 0.0),
     "query_mask_missing": lambda m, y: m.beside("weights"),
     "query_mask": where(lambda m, y: m.context(m.beside("weights")), query_mask="overwrite"),
     "query_mask_zero": lambda m, y: overwritten(m, of_queries(m), 0.0),
-    "query_mask_inverted": lambda m, y: overwritten(m, ~of_queries(m), m.constant),
-    "query_mask_on_keys": lambda m, y: overwritten(m, m.visible, m.constant),
-    "query_mask_added": lambda m, y: m.o.where(of_queries(m), y, 0.0),
+    "query_mask_inverted": lambda m, y: overwritten(m, ~of_queries(m), m.mask_constant),
+    "query_mask_on_keys": lambda m, y: overwritten(m, m.visible, m.mask_constant),
+    "query_mask_added": lambda m, y: m.where(of_queries(m), y, 0.0),
 }

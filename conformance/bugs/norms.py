@@ -42,9 +42,9 @@ def floored(m: Context, variance: Array) -> Array:
     """Take epsilon for the least that the variance can be, or the deviation."""
     epsilon = m.config.norm_epsilon
     if m.config.norm_epsilon_placement == "outside":
-        root = m.o.sqrt(variance)
-        return m.o.where(root > epsilon, root, epsilon)
-    return m.o.sqrt(m.o.where(variance > epsilon, variance, epsilon))
+        root = m.sqrt(variance)
+        return m.where(root > epsilon, root, epsilon)
+    return m.sqrt(m.where(variance > epsilon, variance, epsilon))
 
 
 def norm_before_residual(m: Context, y: Array) -> Array:
@@ -67,11 +67,11 @@ WITHOUT_RESIDUAL = total(lambda x, result: result)
 
 EDITS: Changes = {
     "norm_epsilon_as_floor": normed(deviation=floored),
-    "norm_epsilon_lost": normed(deviation=lambda m, variance: m.o.sqrt(variance)),
+    "norm_epsilon_lost": normed(deviation=lambda m, variance: m.sqrt(variance)),
     "norm_of_variance": normed(deviation=lambda m, variance: variance + m.config.norm_epsilon),
     "norm_mean_kept": normed(center=lambda m, x, mean: x),
     "norm_variance_about_zero": of_source(
-        lambda m, x: m.norm(x, variance=lambda variance: m.o.mean(x * x, -1))
+        lambda m, x: m.norm(x, variance=lambda variance: m.mean(x * x, -1))
     ),
     "norm_gain_missing": normed(gain=one),
     "norm_offset_missing": normed(offset=zero),

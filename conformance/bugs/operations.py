@@ -9,7 +9,7 @@ mean the same in all of them and are used as they are. Everything else is here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,14 +22,38 @@ SIGNIFICANT_BITS = {"float32": 24, "tf32": 11, "float16": 11, "bfloat16": 8}
 """Of each number format that :meth:`TensorOperations.round_to` knows, the leading one included."""
 
 
+Elementwise = Callable[[Array], Array]
+
+
 class TensorOperations(ABC):
-    """The operations that bugs are written in."""
+    """The operations that bugs are written in.
 
-    # Arithmetic.
+    Attributes:
+        einsum: contracts two tensors.
+        sqrt, exp, log, tanh, erf, sigmoid, relu: are taken element by element.
+        softmax, log_softmax: are taken along an axis.
+        reshape: returns the same numbers in another shape, in row-major order.
+        transpose: permutes axes.
+        concat: joins tensors along an axis.
+        stop_gradient: returns the same values; no gradient flows back.
+        dtype: the precision of tensors.
+    """
 
-    @abstractmethod
-    def einsum(self, subscripts: str, a: Array, b: Array) -> Array:
-        """Contract two tensors."""
+    dtype: str
+    einsum: Callable[[str, Array, Array], Array]
+    sqrt: Elementwise
+    exp: Elementwise
+    log: Elementwise
+    tanh: Elementwise
+    erf: Elementwise
+    sigmoid: Elementwise
+    relu: Elementwise
+    softmax: Callable[[Array, int], Array]
+    log_softmax: Callable[[Array, int], Array]
+    reshape: Callable[[Array, Sequence[int]], Array]
+    transpose: Callable[[Array, Sequence[int]], Array]
+    concat: Callable[[Sequence[Array], int], Array]
+    stop_gradient: Elementwise
 
     @abstractmethod
     def sum(self, x: Array, axis: int | None = None) -> Array:
@@ -40,56 +64,6 @@ class TensorOperations(ABC):
         """Return the largest entries along an axis, which stays with size 1."""
 
     @abstractmethod
-    def sqrt(self, x: Array) -> Array:
-        """Square root."""
-
-    @abstractmethod
-    def exp(self, x: Array) -> Array:
-        """Exponential function."""
-
-    @abstractmethod
-    def log(self, x: Array) -> Array:
-        """Natural logarithm."""
-
-    @abstractmethod
-    def tanh(self, x: Array) -> Array:
-        """Hyperbolic tangent."""
-
-    @abstractmethod
-    def erf(self, x: Array) -> Array:
-        """Error function."""
-
-    @abstractmethod
-    def sigmoid(self, x: Array) -> Array:
-        """Logistic function."""
-
-    @abstractmethod
-    def relu(self, x: Array) -> Array:
-        """Positive part."""
-
-    @abstractmethod
-    def softmax(self, x: Array, axis: int) -> Array:
-        """Softmax along an axis."""
-
-    @abstractmethod
-    def log_softmax(self, x: Array, axis: int) -> Array:
-        """Logarithm of the softmax along an axis."""
-
-    # Layout and selection.
-
-    @abstractmethod
-    def reshape(self, x: Array, shape: Sequence[int]) -> Array:
-        """Return the same numbers in another shape, in row-major order."""
-
-    @abstractmethod
-    def transpose(self, x: Array, axes: Sequence[int]) -> Array:
-        """Permute axes."""
-
-    @abstractmethod
-    def concat(self, parts: Sequence[Array], axis: int) -> Array:
-        """Join along an axis."""
-
-    @abstractmethod
     def where(self, condition: Array, a: Array, b: Array | float) -> Array:
         """Choose between a tensor and another or a constant; the condition may be a NumPy array."""
 
@@ -97,21 +71,9 @@ class TensorOperations(ABC):
     def take(self, table: Array, ids: Array) -> Array:
         """Look up rows: (…) to (…, D)."""
 
-    # From NumPy.
-
     @abstractmethod
     def constant(self, values: NDArray[Any], like: Array | None = None) -> Array:
         """Return an array as a tensor, in the precision of another tensor if one is given."""
-
-    @abstractmethod
-    def dtype(self, x: Array) -> str:
-        """Return the name of a tensor's precision."""
-
-    # Gradients.
-
-    @abstractmethod
-    def stop_gradient(self, x: Array) -> Array:
-        """Return the same values; no gradient flows back."""
 
     @abstractmethod
     def with_gradient(self, x: Array, function: Callable[[Array], Array]) -> Array:
@@ -183,55 +145,8 @@ class TensorOperations(ABC):
 
         (Dekker and Veltkamp's splitting).
         """
-        cut = {"float64": 53, "float32": 24}[self.dtype(x)] - SIGNIFICANT_BITS[number_format]
+        cut = {"float64": 53, "float32": 24}[self.dtype] - SIGNIFICANT_BITS[number_format]
         if cut <= 0:
             return x
         swollen = x * float(2**cut + 1)
         return swollen - (swollen - x)
-
-
-class FrameworkOperations(TensorOperations):
-    """The operations of one framework, and where its models keep their parameters."""
-
-    def opaque(self, function: Callable[..., Array]) -> Callable[..., Array]:
-        """Return a function that compilers call while they trace, and whose code they do not read."""
-        return function
-
-    @abstractmethod
-    def held(self, layer: Any, kind: str) -> Array:
-        """Return a parameter of a layer in its canonical layout, or None.
-
-        Args:
-            kind: of the parameter (:class:`concord.spec.parameters.Parameter`).
-        """
-
-    def submodule(self, owner: Any, name: str) -> Any:
-        """Return a submodule by a word of its canonical name."""
-        return getattr(owner, name)
-
-    def parameters(self, model: Any, kinds: Mapping[str, str]) -> dict[str, Array]:
-        """Return the parameters of a model, by canonical name, without those that a layer of the framework
-        keeps in a form of its own.
-
-        Args:
-            kinds: of the parameters, by canonical name.
-        """
-        found = {}
-        for name, kind in kinds.items():
-            try:
-                found[name] = self.parameter(model, name, kind)
-            except AttributeError:
-                continue
-        return found
-
-    def parameter(self, model: Any, name: str, kind: str) -> Array:
-        """Return a parameter of a model in its canonical layout.
-
-        Args:
-            name: the canonical name.
-            kind: of the parameter (:class:`concord.spec.parameters.Parameter`).
-        """
-        owner = model
-        for word in name.split(".")[:-1]:
-            owner = owner[int(word)] if word.isdigit() else self.submodule(owner, word)
-        return self.held(owner, kind)

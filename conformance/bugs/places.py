@@ -46,13 +46,13 @@ def from_first_real(m: Context) -> Ids:
 
 def sample_last_repeated(m: Context, y: Array) -> Array:
     batch = next(iter(y.shape))
-    return m.o.concat([y[: batch - 1], y[batch - 2 : batch - 1]], 0) if batch > 1 else y
+    return m.concat([y[: batch - 1], y[batch - 2 : batch - 1]], 0) if batch > 1 else y
 
 
 def samples_left_by_length(m: Context, y: Array) -> Array:
     """Leave samples in the order of their lengths."""
     order = np.argsort(-m.real.sum(1), kind="stable")
-    return m.o.concat([y[int(i) : int(i) + 1] for i in order], 0)
+    return m.concat([y[int(i) : int(i) + 1] for i in order], 0)
 
 
 def unmasked(m: Context, y: Array) -> Array:
@@ -82,7 +82,7 @@ def alone(edit: Edit) -> Edit:
 
 
 def padding_zeroed(m: Context, y: Array) -> Array:
-    return m.o.where(m.real[..., None], y, y * 0.0)
+    return m.where(m.real[..., None], y, y * 0.0)
 
 
 # A second call.
@@ -128,13 +128,13 @@ EDITS: Changes = {
     "head_last_value_of_first": lambda m, y: m.with_heads(y, [*range(m.config.num_heads - 1), 0]),
     "layer_last_unmasked": in_last_layer(unmasked),
     "layer_last_gelu_by_tanh": in_last_layer(lambda m, y: m.activation(m.source(), "gelu_tanh")),
-    "mask_not_for_first_query": lambda m, y: m.o.where(m.flags(y, 2, 0), m.beside("scores"), y),
-    "mask_not_for_first_key": lambda m, y: m.o.where(m.flags(y, 3, 0), m.beside("scores"), y),
+    "mask_not_for_first_query": lambda m, y: m.where(m.flags(y, 2, 0), m.beside("scores"), y),
+    "mask_not_for_first_key": lambda m, y: m.where(m.flags(y, 3, 0), m.beside("scores"), y),
     "mask_hides_own_key": hidden(lambda queries, keys: (queries == keys) & (keys.size > 1)),
     "mask_hides_last_key": hidden(lambda queries, keys: (keys == keys.size - 1) & (keys.size > 1)),
     "mask_local_window": hidden(lambda queries, keys: abs(queries - keys) > 256),
     "mask_dropped_for_one_sample": alone(unmasked),
-    "log_softmax_over_one_sample": alone(lambda m, y: m.o.log_softmax(m.source(), 0)),
+    "log_softmax_over_one_sample": alone(lambda m, y: m.log_softmax(m.source(), 0)),
     "norm_over_tokens_of_one_sample": alone(lambda m, y: m.norm(m.source(), axes=(-1, -2))),
     "segments_of_first_sample": segments(lambda ids, last: np.broadcast_to(ids[:1], ids.shape)),
     "segments_shifted": segments(lambda ids, last: np.roll(ids, 1, axis=1)),

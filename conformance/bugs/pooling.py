@@ -15,7 +15,7 @@ from concord.spec.pooling import least_squares
 
 def chosen(m: Context, x: Array, tokens: Flags) -> Array:
     """Return the sum of some tokens, (B, T)."""
-    return m.o.sum(m.o.where(tokens[..., None], x, 0.0), 1)[:, 0]
+    return m.sum(m.where(tokens[..., None], x, 0.0), 1)[:, 0]
 
 
 def every(real: Flags) -> Flags:
@@ -31,7 +31,7 @@ def mean(tokens: Callable[[Flags], Flags], divisors: Callable[[Flags], Flags] | 
 
     def made(m: Context, x: Array) -> Array:
         count = (divisors or tokens)(m.real).sum(axis=1)[:, None]
-        return chosen(m, x, tokens(m.real)) / m.o.constant(np.maximum(count, 1).astype(np.float64), x)
+        return chosen(m, x, tokens(m.real)) / m.constant(np.maximum(count, 1).astype(np.float64), x)
 
     return of_source(made)
 
@@ -52,7 +52,7 @@ def last_real(real: Flags) -> NDArray[np.int64]:
 
 def flat(m: Context, x: Array) -> Array:
     """Flatten what stands behind samples."""
-    return m.o.reshape(x, (m.ids.shape[0], m.ids.shape[1] * m.config.d_model))
+    return m.reshape(x, (m.ids.shape[0], m.ids.shape[1] * m.config.d_model))
 
 
 def lengthened(function: Callable[[Context, Array], Array]) -> Edit:
@@ -61,7 +61,7 @@ def lengthened(function: Callable[[Context, Array], Array]) -> Edit:
 
 
 def squares(m: Context, x: Array, axis: int = 1) -> Array:
-    return m.o.sum(x * x, axis)
+    return m.sum(x * x, axis)
 
 
 def epsilon_of(m: Context) -> float:
@@ -71,7 +71,7 @@ def epsilon_of(m: Context) -> float:
 
 def at_least(m: Context, x: Array, least: float) -> Array:
     """Return the length of vectors whose sum of squares is at least a number."""
-    return m.o.sqrt(m.o.where(squares(m, x) > least, squares(m, x), least))
+    return m.sqrt(m.where(squares(m, x) > least, squares(m, x), least))
 
 
 def rightly(m: Context, x: Array) -> Array:
@@ -87,20 +87,20 @@ EDITS: Changes = {
     "token_by_length_pooled": token(lambda real: np.maximum(real.sum(1) - 1, 0)),
     "pooling_mean": mean(every),
     "pooling_mean_of_real_tokens": mean(the_real),
-    "pooling_maximum": of_source(lambda m, x: m.o.max(x, 1)[:, 0]),
+    "pooling_maximum": of_source(lambda m, x: m.max(x, 1)[:, 0]),
     "maximum_of_real_tokens_pooled": of_source(
-        lambda m, x: m.o.max(m.o.where(m.real[..., None], x, float("-inf")), 1)[:, 0]
+        lambda m, x: m.max(m.where(m.real[..., None], x, float("-inf")), 1)[:, 0]
     ),
     "sum_pooled": of_source(lambda m, x: chosen(m, x, every(m.real))),
     "sum_of_real_tokens_pooled": of_source(lambda m, x: chosen(m, x, m.real)),
     "pooling_axes_swapped": of_source(lambda m, x: x[0]),
-    "pooling_squeezed": of_source(lambda m, x: m.o.squeeze(x[:, :1])),
-    "flatten_column_major": of_source(lambda m, x: flat(m, m.o.transpose(x, (0, 2, 1)))),
-    "flatten_padding_zeroed": of_source(lambda m, x: flat(m, m.o.where(m.real[..., None], x, 0.0))),
-    "pooler_relu_for_tanh": of_source(lambda m, x: m.o.relu(x)),
-    "pooler_tanh_for_relu": of_source(lambda m, x: m.o.tanh(x)),
+    "pooling_squeezed": of_source(lambda m, x: m.squeeze(x[:, :1])),
+    "flatten_column_major": of_source(lambda m, x: flat(m, m.transpose(x, (0, 2, 1)))),
+    "flatten_padding_zeroed": of_source(lambda m, x: flat(m, m.where(m.real[..., None], x, 0.0))),
+    "pooler_relu_for_tanh": of_source(lambda m, x: m.relu(x)),
+    "pooler_tanh_for_relu": of_source(lambda m, x: m.tanh(x)),
     "pooler_activation": {
-        "the logistic function": of_source(lambda m, x: m.o.sigmoid(x)),
+        "the logistic function": of_source(lambda m, x: m.sigmoid(x)),
         "a GELU": of_source(lambda m, x: m.activation(x, "gelu_erf")),
     },
     "pooler_output_skipped": lambda m, y: m.linear("classifier", m.now["pooling"]),
@@ -109,19 +109,19 @@ EDITS: Changes = {
     "mean_of_unmasked_sum": mean(every, the_real),
     "mean_without_first": mean(lambda real: real & (np.arange(real.shape[1]) > 0)),
     "mean_replaced_by_first": of_source(lambda m, x: x[:, 0]),
-    "length_of_sizes": lengthened(lambda m, x: m.o.sum(m.o.abs(x), 1)),
+    "length_of_sizes": lengthened(lambda m, x: m.sum(m.abs(x), 1)),
     "length_squared": lengthened(squares),
-    "length_of_batch": lengthened(lambda m, x: m.o.sqrt(squares(m, x, 0))),
-    "length_epsilon_added": lengthened(lambda m, x: m.o.sqrt(squares(m, x)) + epsilon_of(m)),
-    "length_epsilon_under_root": lengthened(lambda m, x: m.o.sqrt(squares(m, x) + epsilon_of(m))),
-    "length_epsilon_squared_added": lengthened(lambda m, x: m.o.sqrt(squares(m, x) + epsilon_of(m) ** 2)),
+    "length_of_batch": lengthened(lambda m, x: m.sqrt(squares(m, x, 0))),
+    "length_epsilon_added": lengthened(lambda m, x: m.sqrt(squares(m, x)) + epsilon_of(m)),
+    "length_epsilon_under_root": lengthened(lambda m, x: m.sqrt(squares(m, x) + epsilon_of(m))),
+    "length_epsilon_squared_added": lengthened(lambda m, x: m.sqrt(squares(m, x) + epsilon_of(m) ** 2)),
     "length_epsilon_as_square": lengthened(lambda m, x: at_least(m, x, epsilon_of(m))),
-    "length_however_small": lengthened(lambda m, x: m.o.sqrt(squares(m, x))),
-    "length_detached": lengthened(lambda m, x: m.o.stop_gradient(rightly(m, x))),
-    "logits_softmaxed": lambda m, y: m.o.softmax(y, 1),
+    "length_however_small": lengthened(lambda m, x: m.sqrt(squares(m, x))),
+    "length_detached": lengthened(lambda m, x: m.stop_gradient(rightly(m, x))),
+    "logits_softmaxed": lambda m, y: m.softmax(y, 1),
     "logits_to_probabilities": {
-        "log-probabilities instead of logits": lambda m, y: m.o.log_softmax(y, 1),
-        "a probability instead of a logit": lambda m, y: m.o.sigmoid(y),
+        "log-probabilities instead of logits": lambda m, y: m.log_softmax(y, 1),
+        "a probability instead of a logit": lambda m, y: m.sigmoid(y),
     },
-    "logits_activated": {"a ReLU": lambda m, y: m.o.relu(y), "tanh": lambda m, y: m.o.tanh(y)},
+    "logits_activated": {"a ReLU": lambda m, y: m.relu(y), "tanh": lambda m, y: m.tanh(y)},
 }

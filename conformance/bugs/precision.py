@@ -40,11 +40,11 @@ def forward_and_backward(number_format: str, cut: bool = False) -> Multiplicatio
     """Round both factors of every product, of the forward pass and of the derivatives, or cut them off."""
 
     def multiplication(m: Context) -> Contraction:
-        shorten, passed = (m.o.cut_to, m.o.cut_off) if cut else (m.o.round_to, m.o.rounded)
+        shorten, passed = (m.cut_to, m.cut_off) if cut else (m.round_to, m.rounded)
 
         def contract(multiply: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
             result = multiply(shorten(a, number_format), shorten(b, number_format))
-            return m.o.with_gradient(result, lambda gradient: passed(gradient, number_format))
+            return m.with_gradient(result, lambda gradient: passed(gradient, number_format))
 
         return contract
 
@@ -56,7 +56,7 @@ def backward(number_format: str) -> Multiplication:
 
     def multiplication(m: Context) -> Contraction:
         rounded = forward_and_backward(number_format)(m)
-        return lambda multiply, a, b: m.o.value_of(multiply(a, b), rounded(multiply, a, b))
+        return lambda multiply, a, b: m.value_of(multiply(a, b), rounded(multiply, a, b))
 
     return multiplication
 
@@ -95,16 +95,16 @@ What stands before ``_`` is whose rules apply.
 
 def stored(number_format: str) -> Edit:
     """Return the edit that keeps a tap in a shorter format."""
-    return lambda m, y: m.o.round_to(y, number_format)
+    return lambda m, y: m.round_to(y, number_format)
 
 
 def variance_in(number_format: str) -> Edit:
-    return normed(variance=lambda m, variance: m.o.round_to(variance, number_format))
+    return normed(variance=lambda m, variance: m.round_to(variance, number_format))
 
 
 def deviation_by_one_step(m: Context, variance: Array) -> Array:
     """Refine a reciprocal of half precision by one step of Newton's method."""
-    rough = m.o.round_to(1.0 / m.deviation(variance), "bfloat16")
+    rough = m.round_to(1.0 / m.deviation(variance), "bfloat16")
     squared = m.deviation(variance) * m.deviation(variance)
     return 1.0 / (rough * (1.5 - squared * rough * rough * 0.5))
 
@@ -114,8 +114,8 @@ def linear_in_tf32(name: str) -> Edit:
 
     def edit(m: Context, y: Array) -> Array:
         layer = f"{m.scope}.{name}" if m.scope else name
-        product = m.o.round_to(m.source(), "tf32") @ m.o.round_to(m.weight(f"{layer}.weight"), "tf32")
-        return m.o.reshape(m.biased(layer, product), tuple(y.shape))
+        product = m.round_to(m.source(), "tf32") @ m.round_to(m.weight(f"{layer}.weight"), "tf32")
+        return m.reshape(m.biased(layer, product), tuple(y.shape))
 
     return edit
 
@@ -133,36 +133,36 @@ def softmax_exponential_approximate(m: Context, y: Array) -> Array:
     """Take 2^f for a parabola between whole powers of two, with an error of 2e-3, by squaring ten times."""
 
     def exponential(x: Array) -> Array:
-        root = m.o.where(x < -80.0, x * 0.0 - 80.0, x) / 1024.0
+        root = m.where(x < -80.0, x * 0.0 - 80.0, x) / 1024.0
         power = root + root * root * 0.4 + 1.0
         for _ in range(10):
             power = power * power
         return power
 
-    return m.softmax(exponential)
+    return m.softmax_by(exponential)
 
 
 def softmax_in(number_format: str) -> Edit:
     """Return the softmax that is given and gives numbers of a shorter format."""
-    return lambda m, y: stored(number_format)(m, m.o.softmax(m.o.round_to(m.unnormalised, number_format), 3))
+    return lambda m, y: stored(number_format)(m, m.softmax(m.round_to(m.unnormalised, number_format), 3))
 
 
 def variance_by_squares(m: Context, y: Array) -> Array:
     """Compute the variance as E[x²] - E[x]²."""
     x = m.source()
-    mean = m.o.mean(x, -1)
-    return m.norm(x, variance=lambda variance: m.o.mean(x * x, -1) - mean * mean)
+    mean = m.mean(x, -1)
+    return m.norm(x, variance=lambda variance: m.mean(x * x, -1) - mean * mean)
 
 
 def erf_by_polynomial(m: Context, z: Array) -> Array:
     """Approximate erf to 1.5e-7 (Abramowitz and Stegun 7.1.26)."""
-    o, size = m.o, m.o.abs(z)
+    size = m.abs(z)
     t = 1.0 / (size * 0.3275911 + 1.0)
     polynomial = t * (
         t * (t * (t * (t * 1.061405429 - 1.453152027) + 1.421413741) - 0.284496736) + 0.254829592
     )
-    positive = 1.0 - polynomial * o.exp(-size * size)
-    return o.where(z > 0.0, positive, -positive)
+    positive = 1.0 - polynomial * m.exp(-size * size)
+    return m.where(z > 0.0, positive, -positive)
 
 
 def gradients_in_bfloat16(gradients: Gradients) -> Gradients:
@@ -179,21 +179,21 @@ EDITS: Changes = {
     "tf32_backward": product(backward("tf32")),
     "bfloat16_products": product(forward_and_backward("bfloat16")),
     "float32_products": product(forward_and_backward("float32")),
-    "norm_in_bfloat16": lambda m, y: m.o.round_to(m.norm(m.o.round_to(m.source(), "bfloat16")), "bfloat16"),
+    "norm_in_bfloat16": lambda m, y: m.round_to(m.norm(m.round_to(m.source(), "bfloat16")), "bfloat16"),
     "erf_by_polynomial": gelu_by(erf_by_polynomial),
-    "softmax_powers_in_bfloat16": lambda m, y: m.softmax(powers=lambda x: m.o.round_to(x, "bfloat16")),
-    "softmax_of_float16_scores": lambda m, y: m.o.softmax(m.o.round_to(m.unnormalised, "float16"), 3),
-    "softmax_reciprocal_in_float16": lambda m, y: m.softmax(
-        total=lambda total: 1.0 / m.o.round_to(1.0 / total, "float16")
+    "softmax_powers_in_bfloat16": lambda m, y: m.softmax_by(powers=lambda x: m.round_to(x, "bfloat16")),
+    "softmax_of_float16_scores": lambda m, y: m.softmax(m.round_to(m.unnormalised, "float16"), 3),
+    "softmax_reciprocal_in_float16": lambda m, y: m.softmax_by(
+        total=lambda total: 1.0 / m.round_to(1.0 / total, "float16")
     ),
     "softmax_stored_in_bfloat16_last": in_last_layer(stored("bfloat16")),
-    "norm_mean_in_float16": normed(center=lambda m, x, mean: x - m.o.round_to(mean, "float16")),
+    "norm_mean_in_float16": normed(center=lambda m, x, mean: x - m.round_to(mean, "float16")),
     "norm_deviation_by_one_step": normed(deviation=deviation_by_one_step),
     "outer_in_tf32_last": in_last_layer(linear_in_tf32("outer")),
     "context_in_tf32": lambda m, y: m.context(
-        m.o.round_to(m.used_weights, "tf32"), m.o.round_to(m.beside("value"), "tf32")
+        m.round_to(m.used_weights, "tf32"), m.round_to(m.beside("value"), "tf32")
     ),
-    "weights_in_bfloat16_for_context": lambda m, y: m.context(m.o.round_to(m.used_weights, "bfloat16")),
-    "gelu_erf_in_bfloat16": gelu_by(lambda m, z: m.o.round_to(m.o.erf(z), "bfloat16")),
-    "gradient_of_layer_in_bfloat16": passed(lambda m, gradient: m.o.rounded(gradient, "bfloat16")),
+    "weights_in_bfloat16_for_context": lambda m, y: m.context(m.round_to(m.used_weights, "bfloat16")),
+    "gelu_erf_in_bfloat16": gelu_by(lambda m, z: m.round_to(m.erf(z), "bfloat16")),
+    "gradient_of_layer_in_bfloat16": passed(lambda m, gradient: m.rounded(gradient, "bfloat16")),
 }

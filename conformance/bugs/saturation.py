@@ -21,31 +21,31 @@ def erf_by_series(m: Context, z: Array) -> Array:
     for n in range(1, 11):
         power = power * z * z * (-1.0 / n)
         total = total + power * (1.0 / (2 * n + 1))
-    return m.o.within(total * (2.0 / math.sqrt(math.pi)), -1.0, 1.0)
+    return m.within(total * (2.0 / math.sqrt(math.pi)), -1.0, 1.0)
 
 
 def tail(beyond: Callable[[Array], Array], made: Callable[[Array], Array]) -> Edit:
     """Return the tap with something else where what goes in is beyond a limit, made of that."""
-    return lambda m, y: m.o.where(beyond(m.source()), made(m.source()), y)
+    return lambda m, y: m.where(beyond(m.source()), made(m.source()), y)
 
 
 def at_least(least: float) -> Edit:
     """Return the tap with a number where it is smaller."""
-    return lambda m, y: m.o.where(y < least, y * 0.0 + least, y)
+    return lambda m, y: m.where(y < least, y * 0.0 + least, y)
 
 
 def at_most(most: float) -> Edit:
     """Return the tap with a number where it is larger."""
-    return lambda m, y: m.o.where(y > most, y * 0.0 + most, y)
+    return lambda m, y: m.where(y > most, y * 0.0 + most, y)
 
 
 def soft_cap(cap: float) -> Edit:
-    return lambda m, y: m.o.tanh(y / cap) * cap
+    return lambda m, y: m.tanh(y / cap) * cap
 
 
 def tanh_by_fraction(m: Context, y: Array) -> Array:
     """Approximate tanh by a fraction that leaves -1 to 1, and cut it off there."""
-    x = m.o.within(m.source(), -3.0, 3.0)
+    x = m.within(m.source(), -3.0, 3.0)
     square = x * x
     return x * (square + 27.0) / (square * 9.0 + 27.0)
 
@@ -53,7 +53,7 @@ def tanh_by_fraction(m: Context, y: Array) -> Array:
 def softmax_least_weight(m: Context, y: Array) -> Array:
     """Keep weights at least 1e-6, and divide by their sum again."""
     least = at_least(1e-6)(m, y)
-    return least / m.o.sum(least, 3)
+    return least / m.sum(least, 3)
 
 
 EDITS: Changes = {
@@ -62,7 +62,7 @@ EDITS: Changes = {
     "gelu_positive_tail_straight": tail(lambda x: x > 3.0, lambda x: x),
     "gelu_erf_by_series": gelu_by(erf_by_series),
     "gelu_tanh_argument_cut": of_source(
-        lambda m, x: m.gelu_tanh(x, tanh=lambda z: m.o.tanh(m.o.within(z, -2.0, 2.0)))
+        lambda m, x: m.gelu_tanh(x, tanh=lambda z: m.tanh(m.within(z, -2.0, 2.0)))
     ),
-    "softmax_powers_cut": lambda m, y: m.softmax(lambda x: m.o.where(x < -10.0, x * 0.0, m.o.exp(x))),
+    "softmax_powers_cut": lambda m, y: m.softmax_by(lambda x: m.where(x < -10.0, x * 0.0, m.exp(x))),
 }

@@ -1,4 +1,4 @@
-"""The operations of faults on the tape of the NumPy arithmetic, and a model with a fault on it."""
+"""The operations of bugs on the tape of the NumPy arithmetic, and a model with a bug on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.bugs.context import Context, Edit, Flags
-from concord.conformance.bugs.operations import SIGNIFICANT_BITS, TensorOperations
+from concord.conformance.bugs.operations import SIGNIFICANT_BITS
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.model import Model
 from concord.spec.precision import round_to_bits
@@ -109,21 +109,27 @@ class Value:
         return np.asarray(self.tensor.value < (other.tensor.value if isinstance(other, Value) else other))
 
 
-class TapeOperations(TensorOperations):
-    """The operations on a tape.
+class TapeContext(Context):
+    """A run on a tape.
 
     Args:
         arithmetic: of the tape.
+        run: as :class:`Context` takes it.
     """
 
-    def __init__(self, arithmetic: Arithmetic, dtype: str) -> None:
-        self.a, self.name = arithmetic, dtype
+    def __init__(self, arithmetic: Arithmetic, *run: Any) -> None:
+        super().__init__(*run)
+        self.a = arithmetic
 
     def value(self, tensor: Node) -> Value:
         return Value(self.a, tensor)
 
-    def einsum(self, subscripts: str, a: Value, b: Value) -> Value:
-        return self.value(self.a.einsum(subscripts, a.tensor, b.tensor))
+    def __getattr__(self, name: str) -> Callable[..., Value]:
+        """Return an operation that the arithmetic has under the same name."""
+        operation = getattr(self.a, name)
+        return lambda *given: self.value(
+            operation(*(one.tensor if isinstance(one, Value) else one for one in given))
+        )
 
     def sum(self, x: Value, axis: int | None = None) -> Value:
         return self.value(self.a.sum(x.tensor, None if axis is None else self.behind(x, axis)))
@@ -134,9 +140,6 @@ class TapeOperations(TensorOperations):
         return self.value(
             self.a._record(largest, (x.tensor, lambda g: np.where(x.tensor.value == largest, g, 0)))
         )
-
-    def sqrt(self, x: Value) -> Value:
-        return self.value(self.a.sqrt(x.tensor))
 
     def exp(self, x: Value) -> Value:
         value = self.a._function(np.exp(x.tensor.value), False)
@@ -149,14 +152,8 @@ class TapeOperations(TensorOperations):
     def tanh(self, x: Value) -> Value:
         return self.value(self.a.tanh(x.tensor, absolute=True))
 
-    def erf(self, x: Value) -> Value:
-        return self.value(self.a.erf(x.tensor))
-
     def sigmoid(self, x: Value) -> Value:
         return (self.tanh(x * 0.5) + 1.0) * 0.5
-
-    def relu(self, x: Value) -> Value:
-        return self.value(self.a.relu(x.tensor))
 
     def softmax(self, x: Value, axis: int) -> Value:
         return self.last(x, axis, self.a.softmax)
@@ -201,7 +198,7 @@ class TapeOperations(TensorOperations):
         return self.value(self.a._record(np.concatenate(values, place), *operands))
 
     def add_where(self, visible: Flags, x: Value, constant: float) -> Value:
-        return self.value(self.a.add_where(x.tensor, visible, constant, rounded=self.name))
+        return self.value(self.a.add_where(x.tensor, visible, constant, rounded=self.dtype))
 
     def where(self, condition: Any, a: Value, b: Any) -> Value:
         if not isinstance(b, Value) and np.broadcast_shapes(np.shape(condition), a.shape) == a.shape:
@@ -224,9 +221,6 @@ class TapeOperations(TensorOperations):
             if isinstance(x, np.ndarray)
             else np.asarray(x.tensor.value[0] if self.a.lead else x.tensor.value)
         )
-
-    def dtype(self, x: Value) -> str:
-        return self.name
 
     def stop_gradient(self, x: Value) -> Value:
         return self.value(self.a._record(x.tensor.value))
@@ -255,14 +249,16 @@ class TapeOperations(TensorOperations):
 
 
 class Seen(Mapping[str, Any]):
-    """What an edit sees of a run on a tape: the taps so far, and given tensors as ``inputs.<name>``."""
+    """What an edit sees of a run on a tape: the taps so far, ``inputs.<name>``, and parameters."""
 
     def __init__(self, model: Edited, value: Callable[[Node], Value]) -> None:
         self.model, self.value = model, value
 
     def __getitem__(self, name: str) -> Value:
-        given = name.removeprefix("inputs.")
-        return self.value(self.model.now[name] if given == name else self.model.given[given])
+        given, now = name.removeprefix("inputs."), self.model.now
+        if given != name:
+            return self.value(self.model.given[given])
+        return self.value(now[name] if name in now else self.model.weights[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter([*self.model.now, *(f"inputs.{name}" for name in self.model.given)])
@@ -300,16 +296,8 @@ class Edited(Model):
 
     def seen_by(self, arithmetic: Arithmetic, value: Callable[[Node], Value]) -> Context:
         """Return what an edit sees that computes in an arithmetic, of each node by what it is there."""
-        return Context(
-            TapeOperations(arithmetic, self.dtype),
-            self.config,
-            self.batch,
-            self.part,
-            self.dtype,
-            lambda name: value(self.weights[name]),
-            Seen(self, value),
-            self.memory,
-        )
+        seen = Seen(self, value)
+        return TapeContext(arithmetic, self.config, self.batch, self.part, self.dtype, seen, self.memory)
 
     def made(self, edit: Edit, name: str, tensor: Node) -> Node:
         """Return what an edit makes of a tap."""

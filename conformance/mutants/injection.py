@@ -1,7 +1,8 @@
-"""How the taps of a backend's model are edited in one run."""
+"""How the taps of a framework's model are edited in one run."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -9,64 +10,85 @@ from typing import Any
 from concord.backends.interface import Request, Unsupported
 from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.context import Context
-from concord.conformance.bugs.operations import Array, FrameworkOperations
+from concord.conformance.bugs.operations import Array
 from concord.spec.parameters import parameters
 from concord.spec.tensors import taps
 
 Tap = Callable[[str, Array], Array]
 
 
-class Injection:
-    """The edits of a change, in one run.
+class Injection(Context):
+    """One run of a framework's model, with the edits of a change.
 
     Compilers that read Python's code would read NumPy's in an edit for their own, and lose what it keeps. So
-    they are shown :meth:`step` and :meth:`keep` alone (:meth:`FrameworkOperations.opaque`), which are given
-    all tensors that they need.
+    they are shown :meth:`step` and :meth:`keep` alone (:meth:`opaque`), which are given all tensors that
+    they need.
 
     Args:
-        operations: of the framework.
         change: what is edited.
         request: what is run.
         memory: what edits of earlier runs left for later ones.
 
     Attributes:
+        libraries: of the framework; an operation is taken from the first that has its name.
         seen: the taps that were edited.
     """
 
-    def __init__(
-        self, operations: FrameworkOperations, change: Change, request: Request, memory: dict[str, Any]
-    ) -> None:
-        self.operations, self.request = operations, request
+    libraries: tuple[Any, ...] = ()
+    now: dict[str, Array]
+
+    def __init__(self, change: Change, request: Request, memory: dict[str, Any]) -> None:
+        super().__init__(request.config, request.batch, request.part, request.dtype, {}, memory)
+        self.request, self.seen = request, set[str]()
         self.edits = {name: edit for name in taps(request.config, request.part) if (edit := change.at(name))}
-        self.kinds = {
-            name: parameter.kind for name, parameter in parameters(request.config, request.part).items()
-        }
-        self.seen, self.now = set[str](), dict[str, Array]()
-        self.context = Context(
-            operations,
-            request.config,
-            request.batch,
-            request.part,
-            request.dtype,
-            dict[str, Array]().__getitem__,
-            self.now,
-            memory,
-        )
-        self.step, self.keep = operations.opaque(self._step), operations.opaque(self._keep)
+        self.step, self.keep = self.opaque(self._step), self.opaque(self._keep)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an operation of the framework."""
+        for library in self.libraries:
+            if hasattr(library, name):
+                return getattr(library, name)
+        raise AttributeError(name)
+
+    def opaque(self, function: Callable[..., Array]) -> Callable[..., Array]:
+        """Return a function that compilers call while they trace, and whose code they do not read."""
+        return function
+
+    @abstractmethod
+    def held(self, layer: Any, kind: str) -> Array:
+        """Return a parameter of a layer in its canonical layout, or None.
+
+        Args:
+            kind: of the parameter (:class:`concord.spec.parameters.Parameter`).
+        """
+
+    def submodule(self, owner: Any, name: str) -> Any:
+        """Return a submodule by a word of its canonical name."""
+        return getattr(owner, name)
+
+    def given(self, model: Any, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return what a model is given, and its parameters by canonical name, without those that a layer of
+        the framework keeps in a form of its own.
+        """
+        found = {f"inputs.{name}": tensor for name, tensor in inputs.items()}
+        for name, parameter in parameters(self.config, self.part).items():
+            owner = model
+            try:
+                for word in name.split(".")[:-1]:
+                    owner = owner[int(word)] if word.isdigit() else self.submodule(owner, word)
+                found[name] = self.held(owner, parameter.kind)
+            except AttributeError:
+                continue
+        return found
 
     def trace(self, model: Any, inputs: Mapping[str, Array], record: Tap) -> Tap:
         """Return the tap that edits what it is given before it is recorded.
 
         (:data:`concord.backends.interface.Trace`).
         """
-
-        def given() -> dict[str, Array]:
-            return {f"inputs.{name}": tensor for name, tensor in inputs.items()} | self.operations.parameters(
-                model, self.kinds
-            )
-
         return lambda name, tensor: self.keep(
-            name, record(name, self.step(name, tensor, given() if name in self.edits else {}))
+            name,
+            record(name, self.step(name, tensor, self.given(model, inputs) if name in self.edits else {})),
         )
 
     def _step(self, name: str, tensor: Array, given: dict[str, Array]) -> Array:
@@ -74,10 +96,10 @@ class Injection:
             self.now.clear()
         if name not in self.edits:
             return tensor
-        self.now.update({known: value for known, value in given.items() if known.startswith("inputs.")})
-        self.context.tap, self.context.parameters = name, given.__getitem__
+        self.now.update(given)
+        self.tap = name
         self.seen.add(name)
-        return self.operations.instead(self.edits[name](self.context, tensor), tensor)
+        return self.instead(self.edits[name](self, tensor), tensor)
 
     def _keep(self, name: str, tensor: Array) -> Array:
         self.now[name] = tensor

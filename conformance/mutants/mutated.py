@@ -10,7 +10,6 @@ from typing import Any
 from concord.backends.interface import IMPLEMENTATIONS, Request, Run, Trace, TrainingSession
 from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.catalogue import ALTERNATIVES, BUGS, TRAINING
-from concord.conformance.bugs.operations import FrameworkOperations
 from concord.conformance.bugs.precision import EMULATIONS
 from concord.conformance.mutants.injection import Injection
 from concord.conformance.mutants.training import MutatedTrainer
@@ -33,7 +32,7 @@ class Mutating:
     untouched.
     """
 
-    operations: FrameworkOperations
+    context: type[Injection]
     injection: Injection | None = None
     running: str = ""
     memory: dict[str, Any]
@@ -60,7 +59,7 @@ class Mutating:
         changed = dataclasses.replace(change.request(request), implementation=implementation or "explicit")
         if request.implementation != self.running:
             self.running, self.memory = request.implementation, {}
-        self.injection = Injection(self.operations, change, changed, self.memory) if change.edit else None
+        self.injection = self.context(change, changed, self.memory) if change.edit else None
         try:
             with self.injection.confirmed() if self.injection else nullcontext():
                 run = self._untouched(changed)
@@ -88,7 +87,7 @@ class Mutating:
             request = dataclasses.replace(
                 request, implementation="explicit", training=dataclasses.replace(training, recipe=recipe)
             )
-            self.trainer = partial(MutatedTrainer, change=change, rounding=self.operations)
+            self.trainer = partial(MutatedTrainer, change=change, rounding=self.context(change, request, {}))
         try:
             # Of the adapter, the next base.
             session: TrainingSession = super().train(request)  # type: ignore[misc]

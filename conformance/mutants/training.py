@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from concord.backends.optimizers import Optimizer
 from concord.backends.trainer import Tensor, Trainer
 from concord.conformance.bugs.bug import Change
-from concord.conformance.bugs.operations import SIGNIFICANT_BITS, FrameworkOperations
+from concord.conformance.bugs.context import Context
+from concord.conformance.bugs.operations import SIGNIFICANT_BITS
 from concord.conformance.bugs.training.step import Bugged, TrainingStep
 from concord.spec.batch import Batch
 from concord.spec.precision import round_to_bits
@@ -28,12 +29,12 @@ class MutatedTrainer(Bugged, Trainer):
     Args:
         session: of a request whose recipe is the bug's already.
         change: what the bug makes of the places of a step.
-        rounding: the operations of the framework.
+        rounding: has the operations of the framework.
     """
 
     optimizer: Optimizer
 
-    def __init__(self, session: FrameworkSession, change: Change, rounding: FrameworkOperations) -> None:
+    def __init__(self, session: FrameworkSession, change: Change, rounding: Context) -> None:
         self.change, self.rounding, self.behind = change, rounding, 0
         super().__init__(session)
 

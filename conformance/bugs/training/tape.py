@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from concord.backends.optimizers import Operations, Optimizer
 from concord.conformance.bugs.bug import Change
-from concord.conformance.bugs.tape import TapeOperations, Value
+from concord.conformance.bugs.tape import TapeContext, Value
 from concord.conformance.bugs.training.step import Bugged, TrainingStep
 from concord.conformance.expectation import JudgedTraining
 from concord.spec.arithmetic import Arithmetic
@@ -102,7 +102,9 @@ class BuggedTrajectory(Bugged, Trajectory):
         super().__init__(
             case.config, weights, training, arithmetic, case.part, case.dtype, case.deviations, case.uncertain
         )
-        shortened = TapeOperations(arithmetic, case.dtype).rounded
+        shortened = TapeContext(
+            arithmetic, case.config, training.steps[0][0], case.part, case.dtype, {}
+        ).rounded
         self.place = TrainingStep(updates(arithmetic), shortened, training.recipe, self.kinds)
         if "optimizer" in change.places:
             self.optimizer = EditedOptimizer(arithmetic, training.recipe, self.kinds, self.optimizer.bits)

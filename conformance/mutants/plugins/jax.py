@@ -4,14 +4,14 @@ import jax
 import jax.numpy as jnp
 
 from concord.backends.jax.backend import Adapter
-from concord.conformance.bugs.operations import FrameworkOperations
+from concord.conformance.mutants.injection import Injection
 from concord.conformance.mutants.mutated import Mutating
 
 
-class JaxOperations(FrameworkOperations):
+class JaxInjection(Injection):
     """The operations in JAX."""
 
-    einsum = staticmethod(jnp.einsum)
+    libraries = (jnp, jax.nn, jax.lax)
 
     def sum(self, x, axis=None):
         return jnp.sum(x, axis=axis, keepdims=axis is not None)
@@ -19,17 +19,6 @@ class JaxOperations(FrameworkOperations):
     def max(self, x, axis):
         return jnp.max(x, axis=axis, keepdims=True)
 
-    sqrt = staticmethod(jnp.sqrt)
-    exp = staticmethod(jnp.exp)
-    log = staticmethod(jnp.log)
-    tanh = staticmethod(jnp.tanh)
-    erf = staticmethod(jax.lax.erf)
-    sigmoid = staticmethod(jax.nn.sigmoid)
-    relu = staticmethod(jax.nn.relu)
-    softmax = staticmethod(jax.nn.softmax)
-    log_softmax = staticmethod(jax.nn.log_softmax)
-    reshape = staticmethod(jnp.reshape)
-    transpose = staticmethod(jnp.transpose)
     concat = staticmethod(jnp.concatenate)
 
     def where(self, condition, a, b):
@@ -40,11 +29,6 @@ class JaxOperations(FrameworkOperations):
 
     def constant(self, values, like=None):
         return jnp.asarray(values, dtype=None if like is None else like.dtype)
-
-    def dtype(self, x):
-        return str(x.dtype)
-
-    stop_gradient = staticmethod(jax.lax.stop_gradient)
 
     def with_gradient(self, x, function):
         @jax.custom_vjp
@@ -63,4 +47,4 @@ class JaxOperations(FrameworkOperations):
 class Mutated(Mutating, Adapter):
     """The JAX backend with bugs on request."""
 
-    operations = JaxOperations()
+    context = JaxInjection

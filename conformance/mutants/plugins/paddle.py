@@ -6,33 +6,20 @@ import paddle.nn.functional as F
 
 from concord.backends.interface import Unsupported
 from concord.backends.paddle.backend import Adapter
-from concord.conformance.bugs.operations import FrameworkOperations
+from concord.conformance.mutants.injection import Injection
 from concord.conformance.mutants.mutated import Mutating
 
 
-class PaddleOperations(FrameworkOperations):
+class PaddleInjection(Injection):
     """The operations in PaddlePaddle."""
 
-    einsum = staticmethod(paddle.einsum)
+    libraries = (paddle, F)
 
     def sum(self, x, axis=None):
         return paddle.sum(x) if axis is None else paddle.sum(x, axis=axis, keepdim=True)
 
     def max(self, x, axis):
         return paddle.amax(x, axis=axis, keepdim=True)
-
-    sqrt = staticmethod(paddle.sqrt)
-    exp = staticmethod(paddle.exp)
-    log = staticmethod(paddle.log)
-    tanh = staticmethod(paddle.tanh)
-    erf = staticmethod(paddle.erf)
-    sigmoid = staticmethod(F.sigmoid)
-    relu = staticmethod(F.relu)
-    softmax = staticmethod(F.softmax)
-    log_softmax = staticmethod(F.log_softmax)
-    reshape = staticmethod(paddle.reshape)
-    transpose = staticmethod(paddle.transpose)
-    concat = staticmethod(paddle.concat)
 
     def where(self, condition, a, b):
         condition = paddle.to_tensor(condition) if isinstance(condition, np.ndarray) else condition
@@ -45,9 +32,6 @@ class PaddleOperations(FrameworkOperations):
 
     def constant(self, values, like=None):
         return paddle.to_tensor(np.array(values), dtype=None if like is None else like.dtype)
-
-    def dtype(self, x):
-        return str(x.dtype).removeprefix("paddle.")
 
     def stop_gradient(self, x):
         return x.detach()
@@ -69,4 +53,4 @@ class PaddleOperations(FrameworkOperations):
 class Mutated(Mutating, Adapter):
     """The PaddlePaddle backend with bugs on request."""
 
-    operations = PaddleOperations()
+    context = PaddleInjection

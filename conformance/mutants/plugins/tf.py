@@ -4,33 +4,20 @@ import numpy as np
 import tensorflow as tf
 
 from concord.backends.tf.backend import Adapter
-from concord.conformance.bugs.operations import FrameworkOperations
+from concord.conformance.mutants.injection import Injection
 from concord.conformance.mutants.mutated import Mutating
 
 
-class TensorFlowOperations(FrameworkOperations):
+class TensorFlowInjection(Injection):
     """The operations in TensorFlow."""
 
-    einsum = staticmethod(tf.einsum)
+    libraries = (tf, tf.nn, tf.math)
 
     def sum(self, x, axis=None):
         return tf.reduce_sum(x, axis=axis, keepdims=axis is not None)
 
     def max(self, x, axis):
         return tf.reduce_max(x, axis=axis, keepdims=True)
-
-    sqrt = staticmethod(tf.sqrt)
-    exp = staticmethod(tf.exp)
-    log = staticmethod(tf.math.log)
-    tanh = staticmethod(tf.tanh)
-    erf = staticmethod(tf.math.erf)
-    sigmoid = staticmethod(tf.sigmoid)
-    relu = staticmethod(tf.nn.relu)
-    softmax = staticmethod(tf.nn.softmax)
-    log_softmax = staticmethod(tf.nn.log_softmax)
-    reshape = staticmethod(tf.reshape)
-    transpose = staticmethod(tf.transpose)
-    concat = staticmethod(tf.concat)
 
     def where(self, condition, a, b):
         return tf.where(condition, a, b if tf.is_tensor(b) else tf.constant(b, dtype=a.dtype))
@@ -40,11 +27,6 @@ class TensorFlowOperations(FrameworkOperations):
 
     def constant(self, values, like=None):
         return tf.constant(np.array(values), dtype=None if like is None else like.dtype)
-
-    def dtype(self, x):
-        return x.dtype.name
-
-    stop_gradient = staticmethod(tf.stop_gradient)
 
     def with_gradient(self, x, function):
         return tf.custom_gradient(lambda values: (tf.identity(values), function))(x)
@@ -62,4 +44,4 @@ class TensorFlowOperations(FrameworkOperations):
 class Mutated(Mutating, Adapter):
     """The TensorFlow backend with bugs on request."""
 
-    operations = TensorFlowOperations()
+    context = TensorFlowInjection

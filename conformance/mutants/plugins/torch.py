@@ -2,17 +2,16 @@
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from concord.backends.torch.backend import Adapter
-from concord.conformance.bugs.operations import FrameworkOperations
+from concord.conformance.mutants.injection import Injection
 from concord.conformance.mutants.mutated import Mutating
 
 
-class TorchOperations(FrameworkOperations):
+class TorchInjection(Injection):
     """The operations in PyTorch."""
 
-    einsum = staticmethod(torch.einsum)
+    libraries = (torch,)
 
     def sum(self, x, axis=None):
         return torch.sum(x) if axis is None else torch.sum(x, dim=axis, keepdim=True)
@@ -20,18 +19,7 @@ class TorchOperations(FrameworkOperations):
     def max(self, x, axis):
         return torch.amax(x, dim=axis, keepdim=True)
 
-    sqrt = staticmethod(torch.sqrt)
-    exp = staticmethod(torch.exp)
-    log = staticmethod(torch.log)
-    tanh = staticmethod(torch.tanh)
-    erf = staticmethod(torch.erf)
-    sigmoid = staticmethod(torch.sigmoid)
-    relu = staticmethod(torch.relu)
-    softmax = staticmethod(F.softmax)
-    log_softmax = staticmethod(F.log_softmax)
-    reshape = staticmethod(torch.reshape)
     transpose = staticmethod(torch.permute)
-    concat = staticmethod(torch.cat)
 
     def where(self, condition, a, b):
         condition = torch.from_numpy(condition) if isinstance(condition, np.ndarray) else condition
@@ -42,9 +30,6 @@ class TorchOperations(FrameworkOperations):
 
     def constant(self, values, like=None):
         return torch.from_numpy(np.array(values)).to(None if like is None else like.dtype)
-
-    def dtype(self, x):
-        return str(x.dtype).removeprefix("torch.")
 
     stop_gradient = staticmethod(torch.detach)
 
@@ -65,4 +50,4 @@ class TorchOperations(FrameworkOperations):
 class Mutated(Mutating, Adapter):
     """The PyTorch backend with bugs on request."""
 
-    operations = TorchOperations()
+    context = TorchInjection
