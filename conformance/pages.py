@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from concord.conformance.bugs.catalogue import KNOWN
 from concord.conformance.html import LIMITS, histogram
 from concord.conformance.layout import render
 from concord.conformance.lockstep.page import page as of_lockstep
 from concord.conformance.record import Record
 from concord.conformance.report import ordered
-from concord.conformance.verdict import number
 
 UNKNOWN = dict.fromkeys(("group", "clause", "what", "input"), "")
 """What is said of a mutant that the catalogue does not know."""
@@ -39,11 +36,6 @@ def _of_matrix(made: Record) -> str:
         seen = right + looked.count("misplaced")
         return f"{name} {seen} of {len(looked)}" + (f" ({right} at the right tensor)" if right < seen else "")
 
-    def margin(finding: Any) -> str:
-        if finding.status == "found":
-            return f"{number(finding.margin)} ✓"
-        return "none can" if finding.status == "equivalent" else str(finding.status)
-
     return render(
         "mutants.html",
         made,
@@ -57,5 +49,4 @@ def _of_matrix(made: Record) -> str:
             (finding for finding in found.findings if finding.row),
             key=lambda finding: finding.status == "found",
         ),
-        margin=margin,
     )

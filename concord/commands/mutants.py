@@ -16,13 +16,11 @@ def mutants(
     workers: options.Workers,
     record: options.Outputs,
     mutant: list[str] | None = None,
-    listed: bool = False,
 ) -> None:
     """Put porting bugs into every backend, and show what is found.
 
     Args:
         mutant (M): A mutant by name, or a group of them; may be repeated. Default: all.
-        listed (--list): Say what each mutant is, and run none.
     """
     console = Terminal()
     record.check()
@@ -31,9 +29,6 @@ def mutants(
         lambda: matrix.mutable(options.once(workers.backend)),
         lambda: matrix.chosen(options.once(mutant)),
     )
-    if listed:
-        console.print(table.catalogue(chosen))
-        return
     with counting(names, len(chosen)) as progress:
         found = matrix.conduct(chosen, names, settings, progress)
     title = f"{len(chosen)} mutant{'' if len(chosen) == 1 else 's'}"

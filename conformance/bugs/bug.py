@@ -166,7 +166,7 @@ class Bug:
     @property
     def scenarios(self) -> tuple[str, ...]:
         """Its own scenario, and after it the others of its variant."""
-        others = scenarios_of(self.variant)
+        others = () if self.of_training else scenarios_of(self.variant)
         return tuple(dict.fromkeys((self.scenario, *others)))
 
     @property

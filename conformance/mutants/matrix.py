@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from concord.conformance.check import job_of
 from concord.conformance.fields import Number
 from concord.conformance.judging import Misfit
 from concord.conformance.mutants.trained import divergence_of, shown
-from concord.conformance.verdict import Row
+from concord.conformance.verdict import Row, number
 from concord.spec.cases import Case, build_case
 from concord.spec.errors import SpecError, unknowns
 
@@ -38,7 +38,6 @@ class Finding:
         tensor: the first that is wrong, or :data:`concord.conformance.bugs.bug.REFUSED`.
         margin: its error in tolerances.
         case, dtype: where it was found.
-        designated: whether in the case and precision that the catalogue names first.
         detail: one line of explanation.
         cause: whether the diagnosis names what was injected: ``"right"``, ``"none"`` or ``"wrong"``; empty
             where the table does not say which hypothesis should, or nothing was found.
@@ -55,12 +54,29 @@ class Finding:
     margin: Number = 0.0
     case: str = ""
     dtype: str = ""
-    designated: bool = True
     detail: str = ""
     cause: str = ""
     said: str = ""
     clause: str = ""
     row: Row | None = None
+
+    @property
+    def cell(self) -> str:
+        """What a cell of the matrix says."""
+        if self.status == "found":
+            return f"{number(self.margin)} ✓"
+        return "–" if self.status == "equivalent" else self.status
+
+    def explained(self, mutant: Bug, cause: Any, clauses: Container[str]) -> Finding:
+        """Return the same with what is said of it.
+
+        Args:
+            cause: the explanation that is named, if any.
+            clauses: those that may be broken.
+        """
+        said = cause.hypothesis if cause else ""
+        clause = ("right" if mutant.clause in clauses else "wrong") if mutant.clause else ""
+        return dataclasses.replace(self, cause=mutant.diagnosed(said), said=said, clause=clause)
 
 
 @dataclass
@@ -88,14 +104,6 @@ class Matrix:
         ):
             return 3
         return 1 if found & {"misplaced", "missed", "alarm"} else 0
-
-    def of(self, **fields: str) -> list[Finding]:
-        """Return the findings whose fields have these values."""
-        return [
-            finding
-            for finding in self.findings
-            if all(getattr(finding, key) == value for key, value in fields.items())
-        ]
 
 
 def plugin(backend: str) -> str:
@@ -202,8 +210,6 @@ class Hunt:
         """
         ended = partial(Finding, mutant.name, self.backend)
         try:
-            if mutant.of_training:
-                return self.find_in_training(mutant)
             for dtype in mutant.equivalent:
                 if seen := self.look(mutant, mutant.scenario, dtype, certain=True):
                     detail = f"found in {dtype}, in which nothing can show it"
@@ -213,44 +219,15 @@ class Hunt:
             for scenario in mutant.scenarios if everywhere else (mutant.scenario,):
                 for dtype in mutant.precisions:
                     if seen := self.look(mutant, scenario, dtype):
-                        return dataclasses.replace(seen, designated=scenario == mutant.scenario)
+                        return seen
             return ended("missed")
         except WorkerFailure as failure:
             return ended("absent" if failure.status == "absent" else "failed", detail=str(failure))
         except (SpecError, Unsupported) as error:
             return ended("failed", detail=str(error))
 
-    def find_in_training(self, bug: Bug) -> Finding:
-        """Look for a bug of training in the run that shows it."""
-        for dtype in bug.precisions:
-            expected = shown(bug.name, dtype)
-            found = self.supervisor.do(
-                partial(divergence_of, bug=bug, dtype=dtype, explaining=self.diagnosing)
-            )
-            if found is None:
-                continue
-            _, step, section = found.row.tensor.split(".")[:3]
-            right = (int(step), section) == (expected.step, expected.section)
-            said = found.cause.hypothesis if found.cause else ""
-            clauses = found.cause.clauses if found.cause else (found.row.clause,)
-            return Finding(
-                bug.name,
-                self.backend,
-                "found" if right else "misplaced",
-                found.row.tensor,
-                found.row.ratio,
-                f"{bug.variant}-{bug.scenario}",
-                dtype,
-                detail="" if right else f"shows first in step {expected.step + 1}, in its {expected.section}",
-                cause=bug.diagnosed(said),
-                said=said,
-                clause="right" if bug.clause in clauses else "wrong",
-                row=found.row,
-            )
-        return Finding(bug.name, self.backend, "missed")
-
     def look(self, mutant: Bug, scenario: str, dtype: str, certain: bool = False) -> Finding | None:
-        """Look for a mutant in one case and precision.
+        """Look for a mutant in one case, or run of training, and precision.
 
         Args:
             certain: whether it is to be known that there is none.
@@ -258,39 +235,50 @@ class Hunt:
         Raises:
             SpecError: if that cannot be known, since a section of the run was judged nowhere.
         """
+        found = partial(Finding, mutant.name, self.backend, case=f"{mutant.variant}-{scenario}", dtype=dtype)
+        if mutant.of_training:
+            seen = self.supervisor.do(
+                partial(divergence_of, bug=mutant, dtype=dtype, explaining=self.diagnosing)
+            )
+            if seen is None:
+                return None
+            _, step, section = seen.row.tensor.split(".")[:3]
+            expected = shown(mutant.name, dtype)
+            right = (int(step), section) == (expected.step, expected.section)
+            where = "" if right else f"shows first in step {expected.step + 1}, in its {expected.section}"
+            ended = found("found" if right else "misplaced", seen.row.tensor, seen.row.ratio, detail=where)
+            clauses = seen.cause.clauses if seen.cause else (seen.row.clause,)
+            return dataclasses.replace(ended, row=seen.row).explained(mutant, seen.cause, clauses)
 
-        def case_in(one: str) -> Case:
-            return build_case(mutant.variant, one, options=dict(mutant.options))
-
-        def seen(tensor: str, margin: float, **more: Any) -> Finding:
-            status = "found" if mutant.rightly_first(tensor) else "misplaced"
-            return Finding(mutant.name, self.backend, status, tensor, margin, case.name, dtype, **more)
-
-        case, implementation = case_in(scenario), f"mutant:{mutant.name}"
+        case, implementation = self.case(mutant, scenario), f"mutant:{mutant.name}"
+        refused = partial(
+            found, "found" if mutant.rightly_first(REFUSED) else "misplaced", REFUSED, float("inf")
+        )
         try:
             if mutant.after and mutant.after != scenario:
-                self.run(case_in(mutant.after), dtype, implementation)
+                self.run(self.case(mutant, mutant.after), dtype, implementation)
             run = self.run(case, dtype, implementation)
         except WorkerFailure as failure:
             if failure.status != "error":
                 raise
-            return seen(REFUSED, float("inf"), detail=failure.detail)
+            return refused(detail=failure.detail)
         try:
             verdict = job_of(case, dtype).judge(run)
         except Misfit as misfit:
-            return seen(REFUSED, float("inf"), detail=str(misfit))
+            return refused(detail=str(misfit))
         if certain and verdict.status == "undetermined":
             raise SpecError(f"not judged: {' and '.join(verdict.unjudged)} of {case.name}, {dtype}")
         row = verdict.first_divergence
         if row is None:
             return None
-        found = seen(row.tensor, row.ratio, detail=row.note, row=row)
+        status = "found" if mutant.rightly_first(row.tensor) else "misplaced"
+        ended = found(status, row.tensor, row.ratio, detail=row.note, row=row)
         diagnosis = verdict.explained().diagnosis if self.diagnosing else None
-        if diagnosis is None:
-            return found
-        said = diagnosis.cause.hypothesis if diagnosis.cause else ""
-        clause = ("right" if diagnosis.clause == mutant.clause else "wrong") if mutant.clause else ""
-        return dataclasses.replace(found, cause=mutant.diagnosed(said), said=said, clause=clause)
+        return ended.explained(mutant, diagnosis.cause, (diagnosis.clause,)) if diagnosis else ended
+
+    def case(self, mutant: Bug, scenario: str) -> Case:
+        """Return a standard case of the mutant's variant."""
+        return build_case(mutant.variant, scenario, options=dict(mutant.options))
 
     def run(self, case: Case, dtype: str, implementation: str) -> Run:
         """Run a case; a worker that dies is started again, a few times.

@@ -2,94 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from itertools import groupby
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from concord.conformance.bugs.bug import Bug
 from concord.conformance.bugs.catalogue import KNOWN
 from concord.conformance.mutants.matrix import Finding, Matrix
-from concord.conformance.verdict import number
+from concord.conformance.report import ordered
 
 STYLES = {"found": "green", "equivalent": "dim", "absent": "dim", "failed": "bold magenta"}
 
 
-def cell(finding: Finding) -> str:
-    """Return what a cell of the matrix says."""
-    return (
-        f"{number(finding.margin)} ✓"
-        if finding.status == "found"
-        else "–"
-        if finding.status == "equivalent"
-        else finding.status
-    )
-
-
 def matrix_table(matrix: Matrix) -> Table:
     """Return the matrix: a row for each mutant, with its margin over the tolerance on each backend."""
-    names, mutants = _ordered(f.backend for f in matrix.findings), _ordered(f.mutant for f in matrix.findings)
+    names = ordered(finding.backend for finding in matrix.findings)
     table = Table(
         title="Mutants: first error in tolerances", title_justify="left", title_style="bold", padding=(0, 1)
     )
     table.add_column("mutant, and the input that shows it", overflow="fold")
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    cells = {(finding.mutant, finding.backend): finding for finding in matrix.findings}
-    group = ""
-    for name in mutants:
-        mutant = KNOWN[name]
-        if mutant.group != group:
-            group = mutant.group
-            table.add_section()
-            table.add_row(Text(group, style="bold"))
-        found = [
-            Text(cell(f), style=STYLES.get(f.status, "bold red"))
-            if (f := cells.get((name, backend)))
-            else Text("")
-            for backend in names
-        ]
-        shown_by = mutant.input if mutant.precisions else "none"
-        table.add_row(Group(Text(name), Text(shown_by, style="dim")), *found)
+    cells = {
+        (finding.mutant, finding.backend): Text(finding.cell, style=STYLES.get(finding.status, "bold red"))
+        for finding in matrix.findings
+    }
+    mutants = [KNOWN[name] for name in ordered(finding.mutant for finding in matrix.findings)]
+    for group, of_group in groupby(mutants, lambda mutant: mutant.group):
+        table.add_section()
+        table.add_row(Text(group, style="bold"))
+        for mutant in of_group:
+            shown_by = mutant.input if mutant.precisions else "none"
+            found = (cells.get((mutant.name, backend)) for backend in names)
+            table.add_row(Group(Text(mutant.name), Text(shown_by, style="dim")), *found)
     return table
 
 
-def summaries(matrix: Matrix) -> list[str]:
-    """Return a line for each backend: how many are found, and how often the right tensor is named first."""
-    lines = []
-    for name in _ordered(finding.backend for finding in matrix.findings):
-        findings = [finding for finding in matrix.of(backend=name) if KNOWN[finding.mutant].precisions]
-        found = [finding for finding in findings if finding.status in ("found", "misplaced")]
-        right = sum(finding.status == "found" for finding in found)
-        share = f"; first tensor right in {100 * right / len(found):.0f} %" if found else ""
-        causes = [finding.cause for finding in found if finding.cause]
-        counted = ", ".join(f"{word} {causes.count(word)}" for word in ("right", "none", "wrong"))
-        clauses = [finding.clause for finding in found if finding.clause]
-        share += f"; clause right in {100 * clauses.count('right') / len(clauses):.0f} %" if clauses else ""
-        lines.append(
-            f"{name}: found {len(found)} of {len(findings)}{share}"
-            + (f"; cause: {counted} of {len(causes)}" if causes else "")
-        )
-    return lines
-
-
-def catalogue(bugs: Iterable[Bug]) -> Table:
-    """Return what each bug is.
-
-    Its sentence, the clause that it breaks, the case that shows it, and where it was seen.
-    """
-    table = Table(title="Bugs", title_justify="left", title_style="bold", padding=(0, 1))
-    table.add_column("bug", overflow="fold")
-    table.add_column("what it is", overflow="fold", ratio=1)
-    group = ""
-    for bug in bugs:
-        if bug.group != group:
-            group = bug.group
-            table.add_section()
-        more = [bug.clause, f"{bug.variant}-{bug.scenario}", bug.source.removeprefix("https://github.com/")]
-        table.add_row(Text(bug.name), Group(bug.what, *filter(None, more)))
-    return table
+def summary(matrix: Matrix, backend: str) -> str:
+    """Return how many are found in a backend, and how often the right tensor, clause and cause are named."""
+    asked = [one for one in matrix.findings if one.backend == backend and KNOWN[one.mutant].precisions]
+    found = [one for one in asked if one.status in ("found", "misplaced")]
+    said = [f"{backend}: found {len(found)} of {len(asked)}"]
+    right = {
+        "first tensor": [one.status == "found" for one in found],
+        "clause": [one.clause == "right" for one in found if one.clause],
+    }
+    said += [f"{what} right in {100 * sum(of) / len(of):.0f} %" for what, of in right.items() if of]
+    causes = [one.cause for one in found if one.cause]
+    counted = ", ".join(f"{word} {causes.count(word)}" for word in ("right", "none", "wrong"))
+    return "; ".join(said + ([f"cause: {counted} of {len(causes)}"] if causes else []))
 
 
 def show(matrix: Matrix, console: Console) -> None:
@@ -98,34 +60,24 @@ def show(matrix: Matrix, console: Console) -> None:
     for finding in matrix.findings:
         if finding.status not in ("found", "equivalent", "absent"):
             console.print(Text(_explained(finding), style="red"), soft_wrap=False)
-    for name, backend_detail in {f.backend: f.detail for f in matrix.of(status="absent")}.items():
-        console.print(Text(f"{name} is not installed: {backend_detail}", style="dim"))
+    absent = {one.backend: one.detail for one in matrix.findings if one.status == "absent"}
+    for name, detail in absent.items():
+        console.print(Text(f"{name} is not installed: {detail}", style="dim"))
     for finding in matrix.findings:
         if finding.cause == "wrong":
             console.print(
                 Text(f"{finding.backend}: {finding.mutant} is explained by {finding.said}", style="yellow")
             )
-    for name in _ordered(finding.mutant for finding in matrix.findings):
-        for reason, precisions in _reasons(name).items():
-            console.print(Text(f"equivalent in {precisions}: {name}: {reason}", style="dim"))
-    for line in summaries(matrix):
-        console.print(line, highlight=False)
+    for name in ordered(finding.mutant for finding in matrix.findings):
+        for reason, dtypes in groupby((reasons := KNOWN[name].equivalent), reasons.__getitem__):
+            console.print(Text(f"equivalent in {' and '.join(dtypes)}: {name}: {reason}", style="dim"))
+    for backend in ordered(finding.backend for finding in matrix.findings):
+        console.print(summary(matrix, backend), highlight=False)
 
 
 def _explained(finding: Finding) -> str:
-    mutant = KNOWN[finding.mutant]
     detail = f": {finding.detail.replace(chr(10), '; ')}" if finding.detail else ""
     where = f" ({finding.case}, {finding.dtype})" if finding.case else ""
-    named = f" at {finding.tensor}, not {' or '.join(mutant.first)}" if finding.status == "misplaced" else ""
+    first = " or ".join(KNOWN[finding.mutant].first)
+    named = f" at {finding.tensor}, not {first}" if finding.status == "misplaced" else ""
     return f"{finding.backend}: {finding.mutant} {finding.status}{named}{where}{detail}"
-
-
-def _reasons(name: str) -> dict[str, str]:
-    reasons: dict[str, str] = {}
-    for dtype, reason in KNOWN[name].equivalent.items():
-        reasons[reason] = f"{reasons[reason]} and {dtype}" if reason in reasons else dtype
-    return reasons
-
-
-def _ordered(values: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(values))
