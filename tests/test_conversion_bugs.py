@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from concord.porting.bugs.bug import find
-from concord.porting.bugs.catalogue import CONVERSION, EDITS, MADE
+from concord.porting.bugs.catalogue import CONVERSION, MADE
 
 SPECIFICATION = (Path(__file__).parent.parent / "spec" / "SPEC.md").read_text()
 
@@ -27,7 +27,6 @@ SLOWLY = [
 
 
 def test_table_is_large_and_has_every_group():
-    assert set(CONVERSION) > set(EDITS)
     assert len(ALL) > 80
     assert sum(bool(bug.source) for bug in ALL) >= 60
     assert len({bug.group for bug in ALL}) == 7

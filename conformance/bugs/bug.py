@@ -228,6 +228,13 @@ def of_source(function: Callable[[Context, Any], Any]) -> Edit:
     return lambda m, y: function(m, m.source())
 
 
+def called(maker: Callable[..., Any], given: Any) -> Any:
+    """Return what is made of constants of a TOML file: of one, several, or several by name."""
+    if isinstance(given, dict):
+        return maker(**given)
+    return maker(*given) if isinstance(given, list | tuple) else maker(given)
+
+
 # Kinds of change.
 
 

@@ -36,7 +36,7 @@ from concord.conformance.bugs import (
     weights,
 )
 from concord.conformance.bugs.bug import TRAINING as OF_TRAINING
-from concord.conformance.bugs.bug import Bug, Change, fits, rule, where
+from concord.conformance.bugs.bug import Bug, Change, called, fits, rule, where
 from concord.conformance.bugs.training import edits as training
 from concord.spec.files import parse_toml, read_text
 
@@ -80,13 +80,6 @@ def _shown_at(taps: tuple[str, ...]) -> tuple[str, ...]:
     return (f"layers.0.{taps[0][1:].removeprefix('.')}" if taps[0].startswith("*") else taps[0],)
 
 
-def _with(maker: Any, given: Any) -> Any:
-    """Return what is made of constants: of one, several, or several by name."""
-    if isinstance(given, dict):
-        return maker(**given)
-    return maker(*given) if isinstance(given, tuple) else maker(given)
-
-
 def _entries(group: str, module: ModuleType) -> Iterator[Bug]:
     """Yield the bugs of a group; several forms of one have a name in common."""
     path = Path(__file__).parent / "entries" / f"{group}.toml"
@@ -98,7 +91,7 @@ def _entries(group: str, module: ModuleType) -> Iterator[Bug]:
             edit, forms = next((maker, {"": given}) for maker, given in edit.items())
         found = known[edit or name]
         if forms:
-            found = {words: _with(found, given) for words, given in forms.items()}
+            found = {words: called(found, given) for words, given in forms.items()}
         said = {"name": name, "group": group, "variant": "bert", "cause": name}
         if group in TRAINING_GROUPS:
             run = entry.setdefault("scenario", "adamw")

@@ -8,13 +8,14 @@ import os
 import pickle
 import re
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from concord.conformance.bugs.bug import called
 from concord.porting.bugs.bug import TOKENS, Array, Arrays, ConversionBug, Edit
 from concord.porting.containers import TORCH, safetensors
 from concord.porting.containers.container import INDEX
@@ -44,27 +45,26 @@ def tensors(change: Callable[[Arrays], Arrays]) -> Edit:
     return edit
 
 
-def changed(**changes: Callable[[Array], Any]) -> Edit:
-    """Return the edit of tensors by the end of their names, written with double underscores for dots."""
-    ends = {end.replace("__", "."): change for end, change in changes.items()}
-
-    def change(found: Arrays) -> Arrays:
-        return {
-            name: next((change(array) for end, change in ends.items() if name.endswith(end)), array)
-            for name, array in found.items()
-        }
-
-    return tensors(change)
+def each(change: Callable[[Array], Any]) -> Callable[..., Edit]:
+    """Return what makes the edit of each tensor whose name ends so, given some ends."""
+    return lambda *ends: tensors(
+        lambda found: {name: change(array) if name.endswith(ends) else array for name, array in found.items()}
+    )
 
 
-def renamed(rename: Callable[[str], str]) -> Edit:
+def named(rename: Callable[[str], str]) -> Edit:
     """Return the edit of the names of tensors."""
     return tensors(lambda found: {rename(name): array for name, array in found.items()})
 
 
+def renamed(pattern: str, other: str) -> Edit:
+    """Return the edit of what fits a regular expression in the names of tensors."""
+    return named(lambda name: re.sub(pattern, other, name))
+
+
 def exchanged(one: str, other: str) -> Edit:
     """Return the edit that exchanges two words in the names of tensors."""
-    return renamed(lambda name: name.replace(one, other) if one in name else name.replace(other, one))
+    return named(lambda name: name.replace(one, other) if one in name else name.replace(other, one))
 
 
 def without(*words: str) -> Edit:
@@ -76,14 +76,14 @@ def without(*words: str) -> Edit:
     )
 
 
-def added(**arrays: Callable[[Arrays], Array]) -> Edit:
-    """Return the edit that adds tensors, made of those that are there.
+def added(name: str, make: Callable[[Arrays], Array]) -> Edit:
+    """Return the edit that adds a tensor, made of those that are there."""
+    return tensors(lambda found: {**found, name: make(found)})
 
-    Names are written with double underscores for dots.
-    """
-    return tensors(
-        lambda found: {**found, **{name.replace("__", "."): make(found) for name, make in arrays.items()}}
-    )
+
+def filled(name: str, value: float, *shape: int) -> Edit:
+    """Return the edit that adds a tensor of one number."""
+    return added(name, lambda found: np.full(shape, value, np.float32))
 
 
 def rewritten(name: str, change: Callable[[bytes], bytes]) -> Edit:
@@ -96,7 +96,7 @@ def rewritten(name: str, change: Callable[[bytes], bytes]) -> Edit:
     return edit
 
 
-def entries(name: str, **said: Any) -> Edit:
+def entries(name: str, said: Mapping[str, Any]) -> Edit:
     """Return the edit of what a file says; None leaves an entry out."""
 
     def change(content: bytes) -> bytes:
@@ -104,6 +104,16 @@ def entries(name: str, **said: Any) -> Edit:
         return json.dumps({key: value for key, value in found.items() if value is not None}).encode()
 
     return rewritten(name, change)
+
+
+def config(**said: Any) -> Edit:
+    """Return the edit of what the configuration says."""
+    return entries(CONFIG, said)
+
+
+def absent(*keys: str) -> Edit:
+    """Return the edit that leaves out what the configuration says."""
+    return entries(CONFIG, dict.fromkeys(keys))
 
 
 damaged = partial(rewritten, "")
@@ -170,7 +180,7 @@ def right_index(folder: Path, shards: dict[str, str]) -> dict[str, str]:
     return shards
 
 
-def shard_left_out(folder: Path, shards: dict[str, str]) -> dict[str, str]:
+def without_a_shard(folder: Path, shards: dict[str, str]) -> dict[str, str]:
     (folder / SECOND).unlink()
     return shards
 
@@ -188,7 +198,7 @@ def twice(folder: Path, shards: dict[str, str]) -> dict[str, str]:
     return shards
 
 
-def as_torch(folder: Path, form: Format) -> None:
+def torch_file_by_another_name(folder: Path, form: Format) -> None:
     """Write PyTorch's own file under the name of safetensors."""
     path = folder / form.weights[0]
     TORCH.write(path, {name: in_memory(array) for name, array in loaded(path).items()})
@@ -216,34 +226,30 @@ class RunsCode:
         return os.mkdir, (str(self.path),)
 
 
-def running(folder: Path, form: Format) -> None:
+def pickle_that_runs(folder: Path, form: Format) -> None:
     """Write a pickle that would have code run."""
     (folder / form.weights[0]).write_bytes(
         pickle.dumps({"bert.pooler.dense.weight": RunsCode(folder / MADE)}, 2)
     )
 
 
-FILES = {
-    "shards": sharded(right_index),
-    "shard_left_out": sharded(shard_left_out),
-    "index_of_other_files": sharded(
-        lambda _, shards: {name: shard.replace("of-00002", "of-00004") for name, shard in shards.items()}
-    ),
-    "index_names_the_other_file": sharded(other_file),
-    "tensor_not_in_the_index": sharded(
-        lambda _, shards: {name: shard for name, shard in shards.items() if name != BIAS_OF_CLASSES}
-    ),
-    "tensor_in_two_files": sharded(twice),
-    "index_leads_outside": sharded(
-        lambda folder, shards: {name: f"../{folder.name}/{shard}" for name, shard in shards.items()}
-    ),
-    "another_file_beside_the_shards": sharded(right_index, kept=True),
-    "file_cut_off": damaged(lambda content: content[:-100]),
-    "pointer_instead_of_the_file": damaged(lambda content: POINTER),
-    "torch_file_by_another_name": as_torch,
-    "torch_file_of_another_machine": damaged(big_endian),
-    "pickle_that_runs": running,
-}
+shards = sharded(right_index)
+shard_left_out = sharded(without_a_shard)
+index_of_other_files = sharded(
+    lambda _, shards: {name: shard.replace("of-00002", "of-00004") for name, shard in shards.items()}
+)
+index_names_the_other_file = sharded(other_file)
+tensor_not_in_the_index = sharded(
+    lambda _, shards: {name: shard for name, shard in shards.items() if name != BIAS_OF_CLASSES}
+)
+tensor_in_two_files = sharded(twice)
+index_leads_outside = sharded(
+    lambda folder, shards: {name: f"../{folder.name}/{shard}" for name, shard in shards.items()}
+)
+another_file_beside_the_shards = sharded(right_index, kept=True)
+file_cut_off = damaged(lambda content: content[:-100])
+pointer_instead_of_the_file = damaged(lambda content: POINTER)
+torch_file_of_another_machine = damaged(big_endian)
 
 
 # Which tensor is which (SPEC WGT-1).
@@ -264,10 +270,6 @@ def layers(number: Callable[[int, int], int]) -> Edit:
     return tensors(change)
 
 
-def older(name: str) -> str:
-    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
-
-
 def slices(order: str) -> Edit:
     """Return the edit that takes query, key and value for others, by their first letters in order."""
     roles = dict(zip("qkv", order, strict=True))
@@ -279,18 +281,12 @@ def slices(order: str) -> Edit:
     return tensors(lambda found: {name: found[re.sub(r"(?<=self\.)[a-z]+", other, name)] for name in found})
 
 
-NAMES = {
-    "gamma_and_beta_of_norms": renamed(older),
-    "gamma_that_is_no_norm": added(bert__encoder__layer__0__weight=lambda found: np.ones(14, np.float32)),
-    "layers_counted_from_one": layers(lambda place, count: place + 1),
-    "layers_sorted_as_text": layers(lambda place, count: sorted(map(str, range(count))).index(str(place))),
-    "layers_reversed": layers(lambda place, count: count - 1 - place),
-    "key_from_the_slice_of_value": slices("qvv"),
-    "fused_as_key_value_query": slices("kvq"),
-    "query_and_key_exchanged": exchanged("self.query", "self.key"),
-    "gamma_and_beta_exchanged": exchanged("LayerNorm.weight", "LayerNorm.bias"),
-    "norms_of_a_layer_exchanged": exchanged("attention.output.LayerNorm", "output.LayerNorm"),
-}
+gamma_and_beta_of_norms = both(
+    renamed(r"LayerNorm\.weight", "LayerNorm.gamma"), renamed(r"LayerNorm\.bias", "LayerNorm.beta")
+)
+layers_counted_from_one = layers(lambda place, count: place + 1)
+layers_sorted_as_text = layers(lambda place, count: sorted(map(str, range(count))).index(str(place)))
+layers_reversed = layers(lambda place, count: count - 1 - place)
 
 
 # How tensors are laid out (SPEC WGT-2).
@@ -311,6 +307,7 @@ def turned(most: int) -> Edit:
     )
 
 
+@each
 def rotary(array: Array) -> Array:
     """Bring the rows of each head into the order of another layout of rotary positions.
 
@@ -320,11 +317,13 @@ def rotary(array: Array) -> Array:
     return array.reshape(HEADS, HEAD, *array.shape[1:])[:, rows].reshape(array.shape)
 
 
+@each
 def heads_exchanged(array: Array) -> Array:
     return array.reshape(HEADS, HEAD, *array.shape[1:])[::-1].reshape(array.shape)
 
 
-def fused_by_head(found: Arrays) -> Arrays:
+@tensors
+def fused_by_head_cut_in_thirds(found: Arrays) -> Arrays:
     """Cut a fused weight, which has query, key and value of each head in turn, into three parts."""
     new = dict(found)
     for leaf in ("weight", "bias"):
@@ -339,99 +338,44 @@ def fused_by_head(found: Arrays) -> Arrays:
     return new
 
 
-LAYOUTS = {
-    "linear_not_transposed": turned(2),
-    "kernels_transposed": turned(2),
-    "square_kernel_transposed": turned(1),
-    "square_kernel_not_transposed_for_paddle": turned(1),
-    "one_kernel_transposed": changed(layer__1__attention__output__dense__weight=np.transpose),
-    "table_transposed": changed(word_embeddings__weight=np.transpose),
-    "view_saved_as_its_storage": changed(
-        layer__0__intermediate__dense__weight=lambda array: array.T.flatten().reshape(array.shape)
-    ),
-    "heads_permuted_for_rotary": changed(
-        self__query__weight=rotary,
-        self__query__bias=rotary,
-        self__key__weight=rotary,
-        self__key__bias=rotary,
-    ),
-    "query_permuted_alone": changed(self__query__weight=rotary, self__query__bias=rotary),
-    "heads_in_another_order": changed(self__value__weight=heads_exchanged, self__value__bias=heads_exchanged),
-    "fused_by_head_cut_in_thirds": tensors(fused_by_head),
-    "head_of_pretraining_transposed": added(
-        cls__seq_relationship__weight=lambda found: np.zeros((14, 2), np.float32)
-    ),
-}
+transposed = each(np.transpose)
+stored_by_column = each(lambda array: array.T.flatten().reshape(array.shape))
 
 
 # Which tensors there are, and how many rows they have (SPEC WGT-1).
 
-TOKEN = "bert.embeddings.word_embeddings.weight"
+TOKEN, DECODER = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"
+POSITIONS, SEGMENTS = "bert.embeddings.position_ids", "bert.embeddings.token_type_ids"
 
 
-def padded(rows: int) -> Any:
-    """Return the change that adds rows of zeros to a table."""
-    return lambda array: np.concatenate([array, np.zeros((rows, array.shape[1]), array.dtype)])
+def padded(rows: int, table: str) -> Edit:
+    """Return the edit that adds rows of zeros to a table."""
+    return each(lambda array: np.concatenate([array, np.zeros((rows, array.shape[1]), array.dtype)]))(table)
 
 
-def shortened(array: Array) -> Array:
-    return array[:2]
+def shifted(rows: int, table: str) -> Edit:
+    """Return the edit that moves the rows of a table down."""
+    return each(lambda array: np.roll(array, rows, axis=0))(table)
 
 
-def shifted(rows: int) -> Any:
-    """Return the change that moves the rows of a table down."""
-    return lambda array: np.roll(array, rows, axis=0)
-
-
-TENSORS = {
-    "pooler_missing": without("pooler"),
-    "bias_missing": without("bert.encoder.layer.0.output.dense.bias"),
-    "classifier_missing": without("classifier"),
-    "table_left_out_as_shared": both(
-        added(cls__predictions__decoder__weight=lambda found: found[TOKEN]), without("word_embeddings")
-    ),
-    "decoder_tied": added(cls__predictions__decoder__weight=lambda found: found[TOKEN].copy()),
-    "decoder_not_tied": added(cls__predictions__decoder__weight=lambda found: found[TOKEN] + 1),
-    "buffer_of_positions": added(bert__embeddings__position_ids=lambda found: np.arange(13)[None]),
-    "buffer_of_segments": added(bert__embeddings__token_type_ids=lambda found: np.zeros((1, 13), np.int64)),
-    "buffer_of_positions_backwards": added(
-        bert__embeddings__position_ids=lambda found: np.arange(13)[None, ::-1].copy()
-    ),
-    "buffer_of_segments_of_ones": added(
-        bert__embeddings__token_type_ids=lambda found: np.ones((1, 13), np.int64)
-    ),
-    "slots_of_another_model": added(
-        **{"bert/pooler/dense/bias/adam_m": lambda found: np.ones(3, np.float32)}
-    ),
-    "slots_of_adam": tensors(
-        lambda found: {
-            **found,
-            **{
-                f"{name}/adam_{moment}": np.ones_like(array)
-                for name, array in found.items()
-                for moment in "mv"
-            },
-            "global_step": np.array(7),
-        }
-    ),
-    "slots_of_an_unknown_optimizer": added(exp_avg__0=lambda found: np.ones(3, np.float32)),
-    "adapters_beside": added(
-        bert__encoder__layer__0__adapter__weight=lambda found: np.ones((3, 14), np.float32)
-    ),
-    "vocabulary_padded_in_the_file_alone": changed(word_embeddings__weight=padded(3)),
-    "vocabulary_padded": changed(word_embeddings__weight=padded(3)),
-    "special_tokens_moved": changed(word_embeddings__weight=shifted(4)),
-    "segments_exchanged": changed(token_type_embeddings__weight=shifted(1)),
-    "positions_shifted_by_padding": changed(position_embeddings__weight=shifted(2)),
-    "positions_with_rows_for_padding": changed(position_embeddings__weight=padded(2)),
-    "classifier_of_another_size": changed(classifier__weight=shortened, classifier__bias=shortened),
-}
+shortened = each(lambda array: array[:2])
+table_left_out_as_shared = both(added(DECODER, lambda found: found[TOKEN]), without("word_embeddings"))
+decoder_tied = added(DECODER, lambda found: found[TOKEN].copy())
+decoder_not_tied = added(DECODER, lambda found: found[TOKEN] + 1)
+buffer_of_positions = added(POSITIONS, lambda found: np.arange(13)[None])
+buffer_of_positions_backwards = added(POSITIONS, lambda found: np.arange(13)[None, ::-1].copy())
+buffer_of_segments = added(SEGMENTS, lambda found: np.zeros((1, 13), np.int64))
+buffer_of_segments_of_ones = added(SEGMENTS, lambda found: np.ones((1, 13), np.int64))
+slots_of_adam = tensors(
+    lambda found: {
+        **found,
+        **{f"{name}/adam_{moment}": np.ones_like(array) for name, array in found.items() for moment in "mv"},
+        "global_step": np.array(7),
+    }
+)
 
 
 # What is in tensors (SPEC WGT-3, WGT-4).
-
-
-OUTER = "layer__1__output__dense__weight"
 
 
 def cast(dtype: str) -> Any:
@@ -444,80 +388,58 @@ def cast(dtype: str) -> Any:
     return tensors(change)
 
 
+@each
 def upper_half(array: Array) -> StoredTensor:
     """Return float32 cut off to bfloat16."""
     return in_memory((array.view(np.uint32) >> np.uint32(16)).astype(np.uint16), "bfloat16")
 
 
-def with_element(value: float) -> Any:
-    """Return the change of one element."""
+def with_element(made: Callable[[float], float], end: str) -> Edit:
+    """Return the edit of one element."""
 
     def change(array: Array) -> Array:
-        array[3, 5] = value
+        array[3, 5] = made(float(array[3, 5]))
         return array
 
-    return change
+    return each(change)(end)
 
 
-NUMBERS = {
-    "weights_in_float16": cast("float16"),
-    "one_tensor_in_bfloat16": changed(word_embeddings__weight=upper_half),
-    "weights_widened": cast("float64"),
-    "weights_in_whole_numbers": changed(**{OUTER: lambda array: np.round(array * 100).astype(np.int8)}),
-    "weight_not_a_number": changed(**{OUTER: with_element(float("nan"))}),
-    "weight_beyond_float16": both(changed(pooler__dense__weight=with_element(1e5)), cast("float16")),
-    "weight_of_another_run": changed(
-        **{OUTER: lambda array: np.random.default_rng(1).permutation(array.reshape(-1)).reshape(array.shape)}
-    ),
-    "element_nudged": changed(**{OUTER: lambda array: with_element(float(array[3, 5]) * 1.01)(array)}),
-    "weight_zero": changed(**{OUTER: np.zeros_like}),
-    "bytes_in_the_other_order": changed(embeddings__LayerNorm__weight=lambda array: array.byteswap()),
-}
+def element(value: float, end: str) -> Edit:
+    return with_element(lambda _: value, end)
+
+
+whole = each(lambda array: np.round(array * 100).astype(np.int8))
+nudged = partial(with_element, lambda number: number * 1.01)
+permuted = each(lambda array: np.random.default_rng(1).permutation(array.reshape(-1)).reshape(array.shape))
+zeroed = each(np.zeros_like)
+swapped = each(lambda array: array.byteswap())
 
 
 # What lies beside the weights and belongs to the model: labels and the tokenizer.
 
 
-def no_tokenizer(folder: Path, form: Format) -> None:
+def tokenizer_left_out(folder: Path, form: Format) -> None:
     for name in ("tokenizer.json", "vocab.txt"):
         (folder / name).unlink()
 
 
 WITHOUT_A_LINE = "\n".join([*TOKENS[:5], *TOKENS[6:], ""]).encode()
 
-
-BESIDE = {
-    "tokenizer_left_out": no_tokenizer,
-    "vocabulary_of_another_order": rewritten("vocab.txt", lambda _: WITHOUT_A_LINE),
-    "prompt_forgotten": entries(PROMPTS, default_prompt_name=None),
-    "tokenizer_saved_anew": rewritten(
-        "tokenizer.json",
-        lambda content: json.dumps(json.loads(content), indent=4, sort_keys=True).encode(),
-    ),
-}
-
-
-EDITS: dict[str, Edit] = NAMES | LAYOUTS | TENSORS | NUMBERS | BESIDE | FILES
-"""What makes the right folder into the wrong one, by the bug's name: what its entry does not say as data."""
-
-
-def _said(said: dict[str, Any]) -> Iterator[Edit]:
-    """Yield the edits that an entry says as data, and take them from it."""
-    for name, new in said.pop("entries", {}).items():
-        yield entries(name, **new)
-    if "absent" in said:
-        yield entries(CONFIG, **dict.fromkeys(said.pop("absent")))
-    if "renamed" in said:
-        yield renamed(partial(re.sub, *said.pop("renamed")))
+vocabulary_of_another_order = rewritten("vocab.txt", lambda _: WITHOUT_A_LINE)
+prompt_forgotten = entries(PROMPTS, {"default_prompt_name": None})
+tokenizer_saved_anew = rewritten(
+    "tokenizer.json", lambda content: json.dumps(json.loads(content), indent=4, sort_keys=True).encode()
+)
 
 
 def _read() -> Iterator[ConversionBug]:
     path = Path(__file__).with_name("bugs.toml")
-    for group, entries in parse_toml(read_text(path), path.name).items():
-        clause = entries.pop("clause")
-        for name, said in entries.items():
-            edit = both(*_said(said), *([EDITS[name]] if name in EDITS else ()))
-            yield ConversionBug(**{"clause": clause, **said, "name": name, "group": group, "edit": edit})
+    for group, said in parse_toml(read_text(path), path.name).items():
+        clause = said.pop("clause")
+        for name, one in said.items():
+            made = [called(globals()[maker], given) for maker, given in one.pop("edit", {}).items()]
+            edit = both(*made) if made else globals()[name]
+            yield ConversionBug(**{"clause": clause, **one, "name": name, "group": group, "edit": edit})
 
 
 CONVERSION = {bug.name: bug for bug in _read()}
