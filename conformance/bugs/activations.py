@@ -16,6 +16,10 @@ def gelu(**constants: Any) -> Edit:
     return of_source(lambda m, x: m.gelu_tanh(x, **constants))
 
 
+def gelu_cubic(factor: float) -> Edit:
+    return gelu(cubic=factor)
+
+
 def gelu_by(erf: Callable[[Context, Array], Array], root: float = math.sqrt(2.0)) -> Edit:
     """Return GELU with something else for erf, or another number for sqrt(2)."""
     return of_source(lambda m, x: x * 0.5 * (erf(m, x / root) + 1.0))
@@ -43,9 +47,6 @@ def bias_after(m: Context, x: Array) -> Array:
 
 EDITS: Changes = {
     "gelu_quick": of_source(lambda m, x: x * m.sigmoid(x * 1.702)),
-    "gelu_cubic_term": {
-        f"{cubic:g}": gelu(cubic=cubic) for cubic in (0.0044715, 0.044715**2, 0.04715, 0.0447)
-    },
     "gelu_inner_factor_squared": gelu(factor=2.0 / math.pi),
     "gelu_inner_factor": {
         "sqrt(pi / 2)": gelu(factor=math.sqrt(math.pi / 2)),
@@ -56,10 +57,6 @@ EDITS: Changes = {
             for factor in (0.8, 0.798, 0.7979, 0.79788, 0.797885)
         },
     },
-    "gelu_root_of_few_digits": {
-        f"{root}": where(gelu_of(root), activation="gelu_erf")
-        for root in (1.4, 1.41, 1.414, 1.4142, 1.41421, 1.414214)
-    },
     "silu_for_gelu": of_source(lambda m, x: x * m.sigmoid(x)),
     "elu": of_source(lambda m, x: m.where(x > 0.0, x, m.exp(-m.relu(-x)) - 1.0)),
     "relu_squared": of_source(lambda m, x: m.relu(x) * m.relu(x)),
@@ -67,7 +64,7 @@ EDITS: Changes = {
     "softplus": of_source(softplus),
     "hard_swish": of_source(lambda m, x: x * m.within(x + 3.0, 0.0, 6.0) / 6.0),
     "tanh_activation": of_source(lambda m, x: m.tanh(x)),
-    "relu_clipped_at_six": where(of_source(lambda m, x: m.relu(x) - m.relu(x - 6.0)), activation="relu"),
+    "relu_clipped_at_six": of_source(lambda m, x: m.relu(x) - m.relu(x - 6.0)),
     "activation_twice": lambda m, y: m.activation(y),
     "activation_skipped": lambda m, y: m.linear(m.tap, m.now[f"{m.scope}.inner"]),
     "activation_before_bias": of_source(bias_after),

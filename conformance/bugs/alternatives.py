@@ -333,9 +333,7 @@ EDITS: Changes = {
     "softmax_running_through_largest": softmax(kept),
     "attention_in_blocks": attention(lambda m, y: running(m, m.unnormalised, m.beside("value"))),
     "attention_row_sums_of_context": attention(lambda m, y: divided_last(m, powers(m, m.unnormalised))),
-    "attention_recomputed": where(
-        lambda m, y: m.context(recomputed(m, m.beside("weights"))), query_mask="none"
-    ),
+    "attention_recomputed": lambda m, y: m.context(recomputed(m, m.beside("weights"))),
     "attention_fused": attention(fused),
     "log_softmax_through_largest": from_normalizer(kept),
     "norm_closed_form": norm_slope(in_closed_form),

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
 from concord.conformance.bugs.bug import Changes
 from concord.conformance.bugs.context import Context, Edit
 from concord.conformance.bugs.operations import Array
-from concord.spec.config import EncoderConfig
 from concord.spec.precision import precision
 
 PROJECTIONS = ("*attention.query", "*attention.key", "*attention.value")
 SCORES, WEIGHTS, CONTEXT = "*attention.scores", "*attention.weights", "*attention.context"
 
 
-def divided(divisor: Callable[[EncoderConfig], float]) -> Edit:
-    """Return products of queries and keys divided by something else than sqrt(K)."""
-    return lambda m, y: m.scores(divisor=float(divisor(m.config)))
+def divided(**powers: float) -> Edit:
+    """Return products of queries and keys divided by powers of sizes, and not by sqrt(K)."""
+    return lambda m, y: m.scores(divisor=m.size(**powers))
 
 
 def rounded(name: str, reciprocal: bool = False) -> Edit:
     """Return scores whose scale, or its reciprocal, was rounded to a format."""
 
-    def divisor(config: EncoderConfig) -> float:
-        exact = config.head_dim**-0.5 if reciprocal else math.sqrt(config.head_dim)
-        value = float(precision(name).round(np.float64(exact)))
-        return 1 / value if reciprocal else value
+    def edit(m: Context, y: Array) -> Array:
+        scale = float(precision(name).round(np.float64(m.size(head_dim=-0.5 if reciprocal else 0.5))))
+        return m.scores(divisor=1 / scale if reciprocal else scale)
 
-    return divided(divisor)
+    return edit
 
 
 def score_scale_after_mask(m: Context, y: Array) -> Array:
@@ -71,29 +68,11 @@ def without_maximum(m: Context, y: Array) -> Array:
 
 
 EDITS: Changes = {
-    "score_scale_missing": divided(lambda config: 1),
-    "score_scale_twice": divided(lambda config: config.head_dim),
-    "score_scale_of_d_model": divided(lambda config: math.sqrt(config.d_model)),
-    "score_scale_of_square": divided(lambda config: config.d_model),
-    "score_scale_inverted": divided(lambda config: config.head_dim**-0.5),
-    "score_scale_of_heads": divided(lambda config: config.num_heads**0.5),
-    "score_scale_fourth_root": divided(lambda config: config.head_dim**0.25),
-    "score_scale_rounded": {
-        "float32": rounded("float32"),
-        "float32 as a reciprocal": rounded("float32", reciprocal=True),
-        "float16 as a reciprocal": rounded("float16", reciprocal=True),
-        "bfloat16": rounded("bfloat16"),
-        "bfloat16 as a reciprocal": rounded("bfloat16", reciprocal=True),
-    },
     "score_scale_squared": lambda m, y: m.scores(m.beside("query") / float(m.config.head_dim), divisor=1.0),
     "score_scale_lost_without_padding": lambda m, y: m.scores(divisor=1.0) if m.real.all() else y,
     "scores_clamped": lambda m, y: m.within(y, -1e4, 1e4),
     "scores_transposed": lambda m, y: m.transpose(y, (0, 1, 3, 2)),
     "scores_of_queries": lambda m, y: m.scores(k=m.beside("query")),
-    "projection_scaled": {
-        "sqrt(K)": lambda m, y: y * float(m.config.head_dim**-0.5),
-        "sqrt(sqrt(K))": lambda m, y: y * float(m.config.head_dim**-0.25),
-    },
     "query_relu_missing": lambda m, y: m.projected(y),
     "projections_relu_added": lambda m, y: m.relu(y),
     "softmax_of_powers_of_two": lambda m, y: m.softmax(m.unnormalised * math.log(2), 3),

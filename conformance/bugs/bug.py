@@ -228,6 +228,11 @@ def of_source(function: Callable[[Context, Any], Any]) -> Edit:
     return lambda m, y: function(m, m.source())
 
 
+def multiplied(**powers: float) -> Edit:
+    """Return a tap times powers of sizes."""
+    return lambda m, y: y * m.size(**powers)
+
+
 def called(maker: Callable[..., Any], given: Any) -> Any:
     """Return what is made of constants of a TOML file: of one, several, or several by name."""
     if isinstance(given, dict):

@@ -86,6 +86,10 @@ class Context(TensorOperations):
         """The number of the layer."""
         return int(self.tap.split(".")[1])
 
+    def size(self, **powers: float) -> float:
+        """Return the product of powers of sizes of the configuration."""
+        return math.prod(float(getattr(self.config, name) ** power) for name, power in powers.items())
+
     def weight(self, name: str) -> Array:
         """Return a parameter by its canonical name, in the canonical layout."""
         return self.now[name]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from concord.conformance.bugs.bug import Changes, weight, where
+from concord.conformance.bugs.bug import Changes, weight
 from concord.conformance.bugs.context import Context, Edit, Ids
 from concord.conformance.bugs.operations import Array
 from concord.spec.config import EncoderConfig
@@ -56,12 +56,8 @@ def segments(ids: Callable[[Ids, int], Ids]) -> Edit:
 
 
 EDITS: Changes = {
-    "embedding_scale_inverted": where(
-        lambda m, y: y / float(m.config.d_model), embedding_scale="sqrt_d_model"
-    ),
-    "embedding_scale_twice": where(lambda m, y: y * root(m.config.d_model), embedding_scale="sqrt_d_model"),
+    "embedding_scale_inverted": lambda m, y: y / float(m.config.d_model),
     "embedding_scale_on_positions": summed(position=root),
-    "sum_scaled": lambda m, y: y * root(m.config.d_model),
     "token_scaled_in_sum": summed(token=root),
     "token_left_out": summed(token=none),
     "position_left_out": summed(position=none),

@@ -30,9 +30,9 @@ def passed(function: Function) -> Edit:
     return lambda m, y: m.with_gradient(y, lambda gradient: function(m, gradient))
 
 
-def times(factor: Callable[[Context], float]) -> Edit:
-    """Return the edit that multiplies the gradient of a tap."""
-    return passed(lambda m, gradient: gradient * factor(m))
+def times(factor: float = 1.0, **powers: float) -> Edit:
+    """Return the edit that multiplies the gradient of a tap, by powers of sizes too."""
+    return passed(lambda m, gradient: gradient * (factor * m.size(**powers)))
 
 
 def slope(made: Function) -> Edit:
@@ -66,10 +66,6 @@ def detached(m: Context, y: Array) -> Array:
 def stopped(flags: Callable[[Context, Array], Flags]) -> Edit:
     """Return the edit that lets no gradient flow where a flag is True."""
     return lambda m, y: m.where(flags(m, y), m.stop_gradient(y), y)
-
-
-unscaled = times(lambda m: math.sqrt(m.config.head_dim))
-scaled_twice = times(lambda m: 1 / math.sqrt(m.config.head_dim))
 
 
 # Tables.
@@ -255,10 +251,19 @@ def norm_slope(pull: Callable[[Context, Array, Array, Array], Array]) -> Edit:
     return edit
 
 
-def closed_form(m: Context, gradient: Array, row: Array, sign: float = 1.0, total: bool = False) -> Array:
-    """Return the derivative of a norm times its deviation, the term of its variance multiplied."""
-    mean = m.sum if total else m.mean
-    return gradient - mean(gradient, -1) - row * mean(gradient * row, -1) * sign
+def closed_form(variance: float = 1.0, deviation: int = 1, mean: str = "mean") -> Edit:
+    """Return the norm whose derivative has the term of the variance so often, is divided by a power of the
+    deviation, and takes means, or sums for them.
+    """
+
+    def pull(m: Context, gradient: Array, row: Array, root: Array) -> Array:
+        over = getattr(m, mean)
+        slope = gradient - over(gradient, -1) - row * over(gradient * row, -1) * variance
+        for _ in range(deviation):
+            slope = slope / root
+        return slope
+
+    return norm_slope(pull)
 
 
 def without_gain(m: Context, y: Array) -> Array:
@@ -305,21 +310,7 @@ EDITS: Changes = {
     "norm_variance_detached": normed(deviation=deviation_stopped),
     "norm_mean_detached": normed(center=mean_stopped),
     "detached_statistics": normed(center=mean_stopped, deviation=deviation_stopped),
-    "norm_shared_counted_once": where(normed(gain=detached, offset=detached), norm_sharing="shared"),
-    "norm_slope": {
-        "takes sums for means": norm_slope(lambda m, g, n, d: closed_form(m, g, n, total=True) / d),
-        "is divided by the variance": norm_slope(lambda m, g, n, d: closed_form(m, g, n) / d / d),
-        "is not divided by the deviation": norm_slope(lambda m, g, n, d: closed_form(m, g, n)),
-        "adds the term of the variance": norm_slope(lambda m, g, n, d: closed_form(m, g, n, -1.0) / d),
-        "has twice the term of the variance": norm_slope(lambda m, g, n, d: closed_form(m, g, n, 2.0) / d),
-        "has half the term of the variance": norm_slope(lambda m, g, n, d: closed_form(m, g, n, 0.5) / d),
-    },
-    "embedding_scale_detached": where(
-        times(lambda m: m.config.d_model**-0.5), embedding_scale="sqrt_d_model"
-    ),
-    "embedding_scale_in_gradient": where(
-        times(lambda m: m.config.d_model**0.5), embedding_scale="sqrt_d_model"
-    ),
+    "norm_shared_counted_once": normed(gain=detached, offset=detached),
     "padding_row_trained": option(token_padding_row=None),
     "padding_rows_detached": stopped(of_padding),
     "segment_padding_row_trained": option(segment_padding_row=None),
@@ -328,10 +319,6 @@ EDITS: Changes = {
     "embedding_gradient_of_last_alone": weighted(last_alone),
     "gradient_of_first_use": weighted(lambda rows: last_alone(rows[::-1, ::-1])[::-1, ::-1]),
     "detached_residual": instead(lambda m, y: m.source("result")),
-    "score_scale_in_gradient": {
-        "without the score scale": unscaled,
-        "with the score scale twice": scaled_twice,
-    },
     "query_mask_in_gradient": instead(lambda m, y: m.beside("weights")),
     "activation_slope": {
         "the quick GELU, x sigmoid(1.702 x)": of_gate(1.702),
@@ -394,5 +381,4 @@ EDITS: Changes = {
     "embedding_gradient_of_first_use": stopped(later_uses),
     "embedding_gradient_without_first": stopped(lambda m, y: m.flags(y, 1, 0)),
     "embedding_gradient_of_last_lost": stopped(lambda m, y: m.flags(y, 0, -1)),
-    "loss_scale_kept": times(lambda m: 1024.0),
 }

@@ -120,13 +120,6 @@ def of_kind(kind: str = "") -> Callable[[EncoderConfig], Iterable[str]]:
 
 
 EDITS: Changes = {
-    "label_smoothing": {
-        "0.1 among the wrong classes": smoothed(0.1, among_wrong=True),
-        "0.05": smoothed(0.05),
-        "0.05 among the wrong classes": smoothed(0.05, among_wrong=True),
-        "0.2": smoothed(0.2),
-        "0.2 among the wrong classes": smoothed(0.2, among_wrong=True),
-    },
     "loss_sigmoid_for_softmax": of_several(sigmoid_for_softmax),
     "sigmoid_losses_averaged": of_several(
         lambda m, y: sigmoid_for_softmax(m, y) / float(m.config.num_classes)
@@ -143,10 +136,6 @@ EDITS: Changes = {
     "logarithm_missing": lambda m, y: -m.exp(-y),
     "loss_sigmoid_twice": of_source(lambda m, x: m.binary_losses(m.sigmoid(x)[:, 0], m.labels == 1)),
     "loss_softmax_twice": of_source(lambda m, x: m.log_softmax(m.softmax(x, 1), 1)),
-    "epsilon_in_logarithm": {f"{epsilon:g}": plus(epsilon) for epsilon in (1e-6, 1e-7, 1e-9, 1e-10, 1e-12)},
-    "probabilities_clipped_otherwise": {
-        f"{epsilon:g}": clipped(epsilon) for epsilon in (1e-6, 1e-8, 1e-9, 1e-10, 1e-12)
-    },
     "softmax_over_samples": of_source(lambda m, x: m.log_softmax(x, 0)),
     "log_softmax_without_logarithm": of_source(lambda m, x: m.softmax(x, 1)),
     "logarithm_of_sigmoid": of_source(lambda m, x: m.log(m.sigmoid(x))),

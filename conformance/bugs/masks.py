@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from concord.backends.interface import Request
-from concord.conformance.bugs.bug import Changes, where
+from concord.conformance.bugs.bug import Changes
 from concord.conformance.bugs.context import Context, Edit, Flags
 from concord.conformance.bugs.operations import Array
 
@@ -29,8 +29,8 @@ def lost_where_lengths_are_equal(real: Flags) -> Flags:
     return np.ones_like(real) if (lengths == lengths[0]).all() else real
 
 
-def rolled(by: int, free: bool | None = None, axis: int = -1) -> Callable[[Flags], Flags]:
-    """Return what moves a mask.
+def shifted(by: int, free: bool | None = None, axis: int = -1) -> Edit:
+    """Return a mask that is moved.
 
     The place that is left free is visible, hidden, or has what falls off the end.
     """
@@ -41,7 +41,7 @@ def rolled(by: int, free: bool | None = None, axis: int = -1) -> Callable[[Flags
             found[..., 0 if by > 0 else -1] = free
         return found
 
-    return moved
+    return of_real(moved)
 
 
 def earlier(m: Context) -> Flags:
@@ -74,14 +74,6 @@ def overwritten(m: Context, kept: Flags, constant: float) -> Array:
 EDITS: Changes = {
     "mask_missing": lambda m, y: m.beside("scores"),
     "mask_inverted": lambda m, y: m.masked(~m.visible),
-    "mask_off_by_one": of_real(rolled(1)),
-    "mask_shifted": {
-        "left": of_real(rolled(-1)),
-        "right, and shows what it leaves free": of_real(rolled(1, True)),
-        "right, and hides what it leaves free": of_real(rolled(1, False)),
-        "left, and shows what it leaves free": of_real(rolled(-1, True)),
-        "left, and hides what it leaves free": of_real(rolled(-1, False)),
-    },
     "mask_by_length": of_real(by_length),
     "mask_by_end": {
         "last real token": of_real(lambda real: np.maximum.accumulate(real[:, ::-1], axis=1)[:, ::-1]),
@@ -90,10 +82,6 @@ EDITS: Changes = {
     "mask_by_id": lambda m, y: m.masked(m.visible_of(m.ids > m.config.pad_id)),
     "mask_reversed": of_real(lambda real: real[..., ::-1]),
     "mask_of_first_sample": of_real(lambda real: np.broadcast_to(real[:1], real.shape)),
-    "mask_of_other_sample": {
-        "before": of_real(rolled(1, axis=0)),
-        "after": of_real(rolled(-1, axis=0)),
-    },
     "mask_lost_where_lengths_are_equal": of_real(lost_where_lengths_are_equal),
     "mask_causal": lambda m, y: m.masked(m.visible_of(m.real | True) & earlier(m)),
     "mask_causal_without_padding": lambda m, y: causal(m, y) if m.real.all() else y,
@@ -109,7 +97,7 @@ EDITS: Changes = {
     "mask_minus_infinity": lambda m, y: m.where(m.visible, m.beside("scores"), float("-inf")),
     "mask_empty_row_zero": lambda m, y: m.where(m.visible.any(axis=-1, keepdims=True), y, 0.0),
     "query_mask_missing": lambda m, y: m.beside("weights"),
-    "query_mask": where(lambda m, y: m.context(m.beside("weights")), query_mask="overwrite"),
+    "query_mask": lambda m, y: m.context(m.beside("weights")),
     "query_mask_zero": lambda m, y: overwritten(m, of_queries(m), 0.0),
     "query_mask_inverted": lambda m, y: overwritten(m, ~of_queries(m), m.mask_constant),
     "query_mask_on_keys": lambda m, y: overwritten(m, m.visible, m.mask_constant),

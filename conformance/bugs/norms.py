@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from concord.conformance.bugs.bug import Changes, of_source, weights, where
+from concord.conformance.bugs.bug import Changes, of_source, weights
 from concord.conformance.bugs.context import Context, Edit
 from concord.conformance.bugs.operations import Array
 
@@ -63,6 +62,10 @@ def scaled(factor: float) -> Edit:
     return total(lambda x, result: x + result * factor)
 
 
+def sum_scaled(factor: float) -> Edit:
+    return total(lambda x, result: (x + result) * factor)
+
+
 WITHOUT_RESIDUAL = total(lambda x, result: result)
 
 EDITS: Changes = {
@@ -77,28 +80,17 @@ EDITS: Changes = {
     "norm_offset_missing": normed(offset=zero),
     "norm_separate_for_shared": normed(gain=one, offset=zero),
     "norm_gain_from_zero": normed(gain=lambda m, gain: gain + 1.0),
-    "residual_missing_in_norm": where(
-        lambda m, y: m.norm(m.source("result", of=m.tap.replace("norm", "residual"))), norm_placement="post"
-    ),
+    "residual_missing_in_norm": lambda m, y: m.norm(m.source("result", of=m.tap.replace("norm", "residual"))),
     "norm_shared_for_separate": weights(
         lambda config, given: {
             name: given[name.replace("norm2", "norm1")] for name in given if ".norm2." in name
         }
     ),
-    "residual_of_normed_input": where(
-        lambda m, y: m.now[m.tap.replace("residual", "norm")] + m.source("result"), norm_placement="pre"
-    ),
+    "residual_of_normed_input": lambda m, y: m.now[m.tap.replace("residual", "norm")] + m.source("result"),
     "residual_of_layer_input": lambda m, y: (
         m.source(of=m.tap.replace("residual2", "residual1")) + m.source("result")
     ),
-    "residual_before_norm": where(
-        lambda m, y: m.now[f"{m.scope}.residual1"] + m.source("result"), norm_placement="post"
-    ),
-    "sublayer_scaled": {f"{factor:.4g}": scaled(factor) for factor in (0.8, 0.5, 1 / 0.9, 1 / 0.8, 2.0)},
-    "residual_scaled": {
-        "sqrt(1/2)": total(lambda x, result: (x + result) * math.sqrt(0.5)),
-        "1/2": total(lambda x, result: (x + result) * 0.5),
-    },
+    "residual_before_norm": lambda m, y: m.now[f"{m.scope}.residual1"] + m.source("result"),
     "sublayer_missing": total(lambda x, result: x),
     "residual_subtracted": total(lambda x, result: x - result),
     "residual_twice": total(lambda x, result: x + x + result),
