@@ -65,7 +65,10 @@ def claims(source, target, form="torch", rows=()):
         )
         for one in (source, target)
     ]
-    return {item.name: item for item in ledger.items(source, target, (sides[0], sides[1]), rows, ())}
+    compared = compare(source, target, sides=ledger.SIDES)
+    return {
+        item.name: item for item in ledger.items(source, target, (sides[0], sides[1]), rows, (), compared)
+    }
 
 
 def proof(config, weights, seed=0):

@@ -107,7 +107,6 @@ LINES = {
     "diff": "diff {texts} {source} --json {out}",
     "certify": "certify {source} {source} --texts {texts} --html {out}",
     "speed": "speed {source} --texts {texts} --json {out}",
-    "train": "train {source} --data {texts} --backend tests.toys.numpy_backend:NumpyBackend --curves {out}",
     "curves": "show curves {source} {texts} --out {out}",
 }
 
@@ -155,7 +154,7 @@ def test_a_run_is_not_begun_in_its_own_checkpoint(tmp_path, invoke):
     assert contents(tmp_path) == before
 
 
-WRITTEN = {"--json", "--html", "--markdown", "--svg", "--certificate", "--out", "--output", "--curves"}
+WRITTEN = {"--json", "--html", "--markdown", "--svg", "--certificate", "--out", "--output"}
 
 
 @pytest.mark.parametrize("command", commands().values(), ids=commands())

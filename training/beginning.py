@@ -207,7 +207,7 @@ def source(start: TrainingCheckpoint, corpora: Mapping[str, Corpus]) -> Source:
     plan, config, seed, recipe = start.progress.plan, start.config, start.progress.seed, start.recipe
     assert plan is not None
     assert recipe is not None
-    train = partial(batches, corpora["train"], config, plan.batch, seed, bucketed=plan.bucketed)
+    train = partial(batches, corpora["train"], config, plan.batch, seed, bucketed=True)
 
     def epoch(number: int) -> Iterator[Numbered]:
         for numbers, batch in train(epoch=number, multiple=plan.pad_to, together=recipe.accumulation):

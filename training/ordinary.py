@@ -174,7 +174,7 @@ class Fitting:
         """Evaluate the model, and note whether it is the best so far."""
         assert self.source.dev is not None
         best, found = self.progress.best, self.judged(self.progress.step, self.source.dev())
-        if best is None or self._rank(found) > self._rank(best):
+        if best is None or (found.accuracy, -found.loss) > (best.accuracy, -best.loss):
             self.progress = replace(self.progress, best=found, unimproved=0)
         else:
             self.progress = replace(self.progress, unimproved=self.progress.unimproved + 1)
@@ -184,9 +184,6 @@ class Fitting:
         """Return what the model of a step does on batches; where no sample of them counts, a loss of NaN."""
         found = measure(self.session.predict, self.start.config, batches)
         return Best(step, math.nan if found.loss is None else found.loss, found.accuracy or 0.0)
-
-    def _rank(self, best: Best) -> tuple[float, float]:
-        return (best.accuracy, -best.loss) if self.plan.best_by == "accuracy" else (-best.loss, best.accuracy)
 
     def ended(self) -> str:
         """Return why training is over, if it is."""

@@ -9,10 +9,6 @@ from concord.spec.errors import refuse, unknowns
 from concord.spec.precision import PRECISIONS
 from concord.spec.training.dropout import GENERATORS
 
-MEASURES = ("accuracy", "loss")
-"""By what the best checkpoint is chosen."""
-
-
 PAD_TO = 16
 """Tokens of a batch are a multiple of it: frameworks compile for each width, JAX each operation."""
 
@@ -43,14 +39,12 @@ class TrainingPlan(Settings):
         files: of samples; None: whoever starts the run has them.
         samples: SHA-256 of the training samples as they are encoded: a run goes on with these alone.
         batch: samples in a batch; a step accumulates as many as the recipe says.
-        bucketed: whether samples of like length share a batch.
         pad_to: the tokens of a batch are a multiple of it.
         epochs, steps, minutes: whichever is reached first ends the run; None: no limit.
         log_every: steps between two lines of the log.
         evaluate_every: steps between two evaluations; None: after each epoch.
         save_every: steps between two checkpoints besides those at evaluations; None: no others.
         patience: evaluations without improvement that end the run; None: no number does.
-        best_by: one of :data:`MEASURES`.
         dropout_by: what decides which elements are dropped
             (:data:`concord.spec.training.dropout.GENERATORS`).
         threads: computing threads; None: one for each core.
@@ -63,7 +57,6 @@ class TrainingPlan(Settings):
     files: Files | None = None
     samples: str = ""
     batch: int = 32
-    bucketed: bool = True
     pad_to: int = PAD_TO
     epochs: int | None = None
     steps: int | None = None
@@ -72,7 +65,6 @@ class TrainingPlan(Settings):
     evaluate_every: int | None = None
     save_every: int | None = None
     patience: int | None = None
-    best_by: str = "accuracy"
     dropout_by: str = "spec"
     threads: int | None = None
 
@@ -95,8 +87,6 @@ class TrainingPlan(Settings):
         ]
         if self.minutes is not None and not self.minutes > 0:
             problems.append(f"--minutes is {self.minutes:g} but must be above 0")
-        if self.best_by not in MEASURES:
-            problems.append(f"--best-by is {self.best_by!r} but must be {' or '.join(MEASURES)}")
         if self.dropout_by not in GENERATORS:
             problems.append(f"--dropout-by is {self.dropout_by!r} but must be {' or '.join(GENERATORS)}")
         refuse(problems + unknowns("dtype", [self.dtype], PRECISIONS))

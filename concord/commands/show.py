@@ -184,7 +184,7 @@ def curves(
     compare(runs, out)
 
 
-def compare(runs: Sequence[Path], picture: Path | None) -> None:
+def compare(runs: Sequence[Path], picture: Path | None = None) -> None:
     """Print figures of runs, and draw curves.
 
     Raises:

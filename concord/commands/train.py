@@ -55,14 +55,14 @@ def _each(names: str, why: str) -> dict[str, str]:
 
 
 ORDINARY = {
-    **_each("dev test patience log_every evaluate_every save_every best_by out resume curves", OF_RUNS),
+    **_each("dev test patience log_every evaluate_every save_every out resume", OF_RUNS),
     "dropout_by": "what a framework's own dropout drops cannot be known to the oracle",
     **_each("epochs minutes", "--steps ends it"),
 }
 """Options of ordinary training that lockstep has no use for, and why."""
 
 WITH_DATA = {
-    **_each("layout columns on_error tokenization vocabulary bucketed pad_to", OF_DATA),
+    **_each("layout columns on_error tokenization vocabulary pad_to", OF_DATA),
     **_each("learning_rate schedule warmup dropout accumulation", OF_RECIPE),
 }
 """Options of ordinary training that lockstep takes with ``--data`` alone, and why."""
@@ -202,7 +202,6 @@ class SampleOptions(options.Lines):
         tokens: Tokens of a sample; longer ones are cut. Default: as many as the model has
             positions for.
         batch: Samples in a batch. Default: 32; in lockstep 4.
-        bucketed (--bucketed/--shuffled): Whether samples of like length share a batch.
         pad_to: Tokens of a batch are a multiple of this. Frameworks compile for each width.
     """
 
@@ -215,7 +214,6 @@ class SampleOptions(options.Lines):
     vocabulary: int | None = None
     tokens: int | None = None
     batch: int | None = None
-    bucketed: bool = True
     pad_to: int = 16
 
 
@@ -231,10 +229,8 @@ class RunOptions(options.OptionGroup):
         log_every: Steps between two lines of the log.
         evaluate_every: Steps between two evaluations. Default: after each epoch.
         save_every: Steps between two checkpoints besides those at evaluations.
-        best_by (M): accuracy or loss: what the best checkpoint has most, or least, of.
         out (DIR, --out, -o): The folder of the run.
         resume (DIR): Go on with the run in DIR; only its limits can be changed.
-        curves: Write curves of loss and accuracy as SVG.
     """
 
     panel = "Run"
@@ -246,10 +242,8 @@ class RunOptions(options.OptionGroup):
     log_every: int = 20
     evaluate_every: int | None = None
     save_every: int | None = None
-    best_by: str = "accuracy"
     out: Written = Path("concord-run")
     resume: Path | None = None
-    curves: Written | None = None
 
 
 def train(
@@ -274,7 +268,6 @@ def train(
         _in_lockstep(workers, start, samples, run, lockstep, record, dtype)
     alone = options.typed(context, _each("case free_running stop_first json html", ""))
     refuse([f"{name} is given but --lockstep is not: it is for that alone" for name, _ in alone])
-    writing.check(run.curves)
     settings = workers.settings()
     if run.resume is not None:
         begun, corpora = _resumed(run.resume, run, workers)
@@ -296,7 +289,7 @@ def train(
     from concord.porting.folder import folder_of  # what reads checkpoints need not be loaded before
 
     _fit(begun, corpora, folder, settings)
-    compare([folder], run.curves)
+    compare([folder])
     console = Terminal()
     console.tell(f"the best checkpoint: {folder_of(folder)}")
     console.tell(f'next: concord predict {folder} "a text"; concord port {folder} -o DST --to FORMAT')

@@ -22,14 +22,7 @@ from concord.porting.certificate.certificate import (
     PortSide,
 )
 from concord.porting.checkpoint import Checkpoint
-from concord.porting.comparison.checkpoints import (
-    Comparison,
-    Others,
-    alone,
-    compare_others,
-    differences,
-    differing,
-)
+from concord.porting.comparison.checkpoints import Comparison, Others
 from concord.porting.folder import CARRIED, LABELS, SENTENCES, folder_of
 from concord.porting.reading import read
 from concord.porting.registry import known
@@ -141,6 +134,7 @@ def items(
     sides: tuple[PortSide, PortSide],
     ledger: tuple[LedgerParameter, ...],
     rest: tuple[Other, ...],
+    compared: Comparison,
 ) -> Iterator[Item]:
     """Yield what files and tensors alone prove."""
     wrong = [
@@ -166,10 +160,10 @@ def items(
     said = "each with its reason; a tensor that nobody knows would have been refused"
     counted = f"{len(ledger)} parameters{''.join(counts)}"
     yield Item("every tensor accounted for", PROVEN, f"{counted}; {said}")
-    yield from _others(compare_others(source, target, SIDES))
+    yield from _others(compared.others)
     apart = {
         **({"part": (repr(source.part), repr(target.part))} if source.part != target.part else {}),
-        **differences(source.config, target.config),
+        **compared.config,
     }
     yield _claim(
         "configuration",
@@ -183,7 +177,7 @@ def items(
         said = f"{source.labels} in the source and {target.labels} in the target"
         right = f"{len(source.labels or ())} names, the same on both sides"
         yield _claim("labels", "" if same else said, right)
-    yield _tokenizer(source, target, *sides)
+    yield _tokenizer(source, target, sides, compared)
 
 
 SIDES = ("the source", "the target")
@@ -203,16 +197,18 @@ def _others(found: Others) -> Iterator[Item]:
         yield Item(OTHERS, PROVEN, f"each of {found.same} has the same bits on both sides")
 
 
-def _tokenizer(source: Checkpoint, target: Checkpoint, mine: PortSide, theirs: PortSide) -> Item:
+def _tokenizer(
+    source: Checkpoint, target: Checkpoint, sides: tuple[PortSide, PortSide], compared: Comparison
+) -> Item:
     """Return whether what lies beside the weights came along, but for labels."""
-    takes = known(theirs.format).carried
+    mine, theirs = sides
+    takes, apart = known(theirs.format).carried, compared.files
     there = [name for name in source.files if name in takes and name != LABELS]
-    apart = differing(source, target, SIDES)
     wrong = [
         *(f"{name} is missing in the target" for name in there if name not in target.files),
         *(f"{name}: {apart[name]}" for name in there if name in apart),
     ]
-    extra = [name for name in alone(target, source) if name not in ("labels", LABELS)]
+    extra = [name for name in compared.alone[1] if name not in ("labels", LABELS)]
     if extra and not wrong:
         said = f"in the target alone, with nothing to compare it with: {', '.join(extra)}"
         return Item("tokenizer", UNVERIFIED, said)

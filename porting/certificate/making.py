@@ -93,9 +93,10 @@ def certify(
     )
     tell("comparing every tensor")
     mine, theirs = ledger.placements(source), ledger.placements(target)
-    parameters = ledger.parameters(source, target, mine, theirs, compare(source, target))
+    compared = compare(source, target, sides=ledger.SIDES)
+    parameters = ledger.parameters(source, target, mine, theirs, compared)
     others = (*ledger.others(source, "source"), *ledger.others(target, "target"))
-    items = list(ledger.items(source, target, sides, parameters, others))
+    items = list(ledger.items(source, target, sides, parameters, others, compared))
     for name, checkpoint, form, expected in (
         ("round trip", source, sides[1].format, mine),
         ("round trip back", target, sides[0].format, theirs),

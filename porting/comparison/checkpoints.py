@@ -207,15 +207,20 @@ class Comparison:
 
 
 def compare(
-    first: Checkpoint, second: Checkpoint, progress: Callable[[int], None] = lambda done: None
+    first: Checkpoint,
+    second: Checkpoint,
+    progress: Callable[[int], None] = lambda done: None,
+    sides: tuple[str, str] = ("A", "B"),
 ) -> Comparison:
     """Compare two checkpoints.
 
     Args:
         progress: takes how many parameters have been looked at.
+        sides: what the two are called where files and what is no parameter differ.
     """
     common = [name for name in first.tensors if name in second.tensors]
     held = {name: tensor.held for name, tensor in first.tensors.items()}
+    mine, other = first.config.as_dict(), second.config.as_dict()
     pairs = []
     for number, name in enumerate(common, start=1):
         pairs += _pair(name, first.tensors, second.tensors, first.config, held)
@@ -225,20 +230,20 @@ def compare(
         tuple(pairs),
         tuple(name for name in first.tensors if name not in second.tensors),
         tuple(name for name in second.tensors if name not in first.tensors),
-        differences(first.config, second.config),
+        {
+            key: (str(mine.get(key)), str(other.get(key)))
+            for key in {**mine, **other}
+            if mine.get(key) != other.get(key)
+        },
         (first.part, second.part),
-        differing(first, second),
+        differing(first, second, sides),
         (alone(first, second), alone(second, first)),
-        compare_others(first, second),
+        _others(first, second, sides),
     )
 
 
-def compare_others(first: Checkpoint, second: Checkpoint, sides: tuple[str, str] = ("A", "B")) -> Others:
-    """Compare what is no parameter, but for what holds nothing but what the rest says.
-
-    Args:
-        sides: what the two are called.
-    """
+def _others(first: Checkpoint, second: Checkpoint, sides: tuple[str, str]) -> Others:
+    """Compare what is no parameter, but for what holds nothing but what the rest says."""
     found: list[TensorDifference] = []
     apart: dict[str, str] = {}
     open_ = [
@@ -257,16 +262,6 @@ def compare_others(first: Checkpoint, second: Checkpoint, sides: tuple[str, str]
             else:
                 found.append(replace(pairs[0], name=foreign))
     return Others(len(open_) - len(found) - len(apart), tuple(found), apart)
-
-
-def differences(first: EncoderConfig, second: EncoderConfig) -> dict[str, tuple[str, str]]:
-    """Return the options in which two configurations differ, and their values as text."""
-    mine, other = first.as_dict(), second.as_dict()
-    return {
-        key: (str(mine.get(key)), str(other.get(key)))
-        for key in {**mine, **other}
-        if mine.get(key) != other.get(key)
-    }
 
 
 def _pair(
