@@ -6,13 +6,16 @@ CONSTRAINTS := constraints/py311.txt
 SITE := $(CURDIR)/site
 TREE := .mypy_cache/tree/concord# the package as it is installed
 
+# What JAX compiles is kept beside the cache of the tests.
+COMPILED := JAX_COMPILATION_CACHE_DIR=.pytest_cache/d/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
+
 .PHONY: help check test slow kernels machines lint coverage golden cases site tree readme criteria speed-measured speed gpu-records clean
 
 help: ## say what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 check: $(VENV)/installed ## compare the four frameworks with the oracle: the table of the README
-	$(RUN)/concord check
+	$(COMPILED) $(RUN)/concord check
 
 test: $(VENV)/installed ## run the ordinary tests: below 15 minutes on two cores
 	$(RUN)/python -m pytest -n 2 --dist loadgroup
