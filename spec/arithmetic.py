@@ -64,6 +64,8 @@ class Arithmetic:
 
     (:data:`concord.spec.deviations.KNOWN_DEVIATIONS`).
     """
+    blind_rows_zero = False
+    """Whether weights of attention of a row that sees no key are zero."""
 
     def __init__(
         self,
@@ -93,7 +95,12 @@ class Arithmetic:
         Args:
             unrounded: whether what follows may have seen them before they were rounded.
         """
-        return self._record(self.leaf(values).value, (a, lambda g: g))
+        return self._replacing(a, self.leaf(values).value)
+
+    def _replacing(self, a: Node, values: Values) -> Node:
+        given = self._record(values, (a, lambda g: g))
+        given.hidden = a.hidden
+        return given
 
     def uncertain(self, a: Node, size: Values) -> Node:
         """Return an input that is known but for an error of some size: here, as it is given."""
@@ -293,21 +300,21 @@ class Arithmetic:
         self,
         a: Node,
         floor: float | Values | None = None,
-        visible: NDArray[np.bool_] | None = None,
         sums: RowSums | None = None,
     ) -> Node:
         """Softmax over the last axis, with the largest entry taken off first.
 
+        Beside a mask constant the logarithm of a row's sum is lost: what :meth:`replace` or :meth:`add_where`
+        hides says nothing of it.
+
         Args:
             floor: below which what remains is clipped; one number, or what can be broadcast with ``a``.
-            visible: where an entry is no mask constant, if any is one: beside a constant the logarithm of a
-                row's sum is lost.
             sums: where :meth:`attend` leaves the row sums that the derivative may be computed from.
         """
         exponentials = self.step(np.exp(self._shifted(a, floor)), FUNCTION)
         total = self._sum(exponentials, (-1,), True, internal=True)
         value = self.settle(exponentials / total)
-        rows = None if visible is None else np.broadcast_to(visible, a.shape).any(-1, keepdims=True)
+        rows: Any = None if a.hidden is None else ~a.hidden.all(-1, keepdims=True)
 
         def logarithms() -> Values:
             found = self.step(a.value.max(-1, keepdims=True) + self.step(np.log(total), FUNCTION))
@@ -323,7 +330,8 @@ class Arithmetic:
                 inner = self.vary_row_sums(inner, sums.products)
             return self.vary_largest(self.settle(again * self.step(gradient - inner)), a.value, terms, again)
 
-        return self._record(value, (a, pullback))
+        weights = self._record(value, (a, pullback))
+        return self.replace(weights, rows, 0.0) if self.blind_rows_zero and rows is not None else weights
 
     def attend(self, weights: Node, values: Node, sums: RowSums | None = None) -> Node:
         """Sum values by attention weights: (B, H, Q, S), (B, S, H, K) to (B, Q, H, K).
@@ -441,7 +449,7 @@ class Arithmetic:
         replaced = self._record(
             np.where(keep, a.value, self._constant(value)), (a, lambda g: np.where(keep, g, 0))
         )
-        replaced.constant = ~keep
+        replaced.constant = replaced.hidden = ~keep
         return replaced
 
     def choose(self, keep: NDArray[np.bool_], a: Node, b: Node) -> Node:
@@ -468,7 +476,7 @@ class Arithmetic:
         """
         sums = self.round_sum(a.value, value, rounded)
         added = self._record(np.where(keep, a.value, sums), (a, lambda g: g))
-        added.constant = ~keep & (sums == self._constant(value))
+        added.hidden, added.constant = ~keep, ~keep & (sums == self._constant(value))
         return added
 
     def freeze(self, a: Node, frozen: NDArray[np.bool_]) -> Node:

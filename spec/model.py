@@ -61,6 +61,7 @@ class Model:
         self.config, self.batch, self.dtype, self.a = config, batch, dtype, arithmetic
         self.pinned, self.deviations = pinned, deviations
         arithmetic.narrow_bias_gradients = bool(deviations.get("narrow_bias_gradients"))
+        arithmetic.blind_rows_zero = bool(deviations.get(BLIND_ROWS_ZERO))
         self.weights = weights if isinstance(weights, Leaves) else Leaves(arithmetic, weights)
         self.given = {
             n: arithmetic.leaf(x) for n, x in batch.arrays().items() if np.issubdtype(x.dtype, np.floating)
@@ -350,10 +351,7 @@ class Model:
             else:
                 scores = a.add_where(scores, visible, constant, rounded=self.dtype)
             scores = self.tap(f"{name}.masked_scores", scores)
-        weights = a.softmax(scores, self.softmax_floor(key_mask), visible, sums)
-        if visible is not None and self.deviations.get(BLIND_ROWS_ZERO):
-            weights = a.replace(weights, np.asarray(visible.any(-1, keepdims=True)), 0.0)
-        weights = self.tap(f"{name}.weights", weights)
+        weights = self.tap(f"{name}.weights", a.softmax(scores, self.softmax_floor(key_mask), sums))
         if config.query_mask == "overwrite" and query_mask is not None:
             weights = self.tap(
                 f"{name}.masked_weights", a.replace(weights, query_mask[:, None, :, None], constant)

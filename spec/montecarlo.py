@@ -110,7 +110,7 @@ class MonteCarlo(Arithmetic):
         if self._half or unrounded:
             perturbed = self.settle(given)
             given = perturbed if a.constant is None else np.where(a.constant, given, perturbed)
-        return self._record(given, (a, lambda g: g))
+        return self._replacing(a, given)
 
     def uncertain(self, a: Node, size: Values) -> Node:
         """Perturb an input by what it may differ from the one that is given."""

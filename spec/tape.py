@@ -22,9 +22,10 @@ class Node:
             its place.
         constant: where it is a constant that absorbs whatever it came from, to its last digit (SPEC MSK-5);
             None: nowhere.
+        hidden: where it is a score that a mask hides; None: nowhere.
     """
 
-    __slots__ = ("completed", "constant", "gradient", "operands", "shape", "taped", "value")
+    __slots__ = ("completed", "constant", "gradient", "hidden", "operands", "shape", "taped", "value")
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class Node:
         self.gradient: Values | None = None
         self.completed: Callable[[Node], None] | None = None
         self.constant: NDArray[np.bool_] | None = None
+        self.hidden: NDArray[np.bool_] | None = None
 
 
 class RowSums:

@@ -1,6 +1,5 @@
 """Any model: right candidates agree, wrong ones diverge where they are wrong, and nonsense is refused."""
 
-import copy
 import json
 import math
 import re
@@ -18,7 +17,7 @@ from concord.conformance.compare.arithmetic import ExactMode, Perturbed, Rounded
 from concord.conformance.compare.candidates import SCOPES
 from concord.conformance.compare.proof import batched, prove
 from concord.spec.errors import SpecError
-from tests.toys.modules import CLASSES, HEADS, TOKENS, WIDTH, Encoder, Fused, encoder, texts
+from tests.toys.modules import HEADS, TOKENS, WIDTH, Encoder, Fused, encoder, texts
 
 
 def activations(model, inputs):
@@ -371,8 +370,7 @@ def test_the_command_judges_writes_and_exits(invoke, tmp_path):
         {name: np.ascontiguousarray(array) for name, array in wrong.items()}, tmp_path / "wrong.safetensors"
     )
     asked, given = "compare tests.toys.modules:encoder", ["--inputs", tmp_path / "inputs.safetensors"]
-    code, _, errors = invoke(asked, "--as", "bfloat16", *given, "--json", tmp_path / "a.json")
-    assert code == 0, errors
+    assert invoke(asked, "--as", "bfloat16", *given, "--json", tmp_path / "a.json")[0] == 0
     assert json.loads((tmp_path / "a.json").read_text())["results"][0]["status"] == "agrees"
     page = tmp_path / "page.html"
     code, output, _ = invoke(asked, tmp_path / "wrong.safetensors", *given, "--html", page)
@@ -385,9 +383,7 @@ def test_the_command_judges_writes_and_exits(invoke, tmp_path):
 def test_numbers_that_are_not_finite_are_compared_as_such():
     found = activations(encoder(), texts())
     found["layers.0.inner"][0, 0, 0] = math.nan
-    verdict = compare(encoder(), copy.deepcopy(found), texts())
-    assert (verdict.status, verdict.first) == ("diverges", "layers.0.inner")
-    assert CLASSES == 5
+    assert compare(encoder(), found, texts()).first == "layers.0.inner"
 
 
 GRAPH = """<ir_version: 10, opset_import: ["": 18]>

@@ -246,7 +246,7 @@ class ScatteredRows(Arithmetic):
 class PowersOfTwo(Arithmetic):
     """Softmax from powers of two, which some hardware computes faster."""
 
-    def softmax(self, a: Node, floor: Any = None, visible: Any = None, sums: Any = None) -> Node:
+    def softmax(self, a: Node, floor: Any = None, sums: Any = None) -> Node:
         powers = np.exp2((a.value - a.value.max(-1, keepdims=True)) * math.log2(math.e))
         value = self.settle(powers / powers.sum(-1, keepdims=True))
 

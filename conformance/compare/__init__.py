@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,8 @@ def compare(reference: Any, candidate: Any = None, inputs: Any = None, **options
     """Judge whether a candidate computes what a PyTorch module computes, to within rounding.
 
     Args:
-        reference: a ``torch.nn.Module`` in evaluation mode: it is the specification.
+        reference: a ``torch.nn.Module`` in evaluation mode, or a model in NumPy
+            (:class:`concord.conformance.compare.written.Written`): it is the specification.
         candidate: another module; a path of an ONNX graph or of a safetensors file; a mapping of arrays by
             name; ``package.module:function``, called in a process of its own with arrays by keyword; or any
             callable that is called so here and returns arrays by name. By default the reference itself.
@@ -71,20 +73,27 @@ def prepare(
 
     from concord.conformance.compare import candidates
     from concord.conformance.compare.comparison import ModelComparison
-    from concord.conformance.compare.reference import ModuleReference
+    from concord.conformance.compare.reference import ModuleReference, Reference, dtype_of
+    from concord.conformance.compare.written import Written
 
     for name in declared:
         if name not in DECLARATIONS:
             raise unknown("declaration", name, list(DECLARATIONS))
-    if not isinstance(reference, nn.Module):
-        raise SpecError(f"the reference is a {type(reference).__name__} but must be a torch.nn.Module")
+    if not isinstance(reference, (nn.Module, Written)):
+        raise SpecError(
+            f"the reference is a {type(reference).__name__} but must be a torch.nn.Module, or a Written"
+        )
     if way and candidate is not None:
         raise SpecError(f"way is {way!r}, but a candidate is given too: it is for the reference's own module")
     args, kwargs = candidates.called_with(reference, inputs)
-    right = ModuleReference(reference, args, kwargs, gradients)
-    candidate = candidates.in_way(right.model, way) if candidate is None else candidate
+    right: Reference = (
+        ModuleReference(reference, args=args, kwargs=kwargs, gradients=gradients)
+        if isinstance(reference, nn.Module)
+        else replace(reference, args=args, kwargs=kwargs, gradients=gradients)
+    )
+    candidate = candidates.in_way(reference, way) if candidate is None else candidate
     module, rerun = isinstance(candidate, nn.Module), None
-    right = candidates.in_dtype(right, candidate) if module else right
+    right = right.cast(dtype_of(candidate)) if module else right
     progress("running the candidate")
     given = (
         candidates.run_module(right, candidate, way == "compile")

@@ -237,7 +237,7 @@ class ExactMode(TorchDispatchMode):
             kwargs["dtype"] = None
         given, named = tree_map(self.operand, (tuple(args), kwargs))
         y = func(*given, **named)
-        if bare in SUMS or (isinstance(y, Tensor) and y.dtype in ROUNDOFF):
+        if bare in SUMS if isinstance(y, tuple) else isinstance(y, Tensor) and y.dtype in ROUNDOFF:
             erred = self._rule(bare, y, dtype, given, named, floats)
             if torch.Tag.inplace_view in func.tags:  # such as transpose_: the operand has another shape now
                 return return_and_correct_aliasing(func, tuple(args), kwargs, args[0])

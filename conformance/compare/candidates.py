@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,10 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 
-from concord.conformance.compare.activations import OUTPUT, Take, numbers, observe
+from concord.conformance.compare.activations import OUTPUT, Take, observe
 from concord.conformance.compare.alone import called
 from concord.conformance.compare.edits import Edit, Mutant
-from concord.conformance.compare.reference import ModuleReference, dtype_of
+from concord.conformance.compare.reference import Reference
 from concord.conformance.compare.stretch import until
 from concord.spec.errors import SpecError, optional, unknown
 from concord.spec.files import read_arrays
@@ -78,7 +77,7 @@ def tokens(folder: Path, texts: list[str]) -> dict[str, Any]:
     return dict(tokenizer(texts, padding=True, truncation=True, return_tensors="pt"))
 
 
-def called_with(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def called_with(model: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return what a module is called with, as tensors; standard texts where nothing is given.
 
     Raises:
@@ -95,7 +94,7 @@ def _tensor(entry: Any) -> Any:
     return torch.from_numpy(np.array(entry)) if isinstance(entry, (np.ndarray, np.generic)) else entry
 
 
-def standard(model: nn.Module) -> dict[str, Any]:
+def standard(model: Any) -> dict[str, Any]:
     """Return texts of several lengths for a module that takes token ids: a long one, one token, and between.
 
     Raises:
@@ -118,20 +117,7 @@ def standard(model: nn.Module) -> dict[str, Any]:
     return {"input_ids": ids} | ({"attention_mask": real.long()} if "attention_mask" in takes else {})
 
 
-def in_dtype(reference: ModuleReference, model: nn.Module) -> ModuleReference:
-    """Return a reference in the dtype of a module; itself if it is, and for float64."""
-    dtype = dtype_of(model)
-    if dtype in (dtype_of(reference.model), torch.float64):
-        return reference
-
-    def cast(entry: Any) -> Any:
-        return entry.to(dtype) if isinstance(entry, Tensor) and entry.is_floating_point() else entry
-
-    args, kwargs = reference.given(cast)
-    return replace(reference, model=copy.deepcopy(reference.model).to(dtype), args=args, kwargs=kwargs)
-
-
-def in_way(reference: nn.Module, way: str) -> nn.Module:
+def in_way(reference: Any, way: str) -> nn.Module:
     """Return a copy of a module that runs in another way, but for ``compile``.
 
     Raises:
@@ -154,7 +140,7 @@ def in_way(reference: nn.Module, way: str) -> nn.Module:
     return model
 
 
-def run(reference: ModuleReference, candidate: Any, python: str | None) -> Arrays:
+def run(reference: Reference, candidate: Any, python: str | None) -> Arrays:
     """Return what a candidate, which is no module, computes of the reference's inputs.
 
     Args:
@@ -177,14 +163,14 @@ def run(reference: ModuleReference, candidate: Any, python: str | None) -> Array
             return run_arrays(reference, read_arrays(path))
         raise SpecError(f"{path}: must be arrays by name (.safetensors) or a graph (.onnx)")
     if callable(candidate):
-        return run_arrays(reference, called(candidate, inputs_of(reference)))
+        return run_arrays(reference, called(candidate, reference.arrays))
     raise SpecError(
         f"the candidate is a {type(candidate).__name__} but must be a module, arrays, a file, or a function"
     )
 
 
 def run_module(
-    reference: ModuleReference, model: nn.Module, compiled: bool = False, take: Take | None = None
+    reference: Reference, model: nn.Module, compiled: bool = False, take: Take | None = None
 ) -> Arrays:
     """Run a module on the reference's inputs, and return its activations and gradients by name.
 
@@ -205,7 +191,7 @@ def run_module(
     return found.arrays()
 
 
-def rerunning(reference: ModuleReference, model: nn.Module, names: Names) -> Callable[[Edit, str, str], Any]:
+def rerunning(reference: Reference, model: nn.Module, names: Names) -> Callable[[Edit, str, str], Any]:
     """Return what runs a module again, with an edit of what it does between two activations.
 
     Args:
@@ -219,12 +205,6 @@ def rerunning(reference: ModuleReference, model: nn.Module, names: Names) -> Cal
             run_module(reference, model, take=until(edited, own.get(start, ""), own[end], []))
 
     return run
-
-
-def inputs_of(reference: ModuleReference) -> Arrays:
-    """Return the reference's inputs as arrays, positional ones by number."""
-    given = {**{str(place): entry for place, entry in enumerate(reference.args)}, **reference.kwargs}
-    return {name: numbers(entry) for name, entry in given.items() if isinstance(entry, Tensor)}
 
 
 SCOPES = "pkg.torch.onnx.name_scopes"
@@ -255,7 +235,7 @@ def show(graph: Any, modules: Collection[str]) -> dict[str, str]:
     return found
 
 
-def run_graph(reference: ModuleReference, path: Path) -> Arrays:
+def run_graph(reference: Reference, path: Path) -> Arrays:
     """Run an ONNX graph in ONNX Runtime on the reference's inputs: outputs by name, else by place.
 
     What its modules return comes from a second run, of the graph that shows it: it cannot be fused as far.
@@ -271,7 +251,7 @@ def run_graph(reference: ModuleReference, path: Path) -> Arrays:
     start = functools.partial(onnxruntime.InferenceSession, sess_options=options)
     plain = reference.plain.values
     session, model = start(str(path)), onnx.load(str(path), load_external_data=False)
-    given, names = inputs_of(reference), [entry.name for entry in session.get_inputs()]
+    given, names = reference.arrays, [entry.name for entry in session.get_inputs()]
     by_place = dict(zip(names, given.values(), strict=False)) if len(names) == len(given) else {}
     given = {name: array for name, array in (by_place | given).items() if name in names}
     outputs = [output.name for output in model.graph.output]
@@ -286,7 +266,7 @@ def run_graph(reference: ModuleReference, path: Path) -> Arrays:
     return inner | found
 
 
-def run_alone(reference: ModuleReference, target: str, python: str | None = None) -> Arrays:
+def run_alone(reference: Reference, target: str, python: str | None = None) -> Arrays:
     """Call a function of any framework, in a process of its own, on the reference's inputs.
 
     Args:
@@ -298,7 +278,7 @@ def run_alone(reference: ModuleReference, target: str, python: str | None = None
     """
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder) / "inputs.safetensors", Path(folder) / "outputs.safetensors"
-        save_file({name: np.ascontiguousarray(array) for name, array in inputs_of(reference).items()}, given)
+        save_file({name: np.ascontiguousarray(array) for name, array in reference.arrays.items()}, given)
         done = subprocess.run(
             [
                 python or sys.executable,
@@ -317,7 +297,7 @@ def run_alone(reference: ModuleReference, target: str, python: str | None = None
         return run_arrays(reference, read_arrays(made))
 
 
-def run_arrays(reference: ModuleReference, arrays: Mapping[str, Any]) -> Arrays:
+def run_arrays(reference: Reference, arrays: Mapping[str, Any]) -> Arrays:
     """Return arrays by the reference's names; where none is one, outputs are taken by their places."""
     found = {name: np.asarray(array) for name, array in arrays.items()}
     plain = reference.plain.values

@@ -21,7 +21,7 @@ from concord.conformance.compare.activations import OUTPUT, dtype_name, numbers
 from concord.conformance.compare.arithmetic import FOREIGN
 from concord.conformance.compare.edits import Edit
 from concord.conformance.compare.opening import opened
-from concord.conformance.compare.reference import ModuleReference
+from concord.conformance.compare.reference import ModuleReference, Reference
 from concord.conformance.compare.stretch import Stretch
 from concord.conformance.diagnosis import Diagnosis
 from concord.conformance.estimate import SAMPLES, Estimate, Observer
@@ -61,7 +61,7 @@ class ModelComparison:
 
     def __init__(
         self,
-        reference: ModuleReference,
+        reference: Reference,
         given: Mapping[str, Array],
         declared: Collection[str] = (),
         progress: Callable[[str], None] = lambda text: None,

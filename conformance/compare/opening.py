@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from concord.conformance.compare import activations
 from concord.conformance.compare.activations import dtype_name, named, numbers
-from concord.conformance.compare.arithmetic import ExactMode, Operation
+from concord.conformance.compare.arithmetic import Operation
 from concord.conformance.compare.edits import Edit
-from concord.conformance.compare.reference import ModuleReference
 from concord.conformance.compare.stretch import Stretch
 from concord.conformance.estimate import SAMPLES, Estimate, Observer
 from concord.conformance.scoring import judge_tensor
@@ -100,8 +99,8 @@ def opened(stretch: Stretch, candidate: Callable[[Edit, str, str], Any]) -> list
 
         stretch.run(Recording(take), arithmetic=arithmetic)
 
-    found = Estimate(compute, dtypes, truth=ExactMode(stretch.blind))
-    found.take_up(ModuleReference.runs(range(SAMPLES), stretch.blind), "opening the stretch")
+    found = Estimate(compute, dtypes, truth=stretch.reference.exact(stretch.blind))
+    found.take_up(stretch.reference.runs(range(SAMPLES), stretch.blind), "opening the stretch")
     sigmas = found.sigmas(last=True)
     candidate(Recording(theirs.append), stretch.start, stretch.tensor)
     said: list[str] = []

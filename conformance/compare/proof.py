@@ -15,8 +15,9 @@ from torch import Tensor
 from concord.conformance.compare.activations import numbers, observe
 from concord.conformance.compare.comparison import ModelComparison
 from concord.conformance.compare.edits import BUGS, UNFIT, Injected, Mutant, Sites
-from concord.conformance.compare.reference import ModuleReference
+from concord.conformance.compare.reference import ModuleReference, Reference
 from concord.conformance.verdict import Verdict
+from concord.spec.errors import SpecError
 
 MOST = 2
 """Operations into each of which a bug is put, besides all that can have it at once."""
@@ -46,6 +47,8 @@ def prove(comparison: ModelComparison, progress: Callable[[str], None] = lambda 
 
     A mutant delivers what the candidate delivered. It is found if it diverges end to end, or locally.
     """
+    if not isinstance(comparison.reference, ModuleReference):
+        raise SpecError("bugs are put into a torch.nn.Module, and the reference is none")
     reference = replace(comparison.reference, gradients=False)
     plain = ModelComparison(reference, reference.plain.arrays(), comparison.declared)
     given = [name for name in comparison.given if name in plain.plain]
@@ -91,7 +94,7 @@ def said(proofs: Sequence[Proof]) -> dict[str, str]:
     return words
 
 
-def batched(reference: ModuleReference) -> Iterator[tuple[str, Verdict]]:
+def batched(reference: Reference) -> Iterator[tuple[str, Verdict]]:
     """Judge each sample of a batch by the same sample alone, without its padding.
 
     Yields:

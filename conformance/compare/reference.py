@@ -1,10 +1,11 @@
-"""What is right: a PyTorch module, what it is called with, and what it computes in any arithmetic."""
+"""What is right: what it is called with, and what it computes in any arithmetic."""
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,24 +23,107 @@ from concord.spec.errors import SpecError
 
 Array = NDArray[np.floating]
 
+Pins = Callable[[str], "Array | None"]
+"""Returns what is used in place of a tensor, by name, if anything is."""
+
 SEED = 0xC0
 """Of cotangents."""
 
 
-@dataclass(frozen=True)
-class ModuleReference:
-    """A module, what it is called with, and what it is asked for.
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """What is right: what it is called with, and what it is asked for.
 
     Attributes:
-        model: in evaluation mode.
         args, kwargs: its inputs, as tensors.
         gradients: whether gradients are wanted.
     """
 
-    model: nn.Module
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     gradients: bool = False
+
+    @functools.cached_property
+    def plain(self) -> Activations:
+        """What one correct run computes, in the dtypes that a candidate has."""
+        raise NotImplementedError
+
+    def exact(self, blind: bool) -> Any:
+        """Return the arithmetic of the truth.
+
+        Args:
+            blind: whether a row of a softmax that sees no key is zero.
+        """
+        raise NotImplementedError
+
+    def runs(self, seeds: range, blind: bool) -> list[Any]:
+        """Return arithmetics that make sigma: samples by their seeds, and low-precision runs."""
+        raise NotImplementedError
+
+    def compute(self, arithmetic: Any, observer: Observer, pin: Pins) -> Collection[str]:
+        """Compute every tensor in an arithmetic; return the operations without a rule that were met.
+
+        Args:
+            pin: returns what is used in place of a tensor, by name, if anything is.
+        """
+        raise NotImplementedError
+
+    def cast(self, dtype: torch.dtype) -> Any:
+        """Return the same in the dtype of a candidate."""
+        raise NotImplementedError
+
+    def given(self, function: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what a function makes of each input, those by place and those by name."""
+        args, kwargs = tree_map(function, (self.args, dict(self.kwargs)))
+        return args, kwargs
+
+    def given_in(self, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the inputs, floating-point numbers in a dtype."""
+        return self.given(lambda x: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x)
+
+    @property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The inputs as arrays, positional ones by number."""
+        given = {**{str(place): entry for place, entry in enumerate(self.args)}, **self.kwargs}
+        return {name: numbers(entry) for name, entry in given.items() if isinstance(entry, Tensor)}
+
+    @functools.cached_property
+    def cotangents(self) -> dict[str, Tensor] | None:
+        """What outputs are multiplied with in the scalar that is differentiated; None: none is."""
+        if not self.gradients:
+            return None
+        outputs = replace(self, gradients=False).plain.values
+        generator = torch.Generator().manual_seed(SEED)
+        return {
+            name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
+            for name, tensor in outputs.items()
+            if name.startswith(OUTPUT)
+        }
+
+    @property
+    def real(self) -> Tensor:
+        """Which tokens are no padding, (B, T).
+
+        Raises:
+            SpecError: if no input says so.
+        """
+        mask = self.kwargs.get("attention_mask")
+        if not isinstance(mask, Tensor) or mask.ndim != 2:
+            raise SpecError(
+                "an input 'attention_mask' (B, T) is missing but required: it says where padding is"
+            )
+        return mask != 0
+
+
+@dataclass(frozen=True)
+class ModuleReference(Reference):
+    """A PyTorch module.
+
+    Attributes:
+        model: in evaluation mode.
+    """
+
+    model: nn.Module
 
     def __post_init__(self) -> None:
         active = [
@@ -56,42 +140,17 @@ class ModuleReference:
                 "the reference is in float64 but must be in float32 or a half precision, as candidates are"
             )
 
-    def given(self, function: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return what a function makes of each input, those by place and those by name."""
-        args, kwargs = tree_map(function, (self.args, dict(self.kwargs)))
-        return args, kwargs
-
-    @functools.cached_property
-    def cotangents(self) -> dict[str, Tensor] | None:
-        """What outputs are multiplied with in the scalar that is differentiated; None: none is."""
-        if not self.gradients:
-            return None
-        outputs = observe(self.model, self.args, self.kwargs).values
-        generator = torch.Generator().manual_seed(SEED)
-        return {
-            name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
-            for name, tensor in outputs.items()
-            if name.startswith(OUTPUT)
-        }
+    def cast(self, dtype: torch.dtype) -> ModuleReference:
+        """Return the same in another dtype; float64 is none that a reference has."""
+        if dtype in (dtype_of(self.model), torch.float64):
+            return self
+        args, kwargs = self.given_in(dtype)
+        return replace(self, model=copy.deepcopy(self.model).to(dtype), args=args, kwargs=kwargs)
 
     @functools.cached_property
     def plain(self) -> Activations:
         """What the module computes as it is."""
         return observe(self.model, self.args, self.kwargs, cotangents=self.cotangents)
-
-    @property
-    def real(self) -> Tensor:
-        """Which tokens are no padding, (B, T).
-
-        Raises:
-            SpecError: if no input says so.
-        """
-        mask = self.kwargs.get("attention_mask")
-        if not isinstance(mask, Tensor) or mask.ndim != 2:
-            raise SpecError(
-                "an input 'attention_mask' (B, T) is missing but required: it says where padding is"
-            )
-        return mask != 0
 
     @functools.cached_property
     def parameters(self) -> dict[str, Tensor]:
@@ -110,28 +169,16 @@ class ModuleReference:
             found[name] = seen[id(tensor)]
         return found
 
-    @staticmethod
-    def exact(blind: bool) -> ExactMode:
-        """Return the arithmetic of the truth.
-
-        Args:
-            blind: whether a row of a softmax that sees no key is zero.
-        """
+    def exact(self, blind: bool) -> ExactMode:
+        """Return the arithmetic of the truth."""
         return ExactMode(blind)
 
-    @staticmethod
-    def runs(seeds: range, blind: bool) -> list[ExactMode]:
-        """Return arithmetics that make sigma: samples by their seeds; with the first, a low-precision run."""
+    def runs(self, seeds: range, blind: bool) -> list[ExactMode]:
+        """Return samples; with the first, a low-precision run."""
         return [*(Perturbed(seed, blind) for seed in seeds), *([] if seeds.start else [Rounded(blind)])]
 
-    def compute(
-        self, arithmetic: ExactMode, observer: Observer, pin: Callable[[str], Array | None]
-    ) -> Collection[str]:
-        """Compute every tensor in an arithmetic; return the operations without a rule that were met.
-
-        Args:
-            pin: returns what is used in place of a tensor, by name, if anything is.
-        """
+    def compute(self, arithmetic: ExactMode, observer: Observer, pin: Pins) -> Collection[str]:
+        """Compute every activation, and gradients if they are wanted."""
         # Made here: what is made within an arithmetic is computed in it.
         (args, kwargs), parameters, plain = self.given(computed), self.parameters, self.plain.tensors
 

@@ -38,7 +38,8 @@ class Stretch:
     def __init__(
         self, reference: ModuleReference, given: Mapping[str, Array], tensor: str, start: str, blind: bool
     ) -> None:
-        self.model, self.tensor, self.start, self.blind = reference.model, tensor, start, blind
+        self.reference, self.model = reference, reference.model
+        self.tensor, self.start, self.blind = tensor, start, blind
         self.call = tensor.partition("#")[2].partition("[")[0]
         plain = reference.plain
         self.returns, self.dtype = plain.modules.get(tensor, ""), dtype_name(plain.tensors[tensor])

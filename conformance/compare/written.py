@@ -1,0 +1,138 @@
+"""A reference of one's own in NumPy, written against the arithmetic as :mod:`concord.spec.model` is."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from concord.conformance.compare.activations import OUTPUT, Activations, numbers
+from concord.conformance.compare.reference import Pins, Reference
+from concord.conformance.estimate import Observer, low_precision
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.errors import SpecError
+from concord.spec.leaves import Leaves
+from concord.spec.montecarlo import MonteCarlo
+from concord.spec.precision import precision
+from concord.spec.tape import Node
+
+Array = NDArray[Any]
+
+Tap = Callable[[str, Node], Node]
+"""Names an activation, and returns what the function goes on with."""
+
+Function = Callable[[Arithmetic, Mapping[str, Node], Mapping[str, Array], Tap], "Node | Mapping[str, Node]"]
+"""Computes a model of an arithmetic, its weights by name and its inputs by name; returns its outputs."""
+
+
+class Guarded(Arithmetic):
+    """Exact arithmetic, which refuses a mask that a softmax cannot tell from scores.
+
+    Args:
+        dtype: the precision that is judged.
+    """
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__("float64")
+        self.largest = 0.5 / precision(dtype).unit_roundoff
+
+    def softmax(self, a: Node, floor: Any = None, sums: Any = None) -> Node:
+        """Return the softmax.
+
+        Raises:
+            SpecError: for a score of which rounding leaves no digit, and which no mask hides.
+        """
+        scores = a.value if a.hidden is None else np.where(a.hidden, 0, a.value)
+        if (scores < -self.largest).any():
+            raise SpecError(
+                f"a softmax has a score of {scores.min():.3g} that no mask hides: "
+                "replace or add_where must hide it, as the last step before the softmax"
+            )
+        return super().softmax(a, floor, sums)
+
+
+@dataclass(frozen=True)
+class Written(Reference):
+    """A function that computes a model in any arithmetic.
+
+    It calls the operations of :class:`concord.spec.arithmetic.Arithmetic` alone, and ``tap(name, node)`` for
+    each activation. ``replace`` or ``add_where`` hides scores before a softmax; a mask that is lost on its
+    way there is refused.
+
+    Attributes:
+        function: takes an arithmetic, weights and inputs by name, and ``tap``; returns a node, or several by
+            the names ``output[NAME]``.
+        weights: by name.
+        dtype: the precision that is judged.
+    """
+
+    function: Function
+    weights: Mapping[str, Array]
+    dtype: str = "float32"
+
+    def cast(self, dtype: torch.dtype) -> Written:
+        """Return the same for candidates of another dtype."""
+        args, kwargs = self.given_in(dtype)
+        return replace(self, args=args, kwargs=kwargs, dtype=str(dtype).removeprefix("torch."))
+
+    @functools.cached_property
+    def plain(self) -> Activations:
+        """What it computes in one correct run."""
+        found: dict[str, Tensor] = {}
+
+        def take(name: str, array: Array) -> None:
+            found[name] = torch.from_numpy(np.array(array)).to(getattr(torch, self.dtype))
+
+        self.compute(Arithmetic(self.dtype), take, lambda name: None)
+        return Activations(found)
+
+    def exact(self, blind: bool) -> Arithmetic:
+        """Return the arithmetic of the truth."""
+        return _with_rows(Guarded(self.dtype), blind)
+
+    def runs(self, seeds: range, blind: bool) -> list[Arithmetic]:
+        """Return samples, and low-precision runs: with the first samples one, with the others the others."""
+        first, *others = low_precision(self.dtype)
+        samples = (MonteCarlo(self.dtype, 1, seed) for seed in seeds)
+        return [_with_rows(one, blind) for one in (*samples, *(others if seeds.start else [first]))]
+
+    def compute(self, arithmetic: Arithmetic, observer: Observer, pin: Pins) -> Collection[str]:
+        """Compute every activation, and gradients if they are wanted."""
+        m, arithmetic.recording = arithmetic, self.gradients
+        rounded = {name: precision(self.dtype).round(array) for name, array in self.weights.items()}
+        weights = Leaves(m, rounded)
+
+        def complete(name: str, node: Node) -> None:
+            assert node.gradient is not None
+            observer(name, node.gradient)
+            if (array := pin(name)) is not None:
+                node.gradient = m.given_gradient(array)
+
+        def tap(name: str, node: Node) -> Node:
+            observer(name, node.value)
+            node.completed = functools.partial(complete, f"gradients.taps.{name}")
+            array = pin(name)
+            return node if array is None else m.override(node, array)
+
+        result = self.function(m, weights, self.arrays, tap)
+        outputs = {OUTPUT: result} if isinstance(result, Node) else result
+        for name, node in outputs.items():
+            observer(name, node.value)
+        if self.cotangents is not None:
+            for name, leaf in weights.items():
+                leaf.completed = functools.partial(complete, f"gradients.{name}")
+            cotangents = {name: m.leaf(numbers(one)) for name, one in self.cotangents.items()}
+            parts = [m.sum(m.multiply(node, cotangents[name])) for name, node in outputs.items()]
+            m.backward(functools.reduce(m.add, parts))
+        return ()
+
+
+def _with_rows(arithmetic: Arithmetic, blind: bool) -> Arithmetic:
+    arithmetic.blind_rows_zero = blind
+    return arithmetic
