@@ -320,7 +320,6 @@ def test_inputs_are_those_that_ports_get_wrong(variant, part):
 def test_texts_take_the_place_of_what_is_drawn():
     given = inputs.of(CONFIG, "model", [([3, 4, 5], [0, 0, 1]), ([6], [0])], 0)
     assert given.batches["sentences"].required("input_ids").tolist() == [[3, 4, 5], [6, 0, 0]]
-    assert given.batches["sentences"].required("segment_ids").tolist() == [[0, 0, 1], [0, 0, 0]]
     assert given.tried["sentences"] == "2 texts that were given"
     assert (
         "11 tokens"

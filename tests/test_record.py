@@ -31,14 +31,7 @@ def test_what_was_written_is_read_back(tmp_path, name):
     json.loads(path.read_text(), parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
     read = record.read(path)
     assert replace(read, outcome=None) == replace(made, outcome=None)
-    assert record.text(record.parsed(record.text(read).encode())) == record.text(read)
-    for back, written in zip(read.outcome.results, made.outcome.results, strict=True):
-        for row, before in zip(
-            *(one.verdict.table if one.verdict else [] for one in (back, written)), strict=True
-        ):
-            assert repr(row.deciding) == repr(before.deciding) or before.status != "diverges"
-            assert (row.tensor, row.clause, row.status) == (before.tensor, before.clause, before.status)
-            assert f"{row.ratio:.4g}" == f"{before.ratio:.4g}"
+    assert record.text(read) == record.text(made)
 
 
 def test_every_record_of_the_repository_is_read_back():

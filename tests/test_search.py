@@ -9,13 +9,10 @@ import re
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_info
 
 from concord.backends.interface import Run
 from concord.conformance.diagnosis import diagnosis
-from concord.conformance.expectation import JudgedProblem as Judged
-from concord.conformance.explain import effort, suspects, whole
-from concord.conformance.explain.hypothesis import INAPPLICABLE
+from concord.conformance.explain import effort
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case
 from concord.spec.reference import compute
@@ -68,39 +65,6 @@ def test_a_busy_machine_changes_nothing(monkeypatch):
     found = verdict_of(case, run).diagnosis
     assert found.cause.confident
     assert not found.notes or not any("cut short" in note for note in found.notes)
-
-
-def test_a_search_multiplies_in_one_thread():
-    def threads():
-        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
-
-    before = threads()
-    first, second = effort.one_thread(), effort.one_thread()
-    first.__enter__()
-    second.__enter__()
-    assert threads() == {1}
-    first.__exit__(None, None, None)
-    assert threads() == {1}  # the other search goes on
-    second.__exit__(None, None, None)
-    assert threads() == before
-
-
-@pytest.mark.parametrize("home", ["bert", "bert-pytorch", "nndl-paddle"])
-def test_what_comes_before_a_mistake_is_computed_once(home):
-    case = build_case(home, "ragged")
-    run = run_of(case, SOUND)
-    question = whole.Whole(Judged(case.config, case.weights, case.batch), {}, "logits", run.taps["logits"])
-    assert len(question.ends) == 1 + case.config.num_layers
-    places = set()
-    for tap in question.span:
-        for hypothesis in list(suspects.mistakes_at(question, tap))[::7]:
-            try:
-                plain = question._rounded(hypothesis, {})
-            except INAPPLICABLE:
-                continue
-            np.testing.assert_array_equal(question.values(hypothesis), plain)
-            places.add(question.place(hypothesis))
-    assert len(places) >= 3
 
 
 # Segments.
