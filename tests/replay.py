@@ -97,11 +97,12 @@ def alternatives():
                     )
 
 
-def concord(*arguments):
-    """Return the record that a command writes, with how it ended."""
+def concord(*arguments, option="--json"):
+    """Return the record that a command writes where an option says, with how it ended."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "record.json"
-        command = [sys.executable, "-m", "concord", *arguments, "--json", str(path)]
+        written = [option, str(path)] if option else []
+        command = [sys.executable, "-m", "concord", *map(str, arguments), *written]
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         record = json.loads(path.read_text()) if path.exists() else {"error": ran.stderr[-400:]}
         return {**record, "ended": ran.returncode}
@@ -154,17 +155,13 @@ def conversions():
         porting.write(porting.from_weights(config, spec.initialize(config, seed=3)), source, "hugging-face")
         for name in porting.formats():
             ported = Path(folder) / name
-            command = [sys.executable, "-m", "concord", "port", str(source), "--to", name, "-o", str(ported)]
-            ran = subprocess.run(command, capture_output=True, text=True, check=False)
-            record = concord("diff", str(source), str(ported)) if ran.returncode == 0 else {}
-            yield name, [ran.returncode, record.get("ended"), record.get("summary")]
+            ended = concord("port", source, "--to", name, "-o", ported, option="")["ended"]
+            record = concord("diff", source, ported) if ended == 0 else {}
+            yield name, [ended, record.get("ended"), record.get("summary")]
             if name in CERTIFIED:
-                certificate = Path(folder) / f"{name}.json"
-                proof = ["certify", str(source), str(ported), "--certificate", str(certificate)]
-                command = [sys.executable, "-m", "concord", *proof]
-                ended = subprocess.run(command, capture_output=True, check=False).returncode
-                claims = json.loads(certificate.read_text())["items"] if certificate.exists() else []
-                yield f"{name} certified", [ended, {claim["name"]: claim["status"] for claim in claims}]
+                proof = concord("certify", source, ported, option="--certificate")
+                claims = {claim["name"]: claim["status"] for claim in proof.get("items", [])}
+                yield f"{name} certified", [proof["ended"], claims]
 
 
 PARTS = {part.__name__: part for part in (check, golden, alternatives, lockstep, conversions, fuzz, mutants)}

@@ -197,37 +197,50 @@ BESIDE = {
 }
 
 
+LABELS = ("a", "b", "c")
+
+
 @pytest.mark.parametrize(
-    ("format", "change", "status", "words"),
+    ("format", "files", "labels", "statuses", "words"),
     [
-        ("torch", {}, "proven", "the same bytes: vocab.txt, tokenizer.json, sentence_bert_config.json"),
         (
             "torch",
-            {"vocab.txt": None, LENGTHS: None},
-            "failed",
+            BESIDE,
+            LABELS,
+            ("proven", "proven"),
+            "the same bytes: vocab.txt, tokenizer.json, sentence_bert_config.json",
+        ),
+        (
+            "torch",
+            {"tokenizer.json": b'{\n"version": 1}'},
+            LABELS,
+            ("proven", "failed"),
             "vocab.txt is missing in the target; sentence_bert_config.json is missing in the target",
         ),
         (
             "torch",
-            {LENGTHS: b'{"max_seq_length": 5}'},
-            "failed",
+            {**BESIDE, LENGTHS: b'{"max_seq_length": 5}'},
+            ("a", "c", "b"),
+            ("failed", "failed"),
             "sentence_bert_config.json: max_seq_length is 7 in the source and 5 in the target",
         ),
-        ("hugging-face", {LENGTHS: None}, "proven", "the same bytes: vocab.txt, tokenizer.json"),
+        (
+            "hugging-face",
+            {name: content for name, content in BESIDE.items() if name != LENGTHS},
+            LABELS,
+            ("proven", "proven"),
+            "the same bytes: vocab.txt, tokenizer.json",
+        ),
     ],
 )
-def test_the_tokenizer_has_to_come_along(format, change, status, words):
-    files = {name: content for name, content in {**BESIDE, **change}.items() if content is not None}
-    source, target = (
-        dataclasses.replace(porting.from_weights(CONFIG, WEIGHTS, files=there), labels=("a", "b", "c"))
-        for there in (BESIDE, files)
-    )
-    items = claims(source, target, format)
-    assert (items["labels"].status, items["tokenizer"].status, items["tokenizer"].reason) == (
-        "proven",
-        status,
-        words,
-    )
+def test_labels_and_tokenizer_have_to_come_along(format, files, labels, statuses, words):
+    plain = porting.from_weights(CONFIG, WEIGHTS)
+    source = dataclasses.replace(plain, files=BESIDE, labels=LABELS)
+    items = claims(source, dataclasses.replace(plain, files=files, labels=labels), format)
+    assert (items["labels"].status, items["tokenizer"].status) == statuses
+    assert items["tokenizer"].reason.startswith(words)
+    item = claims(plain, dataclasses.replace(plain, files={"tokenizer.json": b"{}"}))["tokenizer"]
+    assert (item.status, "tokenizer.json" in item.reason) == ("unverified", True)
 
 
 def claim(source, target):
@@ -250,15 +263,6 @@ def test_heads_that_the_family_does_not_have_are_a_claim_of_their_own(tmp_path):
     assert "The target is the source" not in certificates.certificate.verdict(
         (dataclasses.replace(item, status="unverified"),), nothing
     )
-
-
-def test_what_one_side_alone_says_is_not_verified_or_fails():
-    plain = porting.from_weights(CONFIG, WEIGHTS)
-    item = claims(plain, dataclasses.replace(plain, files={"tokenizer.json": b"{}"}))["tokenizer"]
-    assert (item.status, "tokenizer.json" in item.reason) == ("unverified", True)
-    source, target = (dataclasses.replace(plain, labels=tuple(names)) for names in ("abc", "acb"))
-    items = claims(source, target)
-    assert (items["labels"].status, items["tokenizer"].status) == ("failed", "not applicable")
 
 
 @pytest.mark.parametrize("variant", spec.variants())
