@@ -15,14 +15,12 @@ from concord.conformance.bugs.bug import Change, StepEdit, recipe, rule
 from concord.conformance.bugs.training.step import Tensors, TrainingStep
 from concord.conformance.estimate import exact
 from concord.conformance.expectation import Array
+from concord.conformance.explain.fitting import NEVER, Left, fitted, power
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.lockstep.made import Retraced
 from concord.conformance.wording import distinct, few, instead, multiple
 from concord.spec.errors import ConfigError
 from concord.spec.training.schedules import learning_rate
-
-NEVER = 1e-30
-"""What is smaller says nothing of a factor."""
 
 ALIKE = 1e-3
 """Share by which rows may differ from a multiple of what they should be: more than rounding makes."""
@@ -30,34 +28,20 @@ ALIKE = 1e-3
 SAME_RATE = 1e-6
 """Share by which a rate may differ from one that is rounded to float32."""
 
-POWERS = -13.0, 0.0, 12
-"""Powers of ten between which an epsilon is looked for, and how many are tried at once."""
-
-LOOKS = 2
-"""How often so many are tried: then as many between the neighbours of the best."""
-
-REFINED, NUDGE = 4, 1e-4
-"""Steps of Gauss and Newton where numbers are not linear, and how far apart a slope is taken there."""
-
 LONGEST = 2_000
 """By how many steps a schedule may be longer or shorter."""
 
 LOOKED_UP = {"embeddings.token.weight": "input_ids", "embeddings.segment.weight": "segment_ids"}
 """The inputs that say which rows of a table are looked up."""
 
+Look = Callable[[Retraced], Iterator[Hypothesis]]
+
 
 def recovered(made: Retraced) -> Iterator[Hypothesis]:
     """Yield what a step would have been computed with."""
-    searches: dict[str, tuple[Callable[[Retraced], Iterator[Hypothesis]], ...]] = {
-        "gradients": (_weights, _counted, _some_gradients),
-        "clipped": (_limit,),
-        "moments": (_schedule, _numbers, _averages, _rate, _some_movements, _epsilon),
-    }
-    for search in searches.get(made.stage, ()):
-        try:
-            yield from search(made)
-        except INAPPLICABLE:  # no such training, or other tensors than it has
-            continue
+    for look in LOOKS.get(made.stage, ()):
+        with contextlib.suppress(*INAPPLICABLE):  # no such training, or other tensors than it has
+            yield from look(made)
 
 
 def _number(made: Retraced, name: str, clause: str, value: float) -> Hypothesis:
@@ -76,7 +60,7 @@ def _named(made: Retraced, values: Mapping[str, Array], section: str) -> dict[st
     }
 
 
-def _left(made: Retraced, section: str, change: Callable[..., Change]) -> Callable[[Array], Array]:
+def _left(made: Retraced, section: str, change: Callable[..., Change]) -> Left:
     """Return what is left between a section as it was reported, and as numbers of a change make it."""
     wanted = _named(made, made.delivered, section)
 
@@ -88,26 +72,6 @@ def _left(made: Retraced, section: str, change: Callable[..., Change]) -> Callab
     return left
 
 
-def _fitted(left: Callable[[Array], Array], *start: float, by: float = 1.0, rounds: int = 1) -> list[float]:
-    """Return the numbers by which least is left, found by steps of Gauss and Newton.
-
-    Args:
-        start: the numbers to begin with.
-        by: by how much each is changed to see what that does; any change will do where they are linear.
-
-    Raises:
-        ValueError: where what is left says nothing of one of them.
-    """
-    numbers = np.array(start)
-    for _ in range(rounds):
-        there = left(numbers)
-        slopes = [(there - left(numbers + by * one)) / by for one in np.eye(len(numbers))]
-        if not np.isfinite(there).all() or min(float(np.max(abs(s), initial=0.0)) for s in slopes) <= NEVER:
-            raise ValueError("a number that nothing depends on")
-        numbers = numbers + np.linalg.lstsq(np.stack(slopes, axis=1), there, rcond=None)[0]
-    return [float(number) for number in numbers]
-
-
 def _weights(made: Retraced) -> Iterator[Hypothesis]:
     """By how much each batch counted."""
     right = made.trajectory(Change(), exact(made.case.dtype)).batch_weights(made.start.batches)
@@ -115,7 +79,7 @@ def _weights(made: Retraced) -> Iterator[Hypothesis]:
     def weighed(*by: float) -> Change:
         return Change(weights=lambda m, right, counts: list(by) if len(by) == len(counts) else right)
 
-    found = _fitted(_left(made, "gradients", weighed), *np.zeros(len(right)))
+    found = fitted(_left(made, "gradients", weighed), *np.zeros(len(right)))
     factor = found[0] / right[0] if right[0] else math.nan
     if all(f"{one:g}" == f"{factor * weight:g}" for one, weight in zip(found, right, strict=True)):
         what = f"gradients times {multiple(factor, digits=4)}"
@@ -228,43 +192,28 @@ def _schedule(made: Retraced) -> Iterator[Hypothesis]:
                 break
 
 
-def _recipe(made: Retraced, name: str, section: str, clause: str, start: float) -> Iterator[Hypothesis]:
-    """Yield the number of a recipe with which a section of the step would be as it was reported."""
-    by = NUDGE if start < 0.5 else -NUDGE  # a share stays below 1
-    left = _left(made, section, lambda value: recipe(**{name: value}))
-    with contextlib.suppress(*INAPPLICABLE):
-        yield _number(made, name, clause, *_fitted(left, start, by=by * (start or 1.0), rounds=REFINED))
-
-
 def _limit(made: Retraced) -> Iterator[Hypothesis]:
     """By which limit gradients were clipped: below the norm they are proportional to it."""
     norm = float(made.exactly(Change())[f"steps.{made.start.step}.norm"])
-    yield from _recipe(made, "clip_at", "clipped", "OPT-7", norm / 4)
+    left = _left(made, "clipped", lambda limit: recipe(clip_at=limit))
+    yield _number(made, "clip_at", "OPT-7", *fitted(left, norm / 4))
 
 
-def _numbers(made: Retraced) -> Iterator[Hypothesis]:
-    """With which numbers averages and decay were computed."""
-    recipe = made.case.training.recipe
-    for name, section, clause in (
-        ("beta1", "first_moment", "OPT-3"),
-        ("beta2", "second_moment", "OPT-3"),
-        ("momentum", "momentum", "OPT-2"),
-        ("weight_decay", "parameters", "OPT-6"),
-    ):
-        yield from _recipe(made, name, section, clause, getattr(recipe, name))
+def _share(name: str, section: str, clause: str, made: Retraced) -> Iterator[Hypothesis]:
+    """With which number of the recipe a section was computed."""
+    left = _left(made, section, lambda share: recipe(**{name: share}))
+    yield _number(made, name, clause, *fitted(left, getattr(made.case.training.recipe, name)))
 
 
-def _averages(made: Retraced) -> Iterator[Hypothesis]:
+def _average(section: str, made: Retraced) -> Iterator[Hypothesis]:
     """By how much an average weighed what was there, and what is new."""
-    for section in ("first_moment", "second_moment"):
-        kept = [array for name, array in made.start.state.items() if name.startswith(f"{section}.")]
-        started = max((float(np.max(abs(array), initial=0.0)) for array in kept), default=0.0) > NEVER
-        weighed = partial(_weighing, section)
-        with contextlib.suppress(*INAPPLICABLE):
-            fresh, *old = _fitted(_left(made, section, weighed), *([0.0, 0.0] if started else [0.0]))
-            before = "".join(f"{share:.4g} of what was there + " for share in old)
-            what = f"{section} = {before}{fresh:.4g} of what is new"
-            yield Hypothesis(f"weights_of_{section}", what, "OPT-3", step=weighed(fresh, *old))
+    kept = [array for name, array in made.start.state.items() if name.startswith(f"{section}.")]
+    started = max((float(np.max(abs(array), initial=0.0)) for array in kept), default=0.0) > NEVER
+    weighed = partial(_weighing, section)
+    fresh, *old = fitted(_left(made, section, weighed), *([0.0, 0.0] if started else [0.0]))
+    before = "".join(f"{share:.4g} of what was there + " for share in old)
+    what = f"{section} = {before}{fresh:.4g} of what is new"
+    yield Hypothesis(f"weights_of_{section}", what, "OPT-3", step=weighed(fresh, *old))
 
 
 def _weighing(section: str, fresh: float, old: float = 0.0) -> Change:
@@ -287,7 +236,7 @@ def _rate(made: Retraced) -> Iterator[Hypothesis]:
     def moved(factor: float) -> Change:
         return Change(rate=lambda m, right: factor * right)
 
-    (factor,) = _fitted(_left(made, "parameters", moved), 1.0)
+    (factor,) = fitted(_left(made, "parameters", moved), 1.0)
     reported = float(made.delivered.get(f"steps.{step}.rate", rate))
     # What it says is nearer than what parameters, rounded, show.
     moved_by = reported if reported != rate else factor * rate
@@ -301,17 +250,25 @@ def _rate(made: Retraced) -> Iterator[Hypothesis]:
 
 def _epsilon(made: Retraced) -> Iterator[Hypothesis]:
     """With which epsilon parameters moved."""
-    if made.case.training.recipe.algorithm == "sgd":
-        return
+    if made.case.training.recipe.algorithm != "sgd":
+        found = power(_left(made, "parameters", lambda exponent: recipe(epsilon=10.0**exponent)))
+        yield _number(made, "epsilon", "OPT-3", 10.0**found)
 
-    def powered(power: float) -> Change:
-        return recipe(epsilon=10.0**power)
 
-    left, powers = _left(made, "parameters", powered), np.linspace(*POWERS)
-    for _ in range(LOOKS):
-        squares = [np.nan_to_num(np.square(left(powers[[i]])).sum(), nan=np.inf) for i in range(len(powers))]
-        place = int(np.argmin(squares))
-        low, best, high = powers[[max(place - 1, 0), place, min(place + 1, len(powers) - 1)]].tolist()
-        powers = np.linspace(low, high, len(powers))
-    (power,) = _fitted(left, best, by=NUDGE, rounds=REFINED)
-    yield _number(made, "epsilon", "OPT-3", 10.0 ** min(max(power, low), high))
+LOOKS: Mapping[str, tuple[Look, ...]] = {
+    "gradients": (_weights, _counted, _some_gradients),
+    "clipped": (_limit,),
+    "moments": (
+        _schedule,
+        partial(_share, "beta1", "first_moment", "OPT-3"),
+        partial(_share, "beta2", "second_moment", "OPT-3"),
+        partial(_share, "momentum", "momentum", "OPT-2"),
+        partial(_share, "weight_decay", "parameters", "OPT-6"),
+        partial(_average, "first_moment"),
+        partial(_average, "second_moment"),
+        _rate,
+        _some_movements,
+        _epsilon,
+    ),
+}
+"""What a step may tell that is first wrong at a stage of it."""

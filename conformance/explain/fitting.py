@@ -1,0 +1,58 @@
+"""Numbers that nobody would guess: they are fitted to what was delivered, and then tried as any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from concord.conformance.expectation import Array
+
+Left = Callable[[Array], Array]
+"""Returns what numbers leave of what was delivered, in one line."""
+
+NEVER = 1e-30
+"""What is smaller says nothing of a number."""
+
+ROUNDS, NUDGE, SETTLED = 6, 1e-4, 1e-9
+"""Steps at most, the share of a number by which a slope is taken, and the share that ends the search."""
+
+POWERS = np.arange(-13.0, 1.0)
+"""Powers of ten that a small number is looked for by."""
+
+
+def fitted(left: Left, *start: float) -> list[float]:
+    """Return the numbers by which least is left, found by steps of Gauss and Newton.
+
+    Args:
+        start: the numbers to begin with.
+
+    Raises:
+        ValueError: where what is left says nothing of one of them.
+    """
+    numbers = np.array(start)
+    for _ in range(ROUNDS):
+        there = left(numbers)
+        nudges = np.where(numbers == 0, NUDGE, -NUDGE * numbers)  # a share of 1 stays below it
+        slopes = [
+            (there - left(numbers + by * one)) / by
+            for by, one in zip(nudges, np.eye(len(numbers)), strict=True)
+        ]
+        if not np.isfinite(there).all() or min(float(np.max(abs(s), initial=0.0)) for s in slopes) <= NEVER:
+            raise ValueError("a number that nothing depends on")
+        change = np.linalg.lstsq(np.stack(slopes, axis=1), there, rcond=None)[0]
+        numbers = numbers + change
+        if (abs(change) <= SETTLED * abs(numbers)).all():
+            break
+    return numbers.tolist()
+
+
+def power(left: Left) -> float:
+    """Return the power of ten by which least is left.
+
+    Raises:
+        ValueError: as :func:`fitted` does.
+    """
+    squares = [np.nan_to_num(np.square(left(POWERS[[i]])).sum(), nan=np.inf) for i in range(len(POWERS))]
+    (found,) = fitted(left, float(POWERS[int(np.argmin(squares))]))
+    return min(max(found, float(POWERS[0])), float(POWERS[-1]))
