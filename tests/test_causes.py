@@ -206,14 +206,19 @@ def test_a_mask_value_that_nobody_uses_is_read_off():
         assert f"may be explained by mask_value = {value:g} instead of" in cause.text
 
 
-def test_an_epsilon_that_nobody_uses_is_not_sure():
-    case = build_case("bert", "tiny")
-    cause = verdict_of(case, run_of(case, option(norm_epsilon=2e-6))).cause
-    assert cause == Cause(
-        "norm_epsilon",
-        "`embeddings.norm` may be explained by norm_epsilon = 2e-06 instead of 1e-12 (NRM-2)",
-        confident=False,
-    )
+@pytest.mark.parametrize(
+    ("scenario", "placement", "value", "said"),
+    [
+        ("tiny", "inside", 2e-6, "2e-06 instead of 1e-12"),
+        ("ragged", "inside", 3.7e-3, "0.0037 instead of 1e-12"),
+        ("ragged", "outside", 3.7e-2, "0.037 instead of 1e-12 outside the root"),
+    ],
+)
+def test_an_epsilon_that_nobody_uses_is_not_sure(scenario, placement, value, said):
+    case = build_case("bert", scenario)
+    run = run_of(case, option(norm_epsilon=value, norm_epsilon_placement=placement))
+    text = f"`embeddings.norm` may be explained by norm_epsilon = {said} (NRM-2)"
+    assert verdict_of(case, run).cause == Cause("norm_epsilon", text, confident=False)
 
 
 def test_scores_that_are_clamped_are_recognised():

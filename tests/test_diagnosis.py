@@ -160,11 +160,6 @@ def test_a_neighbour_that_would_show_elsewhere_is_not_named():
     assert "it would show in bert-full" in " ".join(conclusion.refuted)
 
 
-def test_an_epsilon_is_read_off_the_rows_of_a_norm():
-    diagnosis = verdict_of("epsilon in one norm").diagnosis
-    assert "has the deviation of an epsilon of 0.37 inside the root" in diagnosis.text
-
-
 def test_the_lowest_finite_number_for_a_mask_constant_is_read_off():
     """Shorter ways to write it are infinite in float64."""
     case = build_case("nndl-paddle", "ragged")

@@ -268,8 +268,6 @@ def _of_rows_and_columns(seen: _Seen) -> Iterator[Relation]:
             factor = (meant * made).sum(axes, keepdims=True) / np.where(power > 0, power, 1)
             used = factor[np.broadcast_to(where.any(axes, keepdims=True), factor.shape)]
             value, scale = base + factor * (right - base), float(abs(factor).max())
-            if word == "row" and (epsilon := _epsilon(seen, used)):
-                yield Relation("deviation", f"{said}has the deviation of {epsilon}", value, scale=scale)
             least, most = distinct(float(used.min()), float(used.max()), digits=4)
             own = f"has each {word} multiplied by a factor of its own, from {least} to {most}"
             own = own if least != most else f"is multiplied by {least}"
@@ -278,24 +276,6 @@ def _of_rows_and_columns(seen: _Seen) -> Iterator[Relation]:
     for word, axes in along.items():
         added = error.sum(axes, keepdims=True) / np.maximum(where.sum(axes, keepdims=True), 1)
         yield Relation(f"{word} offsets", f"has a constant of its own added to each {word}", right + added)
-
-
-def _epsilon(seen: _Seen, factors: Array) -> str:
-    """Return the epsilon that a norm must have had, if the factors of its rows show it."""
-    config, source = seen.config, seen.question.exact.inputs.get(seen.tensor)
-    if "norm" not in seen.tensor or source is None or not seen.where.all():
-        return ""
-    variance = source.value.var(-1, ddof=int(config.norm_variance == "unbiased"))
-    inside, epsilon = config.norm_epsilon_placement == "inside", config.norm_epsilon
-    usual = np.sqrt(variance + epsilon) if inside else np.sqrt(variance) + epsilon
-    deviation = usual / factors.reshape(variance.shape)
-    for words, left in (
-        ("inside the root", np.square(deviation) - variance),
-        ("outside the root", deviation - np.sqrt(variance)),
-    ):
-        if left.size > 1 and left.mean() > 0 and np.ptp(left) <= 1e-3 * left.mean():
-            return f"an epsilon of {distinct(float(left.mean()), epsilon, digits=4)[0]} {words}"
-    return ""
 
 
 def _of_functions(seen: _Seen) -> Iterator[Relation]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -13,7 +14,9 @@ import numpy as np
 from concord.conformance.bugs.attention import PROJECTIONS
 from concord.conformance.bugs.bug import fits
 from concord.conformance.bugs.norms import NORMS, RESIDUALS
-from concord.conformance.explain.hypothesis import Hypothesis, both, options
+from concord.conformance.expectation import Array
+from concord.conformance.explain.fitting import power
+from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis, both, options
 from concord.conformance.explain.question import Question
 from concord.spec.config import EncoderConfig
 from concord.spec.masks import visible_keys
@@ -128,6 +131,23 @@ def two_of_norms(question: Question) -> Iterator[Hypothesis]:
     for first, second in itertools.combinations(kinds, 2):
         for one, other in itertools.product(first, second):
             yield both(one, other)
+
+
+def of_fitted_epsilon(question: Question) -> Iterator[Hypothesis]:
+    """Yield the epsilon that a norm must have had."""
+    for placement in ("inside", "outside"):
+
+        def left(exponent: Array, placement: str = placement) -> Array:
+            fields = {"norm_epsilon": 10.0 ** float(exponent[0]), "norm_epsilon_placement": placement}
+            return (question.actual - question.values(Hypothesis("", "", "", fields))).reshape(-1)
+
+        with contextlib.suppress(*INAPPLICABLE):
+            value = float(f"{10.0 ** power(left):.4g}")
+            for one in options(
+                question.config, "norm_epsilon", (value,), "NRM-2", norm_epsilon_placement=placement
+            ):
+                said = "" if placement == question.config.norm_epsilon_placement else f" {placement} the root"
+                yield dataclasses.replace(one, text=f"{one.text}{said}", rare=True)
 
 
 def of_other_constants(question: Question, tap: str) -> Iterator[Hypothesis]:

@@ -17,7 +17,12 @@ from concord.conformance.bugs.norms import NORMS
 from concord.conformance.explain.formats import of_factors
 from concord.conformance.explain.gradients import of_gradient
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
-from concord.conformance.explain.options import of_options, of_other_constants, two_of_norms
+from concord.conformance.explain.options import (
+    of_fitted_epsilon,
+    of_options,
+    of_other_constants,
+    two_of_norms,
+)
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.readings import (
     of_cancellation,
@@ -161,6 +166,7 @@ def unusual(question: Question) -> Iterator[Hypothesis]:
     for tap in question.span:
         if fits(tap, NORMS):
             yield from two_of_norms(question)
+            yield from of_fitted_epsilon(question)
         if fits(tap, ("*.masked_scores",)):
             yield from of_other_constants(question, tap)
 
