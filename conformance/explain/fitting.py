@@ -44,7 +44,7 @@ def fitted(left: Left, *start: float) -> list[float]:
         numbers = numbers + change
         if (abs(change) <= SETTLED * abs(numbers)).all():
             break
-    return numbers.tolist()
+    return [float(number) for number in numbers]
 
 
 def power(left: Left) -> float:
