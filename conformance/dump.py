@@ -120,6 +120,22 @@ def case_files(job: Job) -> dict[str, bytes]:
     return {"case.safetensors": pack(arrays), "case.json": f"{json.dumps(about, indent=1)}\n".encode()}
 
 
+def read_jobs(folder: Path) -> list[Job]:
+    """Read every case under a folder.
+
+    Raises:
+        SpecError: if there is none, or a file is missing or corrupt; every such file is listed.
+    """
+    return collect(*(partial(read_job, path) for path in _cases(folder)))
+
+
+def _cases(folder: Path) -> list[Path]:
+    paths = find(folder, "case.json")
+    if not paths:
+        raise SpecError(f"{folder}: holds no case.json; export cases with 'concord case export'")
+    return [path.parent for path in paths]
+
+
 def read_job(folder: Path) -> Job:
     """Read a case.
 
@@ -202,10 +218,7 @@ def judge_dumps(folder: Path) -> Report:
     Raises:
         SpecError: if there is no case in the folder, or a file is corrupt; every such file is listed.
     """
-    cases = find(folder, "case.json")
-    if not cases:
-        raise SpecError(f"{folder}: holds no case.json; export cases with 'concord case export'")
-    judged = collect(*(partial(_judge_dump, path.parent) for path in cases))
+    judged = collect(*(partial(_judge_dump, path) for path in _cases(folder)))
     return Report([result for result, _ in judged], {one.backend: info for one, info in judged}, Setup())
 
 

@@ -14,12 +14,13 @@ from concord import backends, spec
 from concord.backends.interface import Unsupported
 from concord.conformance import record
 from concord.conformance.campaign import Setup
+from concord.conformance.dump import read_jobs
 from concord.conformance.fuzz import hunting
 from concord.conformance.fuzz.cases import FuzzCase
+from concord.conformance.fuzz.failures import write_failures
 from concord.conformance.fuzz.findings import Findings
 from concord.conformance.fuzz.hunting import hunt
 from concord.conformance.fuzz.plan import Plan, sample
-from concord.conformance.fuzz.replay import read_found, write_failures
 from concord.spec.files import typed
 from tests.toys.running import Running, noted, until
 from tests.toys.surroundings import errors, toy
@@ -44,7 +45,9 @@ def invoke(invoke, monkeypatch, tmp_path):
     code, output and lines of errors.
     """
     monkeypatch.chdir(tmp_path)
-    return lambda line="", *words, columns=200: invoke(f"fuzz {line}", *words, columns=columns)
+    return lambda line="", *words, columns=200, command="fuzz": invoke(
+        f"{command} {line}", *words, columns=columns
+    )
 
 
 @pytest.fixture
@@ -93,7 +96,7 @@ def test_a_sound_backend_survives_and_is_measured():
         assert statistics.z.tensor.startswith("gradients.") == (kind == "gradients")
 
 
-def test_a_wrong_backend_is_found_made_small_and_replayed(invoke, tmp_path):
+def test_a_wrong_backend_is_found_made_small_and_run_again(invoke, tmp_path):
     code, output, errors = invoke(
         f"--backend {RIGHT} --backend {WRONG} --cases 8 --part model --shapes 3 --out {tmp_path / 'out'} "
         f"--json {tmp_path / 'out.json'} --html {tmp_path / 'out.html'}"
@@ -114,7 +117,7 @@ def test_a_wrong_backend_is_found_made_small_and_replayed(invoke, tmp_path):
     assert found["row"]["tensor"] == found["tensor"]
     assert found["row"]["local"]["breakdown"]["worst"]
     assert f"{WRONG} diverges: fuzz-0-{found['origin']['index']}, float32" in output
-    assert f"concord fuzz --backend {WRONG} --replay {folder}" in output
+    assert f"concord check --backend {WRONG} --from-cases {folder}" in output
     assert "8 random cases" in output
     data = json.loads((tmp_path / "out.json").read_text(), parse_constant=pytest.fail)
     assert (data["schema"], data["exit_code"], data["cases"]) == ("concord.report/5", 1, 8)
@@ -125,27 +128,16 @@ def test_a_wrong_backend_is_found_made_small_and_replayed(invoke, tmp_path):
     assert f"{WRONG} failed in {read.failures[0].times} runs of 8 random cases, in 1 way." in page
     assert "Where its error lies" in page
 
-    code, output, (error,) = invoke(f"--replay {folder}")  # a file does not say what code is imported
-    assert (code, output) == (2, "")
-    assert error == (
-        f"concord: error: found.json names backend {WRONG!r}, which is not known here; to have it "
-        f"imported, say --backend {WRONG}"
-    )
-    code, output, errors = invoke(f"--backend {WRONG} --replay {folder}")
+    code, output, errors = invoke(f"--backend {WRONG} --from-cases {folder}", command="check")
     assert (code, errors) == (1, [])
-    assert f"{WRONG} still fails: was diverges, is diverges" in output
     assert "first at layers.1.attention.scores" in output
-    ((job, _),) = read_found(folder)
-    about = json.loads((folder / "found.json").read_text())
-    assert (job.case, about["backend"]) == (
-        f"tests-toys-numpy-backend-WrongAfterTheFirstLayer-0-{found['origin']['index']}",
-        WRONG,
-    )
-    about["backend"] = RIGHT  # as if the backend had been mended
-    (folder / "found.json").write_text(json.dumps(about))
-    code, output, errors = invoke(f"--backend {RIGHT} --replay {tmp_path / 'out'}")
+    assert f"tests-toys-numpy-backend-WrongAfterTheFirstLayer-0-{found['origin']['index']}" in output
+    code, output, errors = invoke(f"--backend {RIGHT} --from-cases {tmp_path / 'out'}", command="check")
     assert (code, errors) == (0, [])
-    assert f"{RIGHT} no longer fails: was diverges, is agrees" in output
+    assert "1 run: 1 agrees" in output
+    code, _, (error,) = invoke(f"--from-cases {folder} --variant bert", command="check")
+    assert code == 2
+    assert error.startswith("concord: error: --from-cases is given beside other cases")
 
 
 def test_a_crash_and_an_exception_are_findings(monkeypatch, tmp_path):
@@ -267,7 +259,6 @@ def test_a_scheduler_that_is_not_there_is_named_soon(invoke, monkeypatch):
 REFUSED = {
     "--time inf": ("--time is inf but must be finite and above 0",),
     "--out /dev/null/x": ("--out /dev/null/x: cannot be written: Not a directory",),
-    "--replay /no/such/folder": ("/no/such/folder: no such folder",),
     "--backend troch --dtype float46 --part modle --cases 0": (
         "unknown backend 'troch': did you mean 'torch'?",
         "unknown dtype 'float46': did you mean 'float64'",
@@ -286,20 +277,19 @@ def test_what_cannot_be_done_is_refused_in_a_line_for_each_problem(invoke, line)
         assert error.startswith(f"concord: error: {expected}")
 
 
-def test_a_folder_without_failures_or_with_broken_ones_cannot_be_replayed(invoke, tmp_path):
-    assert invoke(f"--replay {tmp_path}") == (
+def test_a_folder_without_cases_or_with_broken_ones_cannot_be_run_again(invoke, tmp_path):
+    assert invoke(f"--from-cases {tmp_path}", command="check") == (
         2,
         "",
-        [f"concord: error: {tmp_path}: holds no found.json; 'concord fuzz' writes such folders"],
+        [f"concord: error: {tmp_path}: holds no case.json; export cases with 'concord case export'"],
     )
-    for name, text in (("a", "{"), ("b", '{"format": "concord.found/1"}')):
+    for name, text in (("a", "{"), ("b", '{"format": "concord.case/1"}')):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "found.json").write_text(text)
-    code, _, errors = invoke(f"--replay {tmp_path}")
+        (tmp_path / name / "case.json").write_text(text)
+    code, _, errors = invoke(f"--from-cases {tmp_path}", command="check")
     assert code == 2
-    assert [error.split(": ")[2] for error in errors] == [
-        str(tmp_path / name / "found.json") for name in "ab"
-    ]
+    for name in "ab":
+        assert any(str(tmp_path / name / "case.json") in error for error in errors)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -309,7 +299,7 @@ def test_the_summary_fits_the_terminal(invoke, columns):
         f"--backend {toy('ReturnsNaN')} --part model --cases 2 --shapes 2", columns=columns
     )
     assert (code, errors) == (1, [])
-    told = [line for line in output.splitlines() if "--replay" not in line]
+    told = [line for line in output.splitlines() if "--from-cases" not in line]
     assert max(map(len, told)) <= columns
     assert "…" not in output
     assert output.count("┏") == (1 if columns == 200 else 2)
@@ -337,7 +327,7 @@ def test_findings_that_cannot_be_written_are_shown_and_recorded(invoke, monkeypa
     def full(folder, files):
         raise spec.SpecError(f"{folder.parent}: cannot be written: No space left on device")
 
-    monkeypatch.setattr("concord.conformance.fuzz.replay.write_folder", full)
+    monkeypatch.setattr("concord.conformance.fuzz.failures.write_folder", full)
     code, output, said = invoke(f"{ALWAYS} --cases 1 --out {tmp_path / 'out'} --json {tmp_path / 'out.json'}")
     assert (code, said) == (
         2,
@@ -380,9 +370,7 @@ def test_a_backend_is_blamed_for_what_was_seen_however_it_fails(name, monkeypatc
     assert (found.exit_code, found.notes) == (1, [])
     assert {failure.status for failure in found.failures} == {"diverges"}
     assert write_failures(tmp_path, found, Setup()) == []
-    assert [job.config for job, _ in read_found(tmp_path)] == [
-        failure.case.config for failure in found.failures
-    ]
+    assert [job.config for job in read_jobs(tmp_path)] == [failure.case.config for failure in found.failures]
     assert len(found.folders) == len(found.failures)
 
 

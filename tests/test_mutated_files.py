@@ -14,7 +14,6 @@ from rich.console import Console
 
 from concord import writing
 from concord.conformance import check_jobs, dump, published, record, report
-from concord.conformance.fuzz.replay import read_found
 from concord.conformance.golden_files.golden import read as read_golden
 from concord.conformance.html import page
 from concord.porting import certificate
@@ -49,17 +48,6 @@ def exported(folder):
         },
     }
     (folder / "run.json").write_text(json.dumps(about))
-
-
-def found(folder):
-    exported(folder)
-    about = {
-        "format": "concord.found/1",
-        "backend": "torch",
-        "status": "diverges",
-        "settings": {"device": "cpu", "precision": "strict"},
-    }
-    (folder / "found.json").write_text(json.dumps(about))
 
 
 def copied(*paths):
@@ -105,7 +93,6 @@ CONFIG = next((ROOT / "spec" / "variants").glob("bert.toml"))
 
 READERS = {
     "a case and its run": (exported, show_dumps),
-    "a finding": (found, read_found),
     "a golden file": (copied(GOLDEN[0]), lambda folder: read_golden(folder / GOLDEN[0].name)),
     "a folder of golden files": (copied(GOLDEN[len(GOLDEN) // 2]), published.collect),
     **(

@@ -15,7 +15,7 @@ from concord.model import OwnModel
 from concord.options import Written
 from concord.progress import bars
 from concord.running import finish, run
-from concord.spec.errors import collect
+from concord.spec.errors import SpecError, collect
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ def check(
     model: OwnModel,
     record: options.Outputs,
     quick: bool = False,
+    from_cases: Path | None = None,
     from_dump: Path | None = None,
     markdown: Written | None = None,
 ) -> None:
@@ -77,6 +78,7 @@ def check(
     Args:
         quick: Only float32, unless --dtype says otherwise: half the time; float64 shows what this
             does not.
+        from_cases (DIR): Run cases instead that 'concord case export' or 'concord fuzz' wrote.
         from_dump (DIR): Judge runs that came back as files for cases of 'concord case export'.
     """
     record.check(markdown=markdown, markers="check")
@@ -84,14 +86,20 @@ def check(
         with bars(["judging"], None) as reached, listening(lambda text: reached("judging", 0, text)):
             judged = dump.judge_dumps(from_dump)
         finish(judged, record, "check", "variant", f"Runs from {from_dump}", markdown)
+    if from_cases is not None and (model.checkpoint or quick or cases != Selection()):
+        raise SpecError("--from-cases is given beside other cases, whose place it takes; leave one out")
     settings, names, jobs = collect(
-        workers.settings, workers.names, lambda: cases.jobs(model, list(QUICK) if quick else None)
+        workers.settings,
+        workers.names,
+        lambda: (
+            dump.read_jobs(from_cases) if from_cases else cases.jobs(model, list(QUICK) if quick else None)
+        ),
     )
     own = model.checkpoint is not None
-    found = run(jobs if own else sequence(jobs), names, settings)
+    found = run(jobs if own or from_cases else sequence(jobs), names, settings)
     devices = settings.devices or [settings.device]
-    how = [jobs[0].part, settings.implementation, settings.execution, *devices]
+    how = [str(from_cases or jobs[0].part), settings.implementation, settings.execution, *devices]
     how += [f"precision {settings.precision}"] * (settings.precision != "strict")
     how += ["deterministic"] * settings.deterministic
-    group = "checkpoint" if own else "variant"
+    group = "checkpoint" if own else "group" if from_cases else "variant"
     finish(found, record, "check", group, f"Conformance: {', '.join(how)}", markdown)

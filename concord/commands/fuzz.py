@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import math
 import os
@@ -16,12 +15,9 @@ from typing import Any
 import typer
 
 from concord import backends, options, spec
-from concord.conformance import campaign
 from concord.ending import halting
 from concord.options import Written
 from concord.progress import bars
-from concord.running import finish
-from concord.running import run as conduct
 from concord.spec.errors import SpecError, collect, optional, refuse, unknowns
 from concord.spec.files import obstacle
 from concord.terminal import Terminal
@@ -108,33 +104,26 @@ def fuzz(
     record: options.Outputs,
     scheduler: str | None = None,
     out: Written = Path("concord-fuzz"),
-    replay: Path | None = None,
 ) -> None:
     """Run random cases on every backend; make failures small.
 
     Args:
         scheduler (ADDRESS): Run on a Dask cluster instead, for example tcp://host:8786.
         out (DIR): The folder of the failures.
-        replay (DIR): Run failures again that were written there.
     """
     with optional("concord fuzz", "fuzz"):
         from concord.conformance.fuzz import summary
+        from concord.conformance.fuzz.failures import write_failures
         from concord.conformance.fuzz.hunting import hunt
-        from concord.conformance.fuzz.replay import read_found, write_failures
 
     record.check()
-    settings, names, found, plan, _, _ = collect(
+    settings, _, plan, _, _ = collect(
         workers.settings,
         workers.names,
-        lambda: None if replay is None else read_found(replay),
         lambda: drawn.plan(options.once(workers.backend) or backends.names()),
         lambda: _check_address(scheduler),
         lambda: _check_folder(out),
     )
-    if found is not None:
-        _again(
-            found, options.once(workers.backend), names, settings, f"Failures of {replay}, run again", record
-        )
     # A signal ends the hunt, and the command once what was found is shown and written.
     with halting() as stopped:
         with bars(["cases"], plan.cases, "cases") as reached:
@@ -174,31 +163,3 @@ def _check_folder(out: Path) -> None:
         raise SpecError(f"--out {out}: cannot be written: {os.strerror(errno.ENOTDIR)}")
     if problem := obstacle(there / "found.json"):
         raise SpecError(f"--out {out}: cannot be written: {problem.rpartition(': ')[2]}")
-
-
-def _again(
-    found: Sequence[tuple[campaign.Job, Any]],
-    asked: list[str] | None,
-    names: list[str],
-    settings: campaign.Setup,
-    title: str,
-    record: options.Outputs,
-) -> None:
-    """Run failures again, say of each whether it is still one, and leave as ``concord check`` does."""
-    from concord.conformance.fuzz.findings import FAILED
-
-    if asked is None:
-        asked = list(dict.fromkeys(about.backend for _, about in found))
-        backends.check_offered(asked, "found.json")  # a file does not say what code is imported
-        names = list(dict.fromkeys([*asked, *names]))
-    report = conduct([job for job, _ in found], names, dataclasses.replace(settings, asked=tuple(asked)))
-    for job, about in found:
-        for result in report.results:
-            if (result.backend, result.case, result.dtype) == (about.backend, job.case, job.dtype):
-                still = result.status in FAILED
-                Terminal().tell(
-                    f"{job.case}: {result.backend} {'still fails' if still else 'no longer fails'}: "
-                    f"was {about.status}, is {result.status}",
-                    style="bold red" if still else "green",
-                )
-    finish(report, record, "check", "case", title)

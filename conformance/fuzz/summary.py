@@ -11,8 +11,8 @@ from rich.text import Text
 
 from concord.conformance.campaign import Setup
 from concord.conformance.estimate import R, Z
+from concord.conformance.fuzz.failures import command
 from concord.conformance.fuzz.findings import FAILED, Findings
-from concord.conformance.fuzz.replay import command
 from concord.conformance.report import SHORT, indented
 from concord.conformance.tally import KINDS, WAYS, Tally, Way
 from concord.conformance.verdict import number

@@ -1,0 +1,69 @@
+"""Failures as folders: the case as ``concord case export`` writes it, and ``found.json`` that says what it
+found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shlex
+from pathlib import Path
+
+from concord.backends import machine
+from concord.conformance import record
+from concord.conformance.campaign import Setup
+from concord.conformance.dump import case_files
+from concord.conformance.fuzz.findings import Findings
+from concord.spec.errors import collecting
+from concord.spec.folders import write_folder
+
+SETTINGS = ("device", "implementation", "execution", "precision")
+"""What of the settings of a hunt is kept: the options by which a failure is run again."""
+
+
+def write_failures(folder: Path, findings: Findings, settings: Setup) -> list[str]:
+    """Write each failure as a folder that ``concord check --from-cases`` runs again.
+
+    :attr:`Findings.folders` then names the folders. Their names say what is in them: the same finding under
+    the same settings is written once, and none takes the place of another.
+
+    Returns:
+        What kept others from being written.
+    """
+    problems: list[str] = []
+    for failure in findings.failures:
+        chosen = {name: getattr(settings, name) for name in SETTINGS}
+        about = {
+            **record.plain(failure),
+            "versions": {
+                **machine.describe(),
+                failure.backend: findings.environments.get(failure.backend, {}).get("version"),
+            },
+            "settings": chosen,
+        }
+        case = case_files(failure.case.job(failure.name))
+        content = hashlib.sha256(b"".join([*case.values(), str([failure.backend, chosen]).encode()]))
+        target = folder / f"{failure.name}-{failure.dtype}-{content.hexdigest()[:8]}"
+        with collecting(problems):
+            with contextlib.suppress(FileExistsError):
+                write_folder(target, {**case, "found.json": record.lines(about).encode()})
+            findings.folders[failure.name] = str(target)
+    return problems
+
+
+def command(folder: str, backend: str, settings: Setup) -> str:
+    """Return the command that runs a failure again."""
+    usual = Setup()
+    options = [
+        f"--{name} {getattr(settings, name)}"
+        for name in SETTINGS
+        if getattr(settings, name) != getattr(usual, name)
+    ]
+    return " ".join(
+        [
+            "concord check",
+            *options,
+            f"--backend {shlex.quote(backend)}",
+            f"--from-cases {shlex.quote(folder)}",
+        ]
+    )
