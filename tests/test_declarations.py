@@ -157,3 +157,10 @@ def test_tensors_that_cannot_be_what_was_asked_for_are_bad_input(kind):
     with pytest.raises(Misfit) as refused:
         verdict_of(case, spoil(plain(case)))
     assert words in str(refused.value)
+
+
+def test_a_loss_as_a_number_of_python_is_taken():
+    case = build_case("bert", "ragged")
+    run = plain(case)
+    run.loss = np.asarray(float(run.loss))
+    assert verdict_of(case, run).passed

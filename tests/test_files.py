@@ -1,6 +1,7 @@
 """Files that are read and written whole."""
 
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -162,3 +163,15 @@ def test_a_link_is_written_through(tmp_path):
     assert link.is_symlink()
     assert target.read_text() == "new"
     assert refusal(write_text, circle, "text").startswith(f"{circle}: cannot be written: ")
+
+
+def test_a_pipe_and_a_device_are_written_straight_into(tmp_path):
+    pipe, found = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: found.append(pipe.read_text()))
+    reader.start()
+    write_text(pipe, "through")
+    reader.join(timeout=10)
+    assert found == ["through"]
+    write_text(Path(os.devnull), "nothing")
+    assert Path(os.devnull).is_char_device()

@@ -164,3 +164,12 @@ def test_every_option_for_a_file_says_whether_it_is_read_or_written(command):
             about = one.type_descriptor.parameter_info
             written = bool(WRITTEN & {*one.opts}) or str(about.help).startswith("An empty folder")
             assert about.parser is (writing.output if written else writing.path), one.name
+
+
+def test_a_table_is_not_replaced_by_the_checkpoint(tmp_path, source, invoke):
+    target = hugging_face(tmp_path / "target")
+    given = texts(target / "given.txt")
+    before = contents(tmp_path)
+    code, _, lines = invoke(f"port {source} -o {target} --to concord --force --table {given}")
+    assert (code, "given.txt, which is read" in lines[0]) == (2, True)
+    assert contents(tmp_path) == before
