@@ -469,7 +469,7 @@ def test_section_that_one_step_judges_is_judged_and_the_others_are_told():
     for step, verdict in enumerate((unknown, known, unknown)):
         start = Start({}, step, asked.training.steps[step])
         made = MadeStep(asked, start, {}, Expectation("float16", {}, {}, {}))
-        made.__dict__["verdict"] = verdict
+        made.verdict = verdict
         recorder.add(made, again=True)
     track = recorder.track()
     assert (track.status, track.unjudged) == ("agrees", ())

@@ -86,7 +86,9 @@ def diagnose(
             cause = _tried(
                 "the search for a cause",
                 notes,
-                lambda: Search(question, effort).cause(suspects.stages(question)),
+                lambda: Search(question, effort).cause(
+                    suspects.stages(question), suspects.readings(question)
+                ),
             )
         notes += [effort.text] if effort.untried else []
         if cause and not far:

@@ -56,13 +56,14 @@ class Computation(ABC):
         delivered: other tensors that were delivered with it, by name.
         same_name: whether only explanations of one name are one mistake in other words where they come to the
             same.
+        trial: the share of the time that trying may take; the rest is for tolerances.
     """
 
     tensor: str
     actual: Array
     dtype: str
     delivered: Mapping[str, Array] = {}
-    same_name = True
+    same_name, trial = True, 1.0
 
     @property
     def subject(self) -> str:

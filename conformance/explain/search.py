@@ -23,20 +23,6 @@ EDGE = 0.5
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Hypotheses that are tried together.
-
-    Attributes:
-        share: of the time that trying may take; the rest is for tolerances.
-        read: whether they were read off what was delivered: the first is believed.
-    """
-
-    hypotheses: Iterable[Hypothesis]
-    share: float = 1.0
-    read: bool = False
-
-
-@dataclass(frozen=True)
 class Explanation:
     """A hypothesis that explains a tensor.
 
@@ -69,25 +55,32 @@ class Search:
         self.computation, self.effort, self.others = computation, effort or Effort(), others
         self.refuted: list[Explanation] = []
 
-    def cause(self, stages: Iterable[Stage]) -> Cause | None:
-        """Return what the first stage that explains the computation says."""
+    def cause(
+        self, stages: Iterable[Iterable[Hypothesis]], readings: Iterable[Hypothesis] = ()
+    ) -> Cause | None:
+        """Return what explains the computation.
+
+        Args:
+            stages: hypotheses that are tried together: the first that explain it are the answer.
+            readings: those that were read off what was delivered: the first is believed.
+        """
         with np.errstate(all="ignore"):  # what is not finite is compared as such
-            for stage in stages:
-                if stage.read and not self.effort.untried:
-                    for one in stage.hypotheses:
-                        return caused(self.computation.subject, [one], one.sure)
-                elif found := self.explaining(stage.hypotheses, stage.share):
+            for hypotheses in stages:
+                if found := self.explaining(hypotheses):
                     return self.conclude(found)
+            if not self.effort.untried:
+                for one in readings:
+                    return caused(self.computation.subject, [one], one.sure)
         return None
 
-    def explaining(self, hypotheses: Iterable[Hypothesis], share: float = 1.0) -> list[Explanation]:
+    def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[Explanation]:
         """Return the hypotheses under which the tensor is right, and which do not leave it as it should be.
 
         Of several that are one mistake in other words, the first.
         """
         found: list[Explanation] = []
         asked = self.computation
-        for one in asked.chosen(self.tried(hypotheses, share)):
+        for one in asked.chosen(self.tried(hypotheses)):
             if found and self.effort.spent():
                 self.effort.untried += 1
                 continue
@@ -106,9 +99,9 @@ class Search:
                 (found if holds else self.refuted).append(explanation)
         return found
 
-    def tried(self, hypotheses: Iterable[Hypothesis], share: float) -> Iterator[tuple[Hypothesis, Array]]:
+    def tried(self, hypotheses: Iterable[Hypothesis]) -> Iterator[tuple[Hypothesis, Array]]:
         """Yield hypotheses that come near the tensor, and what it is under each."""
-        for hypothesis in self.effort.among(hypotheses, share):
+        for hypothesis in self.effort.among(hypotheses, self.computation.trial):
             with contextlib.suppress(*INAPPLICABLE):
                 value = self.computation.values(hypothesis)
                 if self.computation.near(hypothesis, value):

@@ -32,7 +32,6 @@ from concord.conformance.explain.readings import (
     of_limit,
     of_recovered,
 )
-from concord.conformance.explain.search import Stage
 from concord.conformance.explain.weights import of_joined_heads, of_weights
 from concord.spec.precision import PRECISIONS
 
@@ -144,11 +143,16 @@ READINGS = (of_format, of_limit, of_dropout, of_dropped_weights, of_recovered, o
 """In the order in which they are tried; the first that says something is believed."""
 
 
-def stages(question: Question) -> Iterator[Stage]:
-    """Yield what may be wrong: what is tried together, and at last what the tensor shows by itself."""
-    yield Stage(likeliest_first(simple(question)))
-    yield Stage(unusual(question))
-    yield Stage((one for look in READINGS for one in look(question)), read=True)
+def stages(question: Question) -> Iterator[Iterable[Hypothesis]]:
+    """Yield what may be wrong: what is tried together."""
+    yield likeliest_first(simple(question))
+    yield unusual(question)
+
+
+def readings(question: Question) -> Iterator[Hypothesis]:
+    """Yield what the tensor shows by itself."""
+    for look in READINGS:
+        yield from look(question)
 
 
 def simple(question: Question) -> Iterator[Hypothesis]:

@@ -24,7 +24,7 @@ from concord.conformance.estimate import SAMPLES
 from concord.conformance.expectation import Array, root_mean_square
 from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
 from concord.conformance.explain.question import Question
-from concord.conformance.explain.search import MUCH_BETTER, Stage
+from concord.conformance.explain.search import MUCH_BETTER
 from concord.conformance.explain.step import group_of, place_of
 from concord.conformance.explain.suspects import likeliest_first, mistakes_at, of_hidden
 from concord.spec.arithmetic import Arithmetic
@@ -37,12 +37,6 @@ LARGE_ERROR = 0.1
 
 MOST_NEAR = 5
 """How many hypotheses of a kind are held against the tensor with a tolerance of their own."""
-
-TRIAL = 0.6
-"""Share of the time for trying.
-
-What comes nearest is then held against the tensor with a tolerance of its own, which takes the rest.
-"""
 
 MOSTLY = 0.75
 """Share of elements whose error a hypothesis at least halves that is worth that."""
@@ -74,7 +68,7 @@ def reaches_far(question: Question) -> bool:
 class Whole(Question):
     """A tensor in question that anything may have gone wrong before."""
 
-    same_name = False
+    same_name, trial = False, 0.6
 
     @property
     def span(self) -> tuple[str, ...]:
@@ -182,18 +176,15 @@ class Whole(Question):
         return Whole(dataclasses.replace(self.case, batch=batch), pinned, self.tensor, self.actual[[best]])
 
 
-def stages(question: Whole) -> Iterator[Stage]:
+def stages(question: Whole) -> Iterator[Iterable[Hypothesis]]:
     """Yield what may be wrong before a tensor before which nothing was delivered.
 
     An option or one mistake in all layers, a weight of one layer, the table, one layer.
     """
-    for hypotheses in (
-        likeliest_first(everywhere(question)),
-        somewhere(question, usual=True),
-        of_hidden(question),
-        somewhere(question, usual=False),
-    ):
-        yield Stage(hypotheses, TRIAL)
+    yield likeliest_first(everywhere(question))
+    yield somewhere(question, usual=True)
+    yield of_hidden(question)
+    yield somewhere(question, usual=False)
 
 
 def everywhere(question: Whole) -> Iterator[Hypothesis]:

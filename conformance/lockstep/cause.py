@@ -13,8 +13,8 @@ from concord.conformance.bugs.catalogue import TRAINING
 from concord.conformance.bugs.training.step import CLAUSE_OF, text
 from concord.conformance.explain import Cause
 from concord.conformance.explain.hypothesis import Hypothesis
-from concord.conformance.explain.search import Search, Stage
-from concord.conformance.lockstep.made import MadeStep, Retraced, of_other_batches
+from concord.conformance.explain.search import Search
+from concord.conformance.lockstep.made import MadeStep, of_other_batches
 from concord.conformance.lockstep.recovered import recovered
 from concord.conformance.wording import instead
 from concord.spec.errors import ConfigError
@@ -56,9 +56,8 @@ def cause_of(first: MadeStep, others: Sequence[MadeStep] = ()) -> Cause | None:
     ):
         return None  # numbers that cannot be compared
     recipe, steps, start = first.case.training.recipe, len(first.case.training.steps), first.start.step
-    retraced, diverging = Retraced(first), [Retraced(other) for other in others if other.tensor]
-    search = Search(retraced, others=[Retraced(other) for other in others])
-    if cause := search.cause((Stage(suspects(recipe, steps, start)), Stage(recovered(retraced)))):
+    search, diverging = Search(first, others=others), [other for other in others if other.tensor]
+    if cause := search.cause((suspects(recipe, steps, start), recovered(first))):
         return cause
     found = [one for one in search.refuted if all(other.compatible(one.hypothesis) for other in diverging)]
     return search.conclude(found, f" from step {start + 1} on") if diverging and found else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,61 +19,53 @@ from concord.conformance.explain.computation import CLEAR, Computation, Predicti
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.judging import judge
 from concord.conformance.lockstep.envelope import Start, expectation
-from concord.conformance.verdict import Judgement, Verdict, section_of
+from concord.conformance.verdict import Judgement, section_of
 from concord.spec.arithmetic import Arithmetic
 
 
-@dataclass(frozen=True)
-class MadeStep:
-    """A step that a backend made.
+class MadeStep(Computation):
+    """A step that a backend made, and that is made again, with something wrong on purpose.
 
-    Attributes:
+    Everything that was reported has to lie within the tolerances of training with it.
+
+    Args:
         case: the training, with the deviations of the backend.
         start: the step, and the state of the oracle before it.
         delivered: what the backend reported of it.
         expected: what is expected of it.
+
+    Attributes:
+        verdict: what was reported, judged by what is expected.
+        tensor: the first that diverges; empty if none does.
     """
 
-    case: JudgedTraining
-    start: Start
-    delivered: Mapping[str, Array]
-    expected: Expectation
+    subject = ""
 
-    @cached_property
-    def verdict(self) -> Verdict:
-        """What was reported, judged by what is expected."""
-        nothing, case = np.zeros(0), self.case
-        run = Run(nothing, nothing, dtype=case.dtype, requested=("steps",), steps=dict(self.delivered))
-        expected, batch = self.expected, self.start.batches[0]
-        return judge(
-            case.config, case.weights, batch, run, case.part, lambda given: expected, dtype=case.dtype
+    def __init__(
+        self, case: JudgedTraining, start: Start, delivered: Mapping[str, Array], expected: Expectation
+    ) -> None:
+        self.case, self.start, self.dtype = case, start, case.dtype
+        self.delivered, self.expected = delivered, expected
+        self.known: dict[Any, Any] = {}  # gradients that were computed for this step
+        nothing = np.zeros(0)
+        run = Run(nothing, nothing, dtype=case.dtype, requested=("steps",), steps=dict(delivered))
+        self.verdict = judge(
+            case.config,
+            case.weights,
+            start.batches[0],
+            run,
+            case.part,
+            lambda given: expected,
+            dtype=case.dtype,
         )
-
-    @cached_property
-    def tensor(self) -> str:
-        """The first that diverges; empty if none does."""
         row = self.verdict.first_divergence
-        return row.tensor if row else ""
+        self.tensor = row.tensor if row else ""
+        self.actual = delivered.get(self.tensor, MISSING)
 
     @property
     def statuses(self) -> set[tuple[str, str]]:
         """Of each tensor, its section and its status."""
         return {(section_of(row.tensor), row.status) for row in self.verdict.table}
-
-
-class Retraced(Computation):
-    """A step that is made again, with something wrong on purpose.
-
-    Everything that was reported has to lie within the tolerances of training with it.
-    """
-
-    subject = ""
-
-    def __init__(self, made: MadeStep) -> None:
-        self.made, self.case, self.start, self.dtype = made, made.case, made.start, made.case.dtype
-        self.tensor, self.delivered, self.expected = made.tensor, made.delivered, made.expected
-        self.actual = self.delivered.get(self.tensor, MISSING)
-        self.known: dict[Any, Any] = {}  # gradients that were computed for this step
 
     @cached_property
     def right(self) -> Prediction:

@@ -17,7 +17,7 @@ from concord.conformance.estimate import exact
 from concord.conformance.expectation import Array
 from concord.conformance.explain.fitting import NEVER, Left, fitted, power
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
-from concord.conformance.lockstep.made import Retraced
+from concord.conformance.lockstep.made import MadeStep
 from concord.conformance.wording import distinct, few, instead, multiple
 from concord.spec.errors import ConfigError
 from concord.spec.training.schedules import learning_rate
@@ -34,23 +34,23 @@ LONGEST = 2_000
 LOOKED_UP = {"embeddings.token.weight": "input_ids", "embeddings.segment.weight": "segment_ids"}
 """The inputs that say which rows of a table are looked up."""
 
-Look = Callable[[Retraced], Iterator[Hypothesis]]
+Look = Callable[[MadeStep], Iterator[Hypothesis]]
 
 
-def recovered(made: Retraced) -> Iterator[Hypothesis]:
+def recovered(made: MadeStep) -> Iterator[Hypothesis]:
     """Yield what a step would have been computed with."""
     for look in LOOKS.get(made.stage, ()):
         with contextlib.suppress(*INAPPLICABLE):  # no such training, or other tensors than it has
             yield from look(made)
 
 
-def _number(made: Retraced, name: str, clause: str, value: float) -> Hypothesis:
+def _number(made: MadeStep, name: str, clause: str, value: float) -> Hypothesis:
     """Return training by a recipe with another number."""
     what = f"{name} = {instead(value, getattr(made.case.training.recipe, name), digits=4)}"
     return Hypothesis(name, what, clause, step=recipe(**{name: value}))
 
 
-def _named(made: Retraced, values: Mapping[str, Array], section: str) -> dict[str, Array]:
+def _named(made: MadeStep, values: Mapping[str, Array], section: str) -> dict[str, Array]:
     """Return the tensors of a section of the step, by name of a parameter."""
     prefix = f"steps.{made.start.step}.{section}."
     return {
@@ -60,7 +60,7 @@ def _named(made: Retraced, values: Mapping[str, Array], section: str) -> dict[st
     }
 
 
-def _left(made: Retraced, section: str, change: Callable[..., Change]) -> Left:
+def _left(made: MadeStep, section: str, change: Callable[..., Change]) -> Left:
     """Return what is left between a section as it was reported, and as numbers of a change make it."""
     wanted = _named(made, made.delivered, section)
 
@@ -72,7 +72,7 @@ def _left(made: Retraced, section: str, change: Callable[..., Change]) -> Left:
     return left
 
 
-def _weights(made: Retraced) -> Iterator[Hypothesis]:
+def _weights(made: MadeStep) -> Iterator[Hypothesis]:
     """By how much each batch counted."""
     right = made.trajectory(Change(), exact(made.case.dtype)).batch_weights(made.start.batches)
 
@@ -91,7 +91,7 @@ def _weights(made: Retraced) -> Iterator[Hypothesis]:
     yield Hypothesis("batch_weights", what, "OPT-10", step=change)
 
 
-def _counted(made: Retraced) -> Iterator[Hypothesis]:
+def _counted(made: MadeStep) -> Iterator[Hypothesis]:
     """Whether rows of tables that are looked up several times count as often once more."""
 
     def often(tables: tuple[str, ...], m: TrainingStep, total: Tensors) -> Tensors:
@@ -109,7 +109,7 @@ def _counted(made: Retraced) -> Iterator[Hypothesis]:
 
 
 def _some(
-    made: Retraced, section: str, before: Mapping[str, Array] | None = None
+    made: MadeStep, section: str, before: Mapping[str, Array] | None = None
 ) -> tuple[float, set[str], str]:
     """Return the factor that some tensors alone are multiplied by, which these are, and that in words.
 
@@ -152,7 +152,7 @@ def _described(names: set[str], known: set[str]) -> str:
     return min(sorted(exact), key=len, default=few((f"`{name}`" for name in sorted(names)), most=3))
 
 
-def _some_gradients(made: Retraced) -> Iterator[Hypothesis]:
+def _some_gradients(made: MadeStep) -> Iterator[Hypothesis]:
     """By which factor the gradients of some parameters alone are multiplied."""
     factor, names, which = _some(made, "gradients")
 
@@ -162,7 +162,7 @@ def _some_gradients(made: Retraced) -> Iterator[Hypothesis]:
     yield Hypothesis("gradients_of_some", f"gradients {which}", "GRD-1", step=Change(gradients=multiplied))
 
 
-def _some_movements(made: Retraced) -> Iterator[Hypothesis]:
+def _some_movements(made: MadeStep) -> Iterator[Hypothesis]:
     """By which factor the movement of some parameters alone is multiplied."""
     state = {name.removeprefix("parameters."): array for name, array in made.start.state.items()}
     factor, names, which = _some(made, "parameters", state)
@@ -174,7 +174,7 @@ def _some_movements(made: Retraced) -> Iterator[Hypothesis]:
     yield Hypothesis("rate_of_some", f"steps {which}", "OPT-1", step=rule(updated=updated))
 
 
-def _schedule(made: Retraced) -> Iterator[Hypothesis]:
+def _schedule(made: MadeStep) -> Iterator[Hypothesis]:
     """With which number of steps a schedule has the rate that was reported."""
     recipe, step = made.case.training.recipe, made.start.step
     reported = float(made.delivered.get(f"steps.{step}.rate", math.nan))
@@ -192,20 +192,20 @@ def _schedule(made: Retraced) -> Iterator[Hypothesis]:
                 break
 
 
-def _limit(made: Retraced) -> Iterator[Hypothesis]:
+def _limit(made: MadeStep) -> Iterator[Hypothesis]:
     """By which limit gradients were clipped: below the norm they are proportional to it."""
     norm = float(made.exactly(Change())[f"steps.{made.start.step}.norm"])
     left = _left(made, "clipped", lambda limit: recipe(clip_at=limit))
     yield _number(made, "clip_at", "OPT-7", *fitted(left, norm / 4))
 
 
-def _share(name: str, section: str, clause: str, made: Retraced) -> Iterator[Hypothesis]:
+def _share(name: str, section: str, clause: str, made: MadeStep) -> Iterator[Hypothesis]:
     """With which number of the recipe a section was computed."""
     left = _left(made, section, lambda share: recipe(**{name: share}))
     yield _number(made, name, clause, *fitted(left, getattr(made.case.training.recipe, name)))
 
 
-def _average(section: str, made: Retraced) -> Iterator[Hypothesis]:
+def _average(section: str, made: MadeStep) -> Iterator[Hypothesis]:
     """By how much an average weighed what was there, and what is new."""
     kept = [array for name, array in made.start.state.items() if name.startswith(f"{section}.")]
     started = max((float(np.max(abs(array), initial=0.0)) for array in kept), default=0.0) > NEVER
@@ -228,7 +228,7 @@ def _weighing(section: str, fresh: float, old: float = 0.0) -> Change:
     return rule(average=average)
 
 
-def _rate(made: Retraced) -> Iterator[Hypothesis]:
+def _rate(made: MadeStep) -> Iterator[Hypothesis]:
     """By which rate parameters moved."""
     step = made.start.step
     rate = learning_rate(made.case.training.recipe, step)
@@ -248,7 +248,7 @@ def _rate(made: Retraced) -> Iterator[Hypothesis]:
     )
 
 
-def _epsilon(made: Retraced) -> Iterator[Hypothesis]:
+def _epsilon(made: MadeStep) -> Iterator[Hypothesis]:
     """With which epsilon parameters moved."""
     if made.case.training.recipe.algorithm != "sgd":
         found = power(_left(made, "parameters", lambda exponent: recipe(epsilon=10.0**exponent)))

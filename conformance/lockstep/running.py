@@ -266,7 +266,7 @@ class _Lockstep:
         made = MadeStep(case, start, delivered, self.seen(case, start, delivered, expected))
         if self.again and recorder.first is None and (made.tensor or made.verdict.worst > NEAR):
             expected = self.envelopes.around(start, one.deviations, whole=True)
-            made = replace(made, expected=self.seen(case, start, delivered, expected))
+            made = MadeStep(case, start, delivered, self.seen(case, start, delivered, expected))
         recorder.add(made, self.again)
         if not self.again:
             self.carried[one.name] = carried(self.case, start.step, made.expected)
