@@ -278,9 +278,6 @@ def test_an_evaluation_is_what_the_predictions_come_to(invoke, tmp_path, small):
         ]
     )
     truth, best = np.arange(29) % 3, predicted(logits)
-    assert found["confusion"] == [
-        [int(((truth == row) & (best == column)).sum()) for column in range(3)] for row in range(3)
-    ]
     assert (found["samples"], found["bad_lines"], found["accuracy"], found["labels"]) == (
         29,
         3,

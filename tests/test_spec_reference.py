@@ -253,22 +253,6 @@ def test_looped_heads_agree_with_batched(small, part):
         assert near(np.atleast_1d({**other.taps, **other.gradients}[name]), np.atleast_1d(array)), name
 
 
-@pytest.mark.clause("MSK-4")
-@pytest.mark.parametrize("mask", ["none", "two-dimensional", "three-dimensional"])
-def test_masks_of_attention_alone(small, mask):
-    config = small("keras-attention", mask_assignment="per_sample")
-    keys = spec.example_batch(config, 3, 11, part="dot_product", padding="ragged")
-    full = {name: array for name, array in keys.arrays().items() if name not in ("key_mask", "query_mask")}
-    two = keys.key_mask.copy()
-    three = np.broadcast_to(two[:, None, :], (3, 6, 11))
-    given = {"none": {}, "two-dimensional": {"key_mask": two}, "three-dimensional": {"key_mask": three}}[mask]
-    truth = reference(config, {}, spec.from_arrays({**full, **given}), part="dot_product")
-    assert ("attention.masked_scores" in truth.taps) == (mask != "none")
-    weights = truth.taps["attention.weights"]
-    hidden = np.broadcast_to(~two[:, None, None, :], weights.shape)
-    assert (weights[hidden] > 0).all() if mask == "none" else (weights[hidden] == 0).all()
-
-
 @pytest.mark.clause("NRM-7")
 @pytest.mark.parametrize(("placement", "finite"), [("inside", True), ("outside", False)])
 def test_norm_of_a_constant_row(small, placement, finite):
