@@ -41,6 +41,11 @@ def test_values_are_those_of_float64_and_dtypes_those_of_the_model():
     assert (value_of(half) - torch.softmax(wide * 3, -1)).abs().max() < 1e-14
 
 
+def counts(x):
+    """Return where the rows of two groups end, counted with numbers of a model."""
+    return torch.cumsum(torch.histc((x[:, 0] > 0).float(), 2, 0, 1), 0).to(torch.int32)
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -52,6 +57,7 @@ def test_values_are_those_of_float64_and_dtypes_those_of_the_model():
         lambda x: torch.nn.functional.conv1d(x[None], torch.ones(3, len(x), 2)),
         lambda x: torch.cumsum(torch.exp(x), 0),
         lambda x: (x > 0) + ~(x > 0) * torch.exp(x),
+        lambda x: torch.nn.functional.grouped_mm(x[:, 1:].contiguous(), torch.ones(2, 12, 8), offs=counts(x)),
         lambda x: torch.view_as_real(torch.fft.fft(x).conj() * (1 + 0.5j)),
     ],
 )

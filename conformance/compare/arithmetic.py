@@ -67,6 +67,9 @@ SATURATING = ("erf", "tanh", "sin", "cos")
 CONSTANT = ("mul", "div")
 """Operations that err by one unit more where the other operand is a number that the dtype cannot hold."""
 
+COUNTING = ("sum", "cumsum")
+"""Sums that are exact where whole numbers are counted, as of a mask; they may become indices."""
+
 RECOMPUTED = 2
 """Unit roundoffs of a score by which it differs where the backward of a fused kernel computes it again."""
 
@@ -120,6 +123,12 @@ def value_of(tensor: Tensor) -> Tensor:
 
 def _wide(x: Tensor) -> Tensor:
     return x.to(torch.complex128 if x.is_complex() else torch.float64)
+
+
+def _whole(x: Tensor) -> bool:
+    """Return whether all numbers are whole and not negative; mostly the first ones tell that they are not."""
+    x = value_of(x).reshape(-1)
+    return all(bool((part == part.abs().floor()).all()) for part in (x[:8], x))
 
 
 def _squared(x: Tensor) -> Tensor:
@@ -274,6 +283,8 @@ class ExactMode(TorchDispatchMode):
         """Return the result of an operation with what it may err by."""
         dtype = _like(y, dtype)
         if name in EXACT or not floats:
+            return y
+        if name in COUNTING and _whole(floats[0]) and bool((y.abs() * ROUNDOFF[dtype] <= 1).all()):
             return y
         if name in SUMS:
             accumulation = ROUNDOFF[dtype] if name in IN_PLACE else SUMMED
@@ -643,7 +654,8 @@ def _grouped_product(a: Tensor, b: Tensor, ends: Tensor, bias: Any = None, dtype
     """Return the product of each group of rows with a matrix of its own."""
     if a.ndim != 2 or bias is not None:
         return NotImplemented
-    places = [0, *ends.tolist()]
+    with _disable_current_modes():  # ends that were counted with numbers of a model are computed
+        places = [0, *map(int, value_of(ends).tolist())]
     if b.ndim == 2:
         return torch.stack([a[:, i:j] @ b[i:j] for i, j in pairwise(places)])
     rows = [a[i:j] @ b[k] for k, (i, j) in enumerate(pairwise(places))]
