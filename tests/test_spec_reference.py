@@ -207,18 +207,6 @@ def test_every_tap_is_what_its_clause_says(small, options):
     assert truth.output is truth.taps["logits"]
 
 
-@pytest.mark.clause("ATT-2", "ATT-3", "ATT-6", "MSK-4", "LOS-5")
-@pytest.mark.parametrize("name", ["bert", "nndl-paddle", "tf1-text-classifier"])
-def test_attention_alone_is_the_same_on_other_queries_than_keys(small, name):
-    config = small(name)
-    weights, batch, truth = compute(config, part="attention")
-    given = (batch.query, batch.key, batch.value)
-    assert batch.query.shape[1] != batch.key.shape[1]
-    steps = attention(config, weights, "attention", truth.taps, given, batch.key_mask, batch.query_mask)
-    found = [f"attention.{step}" for step, value in steps if near(truth.taps[f"attention.{step}"], value)]
-    assert [*found, "loss"] == list(truth.taps)
-
-
 @pytest.mark.clause("LOS-5", "PRT-1")
 @pytest.mark.parametrize("part", ["pooled", "encoder", "stack", "attention", "dot_product"])
 def test_parts_have_the_cotangent_loss(small, part):
