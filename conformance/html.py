@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -15,11 +15,19 @@ from typing import Any
 
 from concord.conformance import drawing
 from concord.conformance.campaign import Report
-from concord.conformance.diagnosis.replacement import role_of
 from concord.conformance.estimate import R, Z
 from concord.conformance.layout import render, tail, word
 from concord.conformance.record import Record
-from concord.conformance.report import SHORT, gravity, ordered, repeated, select, speaker_of, summary
+from concord.conformance.report import (
+    SHORT,
+    findings_of,
+    gather,
+    gravity,
+    ordered,
+    repeated,
+    select,
+    summary,
+)
 from concord.conformance.tally import WAYS, Tally, Way
 from concord.conformance.verdict import (
     FAILED_WORKER,
@@ -116,14 +124,6 @@ class CaseResults:
         return "" if everything else " ".join(SHORT.get(dtype, dtype) for dtype in dtypes)
 
 
-def gather(results: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
-    """Return things by the key that they share, in the order in which they come."""
-    gathered: dict[Any, list[Any]] = {}
-    for result in results:
-        gathered.setdefault(key(result), []).append(result)
-    return gathered
-
-
 def cases_of(results: Sequence[Result]) -> list[CaseResults]:
     """Return the cases: those that diverge first, then those with failed runs, then the others, each in
     the order of the results.
@@ -146,13 +146,14 @@ def _of_report(made: Record, report: Report) -> str:
     results, truth = report.results, TRUTH[made.kind]
     cases = cases_of(results)
     names, dtypes = (ordered(getattr(result, key) for result in results) for key in ("backend", "dtype"))
-    findings = _findings(report, {id(result): case.anchor for case in cases for result in case.results})
+    findings = sorted(findings_of(report), key=lambda finding: -len(finding.results))
+    anchors = {id(result): case.anchor for case in cases for result in case.results}
     opened = [case.anchor for case in cases if case.order < 2][:OPEN]
     large = sum(len(result.table) for result in results) > CELLS
     places = {
         id(result): place
         for place, finding in enumerate(findings[:FINDINGS], 1)
-        for result in finding["results"]
+        for result in finding.results
     }
     return render(
         "report.html",
@@ -172,6 +173,7 @@ def _of_report(made: Record, report: Report) -> str:
         matrix=_matrix(results, names, dtypes),
         findings=findings[:FINDINGS],
         more_findings=len(findings[FINDINGS:]),
+        anchor_of=lambda result: anchors[id(result)],
         place_of=lambda result: places.get(id(result)),
         failures=_failures(results),
         cases=cases,
@@ -226,37 +228,6 @@ def headline(results: Sequence[Result], truth: str = "oracle") -> str:
         were = "was" if count.endswith(" of 1 run") else "were"
         parts.append(f"{count} of {joined(unsure)} {were} not judged, or not in every section")
     return "; ".join(parts) + "." if parts else "Nothing was judged."
-
-
-def _findings(report: Report, anchors: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Return the first divergences, one for all runs of a backend that diverge first at the same tensor,
-    of whatever layer.
-    """
-    wrong = [(result, role_of(row.tensor)) for result in report.results if (row := result.first_divergence)]
-    findings = []
-    for (backend, tensor), entries in gather(wrong, lambda entry: (entry[0].backend, entry[1])).items():
-        found = [result for result, _ in entries]
-        speaker = speaker_of(found)
-        others = [(result, anchors[id(result)]) for result in found if result is not speaker]
-        together = [
-            one for one in report.conclusions if others and (one.backend, one.tensor) == (backend, tensor)
-        ]
-        diagnosis = speaker.verdict.diagnosis if speaker.verdict else None
-        refuted = [
-            *(diagnosis.refuted if diagnosis else ()),
-            *(text for one in together for text in one.refuted),
-        ]
-        findings.append(
-            {
-                "result": speaker,
-                "refuted": list(dict.fromkeys(refuted)),
-                "anchor": anchors[id(speaker)],
-                "results": found,
-                "others": others,
-                "together": [one.text for one in together],
-            }
-        )
-    return sorted(findings, key=lambda finding: -len(finding["others"]))
 
 
 def _failures(results: Sequence[Result]) -> list[dict[str, Any]]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -15,6 +17,7 @@ from rich.text import Text
 
 from concord.backends.interface import UNSUPPORTED_REASONS
 from concord.conformance.campaign import Report
+from concord.conformance.diagnosis.conclusions import Conclusion
 from concord.conformance.diagnosis.replacement import role_of
 from concord.conformance.diagnosis.said import folded
 from concord.conformance.verdict import (
@@ -41,17 +44,59 @@ def gravity(result: Result) -> tuple[int, float]:
     return STATUSES.index(result.status), -result.worst
 
 
-def speaker_of(results: Sequence[Result]) -> Result:
-    """Return the diverging result that speaks for others that diverge first at the same tensor.
+def gather(results: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    """Return things by the key that they share, in the order in which they come."""
+    gathered: dict[Any, list[Any]] = {}
+    for result in results:
+        gathered.setdefault(key(result), []).append(result)
+    return gathered
 
-    One whose cause is known, then the gravest.
+
+@dataclass(frozen=True)
+class FirstDivergence:
+    """Runs of one backend that diverge first at the same tensor, of whatever layer.
+
+    Attributes:
+        results: all of them.
+        together: what all cases say of them, where there are several.
     """
 
-    def order(result: Result) -> tuple[bool, bool, float]:
-        cause = result.verdict.cause if result.verdict else None
-        return cause is None or not cause.confident, cause is None, -result.worst
+    results: list[Result]
+    together: list[Conclusion]
 
-    return min(results, key=order)
+    @property
+    def result(self) -> Result:
+        """The one that speaks for all: one whose cause is known, then the gravest."""
+
+        def order(result: Result) -> tuple[bool, bool, float]:
+            cause = result.verdict.cause if result.verdict else None
+            return cause is None or not cause.confident, cause is None, -result.worst
+
+        return min(self.results, key=order)
+
+    @property
+    def others(self) -> list[Result]:
+        """All but that one."""
+        return [result for result in self.results if result is not self.result]
+
+    @property
+    def refuted(self) -> list[str]:
+        """What is no cause, and why, in sentences."""
+        diagnosis = self.result.verdict.diagnosis if self.result.verdict else None
+        own = diagnosis.refuted if diagnosis else ()
+        return ordered([*own, *(text for one in self.together for text in one.refuted)])
+
+
+def findings_of(report: Report) -> list[FirstDivergence]:
+    """Return the first divergences of all backends."""
+    wrong = [(result, role_of(row.tensor)) for result in report.results if (row := result.first_divergence)]
+    return [
+        FirstDivergence(
+            [result for result, _ in found],
+            [one for one in report.conclusions if len(found) > 1 and (one.backend, one.tensor) == key],
+        )
+        for key, found in gather(wrong, lambda entry: (entry[0].backend, entry[1])).items()
+    ]
 
 
 STYLES = {
@@ -94,11 +139,10 @@ def cells(report: Report) -> tuple[list[str], list[str], dict[str, dict[tuple[st
     groups, names, dtypes = (
         ordered(getattr(result, key) for result in report.results) for key in ("group", "backend", "dtype")
     )
+    gathered = gather(report.results, lambda result: (result.group, result.backend, result.dtype))
     found = {
         group: {
-            (name, dtype): cell(select(report, group=group, backend=name, dtype=dtype))
-            for name in names
-            for dtype in dtypes
+            (name, dtype): cell(gathered.get((group, name, dtype), [])) for name in names for dtype in dtypes
         }
         for group in groups
     }
@@ -171,35 +215,26 @@ def failures(report: Report, details: int = 4, exported: bool = False) -> Render
         exported: as :func:`divergence_lines` takes it.
     """
     lines: list[RenderableType] = []
-    report = report.explained()
-    for name in ordered(result.backend for result in report.results):
-        results = select(report, backend=name)
-        findings: dict[str, list[Result]] = {}
-        for result in results:
-            if result.status == "diverges" and result.first_divergence:
-                findings.setdefault(role_of(result.first_divergence.tensor), []).append(result)
-        for tensor, found in list(findings.items())[:details]:
-            speaker = speaker_of(found)
-            head, *rest = divergence_lines(speaker, exported)
+    by_backend = gather(findings_of(report), lambda finding: finding.result.backend)
+    for name, results in gather(report.results, lambda result: result.backend).items():
+        findings = by_backend.get(name, [])
+        for finding in findings[:details]:
+            head, *rest = divergence_lines(finding.result, exported)
             lines += [Text(head, style="bold red"), *map(indented, rest)]
-            if len(found) > 1:
-                for one in (one for one in report.conclusions if (one.backend, one.tensor) == (name, tensor)):
-                    lines += [
-                        indented(f"  {line}", style="bold") for line in (one.text, *folded(one.refuted))
-                    ]
+            for one in finding.together:
+                lines += [indented(f"  {line}", style="bold") for line in (one.text, *folded(one.refuted))]
+            if finding.others:
                 others = [
                     f"{one.case} {SHORT.get(one.dtype, one.dtype)} ({number(one.worst)})"
-                    for one in found
-                    if one is not speaker
+                    for one in finding.others
                 ]
                 more = f" and {len(others) - 4} more runs" if len(others) > 4 else ""
                 lines.append(indented(f"  likewise in {', '.join(others[:4])}{more}"))
-        if len(findings) > details:
-            count = sum(map(len, list(findings.values())[details:]))
+        if left := findings[details:]:
             lines.append(
                 Text(
-                    f"{name}: {count} more runs diverge first at {len(findings) - details} other tensors "
-                    "(--html and --json show them all)",
+                    f"{name}: {sum(len(one.results) for one in left)} more runs diverge first at {len(left)} "
+                    "other tensors (--html and --json show them all)",
                     style="red",
                 )
             )
