@@ -207,16 +207,16 @@ def test_a_mask_value_that_nobody_uses_is_read_off():
 
 
 @pytest.mark.parametrize(
-    ("scenario", "placement", "value", "said"),
+    ("scenario", "dtype", "placement", "value", "said"),
     [
-        ("tiny", "inside", 2e-6, "2e-06 instead of 1e-12"),
-        ("ragged", "inside", 3.7e-3, "0.0037 instead of 1e-12"),
-        ("ragged", "outside", 3.7e-2, "0.037 instead of 1e-12 outside the root"),
+        ("tiny", "float32", "inside", 2e-6, "2e-06 instead of 1e-12"),
+        ("ragged", "float32", "inside", 3.7e-3, "0.0037 instead of 1e-12"),
+        ("ragged", "float64", "outside", 3.7e-2, "0.037 instead of 1e-12 outside the root"),
     ],
 )
-def test_an_epsilon_that_nobody_uses_is_not_sure(scenario, placement, value, said):
+def test_an_epsilon_that_nobody_uses_is_not_sure(scenario, dtype, placement, value, said):
     case = build_case("bert", scenario)
-    run = run_of(case, option(norm_epsilon=value, norm_epsilon_placement=placement))
+    run = run_of(case, option(norm_epsilon=value, norm_epsilon_placement=placement), dtype)
     text = f"`embeddings.norm` may be explained by norm_epsilon = {said} (NRM-2)"
     assert verdict_of(case, run).cause == Cause("norm_epsilon", text, confident=False)
 

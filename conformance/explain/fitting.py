@@ -9,7 +9,7 @@ import numpy as np
 from concord.conformance.expectation import Array
 
 Left = Callable[[Array], Array]
-"""Returns what numbers leave of what was delivered, in one line."""
+"""Returns what numbers leave of what was delivered, as a vector: float64 is enough, whatever it comes in."""
 
 NEVER = 1e-30
 """What is smaller says nothing of a number."""
@@ -32,10 +32,10 @@ def fitted(left: Left, *start: float) -> list[float]:
     """
     numbers = np.array(start)
     for _ in range(ROUNDS):
-        there = left(numbers)
+        there = left(numbers).astype(np.float64)
         nudges = np.where(numbers == 0, NUDGE, -NUDGE * numbers)  # a share of 1 stays below it
         slopes = [
-            (there - left(numbers + by * one)) / by
+            (there - left(numbers + by * one).astype(np.float64)) / by
             for by, one in zip(nudges, np.eye(len(numbers)), strict=True)
         ]
         if not np.isfinite(there).all() or min(float(np.max(abs(s), initial=0.0)) for s in slopes) <= NEVER:
