@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import math
-import os
 import re
 import time
 from collections.abc import Sequence
@@ -150,16 +148,6 @@ def _check_address(scheduler: str | None) -> None:
 
 def _check_folder(out: Path) -> None:
     """Refuse a folder that cannot be written."""
-    try:
-        out.lstat()
-        there = out
-    except FileNotFoundError:
-        there = next(path for path in out.absolute().parents if path.exists())
-    except (OSError, ValueError) as error:
-        raise SpecError(
-            f"--out {out}: cannot be written: {getattr(error, 'strerror', None) or error}"
-        ) from None
-    if not there.is_dir():
-        raise SpecError(f"--out {out}: cannot be written: {os.strerror(errno.ENOTDIR)}")
+    there = next(path for path in (out, *out.absolute().parents) if path.exists())
     if problem := obstacle(there / "found.json"):
         raise SpecError(f"--out {out}: cannot be written: {problem.rpartition(': ')[2]}")
