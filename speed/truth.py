@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 
 from concord.backends.bench import batches_of, moved
 from concord.backends.interface import WORKLOAD_KINDS
+from concord.conformance.estimate import estimate, least_sigma
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import Batch, from_arrays, round_inputs
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import Weights, initialize, trainable
-from concord.spec.precision import PRECISIONS, precision
+from concord.spec.precision import PRECISIONS
 from concord.spec.reference import compute
 from concord.spec.tape import Values
 from concord.spec.training.recipe import Recipe
@@ -102,34 +103,35 @@ def derive(work: Workload, rules: str | None = None) -> Expected:
     Args:
         rules: the precision or mode whose rounding is allowed for, where it is not that of the workload.
     """
-    config, target = work.preset.config, precision(work.dtype)
+    config = work.preset.config
     batches = batches_of(config, work.lengths, work.preset.tokens, SEED, work.recipe)
     weights = round_inputs(initialize(config, SEED), batches[0], work.dtype)[0]
     steps = [samples(config, batch, _most(work) if work.recipe else 1) for batch in batches]
 
-    def outcome(*given: Any, **how: Any) -> dict[str, Array]:
+    def run(arithmetic: Arithmetic, take: Observer) -> None:
         if work.recipe:
-            training = _training(work.recipe, steps)
-            return _trained(config, weights, training, Arithmetic(*given, **how), work.dtype)
-        parts = (
-            compute(config, weights, part, Arithmetic(*given, **how), False, "model", work.dtype)
-            for part in steps[0]
-        )
-        return {"logits": np.concatenate([part.output for part in parts])}
+            found = _trained(config, weights, _training(work.recipe, steps), arithmetic, work.dtype)
+        else:
+            parts = (compute(config, weights, part, arithmetic, dtype=work.dtype) for part in steps[0])
+            found = {"logits": np.concatenate([part.output for part in parts])}
+        for name, array in found.items():
+            take(name, array)
 
-    values, sigmas = outcome(), dict[str, float]()
-    squares = dict.fromkeys(values, 0.0)
-    for seed in range(ROUNDED):  # sums in orders drawn at random, every second one fused
-        rounded = outcome(rules or work.dtype, shuffle=seed or None, fused=seed % 2 == 1)
-        for name, value in values.items():
-            squares[name] += float(np.mean(np.square(rounded[name] - value))) / ROUNDED
-    for name, value in values.items():
-        stored = weights[name.removeprefix("updates/")] if name.startswith("updates/") else value
-        # The result itself is rounded.
-        size = float(np.sqrt(np.mean(np.square(stored, dtype=np.float64))))
-        least = target.unit_roundoff / np.sqrt(3) * size
-        sigmas[name] = float(np.hypot(np.sqrt(squares[name]), least)) + target.smallest_normal
+    # Sums in orders drawn at random, every second one fused.
+    runs = [
+        Arithmetic(rules or work.dtype, shuffle=seed or None, fused=seed % 2 == 1) for seed in range(ROUNDED)
+    ]
+    values, found = estimate(run, work.dtype, truth=Arithmetic(), arithmetics=runs)
+    sigmas = {name: _rms(sigma) for name, sigma in found.items()}
+    for name in values:
+        if name.startswith("updates/"):  # what is stored is rounded, and not its change
+            least = least_sigma(weights[name.removeprefix("updates/")], work.dtype)
+            sigmas[name] = float(np.hypot(sigmas[name], _rms(least)))
     return Expected(values, sigmas)
+
+
+def _rms(array: Array) -> float:
+    return float(np.sqrt(np.mean(np.square(array, dtype=np.float64))))
 
 
 def _most(work: Workload) -> int:
