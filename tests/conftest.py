@@ -38,6 +38,12 @@ COMPILED = {
 }
 """Also what is small, and compiled in no time, is kept."""
 
+HASTY = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
+"""What has XLA compile in half the time: quick tests compile thousands of kernels and run each a few times.
+
+``make slow`` and ``make check`` compile as users do.
+"""
+
 SHARED = "CONCORD_TESTS_SHARED"
 """The variable of the environment that names the folder in which the processes of a session keep what all
 of them need.
@@ -61,6 +67,8 @@ def pytest_configure(config):
     if not hasattr(config, "workerinput"):
         config.stash[kept] = folder = tempfile.mkdtemp(prefix="concord-tests-")
         os.environ[SHARED] = folder
+        if config.option.markexpr == "not slow":
+            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HASTY}".strip()
         if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
             cache = getattr(config, "cache", None)  # what is compiled is known by content: it is kept
             compiled = cache.mkdir("jax") if cache else Path(folder) / "jax"

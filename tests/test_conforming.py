@@ -116,8 +116,10 @@ ASKED = [
     ),
     Asked("bert", dtypes=HALVES),
     Asked("nndl-paddle", dtypes=HALVES, turns=1),
-    Asked("nndl-paddle", "peaked", settings={"execution": "compiled"}),
-    Asked("keras-attention", "peaked", settings={"execution": "compiled"}, turns=1),
+    *(
+        Asked(name, "peaked", settings={"execution": "compiled"}, turns=1)
+        for name in ("nndl-paddle", "keras-attention")
+    ),
     # Library layers.
     *(
         Asked(name, scenario, "model", {}, BOTH, LIBRARY, 1)
@@ -145,7 +147,7 @@ ASKED = [
         Asked(name, scenario, dtypes=HALVES, settings=LIBRARY)
         for name, scenario in (("bert", "full"), ("nndl-paddle", "ragged"))
     ),
-    Asked("bert", settings={**LIBRARY, "execution": "compiled"}),
+    Asked("bert", settings={**LIBRARY, "execution": "compiled"}, turns=1),
     *(
         Asked("bert", scenario, dtypes=BOTH, settings=FUSED, only=("torch",))
         for scenario in ("equal", "full", "single")
@@ -198,6 +200,7 @@ ASKED = [
         "nndl-paddle",
         options={"num_layers": 1},
         settings={**LIBRARY, "execution": "unpadded-compiled"},
+        turns=2,
         changed=without_empty_samples,
     ),
     # Sessions: a model that was loaded, fed and stepped computes what one that was just built does.
@@ -267,6 +270,7 @@ def test_run_without_taps_or_gradients_delivers_output_and_loss(worker):
     assert [row.tensor for row in verdict.table] == ["logits", "loss"]
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("execution", ["eager", "compiled"])
 def test_training_begins_anew_with_what_is_loaded(worker, open_worker, execution):
     case = build_case("bert", "ragged", options={"num_layers": 1})

@@ -89,7 +89,7 @@ def test_backend_agrees_in_lockstep(worker, mode, dtype):
     ],
 )
 def test_backend_says_what_it_is_going_to_do(worker, fields):
-    case = example(CONFIG, ADAMW.replace(**fields), 3, batch=3, tokens=5, seed=2)
+    case = example(CONFIG, ADAMW.replace(**fields), 3, batch=2, tokens=5, seed=2)
     with worker.train(request_of(case, Setup())) as session:
         found, held = (
             session.plan(case.training.steps),
@@ -110,7 +110,7 @@ def test_backend_says_what_decays_where_epsilon_or_beta_is_lost(worker, dtype):
         {"decay_form": "alone", "weight_decay": 1e-3},
         {"undecayed": ("embedding", "bias")},
     ):
-        case = example(CONFIG, ADAMW.replace(**fields), 1, batch=3, tokens=5, seed=2, dtype=dtype)
+        case = example(CONFIG, ADAMW.replace(**fields), 1, batch=2, tokens=5, seed=2, dtype=dtype)
         try:
             with worker.train(request_of(case, Setup())) as session:
                 assert set(session.plan(case.training.steps).decayed) == set(right_plan(case).decayed)
@@ -159,7 +159,7 @@ def test_session_that_says_nonsense_is_a_row_and_the_others_go_on():
         ),
     }
     found = conduct(
-        example(CONFIG, ADAMW, 2, batch=3, tokens=5, seed=1),
+        example(CONFIG, ADAMW, 2, batch=2, tokens=5, seed=1),
         [toy(name, "holding") for name in said],
         Setup(threads=1),
     )

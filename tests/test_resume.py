@@ -168,17 +168,15 @@ def stripped(row):
 
 
 @pytest.mark.parametrize(
-    "backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in backends.BUILT_IN]
+    ("backend", "kills"),
+    [
+        pytest.param("torch", 1, marks=pytest.mark.xdist_group("torch")),
+        *(
+            pytest.param(name, 50, marks=[pytest.mark.xdist_group(name), pytest.mark.slow])
+            for name in backends.BUILT_IN
+        ),
+    ],
 )
-def test_killed_run_ends_with_the_same_bits(open_worker, backend, tmp_path):
+def test_killed_run_ends_with_the_same_bits(open_worker, backend, kills, tmp_path):
     open_worker(backend)  # skips where it is not installed
-    endure(backend, tmp_path, kills=1, seed=3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in backends.BUILT_IN]
-)
-def test_run_killed_fifty_times_ends_with_the_same_bits(open_worker, backend, tmp_path):
-    open_worker(backend)
-    endure(backend, tmp_path, kills=50, seed=2026)
+    endure(backend, tmp_path, kills, seed=2026)

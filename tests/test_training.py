@@ -17,12 +17,14 @@ CONFIG = spec.variant(
     "bert-pytorch",
     d_model=6,
     num_heads=2,
-    d_ff=5,
+    d_ff=11,
     num_layers=1,
     vocab_size=17,
     max_positions=7,
     num_classes=3,
 )
+"""Of the sizes of the runs of training bugs, as are batches: what JAX has compiled serves all of them."""
+
 WEIGHTS = spec.initialize(CONFIG, seed=3)
 
 RECIPES = {
@@ -104,7 +106,7 @@ def training(name, **fields):
     )
     batches = [
         spec.example_batch(CONFIG, batch=size, tokens=5, seed=number, padding="ragged")
-        for number, size in enumerate((3, 2, 3, 2, 3))
+        for number, size in enumerate((5, 2, 5, 2, 5))
     ]
     return Training(recipe, [batches[:2], batches[2:4], batches[4:]], reported=(0, 1, 2))
 
@@ -123,22 +125,17 @@ def trained(open_worker, backend, asked, dtype="float32", **settings):
     return run
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("backend", EACH_BACKEND)
 @pytest.mark.parametrize("name", RECIPES)
-def test_training_follows_the_recipe_step_by_step(open_worker, backend, name):
-    for dtype in ("float64", "float32"):
-        asked = training(name)
-        verdict = verdict_of(trained(open_worker, backend, asked, dtype), asked, dtype)
-        assert verdict.passed, verdict.first_divergence
-        sections = {row.tensor.split(".")[2] for row in verdict.table if row.status == "agrees"}
-        assert sections >= {"losses", "gradients", "parameters"}
-        assert ("norm" in sections) == (asked.recipe.clipping == "global_norm")
-
-
-@pytest.mark.parametrize("backend", EACH_BACKEND)
-def test_compiled_gradients_train_alike(open_worker, backend):
-    asked = dataclasses.replace(training("adamw"), steps=training("adamw").steps[:2], reported=(1,))
-    assert verdict_of(trained(open_worker, backend, asked, execution="compiled"), asked, "float32").passed
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_training_follows_the_recipe_step_by_step(open_worker, backend, name, dtype):
+    asked = training(name)
+    verdict = verdict_of(trained(open_worker, backend, asked, dtype), asked, dtype)
+    assert verdict.passed, verdict.first_divergence
+    sections = {row.tensor.split(".")[2] for row in verdict.table if row.status == "agrees"}
+    assert sections >= {"losses", "gradients", "parameters"}
+    assert ("norm" in sections) == (asked.recipe.clipping == "global_norm")
 
 
 @pytest.mark.xdist_group("torch")
@@ -168,14 +165,14 @@ def test_backend_that_does_not_train_says_so(open_worker):
         trained(open_worker, "tests.toys.numpy_backend:NumpyBackend", training("adamw"))
 
 
-LIBRARY = spec.variant("bert", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=17, max_positions=7)
+LIBRARY = spec.variant("bert", d_model=6, num_heads=2, d_ff=11, num_layers=1, vocab_size=17, max_positions=7)
 
 
 def library_training(**fields):
     recipe = Recipe(**{"learning_rate": 0.01, **RECIPES["adamw"], **fields})
     return Training(
         recipe,
-        [[spec.example_batch(LIBRARY, batch=3, tokens=5, seed=seed, padding="ragged")] for seed in (1, 2)],
+        [[spec.example_batch(LIBRARY, batch=5, tokens=5, seed=seed, padding="ragged")] for seed in (1, 2)],
         reported=(0, 1),
     )
 
