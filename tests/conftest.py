@@ -39,7 +39,7 @@ COMPILED = {
 """Also what is small, and compiled in no time, is kept."""
 
 HASTY = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
-"""What has XLA compile in half the time: quick tests compile thousands of kernels and run each a few times.
+"""XLA compiles in less time with these: quick tests compile thousands of kernels and run each a few times.
 
 ``make slow`` and ``make check`` compile as users do.
 """

@@ -46,7 +46,7 @@ from tests.toys.stepping import Stepping
 from tests.toys.trained import Bugged
 
 CONFIG = spec.variant(
-    "nndl-paddle", d_model=6, num_heads=2, d_ff=11, num_layers=1, vocab_size=17, max_positions=7, num_classes=3
+    "nndl-paddle", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=17, max_positions=7, num_classes=3
 )
 DROPOUT = {
     f"dropout_{site}": 0.1

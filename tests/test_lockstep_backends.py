@@ -13,8 +13,11 @@ from concord.conformance.lockstep.outcome import MODES
 from concord.conformance.lockstep.preflight import differences, right_plan
 from concord.spec.deviations import declared, in_precision
 from concord.spec.training.recipe import RATES, Recipe
-from tests.test_lockstep import CONFIG
+from tests.test_lockstep import CONFIG as SMALL
 from tests.toys.surroundings import concord, toy
+
+CONFIG = SMALL.replace(d_ff=11)
+"""Of the sizes of the runs of training bugs: what JAX has compiled serves both."""
 
 ADAMW = Recipe(
     algorithm="adam",
