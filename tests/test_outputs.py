@@ -42,6 +42,7 @@ def answered(tmp_path_factory):
 @pytest.fixture
 def places(tmp_path):
     """A folder of names that are no good."""
+    (tmp_path / "dumps").mkdir()
     (tmp_path / "one").write_text("kept")
     (tmp_path / "other").hardlink_to(tmp_path / "one")
     (tmp_path / "linked").symlink_to(tmp_path / "new")
@@ -64,7 +65,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(
 ):
     monkeypatch.chdir(places)
     before = sorted(os.listdir(places))
-    for command in ("check --backend tests.toys.numpy_backend:NumpyBackend", "check --from-dump ."):
+    for command in ("check --backend tests.toys.numpy_backend:NumpyBackend", "check --from-dump dumps"):
         code, output, lines = invoke(f"{command} {line}")
         assert (code, output, lines) == (2, "", [f"concord: error: {expected}"])
     assert sorted(os.listdir(places)) == before
