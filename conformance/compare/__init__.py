@@ -31,7 +31,9 @@ def compare(reference: Any, candidate: Any = None, inputs: Any = None, **options
             name; ``package.module:function``, called in a process of its own with arrays by keyword; or any
             callable that is called so here and returns arrays by name. By default the reference itself.
         inputs: what the reference is called with: tensors or arrays by keyword, a tuple of them, or one. By
-            default texts of several lengths are made for a module that takes ``input_ids``.
+            default they are made by the names that the module takes: texts of several lengths
+            (``input_ids``), images (``pixel_values``), features of sounds (``input_features``), or sounds
+            (``input_values``).
         options: keyword arguments of :func:`prepare`, by name.
 
     Returns:
@@ -94,6 +96,7 @@ def prepare(
     candidate = candidates.in_way(reference, way) if candidate is None else candidate
     module, rerun = isinstance(candidate, nn.Module), None
     right = right.cast(dtype_of(candidate)) if module else right
+    _ = right.plain  # inputs that do not fit are a problem of the reference, before any candidate's
     progress("running the candidate")
     given = (
         candidates.run_module(right, candidate, way == "compile")

@@ -30,6 +30,9 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_leaves, tree_map
 
+from concord.spec.errors import SpecError
+from concord.spec.text import first_line
+
 aten = torch.ops.aten
 
 ROUNDOFF = {
@@ -245,7 +248,7 @@ class ExactMode(TorchDispatchMode):
         elif not floats and "dtype" in kwargs and stated is None and name not in ("sum", "prod", "cumsum"):
             kwargs["dtype"] = None
         given, named = tree_map(self.operand, (tuple(args), kwargs))
-        y = func(*given, **named)
+        y = _called(func, given, named)
         if bare in SUMS if isinstance(y, tuple) else isinstance(y, Tensor) and y.dtype in ROUNDOFF:
             erred = self._rule(bare, y, dtype, given, named, floats)
             if torch.Tag.inplace_view in func.tags:  # such as transpose_: the operand has another shape now
@@ -414,6 +417,14 @@ def plainly() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(False)
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
         yield
+
+
+def _called(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Compute an operation of float64 operands; an operator of the user's may refuse them."""
+    try:
+        return func(*args, **kwargs)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise SpecError(f"{func} cannot be computed in float64: {first_line(error)}") from error
 
 
 def _nominal(floats: Sequence[Tensor]) -> torch.dtype:

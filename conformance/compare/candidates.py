@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 
-from concord.conformance.compare.activations import OUTPUT, Take, observe
+from concord.conformance.compare.activations import OUTPUT, Take, numbers, observe
 from concord.conformance.compare.alone import called
 from concord.conformance.compare.edits import Edit, Mutant
-from concord.conformance.compare.reference import Reference
+from concord.conformance.compare.reference import Reference, running
 from concord.conformance.compare.stretch import until
-from concord.spec.errors import SpecError, optional, unknown
+from concord.spec.errors import SpecError, optional, refuse, unknown
 from concord.spec.files import read_arrays
-from concord.spec.text import first_line
+from concord.spec.text import first_line, first_of
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -42,6 +42,9 @@ WAYS = ("eager", "sdpa", "compile", *DTYPES, "cuda", "tf32")
 
 TOKENS = 11
 """Tokens of the longest standard text."""
+
+SAMPLES = 5003
+"""Of standard audio."""
 
 Names = Mapping[str, str]
 """A candidate's name or pattern, with ``{i}`` for a number, to the reference's."""
@@ -95,26 +98,44 @@ def _tensor(entry: Any) -> Any:
 
 
 def standard(model: Any) -> dict[str, Any]:
-    """Return texts of several lengths for a module that takes token ids: a long one, one token, and between.
+    """Return inputs by the names that a module takes: texts of several lengths, images, sounds.
 
     Raises:
-        SpecError: for a module that takes anything else, or does not say how many tokens it knows.
+        SpecError: for a module that takes anything else.
     """
-    takes = inspect.signature(model.forward).parameters
-    config = getattr(model, "config", None)
-    rows = getattr(config, "vocab_size", None) or next(
+    if not isinstance(model, nn.Module):
+        raise SpecError("inputs are missing but required of a reference in NumPy")
+    takes, config = inspect.signature(model.forward).parameters, getattr(model, "config", None)
+
+    def of(name: str) -> Any:
+        """Return a setting of the model, or of its part for images."""
+        return getattr(config, name, None) or getattr(getattr(config, "vision_config", None), name, None)
+
+    generator = torch.Generator().manual_seed(0)
+    rows = of("vocab_size") or next(
         (module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)), None
     )
-    if "input_ids" not in takes or not rows:
-        raise SpecError(
-            f"inputs are missing but required: {type(model).__name__} is not known to take token ids"
-        )
-    padding = getattr(config, "pad_token_id", None) or 0
-    lengths = torch.tensor([TOKENS, 1, TOKENS // 2])
-    generator = torch.Generator().manual_seed(0)
-    real = torch.arange(TOKENS) < lengths[:, None]
-    ids = torch.where(real, torch.randint(0, rows, real.shape, generator=generator), padding)
-    return {"input_ids": ids} | ({"attention_mask": real.long()} if "attention_mask" in takes else {})
+    lengths, made = torch.tensor([TOKENS, 1, TOKENS // 2]), {}
+    if rows:
+        real = torch.arange(TOKENS) < lengths[:, None]
+        drawn = torch.randint(0, rows, real.shape, generator=generator)
+        made["input_ids"] = made["decoder_input_ids"] = torch.where(real, drawn, of("pad_token_id") or 0)
+        if "input_ids" in takes:
+            made["attention_mask"] = real.long()
+    shapes: dict[str, tuple[int, ...]] = {"input_values": (SAMPLES,)}
+    if size := of("image_size"):
+        sides = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
+        shapes["pixel_values"] = (of("num_channels") or 3, *sides)
+    if of("num_mel_bins") and of("max_source_positions"):
+        shapes["input_features"] = (of("num_mel_bins"), 2 * of("max_source_positions"))
+    for name, shape in shapes.items():
+        made[name] = torch.randn((len(lengths), *shape), generator=generator)
+    found = {name: tensor for name, tensor in made.items() if name in takes}
+    named = (one for one in takes.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD))
+    missing = [one.name for one in named if one.name not in found and (one.default is one.empty or not found)]
+    if missing:
+        raise SpecError(f"inputs are missing but required: {first_of(missing, 5)} of {type(model).__name__}")
+    return found
 
 
 def in_way(reference: Any, way: str) -> nn.Module:
@@ -153,17 +174,15 @@ def run(reference: Reference, candidate: Any, python: str | None) -> Arrays:
     if isinstance(candidate, (str, Path)):
         path = Path(candidate)
         if path.suffix == ".onnx":
-            try:
+            with running(f"{path} in ONNX Runtime"):
                 return run_graph(reference, path)
-            except SpecError:
-                raise
-            except Exception as error:  # noqa: BLE001 - whatever ONNX Runtime raises
-                raise SpecError(f"{path}: ONNX Runtime cannot run it: {first_line(error)}") from None
         if path.suffix == ".safetensors":
             return run_arrays(reference, read_arrays(path))
         raise SpecError(f"{path}: must be arrays by name (.safetensors) or a graph (.onnx)")
     if callable(candidate):
-        return run_arrays(reference, called(candidate, reference.arrays))
+        with running("the candidate"):
+            made = called(candidate, reference.arrays)
+        return run_arrays(reference, made)
     raise SpecError(
         f"the candidate is a {type(candidate).__name__} but must be a module, arrays, a file, or a function"
     )
@@ -187,7 +206,8 @@ def run_module(
     cotangents = None if take else reference.cotangents
     given = cotangents and {name: placed(one) for name, one in cotangents.items()}
     program: Any = torch.compile(model, dynamic=False) if compiled else None
-    found = observe(model, *reference.given(placed), cotangents=given, take=take, program=program)
+    with running("the candidate"):
+        found = observe(model, *reference.given(placed), cotangents=given, take=take, program=program)
     return found.arrays()
 
 
@@ -299,7 +319,17 @@ def run_alone(reference: Reference, target: str, python: str | None = None) -> A
 
 def run_arrays(reference: Reference, arrays: Mapping[str, Any]) -> Arrays:
     """Return arrays by the reference's names; where none is one, outputs are taken by their places."""
-    found = {name: np.asarray(array) for name, array in arrays.items()}
+    found = {
+        name: numbers(array) if isinstance(array, Tensor) else np.asarray(array)
+        for name, array in arrays.items()
+    }
+    refuse(
+        [
+            f"{name!r} of the candidate is of {array.dtype} but must hold numbers"
+            for name, array in found.items()
+            if array.dtype.kind not in "fiub"
+        ]
+    )
     plain = reference.plain.values
     if any(name in plain for name in found):
         return found

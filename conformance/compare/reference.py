@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from concord.conformance.compare.arithmetic import Computed, ExactMode, Perturbe
 from concord.conformance.estimate import Observer
 from concord.conformance.expectation import is_gradient
 from concord.spec.errors import SpecError
+from concord.spec.text import first_line
 
 Array = NDArray[np.floating]
 
@@ -150,7 +152,8 @@ class ModuleReference(Reference):
     @functools.cached_property
     def plain(self) -> Activations:
         """What the module computes as it is."""
-        return observe(self.model, self.args, self.kwargs, cotangents=self.cotangents)
+        with running("the reference"):
+            return observe(self.model, self.args, self.kwargs, cotangents=self.cotangents)
 
     @functools.cached_property
     def parameters(self) -> dict[str, Tensor]:
@@ -199,6 +202,22 @@ class ModuleReference(Reference):
         with plainly(), arithmetic:
             observe(self.model, args, kwargs, parameters, self.cotangents, take, pinned)
         return arithmetic.foreign
+
+
+@contextlib.contextmanager
+def running(what: str) -> Iterator[None]:
+    """Refuse in one line what cannot be run.
+
+    Raises:
+        SpecError: for whatever a model raises.
+    """
+    try:
+        yield
+    except SpecError:
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {first_line(error)}"
+        raise SpecError(f"{what} cannot be run with these inputs: {said}") from error
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:

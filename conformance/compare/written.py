@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from concord.conformance.compare.activations import OUTPUT, Activations, numbers
-from concord.conformance.compare.reference import Pins, Reference
+from concord.conformance.compare.reference import Pins, Reference, running
 from concord.conformance.estimate import Observer, low_precision
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.errors import SpecError
@@ -89,7 +89,8 @@ class Written(Reference):
         def take(name: str, array: Array) -> None:
             found[name] = torch.from_numpy(np.array(array)).to(getattr(torch, self.dtype))
 
-        self.compute(Arithmetic(self.dtype), take, lambda name: None)
+        with running("the reference"):
+            self.compute(Arithmetic(self.dtype), take, lambda name: None)
         return Activations(found)
 
     def exact(self, blind: bool) -> Arithmetic:
