@@ -139,7 +139,7 @@ class BuggedTrajectory(Bugged, Trajectory):
         if key not in self.known:
             losses: list[Values] = []
             found = super().differentiated(batch, number, lambda name, loss: losses.append(loss))
-            self.known[key] = losses[0], found
-        loss, found = self.known[key]
+            self.known[key] = batch, losses[0], found  # a batch that is kept keeps its id
+        _, loss, found = self.known[key]
         observer(f"losses.{number}", loss)
         return dict(found)
