@@ -2,10 +2,11 @@
 
 A :class:`Supervisor` keeps one worker at a time. What it is given to do is done one after the other, in the
 same process for as long as that lives, so a backend that carries something from one call to the next is seen
-as it is. A :class:`Pool` holds the supervisors of a job, of several backends and devices. It ends all of
-them at once: when a task raises something, at Ctrl-C, when it is told to, and with its ``with`` block. Each
-worker limits time and memory of a request (:class:`concord.backends.worker.Worker`), and a worker whose
-parent is gone ends by itself. What stands above a pool may be any executor: a thread, a process, Dask.
+as it is. A :class:`Pool` holds the supervisors of a job, of several backends and devices, and has as many
+work at a time as there are cores. It ends all of them at once: when a task raises something, at Ctrl-C, when
+it is told to, and with its ``with`` block. Each worker limits time and memory of a request
+(:class:`concord.backends.worker.Worker`), and a worker whose parent is gone ends by itself. What stands above
+a pool may be any executor: a thread, a process, Dask.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from threading import BoundedSemaphore
 from typing import TypeVar
 
 from concord.backends import heaps
@@ -151,17 +151,13 @@ class Pool:
     Args:
         width: how many work at a time; by default as many as there are cores.
         halted: asked while tasks run; once it says True, every worker is ended.
-
-    Attributes:
-        cores: what a task holds while it computes in this process.
     """
 
     def __init__(self, width: int | None = None, halted: Callable[[], bool] = lambda: False) -> None:
         heaps.share()
         self.halted, self.stopped, self._looked = halted, False, 0.0
         self._supervisors: list[Supervisor] = []
-        cores = os.cpu_count() or 1
-        self._threads, self.cores = ThreadPoolExecutor(width or cores), BoundedSemaphore(cores)
+        self._threads = ThreadPoolExecutor(width or os.cpu_count() or 1)
 
     def supervise(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import time
 import traceback
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -279,17 +281,13 @@ Or what it is doing (:class:`concord.conformance.watching.Underway`).
 """
 
 
-ABREAST = 12
-"""After how many jobs one backend waits for the others."""
-
-
 def conduct(
     jobs: Sequence[Job],
     names: Iterable[str],
     settings: Setup,
     progress: Progress = lambda backend, done: None,
 ) -> Report:
-    """Run every job on every backend, as many at a time as keep all cores busy, and judge the runs.
+    """Run every job on every backend, as many backends at a time as there are cores, and judge the runs.
 
     Args:
         jobs: in the order in which they run. One that stands there several times has one result.
@@ -302,24 +300,29 @@ def conduct(
         backends.resolve(name)
     started, environments = time.perf_counter(), dict[str, dict[str, Any]]()
     places, turns = settings.places(chosen), repeated(jobs, settings.repeat)
-    # While one is judged, the worker of another computes.
-    with Pool(width=min(len(places), 2 * (os.cpu_count() or 1)) or 1) as pool:
+    with Pool(width=min(len(places), os.cpu_count() or 1) or 1) as pool:
         runners = [
             Runner(label, name, how, pool, environments, progress) for label, (name, how) in places.items()
         ]
-        results: dict[str, dict[int, Result]] = {runner.label: {} for runner in runners}
+        # Job by job: what a job is judged by is kept for a few. Each waits for its backend's turn before.
+        done = [[Event() for _ in turns] for _ in runners]
+        results: list[dict[int, Result]] = [{} for _ in runners]
 
-        def work(runner: Runner, first: int) -> None:
-            for job in turns[first : first + ABREAST]:
+        def turn(place: tuple[int, int]) -> None:
+            number, which = place
+            if number:
+                done[which][number - 1].wait()
+            try:
                 if not pool.stopped:
-                    results[runner.label][id(job)] = runner.attempt(job)
+                    runner, job = runners[which], turns[number]
+                    results[which][id(job)] = runner.attempt(job)
                     progress(runner.label, job.name)
+            finally:
+                done[which][number].set()
 
-        # What a job is judged by is kept for a few: no backend is far ahead of another.
-        for first in range(0, len(turns), ABREAST):
-            pool.map(partial(work, first=first), runners)
+        pool.map(turn, itertools.product(range(len(turns)), range(len(runners))))
     return Report(
-        [result for of_one in results.values() for result in of_one.values()],
+        [result for of_one in results for result in of_one.values()],
         environments,
         settings,
         time.perf_counter() - started,
@@ -424,7 +427,7 @@ class Runner:
         self.label, self.name, self.settings = label, name, settings
         self.environments, self.progress = environments, progress
         self.earlier: dict[int, _Earlier] = {}
-        self.turn, self.cores = 0, pool.cores
+        self.turn = 0
         self.supervisor = pool.supervise(partial(settings.open, name), started=self.started)
 
     def attempt(self, job: Job) -> Result:
@@ -500,7 +503,7 @@ class Runner:
         earlier = before.result.verdict if before else None
         if before and earlier and (not others or earlier.status == "diverges"):
             return earlier, before.result.attribution
-        with self.cores, listening(lambda text: self.progress(self.label, text)):
+        with listening(lambda text: self.progress(self.label, text)):
             verdict = job.judge(run, self.settings.rules(job.dtype))
         if before is None or earlier is None:
             return verdict, self.attribute(job, run, verdict)
