@@ -29,6 +29,7 @@ from concord.backends.optimizers import Optimizer
 from concord.backends.taps import Observation, Tensor
 from concord.backends.trainer import Trainer
 from concord.backends.weights import Naming
+from concord.spec.arrays import Array, Arrays
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import Weights, parameters
 from concord.spec.training.recipe import Recipe
@@ -109,7 +110,8 @@ class FrameworkAdapter(ABC):
 
     def run(self, request: Request) -> Run:
         """Compute what is asked (:meth:`concord.backends.interface.Backend.run`)."""
-        return self.session(request).read()
+        found: Run = self.session_type(self, request).read()
+        return found
 
     def session(self, request: Request) -> Session:
         """Build what is asked for, to be run many times."""
@@ -133,9 +135,7 @@ class FrameworkAdapter(ABC):
         """
         return lambda model, inputs, record: record
 
-    def product(
-        self, left: NDArray[np.floating], right: NDArray[np.floating], dtype: str, device: str, precision: str
-    ) -> Steps:
+    def product(self, left: Array, right: Array, dtype: str, device: str, precision: str) -> Steps:
         """Return the product of two matrices (:meth:`concord.backends.interface.Measurable.product`)."""
         place = self.device(device)
         self.set_precision(precision)
@@ -217,9 +217,7 @@ class FrameworkAdapter(ABC):
                 np.ascontiguousarray(self.relaid(weights[name], parameter.kind)),
             )
 
-    def export(
-        self, named: Mapping[str, Tensor], config: EncoderConfig, part: str
-    ) -> dict[str, NDArray[Any]]:
+    def export(self, named: Mapping[str, Tensor], config: EncoderConfig, part: str) -> Arrays:
         """Return tensors of native names, a model's parameters or their gradients, as canonical arrays."""
         found, named = {}, self.explicit_names(named)
         for name, parameter in parameters(config, part).items():
@@ -345,6 +343,6 @@ class Product:
         """Return the seconds of steps on a device that are started one after another."""
         return self.adapter.timed(self, steps)
 
-    def results(self) -> dict[str, NDArray[np.floating]]:
+    def results(self) -> Arrays:
         """Return what the last step computed."""
         return {"product": self.adapter.to_numpy(self.product)}

@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 
 from concord.backends.interface import Measurable, Request, Session, Steps, Unsupported
 from concord.backends.wire import in_order
+from concord.spec.arrays import Array, Arrays
 from concord.spec.batch import Batch, batch_of_lengths, round_inputs
 from concord.spec.config import EncoderConfig, from_mapping
 from concord.spec.parameters import initialize, trainable
@@ -40,7 +41,7 @@ MOMENT = "first_moment."
 """How what an optimizer keeps of gradients is called."""
 
 
-Answer = tuple[dict[str, Any], dict[str, NDArray[Any]]]
+Answer = tuple[dict[str, Any], Arrays]
 """What is said, and arrays by name."""
 
 
@@ -108,17 +109,14 @@ class Bench:
         seconds, results = self._begin(time.perf_counter() - started)
         return seconds, self._trained(session, request, results) if training else results
 
-    def _trained(
-        self, session: Session, request: Request, results: Mapping[str, NDArray[Any]]
-    ) -> dict[str, NDArray[Any]]:
+    def _trained(self, session: Session, request: Request, results: Mapping[str, NDArray[Any]]) -> Arrays:
         """Make the other steps of training, and return what has come of all.
 
         The session is left with the first step's inputs.
         """
-        if not hasattr(session, "optimizer_state"):
+        if not hasattr(session, "state"):
             raise Unsupported(
-                f"{self.measured.name} cannot be measured in training: its session has no method "
-                "'optimizer_state'"
+                f"{self.measured.name} cannot be measured in training: its session has no method 'state'"
             )
         assert request.training is not None
         losses = [results.get("loss", np.asarray(np.nan))]
@@ -128,13 +126,13 @@ class Bench:
             session.synchronize()
             losses.append(session.results().get("loss", np.asarray(np.nan)))
         session.feed(request.batch)
-        after = session.parameters()
+        after = session.state()
         changes = (
-            (name, np.subtract(after[name], request.weights[name], dtype=np.float64))
+            (name, np.subtract(after[f"parameters.{name}"], request.weights[name], dtype=np.float64))
             for name in trainable(request.config)
-            if name in after
+            if f"parameters.{name}" in after
         )
-        return {"loss": np.array(losses)} | moved(changes, session.optimizer_state().items())
+        return {"loss": np.array(losses)} | moved(changes, after.items())
 
     def product(self, sizes: Sequence[int], dtype: str, device: str, precision: str) -> Answer:
         """Make ready a product of two random matrices, (M, K) and (K, N).
@@ -260,8 +258,8 @@ def moved(
 
     Args:
         changes: of parameters, by name.
-        kept: what the optimizer keeps, as ``<slot>.<name>``. The first moments are reported, which have a
-            gradient's errors in proportion; the second ones show in the changes.
+        kept: what the optimizer keeps, among others, as ``<slot>.<name>``. The first moments are reported,
+            which have a gradient's errors in proportion; the second ones show in the changes.
 
     Returns:
         ``updates/<name>`` and ``moments/<name>``.
@@ -274,7 +272,7 @@ def moved(
     }
 
 
-def project(name: str, change: NDArray[np.floating]) -> NDArray[np.float64]:
+def project(name: str, change: Array) -> NDArray[np.float64]:
     """Return the sums of an array's elements under random signs.
 
     Which follow from the name, in units of their root number.

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from concord.spec.arrays import Array, Arrays, wrong_shape, wrong_type
 from concord.spec.batch import Batch, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, unknown
@@ -102,7 +102,7 @@ class Request(Settings, Problem):
         taps: whether to return every intermediate tensor.
         gradients: whether to return the gradient of the loss for every trainable parameter.
         tap_gradients: whether to return the gradient of the loss by every tap too, beside ``gradients``.
-        training: what to do to the model instead: only output, loss and what it reports are returned then.
+        training: how to train the model instead (:meth:`Trainable.train`); :meth:`Backend.run` gets none.
     """
 
     taps: bool = True
@@ -110,7 +110,7 @@ class Request(Settings, Problem):
     tap_gradients: bool = False
     training: Training | None = None
 
-    def zeros(self) -> dict[str, NDArray[np.floating]]:
+    def zeros(self) -> Arrays:
         """Return zeros in the shape of each tap whose gradient is asked for.
 
         Added to it, they have the same gradient.
@@ -160,7 +160,7 @@ class Request(Settings, Problem):
             for batch in batches:
                 validate_batch(self.config, batch, self.part, where)
 
-    def check_state(self, state: Mapping[str, NDArray[np.floating]], step: int) -> None:
+    def check_state(self, state: Mapping[str, Array], step: int) -> None:
         """Refuse a state that training cannot go on from.
 
         Args:
@@ -189,12 +189,10 @@ class Request(Settings, Problem):
                 problems.append(
                     f"{name!r} is unexpected: the training keeps nothing of that name [clause=WGT-1]"
                 )
-            elif array.shape != known[name]:
-                problems.append(f"{name!r} has shape {array.shape} but must be {known[name]} [clause=WGT-2]")
-            elif not np.issubdtype(array.dtype, np.floating):
-                problems.append(
-                    f"{name!r} has dtype {array.dtype} but must be a floating-point type [clause=WGT-3]"
-                )
+            elif problem := wrong_shape(name, array, known[name]):
+                problems.append(f"{problem} [clause=WGT-2]")
+            elif problem := wrong_type(name, array):
+                problems.append(f"{problem} [clause=WGT-3]")
             elif step == 0 and not name.startswith("parameters.") and array.any():
                 problems.append(f"{name!r} is not zero but must be before the first step [clause=OPT-2]")
         if problems:
@@ -209,7 +207,7 @@ class Run:
 
     Attributes:
         output: the result of the part: logits (B, C) of the whole model, the pooled vector (B, D), (B, T, D)
-            of encoder and stack, (B, Q, D) of the attention parts.
+            of encoder and stack, (B, Q, D) of the attention parts; of training, the last loss.
         loss: scalar, of rank 0 (SPEC LOS-2, LOS-5). Where no gradients were asked for, it may be None.
         taps: intermediate tensors by the names, and in the shapes, of :func:`concord.spec.tensors.taps`.
             Those that are left out are not judged.
@@ -228,23 +226,23 @@ class Run:
             (:data:`concord.spec.training.trajectory.Observer`).
     """
 
-    output: NDArray[np.floating]
-    loss: NDArray[np.floating] | None
-    taps: dict[str, NDArray[np.floating]] = field(default_factory=dict)
-    gradients: dict[str, NDArray[np.floating]] = field(default_factory=dict)
+    output: Array
+    loss: Array | None
+    taps: Arrays = field(default_factory=dict)
+    gradients: Arrays = field(default_factory=dict)
     backend: str = ""
     dtype: str = "float32"
     info: dict[str, Any] = field(default_factory=dict)
     requested: tuple[str, ...] = ("taps", "gradients")
-    tap_gradients: dict[str, NDArray[np.floating]] = field(default_factory=dict)
-    steps: dict[str, NDArray[np.floating]] = field(default_factory=dict)
+    tap_gradients: Arrays = field(default_factory=dict)
+    steps: Arrays = field(default_factory=dict)
 
     @property
-    def logits(self) -> NDArray[np.floating]:
+    def logits(self) -> Array:
         """The output under the name that it has in the whole model."""
         return self.output
 
-    def results(self, output: str) -> dict[str, NDArray[np.floating]]:
+    def results(self, output: str) -> Arrays:
         """Return output and loss by the names of their taps.
 
         Args:
@@ -265,7 +263,7 @@ class Steps(Protocol):
     def synchronize(self) -> None:
         """Wait until the device is done."""
 
-    def results(self) -> dict[str, NDArray[np.floating]]:
+    def results(self) -> Arrays:
         """Return what the last step computed.
 
         ``logits`` (B, C), the ``loss`` before an update, or a bare ``product``.
@@ -281,47 +279,17 @@ class Steps(Protocol):
 
 
 class Session(Steps, Protocol):
-    """A model that is built once, with its weights and inputs on a device.
+    """A model that is built once, with its weights and inputs on a device, and stepped any number of times.
 
-    Loaded, run, stepped and read any number of times.
-
-    A step is a training step where the request says how to train (:attr:`Request.training`), else a forward
-    pass.
+    A step is a training step where the request says how to train (:attr:`Request.training`; SPEC, section
+    10), else a forward pass. A session takes its inputs from :meth:`feed`, never from the steps of training.
     """
-
-    def load(self, weights: Weights) -> None:
-        """Put other weights, by canonical name and in canonical shapes, in place of those that it has.
-
-        An optimizer begins anew: it has kept nothing, and made no step.
-        """
 
     def feed(self, batch: Batch) -> None:
         """Take other inputs, of the same shapes and already rounded to the precision (SPEC PRC-2)."""
 
-    def forward(self) -> None:
-        """Start one forward pass."""
-
-    def train_step(self) -> None:
-        """Start the next training step on the inputs that it has (SPEC, section 10).
-
-        What training sets as its steps is of no account here: :meth:`feed` gives a step its inputs.
-        """
-
-    def read(self) -> Run:
-        """Compute, with the weights and inputs that it has, what the request asks for; nothing is updated.
-
-        Raises:
-            Unsupported: if it cannot, with the reason (SPEC PRC-3).
-        """
-
-    def parameters(self) -> Weights:
-        """Return a copy of the parameters as they are now, by canonical name and in canonical shapes.
-
-        SPEC WGT-1, WGT-2.
-        """
-
-    def optimizer_state(self) -> dict[str, NDArray[np.floating]]:
-        """Return a copy of the optimizer state, as ``<slot>.<canonical name>`` in canonical shapes."""
+    def state(self) -> Mapping[str, Array]:
+        """Return where training stands (:meth:`TrainingSession.state`)."""
 
 
 UNSUPPORTED_REASONS = "cannot express this by its library layers: "
@@ -459,10 +427,10 @@ class Backend(Protocol):
         """
 
 
-class Stepping(Protocol):
+class TrainingSession(Protocol):
     """A model, and what its optimizer keeps, while it is trained step by step (SPEC, section 10)."""
 
-    def load(self, state: Mapping[str, NDArray[np.floating]], step: int) -> None:
+    def load(self, state: Mapping[str, Array], step: int) -> None:
         """Go on from where training stood after so many steps, with the bits that going on would have had.
 
         Args:
@@ -471,7 +439,7 @@ class Stepping(Protocol):
                 missing are as at the start. It may come in the dtype that is stored or in a wider one.
         """
 
-    def step(self, batches: Sequence[Batch], report: bool = False) -> Mapping[str, NDArray[np.floating]]:
+    def step(self, batches: Sequence[Batch], report: bool = False) -> Mapping[str, Array]:
         """Make the next step from batches, of any shapes.
 
         Nothing is built or compiled anew for shapes that were there before.
@@ -481,15 +449,11 @@ class Stepping(Protocol):
             To ``report`` is to return all that :data:`concord.spec.training.trajectory.Observer` names.
         """
 
-
-class TrainingSession(Stepping, Protocol):
-    """Training that is held open."""
-
-    def predict(self, batch: Batch) -> NDArray[np.floating]:
+    def predict(self, batch: Batch) -> Array:
         """Return the output for a batch, logits (B, C), without dropout; its labels mean nothing."""
 
-    def state(self) -> Mapping[str, NDArray[np.floating]]:
-        """Return where training stands, as :meth:`load` takes it."""
+    def state(self) -> Mapping[str, Array]:
+        """Return a copy of where training stands, as :meth:`load` takes it."""
 
     def info(self) -> dict[str, Any]:
         """Return what a run would say of itself (:attr:`Run.info`)."""
@@ -520,9 +484,7 @@ class Measurable(Backend, Protocol):
             Unsupported: as :meth:`Backend.run` does.
         """
 
-    def product(
-        self, left: NDArray[np.floating], right: NDArray[np.floating], dtype: str, device: str, precision: str
-    ) -> Steps:
+    def product(self, left: Array, right: Array, dtype: str, device: str, precision: str) -> Steps:
         """Return the bare product of two matrices, (M, K) and (K, N), to measure the machine by.
 
         Args:

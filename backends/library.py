@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.backends.interface import UNPADDED, Implementation, Request
+from concord.spec.arrays import Ids
 from concord.spec.config import EncoderConfig
 from concord.spec.masks import mask_constant, real_tokens, sees_nothing
 
@@ -147,7 +147,7 @@ class KeptRows(NamedTuple):
     slots: Any
 
 
-def indices(request: Request) -> dict[str, NDArray[np.int64]]:
+def indices(request: Request) -> dict[str, Ids]:
     """Return what puts rows where they are needed; nothing for a request that keeps its padding.
 
     Returns:

@@ -19,7 +19,6 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.backends import SEARCHED, heaps
 from concord.backends.bench import Bench
@@ -35,6 +34,7 @@ from concord.backends.wire import (
     received,
     returned,
 )
+from concord.spec.arrays import Array, Arrays
 from concord.spec.batch import Batch, round_inputs, validate_batch
 from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights
@@ -193,7 +193,7 @@ class HeldTraining(StaysHere):
         info: dict[str, Any] = plain(self.session.info())
         return info
 
-    def load(self, state: Mapping[str, NDArray[np.floating]], step: int) -> None:
+    def load(self, state: Mapping[str, Array], step: int) -> None:
         """Go on from a state after so many steps.
 
         Args:
@@ -209,7 +209,7 @@ class HeldTraining(StaysHere):
         }
         self.session.load(narrow, step)
 
-    def step(self, batches: Sequence[Batch], report: bool = False) -> dict[str, NDArray[Any]]:
+    def step(self, batches: Sequence[Batch], report: bool = False) -> Arrays:
         """Make the next step.
 
         Args:
@@ -229,7 +229,7 @@ class HeldTraining(StaysHere):
             )
         return arrays_of("step", self.session.step([self._fit(batch) for batch in batches], report))
 
-    def predict(self, batch: Batch) -> NDArray[np.floating]:
+    def predict(self, batch: Batch) -> Array:
         """Return the logits (B, C) of a batch, labelled or not, without dropout.
 
         Raises:
@@ -239,7 +239,7 @@ class HeldTraining(StaysHere):
             batch = dataclasses.replace(batch, labels=np.zeros(len(batch.input_ids), np.int64))
         return arrays_of("predict", {"output": self.session.predict(self._fit(batch))})["output"]
 
-    def state(self) -> dict[str, NDArray[np.floating]]:
+    def state(self) -> Arrays:
         """Return where training stands: ``parameters.<name>`` of all parameters, and ``<slot>.<name>``."""
         return arrays_of("state", self.session.state())
 

@@ -13,9 +13,6 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from concord.backends.adapter import FrameworkAdapter
 from concord.backends.interface import (
     UNPADDED,
@@ -29,6 +26,7 @@ from concord.backends.interface import (
 from concord.backends.library import indices
 from concord.backends.taps import DROPOUT, TARGETS, Observation, Tensor, add_zeros, attach
 from concord.backends.trainer import Prepared, Trainer
+from concord.spec.arrays import Arrays
 from concord.spec.batch import Batch
 from concord.spec.parameters import Weights
 from concord.spec.tensors import taps
@@ -95,19 +93,12 @@ class FrameworkSession:
             name: self.adapter.tensor(array, self.request.dtype, self.device) for name, array in given.items()
         }
 
-    def load(self, weights: Weights) -> None:
-        """Put other weights in place of those that it has; an optimizer begins anew.
+    def fill(self, weights: Weights) -> None:
+        """Put other weights in place of those that it has.
 
         Raises:
             Unsupported: where they are kept in a layout of a kernel's own.
         """
-        if self.request.training:
-            self.trainer.load({f"parameters.{name}": array for name, array in weights.items()}, 0)
-        else:
-            self.fill(weights)
-
-    def fill(self, weights: Weights) -> None:
-        """Put other weights in place of those that it has, and nothing else (:meth:`load`)."""
         if self.implementation.finish:
             raise Unsupported(
                 f"{self.adapter.name} keeps weights in a layout of a kernel's own in its implementation "
@@ -121,34 +112,24 @@ class FrameworkSession:
 
     def step(self) -> None:
         """Start one training step where the request says how to train, else one forward pass."""
-        self.train_step() if self.request.training else self.forward()
+        with self.context():
+            if self.request.training:
+                self.computed = {"loss": self.trainer.start(self.prepared())["losses.0"]}
+            else:
+                self.computed = {"logits": self.inferring(*self.operands)}
 
-    def results(self) -> dict[str, NDArray[np.floating]]:
+    def results(self) -> Arrays:
         """Return what the last step computed: the logits (B, C), or the loss before an update."""
         return {name: self.adapter.to_numpy(tensor) for name, tensor in self.computed.items()}
 
-    def parameters(self) -> Weights:
-        """Return the parameters as they are now, by canonical name."""
-        return self.adapter.parameters(self.model, self.request)
-
-    def optimizer_state(self) -> dict[str, NDArray[np.floating]]:
-        """Return what the optimizer keeps now, as ``<slot>.<canonical name>``."""
-        return self.trainer.kept()
+    def state(self) -> Arrays:
+        """Return where training stands."""
+        return self.trainer.state()
 
     def compile(self) -> None:
         """Do ahead of the first step what can be done ahead of it."""
         with self.context():
             _ = self.trainer.ready(self.prepared()) if self.request.training else self.inferring
-
-    def forward(self) -> None:
-        """Start one forward pass: (B, T) to (B, C)."""
-        with self.context():
-            self.computed = {"logits": self.inferring(*self.operands)}
-
-    def train_step(self) -> None:
-        """Start one training step on its inputs: loss, gradients, and the update of an optimizer."""
-        with self.context():
-            self.computed = {"loss": self.trainer.start(self.prepared())["losses.0"]}
 
     def prepared(self) -> Prepared:
         """Return what a training step is given of the inputs.
@@ -209,9 +190,7 @@ class FrameworkSession:
         return self.adapter.timed(self, steps)
 
     def read(self) -> Run:
-        """Compute what the request asks for; nothing is updated, unless it asks for training."""
-        if self.request.training:
-            return self.trainer.run()
+        """Compute what the request asks for; nothing is updated."""
         adapter, request, to_numpy = self.adapter, self.request, self.adapter.to_numpy
         zeros = {
             name: adapter.tensor(array, request.dtype, self.device) for name, array in request.zeros().items()

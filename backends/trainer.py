@@ -10,14 +10,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.backends.interface import Run, Trace, Unsupported, refusing_nondeterminism
+from concord.backends.interface import Trace, Unsupported, refusing_nondeterminism
 from concord.backends.optimizers import Optimizer, clip, probe
 from concord.backends.taps import DROPOUT, SEED, TARGETS
+from concord.spec.arrays import Array, Arrays
 from concord.spec.batch import Batch
 from concord.spec.parameters import parameters
 from concord.spec.precision import precision
@@ -138,9 +140,8 @@ class Trainer(Course):
 
     # The protocol.
 
-    def load(self, state: Mapping[str, NDArray[np.floating]], step: int) -> None:
+    def load(self, state: Mapping[str, Array], step: int) -> None:
         """Go on from parameters and what was kept after so many steps."""
-        self.request.check_state(state, step)
         self.session.fill(
             {
                 name: state.get(f"parameters.{name}", self.request.weights[name])
@@ -165,12 +166,15 @@ class Trainer(Course):
         """Give the optimizer what was kept, by slot and native name."""
         self.optimizer.resume(kept, step)
 
-    def step(self, batches: Sequence[Batch], report: bool = False) -> dict[str, NDArray[Any]]:
+    def step(self, batches: Sequence[Batch], report: bool = False) -> Arrays:
         """Make the next step, and return losses and norm, or all that is reported of it."""
-        found = self.advance(batches, report)
-        return {name: array for name, array in found.items() if name != "output"}
+        session = self.session
+        with refusing_nondeterminism(session.adapter.name, self.request), session.context():
+            found = self.start(self.prepared(batches), report)
+        session.confirm()
+        return self.reported(found)
 
-    def predict(self, batch: Batch) -> NDArray[np.floating]:
+    def predict(self, batch: Batch) -> Array:
         """Return the output for a batch, without dropout."""
         session = self.session
         with refusing_nondeterminism(session.adapter.name, self.request), session.context():
@@ -182,43 +186,17 @@ class Trainer(Course):
             output = program(*session.operands)
         return np.array(self.adapter.to_numpy(output))
 
-    def state(self) -> dict[str, NDArray[np.floating]]:
+    def state(self) -> Arrays:
         """Return the parameters and what is kept, as :meth:`load` takes them."""
-        return {
-            f"parameters.{name}": array for name, array in self.session.parameters().items()
-        } | self.kept()
-
-    def kept(self) -> dict[str, NDArray[np.floating]]:
-        """Return what is kept, as ``<slot>.<name>``."""
-        return {
-            f"{slot}.{name}": array
-            for slot, tensors in self.slots().items()
-            for name, array in self.exported(tensors).items()
-        }
+        parameters = self.adapter.parameters(self.session.model, self.request)
+        return {f"parameters.{name}": array for name, array in parameters.items()} | self.reported(
+            self.slots()
+        )
 
     def info(self) -> dict[str, Any]:
         """Return what a run says of itself."""
         info = self.session.info()
         return info | {"deviations": [*info["deviations"], *self.optimizer.known_deviations]}
-
-    def run(self) -> Run:
-        """Make every step of the request.
-
-        The output and loss that are returned are those of the last batch, before its update.
-        """
-        reported: dict[str, NDArray[Any]] = {}
-        for step, batches in enumerate(self.training.steps):
-            found = self.advance(batches, step in self.training.reported)
-            output, loss = found.pop("output"), found[f"losses.{len(batches) - 1}"]
-            reported |= {f"steps.{step}.{name}": array for name, array in found.items()}
-        return Run(
-            output,
-            loss,
-            backend=self.adapter.name,
-            dtype=self.request.dtype,
-            info=self.info(),
-            steps=reported,
-        )
 
     def plan(self, steps: Sequence[Sequence[Batch]], masked: int = 1) -> StepPlan:
         """Return what is going to be done with batches, as the optimizer and the device have it.
@@ -317,14 +295,6 @@ class Trainer(Course):
 
     # One step.
 
-    def advance(self, batches: Sequence[Batch], report: bool) -> dict[str, NDArray[Any]]:
-        """Make the next step, and return what is reported of it, with the ``output`` of the last batch."""
-        session = self.session
-        with refusing_nondeterminism(session.adapter.name, self.request), session.context():
-            found = self.start(self.prepared(batches), report)
-        session.confirm()
-        return self.reported(found)
-
     def prepared(self, batches: Sequence[Batch]) -> Prepared:
         """Return what the next step is given of its batches; without dropout, every step that has them."""
         given, parts = (
@@ -362,7 +332,7 @@ class Trainer(Course):
             rows,
         )
         key = (report, tuple(numbers), tuple(shapes_of(one.inputs) for one in given))
-        program = self.program(key, self.everything if report else self.losses, operands, (0, 2))
+        program = self.program(key, partial(self.made, report), operands, (0, 2))
         optimizer.variables, optimizer.state = variables, state  # a compiler has put others in their place
         return program, operands
 
@@ -385,14 +355,6 @@ class Trainer(Course):
         self.programs.move_to_end(key)
         return self.programs[key]
 
-    def everything(self, *operands: Any) -> tuple[dict[str, Any], Any, Any]:
-        """Make a step, and return all that is reported of it."""
-        return self.made(True, *operands)
-
-    def losses(self, *operands: Any) -> tuple[dict[str, Any], Any, Any]:
-        """Make a step, and return its losses and norm."""
-        return self.made(False, *operands)
-
     def made(
         self,
         report: bool,
@@ -404,6 +366,9 @@ class Trainer(Course):
         rows: Mapping[str, Tensor],
     ) -> tuple[dict[str, Any], Any, Any]:
         """Make a step; a compiler may trace it.
+
+        Args:
+            report: whether to return all that is reported of it, not losses and norm alone.
 
         Returns:
             What is reported, sections as native names to tensors; what it leaves of the model; what the
@@ -439,13 +404,13 @@ class Trainer(Course):
     def accumulated(
         self, model: Any, batches: Sequence[Given], numbers: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        """Return the gradient of a step, squares that its norm sees otherwise, and output and losses."""
+        """Return the gradient of a step, squares that its norm sees otherwise, and the losses."""
         total: dict[str, Tensor] = {}
         seen: dict[str, Tensor] = {}
         found: dict[str, Tensor] = {}
         for number, given in enumerate(batches):
             observed = self.session.differentiated(model, given.inputs, given.zeros)
-            found |= {"output": observed.output, f"losses.{number}": observed.loss}
+            found[f"losses.{number}"] = observed.loss
             weight = numbers.get(f"batch_weight.{number}")
             total = self.added(
                 total,
@@ -590,16 +555,16 @@ class Trainer(Course):
             found.setdefault(slot, {})[native] = tensor
         return found
 
-    def exported(self, tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
+    def exported(self, tensors: Mapping[str, Tensor]) -> Arrays:
         """Return tensors of the parameters by canonical name."""
         return {
             name: np.array(array)
             for name, array in self.adapter.export(tensors, self.config, self.part).items()
         }
 
-    def reported(self, found: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    def reported(self, found: Mapping[str, Any]) -> Arrays:
         """Return what is reported of a step as arrays."""
-        arrays: dict[str, NDArray[Any]] = {}
+        arrays: Arrays = {}
         for name, value in found.items():
             arrays |= (
                 {f"{name}.{key}": array for key, array in self.exported(value).items()}

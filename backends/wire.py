@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from concord.backends.interface import Request, Run
+from concord.spec.arrays import Arrays
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig, from_mapping
 from concord.spec.deviations import declared
@@ -101,7 +102,7 @@ def encode(value: Any) -> Message:
     Raises:
         TypeError: for anything else.
     """
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: Arrays = {}
 
     def plain(one: Any) -> Any:
         if isinstance(one, np.ndarray):
@@ -247,7 +248,7 @@ def plain(data: Any) -> Any:
     return json.loads(json.dumps(data))
 
 
-def arrays_of(method: str, found: Any) -> dict[str, NDArray[Any]]:
+def arrays_of(method: str, found: Any) -> Arrays:
     """Return the arrays that a method of a session returned, by name.
 
     Raises:
@@ -275,7 +276,7 @@ def arrays_of(method: str, found: Any) -> dict[str, NDArray[Any]]:
 
 def split_gradients(
     arrays: Mapping[str, NDArray[Any]],
-) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+) -> tuple[Arrays, Arrays]:
     """Return gradients by parameters and inputs, and those by taps.
 
     Which a message or a file has as ``taps.<name>``.
@@ -383,7 +384,7 @@ def _is_list_of(kind: type, value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(entry, kind) for entry in value)
 
 
-def run_arrays(run: Run) -> dict[str, NDArray[Any]]:
+def run_arrays(run: Run) -> Arrays:
     """Return every array of a run under the name that it has in a message or a file."""
     taps = {f"taps/{name}": array for name, array in run.taps.items()}
     by_taps = {f"taps.{name}": array for name, array in run.tap_gradients.items() if array is not None}

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.spec.arrays import Array, Ids, Mask
 from concord.spec.elementary import contract, count_terms, erf, logistic
 from concord.spec.precision import precision
-from concord.spec.tape import FUNCTION, Node, Pullback, RowSums, Values
+from concord.spec.tape import FUNCTION, Node, Pullback, RowSums
 
 WAYS = ("weights", "logarithm", "output")
 """Admissible ways to compute attention weights and their derivative (SPEC ALG-1 to ALG-3).
@@ -97,22 +98,22 @@ class Arithmetic:
         """
         return self._replacing(a, self.leaf(values).value)
 
-    def _replacing(self, a: Node, values: Values) -> Node:
+    def _replacing(self, a: Node, values: Array) -> Node:
         given = self._record(values, (a, lambda g: g))
         given.hidden = a.hidden
         return given
 
-    def uncertain(self, a: Node, size: Values) -> Node:
+    def uncertain(self, a: Node, size: Array) -> Node:
         """Return an input that is known but for an error of some size: here, as it is given."""
         return a
 
-    def given_gradient(self, values: NDArray[Any]) -> Values:
+    def given_gradient(self, values: NDArray[Any]) -> Array:
         """Return a gradient that stands in place of a computed one."""
         return self.leaf(values).value
 
     # What becomes of the result of an operation. These three are all that kinds of arithmetic differ in.
 
-    def settle(self, values: Values, units: float = 1.0, absolute: float = 0.0) -> Values:
+    def settle(self, values: Array, units: float = 1.0, absolute: float = 0.0) -> Array:
         """Return the result of an operation as this arithmetic yields it.
 
         Args:
@@ -122,8 +123,8 @@ class Arithmetic:
         return self._kept(self.precision.round(values))
 
     def settle_sum(
-        self, values: Values, squares: Callable[[], Values], terms: float | Values, wide: bool = True
-    ) -> Values:
+        self, values: Array, squares: Callable[[], Array], terms: float | Array, wide: bool = True
+    ) -> Array:
         """Return a sum as this arithmetic yields it.
 
         Args:
@@ -147,12 +148,12 @@ class Arithmetic:
         """
         return variance
 
-    def round_sum(self, values: Values, value: float, rounded: str) -> Values:
+    def round_sum(self, values: Array, value: float, rounded: str) -> Array:
         """Return scores and a mask constant, added and rounded as the precision ``rounded`` does."""
         target = precision(rounded)
         return target.round(target.round(values) + np.float64(value)).astype(values.dtype)
 
-    def step(self, values: Values, units: float = 1.0) -> Values:
+    def step(self, values: Array, units: float = 1.0) -> Array:
         """Settle a step within an operation, which fused kernels do not round."""
         return self._kept(values) if self._fused else self.settle(values, units)
 
@@ -205,7 +206,7 @@ class Arithmetic:
         """Divide by a constant."""
         units, constant = self._units_of(divisor), self._constant(divisor)
 
-        def divided(values: Values) -> Values:
+        def divided(values: Array) -> Array:
             return self.settle(values / constant, units)
 
         return self._record(divided(a.value), (a, divided))
@@ -264,7 +265,7 @@ class Arithmetic:
             ),
         )
 
-    def relu(self, a: Node, active: NDArray[np.bool_] | None = None) -> Node:
+    def relu(self, a: Node, active: Mask | None = None) -> Node:
         """Rectify.
 
         Args:
@@ -276,7 +277,7 @@ class Arithmetic:
             steep = a.value > (self.corner * abs(a.value).max(-1, keepdims=True) if self.corner else 0)
         return self._record(np.maximum(a.value, 0), (a, lambda g: np.where(steep, g, 0)))
 
-    def sigmoid_cross_entropy(self, logits: Node, targets: Values) -> Node:
+    def sigmoid_cross_entropy(self, logits: Node, targets: Array) -> Node:
         """Binary cross-entropy of each logit against a target of 0 or 1, without overflow.
 
         Frameworks add 1 to an exponential before the logarithm, or do not: near 0 the result errs as it does
@@ -287,7 +288,7 @@ class Arithmetic:
             np.maximum(x, 0) - x * targets + self.settle(np.log1p(np.exp(-abs(x))), FUNCTION, 2.0)
         )
 
-        def pullback(gradient: Values) -> Values:
+        def pullback(gradient: Array) -> Array:
             # The chance less the target, from whichever side loses no digits.
             slope = (1 - targets) * logistic(x) - targets * logistic(-x)
             return self.settle(gradient * self.settle(slope, FUNCTION, 2.0))
@@ -299,7 +300,7 @@ class Arithmetic:
     def softmax(
         self,
         a: Node,
-        floor: float | Values | None = None,
+        floor: float | Array | None = None,
         sums: RowSums | None = None,
     ) -> Node:
         """Softmax over the last axis, with the largest entry taken off first.
@@ -316,13 +317,13 @@ class Arithmetic:
         value = self.settle(exponentials / total)
         rows: Any = None if a.hidden is None else ~a.hidden.all(-1, keepdims=True)
 
-        def logarithms() -> Values:
+        def logarithms() -> Array:
             found = self.step(a.value.max(-1, keepdims=True) + self.step(np.log(total), FUNCTION))
             return found if rows is None else np.where(rows, found, np.nan)
 
         value = self.vary_softmax(value, a.value, floor, logarithms)
 
-        def pullback(gradient: Values) -> Values:
+        def pullback(gradient: Array) -> Array:
             again = self.vary_softmax(value, a.value, floor, logarithms)
             terms = self.step(gradient * again)
             inner = self._sum(terms, (-1,), True, internal=True)
@@ -344,7 +345,7 @@ class Arithmetic:
             return result
         (_, to_weights), to_values = result.operands
 
-        def pullback(gradient: Values) -> Values:
+        def pullback(gradient: Array) -> Array:
             if sums is not None:
                 sums.products = np.moveaxis(gradient * result.value, -3, -2)  # (B, H, Q, K)
             return to_weights(gradient)
@@ -364,7 +365,7 @@ class Arithmetic:
             floor,
         )
 
-        def pullback(gradient: Values) -> Values:
+        def pullback(gradient: Array) -> Array:
             share = self.step(np.exp(value), FUNCTION)
             result = self.settle(
                 gradient - self.step(share * self._sum(gradient, (-1,), True, internal=True))
@@ -376,8 +377,8 @@ class Arithmetic:
     # What admissible ways to compute attention and cross-entropy differ in (SPEC ALG-1 to ALG-4).
 
     def vary_softmax(
-        self, value: Values, x: Values, floor: float | Values | None, logarithms: Callable[[], Values]
-    ) -> Values:
+        self, value: Array, x: Array, floor: float | Array | None, logarithms: Callable[[], Array]
+    ) -> Array:
         """Return the softmax in the way of this arithmetic.
 
         Args:
@@ -395,15 +396,15 @@ class Arithmetic:
         return np.where(np.isnan(found), value, self.settle(np.exp(below), FUNCTION))
 
     def vary_log_softmax(
-        self, value: Values, x: Values, logarithms: Callable[[], Values], floor: float | None
-    ) -> Values:
+        self, value: Array, x: Array, logarithms: Callable[[], Array], floor: float | None
+    ) -> Array:
         """Return the logarithm of the softmax in the way of this arithmetic.
 
         Arguments as of :meth:`vary_softmax`.
         """
         return self.settle(x - logarithms()) if self.way == "logarithm" and floor is None else value
 
-    def vary_row_sums(self, sums: Values, products: Values) -> Values:
+    def vary_row_sums(self, sums: Array, products: Array) -> Array:
         """Return the row sums of weights times their gradient in the way of this arithmetic.
 
         Args:
@@ -411,7 +412,7 @@ class Arithmetic:
         """
         return self._sum(products, (-1,), True, internal=True) if self.way == "output" else sums
 
-    def vary_largest(self, gradient: Values, x: Values, terms: Values, shares: Values) -> Values:
+    def vary_largest(self, gradient: Array, x: Array, terms: Array, shares: Array) -> Array:
         """Return the gradient of a softmax, or of its logarithm, as another admissible way would yield it.
 
         Here, as it is.
@@ -423,14 +424,14 @@ class Arithmetic:
         """
         return gradient
 
-    def _softmax_by_blocks(self, x: Values) -> Values:
+    def _softmax_by_blocks(self, x: Array) -> Array:
         """Return the softmax by a running maximum.
 
         What came before is rescaled when a larger entry appears.
         """
         width = max(1, -(-x.shape[-1] // BLOCKS))
         top, total = x[..., :1], np.zeros_like(x[..., :1])
-        parts: list[Values] = []
+        parts: list[Array] = []
         for start in range(0, x.shape[-1], width):
             block = x[..., start : start + width]
             larger = np.maximum(top, block.max(-1, keepdims=True))
@@ -443,7 +444,7 @@ class Arithmetic:
 
     # Selection and layout: exact in every precision.
 
-    def replace(self, a: Node, keep: NDArray[np.bool_], value: float) -> Node:
+    def replace(self, a: Node, keep: Mask, value: float) -> Node:
         """Put a constant wherever ``keep`` is False; no gradient flows there."""
         keep = np.broadcast_to(keep, a.shape)
         replaced = self._record(
@@ -452,7 +453,7 @@ class Arithmetic:
         replaced.constant = replaced.hidden = ~keep
         return replaced
 
-    def choose(self, keep: NDArray[np.bool_], a: Node, b: Node) -> Node:
+    def choose(self, keep: Mask, a: Node, b: Node) -> Node:
         """Return ``a`` where ``keep`` is True, and ``b`` elsewhere."""
         return self._record(
             np.where(keep, a.value, b.value),
@@ -469,7 +470,7 @@ class Arithmetic:
         inside = np.clip(a.value, self._constant(low), self._constant(high))
         return self._record(inside, (a, lambda g: np.where(inside == a.value, g, 0)))
 
-    def add_where(self, a: Node, keep: NDArray[np.bool_], value: float, rounded: str) -> Node:
+    def add_where(self, a: Node, keep: Mask, value: float, rounded: str) -> Node:
         """Add a constant wherever ``keep`` is False, and round the sum as the precision ``rounded`` does.
 
         (SPEC MSK-5).
@@ -479,21 +480,21 @@ class Arithmetic:
         added.hidden, added.constant = ~keep, ~keep & (sums == self._constant(value))
         return added
 
-    def freeze(self, a: Node, frozen: NDArray[np.bool_]) -> Node:
+    def freeze(self, a: Node, frozen: Mask) -> Node:
         """Return the same values; no gradient flows where ``frozen`` is True."""
         return self._record(a.value, (a, lambda g: np.where(frozen, 0, g)))
 
-    def take(self, table: Node, rows: NDArray[np.int64]) -> Node:
+    def take(self, table: Node, rows: Ids) -> Node:
         """Look up rows of a table: ``rows`` (…) to (…, D)."""
         where: Any = (*(slice(None),) * self.lead, rows)
         uses = np.bincount(rows.reshape(-1), minlength=table.shape[0])[:, None].astype(np.float64)
 
-        def gather(gradient: Values) -> Values:
+        def gather(gradient: Array) -> Array:
             total = np.zeros((*gradient.shape[: self.lead], *table.shape), gradient.dtype)
             np.add.at(total, where, gradient)
             return total
 
-        def pullback(gradient: Values) -> Values:
+        def pullback(gradient: Array) -> Array:
             return self.settle_sum(
                 gather(gradient),
                 lambda: gather(np.square(self._one(gradient), dtype=np.float64)),
@@ -507,7 +508,7 @@ class Arithmetic:
         """Select with a NumPy index that picks every element at most once."""
         inside = (*(slice(None),) * self.lead, *(where if isinstance(where, tuple) else (where,)))
 
-        def pullback(gradient: Values) -> Values:
+        def pullback(gradient: Array) -> Array:
             full = np.zeros((*gradient.shape[: self.lead], *a.shape), gradient.dtype)
             full[inside] = gradient
             return full
@@ -517,7 +518,7 @@ class Arithmetic:
     def reshape(self, a: Node, shape: tuple[int, ...]) -> Node:
         """Return the same numbers in another shape, the arithmetic's own leading axes left alone."""
 
-        def pullback(gradient: Values) -> Values:
+        def pullback(gradient: Array) -> Array:
             return gradient.reshape((*gradient.shape[: self.lead], *a.shape))
 
         return self._record(a.value.reshape((*a.value.shape[: self.lead], *shape)), (a, pullback))
@@ -546,7 +547,7 @@ class Arithmetic:
 
     # What the operations share.
 
-    def _kept(self, values: Values) -> Values:
+    def _kept(self, values: Array) -> Array:
         """Return rounded values, with what is out of range marked."""
         return (
             np.where(np.isinf(values), np.nan, values).astype(values.dtype)
@@ -554,7 +555,7 @@ class Arithmetic:
             else values
         )
 
-    def _ranked(self, a: Node, b: Node) -> tuple[Values, Values]:
+    def _ranked(self, a: Node, b: Node) -> tuple[Array, Array]:
         """Return the values of two tensors with as many axes, which those of samples need to be broadcast."""
         rank = max(len(a.shape), len(b.shape))
         left, right = (
@@ -563,7 +564,7 @@ class Arithmetic:
         )
         return left, right
 
-    def _one(self, values: Values) -> Values:
+    def _one(self, values: Array) -> Array:
         """Return what stands for all samples where there are several.
 
         A perturbed one, which a single point cannot make singular.
@@ -586,13 +587,13 @@ class Arithmetic:
             else 2.0
         )
 
-    def _scaled(self, values: Values, factor: float, units: float) -> Values:
+    def _scaled(self, values: Array, factor: float, units: float) -> Array:
         return self.settle(values * self._constant(factor), units)
 
-    def _function(self, values: Values, absolute: bool) -> Values:
+    def _function(self, values: Array, absolute: bool) -> Array:
         return self.settle(values, 0.0, FUNCTION) if absolute else self.settle(values, FUNCTION)
 
-    def _shifted(self, a: Node, floor: float | Values | None) -> Values:
+    def _shifted(self, a: Node, floor: float | Array | None) -> Array:
         """Return what lies below the largest entry of its row, clipped where a kernel does that."""
         shifted = self.step(a.value - a.value.max(-1, keepdims=True))
         return shifted if floor is None else np.maximum(shifted, np.asarray(floor, self.precision.storage))
@@ -613,20 +614,20 @@ class Arithmetic:
         self._tape.append(tensor)
         return tensor
 
-    def _shared(self, gradient: Values, a: Node, everything: bool) -> Values:
+    def _shared(self, gradient: Array, a: Node, everything: bool) -> Array:
         """Return the gradient of a sum for each of its terms."""
         samples = gradient.shape[: self.lead]
-        shared: Values = np.broadcast_to(
+        shared: Array = np.broadcast_to(
             gradient.reshape((*samples, *(1,) * len(a.shape))) if everything else gradient,
             (*samples, *a.shape),
         )
         return shared
 
-    def _sum(self, values: Values, axes: tuple[int, ...], keepdims: bool, internal: bool = False) -> Values:
+    def _sum(self, values: Array, axes: tuple[int, ...], keepdims: bool, internal: bool = False) -> Array:
         """Sum, and settle the sum unless it is a step within an operation, which fused kernels do not
         round.
         """
-        total: Values = np.asarray(self._ordered(values, axes).sum(axes, keepdims=keepdims))
+        total: Array = np.asarray(self._ordered(values, axes).sum(axes, keepdims=keepdims))
         if internal and self._fused:
             return total
         terms = math.prod(values.shape[axis] for axis in axes)
@@ -640,7 +641,7 @@ class Arithmetic:
     def _unbroadcast(self, operand: Node) -> Pullback:
         """Return how a gradient sums back to the shape of an operand that was broadcast."""
 
-        def pullback(gradient: Values) -> Values:
+        def pullback(gradient: Array) -> Array:
             shape = gradient.shape[self.lead :]
             if shape == operand.shape:
                 return gradient
@@ -659,7 +660,7 @@ class Arithmetic:
         if not (self.narrow_bias_gradients and self.precision.name == "bfloat16"):
             return self._unbroadcast(bias)
 
-        def pullback(gradient: Values) -> Values:
+        def pullback(gradient: Array) -> Array:
             return functools.reduce(
                 lambda total, term: self.settle(total + term), gradient, np.zeros(bias.shape, gradient.dtype)
             )
@@ -678,7 +679,7 @@ class Arithmetic:
 
         return (a, pull(index_a, b, index_b)), (b, pull(index_b, a, index_a))
 
-    def _product(self, subscripts: str, a: Values, b: Values) -> Values:
+    def _product(self, subscripts: str, a: Array, b: Array) -> Array:
         """Contract two arrays and settle the sums."""
         a, b = self._factor(a), self._factor(b)
         terms = count_terms(subscripts, a.shape[self.lead :])
@@ -690,15 +691,15 @@ class Arithmetic:
             )
         return self.settle_sum(contracted, lambda: self._squares(subscripts, a, b), terms)
 
-    def _factor(self, values: Values) -> Values:
+    def _factor(self, values: Array) -> Array:
         """Return a factor of a matrix product as this arithmetic takes it."""
         return self.precision.round_factor(values, self._cut)
 
-    def _squares(self, subscripts: str, a: Values, b: Values) -> Values:
+    def _squares(self, subscripts: str, a: Array, b: Array) -> Array:
         """Return the sums of the squares of the products of a contraction."""
         return contract(subscripts, np.square(a), np.square(b))
 
-    def _contract(self, subscripts: str, a: Values, b: Values) -> Values:
+    def _contract(self, subscripts: str, a: Array, b: Array) -> Array:
         if self._generator:
             left, result = subscripts.split("->")
             index_a, index_b = left.split(",")
@@ -707,7 +708,7 @@ class Arithmetic:
                 a, b = np.take(a, order, index_a.index(index)), np.take(b, order, index_b.index(index))
         return contract(subscripts, a, b)
 
-    def _ordered(self, values: Values, axes: tuple[int, ...]) -> Values:
+    def _ordered(self, values: Array, axes: tuple[int, ...]) -> Array:
         """Return the terms of a sum in the order in which they are added."""
         return (
             values

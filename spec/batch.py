@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.spec.arrays import Array, Arrays, Ids, Mask, not_finite, wrong_element, wrong_shape, wrong_type
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import BatchError, unknown
 from concord.spec.parameters import Weights
@@ -41,18 +42,18 @@ class Batch:
             of output times cotangent: the gradients of that are compared (SPEC LOS-5).
     """
 
-    input_ids: NDArray[np.int64] | None = None
-    segment_ids: NDArray[np.int64] | None = None
-    labels: NDArray[np.int64] | None = None
-    embeddings: NDArray[np.floating] | None = None
-    query: NDArray[np.floating] | None = None
-    key: NDArray[np.floating] | None = None
-    value: NDArray[np.floating] | None = None
-    key_mask: NDArray[np.bool_] | None = None
-    query_mask: NDArray[np.bool_] | None = None
-    cotangent: NDArray[np.floating] | None = None
+    input_ids: Ids | None = None
+    segment_ids: Ids | None = None
+    labels: Ids | None = None
+    embeddings: Array | None = None
+    query: Array | None = None
+    key: Array | None = None
+    value: Array | None = None
+    key_mask: Mask | None = None
+    query_mask: Mask | None = None
+    cotangent: Array | None = None
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
+    def arrays(self) -> Arrays:
         """Return the arrays that are there, by name."""
         fields = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return {name: array for name, array in fields if array is not None}
@@ -112,7 +113,7 @@ def validate_batch(config: EncoderConfig, batch: Batch, part: str = "model", whe
     sizes: dict[str, int] = {}
     for name, tensor in table.items():
         if name in given:
-            problem = _kind_problem(name, given[name], tensor.kind) or _shape_problem(
+            problem = wrong_type(name, given[name], tensor.kind) or _shape_problem(
                 config, name, given[name], tensor.shape, sizes
             )
             if problem:
@@ -124,17 +125,6 @@ def validate_batch(config: EncoderConfig, batch: Batch, part: str = "model", whe
         ]
     if problems:
         raise BatchError(problems)
-
-
-def _kind_problem(name: str, array: NDArray[Any], kind: str) -> str | None:
-    abstract, text = {
-        "int": (np.integer, "an integer type"),
-        "bool": (np.bool_, "bool"),
-        "float": (np.floating, "a floating-point type"),
-    }[kind]
-    if not np.issubdtype(array.dtype, abstract):
-        return f"{name!r} has dtype {array.dtype} but must be {text}"
-    return None
 
 
 def _shape_problem(
@@ -150,8 +140,7 @@ def _shape_problem(
         return f"{name!r} has shape {array.shape} but no axis may be empty"
     for axis, size in zip(axes, array.shape, strict=True):
         sizes.setdefault(axis, axis_sizes(config).get(axis, size))
-    required = resolve(shape, sizes)
-    return None if array.shape == required else f"{name!r} has shape {array.shape} but must be {required}"
+    return wrong_shape(name, array, resolve(shape, sizes))
 
 
 def _value_problems(config: EncoderConfig, batch: Batch, part: str) -> list[tuple[str, str]]:
@@ -163,9 +152,9 @@ def _value_problems(config: EncoderConfig, batch: Batch, part: str) -> list[tupl
         ("labels", label_count, "INP-3"),
     ):
         ids = getattr(batch, name)
-        if ids is not None and ((ids < 0) | (ids >= bound)).any():
-            at = tuple(int(i) for i in np.argwhere((ids < 0) | (ids >= bound))[0])
-            problems.append((f"{name!r} is {ids[at]} at {at} but must lie in [0, {bound})", clause))
+        outside = None if ids is None else (ids < 0) | (ids >= bound)
+        if outside is not None and (problem := wrong_element(name, ids, outside, f"lie in [0, {bound})")):
+            problems.append((problem, clause))
     if part in OF_IDS:
         tokens, widest = batch.required("input_ids").shape[1], config.max_positions - config.position_start
         if tokens > widest:
@@ -197,9 +186,8 @@ def _value_problems(config: EncoderConfig, batch: Batch, part: str) -> list[tupl
             )
         )
     for name, array in batch.arrays().items():
-        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
-            at = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-            problems.append((f"{name!r} is {array[at]} at {at} but must be finite", "INP-4"))
+        if problem := not_finite(name, array):
+            problems.append((problem, "INP-4"))
     return problems
 
 
@@ -315,7 +303,7 @@ def batch_of_lengths(config: EncoderConfig, lengths: Sequence[int], tokens: int,
     return drawn
 
 
-def _real_tokens(batch: int, tokens: int, padding: str) -> NDArray[np.bool_]:
+def _real_tokens(batch: int, tokens: int, padding: str) -> Mask:
     real = np.ones((batch, tokens), dtype=bool)
     if padding == "equal":
         real[:, -max(1, tokens // 3) :] = tokens == 1
@@ -332,13 +320,11 @@ def _real_tokens(batch: int, tokens: int, padding: str) -> NDArray[np.bool_]:
     return real
 
 
-def _draw(
-    config: EncoderConfig, generator: np.random.Generator, real: NDArray[np.bool_], part: str
-) -> dict[str, NDArray[Any]]:
+def _draw(config: EncoderConfig, generator: np.random.Generator, real: Mask, part: str) -> Arrays:
     """Draw each input of a part. Floating-point values are float32 numbers held in float64."""
     batch, tokens = real.shape
     sizes = axis_sizes(config, batch=batch, tokens=tokens, key=tokens, query=tokens // 2 + 1)
-    drawn: dict[str, NDArray[Any]] = {}
+    drawn: Arrays = {}
     for name, tensor in inputs(config, part).items():
         shape = resolve(tensor.shape, sizes)
         if name == "input_ids":
@@ -366,7 +352,7 @@ def _draw(
     return drawn
 
 
-def round_inputs(weights: Weights, batch: Batch, dtype: str) -> tuple[dict[str, NDArray[np.floating]], Batch]:
+def round_inputs(weights: Weights, batch: Batch, dtype: str) -> tuple[Arrays, Batch]:
     """Return weights and floating-point inputs rounded once to a precision.
 
     (SPEC PRC-2), in its storage dtype.

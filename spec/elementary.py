@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from concord.spec.arrays import Array
 from concord.spec.precision import EXTENDED
-
-Values = NDArray[np.floating]
 
 _SATURATED = 6.7
 """From where on the error function differs from 1 by less than a unit in the last place of 64 bits."""
@@ -31,10 +30,10 @@ Splitting what they are multiplied with would take longer than the products.
 """
 
 
-def erf(x: Values) -> Values:
+def erf(x: Array) -> Array:
     """Error function of each element, to within a few units in the last place of the type."""
     if x.dtype != EXTENDED or EXTENDED is np.float64:
-        plain: Values = special.erf(x)
+        plain: Array = special.erf(x)
         return plain
     # erf(x) = 2 / sqrt(pi) * exp(-x²) * sum of 2^n x^(2n+1) / (1 * 3 * … * (2n+1)): all terms have one sign.
     near = np.clip(x, -_SATURATED, _SATURATED)
@@ -50,14 +49,14 @@ def erf(x: Values) -> Values:
     return np.where(abs(x) < _SATURATED, value, np.where(np.isnan(x), x, np.sign(x)))
 
 
-def logistic(x: Values) -> Values:
+def logistic(x: Array) -> Array:
     """Logistic function of each element, without overflow."""
     small = np.exp(-abs(x))
-    share: Values = np.where(x >= 0, 1, small) / (1 + small)
+    share: Array = np.where(x >= 0, 1, small) / (1 + small)
     return share
 
 
-def contract(subscripts: str, a: Values, b: Values) -> Values:
+def contract(subscripts: str, a: Array, b: Array) -> Array:
     """Contract two arrays over the indices that the result lacks, by one matrix product.
 
     No index may appear twice in one of them.
@@ -73,11 +72,11 @@ def contract(subscripts: str, a: Values, b: Values) -> Values:
     left = a.transpose(order_a).reshape(batch, rows, inner)
     right = b.transpose(order_b).reshape(batch, inner, columns)
     product = _multiply(left, right)
-    full: Values = product.reshape([sizes[i] for i in result[0] + result[1] + result[3]]).transpose(restore)
+    full: Array = product.reshape([sizes[i] for i in result[0] + result[1] + result[3]]).transpose(restore)
     return full
 
 
-def _multiply(left: Values, right: Values) -> Values:
+def _multiply(left: Array, right: Array) -> Array:
     """Return the products of stacks of matrices, (N, R, I) and (N, I, C) to (N, R, C)."""
     wide = np.result_type(left, right)
     if (
@@ -101,7 +100,7 @@ def _multiply(left: Values, right: Values) -> Values:
     return total
 
 
-def _balanced(left: Values, right: Values) -> tuple[Values, Values]:
+def _balanced(left: Array, right: Array) -> tuple[Array, Array]:
     """Scale what meets in a product by powers of two, so that both factors are of one size.
 
     Parts have as many bits as the largest along an axis needs.
@@ -111,12 +110,12 @@ def _balanced(left: Values, right: Values) -> tuple[Values, Values]:
     return left * scale[..., None, :], right * (1 / scale)[..., :, None]
 
 
-def _plainly(left: Values, right: Values) -> Values:
-    product: Values = np.matmul(left, right)
+def _plainly(left: Array, right: Array) -> Array:
+    product: Array = np.matmul(left, right)
     return product
 
 
-def _parts(values: Values, axis: int, bits: int, count: int) -> list[NDArray[np.float64]]:
+def _parts(values: Array, axis: int, bits: int, count: int) -> list[NDArray[np.float64]]:
     """Return at most so many float64 arrays of so many bits each, from the leading ones on, whose sum is
     the array to 64 bits of the largest along an axis.
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
+from concord.spec.arrays import Arrays
 from concord.spec.errors import SpecError, located
 
 if TYPE_CHECKING:
@@ -289,7 +290,7 @@ def _briefly(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+def read_arrays(path: Path) -> Arrays:
     """Read a safetensors file.
 
     Raises:
@@ -298,7 +299,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     return read_described(path)[1]
 
 
-def read_described(path: Path) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
+def read_described(path: Path) -> tuple[dict[str, str], Arrays]:
     """Read a safetensors file; return its metadata and its arrays.
 
     Raises:
@@ -323,7 +324,7 @@ def read_described(path: Path) -> tuple[dict[str, str], dict[str, NDArray[Any]]]
     return header.get("__metadata__") or {}, arrays
 
 
-def section(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+def section(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Arrays:
     """Return the arrays whose names start with a prefix, without it."""
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.tape import Node, Values
+from concord.spec.arrays import Array, Ids
+from concord.spec.tape import Node
 
 
 class Leaves(dict[str, Node]):
@@ -19,7 +17,7 @@ class Leaves(dict[str, Node]):
         carried: whether they were computed by this arithmetic, and so have its leading axes.
     """
 
-    def __init__(self, arithmetic: Arithmetic, arrays: Mapping[str, Values], carried: bool = False) -> None:
+    def __init__(self, arithmetic: Arithmetic, arrays: Mapping[str, Array], carried: bool = False) -> None:
         super().__init__()
         self.arithmetic, self.arrays, self.carried = arithmetic, arrays, carried
         self.lead = arithmetic.lead if carried else 0
@@ -30,7 +28,7 @@ class Leaves(dict[str, Node]):
             self[name] = leaf
         return leaf
 
-    def leaf(self, values: Values) -> Node:
+    def leaf(self, values: Array) -> Node:
         """Return weights as an input of the computation."""
         return (
             Node(values, values.shape[self.lead :], taped=False)
@@ -38,7 +36,7 @@ class Leaves(dict[str, Node]):
             else self.arithmetic.leaf(values)
         )
 
-    def rows(self, name: str, rows: NDArray[np.int64]) -> Node:
+    def rows(self, name: str, rows: Ids) -> Node:
         """Return some rows of a table."""
         where: Any = (*(slice(None),) * self.lead, rows)
         return self.leaf(self.arrays[name][where])

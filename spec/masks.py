@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from concord.spec.arrays import Ids, Mask
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.precision import precision
 
 
-def real_tokens(config: EncoderConfig, input_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+def real_tokens(config: EncoderConfig, input_ids: Ids) -> Mask:
     """Return (B, T), True where a token is not padding. Decided by id, not by length (SPEC MSK-1)."""
-    real: NDArray[np.bool_] = input_ids != config.pad_id
+    real: Mask = input_ids != config.pad_id
     return real
 
 
-def visible_keys(config: EncoderConfig, key_mask: NDArray[np.bool_], num_heads: int) -> NDArray[np.bool_]:
+def visible_keys(config: EncoderConfig, key_mask: Mask, num_heads: int) -> Mask:
     """Return which keys each query of each head sees (SPEC MSK-4, MSK-7).
 
     Args:
@@ -27,12 +27,12 @@ def visible_keys(config: EncoderConfig, key_mask: NDArray[np.bool_], num_heads: 
         (B, 1, 1 or Q, S) for ``per_sample``; (B, H, 1 or Q, S) for ``batch_major``, where head h of sample b
         gets the mask of sample ``(h * B + b) // H``.
     """
-    per_query: NDArray[np.bool_] = key_mask[:, None, :] if key_mask.ndim == 2 else key_mask
+    per_query: Mask = key_mask[:, None, :] if key_mask.ndim == 2 else key_mask
     if config.mask_assignment == "per_sample":
         return per_query[:, None]
     batch = len(key_mask)
     slot = np.arange(num_heads)[None, :] * batch + np.arange(batch)[:, None]  # (B, H)
-    assigned: NDArray[np.bool_] = per_query[slot // num_heads]
+    assigned: Mask = per_query[slot // num_heads]
     return assigned
 
 

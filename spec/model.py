@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.arrays import Array, Ids, Mask
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import BLIND_ROWS_ZERO, Deviations
@@ -26,9 +26,6 @@ from concord.spec.precision import round_to_bits
 from concord.spec.tape import Node, RowSums
 from concord.spec.tensors import POOLED
 
-Array = NDArray[np.floating]
-Mask = NDArray[np.bool_] | None
-
 Observer = Callable[[str, Array], None]
 """Takes each tensor as it is computed.
 
@@ -38,7 +35,7 @@ and ``gradients.taps.<tap>``. Those of tables have the rows that are used alone
 """
 
 
-Dropout = Callable[[str, tuple[int, ...]], tuple[NDArray[np.bool_], float] | None]
+Dropout = Callable[[str, tuple[int, ...]], tuple[Mask, float] | None]
 """Says of a site and the shape of its tensor which elements are kept and which share is dropped in the mean.
 
 None: it drops nothing (SPEC DRP-2).
@@ -66,7 +63,7 @@ class Model:
         self.given = {
             n: arithmetic.leaf(x) for n, x in batch.arrays().items() if np.issubdtype(x.dtype, np.floating)
         }
-        self.rows: dict[str, NDArray[np.int64]] = {}
+        self.rows: dict[str, Ids] = {}
         self.looked_up: dict[str, Node] = {}
         self.pinned_gradients: Mapping[str, Array] = {}
         self.unrounded: Callable[[str], bool] = lambda name: False
@@ -142,7 +139,7 @@ class Model:
         whole[..., self.rows[name], :] = gradient
         return whole
 
-    def active(self, name: str) -> NDArray[np.bool_] | None:
+    def active(self, name: str) -> Mask | None:
         """Return where a pinned tap that a ReLU gave is not zero: there, and only there, its slope was 1."""
         return self.pinned[name] > 0 if name in self.pinned else None
 
@@ -174,7 +171,7 @@ class Model:
 
     # Embeddings (EMB-1 to EMB-6, POS-5).
 
-    def embeddings(self, real: NDArray[np.bool_]) -> Node:
+    def embeddings(self, real: Mask) -> Node:
         """Return what goes into the first layer: (B, T, D)."""
         config, ids = self.config, self.batch.required("input_ids")
         token = self.lookup("embeddings.token.weight", ids, config.token_padding_row)
@@ -210,7 +207,7 @@ class Model:
         keep, rate = found
         return self.a.scale(self.a.replace(x, keep, 0.0), 1 / (1 - rate))
 
-    def lookup(self, table: str, ids: NDArray[np.int64], padding_row: int | None) -> Node:
+    def lookup(self, table: str, ids: Ids, padding_row: int | None) -> Node:
         """Return the rows of a table: (B, T) to (B, T, D)."""
         self.rows[table], places = np.unique(ids, return_inverse=True)
         used = self.looked_up[table] = self.weights.rows(table, self.rows[table])
@@ -226,7 +223,7 @@ class Model:
 
     # The encoder layer (NRM-1, RES-1, FFN-1).
 
-    def layer(self, name: str, x: Node, real: NDArray[np.bool_]) -> Node:
+    def layer(self, name: str, x: Node, real: Mask) -> Node:
         """Return what a layer makes of (B, T, D)."""
         x = self.sublayer(
             name,
@@ -298,7 +295,7 @@ class Model:
             f"{name}.outer", self.linear(f"{name}.outer", self.drop(f"{name}.activation", active))
         )  # (B, T, D)
 
-    def activation(self, x: Node, active: NDArray[np.bool_] | None) -> Node:
+    def activation(self, x: Node, active: Mask | None) -> Node:
         """FFN-2."""
         a = self.a
         if self.config.activation == "relu":
@@ -314,7 +311,7 @@ class Model:
     # Attention (ATT-1 to ATT-7, MSK-3 to MSK-8).
 
     def attention(
-        self, name: str, query: Node, key: Node, value: Node, key_mask: Mask, query_mask: Mask
+        self, name: str, query: Node, key: Node, value: Node, key_mask: Mask | None, query_mask: Mask | None
     ) -> Node:
         """Return attention with its projections: (B, Q, D)."""
         q, k, v = (
@@ -335,7 +332,9 @@ class Model:
             y = self.a.relu(y, self.active(name))
         return self.a.reshape(y, (*y.shape[:2], self.config.num_heads, self.config.head_dim))  # (B, T, H, K)
 
-    def dot_product(self, name: str, q: Node, k: Node, v: Node, key_mask: Mask, query_mask: Mask) -> Node:
+    def dot_product(
+        self, name: str, q: Node, k: Node, v: Node, key_mask: Mask | None, query_mask: Mask | None
+    ) -> Node:
         """Scores, softmax and weighted sum: q (B, Q, H, K), k and v (B, S, H, K) to (B, Q, D).
 
         All heads at once: one after the other gives the same (ATT-7).
@@ -362,7 +361,7 @@ class Model:
             f"{name}.context", a.reshape(context, (*context.shape[:2], context.shape[2] * context.shape[3]))
         )
 
-    def softmax_floor(self, key_mask: Mask) -> float | Array | None:
+    def softmax_floor(self, key_mask: Mask | None) -> float | Array | None:
         """Return where the softmax clips: everywhere alike, or for each key (B, 1, 1, S).
 
         One that was left out nowhere.
@@ -383,7 +382,7 @@ class Model:
 
     # Head and loss (HED-1 to HED-5, LOS-1 to LOS-5).
 
-    def pooled(self, x: Node, real: NDArray[np.bool_]) -> Node:
+    def pooled(self, x: Node, real: Mask) -> Node:
         """Return the vector of each text: (B, D), or (B, T * D)."""
         if self.config.pooling == "flatten":
             pooled = self.a.reshape(x, (x.shape[0], x.shape[1] * x.shape[2]))  # (B, T * D)
@@ -404,7 +403,7 @@ class Model:
             pooled if self.config.length_epsilon is None else self.tap("normalized", self.normalized(pooled))
         )
 
-    def mean_of_real(self, x: Node, real: NDArray[np.bool_]) -> Node:
+    def mean_of_real(self, x: Node, real: Mask) -> Node:
         """Return the mean of the real tokens of (B, T, D), or zero: (B, D)."""
         total = self.a.sum(self.a.replace(x, real[..., None], 0.0), -2)  # (B, 1, D)
         count = self.a.leaf(np.maximum(real.sum(1), 1)[:, None].astype(np.float64))

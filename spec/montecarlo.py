@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.arrays import Array
 from concord.spec.elementary import contract, count_terms
 from concord.spec.precision import precision
-from concord.spec.tape import Node, Pullback, Values
+from concord.spec.tape import Node, Pullback
 
-Size = Callable[[slice], Values]
+Size = Callable[[slice], Array]
 
 BLOCK = 1 << 16
 """Elements that are perturbed at a time: few enough to stay in a processor's cache."""
@@ -40,9 +41,9 @@ equal.
 
 
 @functools.cache
-def _uniform(storage: np.dtype) -> Values:
+def _uniform(storage: np.dtype) -> Array:
     drawn = np.random.Generator(np.random.SFC64(0x5EED)).random(PERIOD)
-    uniform: Values = (2 * drawn - 1).astype(storage)
+    uniform: Array = (2 * drawn - 1).astype(storage)
     return uniform
 
 
@@ -100,7 +101,7 @@ class MonteCarlo(Arithmetic):
         self._half = self._roundoff > self._accumulation
         self._places = np.random.Generator(np.random.SFC64([first, 0x5EED]))
 
-    def override(self, a: Node, values: NDArray[np.floating], unrounded: bool = False) -> Node:
+    def override(self, a: Node, values: Array, unrounded: bool = False) -> Node:
         """Return given values in place of computed ones.
 
         Half precisions may hold on to wider values than those that they deliver, and so does what says so:
@@ -112,12 +113,12 @@ class MonteCarlo(Arithmetic):
             given = perturbed if a.constant is None else np.where(a.constant, given, perturbed)
         return self._replacing(a, given)
 
-    def uncertain(self, a: Node, size: Values) -> Node:
+    def uncertain(self, a: Node, size: Array) -> Node:
         """Perturb an input by what it may differ from the one that is given."""
         values = self._perturbed(a.value, self._of(size[None]))
         return Node(values, a.shape, taped=False)
 
-    def given_gradient(self, values: NDArray[np.floating]) -> Values:
+    def given_gradient(self, values: Array) -> Array:
         """Return a gradient that stands in place of a computed one, perturbed as it may have been rounded
         when it was delivered.
         """
@@ -142,7 +143,7 @@ class MonteCarlo(Arithmetic):
         )
         return self._record(summed, *self._pulls(subscripts, a, b), (bias, self._bias_pullback(bias)))
 
-    def settle(self, values: Values, units: float = 1.0, absolute: float = 0.0) -> Values:
+    def settle(self, values: Array, units: float = 1.0, absolute: float = 0.0) -> Array:
         """Perturb the result of an operation (:meth:`Arithmetic.settle`).
 
         One that is exact where numbers are so small that they may be lost.
@@ -152,8 +153,8 @@ class MonteCarlo(Arithmetic):
             return values
         flat = values.reshape(len(values), -1)
 
-        def size(part: slice) -> Values:
-            own: Values = abs(flat[:, part])
+        def size(part: slice) -> Array:
+            own: Array = abs(flat[:, part])
             lost = least if absolute else least * (own > 0)  # zero is exact
             own *= share
             own += lost
@@ -162,8 +163,8 @@ class MonteCarlo(Arithmetic):
         return self._perturbed(values, size)
 
     def settle_sum(
-        self, values: Values, squares: Callable[[], Values], terms: float | Values, wide: bool = True
-    ) -> Values:
+        self, values: Array, squares: Callable[[], Array], terms: float | Array, wide: bool = True
+    ) -> Array:
         """Perturb a sum (:meth:`Arithmetic.settle_sum`), and round it to the precision if sums are wider
         than that.
         """
@@ -177,13 +178,13 @@ class MonteCarlo(Arithmetic):
         flat, flat_powers = (x.reshape(len(x), -1) for x in (one, powers))
         roundoff = self._accumulation if wide else self._roundoff
 
-        def size(part: slice) -> Values:
+        def size(part: slice) -> Array:
             terms = count if isinstance(count, (int, float)) else count[:, part]
             share = (terms + 1) / 6
-            square: Values = np.square(flat[:, part], dtype=np.float64)
+            square: Array = np.square(flat[:, part], dtype=np.float64)
             # v as it says above, multiplied out: where squares sum to less than that of the mean, the first
             # term alone is left.
-            power: Values = flat_powers[:, part] * share
+            power: Array = flat_powers[:, part] * share
             power += (terms / 3 - share / terms) * square
             np.maximum(power, square * (terms / 3), out=power)
             self._add_up(power, square, flat_powers[:, part])
@@ -198,7 +199,7 @@ class MonteCarlo(Arithmetic):
         summed = self._perturbed(values, size)
         return self.settle(summed) if self._half else summed
 
-    def _add_up(self, power: Values, square: Values, squares: Values) -> None:
+    def _add_up(self, power: Array, square: Array, squares: Array) -> None:
         """Raise the variance of sums of equal terms, whose partial sums may all be rounded the same way.
 
         N terms err up to n/2 of their sum.
@@ -211,8 +212,8 @@ class MonteCarlo(Arithmetic):
         np.maximum(power, np.square(count / 2) * square, out=power, where=equal)
 
     def vary_softmax(
-        self, value: Values, x: Values, floor: float | Values | None, logarithms: Callable[[], Values]
-    ) -> Values:
+        self, value: Array, x: Array, floor: float | Array | None, logarithms: Callable[[], Array]
+    ) -> Array:
         """Perturb a row's weights together, by what the logarithm of its sum may err.
 
         (:meth:`Arithmetic.vary_softmax`).
@@ -220,15 +221,15 @@ class MonteCarlo(Arithmetic):
         return value * self._row_noise(1.0, logarithms())
 
     def vary_log_softmax(
-        self, value: Values, x: Values, logarithms: Callable[[], Values], floor: float | None
-    ) -> Values:
+        self, value: Array, x: Array, logarithms: Callable[[], Array], floor: float | None
+    ) -> Array:
         """Perturb a row together, by what the logarithm of its sum may err.
 
         (:meth:`Arithmetic.vary_log_softmax`).
         """
         return value + self._row_noise(0.0, logarithms())
 
-    def vary_row_sums(self, sums: Values, products: Values) -> Values:
+    def vary_row_sums(self, sums: Array, products: Array) -> Array:
         """Perturb row sums by what those of other products may err (:meth:`Arithmetic.vary_row_sums`)."""
         return self.settle_sum(
             sums,
@@ -237,7 +238,7 @@ class MonteCarlo(Arithmetic):
             wide=False,
         )
 
-    def vary_largest(self, gradient: Values, x: Values, terms: Values, shares: Values) -> Values:
+    def vary_largest(self, gradient: Array, x: Array, terms: Array, shares: Array) -> Array:
         """Perturb the gradient of a row's largest entry by what the row may sum to.
 
         (:meth:`Arithmetic.vary_largest`).
@@ -260,7 +261,7 @@ class MonteCarlo(Arithmetic):
         perturbed[:, places] = self._perturbed(perturbed[:, places], self._of(size[None, places]))
         return perturbed.reshape(self.samples, *gradient.shape[1:])
 
-    def _row_noise(self, about: float, logarithms: Values) -> Values:
+    def _row_noise(self, about: float, logarithms: Array) -> Array:
         """Return numbers about one, as far from it as the logarithm of a row's sum may err.
 
         Where it says nothing, that one.
@@ -268,7 +269,7 @@ class MonteCarlo(Arithmetic):
         size = self._accumulation * np.where(np.isfinite(logarithms), abs(logarithms), 0.0)
         return self._perturbed(np.full_like(size, about), self._of(size))
 
-    def round_sum(self, values: Values, value: float, rounded: str) -> Values:
+    def round_sum(self, values: Array, value: float, rounded: str) -> Array:
         """Add a constant and round.
 
         (:meth:`Arithmetic.round_sum`), to either side where a sum lies near the middle between two numbers.
@@ -303,7 +304,7 @@ class MonteCarlo(Arithmetic):
         if len(parts) == 1:
             return total
 
-        def squares() -> Values:
+        def squares() -> Array:
             return np.asarray(
                 [
                     sum(
@@ -346,13 +347,13 @@ class MonteCarlo(Arithmetic):
         if not (self.narrow_bias_gradients and self.target.name == "bfloat16"):
             return self._unbroadcast(bias)
 
-        def pullback(gradient: Values) -> Values:
+        def pullback(gradient: Array) -> Array:
             partial = abs(np.cumsum(self._one(gradient), axis=1)).sum(1)
             return self._perturbed(gradient.sum(1), self._of(self._roundoff * partial + self._least))
 
         return pullback
 
-    def _contract(self, subscripts: str, a: Values, b: Values) -> Values:
+    def _contract(self, subscripts: str, a: Array, b: Array) -> Array:
         """Contract sample by sample; an operand that is the same for all of them is taken as it is."""
         left, result = subscripts.split("->")
         indices = [
@@ -364,7 +365,7 @@ class MonteCarlo(Arithmetic):
         )
         return contracted if sampled else contracted[None]
 
-    def _squares(self, subscripts: str, a: Values, b: Values) -> Values:
+    def _squares(self, subscripts: str, a: Array, b: Array) -> Array:
         """Return the sums of the squares of the products of a contraction.
 
         To say how large noise is, a few digits are enough.
@@ -378,28 +379,28 @@ class MonteCarlo(Arithmetic):
         squares *= np.square(np.float64(largest[0]) * largest[1])
         return squares
 
-    def _flushed(self, values: Values, least: float) -> Values:
+    def _flushed(self, values: Array, least: float) -> Array:
         """Return values with those that are all but zero set to zero, with which processors multiply very
         slowly.
         """
         small = abs(values) < least
         return np.where(small, values.dtype.type(0), values) if small.any() else values
 
-    def _factor(self, values: Values) -> Values:
+    def _factor(self, values: Array) -> Array:
         """Perturb a factor of a matrix product by what rounding it may change, or cutting it off (TF32)."""
         if not self.target.factors:
             return values
         towards_zero = np.arange(self.first, self.first + self.samples) % 2
         return self._perturbed(values, self._of(self.target.factors * values), towards_zero)
 
-    def _of(self, size: Values) -> Size:
+    def _of(self, size: Array) -> Size:
         """Return what gives the sizes of noise for some columns of an array that is laid out sample by
         sample.
         """
         flat = size.reshape(len(size), -1)
         return lambda part: flat[:, part]
 
-    def _perturbed(self, values: Values, size: Size, below: NDArray[np.integer] | None = None) -> Values:
+    def _perturbed(self, values: Array, size: Size, below: NDArray[np.integer] | None = None) -> Array:
         """Return samples of values that may err by a size.
 
         Args:
@@ -420,14 +421,14 @@ class MonteCarlo(Arithmetic):
         width = max(1, BLOCK // self.samples)
         return (slice(start, min(start + width, columns)) for start in range(0, columns, width))
 
-    def _noise(self, shape: tuple[int, ...]) -> Values:
+    def _noise(self, shape: tuple[int, ...]) -> Array:
         """Return numbers uniform in [-1, 1]."""
         count = shape[0] * shape[1]
         start = int(self._places.integers(PERIOD - count))
         return _uniform(self.precision.storage)[start : start + count].reshape(shape)
 
 
-def _rounding_up_to_larger(x: Values, reach: Values, *summed: Values) -> Values:
+def _rounding_up_to_larger(x: Array, reach: Array, *summed: Array) -> Array:
     """Return how many unit roundoffs sums of each row may err, from its start as far as an entry stays the
     largest; 0 where one never is.
 
@@ -447,5 +448,5 @@ def _rounding_up_to_larger(x: Values, reach: Values, *summed: Values) -> Values:
     larger = x[..., 1:] - reach[..., 1:] > largest[..., :-1]
     ends = np.append(larger, np.ones((*shape[:-1], 1), bool), -1)
     end = np.minimum.accumulate(np.where(ends, count - 1, size)[..., ::-1], -1)[..., ::-1]
-    rounding: Values = np.sqrt(np.where(x + reach >= largest, np.take_along_axis(power, end, -1), 0.0))
+    rounding: Array = np.sqrt(np.where(x + reach >= largest, np.take_along_axis(power, end, -1), 0.0))
     return rounding

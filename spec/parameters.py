@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.spec import positions
+from concord.spec.arrays import Array, not_finite, wrong_shape, wrong_type
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import WeightsError, unknown
 from concord.spec.tensors import POOLED, axis_sizes, check_part, differentiable_inputs, resolve
 
-Weights = Mapping[str, NDArray[np.floating]]
+Weights = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
@@ -94,20 +95,12 @@ def validate_weights(config: EncoderConfig, weights: Weights, part: str = "model
                 f"{name!r} is unexpected: the configuration has no such parameter [{context}clause=WGT-1]"
             )
             continue
-        required = shape_of(config, table[name])
-        if not np.issubdtype(array.dtype, np.floating):
-            problems.append(
-                f"{name!r} has dtype {array.dtype} but must be a floating-point type [{context}clause=WGT-3]"
-            )
-        elif array.shape != required:
-            problems.append(
-                f"{name!r} has shape {array.shape} but must be {required} [{context}clause=WGT-2]"
-            )
-        elif not np.isfinite(array).all():
-            element = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-            problems.append(
-                f"{name!r} is {array[element]} at {element} but must be finite [{context}clause=WGT-3]"
-            )
+        if problem := wrong_type(name, array):
+            problems.append(f"{problem} [{context}clause=WGT-3]")
+        elif problem := wrong_shape(name, array, shape_of(config, table[name])):
+            problems.append(f"{problem} [{context}clause=WGT-2]")
+        elif problem := not_finite(name, array):
+            problems.append(f"{problem} [{context}clause=WGT-3]")
     if problems:
         raise WeightsError(problems)
 

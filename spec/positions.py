@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.spec.arrays import Ids, Mask
 from concord.spec.config import EncoderConfig
 
 
@@ -26,7 +27,7 @@ def sinusoid(config: EncoderConfig) -> NDArray[np.float64]:
     return table
 
 
-def columns(config: EncoderConfig) -> NDArray[np.int64]:
+def columns(config: EncoderConfig) -> Ids:
     """Return of each column of the table which one it is in the interleaved layout: (D,)."""
     if config.position_layout == "halves":
         # Column j of the first half and column j + D/2 share a frequency, as columns 2j and 2j + 1 do above.
@@ -56,7 +57,7 @@ def float32_noise(config: EncoderConfig) -> NDArray[np.float64]:
     return 2.0**-24 * (1 + 2 * angles(config))
 
 
-def position_ids(config: EncoderConfig, real: NDArray[np.bool_]) -> NDArray[np.int64]:
+def position_ids(config: EncoderConfig, real: Mask) -> Ids:
     """Return the row of the position table that each token takes (SPEC POS-5, POS-6).
 
     Args:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from concord.spec.arrays import Array
 from concord.spec.errors import unknown
-
-Array = NDArray[np.floating]
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Precision:
 
         Beyond ``largest`` becomes infinite.
         """
-        given: NDArray[np.floating] = np.asarray(values)
+        given: Array = np.asarray(values)
         if self.name == "bfloat16":
             return _round_to_bfloat16(given)
         if given.dtype == self.storage and self.name != "float16":
@@ -91,7 +90,7 @@ def cut_to_bits(values: Array, bits: int) -> Array:
     )
 
 
-def _round_to_bfloat16(values: NDArray[np.floating]) -> NDArray[np.float32]:
+def _round_to_bfloat16(values: Array) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):
         single = np.atleast_1d(values.astype(np.float32))
     bits = _sticky(single, np.atleast_1d(values)).view(np.uint32)
@@ -100,7 +99,7 @@ def _round_to_bfloat16(values: NDArray[np.floating]) -> NDArray[np.float32]:
     return np.where(np.isfinite(single), rounded.view(np.float32), single).reshape(values.shape)
 
 
-def _sticky(single: NDArray[np.float32], values: NDArray[np.floating]) -> NDArray[np.float32]:
+def _sticky(single: NDArray[np.float32], values: Array) -> NDArray[np.float32]:
     """Return float32 numbers whose last bit remembers that something was cut off, so that rounding again
     errs nowhere.
     """

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.arrays import Array, Ids
 from concord.spec.batch import Batch, round_inputs, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import NONE, Deviations
 from concord.spec.leaves import Leaves
 from concord.spec.masks import real_tokens
-from concord.spec.model import Array, Dropout, Model, Observer
+from concord.spec.model import Dropout, Model, Observer
 from concord.spec.parameters import Weights, validate_weights
 from concord.spec.positions import position_ids
 from concord.spec.tensors import OF_IDS, output_name
@@ -189,7 +189,7 @@ def observe(
     return run.observe(observer, gradients, part)
 
 
-def used_rows(config: EncoderConfig, batch: Batch, part: str = "model") -> dict[str, NDArray[np.int64]]:
+def used_rows(config: EncoderConfig, batch: Batch, part: str = "model") -> dict[str, Ids]:
     """Return which rows of each table a batch looks up, in ascending order.
 
     Those of the others have no gradient.
@@ -206,7 +206,7 @@ def used_rows(config: EncoderConfig, batch: Batch, part: str = "model") -> dict[
     return {name: np.unique(rows) for name, rows in ids.items()}
 
 
-def predict(config: EncoderConfig, logits: Array) -> NDArray[np.int64]:
+def predict(config: EncoderConfig, logits: Array) -> Ids:
     """Return the predicted label of each sample (SPEC HED-4).
 
     Logits (B, C) to int64 (B,), 0 or 1 where C is 1.

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
+from concord.spec.arrays import Array, Mask
 
-Values = NDArray[np.floating]
-Pullback = Callable[[Values], Values]
+Pullback = Callable[[Array], Array]
 
 FUNCTION = 4.0
 """Unit roundoffs that an elementary function (exp, log, tanh, erf) may err; an operation errs 1."""
@@ -29,7 +27,7 @@ class Node:
 
     def __init__(
         self,
-        value: Values,
+        value: Array,
         shape: tuple[int, ...],
         operands: Sequence[tuple[Node, Pullback]] = (),
         taped: bool = True,
@@ -38,10 +36,10 @@ class Node:
         self.shape = shape
         self.operands = operands
         self.taped = taped
-        self.gradient: Values | None = None
+        self.gradient: Array | None = None
         self.completed: Callable[[Node], None] | None = None
-        self.constant: NDArray[np.bool_] | None = None
-        self.hidden: NDArray[np.bool_] | None = None
+        self.constant: Mask | None = None
+        self.hidden: Mask | None = None
 
 
 class RowSums:
@@ -54,4 +52,4 @@ class RowSums:
     """
 
     def __init__(self) -> None:
-        self.products: Values | None = None
+        self.products: Array | None = None

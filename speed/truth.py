@@ -23,12 +23,12 @@ from concord.backends.bench import batches_of, moved
 from concord.backends.interface import WORKLOAD_KINDS
 from concord.conformance.estimate import estimate, least_sigma
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.arrays import Array
 from concord.spec.batch import Batch, from_arrays, round_inputs
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import Weights, initialize, trainable
 from concord.spec.precision import PRECISIONS
 from concord.spec.reference import compute
-from concord.spec.tape import Values
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Observer, Training, Trajectory
 from concord.speed.presets import LENGTHS, PRESETS, SEED, Workload, workload
@@ -51,8 +51,6 @@ CHUNK = 512
 
 ROOM = 1_250_000
 """Those tokens times width times layers, at most: a backward pass needs all layers in memory at once."""
-
-Array = NDArray[np.floating]
 
 
 @dataclass(frozen=True)
@@ -191,22 +189,22 @@ class Averaging(Trajectory):
 
     def accumulated(
         self, batches: Sequence[Batch], observer: Observer
-    ) -> tuple[dict[str, Values], dict[str, list[Values]]]:
+    ) -> tuple[dict[str, Array], dict[str, list[Array]]]:
         """Return the gradient of a step (:meth:`concord.spec.training.trajectory.Trajectory.accumulated`)."""
         total, slices = super().accumulated(batches, observer)
         return {name: self.a.settle(values) for name, values in total.items()}, slices
 
-    def whole(self, name: str, values: Values, rows: NDArray[np.int64]) -> Values:
+    def whole(self, name: str, values: Array, rows: NDArray[np.int64]) -> Array:
         """Return the gradient of a table's rows that a sample looked up, and remember which they are."""
         self.looked_up[name] = rows
         return values
 
     def added(
         self,
-        total: Mapping[str, Values],
-        piece: Mapping[str, Values],
+        total: Mapping[str, Array],
+        piece: Mapping[str, Array],
         weight: float,  # noqa: ARG002 - each has been scaled
-    ) -> dict[str, Values]:
+    ) -> dict[str, Array]:
         """Return the sum of gradients so far with those of one more sample, in place of what it was."""
         found = dict(total) or {name: np.zeros(self.parameters[name].shape) for name in piece}
         for name, values in piece.items():

@@ -28,7 +28,7 @@ tf            | backend.py    | + Adapter.forward(self, model, inputs) | takes i
 jax | backend.py | + ModelSession.model* | the model's state, and gets the new one back
 jax | backend.py | + ModelSession.h* | the model's state, and gets the new one back
 jax | backend.py | + ModelSession.pending(self) | the model's state, and gets the new one back
-jax | backend.py | + ModelSession.state | the model's state, and gets the new one back
+jax | backend.py | + ModelSession.variables | the model's state, and gets the new one back
 tf jax        | backend.py    | + Adapter.within(self, request)        | within `
 jax           | backend.py    | + OPTIONS                              | xla_allow_excess_precision
 tf            | l*.py         | [+-] *LayerNorm.*                      | weights made by `build`

@@ -53,7 +53,7 @@ def test_a_wrong_optimizer_is_refused(made, least):
 
 def test_a_session_that_does_not_show_its_optimizer_is_not_measured():
     with pytest.raises(
-        Unsupported, match="numpy cannot be measured in training: its session has no method 'optimizer_state'"
+        Unsupported, match="numpy cannot be measured in training: its session has no method 'state'"
     ):
         prepared(measurable.WithoutState(), small("training"))
 

@@ -6,6 +6,7 @@ import pytest
 from concord import spec
 from concord.backends.interface import Request, Unsupported
 from concord.spec.errors import SpecError
+from concord.spec.files import section
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
 from tests.test_training import CONFIG, WEIGHTS
@@ -63,32 +64,18 @@ def the_same(one, other):
     )
 
 
-def bits_of_a_run(worker, request):
-    run = worker.run(
-        CONFIG, WEIGHTS, BATCHES[0], taps=False, training=request.training, execution=request.execution
-    )
-    return run.steps
-
-
 @pytest.mark.parametrize("execution", ["eager", pytest.param("compiled", marks=pytest.mark.in_turn(2))])
-def test_steps_of_a_session_have_the_bits_of_a_run(worker, execution):
+def test_state_is_what_the_last_step_reported(worker, execution):
     steps = (
         STEPS if execution == "eager" else [[BATCHES[0]], [BATCHES[6]]]
     )  # of one shape: compilers take their time
-    last = len(steps) - 1
-    expected = bits_of_a_run(worker, request_of(steps=steps, reported=(last,), execution=execution))
-    found = {}
     with worker.train(request_of(execution=execution)) as session:
-        for step, batches in enumerate(steps):
-            found |= {
-                f"steps.{step}.{name}": array
-                for name, array in session.step(batches, report=step == last).items()
-            }
-        state = session.state()
-    assert the_same(found, expected)
-    trained = {name for name in expected if name.startswith(f"steps.{last}.parameters.")}
+        for batches in steps[:-1]:
+            session.step(batches)
+        last, state = session.step(steps[-1], report=True), session.state()
+    trained = {name for name in last if name.startswith("parameters.")}
     assert len(trained) > 10
-    assert all(np.array_equal(state[name.removeprefix(f"steps.{last}.")], expected[name]) for name in trained)
+    assert the_same({name: state[name] for name in trained}, {name: last[name] for name in trained})
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -112,24 +99,15 @@ def test_training_goes_on_from_a_state_with_the_bits_that_it_had(worker, recipe)
 def test_session_predicts_without_dropout_what_a_run_computes(worker):
     with worker.train(request_of()) as session:
         session.step(STEPS[0])
-        trained = {
-            name.removeprefix("parameters."): array
-            for name, array in session.state().items()
-            if name.startswith("parameters.")
-        }
+        state = session.state()
+        expected = session.step(STEPS[1])
+        session.load(state, 1)
+        trained = section(state, "parameters.")
         logits = session.predict(BATCHES[1])
         assert np.array_equal(session.predict(BATCHES[1]), logits)
         unlabelled = spec.Batch(input_ids=BATCHES[1].input_ids, segment_ids=BATCHES[1].segment_ids)
         assert np.array_equal(session.predict(unlabelled), logits)
-        went_on = session.step(STEPS[1])
-    assert the_same(
-        went_on,
-        {
-            name.removeprefix("steps.1."): array
-            for name, array in bits_of_a_run(worker, request_of(steps=STEPS[:2])).items()
-            if name.startswith("steps.1.")
-        },
-    )
+        assert the_same(session.step(STEPS[1]), expected)
     assert np.array_equal(worker.run(CONFIG, trained, BATCHES[1], gradients=False).output, logits)
 
 

@@ -56,22 +56,22 @@ class ModelSession(FrameworkSession):
 
     losses = (ClassificationLoss, CotangentLoss)
     graph: nnx.GraphDef[Any]
-    state: nnx.State[Any, Any]
+    variables: nnx.State[Any, Any]
     fixed: nnx.State[Any, Any]
 
     @property
     def model(self) -> nnx.Module:
         """The model as it is now."""
-        return nnx.merge(self.graph, self.state, self.fixed)
+        return nnx.merge(self.graph, self.variables, self.fixed)
 
     @model.setter
     def model(self, model: nnx.Module) -> None:
-        self.graph, self.state, self.fixed = nnx.split(model, nnx.Param, ...)  # type: ignore[misc]
+        self.graph, self.variables, self.fixed = nnx.split(model, nnx.Param, ...)  # type: ignore[misc]
 
     @property
     def held(self) -> tuple[Any, Any]:
         """What a step of training is given of the model."""
-        return self.state, self.fixed
+        return self.variables, self.fixed
 
     def model_of(self, state: nnx.State, fixed: nnx.State) -> nnx.Module:
         """Return the model of what a step is given."""
@@ -83,12 +83,12 @@ class ModelSession(FrameworkSession):
 
     def hold(self, state: nnx.State) -> None:
         """Take what a step left of the model."""
-        self.state = state
+        self.variables = state
 
     @property
     def pending(self) -> Any:
         """What the last step computes."""
-        return self.computed, self.state
+        return self.computed, self.variables
 
     def traced(
         self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()

@@ -15,9 +15,10 @@ import numpy as np
 from scipy import special
 
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.arrays import Array
 from concord.spec.elementary import contract
 from concord.spec.model import Model
-from concord.spec.tape import Node, Values
+from concord.spec.tape import Node
 
 REGISTER = 4
 """Numbers that a vector register holds: few, so that small sums fill several."""
@@ -26,12 +27,12 @@ REGISTER = 4
 # Sums and products.
 
 
-def wider(values: Values) -> Any:
+def wider(values: Array) -> Any:
     """Return numbers in a precision that holds products of them, or more of their digits."""
     return values.astype(np.float64 if values.dtype == np.float32 else np.longdouble)
 
 
-def total_sequential(terms: Values) -> Values:
+def total_sequential(terms: Array) -> Array:
     """Sum over the first axis, one term after the other."""
     total = np.zeros(terms.shape[1:], terms.dtype)
     for term in terms:
@@ -39,7 +40,7 @@ def total_sequential(terms: Values) -> Values:
     return total
 
 
-def total_pairwise(terms: Values) -> Values:
+def total_pairwise(terms: Array) -> Array:
     """Sum over the first axis by halves."""
     if len(terms) < 2:
         return total_sequential(terms)
@@ -47,7 +48,7 @@ def total_pairwise(terms: Values) -> Values:
     return total_pairwise(terms[:half]) + total_pairwise(terms[half:])
 
 
-def total_compensated(terms: Values) -> Values:
+def total_compensated(terms: Array) -> Array:
     """Sum over the first axis, with what each addition lost carried along (Neumaier)."""
     total, lost = np.zeros(terms.shape[1:], terms.dtype), np.zeros(terms.shape[1:], terms.dtype)
     for term in terms:
@@ -57,7 +58,7 @@ def total_compensated(terms: Values) -> Values:
     return total + np.where(np.isfinite(lost), lost, 0)
 
 
-def total_in_blocks(terms: Values) -> Values:
+def total_in_blocks(terms: Array) -> Array:
     """Sum over the first axis in as many running sums as a vector register has places, which are added at
     the end.
     """
@@ -70,7 +71,7 @@ def total_in_blocks(terms: Values) -> Values:
     )
 
 
-def sums(total: Callable[[Values], Values], order: int = 1) -> type[Arithmetic]:
+def sums(total: Callable[[Array], Array], order: int = 1) -> type[Arithmetic]:
     """Return an arithmetic that adds up in a way of its own, products too.
 
     Args:
@@ -79,8 +80,8 @@ def sums(total: Callable[[Values], Values], order: int = 1) -> type[Arithmetic]:
 
     class Sums(Arithmetic):
         def _sum(
-            self, values: Values, axes: tuple[int, ...], keepdims: bool, *rest: Any, **named: Any
-        ) -> Values:
+            self, values: Array, axes: tuple[int, ...], keepdims: bool, *rest: Any, **named: Any
+        ) -> Array:
             if not axes:
                 return self.settle(values)
             kept = tuple(
@@ -90,13 +91,13 @@ def sums(total: Callable[[Values], Values], order: int = 1) -> type[Arithmetic]:
             summed = total(terms.reshape(-1, *(values.shape[axis] for axis in kept))[::order])
             return self.settle(np.expand_dims(summed, axes) if keepdims else summed)
 
-        def _contract(self, subscripts: str, a: Values, b: Values) -> Values:
+        def _contract(self, subscripts: str, a: Array, b: Array) -> Array:
             return self.settle(total(np.stack(single_products(subscripts, a, b)[::order])))
 
     return Sums
 
 
-def single_products(subscripts: str, a: Values, b: Values) -> list[Values]:
+def single_products(subscripts: str, a: Array, b: Array) -> list[Array]:
     """Return what a contraction adds up.
 
     One array for each value of the first index that the result lacks.
@@ -114,7 +115,7 @@ def single_products(subscripts: str, a: Values, b: Values) -> list[Values]:
 class FusedMultiplyAdd(Arithmetic):
     """Products are added to a sum exactly, and the sum alone is rounded."""
 
-    def _contract(self, subscripts: str, a: Values, b: Values) -> Values:
+    def _contract(self, subscripts: str, a: Array, b: Array) -> Array:
         products = single_products(subscripts, wider(a), wider(b))
         total = np.zeros(products[0].shape, a.dtype) if products else contract(subscripts, a, b)
         for product in products:
@@ -125,14 +126,14 @@ class FusedMultiplyAdd(Arithmetic):
 class Wide(Arithmetic):
     """Products are summed in a wider precision, and rounded once."""
 
-    def _contract(self, subscripts: str, a: Values, b: Values) -> Values:
+    def _contract(self, subscripts: str, a: Array, b: Array) -> Array:
         return self.settle(contract(subscripts, wider(a), wider(b)).astype(a.dtype))
 
 
 class FusedGain(Arithmetic):
     """A product that something is added to is not rounded before: gain and offset of a norm."""
 
-    product: tuple[Node | None, Values | None] = (None, None)
+    product: tuple[Node | None, Array | None] = (None, None)
 
     def multiply(self, a: Node, b: Node) -> Node:
         result = super().multiply(a, b)
@@ -154,7 +155,7 @@ class BiasAsARow(Arithmetic):
         inputs = np.concatenate([a.value, np.ones_like(a.value[:, :1])], 1)
         rows = np.concatenate([b.value, bias.value[None]], 0)
 
-        def to_bias(gradient: Values) -> Values:
+        def to_bias(gradient: Array) -> Array:
             return self.settle(contract("ni,no->io", inputs[:, -1:], gradient)[0])
 
         return self._record(
@@ -199,7 +200,7 @@ class OneHot(Arithmetic):
     def take(self, table: Node, rows: Any) -> Node:
         chosen = np.eye(table.shape[0], dtype=table.value.dtype)[rows.reshape(-1)]  # (N, rows)
 
-        def pullback(gradient: Values) -> Values:
+        def pullback(gradient: Array) -> Array:
             terms, half = gradient.reshape(-1, gradient.shape[-1]), len(chosen) // 2
             return self.settle(
                 contract("nr,nd->rd", chosen[:half], terms[:half])
@@ -219,7 +220,7 @@ class SortedRows(Arithmetic):
         flat = rows.reshape(-1)
         order = np.argsort(flat, kind="stable")
 
-        def pullback(gradient: Values) -> Values:
+        def pullback(gradient: Array) -> Array:
             total, terms = np.zeros(table.shape, gradient.dtype), gradient.reshape(-1, gradient.shape[-1])
             for row in np.unique(flat):
                 total[row] = total_pairwise(terms[order[flat[order] == row]])
@@ -232,7 +233,7 @@ class ScatteredRows(Arithmetic):
     """The gradient of a table is added up in the opposite order of its uses, as threads may come to it."""
 
     def take(self, table: Node, rows: Any) -> Node:
-        def pullback(gradient: Values) -> Values:
+        def pullback(gradient: Array) -> Array:
             total = np.zeros(table.shape, gradient.dtype)
             np.add.at(total, rows.reshape(-1)[::-1], gradient.reshape(-1, gradient.shape[-1])[::-1])
             return self.settle(total)
@@ -250,7 +251,7 @@ class PowersOfTwo(Arithmetic):
         powers = np.exp2((a.value - a.value.max(-1, keepdims=True)) * math.log2(math.e))
         value = self.settle(powers / powers.sum(-1, keepdims=True))
 
-        def pullback(gradient: Values) -> Values:
+        def pullback(gradient: Array) -> Array:
             return self.settle(value * (gradient - (gradient * value).sum(-1, keepdims=True)))
 
         return self._record(value, (a, pullback))
@@ -285,7 +286,7 @@ class Softplus(Arithmetic):
         signed = np.where(targets > 0, -logits.value, logits.value)
         value = self.settle(np.logaddexp(np.zeros_like(signed), signed))
 
-        def pullback(gradient: Values) -> Values:
+        def pullback(gradient: Array) -> Array:
             chance = np.where(signed >= 0, 1, np.exp(-abs(signed))) / (1 + np.exp(-abs(signed)))
             return self.settle(gradient * np.where(targets > 0, -chance, chance))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from concord.backends.interface import Stepping, Unsupported
+from concord.backends.interface import TrainingSession, Unsupported
 from concord.backends.wire import WorkerFailure, arrays_of
 from concord.conformance.expectation import Array, Expectation, JudgedTraining
 from concord.conformance.judging import NEAR
@@ -53,7 +53,7 @@ class Candidate:
     """
 
     name: str
-    session: Stepping
+    session: TrainingSession
     deviations: Deviations = field(default_factory=lambda: NONE)
     environment: dict[str, Any] = field(default_factory=dict)
     differences: Sequence[Difference] = ()

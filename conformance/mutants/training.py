@@ -72,5 +72,5 @@ class MutatedTrainer(Bugged, Trainer):
     def numbers(self) -> dict[str, float]:
         return self.optimizer.numbers(self.steps - self.behind, self.rate())
 
-    def advance(self, batches: Sequence[Batch], report: bool) -> dict[str, NDArray[Any]]:
-        return super().advance(self.begun(batches), report)
+    def step(self, batches: Sequence[Batch], report: bool = False) -> dict[str, NDArray[Any]]:
+        return super().step(self.begun(batches), report)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors.numpy import save
 
+from concord.spec.arrays import Arrays
 from concord.spec.cases import SCENARIOS, Case, standard_cases
 from concord.spec.errors import collecting
 from concord.spec.files import read_arrays, read_json, sha256_of, write_bytes, write_text
@@ -28,7 +28,7 @@ LARGE, EVERY = 2**14, 61
 LAST_BITS = 2.0**-40
 
 
-def contents(case: Case) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+def contents(case: Case) -> tuple[dict[str, Any], Arrays]:
     """Return what the JSON file of a case says, but for the digest of the other file, and its arrays.
 
     The arrays are ``weights/…``, ``inputs/…``, ``float64/…`` (every tap, and every gradient as
@@ -94,12 +94,12 @@ def drift(folder: Path = FOLDER) -> list[str]:
     return sorted(problems)
 
 
-def expected(truth: Truth) -> dict[str, NDArray[Any]]:
+def expected(truth: Truth) -> Arrays:
     """Return every tensor of a truth by the name that it has in comparisons."""
     return {**truth.taps, **{f"gradients.{name}": array for name, array in truth.gradients.items()}}
 
 
-def _differences(stored: dict[str, NDArray[Any]], current: dict[str, NDArray[Any]]) -> list[str]:
+def _differences(stored: Arrays, current: Arrays) -> list[str]:
     problems = [f"{name!r} is missing" for name in current.keys() - stored.keys()]
     problems += [f"{name!r} is unexpected" for name in stored.keys() - current.keys()]
     # A gradient may be the difference of far larger numbers, down to one that is mathematically zero: their

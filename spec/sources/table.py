@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.spec.arrays import Arrays, wrong_shape, wrong_type
 from concord.spec.config import EncoderConfig, from_mapping, variant
 from concord.spec.errors import SpecError, WeightsError, unknown
 from concord.spec.files import parse_toml, read_text
@@ -234,7 +235,7 @@ def bindings(
 
 def gather(
     places: Mapping[str, Binding], arrays: Mapping[str, NDArray[Any]], context: str
-) -> tuple[dict[str, NDArray[Any]], list[str]]:
+) -> tuple[Arrays, list[str]]:
     """Return a source's tensors in canonical names and layouts, and what is wrong with them.
 
     Args:
@@ -249,12 +250,8 @@ def gather(
             end = f"[parameter={canonical_name}, {context}]"
             if name not in arrays:
                 wrong.append(f"{name!r} is missing but is required {end}")
-            elif not np.issubdtype(arrays[name].dtype, np.floating):
-                wrong.append(
-                    f"{name!r} has dtype {arrays[name].dtype} but must be a floating-point type {end}"
-                )
-            elif arrays[name].shape != place.shape:
-                wrong.append(f"{name!r} has shape {arrays[name].shape} but must be {place.shape} {end}")
+            elif problem := wrong_type(name, arrays[name]) or wrong_shape(name, arrays[name], place.shape):
+                wrong.append(f"{problem} {end}")
         if not wrong:
             found[canonical_name] = contiguous(
                 WEIGHT_LAYOUTS[place.layout].canonical([arrays[name] for name in place.names])
@@ -269,7 +266,7 @@ def canonical(
     native: Mapping[str, NDArray[Any]],
     part: str | None = None,
     positions: NDArray[Any] | None = None,
-) -> dict[str, NDArray[Any]]:
+) -> Arrays:
     """Return a source's weights under canonical names and in canonical layouts; the numbers and dtypes stay.
 
     Args:
@@ -327,9 +324,7 @@ def canonical(
     return {name: found[name] for name in required}
 
 
-def native(
-    table: Table, config: EncoderConfig, canonical: Weights, part: str | None = None
-) -> dict[str, NDArray[Any]]:
+def native(table: Table, config: EncoderConfig, canonical: Weights, part: str | None = None) -> Arrays:
     """Return canonical weights under a source's names and in its layouts; the numbers and dtypes stay.
 
     The table of fixed positions is left out where the source keeps none with its weights.

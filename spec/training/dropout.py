@@ -12,6 +12,7 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.spec.arrays import Mask
 from concord.spec.config import EncoderConfig
 from concord.spec.tensors import OF_IDS, pooled_name
 from concord.spec.training.recipe import Recipe
@@ -51,9 +52,7 @@ def philox(
     return a, b, c, d
 
 
-def kept(
-    seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ...], rate: float
-) -> NDArray[np.bool_]:
+def kept(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ...], rate: float) -> Mask:
     """Return which elements of a tensor are kept.
 
     Element i, in row-major order, is kept if word i mod 4 of counter (i div 4, step, micro-batch, CRC32 of
@@ -71,15 +70,13 @@ def kept(
     return drawn(seed, step, micro_batch, site, shape, rate)
 
 
-def _drawn(
-    seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ...], rate: float
-) -> NDArray[np.bool_]:
+def _drawn(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ...], rate: float) -> Mask:
     size = math.prod(shape)
     blocks = np.arange(-(-size // 4), dtype=np.uint32)
     fixed = (np.full_like(blocks, word) for word in (step, micro_batch, zlib.crc32(site.encode())))
     key = seed & 0xFFFFFFFF, seed >> 32
     words = np.stack(philox((blocks, *fixed), key), axis=-1).reshape(-1)[:size]  # type: ignore[arg-type]
-    found: NDArray[np.bool_] = (words >= math.ceil(rate * 2**32)).reshape(shape)
+    found: Mask = (words >= math.ceil(rate * 2**32)).reshape(shape)
     found.flags.writeable = False
     return found
 

@@ -9,13 +9,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.arrays import Array, Ids
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import parameters, shape_of
 from concord.spec.precision import round_to_bits
-from concord.spec.tape import Node, Values
+from concord.spec.tape import Node
 from concord.spec.training.recipe import Recipe
 
 Nodes = Mapping[str, Node]
@@ -66,7 +66,7 @@ class ReferenceOptimizer:
         self.steps = 0
         self.powers = [self.scalar(1.0), self.scalar(1.0)]
 
-    def load(self, state: Mapping[str, Values], steps: int) -> None:
+    def load(self, state: Mapping[str, Array], steps: int) -> None:
         """Go on from what was kept after so many steps.
 
         Args:
@@ -93,7 +93,7 @@ class ReferenceOptimizer:
         parameters: Nodes,
         gradients: Nodes,
         rate: float,
-        rows: Mapping[str, NDArray[np.int64]] | None = None,
+        rows: Mapping[str, Ids] | None = None,
     ) -> dict[str, Node]:
         """Return the parameters after one step.
 
@@ -120,9 +120,7 @@ class ReferenceOptimizer:
             return self.a.scale(power, beta)
         return self.scalar(self.held(float(power.value.reshape(-1)[0]) * beta))
 
-    def updated(
-        self, name: str, parameter: Node, gradient: Node, rate: float, rows: NDArray[np.int64] | None
-    ) -> Node:
+    def updated(self, name: str, parameter: Node, gradient: Node, rate: float, rows: Ids | None) -> Node:
         """Return a parameter after one step; rows of a table that are left alone as they were (OPT-8)."""
         before = {slot: self.slot(slot, name, parameter) for slot in slots(self.recipe)}
         after = self.stepped(name, parameter, gradient, rate)
@@ -230,7 +228,7 @@ def clipped(
     gradients: Nodes,
     squares: Callable[[str], Node] | None = None,
     kinds: Mapping[str, str] | None = None,
-    norm: Values | None = None,
+    norm: Array | None = None,
 ) -> tuple[dict[str, Node], Node | None]:
     """Clip gradients (SPEC OPT-7).
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.arrays import Array, Ids, Mask
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import NONE, Deviations
@@ -18,14 +18,14 @@ from concord.spec.errors import unknown
 from concord.spec.leaves import Leaves
 from concord.spec.parameters import Weights, parameters
 from concord.spec.reference import observe, used_rows
-from concord.spec.tape import Node, Values
+from concord.spec.tape import Node
 from concord.spec.tensors import resolve, sizes_of, taps
 from concord.spec.training.dropout import GENERATORS, kept, rate_of, sites
 from concord.spec.training.optimizers import Nodes, ReferenceOptimizer, batch_weights, clipped
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.schedules import learning_rate
 
-Observer = Callable[[str, Values], None]
+Observer = Callable[[str, Array], None]
 """Takes the tensors of a step as they are computed.
 
 ``losses.<number>`` of its batches, ``gradients.<name>`` before clipping, ``norm``, ``clipped.<name>``,
@@ -68,9 +68,7 @@ def counts(config: EncoderConfig, batch: Batch) -> tuple[int, int]:
     )
 
 
-def rows_of(
-    config: EncoderConfig, batches: Sequence[Batch], part: str = "model"
-) -> dict[str, NDArray[np.int64]]:
+def rows_of(config: EncoderConfig, batches: Sequence[Batch], part: str = "model") -> dict[str, Ids]:
     """Return which rows of each table the batches of a step look up, in ascending order (SPEC OPT-8)."""
     found = [used_rows(config, batch, part) for batch in batches]
     return {
@@ -103,14 +101,12 @@ class Course:
         """Return the learning rate of the step."""
         return learning_rate(self.recipe, self.steps)
 
-    def dropped(
-        self, number: int, site: str, shape: tuple[int, ...]
-    ) -> tuple[NDArray[np.bool_], float] | None:
+    def dropped(self, number: int, site: str, shape: tuple[int, ...]) -> tuple[Mask, float] | None:
         """Return which elements a batch of the step keeps at a site, and which share goes, if any does."""
         rate = rate_of(self.recipe, site)
         return (kept(self.training.seed, self.steps, number, site, shape, rate), rate) if rate else None
 
-    def masked(self, batch: Batch, number: int) -> dict[str, tuple[NDArray[np.bool_], float]]:
+    def masked(self, batch: Batch, number: int) -> dict[str, tuple[Mask, float]]:
         """Return what :meth:`dropped` says of each tap that a batch drops elements of."""
         given = batch.arrays()
         table, sizes = taps(self.config, self.part, given), sizes_of(self.config, given)
@@ -147,7 +143,7 @@ class Trajectory(Course):
         part: str = "model",
         dtype: str = "float64",
         deviations: Deviations = NONE,
-        uncertain: Mapping[str, Values] | None = None,
+        uncertain: Mapping[str, Array] | None = None,
     ) -> None:
         super().__init__(config, training, part)
         self.a, self.dtype, self.deviations = arithmetic, dtype, deviations
@@ -161,7 +157,7 @@ class Trajectory(Course):
         self.optimizer = ReferenceOptimizer(
             arithmetic, training.recipe, self.kinds, None if bits is None else int(bits)
         )
-        self.norm: Values | None = None
+        self.norm: Array | None = None
 
     def run(self, observer: Observer) -> None:
         """Make every step, and hand on what is reported, each tensor as ``steps.<step>.<name>``."""
@@ -173,7 +169,7 @@ class Trajectory(Course):
                 ),
             )
 
-    def load(self, state: Mapping[str, Values], steps: int) -> None:
+    def load(self, state: Mapping[str, Array], steps: int) -> None:
         """Go on from where training stands after so many steps.
 
         Args:
@@ -186,7 +182,7 @@ class Trajectory(Course):
         )
         self.steps = steps
 
-    def state(self) -> dict[str, Values]:
+    def state(self) -> dict[str, Array]:
         """Return where training stands, as :meth:`load` takes it but for the arithmetic's leading axes."""
         return {f"parameters.{name}": self.parameters[name].value for name in self.trained} | {
             name: node.value for name, node in self.optimizer.state.items()
@@ -202,8 +198,8 @@ class Trajectory(Course):
 
     def finish(
         self,
-        total: Mapping[str, Values],
-        slices: Mapping[str, list[Values]],
+        total: Mapping[str, Array],
+        slices: Mapping[str, list[Array]],
         batches: Sequence[Batch],
         observer: Observer,
     ) -> None:
@@ -244,16 +240,16 @@ class Trajectory(Course):
             trained, gradients, self.rate(), rows_of(self.config, batches, self.part)
         )
 
-    def node(self, values: Values) -> Node:
+    def node(self, values: Array) -> Node:
         """Return values that this arithmetic computed, as an input of what follows."""
         return Node(values, values.shape[self.a.lead :], taped=False)
 
     def accumulated(
         self, batches: Sequence[Batch], observer: Observer
-    ) -> tuple[dict[str, Values], dict[str, list[Values]]]:
+    ) -> tuple[dict[str, Array], dict[str, list[Array]]]:
         """Return the gradient of a step, and those by looked-up rows where its norm sees these."""
-        total: dict[str, Values] = {}
-        slices: dict[str, list[Values]] = {}
+        total: dict[str, Array] = {}
+        slices: dict[str, list[Array]] = {}
         for number, weight in enumerate(self.batch_weights(batches)):
             found = self.differentiated(batches[number], number, observer)
             scaled = {
@@ -266,15 +262,15 @@ class Trajectory(Course):
         return {name: total[name] for name in self.trained}, slices
 
     def added(
-        self, total: Mapping[str, Values], piece: Mapping[str, Values], weight: float
-    ) -> dict[str, Values]:
+        self, total: Mapping[str, Array], piece: Mapping[str, Array], weight: float
+    ) -> dict[str, Array]:
         """Return the sum of gradients so far with those of one more batch, which has a weight."""
         return {
             name: self.a.add(self.node(total[name]), self.node(values)).value if name in total else values
             for name, values in piece.items()
         }
 
-    def squares(self, pieces: Sequence[Values]) -> Node:
+    def squares(self, pieces: Sequence[Array]) -> Node:
         """Return the sum of the squares of what a norm sees."""
         sums = [self.a.sum(self.a.multiply(self.node(piece), self.node(piece))) for piece in pieces]
         total = sums[0]
@@ -282,13 +278,13 @@ class Trajectory(Course):
             total = self.a.add(total, further)
         return total
 
-    def differentiated(self, batch: Batch, number: int, observer: Observer) -> dict[str, Values]:
+    def differentiated(self, batch: Batch, number: int, observer: Observer) -> dict[str, Array]:
         """Return the gradients of a batch's loss, and of looked-up rows where the norm sees those."""
         sliced = self.recipe.embedding_gradients == "slices"
-        found: dict[str, Values] = {}
+        found: dict[str, Array] = {}
         rows = used_rows(self.config, batch, self.part)
 
-        def take(name: str, values: Values) -> None:
+        def take(name: str, values: Array) -> None:
             if name == "loss":
                 observer(f"losses.{number}", values)
             elif name.startswith("gradients.") and not name.startswith(
@@ -314,7 +310,7 @@ class Trajectory(Course):
         self.a.recording = False
         return found
 
-    def whole(self, name: str, values: Values, rows: NDArray[np.int64]) -> Values:
+    def whole(self, name: str, values: Array, rows: Ids) -> Array:
         """Return the gradient of a table with the rows that nothing looked up."""
         lead = values.shape[: self.a.lead]
         full = np.zeros((*lead, *self.parameters[name].shape), values.dtype)

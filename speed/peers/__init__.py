@@ -28,11 +28,3 @@ class Peer:
     def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str, precision: str) -> Steps:
         """Refuse: frameworks have products."""
         raise Unsupported(f"{self.name} has no product of its own")
-
-
-class WholeProgram:
-    """A session that shows nothing of what is within."""
-
-    def read(self) -> Run:
-        """Refuse: it has no taps."""
-        raise Unsupported("a peer is measured by 'concord speed' alone")

@@ -22,14 +22,14 @@ from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights, parameters
 from concord.spec.sources import table
-from concord.speed.peers import Peer, WholeProgram
+from concord.speed.peers import Peer
 
 TABLE = table.load("bert-hugging-face")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class HuggingFaceModel(WholeProgram):
+class HuggingFaceModel:
     """Forward passes, and training steps (:class:`concord.backends.interface.Session`)."""
 
     def __init__(self, request: Request, model: torch.nn.Module) -> None:
@@ -37,27 +37,16 @@ class HuggingFaceModel(WholeProgram):
         self.computed: dict[str, torch.Tensor] = {}
         self.feed(request.batch)
         self.parts = table.bindings(table.part_of(TABLE), request.config)
-        self.start()
         self.run = (
             torch.compile(model, fullgraph=True, dynamic=False) if request.execution == "compiled" else model
         )
-
-    def load(self, weights: Weights) -> None:
-        """Put other weights in place of those that it has."""
-        fill(self.model, self.request.config, weights)
-        self.start()
-
-    def start(self) -> None:
-        """Let the optimizer begin anew."""
         self.steps = 0
-        if self.request.training:
-            known = parameters(self.request.config)
+        if request.training:
+            known = parameters(request.config)
             kinds = {
                 name: known[canonical].kind for canonical, place in self.parts.items() for name in place.names
             }
-            self.optimizer = optimizer(
-                self.request.training.recipe, dict(self.model.named_parameters()), kinds
-            )
+            self.optimizer = optimizer(request.training.recipe, dict(model.named_parameters()), kinds)
 
     def feed(self, batch: Batch) -> None:
         """Take other inputs, of the same shapes."""
@@ -70,20 +59,12 @@ class HuggingFaceModel(WholeProgram):
         """Do nothing: PyTorch compiles when the first step runs."""
 
     def step(self) -> None:
-        """Start one training step where gradients are asked for, else one forward pass."""
-        self.train_step() if self.request.training else self.forward()
-
-    def forward(self) -> None:
-        """Start one forward pass."""
-        with torch.inference_mode():
-            self.computed = {
-                "logits": self.run(
-                    **{name: tensor for name, tensor in self.inputs.items() if name != "labels"}
-                ).logits
-            }
-
-    def train_step(self) -> None:
-        """Start one training step on the inputs that it has."""
+        """Start one training step where the request says how to train, else one forward pass."""
+        if not self.request.training:
+            given = {name: tensor for name, tensor in self.inputs.items() if name != "labels"}
+            with torch.inference_mode():
+                self.computed = {"logits": self.run(**given).logits}
+            return
         self.model.zero_grad(set_to_none=True)
         loss = self.run(**self.inputs).loss
         loss.backward()
@@ -107,13 +88,9 @@ class HuggingFaceModel(WholeProgram):
         """Return what the last step computed: the logits (B, C), or the loss before an update."""
         return {name: tensor.float().cpu().numpy() for name, tensor in self.computed.items()}
 
-    def parameters(self) -> Weights:
-        """Return the parameters by canonical name."""
-        return gathered(self.parts, dict(self.model.named_parameters()))
-
-    def optimizer_state(self) -> dict[str, np.ndarray]:
-        """Return what the optimizer keeps, as ``<slot>.<canonical name>``."""
-        kept: dict[str, dict[str, torch.Tensor]] = {}
+    def state(self) -> dict[str, np.ndarray]:
+        """Return the parameters and what the optimizer keeps."""
+        kept: dict[str, dict[str, torch.Tensor]] = {"parameters": dict(self.model.named_parameters())}
         for key, tensor in self.optimizer.kept().items():
             slot, _, name = key.partition(".")
             kept.setdefault(slot, {})[name] = tensor

@@ -16,8 +16,7 @@ import torch
 
 from concord.backends.interface import Request, Session, Unsupported
 from concord.spec.batch import Batch
-from concord.spec.parameters import Weights
-from concord.speed.peers import Peer, WholeProgram
+from concord.speed.peers import Peer
 from concord.speed.peers.hf import build, tensors
 
 FILE = "model.onnx"
@@ -25,21 +24,16 @@ FILE = "model.onnx"
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
 
-class Graph(WholeProgram):
+class Graph:
     """Forward passes (:class:`concord.backends.interface.Session`); weights are part of the graph."""
 
     def __init__(self, request: Request, threads: int | None) -> None:
         self.request, self.threads = request, threads
         self.feed(request.batch)
-        self.load(request.weights)
+        model = build(request.config, request.weights)
+        self.folder: tempfile.TemporaryDirectory[str] | None = _exported(model, self.inputs)
         self.running: onnxruntime.InferenceSession | None = None
         self.output: np.ndarray | None = None
-
-    def load(self, weights: Weights) -> None:
-        """Export the model anew, with these weights."""
-        self.folder: tempfile.TemporaryDirectory[str] | None = _exported(
-            build(self.request.config, weights), self.inputs
-        )
 
     def feed(self, batch: Batch) -> None:
         """Take other inputs, of the same shapes."""
@@ -62,14 +56,6 @@ class Graph(WholeProgram):
 
     def step(self) -> None:
         """Run one forward pass."""
-        self.forward()
-
-    def train_step(self) -> None:
-        """Refuse: it has no gradients."""
-        raise Unsupported("ort runs forward alone")
-
-    def forward(self) -> None:
-        """Run one forward pass."""
         assert self.running is not None
         (self.output,) = self.running.run(["logits"], self.inputs)
 
@@ -85,12 +71,8 @@ class Graph(WholeProgram):
         assert self.output is not None
         return {"logits": self.output}
 
-    def parameters(self) -> Weights:
-        """Return nothing: they are part of the graph."""
-        return {}
-
-    def optimizer_state(self) -> dict[str, np.ndarray]:
-        """Return nothing: there is no optimizer."""
+    def state(self) -> dict[str, np.ndarray]:
+        """Return nothing: the parameters are part of the graph, and there is no optimizer."""
         return {}
 
 

@@ -25,18 +25,17 @@ def changed(name, tensor):
 
 def states(session, request, batch):
     """Return what two steps from the weights of a request, on its batch and another, come to."""
-    session.load(request.weights)
+    session.trainer.load({f"parameters.{name}": array for name, array in request.weights.items()}, 0)
     session.feed(request.batch)
     session.step()
     found = {"loss.0": session.results()["loss"]}
     session.feed(batch)
-    session.train_step()
+    session.step()
     session.synchronize()
     return {
         **found,
         "loss.1": session.results()["loss"],
-        **{f"parameters.{name}": array for name, array in session.parameters().items()},
-        **session.optimizer_state(),
+        **session.state(),
     }
 
 
@@ -76,9 +75,9 @@ def __getattr__(name):
 
         def run_stepped(self, request):
             session, _ = self.used_session(request)
-            session.load(request.weights)
+            session.fill(request.weights)
             session.feed(request.batch)
-            session.forward()
+            session.step()
             logits = session.results()["logits"]
             session.synchronize()
             run = session.read()

@@ -64,11 +64,8 @@ class Stepping:
     def results(self):
         return self.computed
 
-    def parameters(self):
-        return {name: node.value for name, node in self.trajectory.parameters.items()}
-
-    def optimizer_state(self):
-        return {name: node.value for name, node in self.trajectory.optimizer.state.items()}
+    def state(self):
+        return self.trajectory.state()
 
 
 class Multiplication:
@@ -126,7 +123,7 @@ class Told(Stepping):
 
 
 class _WithoutState(Told):
-    optimizer_state = property()  # which there is none
+    state = property()  # which there is none
 
 
 class Slow(Measurable):
@@ -164,8 +161,8 @@ class WrongUpdate(Measurable):
 
     def made(self, request):
         program = Told("WrongUpdate", request)
-        right, kept = program.parameters, request.weights["classifier.bias"]
-        program.parameters = lambda: {**right(), "classifier.bias": kept}
+        right, kept = program.state, request.weights["classifier.bias"]
+        program.state = lambda: {**right(), "parameters.classifier.bias": kept}
         return program
 
 

@@ -16,9 +16,10 @@ from concord.conformance.bugs.tape import TapeContext, Value
 from concord.conformance.bugs.training.step import Bugged, TrainingStep
 from concord.conformance.expectation import JudgedTraining
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.arrays import Array
 from concord.spec.batch import Batch
 from concord.spec.precision import precision
-from concord.spec.tape import Node, Values
+from concord.spec.tape import Node
 from concord.spec.training.optimizers import ReferenceOptimizer, slots
 from concord.spec.training.trajectory import Observer, Trajectory
 
@@ -110,10 +111,10 @@ class BuggedTrajectory(Bugged, Trajectory):
             self.optimizer = EditedOptimizer(arithmetic, training.recipe, self.kinds, self.optimizer.bits)
             self.optimizer.kind = change.optimizer
 
-    def value(self, tensor: Node | Values) -> Value:
+    def value(self, tensor: Node | Array) -> Value:
         return Value(self.a, tensor if isinstance(tensor, Node) else self.node(tensor))
 
-    def taken(self, tensor: Value, like: Node | Values) -> Node | Values:
+    def taken(self, tensor: Value, like: Node | Array) -> Node | Array:
         return tensor.tensor if isinstance(like, Node) else tensor.tensor.value
 
     def step(self, batches: Sequence[Batch], observer: Observer) -> None:
@@ -131,13 +132,13 @@ class BuggedTrajectory(Bugged, Trajectory):
             self.optimizer.load({}, counted)
             self.optimizer.state, self.known = nodes, None
 
-    def differentiated(self, batch: Batch, number: int, observer: Observer) -> dict[str, Values]:
+    def differentiated(self, batch: Batch, number: int, observer: Observer) -> dict[str, Array]:
         if self.known is None:
             return super().differentiated(batch, number, observer)
         masks = [(tap, kept.tobytes(), rate) for tap, (kept, rate) in self.masked(batch, number).items()]
         key = (self.steps, id(batch), self.training.recipe.embedding_gradients, *masks)
         if key not in self.known:
-            losses: list[Values] = []
+            losses: list[Array] = []
             found = super().differentiated(batch, number, lambda name, loss: losses.append(loss))
             self.known[key] = batch, losses[0], found  # a batch that is kept keeps its id
         _, loss, found = self.known[key]
