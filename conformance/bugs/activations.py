@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from concord.conformance.bugs.bug import Changes, of_source, where
@@ -20,7 +19,7 @@ def gelu_cubic(factor: float) -> Edit:
     return gelu(cubic=factor)
 
 
-def gelu_by(erf: Callable[[Context, Array], Array], root: float = math.sqrt(2.0)) -> Edit:
+def gelu_by(erf: Edit, root: float = math.sqrt(2.0)) -> Edit:
     """Return GELU with something else for erf, or another number for sqrt(2)."""
     return of_source(lambda m, x: x * 0.5 * (erf(m, x / root) + 1.0))
 

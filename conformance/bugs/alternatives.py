@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from concord.conformance.bugs import ways
-from concord.conformance.bugs.bug import Changes, where
+from concord.conformance.bugs.bug import Changes
 from concord.conformance.bugs.context import Context, Edit
 from concord.conformance.bugs.embeddings import summed
 from concord.conformance.bugs.gradients import norm_slope, of_softmax
@@ -134,12 +134,8 @@ def of_the_first(m: Context, x: Array) -> Array:
 
 
 def attention(made: Edit) -> Edit:
-    """Return a context, (B, H, Q, K), with its heads joined, where it is of the softmax itself."""
-
-    def joined(m: Context, y: Array) -> Array:
-        return m.reshape(m.transpose(made(m, y), (0, 2, 1, 3)), tuple(y.shape))
-
-    return where(joined, query_mask="none")
+    """Return a context, (B, H, Q, K), with its heads joined."""
+    return lambda m, y: m.reshape(m.transpose(made(m, y), (0, 2, 1, 3)), tuple(y.shape))
 
 
 def divided_last(m: Context, exponentials: Array) -> Array:
@@ -290,16 +286,12 @@ def in_closed_form(m: Context, gradient: Array, row: Array, deviation: Array) ->
 
 
 def gelu_sigmoid(m: Context, y: Array) -> Array:
-    if m.config.activation != "gelu_tanh":
-        return y
     x = m.source()
     return x * m.sigmoid(x * (x * x * 0.044715 + 1.0) * (2.0 * math.sqrt(2.0 / math.pi)))
 
 
 def gelu_exponential(m: Context, y: Array) -> Array:
     """The tanh of GELU from one exponential: 1 - 2 / (exp(2 z) + 1)."""
-    if m.config.activation != "gelu_tanh":
-        return y
     x = m.source()
     twice = m.within(x * (x * x * 0.044715 + 1.0) * (2.0 * math.sqrt(2.0 / math.pi)), -80.0, 80.0)
     return x * 0.5 * (2.0 - 2.0 / (m.exp(twice) + 1.0))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.bugs.operations import Array, TensorOperations
+from concord.conformance.bugs.operations import Array, TensorOperations, Unary
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.masks import mask_constant, real_tokens, visible_keys
@@ -200,10 +200,10 @@ class Context(TensorOperations):
         self,
         x: Array,
         center: Callable[[Array, Array], Array] = lambda x, mean: x - mean,
-        variance: Callable[[Array], Array] = lambda variance: variance,
-        deviation: Callable[[Array], Array] | None = None,
-        gain: Callable[[Array], Array] = lambda gain: gain,
-        offset: Callable[[Array], Array] = lambda offset: offset,
+        variance: Unary = lambda variance: variance,
+        deviation: Unary | None = None,
+        gain: Unary = lambda gain: gain,
+        offset: Unary = lambda offset: offset,
         axes: tuple[int, ...] = (-1,),
     ) -> Array:
         """Return the layer norm of the tap, with some of its steps taken in another way (SPEC NRM-2)."""
@@ -271,9 +271,9 @@ class Context(TensorOperations):
 
     def softmax_by(
         self,
-        exponential: Callable[[Array], Array] | None = None,
-        powers: Callable[[Array], Array] = lambda powers: powers,
-        total: Callable[[Array], Array] = lambda total: total,
+        exponential: Unary | None = None,
+        powers: Unary = lambda powers: powers,
+        total: Unary = lambda total: total,
     ) -> Array:
         """Return the weights of the tap, with some of their steps taken in another way (SPEC ATT-5)."""
         scores = self.unnormalised
@@ -324,7 +324,7 @@ class Context(TensorOperations):
         x: Array,
         cubic: float = 0.044715,
         factor: float = math.sqrt(2.0 / math.pi),
-        tanh: Callable[[Array], Array] | None = None,
+        tanh: Unary | None = None,
     ) -> Array:
         """Return GELU by its approximation (SPEC FFN-2)."""
         return x * 0.5 * ((tanh or self.tanh)((x + x * x * x * cubic) * factor) + 1.0)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.bugs.bug import Changes, Gradients, option, skipped, where
+from concord.conformance.bugs.bug import Changes, Gradients, option, skipped
 from concord.conformance.bugs.context import Context, Edit, Flags, Ids
 from concord.conformance.bugs.norms import normed, one, zero
 from concord.conformance.bugs.operations import Array
@@ -22,10 +22,8 @@ from concord.conformance.bugs.pooling import rightly
 VECTOR = 4
 ROOT = math.sqrt(2 / math.pi)
 
-Function = Callable[[Context, Array], Array]
 
-
-def passed(function: Function) -> Edit:
+def passed(function: Edit) -> Edit:
     """Return the edit that sends the gradient of a tap through a function."""
     return lambda m, y: m.with_gradient(y, lambda gradient: function(m, gradient))
 
@@ -35,7 +33,7 @@ def times(factor: float = 1.0, **powers: float) -> Edit:
     return passed(lambda m, gradient: gradient * (factor * m.size(**powers)))
 
 
-def slope(made: Function) -> Edit:
+def slope(made: Edit) -> Edit:
     """Return the edit that takes another slope for an elementwise step, made of what went in."""
 
     def edit(m: Context, y: Array) -> Array:
@@ -45,12 +43,12 @@ def slope(made: Function) -> Edit:
     return edit
 
 
-def slope_at_result(made: Function) -> Edit:
+def slope_at_result(made: Edit) -> Edit:
     """Return the same, made of what came out."""
     return lambda m, y: m.value_of(y, m.source() * m.stop_gradient(made(m, y)))
 
 
-def instead(made: Function) -> Edit:
+def instead(made: Edit) -> Edit:
     """Return the edit that has the gradient of something else."""
     return lambda m, y: m.value_of(y, made(m, y))
 
@@ -155,7 +153,7 @@ def share(m: Context, x: Array) -> Array:
     return (m.erf(x / math.sqrt(2.0)) + 1.0) * 0.5
 
 
-def square_of_tanh(m: Context, x: Array) -> Array:
+def square_slope_at_result(m: Context, x: Array) -> Array:
     return m.tanh(x) * m.tanh(x)
 
 
@@ -179,11 +177,6 @@ def of_tanh_form(m: Context, x: Array, inner: float = 1.0) -> Array:
     tangent = m.tanh((x + x * x * x * 0.044715) * ROOT)
     steep = (x * x * (3 * 0.044715) + 1.0) * (inner * ROOT)
     return (tangent + 1.0) * 0.5 + x * 0.5 * (1.0 - tangent * tangent) * steep
-
-
-def of_tanh(made: Function) -> Edit:
-    """Return a tanh with another slope, made of what comes out of it."""
-    return where(slope_at_result(made), pooler="tanh")
 
 
 # Attention.
@@ -332,7 +325,7 @@ EDITS: Changes = {
             lambda m, y: share(m, y) + y * bell(m, y)
         ),
         "the GELU with tanh taken at the result": slope_at_result(of_tanh_form),
-        "tanh": slope(lambda m, x: 1.0 - square_of_tanh(m, x)),
+        "tanh": slope(lambda m, x: 1.0 - square_slope_at_result(m, x)),
     },
     "softmax_slope": {
         "takes half the sum over the row off": taken_off(lambda m, g, w: m.sum(g * w, 3) * 0.5),
@@ -346,10 +339,10 @@ EDITS: Changes = {
         "goes element by element, with w (1 - w)": of_softmax(lambda m, g, w: g * w * (1.0 - w)),
     },
     "tanh_slope": {
-        "1 less itself, not its square": of_tanh(lambda m, y: 1.0 - y),
-        "its square": of_tanh(lambda m, y: y * y),
-        "that of a logistic function": of_tanh(lambda m, y: y * (1.0 - y)),
-        "taken at the result": of_tanh(lambda m, y: 1.0 - square_of_tanh(m, y)),
+        "1 less itself, not its square": slope_at_result(lambda m, y: 1.0 - y),
+        "its square": slope_at_result(lambda m, y: y * y),
+        "that of a logistic function": slope_at_result(lambda m, y: y * (1.0 - y)),
+        "taken at the result": slope_at_result(lambda m, y: 1.0 - square_slope_at_result(m, y)),
     },
     "detached_length": lambda m, y: m.source() / m.stop_gradient(rightly(m, m.source())),
     "loss_gradient_of_sum": instead(lambda m, y: m.sum(m.source())),
@@ -360,7 +353,7 @@ EDITS: Changes = {
     "gelu_gradient_without_density": slope(share),
     "gelu_gradient_halved_density": slope(lambda m, x: share(m, x) + x * bell(m, x) * 0.5),
     "relu_gradient_guided": lambda m, y: m.with_gradient(y, m.relu),
-    "tanh_gradient_sign": slope(lambda m, x: square_of_tanh(m, x) + 1.0),
+    "tanh_gradient_sign": slope(lambda m, x: square_slope_at_result(m, x) + 1.0),
     "tanh_gradient_without_square": slope(lambda m, x: 1.0 - (m.abs(m.tanh(x)))),
     "tanh_gradient_of_rounded": slope(
         lambda m, x: 1.0 - m.rounded(m.tanh(x), "bfloat16") * m.rounded(m.tanh(x), "bfloat16")

@@ -74,7 +74,7 @@ def in_bits(m: Context, y: Array) -> Array:
     return y / math.log(2.0)
 
 
-def logarithm(made: Callable[[Context, Array], Array]) -> Edit:
+def logarithm(made: Edit) -> Edit:
     """Return the logarithm of something else than the probabilities, made of them."""
     return of_source(lambda m, x: m.log(made(m, m.softmax(x, 1))))
 

@@ -22,7 +22,8 @@ SIGNIFICANT_BITS = {"float32": 24, "tf32": 11, "float16": 11, "bfloat16": 8}
 """Of each number format that :meth:`TensorOperations.round_to` knows, the leading one included."""
 
 
-Elementwise = Callable[[Array], Array]
+Unary = Callable[[Array], Array]
+"""Makes one tensor of another."""
 
 
 class TensorOperations(ABC):
@@ -41,19 +42,19 @@ class TensorOperations(ABC):
 
     dtype: str
     einsum: Callable[[str, Array, Array], Array]
-    sqrt: Elementwise
-    exp: Elementwise
-    log: Elementwise
-    tanh: Elementwise
-    erf: Elementwise
-    sigmoid: Elementwise
-    relu: Elementwise
+    sqrt: Unary
+    exp: Unary
+    log: Unary
+    tanh: Unary
+    erf: Unary
+    sigmoid: Unary
+    relu: Unary
     softmax: Callable[[Array, int], Array]
     log_softmax: Callable[[Array, int], Array]
     reshape: Callable[[Array, Sequence[int]], Array]
     transpose: Callable[[Array, Sequence[int]], Array]
     concat: Callable[[Sequence[Array], int], Array]
-    stop_gradient: Elementwise
+    stop_gradient: Unary
 
     @abstractmethod
     def sum(self, x: Array, axis: int | None = None) -> Array:
@@ -76,7 +77,7 @@ class TensorOperations(ABC):
         """Return an array as a tensor, in the precision of another tensor if one is given."""
 
     @abstractmethod
-    def with_gradient(self, x: Array, function: Callable[[Array], Array]) -> Array:
+    def with_gradient(self, x: Array, function: Unary) -> Array:
         """Return the same values; the gradient that flows back is sent through a function."""
 
     # What follows from these.

@@ -55,7 +55,7 @@ def flat(m: Context, x: Array) -> Array:
     return m.reshape(x, (m.ids.shape[0], m.ids.shape[1] * m.config.d_model))
 
 
-def lengthened(function: Callable[[Context, Array], Array]) -> Edit:
+def lengthened(function: Edit) -> Edit:
     """Divide the pooled vector, (B, D), by another length, (B, 1)."""
     return of_source(lambda m, x: x / function(m, x))
 

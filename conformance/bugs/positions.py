@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from concord.conformance.bugs.bug import Array as Table
-from concord.conformance.bugs.bug import Change, Changes, weight, weights, where
+from concord.conformance.bugs.bug import Change, Changes, weight, weights
 from concord.conformance.bugs.context import Context, Edit, Ids
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import ConfigError
@@ -65,11 +65,6 @@ def as_in_bert(m: Context) -> Ids:
     return np.broadcast_to(np.arange(m.real.shape[1]), m.real.shape)
 
 
-def with_row_of_padding(numbers: Callable[[Context], Ids]) -> Edit:
-    """Return other rows of models whose padding takes a row of its own."""
-    return where(numbered(numbers), position_of_padding="pad_row")
-
-
 EDITS: Changes = {
     "position_start": {
         "that are 1 too high": numbered(lambda m: m.rows + 1),
@@ -103,11 +98,9 @@ EDITS: Changes = {
         ),
     },
     "position_without_padding_id": numbered(lambda m: m.rows - m.config.pad_id),
-    "position_as_in_bert": with_row_of_padding(as_in_bert),
-    "position_over_padding": with_row_of_padding(
-        lambda m: np.where(m.real, past_padding(m), m.config.pad_id)
-    ),
+    "position_as_in_bert": numbered(as_in_bert),
+    "position_over_padding": numbered(lambda m: np.where(m.real, past_padding(m), m.config.pad_id)),
     "position_past_padding": numbered(past_padding),
-    "positions_from_zero": with_row_of_padding(lambda m: np.where(m.real, over_real_tokens(m), 0)),
+    "positions_from_zero": numbered(lambda m: np.where(m.real, over_real_tokens(m), 0)),
     "position_of_one_token_decoding": numbered(lambda m: m.rows + (m.real.shape[1] == 1)),
 }

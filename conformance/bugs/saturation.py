@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from concord.conformance.bugs.activations import gelu_by
 from concord.conformance.bugs.bug import Changes, of_source
 from concord.conformance.bugs.context import Context, Edit
 from concord.conformance.bugs.loss import clipped
-from concord.conformance.bugs.operations import Array
+from concord.conformance.bugs.operations import Array, Unary
 
 
 def erf_by_series(m: Context, z: Array) -> Array:
@@ -24,7 +23,7 @@ def erf_by_series(m: Context, z: Array) -> Array:
     return m.within(total * (2.0 / math.sqrt(math.pi)), -1.0, 1.0)
 
 
-def tail(beyond: Callable[[Array], Array], made: Callable[[Array], Array]) -> Edit:
+def tail(beyond: Unary, made: Unary) -> Edit:
     """Return the tap with something else where what goes in is beyond a limit, made of that."""
     return lambda m, y: m.where(beyond(m.source()), made(m.source()), y)
 

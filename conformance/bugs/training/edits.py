@@ -202,6 +202,11 @@ def clip_each_batch(
 # The learning rate of a step (SPEC OPT-9).
 
 
+def rate_of(times: int = 1, ahead: int = 0) -> StepEdit:
+    """Return the edit to the rate of another step."""
+    return lambda m, right: m.rate(times * m.number + ahead)
+
+
 def cosine_full_wave(m: TrainingStep, right: float) -> float:
     recipe, step = m.recipe, m.number + m.recipe.first_step
     if recipe.total_steps is None or step < recipe.warmup_steps:
@@ -253,6 +258,11 @@ def otherwise(**fields: Callable[[TrainingStep, DropoutSite], Any]) -> StepEdit:
         return np.broadcast_to(drawn(other), site.shape), right[1]
 
     return masks
+
+
+def always(**fields: int) -> StepEdit:
+    """Return the edit to what the same step, batch or seed would keep each time."""
+    return lambda m, right, site: (drawn(dataclasses.replace(site, **fields)), right[1])
 
 
 def rescaled(rate: Callable[[float], float]) -> StepEdit:
@@ -394,10 +404,7 @@ EDITS: Mapping[str, StepEdit | Change] = {
     "clip_of_scaled_gradients": by_norm(lambda m, gradients, squares: 1024.0 * m.norm(gradients, squares)),
     "clip_twice": lambda m, right, gradients, squares: (m.scaled(right[0], right[1]), right[1]),
     "clip_running_sum": lambda m, right, *given: m.scaled(right, m.norm(right)) if m.limit else right,
-    "schedule_step_ahead": lambda m, right: m.rate(m.number + 1),
     "schedule_counts_batches": lambda m, right: m.rate(m.number * m.recipe.accumulation),
-    "schedule_counts_processes": lambda m, right: m.rate(m.number * 4),
-    "schedule_never_moves": lambda m, right: m.rate(0),
     "schedule_ignored": recipe(schedule="constant", total_steps=None, warmup_steps=0),
     "schedule_ends_early": lambda r: r.replace(total_steps=(r.total_steps or 0) - 1),
     "schedule_ends_late": lambda r: r.replace(total_steps=(r.total_steps or 0) + 1),
@@ -409,7 +416,6 @@ EDITS: Mapping[str, StepEdit | Change] = {
         right / math.sqrt(m.recipe.warmup_steps) if m.recipe.schedule == "inverse_square_root" else right
     ),
     "rate_times_batches": lambda m, right: right * m.recipe.accumulation,
-    "schedule_moves_twice": lambda m, right: m.rate(2 * m.number),
     "short_accumulation_dropped": lambda m, right, batches: batches < m.recipe.accumulation,
     "sum_of_batches": lambda m, right, counts: [1.0] * len(counts),
     "sum_of_samples": lambda m, right, counts: [float(samples) for samples, _ in counts],
@@ -425,14 +431,11 @@ EDITS: Mapping[str, StepEdit | Change] = {
         counted / (counts[0][1] * len(counts)) for _, counted in counts
     ],
     "loss_scale_left": lambda m, right: {name: gradient * 1024.0 for name, gradient in right.items()},
-    "dropout_same_each_step": otherwise(step=lambda m, site: 0),
-    "dropout_same_each_batch": otherwise(number=lambda m, site: 0),
     "dropout_same_each_site": otherwise(name=lambda m, site: site.names[0]),
     "dropout_same_each_sample": otherwise(shape=lambda m, site: site.shape[1:]),
     "dropout_same_each_row": otherwise(
         shape=lambda m, site: (*site.shape[:-2], 1, site.shape[-1]) if len(site.shape) > 2 else site.shape
     ),
-    "dropout_seed_ignored": otherwise(seed=lambda m, site: 0),
     "dropout_seed_cut_off": otherwise(seed=lambda m, site: site.seed & 0xFFFFFFFF),
     "dropout_step_ahead": otherwise(step=lambda m, site: site.step + 1),
     "dropout_counts_batches": otherwise(
