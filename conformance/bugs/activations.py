@@ -62,9 +62,7 @@ EDITS: Changes = {
     "mish": of_source(lambda m, x: x * m.tanh(softplus(m, x))),
     "softplus": of_source(softplus),
     "hard_swish": of_source(lambda m, x: x * m.within(x + 3.0, 0.0, 6.0) / 6.0),
-    "tanh_activation": of_source(lambda m, x: m.tanh(x)),
     "relu_clipped_at_six": of_source(lambda m, x: m.relu(x) - m.relu(x - 6.0)),
-    "activation_twice": lambda m, y: m.activation(y),
     "activation_skipped": lambda m, y: m.linear(m.tap, m.now[f"{m.scope}.inner"]),
     "activation_before_bias": of_source(bias_after),
 }

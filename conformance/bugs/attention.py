@@ -70,11 +70,7 @@ def without_maximum(m: Context, y: Array) -> Array:
 EDITS: Changes = {
     "score_scale_squared": lambda m, y: m.scores(m.beside("query") / float(m.config.head_dim), divisor=1.0),
     "score_scale_lost_without_padding": lambda m, y: m.scores(divisor=1.0) if m.real.all() else y,
-    "scores_clamped": lambda m, y: m.within(y, -1e4, 1e4),
-    "scores_transposed": lambda m, y: m.transpose(y, (0, 1, 3, 2)),
     "scores_of_queries": lambda m, y: m.scores(k=m.beside("query")),
-    "query_relu_missing": lambda m, y: m.projected(y),
-    "projections_relu_added": lambda m, y: m.relu(y),
     "softmax_of_powers_of_two": lambda m, y: m.softmax(m.unnormalised * math.log(2), 3),
     "sigmoid_for_softmax": lambda m, y: m.sigmoid(m.unnormalised),
     "softmax_left_out": lambda m, y: m.unnormalised,

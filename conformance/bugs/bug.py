@@ -228,9 +228,19 @@ def of_source(function: Callable[[Context, Any], Any]) -> Edit:
     return lambda m, y: function(m, m.source())
 
 
-def multiplied(**powers: float) -> Edit:
-    """Return a tap times powers of sizes."""
-    return lambda m, y: y * m.size(**powers)
+def multiplied(factor: float = 1.0, **powers: float) -> Edit:
+    """Return a tap times a factor, and powers of sizes."""
+    return lambda m, y: y * (factor * m.size(**powers))
+
+
+def applied(operation: str, *given: Any) -> Edit:
+    """Return the edit that takes an operation, or a step, of a tap."""
+    return lambda m, y: getattr(m, operation)(y, *given)
+
+
+def taken(operation: str, *given: Any) -> Edit:
+    """Return the edit that takes an operation, or a step, of what goes into a step."""
+    return of_source(lambda m, x: getattr(m, operation)(x, *given))
 
 
 def called(maker: Callable[..., Any], given: Any) -> Any:

@@ -63,7 +63,6 @@ EDITS: Changes = {
     "position_left_out": summed(position=none),
     "segment_left_out": summed(segment=none),
     "embedding_ids_off_by_one": weight("embeddings.token.weight", lambda table: np.roll(table, 1, axis=0)),
-    "embedding_segments_ignored": lambda m, y: y * 0.0,
     "embedding_segment_ids_left_out": segments(lambda ids, last: 0 * ids),
     "embedding_segment_ids_from_zero": segments(lambda ids, last: np.maximum(ids - 1, 0)),
     "segment_ids_inverted": segments(lambda ids, last: last - ids),
@@ -73,5 +72,4 @@ EDITS: Changes = {
         "high, the last being 0": segments(lambda ids, last: (ids + 1) % (last + 1)),
     },
     "embedding_ids_of_16_bits": lookup(lambda config, ids: ids & 0xFFFF),
-    "embedding_dropout_left_on": lambda m, y: m.dropped(y, 7),
 }

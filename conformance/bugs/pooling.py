@@ -97,12 +97,6 @@ EDITS: Changes = {
     "pooling_squeezed": of_source(lambda m, x: m.squeeze(x[:, :1])),
     "flatten_column_major": of_source(lambda m, x: flat(m, m.transpose(x, (0, 2, 1)))),
     "flatten_padding_zeroed": of_source(lambda m, x: flat(m, m.where(m.real[..., None], x, 0.0))),
-    "pooler_relu_for_tanh": of_source(lambda m, x: m.relu(x)),
-    "pooler_tanh_for_relu": of_source(lambda m, x: m.tanh(x)),
-    "pooler_activation": {
-        "the logistic function": of_source(lambda m, x: m.sigmoid(x)),
-        "a GELU": of_source(lambda m, x: m.activation(x, "gelu_erf")),
-    },
     "pooler_output_skipped": lambda m, y: m.linear("classifier", m.now["pooling"]),
     "pooler_activation_skipped": lambda m, y: m.linear("classifier", m.now["pooler.dense"]),
     "mean_divided_by_all": mean(the_real, every),
@@ -118,10 +112,4 @@ EDITS: Changes = {
     "length_epsilon_as_square": lengthened(lambda m, x: at_least(m, x, epsilon_of(m))),
     "length_however_small": lengthened(lambda m, x: m.sqrt(squares(m, x))),
     "length_detached": lengthened(lambda m, x: m.stop_gradient(rightly(m, x))),
-    "logits_softmaxed": lambda m, y: m.softmax(y, 1),
-    "logits_to_probabilities": {
-        "log-probabilities instead of logits": lambda m, y: m.log_softmax(y, 1),
-        "a probability instead of a logit": lambda m, y: m.sigmoid(y),
-    },
-    "logits_activated": {"a ReLU": lambda m, y: m.relu(y), "tanh": lambda m, y: m.tanh(y)},
 }

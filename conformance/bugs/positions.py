@@ -74,7 +74,6 @@ EDITS: Changes = {
         "from 0": numbered(lambda m: m.rows - m.config.position_start),
     },
     "position_offset_by_two": weight(TABLE, lambda table: np.roll(table, 2, axis=0)),
-    "position_missing": lambda m, y: y * 0.0,
     "position_exponent_halved": weights(lambda config, given: {TABLE: exponent_halved(config)}),
     "position_sine_and_cosine_swapped": weights(
         lambda config, given: {TABLE: exchanged(config, given[TABLE])}

@@ -12,7 +12,7 @@ import numpy as np
 
 from concord.conformance.bugs.activations import gelu_by
 from concord.conformance.bugs.attention import PROJECTIONS
-from concord.conformance.bugs.bug import Change, Changes, Gradients, weight
+from concord.conformance.bugs.bug import Change, Changes, Gradients, applied, weight
 from concord.conformance.bugs.context import Context, Contraction, Edit, directly
 from concord.conformance.bugs.gradients import passed
 from concord.conformance.bugs.norms import normed
@@ -93,11 +93,6 @@ What stands before ``_`` is whose rules apply.
 """
 
 
-def stored(number_format: str) -> Edit:
-    """Return the edit that keeps a tap in a shorter format."""
-    return lambda m, y: m.round_to(y, number_format)
-
-
 def variance_in(number_format: str) -> Edit:
     return normed(variance=lambda m, variance: m.round_to(variance, number_format))
 
@@ -144,7 +139,7 @@ def softmax_exponential_approximate(m: Context, y: Array) -> Array:
 
 def softmax_in(number_format: str) -> Edit:
     """Return the softmax that is given and gives numbers of a shorter format."""
-    return lambda m, y: stored(number_format)(m, m.softmax(m.round_to(m.unnormalised, number_format), 3))
+    return lambda m, y: m.round_to(m.softmax(m.round_to(m.unnormalised, number_format), 3), number_format)
 
 
 def variance_by_squares(m: Context, y: Array) -> Array:
@@ -186,7 +181,7 @@ EDITS: Changes = {
     "softmax_reciprocal_in_float16": lambda m, y: m.softmax_by(
         total=lambda total: 1.0 / m.round_to(1.0 / total, "float16")
     ),
-    "softmax_stored_in_bfloat16_last": in_last_layer(stored("bfloat16")),
+    "softmax_stored_in_bfloat16_last": in_last_layer(applied("round_to", "bfloat16")),
     "norm_mean_in_float16": normed(center=lambda m, x, mean: x - m.round_to(mean, "float16")),
     "norm_deviation_by_one_step": normed(deviation=deviation_by_one_step),
     "outer_in_tf32_last": in_last_layer(linear_in_tf32("outer")),

@@ -14,7 +14,7 @@ from concord.backends.pool import Pool
 from concord.backends.wire import WorkerFailure
 from concord.backends.worker import Worker
 from concord.conformance.bugs.bug import REFUSED, Bug
-from concord.conformance.bugs.catalogue import KNOWN
+from concord.conformance.bugs.catalogue import GROUPS, KNOWN
 from concord.conformance.campaign import Setup
 from concord.conformance.check import job_of
 from concord.conformance.fields import Number
@@ -124,21 +124,16 @@ def mutable(names: Sequence[str] | None) -> list[str]:
 
 
 def chosen(names: Sequence[str] | None) -> list[Bug]:
-    """Return mutants by name, or all of a group by its name; all by default.
+    """Return mutants by name, or all of a group by its name; all by default. The catalogue's order stays.
 
     Raises:
         SpecError: listing every unknown name, with the nearest names.
     """
-    groups: dict[str, list[str]] = {}
-    for name, mutant in KNOWN.items():
-        groups.setdefault(mutant.group, []).append(name)
-    problems = unknowns("mutant", names or [], [*KNOWN, *groups])
+    asked = set(names or GROUPS)
+    problems = unknowns("mutant", names or [], [*KNOWN, *GROUPS])
     if problems:
         raise SpecError(problems)
-    return [
-        KNOWN[name]
-        for name in dict.fromkeys(name for asked in names or KNOWN for name in groups.get(asked, [asked]))
-    ]
+    return [mutant for mutant in KNOWN.values() if asked & {mutant.name, mutant.group}]
 
 
 Progress = Callable[[str, str], None]

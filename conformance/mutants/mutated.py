@@ -47,9 +47,7 @@ class Mutating:
         """
         kind, colon, name = request.implementation.partition(":")
         name, _, implementation = name.partition("@")
-        if kind not in CHANGES and kind in IMPLEMENTATIONS:
-            return self._untouched(request)
-        if not colon:
+        if not colon or kind in IMPLEMENTATIONS:
             return self._untouched(request)
         if kind not in CHANGES:
             raise unknown("kind of implementation", kind, list(CHANGES))
