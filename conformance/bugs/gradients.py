@@ -192,9 +192,20 @@ def of_softmax(pull: Callable[[Context, Array, Array], Array]) -> Edit:
     return edit
 
 
-def taken_off(inner: Callable[[Context, Array, Array], Array]) -> Edit:
-    """Return the softmax whose derivative takes something else off than the sum over the row."""
-    return of_softmax(lambda m, gradient, weights: weights * (gradient - inner(m, gradient, weights)))
+def taken_off(reduction: str = "", factor: float = 1.0, axis: int = 3, weighted: bool = True) -> Edit:
+    """Return the softmax whose derivative takes something else off than the sum over the row.
+
+    Args:
+        reduction: of gradients, times their weights where these count; empty: each by itself.
+    """
+
+    def pull(m: Context, gradient: Array, weights: Array) -> Array:
+        if not reduction:
+            return gradient * weights * (1.0 - weights)
+        inner = getattr(m, reduction)(gradient * weights if weighted else gradient, axis)
+        return weights * (gradient - inner * factor)
+
+    return of_softmax(pull)
 
 
 def softmax_gradient_without_row_term(m: Context, y: Array) -> Array:
@@ -327,17 +338,6 @@ EDITS: Changes = {
         "the GELU with tanh taken at the result": slope_at_result(of_tanh_form),
         "tanh": slope(lambda m, x: 1.0 - square_slope_at_result(m, x)),
     },
-    "softmax_slope": {
-        "takes half the sum over the row off": taken_off(lambda m, g, w: m.sum(g * w, 3) * 0.5),
-        "takes twice the sum over the row off": taken_off(lambda m, g, w: m.sum(g * w, 3) * 2.0),
-        "takes the mean over the row off, not the sum": taken_off(lambda m, g, w: m.mean(g * w, 3)),
-        "adds the sum over the row": taken_off(lambda m, g, w: -m.sum(g * w, 3)),
-        "sums over heads": taken_off(lambda m, g, w: m.sum(g * w, 1)),
-        "sums gradients without their weights": taken_off(lambda m, g, w: m.sum(g, 3)),
-        "takes the mean gradient off": taken_off(lambda m, g, w: m.mean(g, 3)),
-        "takes the largest of the row off, not the sum": taken_off(lambda m, g, w: m.max(g * w, 3)),
-        "goes element by element, with w (1 - w)": of_softmax(lambda m, g, w: g * w * (1.0 - w)),
-    },
     "tanh_slope": {
         "1 less itself, not its square": slope_at_result(lambda m, y: 1.0 - y),
         "its square": slope_at_result(lambda m, y: y * y),
@@ -358,7 +358,6 @@ EDITS: Changes = {
     "tanh_gradient_of_rounded": slope(
         lambda m, x: 1.0 - m.rounded(m.tanh(x), "bfloat16") * m.rounded(m.tanh(x), "bfloat16")
     ),
-    "softmax_gradient_over_queries": taken_off(lambda m, g, w: m.sum(g * w, 2)),
     "softmax_gradient_passed": instead(lambda m, y: m.unnormalised),
     "softmax_gradient_without_sum": instead(maximum_differentiated),
     "softmax_gradient_of_real_queries": stopped(lambda m, y: ~m.real[:, None, :, None]),

@@ -181,20 +181,16 @@ class TapeContext(Context):
         return self.rearranged(x, lambda numbers: numbers.transpose(axes))
 
     def concat(self, parts: Sequence[Value], axis: int) -> Value:
+        place, ends = self.behind(parts[0], axis), np.cumsum([part.shape[axis] for part in parts])[:-1]
         values = [part.tensor.value for part in parts]
-        most = max(len(value) for value in values) if self.a.lead else 1
-        values = (
-            [np.broadcast_to(value, (most, *value.shape[1:])) for value in values] if self.a.lead else values
-        )
-        place, ends = self.behind(parts[0], axis), np.cumsum([0, *(part.shape[axis] for part in parts)])
+        if self.a.lead:
+            most = max(map(len, values))
+            values = [np.broadcast_to(value, (most, *value.shape[1:])) for value in values]
 
-        def pull(start: int, end: int) -> Callable[[Any], Any]:
-            return lambda g: np.take(g, np.arange(start, end), place)
+        def pull(number: int) -> Callable[[Any], Any]:
+            return lambda g: np.split(g, ends, place)[number]
 
-        operands = [
-            (part.tensor, pull(int(start), int(end)))
-            for part, start, end in zip(parts, ends, ends[1:], strict=False)
-        ]
+        operands = ((part.tensor, pull(number)) for number, part in enumerate(parts))
         return self.value(self.a._record(np.concatenate(values, place), *operands))
 
     def add_where(self, visible: Flags, x: Value, constant: float) -> Value:

@@ -31,18 +31,17 @@ class Held:
     value: Value
 
 
-def updates(a: Arithmetic) -> Operations:
+def updates(o: TapeContext) -> Operations:
     """Return what an update takes besides operators, on a tape."""
-    value_of = partial(Value, a)
     return Operations(
         value=lambda held: held.value,
         assign=lambda held, value: setattr(held, "value", value),
-        zeros_like=lambda tensor: value_of(a.leaf(np.zeros(tensor.shape))),
-        square_root=lambda tensor: value_of(a.sqrt(tensor.tensor)),
-        larger=lambda left, right: value_of(a.larger(left.tensor, right.tensor)),
-        bounded=lambda tensor, limit: value_of(a.bound(tensor.tensor, -limit, limit)),
-        total=lambda tensor: value_of(a.sum(tensor.tensor)),
-        chosen=lambda which, one, other: value_of(a.choose(which, one.tensor, other.tensor)),
+        zeros_like=lambda tensor: o.value(o.a.leaf(np.zeros(tensor.shape))),
+        square_root=o.sqrt,
+        larger=o.larger,
+        bounded=lambda tensor, limit: o.bound(tensor, -limit, limit),
+        total=o.sum,
+        chosen=o.choose,
     )
 
 
@@ -50,6 +49,7 @@ class EditedOptimizer(ReferenceOptimizer):
     """Updates parameters by an optimizer with a bug."""
 
     kind: type[Optimizer]
+    operations: Operations
 
     def update(
         self,
@@ -61,7 +61,7 @@ class EditedOptimizer(ReferenceOptimizer):
         """Return the parameters after one step."""
         of, lazy = partial(Value, self.a), self.recipe.embedding_updates == "lazy"
         held = {name: Held(of(parameter)) for name, parameter in parameters.items()}
-        optimizer = self.kind(updates(self.a), self.recipe, held, self.kinds)
+        optimizer = self.kind(self.operations, self.recipe, held, self.kinds)
         kept = {
             f"{slot}.{name}": of(self.slot(slot, name, parameter))
             for slot in slots(self.recipe)
@@ -103,13 +103,11 @@ class BuggedTrajectory(Bugged, Trajectory):
         super().__init__(
             case.config, weights, training, arithmetic, case.part, case.dtype, case.deviations, case.uncertain
         )
-        shortened = TapeContext(
-            arithmetic, case.config, training.steps[0][0], case.part, case.dtype, {}
-        ).rounded
-        self.place = TrainingStep(updates(arithmetic), shortened, training.recipe, self.kinds)
+        tape = TapeContext(arithmetic, case.config, training.steps[0][0], case.part, case.dtype, {})
+        self.place = TrainingStep(updates(tape), tape.rounded, training.recipe, self.kinds)
         if "optimizer" in change.places:
             self.optimizer = EditedOptimizer(arithmetic, training.recipe, self.kinds, self.optimizer.bits)
-            self.optimizer.kind = change.optimizer
+            self.optimizer.kind, self.optimizer.operations = change.optimizer, self.place.operations
 
     def value(self, tensor: Node | Array) -> Value:
         return Value(self.a, tensor if isinstance(tensor, Node) else self.node(tensor))
