@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 SIZES = {
-    "spec": (46_500, 42_000),
-    "backends": (61_000, 52_000),
+    "spec": (46_400, 42_000),
+    "backends": (60_400, 52_000),
     "conformance": (165_100, 95_000),
     "porting": (41_400, 34_000),
     "training": (23_300, 20_000),
