@@ -1,4 +1,4 @@
-"""Attention maps: what is shown is what backends computed, judged; figures hold the tokens."""
+"""Attention maps: what is shown is what backends computed, judged; pages hold the tokens."""
 
 import base64
 import json
@@ -14,7 +14,6 @@ from concord.commands import show
 from concord.conformance.campaign import Setup
 from concord.spec.batch import batch_of_lengths
 from concord.training.attention import ReadText, look
-from concord.training.attention.figure import figure
 from concord.training.attention.page import page
 from tests.conftest import small_config
 from tests.test_html import Outline, said
@@ -135,38 +134,17 @@ def test_somebody_elses_model_reads_by_its_own_tokenizer(invoke, tmp_path):
         found = show.reading_of(path, "The cats sat", "who?")
         assert found.tokens == ("[CLS]", "the", "cat", "##s", "sat", "[SEP]", "who", "?", "[SEP]")
         assert (found.segments, found.part, kept in found.weights) == ([0] * 6 + [1] * 3, part, True)
-        drawn = tmp_path / f"{part}.svg"
-        line = f"show attention {path} --backend {RIGHT} --layer 0 --head 0 --svg {drawn}"
+        drawn = tmp_path / f"{part}.html"
+        line = f"show attention {path} --backend {RIGHT} --html {drawn}"
         code, output, lines = invoke(line, "The cats sat")
         assert (code, lines) == (0, []), output
-        assert ">cats</text>" in drawn.read_text() or ">cat</text>" in drawn.read_text()
+        assert '"cat", "##s", "sat"' in drawn.read_text()
     (path / "vocab.txt").unlink()
     code, _, lines = invoke(*f"show attention {path} ".split(), "The cats sat", "--backend", RIGHT)
     assert (code, lines) == (
         2,
         [f"concord: error: {path}: has no tokenizer: it lacks tokenizer.json and vocab.txt"],
     )
-
-
-@pytest.mark.parametrize("head", [1, None])
-def test_figures_are_files_that_hold_the_tokens(two, head):
-    text = figure(two, 1, head)
-    assert Outline(text[text.index("<svg") :]).wrong == []
-    for name in two.reading.tokens if head is not None else ("head 0", "head 2"):
-        assert f">{name}</text>" in text
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("nowhere 天", "nowhere: no such file or folder"),
-        ("{run} 天 --layer 99", "--layer is 99 but must be from 0 to 1"),
-    ],
-)
-def test_what_cannot_be_looked_at_is_refused(invoke, run_folder, options, words):
-    code, output, lines = invoke("show", "attention", *options.format(run=run_folder).split())
-    assert (code, output) == (2, "")
-    assert any(words in line for line in lines)
 
 
 def test_a_library_that_keeps_its_weights_to_itself_is_said(invoke, run_folder):

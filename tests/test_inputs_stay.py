@@ -102,7 +102,7 @@ LINES = {
     "evaluate": "predict {source} --backend tests.toys.numpy_backend:NumpyBackend --evaluate {texts} --json "
     "{out}",
     "check": "check {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} --json {out}",
-    "attention": "show attention {source} cat --svg {out}",
+    "attention": "show attention {source} cat --html {out}",
     "positions": "show positions {source} --svg {out}",
     "diff": "diff {texts} {source} --json {out}",
     "certify": "certify {source} {source} --texts {texts} --html {out}",

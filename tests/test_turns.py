@@ -30,9 +30,3 @@ def test_every_backend_meets_every_entry_of_two_lists():
         for which, entry in enumerate(divmod(place, 4))
     }
     assert len(met) == len(BUILT_IN) * 2 * 4
-
-
-def test_whose_turn_it_is_as_many_as_are_asked_for():
-    assert [turns("ABCD", place) for place in range(6)] == [{"A"}, {"B"}, {"C"}, {"D"}, {"B"}, {"C"}]
-    assert turns("ABCD", 3, 2) == {"D", "A"}
-    assert turns(["alone"], 5) == {"alone"}

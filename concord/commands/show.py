@@ -74,10 +74,7 @@ def attention(
     text_b: str | None = None,
     *,
     workers: options.Spread,
-    layer: int | None = None,
-    head: int | None = None,
     dtype: str = "float32",
-    svg: Written | None = None,
     html: Written | None = None,
 ) -> None:
     """Show what each head attends to, and where two backends differ.
@@ -86,25 +83,18 @@ def attention(
         checkpoint (CHECKPOINT): A checkpoint of any format, or a run, of which the best.
         text_a (TEXT): A text that the model reads.
         text_b ([TEXT_B]): And the second of a pair.
-        layer: Of the figure, from 0. Default: all.
-        head: Of the figure, from 0. Default: all.
     """
     from concord.conformance import report
-    from concord.training import figures as drawing
     from concord.training.attention import look
-    from concord.training.attention.figure import chosen, figure
     from concord.training.attention.page import page
 
-    writing.check(svg, html)
-    if svg is not None:
-        drawing.check_matplotlib()
+    writing.check(html)
     reading, names, settings, _ = collect(
         lambda: reading_of(checkpoint, text_a, text_b),
         workers.names,
         workers.settings,
         lambda: refuse(unknowns("dtype", [dtype], PRECISIONS)),
     )
-    chosen(reading, layer, head)
     with counting(list(settings.places(names)), 1) as progress:
         found = look(reading, names, settings, dtype, progress)
     console = Terminal()
@@ -113,7 +103,6 @@ def attention(
         console.tell(note, style="yellow")
     if found.sides:
         figures(console, *found.table(), less=("bits", "masked"), texts=())
-        drawing.write(console, svg, lambda: figure(found, layer, head))
     writing.write(console, (html, lambda: page(found)))
     raise typer.Exit(found.report.exit_code)
 
@@ -174,11 +163,11 @@ def curves(
     *,
     out: Written | None = None,
 ) -> None:
-    """Show runs of training over each other: figures, and curves of loss and accuracy.
+    """Show runs of training over each other: figures, and curves of loss, accuracy and learning rate.
 
     Args:
         runs (RUN): Folders of runs.
-        out (--out, -o): Write curves of loss and accuracy as SVG.
+        out (--out, -o): Write curves of loss, accuracy and learning rate as SVG.
     """
     writing.check(out)
     compare(runs, out)
