@@ -102,7 +102,8 @@ class Request(Settings, Problem):
         taps: whether to return every intermediate tensor.
         gradients: whether to return the gradient of the loss for every trainable parameter.
         tap_gradients: whether to return the gradient of the loss by every tap too, beside ``gradients``.
-        training: how to train the model instead (:meth:`Trainable.train`); :meth:`Backend.run` gets none.
+        training: how to train the model instead. A backend that is :class:`Trainable` is asked to hold it
+            open; :meth:`Backend.run` of any other reports every step in :attr:`Run.steps`.
     """
 
     taps: bool = True

@@ -41,6 +41,7 @@ from concord.spec.parameters import Weights
 from concord.spec.precision import precision
 from concord.spec.text import first_line
 from concord.spec.training.plan import StepPlan
+from concord.spec.training.trajectory import Training
 
 LINE = 1000
 """Characters of an error that are told in one line."""
@@ -155,10 +156,27 @@ class Service:
         return Bench(self.backend)  # type: ignore[arg-type]  # it asks for what not all have
 
     def run(self, request: Request) -> Run:
-        """Compute what is asked (:meth:`concord.backends.interface.Backend.run`)."""
-        run = returned(self.backend.run(self.checked(request)))
+        """Compute what is asked (:meth:`concord.backends.interface.Backend.run`).
+
+        A backend that holds training open makes all steps of a training so.
+        """
+        train = getattr(self.backend, "train", None)
+        if request.training and train:
+            run = self._trained(request, request.training)
+        else:
+            run = returned(self.backend.run(self.checked(request)))
         run.info["peak_memory_bytes"] = peak_memory()
         return run
+
+    def _trained(self, request: Request, training: Training) -> Run:
+        """Make every step of a training, and return what is reported of it."""
+        session = self.train(request)
+        reported: Arrays = {}
+        for step, batches in enumerate(training.steps):
+            found = session.step(batches, step in training.reported)
+            reported |= {f"steps.{step}.{name}": array for name, array in found.items()}
+        *_, loss = (array for name, array in reported.items() if ".losses." in name)
+        return Run(loss, None, info=session.info(), steps=reported)
 
     def round_trip(self, request: Request) -> Weights:
         """Load weights into the framework's model and read them back (SPEC WGT-4)."""

@@ -203,11 +203,10 @@ class Worker(Process):
             tap_gradients=tap_gradients,
             training=training,
         )
-        if training:
-            run = self._trained(request, training)
-        else:
-            run = self.call(0, "run", self._fitting(request))
-            self._confirm(request, run.info)
+        run: Run = self.call(0, "run", self._fitting(request))
+        self._confirm(request, run.info)
+        if training and not run.steps:
+            raise Unsupported(f"{self.name} does not train: its run reports no steps")
         self.settled = self.settled or self.size
         # What was asked for is the asker's to say: a backend that leaves something out must not pass.
         run.backend, run.dtype = self.name, dtype
@@ -217,18 +216,6 @@ class Worker(Process):
             else tuple(name for name, wanted in (("taps", taps), ("gradients", gradients)) if wanted)
         )
         return run
-
-    def _trained(self, request: Request, training: Training) -> Run:
-        """Make every step of a training, and return what is reported of it."""
-        reported: Arrays = {}
-        with self.train(request) as session:
-            for step, batches in enumerate(training.steps):
-                found = session.step(batches, step in training.reported)
-                reported |= {f"steps.{step}.{name}": array for name, array in found.items()}
-            info = session.info()
-        self.read(lambda: check_info(info))
-        *_, loss = (array for name, array in reported.items() if ".losses." in name)
-        return Run(loss, None, info=info, steps=reported)
 
     def _confirm(self, request: Request, info: Mapping[str, Any]) -> None:
         """Refuse a run that was made otherwise than asked, or does not say how it was (SPEC PRC-3)."""

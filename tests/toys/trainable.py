@@ -2,8 +2,10 @@
 
 import numpy as np
 
+from concord.backends.interface import Run
 from concord.conformance.expectation import JudgedTraining
 from concord.spec.reference import reference
+from tests.toys.numpy_backend import NumpyBackend
 from tests.toys.stepping import Stepping
 
 
@@ -25,6 +27,19 @@ class Trainable:
         )
         session.infinite = self.infinite
         return session
+
+
+class TrainsInItsRun(NumpyBackend):
+    """A backend that holds no training open: its run makes every step."""
+
+    def run(self, request):
+        session = Trainable().train(request)
+        steps = {
+            f"steps.{step}.{name}": array
+            for step, batches in enumerate(request.training.steps)
+            for name, array in session.step(batches, step in request.training.reported).items()
+        }
+        return Run(np.zeros(()), None, steps=steps)
 
 
 class NumpySession(Stepping):
