@@ -14,9 +14,9 @@ from concord.speed.table import (
     Entry,
     busy_before,
     fastest_first,
-    figures,
     limits,
     size_of,
+    to_deploy,
     unmeasured,
 )
 
@@ -49,7 +49,7 @@ def page(made: Record) -> str:
         **({"tone": "broken" if busy_before(data) else "quiet"} if made.exit_code == 0 else {}),
         compared=[
             _compared(data),
-            _fastest(data),
+            *(list(to_deploy(data)) or ["Nothing was measured."]),
             f"Best bare matrix product: {limits(data)}.{'' if data['complete'] else ' Not complete.'}",
         ],
         sections={name: title for name, (title, found) in parts.items() if found},
@@ -61,18 +61,10 @@ def page(made: Record) -> str:
 def _works(data: Entry) -> list[dict[str, Any]]:
     """Return each workload with its measurements, as entries and as figures."""
     return [
-        {"name": name, "about": work, "size": size_of(work), "rows": [(e, figures(e)) for e in entries]}
+        {"name": name, "about": work, "size": size_of(work), "rows": rows}
         for name, work in data["workloads"].items()
-        if (entries := fastest_first(data, name))
+        if (rows := fastest_first(data, name))
     ]
-
-
-def _fastest(data: Entry) -> str:
-    """Say which measurement of each workload is the fastest."""
-    first = [(name, found[0]) for name in data["workloads"] if (found := fastest_first(data, name))]
-    said = [f"{name}: {row['backend']} {row['mode']}, {figures(row)['step'][1]}" for name, row in first]
-    fastest = "Fastest, as far as one can tell" if busy_before(data) else "Fastest"
-    return f"{fastest}: {'; '.join(said)}." if said else "Nothing was measured."
 
 
 def _compared(data: Entry) -> str:

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from concord.speed.peers import PEERS
+
 Entry = Mapping[str, Any]
 
 HARMLESS = ("unsupported", "absent", "as tuned")
@@ -23,7 +25,7 @@ NOISE = 0.25
 WIDE = 170
 """Columns from which on every figure has room."""
 
-NARROW = ("step", "±", "tokens/s", "FLOP/s", "of best", "MiB")
+NARROW = ("step", "±", "of peer", "tokens/s", "MiB")
 """Figures that have room everywhere."""
 
 
@@ -47,6 +49,7 @@ def percent(value: float) -> str:
 FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "step": ("median_seconds", seconds),
     "±": ("spread", lambda spread: percent(spread / 2)),
+    "of peer": ("of_best_peer", "{:.2f}".format),
     "min": ("min_seconds", seconds),
     "tokens/s": ("real_tokens_per_second", "{:,.0f}".format),
     "FLOP/s": ("gflops", rate),
@@ -63,9 +66,10 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
 """What is said of a measurement: its key in the entry or summary, and how it is written, by heading."""
 
 
-def figures(entry: Entry) -> dict[str, tuple[float | None, str]]:
+def _figures(entry: Entry, peer: float | None) -> dict[str, tuple[float | None, str]]:
     """Return the number and the text of each of :data:`FIGURES`; too few steps for a spread are counted."""
     numbers, steps = {**entry, **entry["summary"]}, entry["summary"]["steps"]
+    numbers["of_best_peer"] = peer and numbers["median_seconds"] / peer
     found = {
         heading: (value, "" if value is None else write(value))
         for heading, (key, write) in FIGURES.items()
@@ -76,10 +80,24 @@ def figures(entry: Entry) -> dict[str, tuple[float | None, str]]:
     return found
 
 
-def fastest_first(data: Entry, workload: str) -> list[Entry]:
-    """Return what was measured of a workload."""
+def fastest_first(data: Entry, workload: str) -> list[tuple[Entry, dict[str, tuple[float | None, str]]]]:
+    """Return the measurements of a workload, each with its figures."""
     measured = [entry for entry in data["entries"] if entry["workload"] == workload and entry["summary"]]
-    return sorted(measured, key=lambda entry: float(entry["summary"]["median_seconds"]))
+    measured.sort(key=lambda entry: float(entry["summary"]["median_seconds"]))
+    peers = (entry["summary"]["median_seconds"] for entry in measured if entry["backend"] in PEERS)
+    peer = next(peers, None)
+    return [(entry, _figures(entry, peer)) for entry in measured]
+
+
+def to_deploy(data: Entry) -> Iterator[str]:
+    """Say of each workload which mode of each framework is the fastest."""
+    doubt = ", as far as one can tell" if busy_before(data) else ""
+    for workload in data["workloads"]:
+        best: dict[str, str] = {}
+        for entry, cells in fastest_first(data, workload):
+            best.setdefault(entry["backend"], f"{entry['backend']} {entry['mode']} ({cells['step'][1]})")
+        if best:
+            yield f"To deploy on this machine{doubt}, {workload}: {', '.join(best.values())}."
 
 
 def limits(data: Entry) -> str:
@@ -156,13 +174,15 @@ def show(data: Entry, console: Console) -> None:
         table = Table("backend", "mode", title=title, title_justify="left", title_style="bold")
         for heading in headings:
             table.add_column(heading, justify="right", no_wrap=True)
-        for entry in fastest_first(data, name):
-            cells = {heading: text for heading, (_, text) in figures(entry).items()}
+        for entry, found in fastest_first(data, name):
+            cells = {heading: text for heading, (_, text) in found.items()}
             noise = Text(cells["±"], style="" if entry["summary"]["steady"] else "bold yellow")
             shown = (noise if heading == "±" else cells[heading] for heading in headings)
             table.add_row(entry["backend"], entry["mode"], *shown)
         if table.rows:
             console.print(table)
+    for text in to_deploy(data):
+        console.print(Text(text))
     for text, style in notes(data):
         console.print(Text(text, style=style))
 
@@ -172,16 +192,17 @@ def show(data: Entry, console: Console) -> None:
 
 def markdown(data: Entry) -> str:
     """Return a record as Markdown: each workload's table, fastest first, and what it was measured on."""
-    parts = []
+    parts, headings = [], [*NARROW, "of best"]
     for name, work in data["workloads"].items():
-        lines = [f"| backend | mode | {' | '.join(NARROW)} |", f"|---|---|{'---:|' * len(NARROW)}"]
-        for entry in fastest_first(data, name):
-            cells = {heading: text for heading, (_, text) in figures(entry).items()}
+        lines = [f"| backend | mode | {' | '.join(headings)} |", f"|---|---|{'---:|' * len(headings)}"]
+        for entry, found in fastest_first(data, name):
+            cells = {heading: text for heading, (_, text) in found.items()}
             cells["±"] += " unsteady" if entry["summary"]["steady"] is False else ""
-            row = (entry["backend"], entry["mode"], *(cells[heading] for heading in NARROW))
+            row = (entry["backend"], entry["mode"], *(cells[heading] for heading in headings))
             lines.append(f"| {' | '.join(row)} |")
         if len(lines) > 2:
             parts.append(f"**{name}**: {work['source']}; {size_of(work)}\n\n" + "\n".join(lines))
+    parts.extend(to_deploy(data))
     machine = data["machine"]
     described = {name: next(iter(profiles.values())) for name, profiles in data["backends"].items()}
     versions = [f"{name} {about['version']}" for name, about in described.items() if about.get("version")]

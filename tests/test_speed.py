@@ -39,7 +39,7 @@ from concord.speed import (
 from concord.speed.measure import takes_part
 from concord.speed.page import page
 from concord.speed.presets import Preset, ragged
-from concord.speed.table import greedy, show
+from concord.speed.table import fastest_first, greedy, show, to_deploy
 from concord.speed.team import busy_cores
 from concord.speed.work import flops
 from concord.terminal import Terminal
@@ -315,19 +315,13 @@ def test_as_shipped_is_measured_only_where_it_makes_a_difference(monkeypatch):
 
 def test_an_implementation_of_its_own_is_asked_of_its_backend_alone():
     own, offered = Mode("library:onednn"), {"torch": ["library:onednn"], "jax": ["library"]}
-    assert [name for name in ("torch", "jax", "unknown", "hf") if takes_part(name, own, offered)] == [
-        "torch",
-        "unknown",
-    ]
-    assert [name for name in ("torch", "hf", "ort") if takes_part(name, Mode("library", "eager"), {})] == [
-        "torch",
-        "hf",
-    ]
-    assert [name for name in ("torch", "hf", "ort") if takes_part(name, Mode("library", "compiled"), {})] == [
-        "torch",
-        "hf",
-        "ort",
-    ]
+    for mode, expected in (
+        (own, ["torch", "unknown"]),
+        (Mode("library", "eager"), ["torch", "jax", "unknown", "hf"]),
+        (Mode("library", "compiled"), ["torch", "jax", "unknown", "hf", "ort"]),
+    ):
+        asked = ("torch", "jax", "unknown", "hf", "ort")
+        assert [name for name in asked if takes_part(name, mode, offered)] == expected
 
 
 # What timings say.
@@ -413,6 +407,17 @@ def test_a_table_breaks_no_word(columns, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     show(files.data(files.read(ROOT / "conformance/results/speed.json", KINDS)), Terminal())
     assert "…" not in capsys.readouterr().out
+
+
+def test_steps_are_multiples_of_the_fastest_peer_and_a_mode_is_named_for_each_framework():
+    data = files.data(files.read(ROOT / "conformance/results/speed.json", KINDS))
+    deployed = list(to_deploy(data))
+    for sentence, name in zip(deployed, data["workloads"], strict=True):
+        rows = fastest_first(data, name)
+        peer = next(entry for entry, _ in rows if entry["backend"] == "hf")
+        seconds = peer["summary"]["median_seconds"]
+        assert all(found["of peer"][0] == one["summary"]["median_seconds"] / seconds for one, found in rows)
+        assert f"{rows[0][0]['backend']} {rows[0][0]['mode']} ({rows[0][1]['step'][1]})" in sentence
 
 
 def test_a_page_of_a_busy_machine_says_so_first_and_no_page_of_times_is_a_judgement(

@@ -1,0 +1,115 @@
+"""Hugging Face's model as PyTorch exports it to ONNX, for engines that run such graphs on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import tempfile
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from concord.backends.interface import Request, Unsupported
+from concord.speed.peers import Peer
+from concord.speed.peers.hf import build, tensors
+
+FILE = "model.onnx"
+
+NAMES = ("input_ids", "attention_mask", "token_type_ids")
+
+
+class Graph:
+    """Forward passes of a graph, which has the weights in it: of a session, what those need."""
+
+    def __init__(self, engine: Engine, request: Request) -> None:
+        self.engine, self.dtype = engine, request.dtype
+        given = tensors(request.config, request.batch)
+        self.inputs = {name: given[name] for name in NAMES}
+        self.folder = _exported(build(request.config, request.weights), self.inputs)
+
+    def compile(self) -> None:
+        """Optimise the graph, as far as the engine does."""
+        self.running = self.engine.opened(Path(self.folder.name) / FILE, self.dtype)
+        self.folder.cleanup()
+
+    def step(self) -> None:
+        """Run one forward pass."""
+        self.logits = self.engine.run_graph(self.running, self.inputs)
+
+    def synchronize(self) -> None:
+        """Do nothing: a step ends when it is done."""
+
+    def results(self) -> dict[str, np.ndarray]:
+        """Return the logits (B, C)."""
+        return {"logits": self.logits}
+
+
+class Engine(Peer):
+    """An engine for graphs of ONNX (:class:`concord.backends.interface.Measurable`)."""
+
+    version = ""
+    dtypes: tuple[str, ...] = ("float32",)
+
+    @abstractmethod
+    def opened(self, path: Path, dtype: str) -> Any:
+        """Return a graph, ready to be run in ``dtype``."""
+
+    @abstractmethod
+    def run_graph(self, graph: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:
+        """Return the logits (B, C)."""
+
+    @property
+    def threads(self) -> int | None:
+        """How many threads the engine was given; None: as many as it takes by itself."""
+        return int(os.environ.get("OMP_NUM_THREADS", "0")) or None
+
+    def describe(self) -> dict[str, Any]:
+        """Return versions, devices and threads."""
+        return {
+            "version": self.version,
+            "devices": ["cpu"],
+            "dtypes": {"cpu": list(self.dtypes)},
+            "threads": self.threads or os.cpu_count() or 1,
+            "thread_switches": {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")},
+        }
+
+    def session(self, request: Request) -> Graph:
+        """Export the model and load it, to be run many times."""
+        if (
+            request.implementation != "library"
+            or request.execution != "compiled"
+            or request.gradients
+            or request.device != "cpu"
+        ):
+            raise Unsupported(
+                f"{self.name} runs optimised graphs on cpu: --implementation library, --execution compiled, "
+                "--kind inference"
+            )
+        if request.dtype not in self.dtypes:
+            raise Unsupported(f"{self.name} is measured in {', '.join(self.dtypes)}, not in {request.dtype}")
+        return Graph(self, request)
+
+
+def _exported(model: torch.nn.Module, inputs: dict[str, np.ndarray]) -> tempfile.TemporaryDirectory[str]:
+    """Return a folder with the model as an ONNX file, and its weights in another."""
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    arguments = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    folder = tempfile.TemporaryDirectory()
+    with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
+        path = Path(folder.name) / FILE
+        torch.onnx.export(
+            model,
+            (),
+            path,
+            kwargs=arguments,
+            input_names=list(arguments),
+            output_names=["logits"],
+            dynamo=True,
+            external_data=True,
+        )
+    return folder

@@ -1,0 +1,35 @@
+"""OpenVINO."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+
+from concord.speed.peers.graph import Engine
+
+TYPES = {"float32": openvino.Type.f32, "bfloat16": openvino.Type.bf16}
+
+
+class OpenVinoPeer(Engine):
+    """The peer. Its own choice of precision depends on the processor, so each is asked for."""
+
+    name = "openvino"
+    version = f"openvino {openvino.__version__}"
+    dtypes = tuple(TYPES)
+
+    def opened(self, path: Path, dtype: str) -> Any:
+        """Return a compiled model."""
+        asked = {
+            "INFERENCE_PRECISION_HINT": TYPES[dtype],
+            "EXECUTION_MODE_HINT": "ACCURACY",
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": self.threads or 0,
+        }
+        return openvino.Core().compile_model(path, "CPU", asked)
+
+    def run_graph(self, graph: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:
+        """Return the logits (B, C)."""
+        return graph(inputs)["logits"]
