@@ -29,7 +29,7 @@ def predictions(logits, labels, *ends):
     """Measure logits in batches that end where it is said."""
     parts = [slice(start, end) for start, end in pairwise([0, *ends, len(labels)])]
     given = iter([logits[part] for part in parts])
-    batches = [Batch(labels=np.array(labels[part], int)) for part in parts]
+    batches = [(np.arange(len(labels))[part], Batch(labels=np.array(labels[part], int))) for part in parts]
     return measure(lambda _: next(given), NARROW.replace(num_classes=logits.shape[1]), batches)
 
 

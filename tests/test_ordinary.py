@@ -46,7 +46,7 @@ def batches(epoch):
         )
 
 
-SOURCE = Source(batches, lambda: iter([spec.example_batch(CONFIG, batch=7, tokens=5, seed=99)]))
+SOURCE = Source(batches, lambda: [(np.arange(7), spec.example_batch(CONFIG, batch=7, tokens=5, seed=99))])
 
 
 def beginning(**fields):
@@ -146,7 +146,8 @@ def test_evaluation_is_the_mean_loss_of_the_specification(classes, ignored):
     config = CONFIG.replace(num_classes=classes, ignore_label=ignored)
     weights, batch = spec.initialize(config, seed=2), spec.example_batch(config, batch=7, tokens=5, seed=4)
     truth = spec.reference(config, weights, batch)
-    found = measure(lambda given: spec.reference(config, weights, given).logits, config, [batch])
+    batches = [(np.arange(7), batch)]
+    found = measure(lambda given: spec.reference(config, weights, given).logits, config, batches)
     assert found.loss is not None
     assert abs(found.loss - float(truth.loss)) <= 8 * np.spacing(float(truth.loss))
     counted = batch.required("labels") != (-1 if ignored is None else ignored)

@@ -262,7 +262,7 @@ def test_an_evaluation_is_what_the_predictions_come_to(invoke, tmp_path, small):
     code, output, errors = invoke(
         *(
             f"predict {folder} --evaluate {path} --backend {NUMPY} --dtype float64 --on-error skip --json "
-            f"{out}"
+            f"{out} --html {tmp_path / 'page.html'}"
         ).split()
     )
     assert (code, errors) == (0, [])
@@ -290,6 +290,9 @@ def test_an_evaluation_is_what_the_predictions_come_to(invoke, tmp_path, small):
         in output
     )
     assert f"left out: {path}:31: has 1 columns but must have 2: text_a, label" in output
+    page = (tmp_path / "page.html").read_text()
+    for text, right, chosen in zip(texts, truth, best, strict=True):
+        assert (f'<td class="text">{text}</td><td>{NAMES[right]}</td>' in page) == (right != chosen)
 
 
 def test_a_checkpoint_from_elsewhere_predicts_with_its_own_tokenizer(invoke, tmp_path):

@@ -213,11 +213,11 @@ def source(start: TrainingCheckpoint, corpora: Mapping[str, Corpus]) -> Source:
         for numbers, batch in train(epoch=number, multiple=plan.pad_to, together=recipe.accumulation):
             yield numbers.tolist(), batch
 
-    def evaluated(corpus: Corpus) -> Iterator[Batch]:
-        for _, batch in batches(corpus, config, EVALUATED, bucketed=True, multiple=plan.pad_to):
-            yield batch
-
-    others = {split: partial(evaluated, corpus) for split, corpus in corpora.items() if split != "train"}
+    others = {
+        split: partial(batches, corpus, config, EVALUATED, bucketed=True, multiple=plan.pad_to)
+        for split, corpus in corpora.items()
+        if split != "train"
+    }
     return Source(epoch=epoch, **others)
 
 

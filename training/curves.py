@@ -1,4 +1,4 @@
-"""What runs of training came to: a table, and curves of loss and accuracy."""
+"""What runs of training came to: a table, and curves of loss, accuracy and learning rate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from concord.training.checkpoint import Best
 from concord.training.log import read_log
 from concord.training.ordinary import RESULT
 
-PANELS = {"loss": {"loss": "loss", "dev_loss": "dev loss"}, "accuracy": {"dev_accuracy": "dev accuracy"}}
+PANELS = {
+    "loss": {"loss": "loss", "dev_loss": "dev loss"},
+    "accuracy": {"dev_accuracy": "dev accuracy"},
+    "learning rate": {"learning_rate": "learning rate"},
+}
 """What is drawn beside each other: columns of the log, and their names."""
 
 
@@ -32,7 +36,7 @@ def of_runs(runs: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
 
 
 def figure(logs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Return loss and accuracy by step, several runs over each other.
+    """Return loss, accuracy and learning rate by step, several runs over each other.
 
     Args:
         logs: of each run, the lines of its log.
@@ -53,7 +57,7 @@ def figure(logs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
             if axes.lines:
                 axes.legend()
 
-    return figures.draw(paint, 9.0, 3.3)
+    return figures.draw(paint, 12.0, 3.3)
 
 
 LESS = ("ended by", "MiB", "epochs", "parameters", "tokens/s", "at step", "seconds")

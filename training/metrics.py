@@ -14,6 +14,9 @@ from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, optional
 
+NumberedBatches = Iterable[tuple[NDArray[np.int64], Batch]]
+"""Batches, each with the numbers of its samples (B,)."""
+
 Predict = Callable[[Batch], NDArray[np.floating]]
 """Returns the logits (B, C) of a batch."""
 
@@ -62,19 +65,22 @@ def predicted(logits: ArrayLike) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Samples with their class and the predicted one (N samples that count in the loss, C classes).
+    """Samples with their class and the model's logits (N samples that count in the loss, C classes).
 
     Attributes:
-        num_classes: C; 2 for a model with one output.
         truth: int64 (N,).
-        chosen: int64 (N,); -1 where a logit is NaN, which counts as wrong.
-        losses: float64 (N,) (SPEC LOS-1, LOS-3, without LOS-4).
+        logits: float64 (N, C), or (N, 1) of a model with one output.
+        numbers: int64 (N,), of the samples.
     """
 
-    num_classes: int
     truth: NDArray[np.int64]
-    chosen: NDArray[np.int64]
-    losses: NDArray[np.float64]
+    logits: NDArray[np.float64]
+    numbers: NDArray[np.int64]
+
+    @property
+    def chosen(self) -> NDArray[np.int64]:
+        """The predicted classes (N,); -1 where a logit is NaN, which counts as wrong."""
+        return predicted(self.logits)
 
     @property
     def accuracy(self) -> float | None:
@@ -83,8 +89,8 @@ class Predictions:
 
     @property
     def loss(self) -> float | None:
-        """The mean loss; None without any sample."""
-        return float(self.losses.mean()) if len(self.losses) else None
+        """The mean loss (SPEC LOS-1, LOS-3, without LOS-4); None without any sample."""
+        return float(losses(self.logits, self.truth).mean()) if len(self.truth) else None
 
     def scores(self) -> dict[str, Any]:
         """Return precision, recall, F1 and support of each class, and the confusion matrix.
@@ -97,7 +103,8 @@ class Predictions:
         """
         with optional("metrics of each class", "training"):
             from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
-        labels, none = np.arange(self.num_classes), np.zeros(self.num_classes)
+        count = max(self.logits.shape[1], 2)
+        labels, none = np.arange(count), np.zeros(count)
         confusion, rows = np.diag(none.astype(int)), (none, none, none, none.astype(int))
         if len(self.truth):
             confusion = confusion_matrix(self.truth, self.chosen, labels=labels)
@@ -119,7 +126,7 @@ class Predictions:
 def measure(
     predict: Predict,
     config: EncoderConfig,
-    batches: Iterable[Batch],
+    batches: NumberedBatches,
     done: Callable[[int], Any] = lambda count: None,
 ) -> Predictions:
     """Return what a model predicts of labelled batches; samples that do not count in the loss are left out.
@@ -130,17 +137,14 @@ def measure(
     Raises:
         SpecError: if logits have another shape than the model says.
     """
-    truth, chosen, found, count = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0)], 0
-    for batch in batches:
+    width, none = max(config.num_classes, 1), np.zeros(0, np.int64)
+    found, count = [(none, np.zeros((0, width)), none)], 0
+    for numbers, batch in batches:
         labels = batch.required("labels")
-        logits, expected = np.asarray(predict(batch), np.float64), (len(labels), max(config.num_classes, 1))
+        logits, expected = np.asarray(predict(batch), np.float64), (len(labels), width)
         if logits.shape != expected:
             raise SpecError(f"logits have shape {logits.shape} but must have {expected}")
         counted = labels != config.ignore_label  # all of them where there is none
-        truth.append(labels[counted])
-        chosen.append(predicted(logits[counted]))
-        found.append(losses(logits[counted], labels[counted]))
+        found.append((labels[counted], logits[counted], numbers[counted]))
         done(count := count + len(labels))
-    return Predictions(
-        max(config.num_classes, 2), np.concatenate(truth), np.concatenate(chosen), np.concatenate(found)
-    )
+    return Predictions(*(np.concatenate(parts) for parts in zip(*found, strict=True)))

@@ -30,7 +30,7 @@ from concord.spec.training.schedules import learning_rate
 from concord.spec.training.trajectory import Training, counts
 from concord.training import checkpoint, log
 from concord.training.checkpoint import Best, TrainingCheckpoint
-from concord.training.metrics import measure
+from concord.training.metrics import NumberedBatches, measure
 
 RESULT = "test.json"
 """The file of a run that says what its best model does on the test samples."""
@@ -53,8 +53,8 @@ class Source:
     """
 
     epoch: Callable[[int], Iterable[Numbered]]
-    dev: Callable[[], Iterable[Batch]] | None = None
-    test: Callable[[], Iterable[Batch]] | None = None
+    dev: Callable[[], NumberedBatches] | None = None
+    test: Callable[[], NumberedBatches] | None = None
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Fitting:
             self.progress = replace(self.progress, unimproved=self.progress.unimproved + 1)
         return {"dev_loss": found.loss, "dev_accuracy": found.accuracy}
 
-    def judged(self, step: int, batches: Iterable[Batch]) -> Best:
+    def judged(self, step: int, batches: NumberedBatches) -> Best:
         """Return what the model of a step does on batches; where no sample of them counts, a loss of NaN."""
         found = measure(self.session.predict, self.start.config, batches)
         return Best(step, math.nan if found.loss is None else found.loss, found.accuracy or 0.0)

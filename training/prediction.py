@@ -155,4 +155,4 @@ def evaluate(
     done: Callable[[int], Any] = lambda count: None,
 ) -> Predictions:
     """Return what a model predicts of labelled samples (:func:`concord.training.metrics.measure`)."""
-    return measure(compute, model.config, (batch for _, batch in _batches(corpus, model.config, size)), done)
+    return measure(compute, model.config, _batches(corpus, model.config, size), done)

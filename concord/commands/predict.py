@@ -44,6 +44,7 @@ def predict(
     out: Written | None = None,
     evaluate: list[Path] | None = None,
     json: Written | None = None,
+    html: Written | None = None,
     batch: int = 32,
     max_tokens: int | None = None,
     dtype: str = "float32",
@@ -61,20 +62,21 @@ def predict(
             terminal.
         evaluate: Instead: labelled texts, to count how often the model is right; may be repeated.
         json: With --evaluate: write the figures as JSON.
+        html: With --evaluate: write a page with confusions and wrong predictions.
         batch: Samples in a batch.
         max_tokens: Tokens that a text may have; longer ones are cut. Default: as many as fit.
     """
     with optional("concord predict", "training"):
-        from concord.training import prediction
+        from concord.training import evaluation, prediction
         from concord.training.data import Complaints, encode
 
     if sum(map(bool, (text, texts, evaluate))) != 1:
         raise SpecError("give one of TEXT, --texts FILE and --evaluate FILE")
     if pair and len(text or ()) % 2 + (not text):
         raise SpecError(f"--pair is given with {len(text or ())} texts but takes them two by two")
-    if (json is not None and evaluate is None) or (out is not None and evaluate is not None):
-        raise SpecError("--json is for --evaluate, and --out for texts without labels")
-    writing.check(out, json)
+    if ((json or html) and not evaluate) or (out and evaluate):
+        raise SpecError("--json and --html are for --evaluate, and --out for texts without labels")
+    writing.check(out, json, html)
 
     def place() -> tuple[str, Setup]:
         problems = unknowns("dtype", [dtype], PRECISIONS) + options.too_small(("batch", batch, 1))
@@ -123,7 +125,13 @@ def predict(
     _show(found, console)
     for line in given.complaints.listed():
         console.tell(f"left out: {line}", style="yellow")
-    writing.write(console, (json, lambda: json_text.dumps(found, ensure_ascii=False, indent=1) + "\n"))
+    by_number = {sample.number: sample for sample in given.samples}
+    measured = [by_number[number] for number in predictions.numbers.tolist()]
+    writing.write(
+        console,
+        (json, lambda: json_text.dumps(found, ensure_ascii=False, indent=1) + "\n"),
+        (html, lambda: evaluation.page(found, predictions, measured)),
+    )
 
 
 def _figures(model: TextModel, about: dict[str, Any], found: Predictions) -> dict[str, Any]:
