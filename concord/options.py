@@ -104,13 +104,12 @@ def command(function: Callable[..., T]) -> Callable[..., T]:
     Positional parameters become arguments, others options; a group of options becomes options of its own.
     """
     parameters, groups = list[inspect.Parameter](), dict[str, Any]()
-    hints = get_type_hints(function, include_extras=True)
+    hints, own = get_type_hints(function, include_extras=True), _said(OptionGroup, function)
     for name, parameter in inspect.signature(function).parameters.items():
         group = hints[name]
         if not (inspect.isclass(group) and issubclass(group, OptionGroup)):
             positional = parameter.kind is not parameter.KEYWORD_ONLY
-            said = _said(OptionGroup, function)
-            parameters.append(_parameter(name, group, parameter.default, said, positional))
+            parameters.append(_parameter(name, group, parameter.default, own, positional))
             continue
         groups[name], fields = group, get_type_hints(group, include_extras=True)
         said = _said(*reversed(group.__mro__[:-1]))

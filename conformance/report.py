@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ class FirstDivergence:
     results: list[Result]
     together: list[Conclusion]
 
-    @property
+    @cached_property
     def result(self) -> Result:
         """The one that speaks for all: one whose cause is known, then the gravest."""
 

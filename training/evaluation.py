@@ -22,19 +22,21 @@ def page(figures: Mapping[str, Any], found: Predictions, samples: Sequence[Sampl
 
     Args:
         figures: what ``concord predict --json`` writes.
-        samples: those of ``found``, in its order (N,).
+        samples: those of ``found``, by their numbers, and maybe others.
     """
+    by_number = {sample.number: sample for sample in samples}
     names, shares, chosen = figures["labels"], probabilities(found.logits), found.chosen
     wrong = np.flatnonzero(chosen != found.truth)
     surest = wrong[np.argsort(-np.nan_to_num(shares[wrong].max(axis=1), nan=2.0), kind="stable")]
     rows = [
         {
-            "text": " | ".join(text for text in (samples[i].text_a, samples[i].text_b) if text is not None),
+            "text": " | ".join(text for text in (sample.text_a, sample.text_b) if text is not None),
             "right": names[found.truth[i]],
             "said": names[chosen[i]] if chosen[i] >= 0 else "none: NaN",
             "shares": (shares[i, found.truth[i]], shares[i, chosen[i]] if chosen[i] >= 0 else np.nan),
         }
         for i in surest[:MOST].tolist()
+        for sample in [by_number[int(found.numbers[i])]]
     ]
     counted, right = figures["counted"], figures["counted"] - len(wrong)
     return render(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ class Predictions:
     logits: NDArray[np.float64]
     numbers: NDArray[np.int64]
 
-    @property
+    @cached_property
     def chosen(self) -> NDArray[np.int64]:
         """The predicted classes (N,); -1 where a logit is NaN, which counts as wrong."""
         return predicted(self.logits)

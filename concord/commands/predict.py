@@ -125,12 +125,10 @@ def predict(
     _show(found, console)
     for line in given.complaints.listed():
         console.tell(f"left out: {line}", style="yellow")
-    by_number = {sample.number: sample for sample in given.samples}
-    measured = [by_number[number] for number in predictions.numbers.tolist()]
     writing.write(
         console,
         (json, lambda: json_text.dumps(found, ensure_ascii=False, indent=1) + "\n"),
-        (html, lambda: evaluation.page(found, predictions, measured)),
+        (html, lambda: evaluation.page(found, predictions, given.samples)),
     )
 
 

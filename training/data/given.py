@@ -16,7 +16,7 @@ from concord.spec.errors import BatchError, SpecError, located, refuse
 from concord.spec.files import read_arrays
 from concord.spec.tensors import POOLED, inputs
 from concord.training.data.batching import padded
-from concord.training.data.samples import FIELDS, USUAL, Samples, first_line, layout_of, read
+from concord.training.data.samples import FIELDS, USUAL, Samples, first_line_of, layout_of, read
 
 if TYPE_CHECKING:
     from concord.training.data.encoder import Encoded, TextEncoder
@@ -198,7 +198,7 @@ def read_texts(path: Path) -> Samples:
     """
     layout, columns = layout_of(path, None), None
     if layout == "tsv":
-        first = first_line(path).split("\t")
+        first = first_line_of(path).split("\t")
         header = "text_a" in {USUAL.get(value, value) for value in first}
         columns = FIELDS[:2] if len(first) == 2 and not header else None
     samples = read(path, layout=layout, columns=columns)

@@ -9,7 +9,7 @@ from typing import Any
 
 from concord.spec.errors import SpecError, optional, unknown
 from concord.spec.files import opened, parse_json
-from concord.spec.text import first_line as first_of
+from concord.spec.text import first_line
 from concord.training.data.lines import Bad, Complaints, numbered
 
 SPLITS = ("train", "dev", "test")
@@ -160,11 +160,11 @@ def layout_of(path: Path, asked: str | None) -> str:
         return "dataset"
     if _ENDINGS.get(path.suffix):
         return _ENDINGS[path.suffix]
-    first = first_line(path)
+    first = first_line_of(path)
     return "sep" if SEPARATOR in first else "tsv" if "\t" in first else "plain"
 
 
-def first_line(path: Path) -> str:
+def first_line_of(path: Path) -> str:
     """Return the first line of a file that is a text; empty: none is."""
     with opened(path) as file:
         return next((text for _, text in numbered(file, str(path)) if isinstance(text, str)), "")
@@ -331,7 +331,7 @@ def _dataset(path: Path, file: int) -> Iterator[Sample | Bad]:
         raise
     except Exception as error:  # noqa: BLE001 - whatever the library raises for spoilt files
         raise SpecError(
-            f"{path}: cannot be read as a dataset: {type(error).__name__}: {first_of(error)}"
+            f"{path}: cannot be read as a dataset: {type(error).__name__}: {first_line(error)}"
         ) from None
 
 
