@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from concord.conformance.estimate import Z
 from concord.conformance.expectation import JudgedProblem
 from concord.conformance.fields import Count, Number, Power
+from concord.spec.arrays import Array
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
 from concord.spec.parameters import parameters
 from concord.spec.tensors import inputs, taps
-
-Array = NDArray[np.floating]
 
 SMALLEST, LARGEST = -12, 60
 """Powers of two, in tolerances, between which sizes of errors are told apart."""

@@ -25,15 +25,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.backends import heaps
 from concord.conformance.watching import Countdown
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.arrays import Array
 from concord.spec.montecarlo import MonteCarlo
 from concord.spec.precision import precision
 
-Array = NDArray[np.floating]
 T = TypeVar("T", bound=Any)
 
 Observer = Callable[[str, Array], None]

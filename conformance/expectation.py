@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from concord.backends.interface import Problem
 from concord.conformance.estimate import least_sigma
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.arrays import Array
 from concord.spec.batch import Batch, round_inputs, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import NONE, Deviations
@@ -25,8 +26,6 @@ from concord.spec.precision import precision
 from concord.spec.reference import observe, used_rows
 from concord.spec.tensors import clause_of
 from concord.spec.training.trajectory import Training, Trajectory
-
-Array = NDArray[np.floating]
 
 UNDECIDED = 0.1
 """Share of a tap's own size that sigma may have.

@@ -30,6 +30,7 @@ from concord.conformance.expectation import (
 from concord.conformance.padding import blind_samples, uncomputed
 from concord.conformance.scoring import OUT_OF_RANGE, judge_tensor, scores_of
 from concord.conformance.verdict import DECLARED, NOT_EXPOSED, UNUSED, Judgement, Row, Verdict
+from concord.spec.arrays import Array
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import (
@@ -44,8 +45,6 @@ from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights, trainable
 from concord.spec.precision import precision
 from concord.spec.tensors import from_output_on, output_name
-
-Array = NDArray[np.floating]
 
 WIDER = "holds numbers that the precision has not: it was computed in a wider one"
 """Note of a tensor that has more digits than its run."""

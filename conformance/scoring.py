@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 from concord.conformance.estimate import R, Z, rms_limit
 from concord.conformance.expectation import root_mean_square
 from concord.conformance.verdict import Z_BINS, Judgement
+from concord.spec.arrays import Array
 from concord.spec.precision import precision
-
-Array = NDArray[np.floating]
 
 SAFE = (1e-200, 1e200)
 """Within these a sum of squares of float64 has neither lost anything nor overflowed."""

@@ -12,7 +12,6 @@ import contextlib
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.conformance.estimate import (
     SAMPLES,
@@ -32,13 +31,12 @@ from concord.conformance.expectation import (
     is_tap_gradient,
 )
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.arrays import Array
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import KNOWN_DEVIATIONS, NONE, Deviations
 from concord.spec.parameters import Weights
 from concord.spec.precision import precision
-
-Array = NDArray[np.floating]
 
 ALIKE = 2.0**-20
 """Share of a tensor's largest number by which deviations may change the truth where sigma is a first look."""

@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import AfterValidator, SerializerFunctionWrapHandler, model_serializer
 
 from concord.conformance.breakdown import Breakdown
@@ -22,8 +20,6 @@ from concord.conformance.explain import Cause
 from concord.conformance.fields import Count, Number, Unwritten, also, among, short
 from concord.conformance.wording import distinct
 from concord.spec.deviations import KNOWN_DEVIATIONS
-
-Array = NDArray[np.floating]
 
 NOT_EXPOSED = "not delivered"
 """Note of a tensor that a backend neither delivers nor says that it has not."""

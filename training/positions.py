@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.spec import positions
+from concord.spec.arrays import Array
 from concord.spec.config import CHOICES, EncoderConfig
 from concord.spec.parameters import Weights, initialize
 from concord.spec.sources.table import POSITIONS
 from concord.training import figures
-
-Array = NDArray[np.floating]
 
 FAR = (1, 2, 8, 32, 128)
 """Distances of which the product is said in numbers."""

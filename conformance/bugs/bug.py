@@ -9,20 +9,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from concord.backends.interface import Request
 from concord.backends.optimizers import Optimizer
 from concord.conformance.bugs.context import Context, Edit
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.arrays import Array
 from concord.spec.cases import scenarios_of
 from concord.spec.config import EncoderConfig
 from concord.spec.model import Model
 from concord.spec.parameters import Weights
 from concord.spec.training.recipe import Recipe
 
-Array = NDArray[np.floating]
 Gradients = Mapping[str, Array]
 
 TRAINING = "training"

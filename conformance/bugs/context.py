@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.bugs.operations import Array, TensorOperations, Unary
+from concord.spec.arrays import Ids
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.masks import mask_constant, real_tokens, visible_keys
@@ -24,7 +25,6 @@ from concord.spec.positions import position_ids
 from concord.spec.tensors import source_of
 
 Flags = NDArray[np.bool_]
-Ids = NDArray[np.int64]
 Contraction = Callable[[Callable[[Array, Array], Array], Array, Array], Array]
 """Takes what contracts two tensors, and the two tensors."""
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from concord.conformance.bugs.bug import Changes, weight
-from concord.conformance.bugs.context import Context, Edit, Ids
+from concord.conformance.bugs.context import Context, Edit
 from concord.conformance.bugs.operations import Array
+from concord.spec.arrays import Ids
 from concord.spec.config import EncoderConfig
 
 

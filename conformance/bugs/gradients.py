@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.bugs.bug import Changes, Gradients, option, skipped
-from concord.conformance.bugs.context import Context, Edit, Flags, Ids
+from concord.conformance.bugs.context import Context, Edit, Flags
 from concord.conformance.bugs.norms import normed, one, zero
 from concord.conformance.bugs.operations import Array
 from concord.conformance.bugs.pooling import rightly
+from concord.spec.arrays import Ids
 
 VECTOR = 4
 ROOT = math.sqrt(2 / math.pi)

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.bugs.bug import Changes, of_source, option
-from concord.conformance.bugs.context import Context, Edit, Ids
+from concord.conformance.bugs.context import Context, Edit
 from concord.conformance.bugs.operations import Array
+from concord.spec.arrays import Ids
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import parameters
 

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from concord.conformance.bugs.bug import Changes
-from concord.conformance.bugs.context import Context, Edit, Flags, Ids
+from concord.conformance.bugs.context import Context, Edit, Flags
 from concord.conformance.bugs.embeddings import lookup, segments
 from concord.conformance.bugs.operations import Array
 from concord.conformance.bugs.positions import numbered, past_padding
 from concord.conformance.bugs.precision import in_last_layer
+from concord.spec.arrays import Ids
 from concord.spec.config import EncoderConfig
 
 # Ids.

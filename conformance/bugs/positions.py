@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from concord.conformance.bugs.bug import Array as Table
 from concord.conformance.bugs.bug import Change, Changes, weight, weights
-from concord.conformance.bugs.context import Context, Edit, Ids
+from concord.conformance.bugs.context import Context, Edit
+from concord.spec.arrays import Array, Ids
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import ConfigError
 from concord.spec.positions import sinusoid
@@ -23,14 +23,14 @@ def table_of(**fields: Any) -> Change:
     return weights(lambda config, given: {TABLE: sinusoid(config.replace(**fields))})
 
 
-def exponent_halved(config: EncoderConfig) -> Table:
+def exponent_halved(config: EncoderConfig) -> Array:
     """Return the table whose exponent lacks the factor 2 of 2 (j // 2) / D."""
     if config.position_base is None:
         raise ConfigError("positions are no sinusoid, which a wrong exponent could be in [clause=POS-3]")
     return sinusoid(config.replace(position_base=math.sqrt(config.position_base)))
 
 
-def exchanged(config: EncoderConfig, table: Table) -> Table:
+def exchanged(config: EncoderConfig, table: Array) -> Array:
     """Return the table with sine and cosine in each other's place."""
     if config.position_layout == "halves":
         return np.roll(table, config.d_model // 2, axis=1)
@@ -39,7 +39,7 @@ def exchanged(config: EncoderConfig, table: Table) -> Table:
     return np.concatenate([pairs, table[:, even:]], axis=1)
 
 
-def row_of_padding(table: Table) -> Table:
+def row_of_padding(table: Array) -> Array:
     """Fill row 0 as any other: sin 0, cos 0."""
     table[0] = np.arange(table.shape[1]) % 2
     return table

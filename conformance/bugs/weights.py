@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from concord.conformance.bugs.bug import Array, Change, Changes, weight, weights
+from concord.conformance.bugs.bug import Change, Changes, weight, weights
+from concord.spec.arrays import Array
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import Weights
 from concord.spec.precision import precision

@@ -64,9 +64,9 @@ def numbers(tensor: Tensor) -> NDArray[np.floating]:
         return (tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor).numpy()
 
 
-def dtype_name(tensor: Tensor) -> str:
-    """Return the name of a tensor's dtype."""
-    return str(tensor.dtype).removeprefix("torch.")
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype as a precision has it."""
+    return str(dtype).removeprefix("torch.")
 
 
 class _Pinned(torch.autograd.Function):

@@ -28,12 +28,12 @@ from concord.conformance.compare.alone import called
 from concord.conformance.compare.edits import Edit, Mutant
 from concord.conformance.compare.reference import Reference, running
 from concord.conformance.compare.stretch import until
+from concord.spec.arrays import Arrays
 from concord.spec.errors import SpecError, optional, refuse, unknown
 from concord.spec.files import read_arrays
 from concord.spec.text import first_line, first_of
 
 Array = NDArray[Any]
-Arrays = dict[str, Array]
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -29,11 +29,10 @@ from concord.conformance.expectation import Expectation, is_gradient, is_tap_gra
 from concord.conformance.judging import GROWN, NEAR, PADDING
 from concord.conformance.scoring import OUT_OF_RANGE, judge_tensor
 from concord.conformance.verdict import NOT_EXPOSED, Judgement, Row, Verdict
+from concord.spec.arrays import Array
 from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError, refuse
 from concord.spec.text import first_of
-
-Array = NDArray[np.floating]
 
 FEW = 6
 """Samples of a first look, which may only say that all is well."""
@@ -72,7 +71,7 @@ class ModelComparison:
         self.reference, self.progress, self.again, self.rerun = reference, progress, again, rerun
         self.declared = frozenset(declared)
         self.plain, self.modules = reference.plain.tensors, reference.plain.modules
-        self.dtypes = {name: dtype_name(tensor) for name, tensor in self.plain.items()}
+        self.dtypes = {name: dtype_name(tensor.dtype) for name, tensor in self.plain.items()}
         refuse(
             [
                 f"{name!r} has shape {array.shape} but must be {tuple(self.plain[name].shape)}"

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from concord.conformance.compare import activations
 from concord.conformance.compare.activations import dtype_name, named, numbers
@@ -21,8 +20,7 @@ from concord.conformance.compare.edits import Edit
 from concord.conformance.compare.stretch import Stretch
 from concord.conformance.estimate import SAMPLES, Estimate, Observer
 from concord.conformance.scoring import judge_tensor
-
-Array = NDArray[np.floating]
+from concord.spec.arrays import Array
 
 OWN, TORCH = (str(Path(file).parent) for file in (__file__, torch.__file__))
 
@@ -59,7 +57,7 @@ class Recording(Edit):
             return NotImplemented
         made = operation.of(*operation.args)
         for tensor in named(made, "").values():
-            self.take(Dispatched(operation.name, line, numbers(tensor).copy(), dtype_name(tensor)))
+            self.take(Dispatched(operation.name, line, numbers(tensor).copy(), dtype_name(tensor.dtype)))
         return made
 
 

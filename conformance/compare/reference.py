@@ -20,10 +20,9 @@ from concord.conformance.compare.activations import OUTPUT, Activations, numbers
 from concord.conformance.compare.arithmetic import Computed, ExactMode, Perturbed, Rounded, computed, plainly
 from concord.conformance.estimate import Observer
 from concord.conformance.expectation import is_gradient
+from concord.spec.arrays import Array
 from concord.spec.errors import SpecError
 from concord.spec.text import first_line
-
-Array = NDArray[np.floating]
 
 Pins = Callable[[str], "Array | None"]
 """Returns what is used in place of a tensor, by name, if anything is."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from concord.conformance.compare.activations import OUTPUT, Finished, Pin, Take, dtype_name, numbers, observe
@@ -19,8 +18,7 @@ from concord.conformance.compare.edits import BUGS, UNFIT, Edit, Injected, Sites
 from concord.conformance.compare.reference import ModuleReference, with_value
 from concord.conformance.explain import Cause
 from concord.conformance.scoring import judge_tensor
-
-Array = NDArray[np.floating]
+from concord.spec.arrays import Array
 
 LONGEST = 60.0
 """Seconds of the processor that the search for a cause may take."""
@@ -42,7 +40,7 @@ class Stretch:
         self.tensor, self.start, self.blind = tensor, start, blind
         self.call = tensor.partition("#")[2].partition("[")[0]
         plain = reference.plain
-        self.returns, self.dtype = plain.modules.get(tensor, ""), dtype_name(plain.tensors[tensor])
+        self.returns, self.dtype = plain.modules.get(tensor, ""), dtype_name(plain.tensors[tensor].dtype)
         self.path, listed = self.returns, (nn.ModuleList, nn.ModuleDict)  # which nobody calls
         while self.path and (
             not start.startswith(f"{self.path}.") or isinstance(self.model.get_submodule(self.path), listed)

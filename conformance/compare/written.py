@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from concord.conformance.compare.activations import OUTPUT, Activations, numbers
+from concord.conformance.compare.activations import OUTPUT, Activations, dtype_name, numbers
 from concord.conformance.compare.reference import Pins, Reference, running
 from concord.conformance.estimate import Observer, low_precision
 from concord.spec.arithmetic import Arithmetic
@@ -79,7 +79,7 @@ class Written(Reference):
     def cast(self, dtype: torch.dtype) -> Written:
         """Return the same for candidates of another dtype."""
         args, kwargs = self.given_in(dtype)
-        return replace(self, args=args, kwargs=kwargs, dtype=str(dtype).removeprefix("torch."))
+        return replace(self, args=args, kwargs=kwargs, dtype=dtype_name(dtype))
 
     @functools.cached_property
     def plain(self) -> Activations:

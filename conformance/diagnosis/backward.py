@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.bugs.bug import fits
-from concord.conformance.expectation import Array, root_mean_square
+from concord.conformance.expectation import root_mean_square
 from concord.conformance.explain.computation import within
 from concord.conformance.explain.question import Question
 from concord.conformance.wording import few
+from concord.spec.arrays import Array
 from concord.spec.tape import Node
 from concord.spec.tensors import clause_of
 

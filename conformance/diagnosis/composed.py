@@ -12,7 +12,6 @@ import numpy as np
 
 from concord.conformance.diagnosis.backward import made_of
 from concord.conformance.diagnosis.regions import WORDS, Region
-from concord.conformance.expectation import Array
 from concord.conformance.explain import Cause
 from concord.conformance.explain.computation import Prediction
 from concord.conformance.explain.effort import Effort
@@ -20,6 +19,7 @@ from concord.conformance.explain.hypothesis import Hypothesis, caused
 from concord.conformance.explain.question import Question, rounding
 from concord.conformance.explain.search import Search
 from concord.conformance.explain.suspects import mistakes
+from concord.spec.arrays import Array
 from concord.spec.precision import precision
 from concord.spec.tensors import taps
 

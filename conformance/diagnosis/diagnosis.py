@@ -16,13 +16,14 @@ from concord.conformance.diagnosis.composed import compose
 from concord.conformance.diagnosis.relations import describe
 from concord.conformance.diagnosis.replacement import elsewhere, refuting
 from concord.conformance.diagnosis.said import Description, Diagnosis
-from concord.conformance.expectation import Array, JudgedProblem, is_gradient
+from concord.conformance.expectation import JudgedProblem, is_gradient
 from concord.conformance.explain import Cause, suspects, whole
 from concord.conformance.explain.effort import Effort, one_thread
 from concord.conformance.explain.hypothesis import MOST_NAMED, Hypothesis, caused
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.search import Search
 from concord.conformance.watching import say
+from concord.spec.arrays import Array
 from concord.spec.tensors import clause_of
 
 T = TypeVar("T")

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from concord.conformance import breakdown
 from concord.conformance.bugs.context import Flags
-from concord.conformance.expectation import Array
 from concord.conformance.explain.question import Question
 from concord.conformance.padding import padded_rows, seen_keys
 from concord.conformance.wording import few, limit_between
+from concord.spec.arrays import Array
 
 FILLED = 0.9
 """Which share of a region has to be wrong for the region to be said: some errors are small by chance."""

@@ -25,10 +25,11 @@ from concord.conformance.diagnosis.regions import (
 )
 from concord.conformance.diagnosis.said import Description
 from concord.conformance.estimate import R, Z
-from concord.conformance.expectation import Array, root_mean_square
+from concord.conformance.expectation import root_mean_square
 from concord.conformance.explain.computation import within
 from concord.conformance.explain.question import Question
 from concord.conformance.wording import distinct, few, multiple
+from concord.spec.arrays import Array
 from concord.spec.precision import precision
 
 LARGEST = 1e6

@@ -11,17 +11,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from concord.conformance.expectation import (
-    Array,
-    is_gradient,
-    is_tap_gradient,
-    root_mean_square,
-    subject_of,
-)
+from concord.conformance.expectation import is_gradient, is_tap_gradient, root_mean_square, subject_of
 from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
 from concord.conformance.explain.question import Exact, Question
 from concord.conformance.explain.step import Step, group_of
 from concord.conformance.wording import few
+from concord.spec.arrays import Array
 
 VISIBLE = 20.0
 """How many times a right tensor's error the effect of a hypothesis must be for the tensor to refute it."""

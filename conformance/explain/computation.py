@@ -11,10 +11,10 @@ import numpy as np
 
 from concord.conformance import expectation
 from concord.conformance.estimate import R, Z
-from concord.conformance.expectation import Array
 from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
 from concord.conformance.scoring import judge_tensor
 from concord.conformance.verdict import Judgement
+from concord.spec.arrays import Array
 
 CLEAR = 5.0
 """How many times smaller an error must be under an explanation than without.

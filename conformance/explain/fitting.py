@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from concord.conformance.expectation import Array
+from concord.spec.arrays import Array
 
 Left = Callable[[Array], Array]
 """Returns what numbers leave of what was delivered, as a vector: float64 is enough, whatever it comes in."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from concord.conformance.bugs.bug import Change, fits
 from concord.conformance.bugs.context import Edit
-from concord.conformance.expectation import Array
 from concord.conformance.fields import Unwritten
 from concord.conformance.wording import instead
+from concord.spec.arrays import Array
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import ConfigError, SpecError
 

@@ -14,10 +14,10 @@ import numpy as np
 from concord.conformance.bugs.attention import PROJECTIONS
 from concord.conformance.bugs.bug import fits
 from concord.conformance.bugs.norms import NORMS, RESIDUALS
-from concord.conformance.expectation import Array
 from concord.conformance.explain.fitting import power
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis, both, options
 from concord.conformance.explain.question import Question
+from concord.spec.arrays import Array
 from concord.spec.config import EncoderConfig
 from concord.spec.masks import visible_keys
 from concord.spec.tensors import OF_IDS

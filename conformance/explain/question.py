@@ -12,11 +12,12 @@ import numpy as np
 
 from concord.conformance.bugs.bug import fits
 from concord.conformance.estimate import Observer, estimate
-from concord.conformance.expectation import Array, JudgedProblem, is_gradient
+from concord.conformance.expectation import JudgedProblem, is_gradient
 from concord.conformance.explain.computation import Computation, Prediction
 from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
 from concord.conformance.explain.step import Reached, Step, group_of
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.arrays import Array
 from concord.spec.batch import round_inputs
 from concord.spec.config import EncoderConfig
 from concord.spec.precision import cut_to_bits, precision, round_to_bits

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from concord.conformance.expectation import Array
 from concord.conformance.explain.computation import Computation, Prediction
 from concord.conformance.explain.effort import Effort
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Cause, Hypothesis, caused
+from concord.spec.arrays import Array
 
 MUCH_BETTER = 8.0
 """How many times smaller the error under one hypothesis must be for another, at the edge of its tolerance,

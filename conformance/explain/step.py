@@ -10,8 +10,9 @@ import numpy as np
 
 from concord.conformance.bugs.context import Edit, Flags
 from concord.conformance.bugs.tape import Edited
-from concord.conformance.expectation import Array, JudgedProblem, is_gradient, subject_of
+from concord.conformance.expectation import JudgedProblem, is_gradient, subject_of
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.arrays import Array
 from concord.spec.tape import Node
 
 

@@ -21,13 +21,14 @@ import numpy as np
 from concord.conformance.bugs.context import Context
 from concord.conformance.bugs.tape import Value
 from concord.conformance.estimate import SAMPLES
-from concord.conformance.expectation import Array, root_mean_square
+from concord.conformance.expectation import root_mean_square
 from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.search import MUCH_BETTER
 from concord.conformance.explain.step import group_of, place_of
 from concord.conformance.explain.suspects import likeliest_first, mistakes_at, of_hidden
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.arrays import Array
 from concord.spec.masks import real_tokens
 from concord.spec.precision import PRECISIONS
 from concord.spec.tensors import taps

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from concord.conformance.estimate import FEW, SAMPLES, Cache, Observer, estimate, exact, least_sigma
-from concord.conformance.expectation import Array, Expectation, JudgedTraining
+from concord.conformance.expectation import Expectation, JudgedTraining
 from concord.conformance.tolerance import difference
 from concord.conformance.verdict import STEP_SECTIONS, section_of
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.arrays import Array
 from concord.spec.batch import Batch
 from concord.spec.deviations import NONE, Deviations
 from concord.spec.precision import precision

@@ -14,13 +14,14 @@ from concord.conformance.bugs.training.edits import of_step
 from concord.conformance.bugs.training.step import STAGES, stages
 from concord.conformance.bugs.training.tape import BuggedTrajectory
 from concord.conformance.estimate import FEW, Cache, Observer, estimate, exact
-from concord.conformance.expectation import Array, Expectation, JudgedTraining, digest, root_mean_square
+from concord.conformance.expectation import Expectation, JudgedTraining, digest, root_mean_square
 from concord.conformance.explain.computation import CLEAR, Computation, Prediction
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.judging import judge
 from concord.conformance.lockstep.envelope import Start, expectation
 from concord.conformance.verdict import Judgement, section_of
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.arrays import Array
 
 
 class MadeStep(Computation):

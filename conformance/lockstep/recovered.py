@@ -14,11 +14,11 @@ from concord.backends.optimizers import Optimizer, Tensor
 from concord.conformance.bugs.bug import Change, StepEdit, recipe, rule
 from concord.conformance.bugs.training.step import Tensors, TrainingStep
 from concord.conformance.estimate import exact
-from concord.conformance.expectation import Array
 from concord.conformance.explain.fitting import NEVER, Left, fitted, power
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.lockstep.made import MadeStep
 from concord.conformance.wording import distinct, few, instead, multiple
+from concord.spec.arrays import Array
 from concord.spec.errors import ConfigError
 from concord.spec.training.schedules import learning_rate
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from concord.backends.interface import TrainingSession, Unsupported
 from concord.backends.wire import WorkerFailure, arrays_of
-from concord.conformance.expectation import Array, Expectation, JudgedTraining
+from concord.conformance.expectation import Expectation, JudgedTraining
 from concord.conformance.judging import NEAR
 from concord.conformance.lockstep.cause import cause_of
 from concord.conformance.lockstep.envelope import (
@@ -30,6 +30,7 @@ from concord.conformance.lockstep.made import MadeStep
 from concord.conformance.lockstep.outcome import Difference, Divergence, Recorder, Track
 from concord.conformance.lockstep.preflight import FEW
 from concord.conformance.verdict import conclude
+from concord.spec.arrays import Array
 from concord.spec.batch import Batch
 from concord.spec.deviations import NONE, Deviations
 from concord.spec.errors import SpecError

@@ -15,9 +15,10 @@ from concord.conformance.bugs.training.runs import model, shown_by
 from concord.conformance.bugs.training.step import Batches
 from concord.conformance.bugs.training.tape import BuggedTrajectory
 from concord.conformance.estimate import exact
-from concord.conformance.expectation import Array, JudgedTraining
+from concord.conformance.expectation import JudgedTraining
 from concord.conformance.lockstep.outcome import Divergence
 from concord.conformance.lockstep.running import first_divergence, judged_steps
+from concord.spec.arrays import Array
 from concord.spec.deviations import NONE, Deviations, declared, in_precision
 from concord.spec.precision import precision
 

@@ -19,6 +19,7 @@ from concord.conformance.estimate import Z
 from concord.conformance.expectation import JudgedProblem
 from concord.conformance.layout import tail
 from concord.conformance.verdict import Verdict, number
+from concord.spec.arrays import Array
 from concord.spec.batch import Batch, completed
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
@@ -27,8 +28,6 @@ from concord.spec.parameters import Weights
 from concord.spec.tensors import taps
 from concord.training.data.batching import padded
 from concord.training.prediction import TextModel
-
-Array = NDArray[np.floating]
 
 LEAK = 1e-6
 """What a masked cell weighs at least to count as attended to."""

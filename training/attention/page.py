@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from concord.conformance import record
 from concord.conformance.layout import render, tail
 from concord.conformance.verdict import number
-from concord.training.attention.maps import LEAK, Array, Maps
+from concord.spec.arrays import Array
+from concord.training.attention.maps import LEAK, Maps
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 
