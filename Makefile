@@ -51,7 +51,7 @@ cases: $(VENV)/installed ## write spec/cases anew
 	$(RUN)/python -m concord.spec.cases
 
 site: $(VENV)/installed tree ## build guides and reference as a site, into site/
-	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --quiet --site-dir $(SITE)
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --site-dir $(SITE)
 
 readme: $(VENV)/installed ## write the table of the README anew
 	$(RUN)/concord check --markdown README.md

@@ -80,7 +80,9 @@ def reference(
             MSK-6).
         arithmetic: the precision in which it is computed. ``float64`` gives the truth for ``dtype``;
             ``dtype`` itself gives an example of what correct arithmetic of that precision makes of it.
-        corner, shuffle, fused: see :class:`concord.spec.arithmetic.Arithmetic`.
+        corner: see :class:`concord.spec.arithmetic.Arithmetic`.
+        shuffle: see there.
+        fused: see there.
         pinned: tap name to array. Each tap is computed from the pinned taps before it, where there are any,
             and what follows goes on from the pinned one (SPEC PRT-2). Gradients flow through, by the pinned
             values.

@@ -61,7 +61,9 @@ def prepare(
     """Return the comparison that :func:`compare` judges.
 
     Args:
-        reference, candidate, inputs: as :func:`compare` takes them.
+        reference: as :func:`compare` takes it.
+        candidate: as :func:`compare` takes it.
+        inputs: as :func:`compare` takes them.
         way: how the reference's own module runs as a candidate: ``eager``, ``sdpa``, ``compile``,
             ``bfloat16``, ``float16``, ``cuda`` or ``tf32``.
         gradients: whether gradients of parameters and activations are judged too, of the sum of all outputs

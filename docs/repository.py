@@ -1,0 +1,59 @@
+"""The site begins with the README, and has every file of the repository to which a page links.
+
+A Markdown file becomes a page, any other file is copied as it is; so no link of the site is dead.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files, InclusionLevel
+
+ROOT = Path(__file__).resolve().parent.parent
+LINK = re.compile(r"(\]\()([^):#]+)((?:#[^)]*)?\))")
+OURS = "docs/"
+
+
+def in_repository(page: str) -> str:
+    """Return where a page of the site lies in the repository."""
+    return OURS + page if (ROOT / OURS / page).is_file() else page
+
+
+def targets(text: str, page: str) -> dict[str, str]:
+    """Return the files of the repository to which a page of the site links: each link, and its path."""
+    folder = posixpath.dirname(in_repository(page))
+    paths = {match[2]: posixpath.normpath(posixpath.join(folder, match[2])) for match in LINK.finditer(text)}
+    return {link: path for link, path in paths.items() if (ROOT / path).is_file()}
+
+
+def on_files(files: Files, *, config: Any) -> Files:
+    """Add the README, what pages link to, and what those link to."""
+    files.append(File.generated(config, "README.md", abs_src_path=str(ROOT / "README.md")))
+    waiting = [file.src_uri for file in files if file.is_documentation_page()]
+    while waiting:
+        page = waiting.pop()
+        text = (ROOT / in_repository(page)).read_text()
+        for path in targets(text, page).values():
+            place = path.removeprefix(OURS)
+            file = files.get_file_from_path(place)
+            if file is None:
+                file = File.generated(config, place, abs_src_path=str(ROOT / path))
+                files.append(file)
+                waiting += [place] * place.endswith(".md")
+            file.inclusion = InclusionLevel.INCLUDED
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Turn links into the repository to their places on the site."""
+    here = page.file.src_uri
+    known = targets(markdown, here)
+
+    def turned(match: re.Match[str]) -> str:
+        if match[2] not in known:
+            return match[0]
+        place = known[match[2]].removeprefix(OURS)
+        return match[1] + posixpath.relpath(place, posixpath.dirname(here) or ".") + match[3]
+
+    return LINK.sub(turned, markdown)
