@@ -9,9 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from concord.spec.precision import precision
 from concord.spec.training.optimizers import clipped_together
-from concord.spec.training.plan import constants
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.schedules import learning_rate
 
@@ -145,18 +143,6 @@ class Optimizer:
         """Return the learning rate that :meth:`begin` took."""
         return numbers["rate"]
 
-    def held(self) -> Mapping[str, Any]:
-        """Return numbers of the recipe as the framework holds them, None for those that it does not."""
-        return {}
-
-    def constants(self) -> dict[str, float]:
-        """Return the numbers of the recipe as they are held."""
-        held = self.held()
-        return {
-            name: float(number if held.get(name) is None else held[name])
-            for name, number in constants(self.recipe).items()
-        }
-
     def updated(
         self, name: str, parameter: Tensor, gradient: Tensor, numbers: Mapping[str, Tensor]
     ) -> Tensor:
@@ -223,16 +209,6 @@ class Optimizer:
             square_root(second + recipe.epsilon) if inside else square_root(second) + recipe.epsilon
         )
         return self.with_momentum(name, moved, numbers) if recipe.momentum else numbers["rate"] * moved
-
-
-def probe(recipe: Recipe, dtype: str) -> tuple[float, float, float]:
-    """Return weights, a gradient and a rate with which decay shows in any form.
-
-    Weights move by all that they are, or what is added turns the gradient.
-    """
-    decay = recipe.weight_decay or 1.0
-    size = min(2.0 ** round(math.log2(2 / decay)), precision(dtype).largest / 64)
-    return size, size * decay / 2, size / 2
 
 
 def clip(

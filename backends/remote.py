@@ -40,7 +40,6 @@ from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights
 from concord.spec.precision import precision
 from concord.spec.text import first_line
-from concord.spec.training.plan import StepPlan
 from concord.spec.training.trajectory import Training
 
 LINE = 1000
@@ -260,17 +259,6 @@ class HeldTraining(StaysHere):
     def state(self) -> Arrays:
         """Return where training stands: ``parameters.<name>`` of all parameters, and ``<slot>.<name>``."""
         return arrays_of("state", self.session.state())
-
-    def plan(self, steps: Sequence[Sequence[Batch]]) -> StepPlan:
-        """Return the backend's plan for these batches from the first step on; nothing is trained."""
-        if not hasattr(self.session, "plan"):
-            raise Unsupported(
-                f"{self.name} does not say what it is going to do: its session has no method 'plan'"
-            )
-        found = self.session.plan([[self._fit(batch) for batch in batches] for batches in steps])
-        if not isinstance(found, StepPlan):
-            raise TypeError(f"plan() returned a {type(found).__name__} but must return a StepPlan")
-        return found
 
     def close(self) -> None:
         """Let the session go; the worker lives on."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.backends.interface import Trace, Unsupported, refusing_nondeterminism
-from concord.backends.optimizers import Optimizer, clip, probe
+from concord.backends.optimizers import Optimizer, clip
 from concord.backends.taps import DROPOUT, SEED, TARGETS
 from concord.spec.arrays import Array, Arrays
 from concord.spec.batch import Batch
@@ -25,7 +25,6 @@ from concord.spec.parameters import parameters
 from concord.spec.precision import precision
 from concord.spec.training.dropout import rate_of, seed_of
 from concord.spec.training.optimizers import slots
-from concord.spec.training.plan import StepPlan, digest
 from concord.spec.training.trajectory import Course, rows_of
 
 if TYPE_CHECKING:
@@ -197,101 +196,6 @@ class Trainer(Course):
         """Return what a run says of itself."""
         info = self.session.info()
         return info | {"deviations": [*info["deviations"], *self.optimizer.known_deviations]}
-
-    def plan(self, steps: Sequence[Sequence[Batch]], masked: int = 1) -> StepPlan:
-        """Return what is going to be done with batches, as the optimizer and the device have it.
-
-        Nothing is trained.
-
-        Raises:
-            Unsupported: if the framework's own dropout decides what is dropped.
-        """
-        if self.training.dropout_by == "native":
-            raise Unsupported(
-                f"{self.adapter.name} cannot say what its own dropout is going to drop [clause=DRP-3]"
-            )
-        kept, before, to_numpy = self.state(), self.steps, self.adapter.to_numpy
-        digests, drawn, rates = list[list[str]](), dict[str, str](), list[float]()
-        with self.session.context():
-            for step, batches in enumerate(steps):
-                fed = [self.session.fed(batch) for batch in batches]
-                digests.append(
-                    [
-                        digest(to_numpy(one[name]) for name in batch.arrays())
-                        for one, batch in zip(fed, batches, strict=True)
-                    ]
-                )
-                self.steps = step
-                rates.append(float(self.array(self.session.number(self.numbers()["rate"]))))
-                for number, batch in enumerate(batches if step < masked else ()):
-                    drawn |= {
-                        f"{step}.{number}.{name.removeprefix(DROPOUT)}": digest([to_numpy(mask) != 0])
-                        for name, mask in self.masks(batch, number).items()
-                    }
-        decayed = self.decayed()
-        self.load(kept, before)
-        return StepPlan(digests, drawn, rates, decayed, self.optimizer.constants())
-
-    def decayed(self) -> list[str]:
-        """Return which parameters decay.
-
-        Those that one gradient moves otherwise where they are positive than where they are negative.
-
-        A gradient of zero would do in exact arithmetic; but in half precisions epsilon may be zero too, and a
-        step then divides by zero.
-        """
-        size, moved, program = (
-            probe(self.recipe, self.request.dtype)[0],
-            list[dict[str, NDArray[np.float64]]](),
-            None,
-        )
-        for weight in (size, -size):
-            self.load(
-                {
-                    f"parameters.{name}": np.full_like(self.request.weights[name], weight)
-                    for name in self.native
-                },
-                0,
-            )
-            with self.session.context():
-                operands = (*self.session.held, self.optimizer.state)
-                program = program or self.session.traced(self.probed, *operands)
-                found, state, self.optimizer.state = program(*operands)
-                self.session.hold(state)
-            moved.append(
-                {name: array.astype(np.float64) - weight for name, array in self.exported(found).items()}
-            )
-        share = 8 * precision(self.request.dtype).unit_roundoff
-        return [
-            name
-            for name, one in moved[0].items()
-            if (abs(one - moved[1][name]) > share * (size + abs(one))).any()
-        ]
-
-    def probed(self, held: Any, fixed: Any, state: Any) -> tuple[dict[str, Tensor], Any, Any]:
-        """Make a step as :func:`concord.backends.optimizers.probe` says.
-
-        Return the parameters, and what it leaves.
-        """
-        optimizer, model, value = self.optimizer, self.session.model_of(held, fixed), self.operations.value
-        optimizer.variables, optimizer.state, (_, gradient, rate) = (
-            self.variables(model),
-            state,
-            probe(self.recipe, self.request.dtype),
-        )
-        gradients = {
-            name: self.operations.zeros_like(value(variable)) + gradient
-            for name, variable in optimizer.variables.items()
-        }
-        known = self.numbers() | {"rate": rate, "height": rate, "decay": self.recipe.weight_decay * rate}
-        numbers = {name: self.session.number(number) for name, number in known.items()}
-        optimizer.begin(numbers)
-        optimizer.step(gradients, numbers, {})
-        return (
-            {name: value(variable) for name, variable in optimizer.variables.items()},
-            self.session.held_by(model),
-            optimizer.state,
-        )
 
     # One step.
 

@@ -20,12 +20,11 @@ from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig, from_mapping
 from concord.spec.deviations import declared
 from concord.spec.errors import SpecError
-from concord.spec.files import section, typed
+from concord.spec.files import section
 from concord.spec.parameters import Weights, parameters, shape_of
 from concord.spec.precision import precision
 from concord.spec.tensors import from_output_on, output_name, resolve, sizes_of, taps
 from concord.spec.text import first_of, legible, shown
-from concord.spec.training.plan import StepPlan
 from concord.spec.training.recipe import Recipe, recipe_from_mapping
 from concord.spec.training.trajectory import Training
 
@@ -49,7 +48,6 @@ def _made(kind: Callable[..., Any], fields: Mapping[str, Any]) -> Any:
 MAKERS: dict[type, Callable[[dict[str, Any]], Any]] = {
     EncoderConfig: from_mapping,
     Recipe: recipe_from_mapping,
-    StepPlan: lambda fields: typed(StepPlan, json.dumps(fields)),
     Training: lambda fields: Training(**{**fields, "reported": tuple(fields["reported"])}),
     **{kind: partial(_made, kind) for kind in (Batch, Request, Run)},
 }

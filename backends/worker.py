@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, Self, cast
 
@@ -24,7 +24,6 @@ from concord.spec.batch import Batch, round_inputs
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights
-from concord.spec.training.plan import StepPlan
 from concord.spec.training.trajectory import Training
 
 TIME_LIMIT = 300.0
@@ -324,9 +323,6 @@ class Remote:
 
 class RemoteTraining(TrainingSession, Protocol):
     """A :class:`Remote` session of training (:class:`concord.backends.remote.HeldTraining`)."""
-
-    def plan(self, steps: Sequence[Sequence[Batch]]) -> StepPlan:
-        """Return the backend's plan for these batches from the first step on; nothing is trained."""
 
     def close(self) -> None:
         """Let the session go; the worker lives on."""

@@ -31,7 +31,6 @@ from concord.conformance.lockstep.conduct import about, rates
 from concord.conformance.lockstep.envelope import Start, in_range
 from concord.conformance.lockstep.made import MadeStep
 from concord.conformance.lockstep.outcome import Recorder
-from concord.conformance.lockstep.preflight import differences, right_plan
 from concord.conformance.lockstep.report import lines, show
 from concord.conformance.scoring import judge_tensor
 from concord.conformance.verdict import Row, Verdict
@@ -376,42 +375,6 @@ def test_fault_of_the_judge_is_a_row_and_is_not_the_backends(monkeypatch):
     ]
 
 
-@pytest.mark.clause("OPT-10", "DRP-3", "OPT-9", "OPT-6", "OPT-1")
-@pytest.mark.parametrize(
-    ("fields", "subject", "clause", "words"),
-    [
-        ({"dropout_head": 0.2}, "dropout masks", "DRP-3", "must be"),
-        ({"warmup_steps": 3}, "schedule", "OPT-9", "step 1 is 0.00333333333 but must be 0.005"),
-        ({"undecayed": ("bias",)}, "decay groups", "OPT-6", "embeddings.norm.bias, embeddings.norm.weight"),
-        ({"epsilon": 1e-7}, "hyperparameters", "OPT-1", "epsilon is 1e-07 but must be 1e-08"),
-    ],
-)
-def test_preflight_names_what_is_going_to_be_done_otherwise(fields, subject, clause, words):
-    asked, other = case(), Stepping(case(**fields))
-    (found,) = differences(asked, right_plan(asked), "toy", other.plan(asked.training.steps), {})
-    assert (found.subject, found.clause) == (subject, clause)
-    assert words in found.text
-
-
-def test_preflight_finds_batches_in_another_order_and_right_ones_right():
-    asked = case()
-    steps = [*asked.training.steps]
-    assert not differences(asked, right_plan(asked), "toy", Stepping(asked).plan(steps), {})
-    steps[1], steps[2] = steps[2], steps[1]
-    found = differences(asked, right_plan(asked), "toy", Stepping(asked).plan(steps), {})
-    assert [one.subject for one in found] == ["order of batches"]
-    assert "first batch 1 of step 2" in found[0].text
-    assert "which is batch 1 of step 3" in found[0].text
-
-
-def test_preflight_takes_constants_as_a_backend_declares_to_hold_them():
-    asked = case("float64")
-    held = Stepping(asked).plan(asked.training.steps)
-    held = replace(held, constants={name: float(np.float32(value)) for name, value in held.constants.items()})
-    assert differences(asked, right_plan(asked), "toy", held, {})
-    assert not differences(asked, right_plan(asked), "toy", held, {"optimizer_constant_bits": 24})
-
-
 def test_record_of_lockstep_is_read_back_and_makes_a_page(tmp_path):
     asked = case(steps=4)
     tracks = resynchronised(
@@ -421,7 +384,7 @@ def test_record_of_lockstep_is_read_back_and_makes_a_page(tmp_path):
             Candidate("wrong", Stepping(case(steps=4, clip_at=1.002), late=1, usual=asked)),
         ],
     )
-    shown = about(asked, Setup()), tuple(tracks), (), rates(asked.training), {}, 3.0
+    shown = about(asked, Setup()), tuple(tracks), rates(asked.training), {}, 3.0
     found = Lockstep("resynchronised", "float32", *shown)
     assert found.exit_code == 1
     record.write(tmp_path / "lockstep.json", record.made(found, "lockstep", "four steps"))
@@ -431,7 +394,7 @@ def test_record_of_lockstep_is_read_back_and_makes_a_page(tmp_path):
     assert "wrong diverges first at step 2" in text
     assert "clip_at = 1.002 instead of 1" in text
     assert text.count('class="growth"') == 2 * 7
-    assert "Before the first step" not in text
+    assert "What the precision does not hold" not in text
 
 
 @pytest.mark.clause("OPT-11")
@@ -456,7 +419,7 @@ def test_section_that_no_step_judges_keeps_training_from_agreeing():
     assert row.count("not judged") == 2
     assert "right: parameters not judged; sevens: parameters not judged." in page(made)
     assert "sevens: not judged</span>" in page(made)
-    assert "Before the first step" in page(made)
+    assert "What the precision does not hold" in page(made)
     assert all(f"<li>{line}</li>" in page(made) for line in lost)
 
 

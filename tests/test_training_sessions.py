@@ -242,11 +242,3 @@ def test_own_dropout_drops_the_share_that_the_recipe_says(worker):
         assert np.array_equal(gradient[rows], 2 * whole[rows])
     assert 60 < sum(int(rows.sum()) for rows in kept) < 126  # of 186, within five deviations of half
     assert len({rows.tobytes() for rows in kept}) == 3
-
-
-def test_own_dropout_has_no_plan_to_compare(worker):
-    with (
-        natively(DROPPING, worker) as session,
-        pytest.raises(Unsupported, match="cannot say what its own dropout is going to drop"),
-    ):
-        session.plan([BATCHES[:1]])

@@ -126,11 +126,6 @@ class OwnOptimizer(Optimizer):
         """Return the learning rate that was taken (:meth:`concord.backends.optimizers.Optimizer.rate`)."""
         return float(self.native.get_lr())
 
-    def held(self) -> dict[str, Any]:
-        """Return numbers as Paddle holds them (:meth:`concord.backends.optimizers.Optimizer.held`)."""
-        names = ("beta1", "beta2", "epsilon", "momentum")
-        return {name: getattr(self.native, f"_{name}", None) for name in names}
-
 
 def _raised(beta: float, steps: int, variable: Tensor) -> Tensor:
     """Return a power of beta as Adam's kernel comes to it: product by product, in its own precision."""

@@ -1,7 +1,6 @@
 """Optimizers: Keras's own where it computes what a recipe says, else the one above the frameworks."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -96,12 +95,6 @@ class OwnOptimizer(Optimizer):
     def rate(self, numbers: Mapping[str, Tensor]) -> Tensor:
         """Return the learning rate that was taken (:meth:`concord.backends.optimizers.Optimizer.rate`)."""
         return tf.identity(self.native.learning_rate)
-
-    def held(self) -> dict[str, Any]:
-        """Return numbers as Keras holds them (:meth:`concord.backends.optimizers.Optimizer.held`)."""
-        names = {name: name for name in ("epsilon", "momentum", "weight_decay")}
-        names |= {"beta1": "beta_1", "beta2": "rho" if self.recipe.algorithm == "rmsprop" else "beta_2"}
-        return {name: getattr(self.native, key, None) for name, key in names.items()}
 
 
 def optimizer(recipe: Recipe, variables: Mapping[str, keras.Variable], kinds: Mapping[str, str]) -> Optimizer:

@@ -120,19 +120,6 @@ class OwnOptimizer(Optimizer):
         """Return the learning rate that was taken (:meth:`concord.backends.optimizers.Optimizer.rate`)."""
         return float(self.native.param_groups[0]["lr"])
 
-    def held(self) -> dict[str, Any]:
-        """Return numbers as PyTorch holds them (:meth:`concord.backends.optimizers.Optimizer.held`)."""
-        group = self.native.param_groups[0]
-        beta1, beta2 = group.get("betas", (None, group.get("alpha")))
-        return {
-            "beta1": beta1,
-            "beta2": beta2,
-            "epsilon": group.get("eps"),
-            "momentum": group.get("momentum"),
-            "dampening": group.get("dampening"),
-            "weight_decay": max(group["weight_decay"] for group in self.native.param_groups),
-        }
-
 
 def optimizer(recipe: Recipe, variables: Mapping[str, nn.Parameter], kinds: Mapping[str, str]) -> Optimizer:
     """Return what updates parameters as a recipe says (:class:`concord.backends.optimizers.Optimizer`)."""

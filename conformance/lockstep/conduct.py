@@ -1,4 +1,4 @@
-"""Lockstep with backends in their workers: they say what they are going to do, and train."""
+"""Lockstep with backends in their workers."""
 
 from __future__ import annotations
 
@@ -19,24 +19,19 @@ from concord.backends.interface import Request
 from concord.conformance.campaign import Setup, environment_of, own_bug
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.lockstep.outcome import MODES, Lockstep, Track
-from concord.conformance.lockstep.preflight import differences, right_plan
 from concord.conformance.lockstep.running import Callback, Candidate, failure_of, in_lockstep
 from concord.conformance.verdict import NOT_JUDGED
 from concord.spec.deviations import declared, in_precision
 from concord.spec.errors import SpecError
-from concord.spec.training.plan import StepPlan
 from concord.spec.training.recipe import rounded_hyperparameters
 from concord.spec.training.schedules import learning_rate
 from concord.spec.training.trajectory import Training
 
 
-def opened(
-    name: str, case: JudgedTraining, right: StepPlan, settings: Setup, stack: ExitStack
-) -> Candidate | Track:
-    """Open a backend and its session, and ask what it is going to do; return its track if it cannot train.
+def opened(name: str, case: JudgedTraining, settings: Setup, stack: ExitStack) -> Candidate | Track:
+    """Open a backend and its session; return its track if it cannot train.
 
     Args:
-        right: what it is to do.
         stack: by which workers are closed.
     """
     try:
@@ -44,14 +39,13 @@ def opened(
         session = worker.train(request_of(case, settings))
         stated = session.info().get("deviations", [])
         deviations = in_precision(declared(stated), case.dtype)
-        found = differences(case, right, name, session.plan(case.training.steps), deviations)
         environment = environment_of(worker, stated)
     except Exception as error:  # whatever keeps one backend from training keeps no other
         own = (NOT_JUDGED, own_bug("opening it", error), traceback.format_exc())
         status, detail, stderr = failure_of(error) or own
         missing = status == "absent" and name in settings.asked
         return Track(name, "missing" if missing else status, detail=detail, stderr=stderr)
-    return Candidate(name, session, deviations, environment=environment, differences=found)
+    return Candidate(name, session, deviations, environment)
 
 
 def request_of(case: JudgedTraining, settings: Setup) -> Request:
@@ -100,9 +94,8 @@ def conduct(
     share = max(1, cores // (len(names) + 1))
     settings = settings if settings.threads else replace(settings, threads=share)
     with ExitStack() as stack, threadpool_limits(share, user_api="blas"):
-        right = right_plan(case)
         with ThreadPoolExecutor(max_workers=cores) as pool:
-            places = list(pool.map(lambda name: opened(name, case, right, settings, stack), names))
+            places = list(pool.map(lambda name: opened(name, case, settings, stack), names))
         candidates = [place for place in places if isinstance(place, Candidate)]
         again = mode == MODES[0]
         tracks = in_lockstep(again, case, candidates, stop_first=stop_first, callback=callback)
@@ -112,7 +105,6 @@ def conduct(
         case.dtype,
         about(case, settings),
         tuple(sorted(tracks, key=lambda track: list(names).index(track.backend))),
-        tuple(difference for one in candidates for difference in one.differences),
         rates(training),
         {one.name: one.environment for one in candidates},
         time.perf_counter() - started,

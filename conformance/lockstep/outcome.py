@@ -266,23 +266,6 @@ class Recorder:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Something that a backend is going to do otherwise than the recipe says, seen before the first step.
-
-    Attributes:
-        backend: which one.
-        subject: the order of batches, masks, schedule, decay groups, or hyperparameters.
-        clause: of SPEC.md that says what is right.
-        text: what is there, and what is required.
-    """
-
-    backend: str
-    subject: str
-    clause: str
-    text: str
-
-
-@dataclass(frozen=True)
 class Lockstep:
     """What lockstep training came to.
 
@@ -291,7 +274,6 @@ class Lockstep:
         dtype: the precision.
         about: what was trained and how: configuration, recipe, seed, sizes.
         tracks: one for each backend.
-        differences: what backends were going to do otherwise, before the first step.
         rates: the learning rate of each step.
         environments: what each backend says of itself.
         seconds: that it took in all.
@@ -302,7 +284,6 @@ class Lockstep:
     dtype: str
     about: dict[str, Any]
     tracks: tuple[Track, ...] = ()
-    differences: tuple[Difference, ...] = ()
     rates: list[Number] = field(default_factory=list)
     environments: dict[str, dict[str, Any]] = field(default_factory=dict)
     seconds: Number = 0.0
@@ -310,9 +291,9 @@ class Lockstep:
 
     @property
     def exit_code(self) -> int:
-        """0: all agree; 1: one diverges or is going to; 3: of one nothing or not all was judged."""
+        """0: all agree; 1: one diverges; 3: of one nothing or not all was judged."""
         statuses = {track.status for track in self.tracks}
-        if self.differences or "diverges" in statuses:
+        if "diverges" in statuses:
             return 1
         return 3 if "agrees" not in statuses or statuses - {"agrees", "unsupported", "absent"} else 0
 

@@ -23,7 +23,7 @@ def page(made: Record) -> str:
     """Return the page of a record of lockstep."""
     found: Lockstep = made.outcome
     sections = {
-        **({"preflight": "Before the first step"} if found.differences or found.lost else {}),
+        **({"lost": "What the precision does not hold"} if found.lost else {}),
         **({"first": "First divergences"} if any(track.first for track in found.tracks) else {}),
     }
     return render(
@@ -54,11 +54,6 @@ def headline(found: Lockstep) -> str:
                 if track.first
             )
             + "."
-        )
-    if found.differences:
-        return (
-            f"{joined(list(dict.fromkeys(one.backend for one in found.differences)))} would train "
-            f"otherwise than the recipe says."
         )
     unjudged = [track for track in found.tracks if track.unjudged]
     if unjudged:

@@ -25,15 +25,7 @@ STYLES = {
 
 
 def show(found: Lockstep, console: Console, title: str) -> None:
-    """Print differences of the preflight, the table, and what diverged."""
-    for difference in found.differences:
-        console.print(
-            Text(
-                f"{difference.backend}, before the first step: {difference.subject} ({difference.clause})",
-                style="bold red",
-            )
-        )
-        console.print(indented(f"  {difference.text}"))
+    """Print the table, and what diverged."""
     console.print(title, style="bold", highlight=False, markup=False)
     console.print(table(found))
     console.print(explanation(found), style="dim")

@@ -27,9 +27,9 @@ from concord.conformance.lockstep.envelope import (
     of_training,
 )
 from concord.conformance.lockstep.made import MadeStep
-from concord.conformance.lockstep.outcome import Difference, Divergence, Recorder, Track
-from concord.conformance.lockstep.preflight import FEW
+from concord.conformance.lockstep.outcome import Divergence, Recorder, Track
 from concord.conformance.verdict import conclude
+from concord.conformance.wording import few
 from concord.spec.arrays import Array
 from concord.spec.batch import Batch
 from concord.spec.deviations import NONE, Deviations
@@ -50,14 +50,12 @@ class Candidate:
         deviations: that it declares.
         session: its training.
         environment: what it says of itself.
-        differences: what it is going to do otherwise than the recipe says.
     """
 
     name: str
     session: TrainingSession
     deviations: Deviations = field(default_factory=lambda: NONE)
     environment: dict[str, Any] = field(default_factory=dict)
-    differences: Sequence[Difference] = ()
 
 
 def in_lockstep(
@@ -177,7 +175,7 @@ def misfits(delivered: Mapping[str, Array], expected: Expectation) -> list[str]:
         elif array.dtype.kind != "f":
             mistyped.append(f"{said} of dtype {array.dtype} but must be a floating-point type")
     sections = ", ".join(dict.fromkeys(name.split(".")[2] for name in expected.values))
-    problems = [f"{', '.join(unknown[:FEW])}, but this training has only {sections}"] if unknown else []
+    problems = [f"{few(unknown, most=3)}, but this training has only {sections}"] if unknown else []
     return problems + [
         first + (f" (and {len(more)} like it)" if more else "")
         for first, *more in filter(None, (misshapen, mistyped))

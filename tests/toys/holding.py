@@ -7,7 +7,6 @@ import numpy as np
 
 from concord.backends.interface import Unsupported
 from concord.conformance.expectation import JudgedTraining
-from concord.spec.training.plan import StepPlan
 from tests.toys.stepping import Stepping
 
 
@@ -61,11 +60,6 @@ def without(found, *prefixes):
     return {name: array for name, array in found.items() if not name.startswith(prefixes)}
 
 
-def planned(**fields):
-    """Return a method that plans otherwise."""
-    return lambda self, steps: StepPlan(**{**vars(Stepping.plan(self, steps)), **fields})
-
-
 def failing(self, state, step):
     """Fail to load what comes after the first step."""
     if step:
@@ -75,8 +69,6 @@ def failing(self, state, step):
 
 Silent = of(info=lambda self: None)
 DeclaringText = of(info=lambda self: {"deviations": "some"})
-Unplanned = of(plan=lambda self, steps: None)
-PlanningText = of(plan=planned(rates="fast", decayed=[3]))
 Returning = of(told=lambda self, found: None)
 ReturningText = of(told=lambda self, found: {**found, "norm": "large"})
 ReturningRagged = of(told=lambda self, found: {**found, "norm": [[1.0], [1.0, 2.0]]})

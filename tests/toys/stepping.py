@@ -1,11 +1,8 @@
 """A session of training without a framework: the reference in low precision, perhaps by another recipe."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.training.plan import plan
 
 
 class Stepping:
@@ -41,7 +38,3 @@ class Stepping:
     def trajectory(self, case):
         """Return the training in low precision, before its first step."""
         return case.trajectory(Arithmetic(case.dtype))
-
-    def plan(self, steps):
-        """Say what is going to be done."""
-        return plan(self.case.config, replace(self.case.training, steps=steps), self.case.part)
