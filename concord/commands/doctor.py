@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import typer
 from rich.table import Table
@@ -15,7 +15,7 @@ from concord.terminal import Terminal
 
 
 def doctor(*, workers: options.Places) -> None:
-    """Show what is installed, how it is set, and what to do."""
+    """Show what is installed and what to do; of each backend that is named, all that it says of itself."""
     console, settings, names = Terminal(), workers.settings(), workers.names()
     with console.status("starting each backend to ask it", spinner="line"):
         found = diagnoses.diagnose(names, settings)
@@ -24,10 +24,14 @@ def doctor(*, workers: options.Places) -> None:
         console.tell(line, style="yellow")
     console.print()
     console.print(_facts(diagnoses.machine()))
-    for one in found:
-        console.print()
-        console.tell(f"{one.backend}: {one.status}", style="bold")
-        console.print(_facts(one.facts))
+    console.print()
+    if workers.backend:
+        for one in found:
+            console.tell(f"{one.backend}: {one.status}", style="bold")
+            console.print(_facts(one.facts))
+    else:
+        console.print(_summary(found, settings.device))
+        console.tell("concord doctor --backend NAME shows all that a backend says of itself")
     ready = all(one.status == "ready" or (one.status == "absent" and not workers.backend) for one in found)
     raise typer.Exit(0 if ready else 3)
 
@@ -36,4 +40,14 @@ def _facts(facts: Mapping[str, object]) -> Table:
     table = Table.grid(padding=(0, 2), pad_edge=True)
     for fact, value in facts.items():
         table.add_row(fact, Text(plain(value)))
+    return table
+
+
+def _summary(found: Sequence[diagnoses.Installed], device: str) -> Table:
+    table = Table("backend", "", "version", "devices", f"precisions on {device}", "threads", box=None)
+    for one in found:
+        facts = {name: plain(value) for name, value in one.facts.items()}
+        dtypes = plain(one.facts.get("dtypes", {}).get(device.partition(":")[0], []))
+        cells = (facts.get("version", facts.get("message", "")), facts.get("devices", ""), dtypes)
+        table.add_row(one.backend, one.status, *map(Text, cells), facts.get("threads", ""))
     return table
