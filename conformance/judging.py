@@ -131,15 +131,14 @@ def judge(
         return found
 
     def would_agree(name: str) -> bool:
-        """Return whether the run would agree if it declared a deviation.
+        """Return whether the run would agree, where it is still judged, if it declared a deviation.
 
         Tried only where its worst elements lie where that shows.
         """
-        return (
-            name not in deviations
-            and _shows(case, name, found)
-            and verdict({**deviations, name: 1.0}).status != "diverges"
-        )
+        if name in deviations or not _shows(case, name, found):
+            return False
+        declaring = verdict({**deviations, name: 1.0})
+        return declaring.status != "diverges" and any(row.status == "agrees" for row in declaring.table)
 
     def search() -> tuple[Diagnosis | None, str]:
         names = [name for name, known in KNOWN_DEVIATIONS.items() if known.alone]
