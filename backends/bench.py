@@ -171,8 +171,7 @@ class Bench:
 
     def repeat(self, count: int, seconds: float) -> Answer:
         """Run steps, at least one, until time is over or so many are done; return how long each took."""
-        if self.steps is None:
-            raise RuntimeError("nothing is prepared")
+        assert self.steps is not None, "nothing is prepared"
         self._reset_peak_memory()
         taken = (self._on_cpu if self.device == "cpu" else self._on_device)(self.steps, count, seconds)
         return {"seconds": taken, "peak_memory_bytes": self._peak_memory()}, {}

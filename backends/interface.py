@@ -16,7 +16,7 @@ from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, unknown
 from concord.spec.parameters import Weights, parameters, shape_of, validate_weights
 from concord.spec.precision import PRECISIONS
-from concord.spec.tensors import axis_sizes, check_part, inputs, resolve, taps
+from concord.spec.tensors import check_part, resolve, sizes_of, taps
 from concord.spec.text import first_line
 from concord.spec.training.optimizers import state_shapes
 from concord.spec.training.trajectory import Training
@@ -119,11 +119,7 @@ class Request(Settings, Problem):
         if not self.tap_gradients:
             return {}
         given = self.batch.arrays()
-        lengths: dict[str, int] = {}
-        for name, entry in inputs(self.config, self.part).items():
-            if entry.kind != "bool":  # masks may have another rank
-                lengths |= dict(zip(entry.shape.split(), given[name].shape, strict=True))
-        sizes = axis_sizes(self.config, **lengths)
+        sizes = sizes_of(self.config, given)
         return {
             name: np.zeros(resolve(entry.shape, sizes))
             for name, entry in taps(self.config, self.part, given).items()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -47,42 +46,22 @@ def resident(pid: int) -> int:
         return 0
 
 
-def marked(mark: str) -> list[int]:
-    """Return the processes that have a mark in their environment; none where the system does not say.
-
-    Its text is sent to workers too, so it stands on its own.
-    """
-    import os
-
-    found = []
-    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
-        try:
-            with open(f"/proc/{name}/environ", "rb") as file:
-                if mark.encode() in file.read():
-                    found.append(int(name))
-        except (OSError, ValueError):  # ended, another user's, or no process
-            pass
-    return found
-
-
-def held_by(pids: Iterable[int], limit: int) -> int:
+def held_by(pids: Collection[int], limit: int) -> int:
     """Return how many bytes processes hold together.
 
     What they share counts once where that decides on which side of a limit it is.
     """
-    sizes = {pid: resident(pid) for pid in pids}
-    return (
-        sum(sizes.values())
-        if sum(sizes.values()) <= limit
-        else sum(_proportional(pid, size) for pid, size in sizes.items())
-    )
+    held = sum(map(resident, pids))
+    return held if held <= limit else sum(map(_proportional, pids))
 
 
-def _proportional(pid: int, size: int) -> int:
+def _proportional(pid: int) -> int:
+    """Return the size of a process, where what it shares with others is divided among them."""
     try:
-        return int(getattr(psutil.Process(pid).memory_full_info(), "pss", size))  # Linux alone says it
+        full = psutil.Process(pid).memory_full_info()
     except psutil.Error:
-        return size
+        return resident(pid)
+    return int(getattr(full, "pss", full.rss))  # Linux alone says it
 
 
 def processor_seconds(pid: int) -> float | None:
@@ -101,20 +80,6 @@ REST = 0.5
 def cores_busy(seconds: float = 0.5) -> float:
     """Return how many cores are kept busy, by whatever runs, while this process waits."""
     return float(psutil.cpu_percent(interval=seconds)) / 100 * (os.cpu_count() or 1)
-
-
-def wrong_host(host: str) -> str:
-    """Say what is wrong with a host that ssh would take for something else, such as an option.
-
-    Args:
-        host: ``"host"`` or ``"host:/path/to/checkout"``.
-
-    Returns:
-        The problem; nothing if there is none.
-    """
-    name = host.partition(":")[0]
-    right = re.fullmatch(r"\w[\w.%-]*(@\w[\w.%-]*)?", name)
-    return "" if right else f"host is {name!r} but must be a name or an address, or USER@HOST"
 
 
 def wait_for_rest(pid: int, longest: float = REST) -> None:

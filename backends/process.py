@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import inspect
-import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -25,11 +22,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import concord
-from concord.backends import heaps, machine
+from concord.backends import bootstrap, heaps, machine
 from concord.backends.interface import Unsupported
 from concord.backends.wire import Channel, Message, WorkerFailure, decode, encode
 from concord.spec.errors import SpecError
-from concord.spec.text import legible
+from concord.spec.text import first_line, legible
 
 T = TypeVar("T")
 
@@ -57,71 +54,11 @@ FAMILY = 2
 ROUNDS = 10
 """How often it is looked for processes to be killed."""
 
-MARK = "CONCORD_WORKER"
-"""The variable by which a process, and all that it starts, are known in their environment."""
-
-READY = b"ready"
-"""What a process says first, so that an interpreter is known from any other program."""
-
-_FIRST_LINE = "import sys;exec(eval(sys.stdin.readline()))"
-
-_BOOTSTRAP = f"""
-{inspect.getsource(machine.marked)}
-import json, os, select, sys
-from multiprocessing.connection import Connection
-mark = os.environ.get("{MARK}")
-os.environ.pop("PYTHONSAFEPATH", None)
-# Whatever a framework prints must not get among the messages.
-reading, writing = Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False)
-os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-os.dup2(2, 1)
-if hasattr(os, "fork"):
-    os.setpgrp()  # Ctrl-C is the parent's to handle, and what this process starts ends with it
-    if os.fork() == 0:
-        # A process of its own, for a framework may keep every thread of this one from running. It has nothing
-        # but the pipe of which the parent has the other end: that is hung up once the parent is gone, however
-        # it ended.
-        os.dup2(reading.fileno(), 0)
-        os.closerange(1, 256)
-        pipe = select.poll()
-        pipe.register(0, getattr(select, "POLLRDHUP", 0))
-        pipe.poll()
-        for pid in marked(mark) if mark else ():
-            if pid != os.getpid():
-                try:
-                    os.kill(pid, 9)
-                except OSError:
-                    pass
-        os.killpg(0, 9)
-writing.send_bytes({READY!r})
-settings = json.loads(reading.recv_bytes())
-os.environ.update(settings["environment"])
-for name, value in settings["appended"].items():
-    os.environ[name] = " ".join(filter(None, (os.environ.get(name), value)))
-root, here = (os.path.realpath(os.path.expanduser(folder)) for folder in (settings["root"], os.getcwd()))
-# A folder whose subfolders bear the frameworks' names must never be searched for imports.
-shadowing = os.path.join(root, "backends")
-searched = [os.path.abspath(entry or ".") if os.path.exists(entry or ".") else entry for entry in sys.path]
-others = [entry for entry in searched if os.path.realpath(entry) not in (shadowing, root, here)]
-sys.path[:] = [root, *others]  # the index has another "concord"
-import concord
-# The folder where somebody happens to stand may hold a torch.py: what is installed comes first.
-sys.path[:] = [*others, *dict.fromkeys((root, os.getcwd() if here not in (root, shadowing) else root))]
-try:
-    with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # if the machine runs out of memory, this process goes first
-except OSError:
-    pass
-from concord.backends.remote import serve
-serve(reading, writing, settings["target"])
-"""
-
 
 class Process:
     """A process that holds an object. Use it in a ``with`` block, or call :meth:`close`.
 
     Args:
-        local: whether it runs on this machine.
         time_limit: seconds that one answer may take.
         memory_limit: bytes that it may hold, with all that it has started; by default four fifths of the
             machine's.
@@ -131,8 +68,8 @@ class Process:
         dead: how it ended, once it has.
     """
 
-    def __init__(self, local: bool, time_limit: float, memory_limit: int | None) -> None:
-        self.local, self.time_limit = local, time_limit
+    def __init__(self, time_limit: float, memory_limit: int | None) -> None:
+        self.time_limit = time_limit
         self.memory_limit = memory_limit or int(0.8 * machine.memory()[0])
         self.peak_memory = 0
         self.dead: WorkerFailure | None = None
@@ -149,10 +86,7 @@ class Process:
         self,
         target: str,
         environment: Mapping[str, str],
-        appended: Mapping[str, str] | None = None,
         python: str | None = None,
-        host: str = "",
-        root: str = str(ROOT),
         opened: Callable[[], None] = lambda: None,
     ) -> None:
         """Start the process.
@@ -160,40 +94,34 @@ class Process:
         Args:
             target: what makes the object that it holds, ``"package.module:name"``.
             environment: that it gets on top of the parent's.
-            appended: what is added to values of its environment.
             python: the interpreter.
-            host: where, by ssh; empty: here.
-            root: the folder there that it imports this package from.
             opened: called as soon as there is a process, which may never answer.
 
         Raises:
-            WorkerFailure: if there is no such interpreter, no such host, or no Python answers.
+            WorkerFailure: if there is no such interpreter, or no Python answers.
         """
-        # Not even the standard library is to be found in the folder where somebody happens to stand.
-        marked = {**os.environ, MARK: self._mark, "PYTHONSAFEPATH": "1"}
-        here: dict[str, Any] = {} if host else {"env": marked, "process_group": 0}
-        arguments = (
-            ["ssh", "-C", host, f"{python or 'python'} -c {shlex.quote(_FIRST_LINE)}"]
-            if host
-            else [os.path.expanduser(python or sys.executable), "-c", _FIRST_LINE]
-        )
-        here |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._stderr, "bufsize": 0}
         try:
-            process = self._process = subprocess.Popen(arguments, **here)  # over ssh it is the client
+            process = self._process = subprocess.Popen(
+                [os.path.expanduser(python or sys.executable), bootstrap.__file__, str(ROOT), target],
+                # Not even the standard library is to be found in the folder where somebody happens to stand.
+                env={**os.environ, **environment, bootstrap.MARK: self._mark, "PYTHONSAFEPATH": "1"},
+                process_group=0,  # Ctrl-C is this process's to handle, and what a worker starts ends with it
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                bufsize=0,
+            )
             opened()
             assert process.stdin is not None
             assert process.stdout is not None
             with self._watched(), process.stdin as stdin, process.stdout as stdout:
-                stdin.write(f"{_BOOTSTRAP!r}\n".encode())
                 self._channel = Channel(
                     Connection(os.dup(stdout.fileno()), writable=False),
                     Connection(os.dup(stdin.fileno()), readable=False),
                 )
                 self._wait()
-                if self._channel.reading.recv_bytes(len(READY)) != READY:
+                if self._channel.reading.recv_bytes(len(bootstrap.READY)) != bootstrap.READY:
                     raise EOFError
-                settings = {"environment": environment, "appended": appended or {}, "root": root}
-                self._channel.writing.send_bytes(json.dumps({**settings, "target": target}).encode())
         except (OSError, EOFError) as error:
             words = self._last_words()
             self.close()
@@ -202,7 +130,7 @@ class Process:
                 if isinstance(error, OSError) and error.filename
                 else f"no Python answered ({type(error).__name__})"
             )
-            started = f"its process could not be started: {host or python or sys.executable}: {cause}"
+            started = f"its process could not be started: {python or sys.executable}: {cause}"
             raise WorkerFailure(*(self._stopped_for or ("broken", started)), words) from None
         except BaseException:
             self.close()
@@ -210,13 +138,13 @@ class Process:
 
     @property
     def pid(self) -> int | None:
-        """The process id, on this machine."""
+        """The process id."""
         return self._process.pid if self._process else None
 
     @property
     def size(self) -> int:
-        """Bytes that it holds; 0 for a process on another host."""
-        return machine.resident(self._process.pid) if self.local and self._process else 0
+        """Bytes that it holds."""
+        return machine.resident(self._process.pid) if self._process else 0
 
     def call(self, number: int, method: str, *given: Any, **named: Any) -> Any:
         """Call a method of an object there.
@@ -256,7 +184,7 @@ class Process:
         try:
             return parse()
         except Exception as error:
-            first = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            first = f"{type(error).__name__}: {first_line(error)}"
             what = "; ".join(error.problems) if isinstance(error, SpecError) else first
             raise WorkerFailure("error", f"its answer cannot be read: {what}", self._last_words()) from None
 
@@ -325,7 +253,7 @@ class Process:
             all_of_it: whether to look at what the process has started too, which takes longer.
         """
         used = self.size
-        if all_of_it and used <= self.memory_limit and len(family := machine.marked(self._mark)) > FAMILY:
+        if all_of_it and used <= self.memory_limit and len(family := bootstrap.marked(self._mark)) > FAMILY:
             used = machine.held_by(family, self.memory_limit)
         self.peak_memory = max(self.peak_memory, used)
         if used > self.memory_limit:
@@ -367,15 +295,14 @@ class Process:
         """Kill the process, and all that it has started."""
         if self._process is None:
             return
-        if self.local and hasattr(os, "killpg"):
-            with contextlib.suppress(OSError):  # there is no such group any more
-                os.killpg(self._process.pid, signal.SIGKILL)
-            for _ in range(ROUNDS):  # one may start another meanwhile
-                for pid in (family := machine.marked(self._mark)):
-                    with contextlib.suppress(OSError):
-                        os.kill(pid, signal.SIGKILL)
-                if not family:
-                    break
+        with contextlib.suppress(OSError):  # there is no such group any more
+            os.killpg(self._process.pid, signal.SIGKILL)
+        for _ in range(ROUNDS):  # one may start another meanwhile
+            for pid in (family := bootstrap.marked(self._mark)):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            if not family:
+                break
         self._process.kill()  # does nothing to one that has ended
 
     def _end_of_words(self) -> bytes:

@@ -27,6 +27,7 @@ from concord.backends.wire import (
     Channel,
     WorkerFailure,
     arrays_of,
+    check_description,
     decode,
     encode,
     in_order,
@@ -143,11 +144,12 @@ class Service:
         except Exception as error:
             raise WorkerFailure("broken", told(error)) from None
         try:
-            return received(json.dumps(self.backend.describe())), time.perf_counter() - started
+            described = check_description(received(json.dumps(self.backend.describe())))
         except MemoryError:
             raise
         except Exception as error:
             raise WorkerFailure("broken", told(error)) from None
+        return described, time.perf_counter() - started
 
     @cached_property
     def bench(self) -> Bench:

@@ -354,8 +354,8 @@ def check_info(info: Any) -> None:
     declared(deviations)
 
 
-def check_description(described: Any) -> None:
-    """Refuse what a backend says of itself if it cannot be understood.
+def check_description(described: Any) -> dict[str, Any]:
+    """Return what a backend says of itself, if it can be understood.
 
     Raises:
         SpecError: saying what is wrong.
@@ -376,6 +376,7 @@ def check_description(described: Any) -> None:
                     "[clause=PRC-4]"
                 )
             declared(entries)
+    return described
 
 
 def _is_list_of(kind: type, value: Any) -> bool:

@@ -1,6 +1,6 @@
 """The parent's side of a worker.
 
-One process for each framework, on this machine, another environment or another host.
+One process for each framework, in this environment or another.
 
 The parent imports NumPy and no framework. Whatever happens to the worker, a signal, a hang, too little
 memory, comes back as a :class:`concord.backends.wire.WorkerFailure` that says so.
@@ -12,13 +12,13 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol, Self, cast
 
-from concord.backends import machine
 from concord.backends.interface import Request, Run, TrainingSession, Unsupported
-from concord.backends.process import ROOT, Process
-from concord.backends.wire import WorkerFailure, check_description, check_info
+from concord.backends.process import Process
+from concord.backends.wire import WorkerFailure, check_info
 from concord.spec.arrays import Arrays
 from concord.spec.batch import Batch, round_inputs
 from concord.spec.config import EncoderConfig
@@ -50,8 +50,8 @@ DETERMINISM = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """What the environment has to say for deterministic kernels: cuBLAS sums in another order in workspaces of
 other sizes."""
 
-APPENDED = {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
-"""The same for what may have a value already: XLA reads its flags once, when JAX starts."""
+XLA = "--xla_gpu_deterministic_ops=true"
+"""The same for XLA, which reads its flags once, when JAX starts; others may be set already."""
 
 SWITCHES = {"MKL_DEBUG_CPU_TYPE": "5"}
 """MKL in Paddle's wheel is of a version that takes slow paths on processors that are not Intel's unless this
@@ -69,7 +69,7 @@ def environment(
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         threads: for every framework alike; by default as many as this machine has cores.
         profile: one of :data:`PROFILES`.
-        deterministic: whether only deterministic kernels may run; :data:`APPENDED` is added besides.
+        deterministic: whether only deterministic kernels may run.
     """
     count = str(threads or os.cpu_count() or 1)
     explicit = {} if profile == "as shipped" else dict.fromkeys(THREADS, count)
@@ -86,7 +86,7 @@ def environment(
         **explicit,
         **tuned,
         **(on_cpu if device == "cpu" else on_gpu),
-        **(DETERMINISM if deterministic else {}),
+        **(DETERMINISM | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {XLA}"} if deterministic else {}),
         **quiet,
     }
 
@@ -100,7 +100,6 @@ class Worker(Process):
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         python: the interpreter of another environment to run it in; it needs numpy, scipy, safetensors and
             the framework.
-        ssh: ``"host"`` or ``"host:/path/to/checkout"`` to run it there.
         time_limit: seconds that one request may take.
         memory_limit: bytes that it may hold, with all that it has started; by default four fifths of the
             machine's.
@@ -120,7 +119,6 @@ class Worker(Process):
         target: str,
         device: str = "cpu",
         python: str | None = None,
-        ssh: str | None = None,
         time_limit: float = TIME_LIMIT,
         memory_limit: int | None = None,
         threads: int | None = None,
@@ -128,31 +126,19 @@ class Worker(Process):
         profile: str = "plain",
         deterministic: bool = False,
     ) -> None:
-        if ssh is not None and (wrong := machine.wrong_host(ssh)):
-            raise SpecError(wrong)
-        super().__init__(ssh is None, time_limit, memory_limit)
+        super().__init__(time_limit, memory_limit)
         self.profile, self.deterministic = profile, deterministic
         self.name, self.device, self.settled = name, device, 0
-        host, _, folder = (ssh or "").partition(":")
         started = time.perf_counter()
         self.start(
             "concord.backends.remote:Service",
             environment(device, threads, profile, deterministic),
-            APPENDED if deterministic else {},
             python,
-            host,
-            (folder or ".") if ssh else str(ROOT),
             lambda: opened(self),
         )
         self.description: dict[str, Any]
         try:
             self.description, self.import_seconds = self.call(0, "introduce", target)
-            check_description(self.description)
-        except SpecError as error:
-            words = self._last_words()
-            self.close()
-            detail = f"what it says of itself cannot be read: {'; '.join(error.problems)}"
-            raise WorkerFailure("broken", detail, words) from None
         except BaseException:
             self.close()
             raise
@@ -321,14 +307,8 @@ class Remote:
             self.close()
 
 
-class RemoteTraining(TrainingSession, Protocol):
+class RemoteTraining(TrainingSession, AbstractContextManager["RemoteTraining"], Protocol):
     """A :class:`Remote` session of training (:class:`concord.backends.remote.HeldTraining`)."""
 
     def close(self) -> None:
         """Let the session go; the worker lives on."""
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-
-    def __exit__(self, *error: object) -> None:
-        """Close it, unless an error ended the block."""

@@ -16,7 +16,6 @@ import typer
 
 from concord import backends, spec, writing
 from concord.backends.interface import EXECUTIONS, IMPLEMENTATIONS, PRECISION_MODES
-from concord.backends.machine import wrong_host
 from concord.backends.worker import TIME_LIMIT
 from concord.conformance import record
 from concord.conformance.campaign import Setup
@@ -244,7 +243,7 @@ class Workers(OptionGroup):
         Raises:
             SpecError: listing every name that is unknown, and every place of one that does not run.
         """
-        return names(self.backend, getattr(self, "python", None), getattr(self, "ssh", None))
+        return names(self.backend, getattr(self, "python", None))
 
     def one(self, why: str) -> str:
         """Return the one backend that runs.
@@ -264,18 +263,21 @@ class Places(Workers):
     Attributes:
         device (D): cpu, cuda or cuda:N; where a command takes several, each backend runs on each.
         python (B=PATH): Run a backend with the interpreter of another environment.
-        ssh (B=HOST[:DIR]): Run a backend on another host, from a checkout in DIR.
     """
 
     device: list[str] | None = None
     python: list[str] | None = None
-    ssh: list[str] | None = None
 
     def check(self, given: dict[str, Any], problems: list[str]) -> None:
         """Put values of options into the form of settings, and say what is wrong with them."""
         devices = list(dict.fromkeys(self.device or ["cpu"]))
-        python, ssh = (_pairs(f"--{name}", getattr(self, name), problems) for name in ("python", "ssh"))
-        problems += [f"--ssh: {wrong}" for host in ssh.values() if (wrong := wrong_host(host))]
+        python = {}
+        for value in self.python or ():
+            name, equals, python[name] = value.partition("=")
+            if not (name and equals and python[name]):
+                problems.append(f"--python is {value!r} but must be BACKEND=PATH")
+            else:
+                problems += [f"--python is {value!r}: {problem}" for problem in _unknown(name)]
         problems += [
             f"--device is {name!r} but must be cpu, cuda or cuda:N"
             for name in devices
@@ -284,7 +286,7 @@ class Places(Workers):
         several = len(devices) > 1
         if several and not self.elsewhere:
             problems.append(f"--device is given {len(devices)} times but must be given once")
-        given |= {"device": devices[0], "devices": tuple(devices * several), "python": python, "ssh": ssh}
+        given |= {"device": devices[0], "devices": tuple(devices * several), "python": python}
         super().check(given, problems)
 
 
@@ -363,33 +365,20 @@ def too_small(*sizes: tuple[str, int | None, int]) -> list[str]:
     ]
 
 
-def _pairs(option: str, values: Sequence[str] | None, problems: list[str]) -> dict[str, str]:
-    pairs = {}
-    for value in values or ():
-        name, equals, rest = value.partition("=")
-        if not (name and equals and rest):
-            problems.append(f"{option} is {value!r} but must be BACKEND=VALUE")
-            continue
-        if wrong := _unknown(name):
-            problems += [f"{option} is {value!r}: {problem}" for problem in wrong]
-        pairs[name] = rest
-    return pairs
-
-
-def names(asked: Sequence[str] | None, *placed: Sequence[str] | None) -> list[str]:
+def names(asked: Sequence[str] | None, placed: Sequence[str] | None) -> list[str]:
     """Return the backends to run: those asked for, each once, or all known ones.
 
     Args:
-        placed: options that place a backend, as ``NAME=VALUE``; each has to name one that runs.
+        placed: interpreters of backends, as ``NAME=PATH``; each has to name one that runs.
 
     Raises:
         SpecError: listing every name that is unknown, and every place of one that does not run.
     """
     chosen = once(asked) or backends.names()
-    elsewhere = [value.partition("=") for values in placed for value in values or ()]
+    elsewhere = [value.partition("=") for value in placed or ()]
     # A name that no backend bears is the options' own error.
     problems = [
-        f"{name!r} is given an interpreter or a host but does not run; add --backend {name}"
+        f"{name!r} is given an interpreter but does not run; add --backend {name}"
         for name, equals, _ in elsewhere
         if equals and name not in chosen and not _unknown(name)
     ]

@@ -130,7 +130,7 @@ class Setup:
         execution: eager, compiled, unpadded or unpadded-compiled.
         asked: backends that were asked for by name: one of them that is not there is *missing*; another is
             *absent*.
-        python, ssh: for each backend that runs in another environment or on another host.
+        python: the interpreter of each backend that runs in another environment.
         time_limit: seconds that one run may take.
         memory_limit: bytes that one worker may hold; by default four fifths of the machine's.
         threads: computing threads of each worker; by default one for each core.
@@ -145,7 +145,6 @@ class Setup:
     execution: str = "eager"
     asked: tuple[str, ...] = ()
     python: dict[str, str] = field(default_factory=dict)
-    ssh: dict[str, str] = field(default_factory=dict)
     time_limit: Number = TIME_LIMIT
     memory_limit: Count | None = None
     threads: Count | None = None
@@ -200,7 +199,6 @@ class Setup:
             name,
             self.device,
             python=self.python.get(name),
-            ssh=self.ssh.get(name),
             time_limit=self.time_limit,
             memory_limit=self.memory_limit,
             threads=self.threads,

@@ -288,7 +288,7 @@ def _about(name: str, report: Report) -> dict[str, Any]:
     """Return what is known of a backend: facts, what was measured, and where it declares to deviate."""
     facts, settings = dict(report.environments.get(name, {})), report.settings
     place = str(facts.get("device") or settings.device)  # its own, where there are several
-    device, alone = place.split(":")[0], name.removesuffix(f" {place}")
+    device = place.split(":")[0]
     declared, dtypes = facts.pop("deviations", []), facts.get("dtypes")
     if isinstance(dtypes, dict) and device in dtypes:
         facts["dtypes"] = {device: dtypes[device]}
@@ -306,11 +306,7 @@ def _about(name: str, report: Report) -> dict[str, Any]:
         ],
         "statuses": Counter(result.status for result in results),
         "repeated": repeated(results),
-        "elsewhere": [
-            f"{kind} {places[alone]}"
-            for kind, places in (("interpreter", settings.python), ("host", settings.ssh))
-            if alone in places
-        ],
+        "interpreter": settings.python.get(name.removesuffix(f" {place}")),
     }
 
 

@@ -136,7 +136,7 @@ class Member:
 
     def rest(self) -> None:
         """Wait until the worker is at rest, if it is on this machine."""
-        if self.worker and self.worker.local and self.worker.pid is not None:
+        if self.worker and self.worker.pid is not None:
             machine.wait_for_rest(self.worker.pid)
 
 
@@ -371,6 +371,4 @@ def busy_cores(before: float | None, after: float | None, elapsed: float) -> flo
 
 def _processor_seconds(worker: Worker | None) -> float | None:
     """Return how long the threads of a worker have computed, all together."""
-    return (
-        machine.processor_seconds(worker.pid) if worker and worker.local and worker.pid is not None else None
-    )
+    return machine.processor_seconds(worker.pid) if worker and worker.pid is not None else None

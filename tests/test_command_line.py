@@ -121,12 +121,9 @@ REFUSED = {
         "--device is 'gpu' but must be",
         "--device is 'cuda:x' but must be",
     ),
-    "check --python torch": ("--python is 'torch' but must be BACKEND=VALUE",),
+    "check --python torch": ("--python is 'torch' but must be BACKEND=PATH",),
     "check --python troch=/usr/bin/python3": (
         "--python is 'troch=/usr/bin/python3': unknown backend 'troch': did you mean 'torch'?",
-    ),
-    "check --ssh torch=-oProxyCommand=id": (
-        "--ssh: host is '-oProxyCommand=id' but must be a name or an address, or USER@HOST",
     ),
     "check --time-limit 0": ("--time-limit is 0 but must be above 0",),
     "check --time-limit nan": ("--time-limit is nan but must be above 0",),
@@ -147,7 +144,7 @@ REFUSED = {
         "--threads is -1",
     ),
     "check --backend torch --python jax=/usr/bin/python3": (
-        "'jax' is given an interpreter or a host but does not run; add --backend jax",
+        "'jax' is given an interpreter but does not run; add --backend jax",
     ),
     "check --variant brt --dtype float46 --threads 0": (
         "--threads is 0",

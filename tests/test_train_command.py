@@ -120,7 +120,7 @@ def test_what_cannot_be_trained_is_refused_in_lines(invoke, tmp_path):
     ]
     assert refused("--recipe", "adamm")[0].startswith("unknown recipe 'adamm': did you mean 'adamw'")
     assert refused("--python", "jax=/usr/bin/python3") == [
-        "'jax' is given an interpreter or a host but does not run; add --backend jax"
+        "'jax' is given an interpreter but does not run; add --backend jax"
     ]
     assert refused("--resume", str(tmp_path / "none"), "--memory-limit", "0") == [
         "--memory-limit is 0 MiB but must be above 0 and at most 1.07374e+09"

@@ -32,7 +32,6 @@ from tests.toys.surroundings import (
     ROOT,
     concord,
     errors,
-    fake_ssh,
     marked_python,
     options,
     script,
@@ -171,47 +170,6 @@ def test_an_interpreter_that_never_answers_is_stopped(tmp_path):
         "timed out",
         "no answer within 0.5 s; it was stopped",
     )
-
-
-@pytest.mark.parametrize("checkout", [str(ROOT), "checkout", "~/checkout"])
-def test_a_backend_runs_on_another_host_from_its_checkout(tmp_path, monkeypatch, small, checkout):
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "checkout").symlink_to(ROOT)
-    calls = fake_ssh(tmp_path / "bin", home)
-    monkeypatch.setenv("PATH", str(calls.parent), prepend=":")
-    with backends.open(toy("Revealing"), ssh=f"me@far:{checkout}", threads=2) as worker:
-        about = worker.description
-        assert (about["environment"]["TOY_MARKER"], about["environment"]["OMP_NUM_THREADS"]) == ("far", "2")
-        assert Path(about["folder"]) == home
-        assert str(ROOT) in about["path"]
-        assert run_of(worker, request_for(small())).output.shape == (3, 3)
-    (call,) = calls.read_text().splitlines()
-    assert "me@far python -c" in call
-
-
-def test_the_command_line_runs_a_backend_on_another_host_with_an_interpreter_of_its_own(
-    tmp_path, monkeypatch
-):
-    calls = fake_ssh(tmp_path / "bin", tmp_path)
-    monkeypatch.setenv("PATH", str(calls.parent), prepend=":")
-    name = toy("Revealing")
-    about = checked(tmp_path, *f"--ssh {name}=far:{ROOT} --python {name}={sys.executable}".split())
-    assert about["environment"]["TOY_MARKER"] == "far"
-    assert f"far {sys.executable} -c" in calls.read_text()
-
-
-def test_what_goes_wrong_on_another_host_comes_back(tmp_path, monkeypatch, small):
-    calls = fake_ssh(tmp_path / "bin", tmp_path)
-    monkeypatch.setenv("PATH", str(calls.parent), prepend=":")
-    status, detail = failure_to_open(ssh="unreachable")
-    assert status == "broken"
-    assert detail.startswith("its process could not be started: unreachable: no Python answered")
-    with (
-        backends.open(toy("KillsItself"), ssh=f"far:{ROOT}") as worker,
-        pytest.raises(WorkerFailure, match=r"^crashed: "),
-    ):
-        run_of(worker, request_for(small()))
 
 
 # Workers that fail.

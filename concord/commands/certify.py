@@ -101,7 +101,7 @@ def certify(
     named = [*(workers.backend or ()), *([source_backend] if source_backend else ())]
     settings = workers.settings()
     if named:
-        options.names(named, workers.python, workers.ssh)
+        options.names(named, workers.python)
     refuse(unknowns("dtype", dtype or (), PRECISIONS))
     asked = Asked.of(
         settings,

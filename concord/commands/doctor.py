@@ -13,6 +13,9 @@ from concord.conformance import doctor as diagnoses
 from concord.conformance.wording import plain
 from concord.terminal import Terminal
 
+SUMMARY = ("version", "devices", "threads", "dtypes")
+"""The facts that stand in one line for each backend."""
+
 
 def doctor(*, workers: options.Places) -> None:
     """Show what is installed and what to do; of each backend that is named, all that it says of itself."""
@@ -30,7 +33,7 @@ def doctor(*, workers: options.Places) -> None:
             console.tell(f"{one.backend}: {one.status}", style="bold")
             console.print(_facts(one.facts))
     else:
-        console.print(_summary(found, settings.device))
+        console.print(_summary(found))
         console.tell("concord doctor --backend NAME shows all that a backend says of itself")
     ready = all(one.status == "ready" or (one.status == "absent" and not workers.backend) for one in found)
     raise typer.Exit(0 if ready else 3)
@@ -43,11 +46,10 @@ def _facts(facts: Mapping[str, object]) -> Table:
     return table
 
 
-def _summary(found: Sequence[diagnoses.Installed], device: str) -> Table:
-    table = Table("backend", "", "version", "devices", f"precisions on {device}", "threads", box=None)
+def _summary(found: Sequence[diagnoses.Installed]) -> Table:
+    table = Table("backend", "", *SUMMARY, box=None)
     for one in found:
-        facts = {name: plain(value) for name, value in one.facts.items()}
-        dtypes = plain(one.facts.get("dtypes", {}).get(device.partition(":")[0], []))
-        cells = (facts.get("version", facts.get("message", "")), facts.get("devices", ""), dtypes)
-        table.add_row(one.backend, one.status, *map(Text, cells), facts.get("threads", ""))
+        ready = one.status == "ready"
+        said = [one.facts.get(name) for name in SUMMARY] if ready else [one.facts["message"]]
+        table.add_row(one.backend, one.status, *(Text(plain(fact)) for fact in said))
     return table

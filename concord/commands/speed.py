@@ -86,7 +86,7 @@ class Timed(options.Places):
         own = [name for name in self.backend or () if name not in PEERS]
         if peers and not own:
             return peers
-        return [*options.names(own, self.python, self.ssh), *peers]
+        return [*options.names(own, self.python), *peers]
 
 
 @dataclass(frozen=True)

@@ -385,7 +385,7 @@ def _resumed(
     named = {name: getattr(limits, name) for name in ("epochs", "steps", "minutes", "patience")}
     plan, anew = start.progress.plan, {name: value for name, value in named.items() if value is not None}
     if plan is not None:
-        options.names([plan.backend], workers.python, workers.ssh)
+        options.names([plan.backend], workers.python)
         if anew:
             progress = dataclasses.replace(start.progress, plan=dataclasses.replace(plan, **anew), ended="")
             start = dataclasses.replace(start, progress=progress)

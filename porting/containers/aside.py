@@ -104,7 +104,7 @@ def _ask(act: Load | Save, path: Path, between: Path, framework: str, about: Map
     key = (os.getpid(), framework)
     try:
         kept = _processes.pop(key, None)
-        process = kept or Process(local=True, time_limit=0, memory_limit=1)
+        process = kept or Process(time_limit=0, memory_limit=1)
         process.time_limit = TIME_LIMIT * (4 if framework else 1) + length / BYTES_A_SECOND
         process.memory_limit = MEMORY_LIMIT * (4 if framework else 1) + GROWTH * length
         if not kept:

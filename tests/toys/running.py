@@ -12,8 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from concord.backends import machine
-from concord.backends.process import MARK
+from concord.backends import bootstrap
 from tests.toys.surroundings import PATIENCE, ROOT, errors
 
 BOUND = 240.0
@@ -68,14 +67,14 @@ class Running:
 
     def all(self):
         """Return the processes that the command has started and that live."""
-        return [pid for pid in machine.marked(self.mark) if pid not in (self.process.pid, os.getpid())]
+        return [pid for pid in bootstrap.marked(self.mark) if pid not in (self.process.pid, os.getpid())]
 
     def workers(self):
         """Return the processes of each worker."""
         found = {}
         for pid in self.all():
             try:
-                found.setdefault(psutil.Process(pid).environ().get(MARK, ""), []).append(pid)
+                found.setdefault(psutil.Process(pid).environ().get(bootstrap.MARK, ""), []).append(pid)
             except psutil.Error:
                 continue
         return {mark: pids for mark, pids in found.items() if mark}

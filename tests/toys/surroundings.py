@@ -130,23 +130,3 @@ def script(path, text):
 def marked_python(path, marker):
     """Write an interpreter that can be told apart: it has ``TOY_MARKER`` in its environment."""
     return script(path, f'TOY_MARKER={shlex.quote(marker)} exec {shlex.quote(sys.executable)} "$@"')
-
-
-def fake_ssh(folder, home):
-    """Write an ``ssh`` that runs its last argument here, in a home folder, and notes what it was asked for.
-
-    Returns:
-        The file with its arguments, one line for each call.
-    """
-    log = folder / "calls"
-    lines = [
-        f'echo "$@" >> {shlex.quote(str(log))}',
-        "for command; do :; done",
-        'case "$*" in *unreachable*) exit 255;; esac',
-        f"cd {shlex.quote(str(home))}",
-        f"export HOME={shlex.quote(str(home))} TOY_MARKER=far "
-        f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH",
-        'exec sh -c "$command"',
-    ]
-    script(folder / "ssh", "\n".join(lines))
-    return log
