@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from concord import CHECKOUT
 from concord.conformance.campaign import Job
 from concord.conformance.expectation import Expectation
-from concord.conformance.golden_files.golden import GoldenFile, GoldenRun, read
-from concord.conformance.golden_files.training import GoldenTraining
+from concord.conformance.golden_files import GoldenFile, GoldenRun, GoldenTraining, read
 from concord.conformance.lockstep.envelope import of_training
 from concord.conformance.tolerance import expect
 from concord.spec import errors

@@ -9,8 +9,8 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from concord import spec
+from concord.conformance import golden_files as golden
 from concord.conformance.estimate import Z
-from concord.conformance.golden_files import golden
 from concord.conformance.published import computed, expectation_of
 from concord.spec.deviations import NONE
 from concord.spec.errors import SpecError

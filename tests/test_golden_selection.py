@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from concord.backends.interface import Run
-from concord.conformance.golden_files.golden import read
+from concord.conformance.golden_files import read
 from concord.conformance.judging import judge
 from concord.conformance.published import DEFAULT, INCLUDED, SHARED, collect, expectation_of_training
 from concord.spec.arithmetic import Arithmetic

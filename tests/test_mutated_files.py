@@ -14,7 +14,7 @@ from rich.console import Console
 
 from concord import writing
 from concord.conformance import check_jobs, dump, published, record, report
-from concord.conformance.golden_files.golden import read as read_golden
+from concord.conformance.golden_files import read as read_golden
 from concord.conformance.html import page
 from concord.porting import certificate
 from concord.spec.errors import SpecError

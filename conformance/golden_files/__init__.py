@@ -1,1 +1,0 @@
-"""Tensors that published sources computed, read into canonical terms."""
