@@ -30,7 +30,6 @@ from concord.conformance.lockstep.cases import standard
 from concord.conformance.lockstep.conduct import about, rates
 from concord.conformance.lockstep.envelope import Start, in_range
 from concord.conformance.lockstep.made import MadeStep
-from concord.conformance.lockstep.outcome import Recorder
 from concord.conformance.lockstep.report import lines, show
 from concord.conformance.scoring import judge_tensor
 from concord.conformance.verdict import Row, Verdict
@@ -152,7 +151,7 @@ def test_cause_that_steps_which_agree_contradict_is_not_named():
 @pytest.fixture
 def unexplained(monkeypatch):
     """Where no cause is asked for, none is searched, which takes longer than all the rest."""
-    monkeypatch.setattr("concord.conformance.lockstep.outcome.cause_of", lambda first, others: None)
+    monkeypatch.setattr("concord.conformance.lockstep.candidate.cause_of", lambda first, others: None)
 
 
 def test_free_running_leaves_its_envelope_after_a_wrong_step_and_stays_beyond(unexplained):
@@ -365,7 +364,7 @@ def test_session_that_returns_or_raises_nonsense_is_a_row_and_the_others_go_on()
 
 def test_fault_of_the_judge_is_a_row_and_is_not_the_backends(monkeypatch):
     asked = case(steps=2)
-    monkeypatch.setattr("concord.conformance.lockstep.outcome.cause_of", lambda first, others: 1 / 0)
+    monkeypatch.setattr("concord.conformance.lockstep.candidate.cause_of", lambda first, others: 1 / 0)
     tracks = resynchronised(
         asked, [Candidate("right", Stepping(asked)), Candidate("wrong", Stepping(case(epsilon=1e-6)))]
     )
@@ -428,7 +427,7 @@ def test_section_that_one_step_judges_is_judged_and_the_others_are_told():
         Verdict([Row("steps.0.losses.0", "LOS-2", "agrees"), Row("steps.0.norm", "OPT-7", status)])
         for status in ("agrees", "undetermined")
     )
-    asked, recorder = case(), Recorder("toy")
+    asked, recorder = case(), Candidate("toy", None)
     for step, verdict in enumerate((unknown, known, unknown)):
         start = Start({}, step, asked.training.steps[step])
         made = MadeStep(asked, start, {}, Expectation("float16", {}, {}, {}))

@@ -18,8 +18,9 @@ from concord.backends import heaps
 from concord.backends.interface import Request
 from concord.conformance.campaign import Setup, environment_of, own_bug
 from concord.conformance.expectation import JudgedTraining
+from concord.conformance.lockstep.candidate import Candidate, failure_of
 from concord.conformance.lockstep.outcome import MODES, Lockstep, Track
-from concord.conformance.lockstep.running import Callback, Candidate, failure_of, in_lockstep
+from concord.conformance.lockstep.running import Callback, in_lockstep
 from concord.conformance.verdict import NOT_JUDGED
 from concord.spec.deviations import declared, in_precision
 from concord.spec.errors import SpecError

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from concord.conformance.estimate import FEW, SAMPLES, Cache, Observer, estimate, exact, least_sigma
+from concord.conformance.estimate import FEW, SAMPLES, Cache, Observer, estimate, exact
 from concord.conformance.expectation import Expectation, JudgedTraining
-from concord.conformance.tolerance import difference
 from concord.conformance.verdict import STEP_SECTIONS, section_of
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
 from concord.spec.batch import Batch
-from concord.spec.deviations import NONE, Deviations
 from concord.spec.precision import precision
+from concord.spec.training.optimizers import slots
 from concord.spec.training.trajectory import Trajectory
-
-SIMILAR = 2.0**-10
-"""Share of a tensor's largest number by which a step that takes another's sigma at first may differ."""
 
 
 @dataclass(frozen=True)
@@ -46,77 +42,99 @@ class Start:
 class Envelope:
     """The oracle's training, and how far a correct one may lie from it.
 
-    A step is the unit. Steps that follow each other carry rounding on; after :meth:`load` a step starts from
-    what is given.
+    A step is the unit. Steps that follow each other carry rounding on.
 
     Args:
         case: the training.
         again: whether each step starts from a given state, and all arithmetics clip by the oracle's norm.
-        brief: whether a first look is enough: few samples, one low-precision run, and no corner of a ReLU
-            is turned. What comes near a tolerance by it has to be judged by the whole.
     """
 
-    def __init__(self, case: JudgedTraining, again: bool = False, brief: bool = False) -> None:
-        self.case, self.again, self.brief = case, again, brief
-        self.start: tuple[Mapping[str, Array], int] | None = None
+    def __init__(self, case: JudgedTraining, again: bool = False) -> None:
+        self.case, self.again = case, again
         self.truth = case.trajectory(exact(case.dtype))
         self.others: dict[Arithmetic, Trajectory] = {}
         self.values: dict[str, Array] = {}
+        self.looks: dict[bool, Expectation] = {}
         self.elements = 0
 
-    def load(self, state: Mapping[str, Array], steps: int) -> None:
-        """Go on from a state after so many steps; rounding begins anew."""
-        self.start = (state, steps)
-        self.truth.load(state, steps)
-        self.others = {}
-
-    def step(self, batches: Sequence[Batch], last: bool = False) -> Expectation:
-        """Return what a step of these batches yields in correct training, as ``steps.<number>.<name>``.
-
-        Args:
-            last: whether no step follows from it: nothing is kept, so that one training at a time is in
-                memory.
-        """
-        self.advance(batches)
-        return self.around(batches, last)
-
-    def advance(self, batches: Sequence[Batch]) -> None:
-        """Make the oracle's step."""
-        prefix, before, values = f"steps.{self.truth.steps}.", self.truth.a.elements, dict[str, Array]()
+    def advance(self, start: Start) -> None:
+        """Make the oracle's step, from the state that is given, or from where the step before ended."""
+        self.start, self.looks, values = start, {}, dict[str, Array]()
         self.values = values
-        self.truth.step(batches, lambda name, array: values.__setitem__(prefix + name, array))
+        if self.again:
+            self.truth.load(start.state, start.step)
+        prefix, before = f"steps.{start.step}.", self.truth.a.elements
+        self.truth.step(start.batches, lambda name, array: values.__setitem__(prefix + name, array))
         # What a sample holds: of a batch on its way forward, or of the model, if that is more.
         self.elements = max(
-            (self.truth.a.elements - before) // max(len(batches), 1),
+            (self.truth.a.elements - before) // max(len(start.batches), 1),
             sum(array.size for array in self.case.weights.values()),
         )
 
-    def around(self, batches: Sequence[Batch], last: bool = False) -> Expectation:
-        """Return the step that the oracle has made, and how far correct training may lie from it."""
-        prefix, values = f"steps.{self.truth.steps - 1}.", self.values
-        norm = values.get(f"{prefix}norm") if self.again else None
+    def around(self, whole: bool = True, last: bool = False) -> Expectation:
+        """Return the step that the oracle has made, and how far correct training may lie from it.
+
+        Args:
+            whole: whether a first look is not enough: few samples, one low-precision run, and no corner of a
+                ReLU is turned. What comes near a tolerance by it has to be judged by the whole.
+            last: whether no step follows from it: nothing is kept, so that one training at a time is in
+                memory.
+        """
+        if whole not in self.looks:
+            self.looks[whole] = expectation(self.case, self.values, self._sigmas(whole, last or self.again))
+        return self.looks[whole]
+
+    def _sigmas(self, whole: bool, last: bool) -> dict[str, Array]:
+        start, prefix = self.start, f"steps.{self.start.step}."
+        norm = self.values.get(f"{prefix}norm") if self.again else None
 
         def compute(arithmetic: Arithmetic, observer: Observer) -> None:
             other = self.others.get(arithmetic)
             if other is None:  # it begins where the oracle's began
                 other = self.case.trajectory(arithmetic)
-                if self.start is not None:
-                    other.load(*self.start)
+                if self.again:
+                    other.load(start.state, start.step)
             other.norm = norm
-            other.step(batches, lambda name, array: observer(prefix + name, array))
+            other.step(start.batches, lambda name, array: observer(prefix + name, array))
             if not last:
                 self.others[arithmetic] = other
 
         _, sigmas = estimate(
             compute,
             self.case.dtype,
-            values,
+            self.values,
             arithmetics=list(self.others) or None,
             elements=self.elements,
-            count=FEW if self.brief else SAMPLES,
-            corners=self.case.config.rectifies and not self.brief,
+            count=SAMPLES if whole else FEW,
+            corners=self.case.config.rectifies and whole,
         )
-        return expectation(self.case, dict(values), sigmas)
+        return sigmas
+
+    def of_run(self, delivered: Mapping[str, Array], whole: bool = True) -> Expectation:
+        """Return what is expected of a step that a run delivered: clipped by its own norm, if it has one.
+
+        The norm is judged by itself. Its error is the same in every clipped gradient, and no noise of each
+        element.
+        """
+        expected, prefix = self.around(whole), f"steps.{self.start.step}."
+        norm, right = delivered.get(f"{prefix}norm", np.zeros(0)), expected.values.get(f"{prefix}norm")
+        known = norm.shape == () and norm.dtype.kind == "f" and np.isfinite(norm)
+        if self.again and known and right is not None:
+            values, given = dict(expected.values), f"{prefix}gradients."
+            gradients = {
+                name.removeprefix(given): array for name, array in values.items() if name.startswith(given)
+            }
+            trajectory = self.case.trajectory(exact(self.case.dtype))
+            trajectory.load(self.start.state, self.start.step)
+            trajectory.norm = norm.astype(np.float64)
+            trajectory.finish(
+                gradients,
+                {},
+                self.start.batches,
+                lambda name, array: values.__setitem__(prefix + name, array),
+            )
+            expected = replace(expected, values={**values, f"{prefix}norm": right})
+        return in_range(expected, self.start.state)
 
 
 def expectation(case: JudgedTraining, values: dict[str, Array], sigmas: dict[str, Array]) -> Expectation:
@@ -125,30 +143,6 @@ def expectation(case: JudgedTraining, values: dict[str, Array], sigmas: dict[str
     return Expectation(
         case.dtype, values, sigmas, {name: case.clause(name) for name in values}, {}, shapes, chained=False
     )
-
-
-def given_norm(case: JudgedTraining, start: Start, expected: Expectation, norm: Array) -> Expectation:
-    """Return what is expected of a step whose gradients are clipped by the norm that a run reported.
-
-    The norm is judged by itself. Its error is the same in every clipped gradient, and no noise of each
-    element.
-
-    Args:
-        norm: (), finite.
-    """
-    prefix, values = f"steps.{start.step}.", dict(expected.values)
-    gradients = {
-        name.removeprefix(f"{prefix}gradients."): value
-        for name, value in values.items()
-        if name.startswith(f"{prefix}gradients.")
-    }
-    trajectory = case.trajectory(exact(case.dtype))
-    trajectory.load(start.state, start.step)
-    trajectory.norm = norm.astype(np.float64)
-    trajectory.finish(
-        gradients, {}, start.batches, lambda name, value: values.__setitem__(prefix + name, value)
-    )
-    return replace(expected, values={**values, f"{prefix}norm": expected.values[f"{prefix}norm"]})
 
 
 def in_range(expected: Expectation, state: Mapping[str, Array]) -> Expectation:
@@ -179,61 +173,19 @@ def in_range(expected: Expectation, state: Mapping[str, Array]) -> Expectation:
     return replace(expected, sigmas=sigmas)
 
 
-class Envelopes:
-    """The envelopes of one training for backends that declare different deviations.
-
-    Args:
-        case: without deviations: from it comes the oracle's state.
-        deviations: of each backend.
-        again: whether each step starts from a given state, and a first look is enough.
-    """
-
-    def __init__(self, case: JudgedTraining, deviations: Iterable[Deviations], again: bool) -> None:
-        self.again = again
-        self.each = {
-            key_of(one): Envelope(replace(case, deviations=one), again, brief=again)
-            for one in (NONE, *deviations)
-        }
-        self.found: dict[tuple[str, bool], Expectation] = {}
-
-    def advance(self, start: Start) -> dict[str, Array]:
-        """Make the oracle's step from a state, or from where the step before ended; return where it ends."""
-        self.found = {}
-        for envelope in self.each.values():
-            if self.again or start.step == 0:
-                envelope.load(start.state, start.step)
-            envelope.advance(start.batches)
-        return self.each[""].truth.state()
-
-    def around(self, start: Start, deviations: Deviations, whole: bool = False) -> Expectation:
-        """Return what that step yields, and how far correct training with deviations may lie from it.
-
-        Args:
-            whole: whether more than a first look is wanted, at a step from a given state.
-        """
-        key = key_of(deviations)
-        if (key, whole) not in self.found:
-            self.found[key, whole] = self._around(start, deviations, self.each[key], whole)
-        return self.found[key, whole]
-
-    def _around(self, start: Start, deviations: Deviations, envelope: Envelope, whole: bool) -> Expectation:
-        values = envelope.values
-        if whole:
-            envelope = Envelope(envelope.case, again=True)
-            envelope.load(start.state, start.step)
-            return envelope.step(start.batches, last=True)
-        if deviations and self.again and difference(values, self.each[""].values) <= SIMILAR:
-            sigmas = {
-                name: np.maximum(sigma, least_sigma(values[name], envelope.case.dtype))
-                for name, sigma in self.around(start, NONE).sigmas.items()
-            }
-            return expectation(envelope.case, values, sigmas)
-        return envelope.around(start.batches, last=self.again)
+def rounded(case: JudgedTraining, state: Mapping[str, Array]) -> dict[str, Array]:
+    """Return a state as the precision holds it."""
+    return {name: precision(case.dtype).round(values) for name, values in state.items()}
 
 
-def key_of(deviations: Deviations) -> str:
-    """Return a text that says which deviations these are; none: no text."""
-    return ", ".join(f"{name}={value!r}" for name, value in sorted(deviations.items()))
+def carried(case: JudgedTraining, step: int, expected: Expectation) -> dict[str, Array]:
+    """Return how far correct training may be from the oracle after a step: sigma of the next one's state."""
+    prefix, kept = f"steps.{step}.", ("parameters", *slots(case.training.recipe))
+    return {
+        name.removeprefix(prefix): sigma
+        for name, sigma in expected.sigmas.items()
+        if name.split(".")[2] in kept
+    }
 
 
 _derived = Cache()
@@ -248,7 +200,8 @@ def of_training(case: JudgedTraining) -> Expectation:
 def _of_training(case: JudgedTraining) -> Expectation:
     envelope, values, sigmas = Envelope(case), dict[str, Array](), dict[str, Array]()
     for step, batches in enumerate(case.training.steps):
-        expected = envelope.step(batches, last=step == len(case.training.steps) - 1)
+        envelope.advance(Start(case.start, step, batches))
+        expected = envelope.around(last=step == len(case.training.steps) - 1)
         reported = [name for name in expected.values if case.training.reports(step, name.split(".", 2)[2])]
         values |= {name: expected.values[name] for name in reported}
         sigmas |= {name: expected.sigmas[name] for name in reported}

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import math
-import traceback
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from concord.conformance.campaign import own_bug
-from concord.conformance.estimate import rms_limit
-from concord.conformance.expectation import root_mean_square
 from concord.conformance.explain import Cause
-from concord.conformance.fields import Count, Number, also, short
-from concord.conformance.lockstep.cause import cause_of
+from concord.conformance.fields import Count, Number, also
 from concord.conformance.lockstep.made import MadeStep
-from concord.conformance.verdict import NOT_JUDGED, Row, conclude, section_of
+from concord.conformance.verdict import Row
 
 MODES = ("resynchronised", "free-running")
-
-WITNESSES = 3
-"""Steps that diverge by which causes are told apart."""
-
-WITNESSED = 4_000_000
-"""Numbers of a state beyond which only the first step that diverges is kept."""
 
 
 @dataclass(frozen=True)
@@ -153,116 +141,6 @@ class Track:
             return None
         row = self.first.row
         return self.first.step, row.tensor.split(".", 2)[2], row.clause, row.ratio
-
-
-def of_all(counts: Sequence[int], roots: Sequence[float]) -> float:
-    """Return the root mean square of numbers of which there are so many of each root mean square."""
-    together = math.hypot(*(math.sqrt(count) * root for count, root in zip(counts, roots, strict=True)))
-    return together / math.sqrt(sum(counts) or 1)
-
-
-class Recorder:
-    """A track while it grows."""
-
-    def __init__(self, backend: str) -> None:
-        self.backend = backend
-        self.steps, self.diverged, self.seconds = 0, 0, 0.0
-        self.statuses: set[tuple[str, str]] = set()
-        self.losses: list[float] = []
-        self.curves: dict[str, Curve] = {}
-        self.first: Divergence | None = None
-        self.agreed: list[MadeStep] = []
-        self.diverging: list[MadeStep] = []
-        self.failure: tuple[str, str, str] | None = None
-
-    def witness(self, made: MadeStep, again: bool) -> None:
-        """Keep a step that tells causes apart: the first and last that agree, and the first that diverge.
-
-        Args:
-            again: whether each step starts from the oracle's state; else those after the first divergence
-                say nothing.
-        """
-        large = sum(array.size for array in made.start.state.values()) > WITNESSED
-        if made.tensor:
-            if not self.diverging or (again and not large and len(self.diverging) < WITNESSES):
-                self.diverging.append(made)
-        elif not self.diverging and not large:
-            self.agreed = [*self.agreed[:1], made]
-
-    def fail(self, doing: str, error: Exception) -> None:
-        """Keep that Concord itself failed, while a backend did not."""
-        self.failure = (NOT_JUDGED, own_bug(doing, error), traceback.format_exc())
-
-    def explain(self) -> None:
-        """Look for what explains the first step that diverges, and holds in the others."""
-        if self.first is None or not self.diverging:
-            return
-        first, *more = self.diverging
-        try:
-            self.first = replace(self.first, cause=cause_of(first, [*self.agreed, *more]))
-        except Exception as error:  # the divergence stands
-            self.fail(f"explaining step {self.first.step + 1}", error)
-
-    def add(self, made: MadeStep, again: bool) -> None:
-        """Take up a step (:meth:`witness`)."""
-        self.witness(made, again)
-        self.steps += 1
-        self.statuses |= made.statuses
-        self.diverged += bool(made.tensor)
-        if made.tensor and self.first is None:
-            self.first = Divergence.of(made)
-        loss = made.delivered.get(f"steps.{made.start.step}.losses.0", np.zeros(0))
-        self.losses.append(float(loss) if loss.shape == () and loss.dtype.kind == "f" else float("nan"))
-        rows: dict[str, list[Row]] = {}
-        for row in made.verdict.table:
-            rows.setdefault(section_of(row.tensor), []).append(row)
-        for section, found in rows.items():
-            self.extend(section, found, made)
-
-    def extend(self, section: str, rows: list[Row], made: MadeStep) -> None:
-        """Add a point to a curve."""
-        curve = self.curves.get(section) or Curve(section, [], [], [])
-        worst = max(rows, key=lambda row: row.ratio)
-        if not curve.worst or worst.ratio > max(curve.ratio):
-            curve = replace(curve, worst=worst.tensor.split(".", 2)[2], at=made.start.step)
-        judged = any(row.status in ("agrees", "diverges") for row in rows)
-        self.curves[section] = curve = replace(curve, unjudged=curve.unjudged + (not judged))
-        curve.ratio.append(short(worst.ratio))
-        points = [(0, 0.0, 0.0, 0.0)]
-        for name in (row.tensor for row in rows if row.deciding is not None):
-            value, sigma, actual = (
-                table[name].reshape(-1).astype(np.float64, copy=False)
-                for table in (made.expected.values, made.expected.sigmas, made.delivered)
-            )
-            known = np.isfinite(value) & np.isfinite(sigma) & np.isfinite(actual)
-            value, sigma, actual = value[known], sigma[known], actual[known]
-            size, error, limit = map(root_mean_square, (value, actual - value, sigma))
-            points.append((len(value), size, error, limit))
-        counts, sizes, errors, limits = zip(*points, strict=True)
-        size = of_all(counts, sizes) or 1.0
-        curve.difference.append(short(of_all(counts, errors) / size))
-        curve.envelope.append(short(rms_limit(sum(counts)) * of_all(counts, limits) / size))
-
-    def track(self) -> Track:
-        """Return the track, with the cause of its first divergence."""
-        self.explain()
-        status, _ = conclude(self.statuses)
-        detail = stderr = ""
-        if self.failure is not None:
-            failed, detail, stderr = self.failure
-            status = status if self.diverged else failed
-        return Track(
-            self.backend,
-            status,
-            self.steps,
-            self.diverged,
-            tuple(self.curves.values()),
-            self.losses,
-            self.first,
-            detail,
-            stderr,
-            self.seconds,
-        )
 
 
 @dataclass(frozen=True)
