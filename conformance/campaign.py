@@ -23,7 +23,7 @@ from concord.backends.pool import Pool
 from concord.backends.wire import WorkerFailure
 from concord.backends.worker import TIME_LIMIT, Worker
 from concord.conformance import verdict as verdicts
-from concord.conformance.diagnosis.conclusions import Conclusion, conclude
+from concord.conformance.explain.conclusions import Conclusion, conclude
 from concord.conformance.fields import Count, Number
 from concord.conformance.judging import Derivation, Misfit, Published, delivered, judge
 from concord.conformance.padding import independent_batch

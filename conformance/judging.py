@@ -14,9 +14,6 @@ from numpy.typing import NDArray
 from concord.backends.interface import Run
 from concord.backends.wire import misfits
 from concord.conformance import tolerance
-from concord.conformance.breakdown import axes_of, break_down
-from concord.conformance.diagnosis import Diagnosis
-from concord.conformance.diagnosis.diagnosis import diagnose
 from concord.conformance.estimate import Z
 from concord.conformance.expectation import (
     Expectation,
@@ -27,6 +24,9 @@ from concord.conformance.expectation import (
     root_mean_square,
     subject_of,
 )
+from concord.conformance.explain import Diagnosis
+from concord.conformance.explain.breakdown import axes_of, break_down
+from concord.conformance.explain.diagnosis import diagnose
 from concord.conformance.padding import blind_samples, uncomputed
 from concord.conformance.scoring import OUT_OF_RANGE, judge_tensor, scores_of
 from concord.conformance.verdict import DECLARED, NOT_EXPOSED, UNUSED, Judgement, Row, Verdict

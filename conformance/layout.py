@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 
 from concord.backends.wire import legibly
 from concord.conformance import drawing
-from concord.conformance.breakdown import Breakdown, HeatMap
+from concord.conformance.explain.breakdown import Breakdown, HeatMap
 from concord.conformance.record import Record
 from concord.conformance.report import SHORT
 from concord.conformance.verdict import Result, number

@@ -12,11 +12,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, SerializerFunctionWrapHandler, model_serializer
 
-from concord.conformance.breakdown import Breakdown
-from concord.conformance.diagnosis import Diagnosis
 from concord.conformance.estimate import Z, rms_limit
 from concord.conformance.expectation import is_gradient, is_tap_gradient
-from concord.conformance.explain import Cause
+from concord.conformance.explain import Cause, Diagnosis
+from concord.conformance.explain.breakdown import Breakdown
 from concord.conformance.fields import Count, Number, Unwritten, also, among, short
 from concord.conformance.wording import distinct
 from concord.spec.deviations import KNOWN_DEVIATIONS
@@ -226,7 +225,7 @@ class Verdict:
 
     Attributes:
         table: one row for each expected tensor, in the order of computation.
-        diagnosis: what is known of the first divergence (:mod:`concord.conformance.diagnosis`); None where it
+        diagnosis: what is known of the first divergence (:mod:`concord.conformance.explain`); None where it
             was not judged locally, or not explained.
         undeclared: the deviation (:data:`concord.spec.deviations.KNOWN_DEVIATIONS`) with whose declaration it
             would not diverge; empty if there is none.

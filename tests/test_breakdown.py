@@ -10,7 +10,9 @@ import pytest
 
 from concord.backends.interface import Run
 from concord.conformance import record
-from concord.conformance.breakdown import (
+from concord.conformance.estimate import Z
+from concord.conformance.expectation import JudgedProblem
+from concord.conformance.explain.breakdown import (
     GRID,
     LARGEST,
     MOST_ELEMENTS,
@@ -18,8 +20,6 @@ from concord.conformance.breakdown import (
     axes_of,
     break_down,
 )
-from concord.conformance.estimate import Z
-from concord.conformance.expectation import JudgedProblem
 from concord.conformance.judging import judge
 from concord.conformance.scoring import scores_of
 from concord.spec.cases import build_case

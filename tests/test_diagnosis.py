@@ -18,12 +18,12 @@ from concord.conformance import html
 from concord.conformance.bugs.bug import Bug
 from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.campaign import Report, Setup
-from concord.conformance.diagnosis import Diagnosis
-from concord.conformance.diagnosis.conclusions import conclude
-from concord.conformance.diagnosis.relations import describe
 from concord.conformance.expectation import JudgedProblem
+from concord.conformance.explain import Diagnosis
 from concord.conformance.explain.computation import Prediction
+from concord.conformance.explain.conclusions import conclude
 from concord.conformance.explain.question import Question
+from concord.conformance.explain.relations import describe
 from concord.conformance.judging import judge
 from concord.conformance.record import made, plain
 from concord.conformance.verdict import Result, Verdict, divergence_lines

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from concord.backends.interface import Run
-from concord.conformance.diagnosis import diagnosis
-from concord.conformance.explain import effort
+from concord.conformance.explain import diagnosis, effort
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case
 from concord.spec.reference import compute

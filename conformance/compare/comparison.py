@@ -23,9 +23,9 @@ from concord.conformance.compare.edits import Edit
 from concord.conformance.compare.opening import opened
 from concord.conformance.compare.reference import ModuleReference, Reference
 from concord.conformance.compare.stretch import Stretch
-from concord.conformance.diagnosis import Diagnosis
 from concord.conformance.estimate import SAMPLES, Estimate, Observer
 from concord.conformance.expectation import Expectation, is_gradient, is_tap_gradient
+from concord.conformance.explain import Diagnosis
 from concord.conformance.judging import GROWN, NEAR, PADDING
 from concord.conformance.scoring import OUT_OF_RANGE, judge_tensor
 from concord.conformance.verdict import NOT_EXPOSED, Judgement, Row, Verdict

@@ -1,10 +1,11 @@
-"""What may have caused a divergence: hypotheses, each tested by recomputing the one step that diverged.
+"""Where and how two tensors differ, and what may have caused it: hypotheses, each tested by recomputation.
 
 The first tensor of a run that is wrong is recomputed from the run's own preceding tensors with one mistake
 made on purpose. If that gives what the run gave, to within the tolerance derived for it, the mistake explains
-it.
+it. Where none does, it is said which elements are wrong, and how they are related to the right ones.
 """
 
 from concord.conformance.explain.hypothesis import Cause
+from concord.conformance.explain.said import Description, Diagnosis
 
-__all__ = ["Cause"]
+__all__ = ["Cause", "Description", "Diagnosis"]

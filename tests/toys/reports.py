@@ -4,12 +4,11 @@ import dataclasses
 
 import numpy as np
 
-from concord.conformance.breakdown import break_down
 from concord.conformance.campaign import Report, Setup
-from concord.conformance.diagnosis import Diagnosis
-from concord.conformance.diagnosis.conclusions import conclude
 from concord.conformance.estimate import R, Z
-from concord.conformance.explain import Cause
+from concord.conformance.explain import Cause, Diagnosis
+from concord.conformance.explain.breakdown import break_down
+from concord.conformance.explain.conclusions import conclude
 from concord.conformance.verdict import Z_BINS, Judgement, Result, Row, Verdict
 
 TENSORS = [

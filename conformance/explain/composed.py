@@ -10,13 +10,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from concord.conformance.diagnosis.backward import made_of
-from concord.conformance.diagnosis.regions import WORDS, Region
-from concord.conformance.explain import Cause
+from concord.conformance.explain.backward import made_of
 from concord.conformance.explain.computation import Prediction
 from concord.conformance.explain.effort import Effort
-from concord.conformance.explain.hypothesis import Hypothesis, caused
+from concord.conformance.explain.hypothesis import Cause, Hypothesis, caused
 from concord.conformance.explain.question import Question, rounding
+from concord.conformance.explain.regions import WORDS, Region
 from concord.conformance.explain.search import Search
 from concord.conformance.explain.suspects import mistakes
 from concord.spec.arrays import Array

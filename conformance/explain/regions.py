@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance import breakdown
 from concord.conformance.bugs.context import Flags
+from concord.conformance.explain import breakdown
 from concord.conformance.explain.question import Question
 from concord.conformance.padding import padded_rows, seen_keys
 from concord.conformance.wording import few, limit_between

@@ -14,7 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.bugs.context import Flags, norm_of, parameters_of
-from concord.conformance.diagnosis.regions import (
+from concord.conformance.estimate import R, Z
+from concord.conformance.expectation import root_mean_square
+from concord.conformance.explain.computation import within
+from concord.conformance.explain.question import Question
+from concord.conformance.explain.regions import (
     FILLED,
     WORDS,
     Region,
@@ -23,11 +27,7 @@ from concord.conformance.diagnosis.regions import (
     inputs_of,
     smallest,
 )
-from concord.conformance.diagnosis.said import Description
-from concord.conformance.estimate import R, Z
-from concord.conformance.expectation import root_mean_square
-from concord.conformance.explain.computation import within
-from concord.conformance.explain.question import Question
+from concord.conformance.explain.said import Description
 from concord.conformance.wording import distinct, few, multiple
 from concord.spec.arrays import Array
 from concord.spec.precision import precision

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from concord.conformance.bugs.bug import fits
-from concord.conformance.diagnosis.said import Description
 from concord.conformance.expectation import is_gradient
 from concord.conformance.explain.question import Question
+from concord.conformance.explain.said import Description
 from concord.spec.config import EncoderConfig
 
 MOVED = ("shifted", "reversed", "swapped", "repeated", "permuted", "transposed")

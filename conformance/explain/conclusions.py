@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from concord.conformance import tolerance
-from concord.conformance.diagnosis.replacement import role_of
-from concord.conformance.diagnosis.said import Diagnosis
 from concord.conformance.expectation import JudgedProblem, is_gradient
 from concord.conformance.explain.effort import Effort, one_thread
 from concord.conformance.explain.hypothesis import Hypothesis, caused
 from concord.conformance.explain.question import Question
+from concord.conformance.explain.replacement import role_of
+from concord.conformance.explain.said import Diagnosis
 from concord.conformance.explain.suspects import like
 from concord.conformance.verdict import Result, Verdict
 from concord.conformance.wording import distinct, limit_between

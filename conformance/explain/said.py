@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from concord.conformance.explain import Cause
+from concord.conformance.explain.hypothesis import Cause
 from concord.conformance.fields import Count, Number, also
 
 TELLING = ("zero", "other", "shifted", "reversed", "repeated", "permuted", "transposed")
@@ -22,10 +22,10 @@ class Description:
     Attributes:
         tensor: its name.
         where: which elements are wrong, in words that follow "only"; empty if all are.
-        region: the kind of the condition (:class:`concord.conformance.diagnosis.regions.Region`).
+        region: the kind of the condition (:class:`concord.conformance.explain.regions.Region`).
         places: axis name to places along it.
         what: what they are, in words that follow the name of the tensor; empty if no relation is seen.
-        relation: its kind (:class:`concord.conformance.diagnosis.relations.Relation`).
+        relation: its kind (:class:`concord.conformance.explain.relations.Relation`).
         numbers: that were read off.
         wrong, size: how many elements are wrong, of how many.
         relative: the usual error of a wrong element, as a share of the right number; infinite where that is

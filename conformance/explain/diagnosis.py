@@ -10,17 +10,17 @@ from typing import TypeVar
 import numpy as np
 from scipy.special import softmax
 
-from concord.conformance.diagnosis.backward import Backward, Bounds, shares
-from concord.conformance.diagnosis.clauses import likely
-from concord.conformance.diagnosis.composed import compose
-from concord.conformance.diagnosis.relations import describe
-from concord.conformance.diagnosis.replacement import elsewhere, refuting
-from concord.conformance.diagnosis.said import Description, Diagnosis
 from concord.conformance.expectation import JudgedProblem, is_gradient
-from concord.conformance.explain import Cause, suspects, whole
+from concord.conformance.explain import suspects, whole
+from concord.conformance.explain.backward import Backward, Bounds, shares
+from concord.conformance.explain.clauses import likely
+from concord.conformance.explain.composed import compose
 from concord.conformance.explain.effort import Effort, one_thread
-from concord.conformance.explain.hypothesis import MOST_NAMED, Hypothesis, caused
+from concord.conformance.explain.hypothesis import MOST_NAMED, Cause, Hypothesis, caused
 from concord.conformance.explain.question import Question
+from concord.conformance.explain.relations import describe
+from concord.conformance.explain.replacement import elsewhere, refuting
+from concord.conformance.explain.said import Description, Diagnosis
 from concord.conformance.explain.search import Search
 from concord.conformance.watching import say
 from concord.spec.arrays import Array
