@@ -168,8 +168,9 @@ class OwnModel(Trained):
         made: set[str] = set()
         cases = {}
         for case, batch in batches.batches.items():
-            cases[f"{name}-{case}"] = whole = completed(config, batch, part, drawn=gradients, made=made)
+            cases[f"{name}-{case}"] = whole = completed(config, batch, part, drawn=gradients)
             validate_batch(config, whole, part)
+            made |= whole.arrays().keys() - batch.arrays().keys()
         remarks += batches.remarks
         if gradients and made:
             are = "are" if len(made) > 1 or "labels" in made else "is"

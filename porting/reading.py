@@ -12,7 +12,7 @@ from concord.porting.checkpoint import Checkpoint
 from concord.porting.matching import match
 from concord.porting.registry import FORMATS, OWN, PARTS, Format, known
 from concord.porting.stored import StoredTensor
-from concord.porting.strangers import KIND, Nearness, described, named
+from concord.porting.strangers import KIND, described, named, nearness
 from concord.spec import checkpoints
 from concord.spec.config import EncoderConfig, from_toml
 from concord.spec.errors import SpecError
@@ -144,7 +144,7 @@ def _beside_weights(folder: Path, name: str = folders.CONFIG) -> dict[str, Any]:
 def _by_names(weights: Path, fitting: list[Format], folder: Path) -> tuple[Format, str]:
     """Return whose names the tensors of a file bear, and how that is known."""
     found = fitting[0].container.read(weights) if fitting else {}
-    alike = [(Nearness(form.table, found).share, form) for form in fitting if form.table]
+    alike = [(nearness(form.table, found)[0], form) for form in fitting if form.table]
     share, best = max(alike, key=lambda pair: pair[0], default=(0.0, None))
     if best and share >= ALIKE:
         return best, f"{weights.name} has {share:.0%} of the names in the table of {best.source}"
@@ -156,7 +156,7 @@ def _by_names(weights: Path, fitting: list[Format], folder: Path) -> tuple[Forma
         beside = ""
     else:
         beside = f"; one of a backend's own needs {checkpoints.CONFIG} beside it"
-    near = described(found, stated, _tables(stated)) if found else ""
+    near = described(found, _tables(stated))
     raise SpecError(
         f"{weights}: its {len(found)} tensors{few} have names of no format that is "
         f"known{beside}{'; ' if near else ''}{near}"
@@ -287,7 +287,7 @@ def _of_source(
             raise refused[0]
         matched = match(found, configs, form)
     except SpecError as error:
-        near = "" if configs and _is_kind(table, stated) else described(found, stated, _tables(stated))
+        near = "" if configs and _is_kind(table, stated) else described(found, _tables(stated))
         said = "; ".join(filter(None, (f"{path.name} names {named(stated)}" if named(stated) else "", near)))
         first, *rest = error.problems
         raise type(error)([f"{first}{f'; {said}' if said else ''}", *rest]) from None

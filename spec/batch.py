@@ -240,7 +240,6 @@ def completed(
     batch: Batch,
     part: str = "model",
     drawn: bool = False,
-    made: set[str] | None = None,
 ) -> Batch:
     """Return a batch with what the loss alone needs (SPEC INP-3, LOS-5), where nobody gave it.
 
@@ -249,37 +248,25 @@ def completed(
     Args:
         drawn: whether gradients of the loss are wanted: then labels go through all classes, and a cotangent
             is drawn; else the labels are all the same and the cotangent is zero.
-        made: takes up the names of what was added.
     """
     given = batch.arrays()
     table = inputs(config, part)
-    missing = [name for name in ("labels", "cotangent") if name in table and name not in given]
+    missing = table.keys() - given.keys()
     # Of a part that stops at attention, the queries decide the shape.
     main = next((given[name] for name in ("input_ids", "query") if name in given), None)
-    if not missing or main is None or main.ndim < 2:
+    if main is None or main.ndim < 2:
         return batch
-    classes = [label for label in range(max(config.num_classes, 2)) if label != config.ignore_label]
-    numbers = np.arange(len(main)) if drawn else np.zeros(len(main), np.int64)
-    shape = (
-        resolve(
-            table["cotangent"].shape,
-            axis_sizes(config, batch=len(main), tokens=main.shape[1], query=main.shape[1]),
-        )
-        if "cotangent" in missing
-        else ()
-    )
-    cotangent = (
-        np.random.default_rng(len(main)).standard_normal(shape).astype(np.float32).astype(np.float64)
-        if drawn
-        else np.zeros(shape)
-    )
-    values: dict[str, Any] = {
-        "labels": np.asarray(classes, np.int64)[numbers % len(classes)],
-        "cotangent": cotangent,
-    }
-    if made is not None:
-        made.update(missing)
-    return dataclasses.replace(batch, **{name: values[name] for name in missing})
+    values: dict[str, Any] = {}
+    if "labels" in missing:
+        classes = [label for label in range(max(config.num_classes, 2)) if label != config.ignore_label]
+        values["labels"] = np.asarray(classes, np.int64)[np.arange(len(main)) * drawn % len(classes)]
+    if "cotangent" in missing:
+        count, tokens = main.shape[:2]
+        sizes = axis_sizes(config, batch=count, tokens=tokens, query=tokens)
+        shape = resolve(table["cotangent"].shape, sizes)
+        numbers = np.random.default_rng([0, count]).standard_normal(shape) if drawn else np.zeros(shape)
+        values["cotangent"] = numbers.astype(np.float32).astype(np.float64)
+    return dataclasses.replace(batch, **values)
 
 
 def batch_of_lengths(config: EncoderConfig, lengths: Sequence[int], tokens: int, seed: int = 0) -> Batch:

@@ -48,6 +48,9 @@ Weights, gradients and taps of a model with 350 million parameters have less.
 TEMPORARY = ".concord-"
 """How the name of a file begins that is being written; a killed process may leave one."""
 
+DEEPEST = 100
+"""Dictionaries and lists of a file that may lie in each other: whoever walks through them may recurse."""
+
 LONGEST_WHOLE = 40
 """Digits of a whole number: the 31 of what transformers writes for a tokenizer that has no limit are read."""
 
@@ -154,18 +157,28 @@ def parse_json(content: str | bytes, where: str) -> Any:
     """Return what JSON text holds.
 
     Raises:
-        SpecError: if it is no JSON; ``NaN``, numbers beyond float64 and lone surrogates are none.
+        SpecError: if it is no JSON; ``NaN``, numbers beyond float64 and lone surrogates are none; if it is
+            nested deeper than :data:`DEEPEST`.
     """
     try:
         text = content if isinstance(content, str) else content.decode("utf-8")
         data = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_whole)
         if re.search(r"\\u[dD][89a-fA-F]", text):  # parts of a character beyond the first 65,536, or of none
             json.dumps(data, ensure_ascii=False).encode("utf-8")
-        return data
+        level = [data]
+        for _ in range(DEEPEST + 1):
+            level = [inner for outer in level for inner in _within(outer)]
+        if not level:
+            return data
+        raise RecursionError
     except RecursionError:
         raise SpecError(f"{where}: not valid JSON: nested too deeply") from None
     except ValueError as error:
         raise SpecError(f"{where}: not valid JSON: {error}") from None
+
+
+def _within(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _number(text: str) -> float:
@@ -199,8 +212,8 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 
 def _has_wide(value: Any) -> bool:
-    entries = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return (isinstance(value, int) and not -(2**63) <= value < 2**63) or any(map(_has_wide, entries))
+    wide = isinstance(value, int) and not -(2**63) <= value < 2**63
+    return wide or any(map(_has_wide, _within(value)))
 
 
 def read_as(path: Path, kind: type[T], version: str = "format", written_by: str = "") -> T:

@@ -216,13 +216,13 @@ def test_what_says_the_same_in_other_bytes_is_the_same():
 @pytest.mark.parametrize(
     ("mine", "other", "words"),
     [
-        (b"\xff\xfe", b"{}", "all of it is 2 bytes in A and 0 entries in B"),
-        (b"[" * 900 + b"1" + b"]" * 900, b"[" * 900 + b"2" + b"]" * 900, "... is 1 in A and 2 in B"),
-        (b"[" * 100_000, b"[]", "all of it is 100000 bytes in A and 0 entries in B"),
+        (b"\xff\xfe", b"{}", "all of it is 2 bytes, SHA-256 b3d510ef in A and {} in B"),
+        (b"[" * 97 + b"1" + b"]" * 97, b"[" * 97 + b"2" + b"]" * 97, "... is 1 in A and 2 in B"),
+        (b"[" * 100_000, b"[]", "all of it is 100000 bytes, SHA-256 13f86ea1 in A and [] in B"),
         (
             b'{"a\\nb": "' + b"x" * 99 + b'"}',
             b'{"a\\nb": [1]}',
-            "'a\\nb' is \"" + "x" * 56 + "... in A and 1 entries in B",
+            "'a\\nb' is \"" + "x" * 56 + "... in A and absent in B; 'a\\nb[0]' is absent in A and 1 in B",
         ),
     ],
 )

@@ -45,12 +45,7 @@ STRANGE = {
     "narrow embeddings": (
         begun("thin."),
         {"model_type": "thin", "embedding_size": 5},
-        ("names model_type 'thin'; nearest is the variant bert: factorised embeddings (embedding_size)",),
-    ),
-    "relative positions": (
-        begun("dee."),
-        {"model_type": "dee", "architectures": ["DeeModel"], "relative_attention": True},
-        ("'dee' (DeeModel); nearest is the variant bert: relative positions (relative_attention)",),
+        ("names model_type 'thin'; nearest is the variant bert: the names of its tensors are the same",),
     ),
     "other names inside": (
         begun("new.", "self.query", "self.ask"),
@@ -63,10 +58,7 @@ STRANGE = {
     "names that nothing has": (
         fused,
         {"model_type": "gen", "architectures": ["GenForCausalLM"]},
-        (
-            "causal attention ('GenForCausalLM')",
-            "it lacks 'embeddings.word_embeddings.weight'",
-        ),
+        ("have names of no format that is known; config.json names model_type 'gen' (GenForCausalLM)",),
     ),
     "the same names under another type": (
         lambda found: found,

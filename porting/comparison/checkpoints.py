@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from typing import Any
 
 from concord.conformance.fields import also
@@ -25,11 +25,12 @@ BESIDE = tuple(name for name in (*CARRIED, *SENTENCES) if name != LABELS)
 MOST = 3
 """Entries that differ of which a file's line tells."""
 
+Place = tuple[str | int, ...]
+"""The keys and numbers that lead to an entry of JSON."""
+
 SILENT = {LENGTHS: (ARGUMENTS,), PROMPTS: ("__version__",)}
 """Entries of a file that say nothing of the model: how a library is to load what lies there anyway, and which
 one wrote it."""
-
-ABSENT = object()
 
 
 def differing(first: Checkpoint, second: Checkpoint, sides: tuple[str, str] = ("A", "B")) -> dict[str, str]:
@@ -41,27 +42,18 @@ def differing(first: Checkpoint, second: Checkpoint, sides: tuple[str, str] = ("
         sides: what the two are called.
     """
     found = {}
-    if first.labels and second.labels and first.labels != second.labels:
-        found["labels"] = _told(
-            list(
-                _apart(
-                    *(
-                        {str(number): name for number, name in enumerate(one.labels or ())}
-                        for one in (first, second)
-                    )
-                )
-            ),
-            sides,
-        )
-    for name in BESIDE:
-        mine, other = first.files.get(name), second.files.get(name)
-        if (
-            mine is not None
-            and other is not None
-            and mine != other
-            and (words := _told(list(_apart(_read(name, mine), _read(name, other))), sides))
-        ):
-            found[name] = words
+    for name in ("labels", *BESIDE):
+        mine, other = _said(first, name), _said(second, name)
+        if not (mine and other):
+            continue
+        apart = [
+            f"{_spelled(place)} is {_brief(mine.get(place, 'absent'))} in {sides[0]} and "
+            f"{_brief(other.get(place, 'absent'))} in {sides[1]}"
+            for place in {**mine, **other}
+            if mine.get(place) != other.get(place)
+        ]
+        if apart:
+            found[name] = first_of(apart, MOST, "; ")
     return found
 
 
@@ -73,60 +65,43 @@ def alone(first: Checkpoint, second: Checkpoint) -> tuple[str, ...]:
     )
 
 
-def _read(name: str, content: bytes) -> Any:
-    """Return what a file says: entries, or lines; of what cannot be understood its bytes."""
-    try:
-        found = (
-            parse_json(content, name)
-            if name.endswith(".json")
-            else [line.removesuffix("\r") for line in content.decode().removesuffix("\n").split("\n")]
+def _said(checkpoint: Checkpoint, name: str) -> dict[Place, str]:
+    """Return what labels or a file say, each entry or line by its place; nothing: they are not there."""
+    if name == "labels":
+        return (
+            dict(_entries({str(number): label for number, label in enumerate(checkpoint.labels)}))
+            if checkpoint.labels
+            else {}
         )
+    if name not in checkpoint.files:
+        return {}
+    content = checkpoint.files[name]
+    try:
+        if not name.endswith(".json"):
+            lines = content.decode().removesuffix("\n").split("\n")
+            return dict(
+                _entries({f"line {number}": line.removesuffix("\r") for number, line in enumerate(lines, 1)})
+            )
+        found = parse_json(content, name)
     except (SpecError, UnicodeDecodeError):
-        return content
-    return (
-        {key: value for key, value in found.items() if key not in SILENT.get(name, ())}
-        if isinstance(found, dict)
-        else found
-    )
+        return {(): f"{len(content)} bytes, SHA-256 {hashlib.sha256(content).hexdigest()[:8]}"}
+    if isinstance(found, dict):
+        found = {key: value for key, value in found.items() if key not in SILENT.get(name, ())}
+    return dict(_entries(found))
 
 
-def _apart(mine: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the place of each entry or line that is not the same, and what each side has there.
-
-    Files may nest deeper than calls.
-    """
-    left = [("", mine, other)]
-    while left:
-        where, one, another = left.pop()
-        if isinstance(one, dict) and isinstance(another, dict):
-            left += [
-                (f"{where}.{key}" if where else key, one.get(key, ABSENT), another.get(key, ABSENT))
-                for key in reversed({**one, **another})
-            ]
-        elif isinstance(one, list) and isinstance(another, list):
-            pairs = enumerate(zip_longest(one, another, fillvalue=ABSENT))
-            left += [(f"{where}[{place}]" if where else f"line {place + 1}", *pair) for place, pair in pairs][
-                ::-1
-            ]
-        elif type(one) is not type(another) or one != another:
-            yield where, one, another
+def _entries(value: Any, place: Place = ()) -> Iterator[tuple[Place, str]]:
+    """Yield the place of each entry of JSON, and what stands there as JSON."""
+    if isinstance(value, (dict, list)) and value:
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _entries(inner, (*place, key))
+    else:
+        yield place, json.dumps(value)
 
 
-def _told(apart: list[tuple[str, Any, Any]], sides: tuple[str, str]) -> str:
-    """Return in words what is not the same; empty: nothing."""
-    said = [
-        f"{_brief(where) or 'all of it'} is {_value(mine)} in {sides[0]} and {_value(other)} in {sides[1]}"
-        for where, mine, other in apart
-    ]
-    return first_of(said, MOST, "; ")
-
-
-def _value(value: Any) -> str:
-    if value is ABSENT:
-        return "absent"
-    if isinstance(value, (bytes, dict, list)):
-        return f"{len(value)} {'bytes' if isinstance(value, bytes) else 'entries'}"
-    return _brief(json.dumps(value))
+def _spelled(place: Place) -> str:
+    steps = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
+    return _brief("".join(steps).removeprefix(".")) or "all of it"
 
 
 def _brief(text: str) -> str:
