@@ -79,7 +79,7 @@ def _cases(config: EncoderConfig, texts: Rows | None, seed: int) -> Iterator[tup
     generator = np.random.default_rng(seed)
 
     def drawn(length: int) -> list[int]:
-        return generator.choice(words, length).tolist()
+        return [int(word) for word in generator.choice(words, length)]
 
     def plain(*rows: Sequence[int]) -> Rows:
         return [(ids, [0] * len(ids)) for ids in rows]
