@@ -79,8 +79,8 @@ class Backward:
                 return None
             tap = users[0]
             if self.is_right(tap, but=name):
-                text = f"what flows back to `{tap}` is right, since other gradients made of it are"
-                text += f": only the gradient of `{name}` is made wrongly of it"
+                text = f"what flows back to `{tap}` is right, so far as other gradients made of it show: the "
+                text += f"gradient of `{name}` is made wrongly, or of a wrong activation"
                 return Bounds(text, (self._clause(tap), "GRD-1"))
         steps, ends = self._between(tap)
         if not steps:
