@@ -315,7 +315,8 @@ def _dataset(path: Path, file: int) -> Iterator[Sample | Bad]:
     """Yield the rows of a dataset that Hugging Face's library saved."""
     if not is_dataset(path):
         raise SpecError(
-            f"{path}: is a folder but no dataset: 'dataset_info.json' and 'state.json' must be in it"
+            f"{path}: is a folder but no dataset: 'dataset_info.json' and 'state.json' must be in it; a file "
+            "of the folder can be given"
         )
     with optional(f"{path}: a folder of a Hugging Face dataset", "datasets"):
         from datasets import load_from_disk
