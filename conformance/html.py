@@ -53,9 +53,6 @@ CELLS = 15_000
 Beyond, those that are not unfolded tell of the worst alone.
 """
 
-LINES = 12
-"""Last lines of what a failed worker wrote."""
-
 GROUPS = {"check": "variant", "golden": "source", "compare": "reference"}
 TRUTH = {"check": "oracle", "golden": "published tensors", "compare": "reference"}
 MEASURED = ("import_seconds", "start_seconds", "run_seconds", "peak_memory_bytes")
@@ -230,21 +227,13 @@ def headline(results: Sequence[Result], truth: str = "oracle") -> str:
     return "; ".join(parts) + "." if parts else "Nothing was judged."
 
 
-def _failures(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Return what kept backends from giving results, one for all runs of a backend with the same."""
+def _failures(results: Sequence[Result]) -> list[list[Result]]:
+    """Return the runs that gave no result, those of a backend with the same reason together."""
     gathered = gather(
         (result for result in results if result.detail or result.stderr),
         lambda result: (result.backend, result.status, result.detail),
     )
-    failures = [
-        {
-            "result": found[0],
-            "results": found,
-            "lines": next((result.stderr for result in found if result.stderr), "").splitlines()[-LINES:],
-        }
-        for found in gathered.values()
-    ]
-    return sorted(failures, key=lambda failure: STATUSES.index(failure["result"].status))
+    return sorted(gathered.values(), key=lambda found: STATUSES.index(found[0].status))
 
 
 # Tables.

@@ -74,7 +74,7 @@ def render(template: str, made: Record, *folders: Path, script: str = "", **part
         number=lambda value: number(value) if value == value else "not judged",
         nine=lambda value: f"{value:.9g}",
         three=lambda value: f"{value:.3g}",
-        spaced=lambda value: f"{value:,}".replace(",", "\N{NO-BREAK SPACE}"),
+        grouped=lambda value: f"{value:,}",
         short=lambda dtype: SHORT.get(dtype, dtype),
         tone=lambda status: TONES.get(status, "broken"),
         sign=lambda status: SIGNS.get(status, "!"),

@@ -7,7 +7,7 @@ from concord.conformance.html import LIMITS, histogram
 from concord.conformance.layout import render
 from concord.conformance.lockstep.page import page as of_lockstep
 from concord.conformance.record import Record
-from concord.conformance.report import ordered
+from concord.conformance.report import FirstDivergence, ordered
 
 UNKNOWN = dict.fromkeys(("group", "clause", "what", "input"), "")
 """What is said of a mutant that the catalogue does not know."""
@@ -23,7 +23,15 @@ def _of_findings(made: Record) -> str:
         (backend, dtype, tally, histogram(tally, f"{backend}, {dtype}"))
         for backend, dtype, tally in sorted(made.outcome.each(), key=lambda one: one[:2])
     ]
-    return render("fuzz.html", made, tallies=tallies, limits=LIMITS)
+    names = {id(failure.result): failure.name for failure in made.outcome.failures}
+    return render(
+        "fuzz.html",
+        made,
+        tallies=tallies,
+        limits=LIMITS,
+        divergence=lambda result: FirstDivergence([result], []),
+        anchor_of=lambda result: names[id(result)],
+    )
 
 
 def _of_matrix(made: Record) -> str:

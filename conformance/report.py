@@ -268,11 +268,9 @@ def reasons(detail: str) -> list[str]:
 
 def _explanations(name: str, results: Sequence[Result]) -> list[Text]:
     lines = []
-    gathered: dict[tuple[str, str], list[Result]] = {}
-    for result in results:
-        for reason in reasons(result.detail):
-            gathered.setdefault((result.status, reason), []).append(result)
-    for (status, detail), of_these in gathered.items():
+    told = [(result, reason) for result in results for reason in reasons(result.detail)]
+    for (status, detail), found in gather(told, lambda one: (one[0].status, one[1])).items():
+        of_these = [result for result, _ in found]
         cases = of_these[0].case + (f" and {len(of_these) - 1} more runs" if len(of_these) > 1 else "")
         style = "dim" if status in ("unsupported", "absent") else "bold magenta"
         note = " (not asked for)" if status == "absent" else ""

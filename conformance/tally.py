@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from concord.conformance.expectation import is_gradient
 from concord.conformance.fields import Count, Number, also
-from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.verdict import Z_BINS, Judgement, Result
 
 Way = Literal["local", "end_to_end"]
@@ -24,33 +23,18 @@ BINS = len(Z_BINS) + 1
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Which case of a run it is.
-
-    Attributes:
-        seed: of the run.
-        index: of the case in the run.
-    """
-
-    seed: Count
-    index: Count
-
-
-@dataclass(frozen=True)
 class Peak:
     """The largest of a statistic, and where it occurred.
 
     Attributes:
         value: how large it is.
         tensor: of which tensor.
-        origin: in which case of the run.
-        case: that case.
+        case: in which case.
     """
 
     value: Number = 0.0
     tensor: str = ""
-    origin: Origin | None = None
-    case: FuzzCase | None = None
+    case: str = ""
 
 
 @dataclass
@@ -74,12 +58,12 @@ class Statistics:
         default_factory=lambda: [0] * BINS
     )
 
-    def add(self, judgement: Judgement, *where: Any) -> None:
-        """Count a judgement; ``where`` are the other fields of a :class:`Peak`."""
+    def add(self, judgement: Judgement, tensor: str, case: str) -> None:
+        """Count the judgement of a tensor of a case."""
         if judgement.status == "undetermined":
             self.undetermined += 1
             return
-        z, rms = (Peak(value, *where) for value in (judgement.z, judgement.rms))
+        z, rms = (Peak(value, tensor, case) for value in (judgement.z, judgement.rms))
         self.merge(Statistics(1, 0, z, rms, [*judgement.histogram]))
 
     def merge(self, other: Statistics) -> None:
@@ -119,8 +103,8 @@ class Tally:
         """Whether anything was judged end to end."""
         return any(statistics.tensors for statistics in self.statistics["end_to_end"].values())
 
-    def add(self, result: Result, *where: Any) -> None:
-        """Count a result; ``where`` is the origin of its case, and the case."""
+    def add(self, result: Result) -> None:
+        """Count a result."""
         self.statuses[result.status] += 1
         for row in result.table:
             self.tensors += row.status in ("agrees", "diverges")
@@ -128,7 +112,7 @@ class Tally:
                 judgement: Judgement | None = getattr(row, way)
                 if judgement is not None:
                     kind: Kind = "gradients" if is_gradient(row.tensor) else "taps"
-                    of_kinds[kind].add(judgement, row.tensor, *where)
+                    of_kinds[kind].add(judgement, row.tensor, result.case)
 
     def merge(self, other: Tally) -> None:
         """Count what another has counted."""

@@ -60,7 +60,7 @@ def joined(names: Sequence[str]) -> str:
 
 def counted(count: int, noun: str) -> str:
     """Return how many there are of something."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _said(value: Any, digits: int) -> str:

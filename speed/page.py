@@ -36,9 +36,9 @@ def page(made: Record) -> str:
         for (backend, status, detail), found in unmeasured(data).items()
     ]
     parts = {
-        "failures": ("What failed", [one for one in failures if one["status"] not in HARMLESS]),
+        "failures": ("Failures", [one for one in failures if one["status"] not in HARMLESS]),
         "works": ("Time", _works(data)),
-        "absent": ("What was not measured", [one for one in failures if one["status"] in HARMLESS]),
+        "absent": ("Not measured", [one for one in failures if one["status"] in HARMLESS]),
         "backends": ("Backends", data["backends"]),
     }
     return render(

@@ -91,8 +91,7 @@ def test_a_sound_backend_survives_and_is_measured():
     ):
         assert 0 < statistics.z.value < 16
         assert 0 < statistics.rms.value < 4
-        plan = Plan(names=(), dtypes=("float32", "float64"), shapes=3)
-        assert [statistics.z.case] == sample(plan, [statistics.z.origin.index])
+        assert statistics.z.case in {f"fuzz-0-{index}" for index in range(20)}
         assert statistics.z.tensor.startswith("gradients.") == (kind == "gradients")
 
 
@@ -105,18 +104,20 @@ def test_a_wrong_backend_is_found_made_small_and_run_again(invoke, tmp_path):
     (folder,) = (tmp_path / "out").iterdir()
     found = json.loads((folder / "found.json").read_text())
     case = typed(FuzzCase, json.dumps(found["case"]))
-    assert found["tensor"] == "layers.1.attention.scores"
+    result = found["result"]
+    index = int(result["case"].removeprefix("fuzz-0-"))
+    assert result["verdict"]["first"] == "layers.1.attention.scores"
     assert case.config.num_layers == 2
     assert (case.batch, case.tokens, case.config.d_model, case.config.embedding_norm) == (1, 1, 3, False)
     assert (case.profile, case.padding, case.scale, case.offset) == ("generic", "none", 1.0, 0.0)
-    (drawn,) = sample(Plan(names=(), parts=("model",), shapes=3), [found["origin"]["index"]])
+    (drawn,) = sample(Plan(names=(), parts=("model",), shapes=3), [index])
     assert found["found_as"] == record.plain(drawn)
-    assert (found["backend"], found["status"]) == (WRONG, "diverges")
+    assert (result["backend"], result["status"]) == (WRONG, "diverges")
     assert found["settings"]["implementation"] == "explicit"
     assert found["versions"].keys() == {"concord", "python", "numpy", "system", "processor", "cores", WRONG}
-    assert found["row"]["tensor"] == found["tensor"]
-    assert found["row"]["local"]["breakdown"]["worst"]
-    assert f"{WRONG} diverges: fuzz-0-{found['origin']['index']}, float32" in output
+    (row,) = (row for row in result["verdict"]["table"] if row["tensor"] == result["verdict"]["first"])
+    assert row["local"]["breakdown"]["worst"]
+    assert f"{WRONG} diverges: fuzz-0-{index}, float32" in output
     assert f"concord check --backend {WRONG} --from-cases {folder}" in output
     assert "8 random cases" in output
     data = json.loads((tmp_path / "out.json").read_text(), parse_constant=pytest.fail)
@@ -131,7 +132,7 @@ def test_a_wrong_backend_is_found_made_small_and_run_again(invoke, tmp_path):
     code, output, errors = invoke(f"--backend {WRONG} --from-cases {folder}", command="check")
     assert (code, errors) == (1, [])
     assert "first at layers.1.attention.scores" in output
-    assert f"tests-toys-numpy-backend-WrongAfterTheFirstLayer-0-{found['origin']['index']}" in output
+    assert f"tests-toys-numpy-backend-WrongAfterTheFirstLayer-0-{index}" in output
     code, output, errors = invoke(f"--backend {RIGHT} --from-cases {tmp_path / 'out'}", command="check")
     assert (code, errors) == (0, [])
     assert "1 run: 1 agrees" in output
@@ -144,29 +145,29 @@ def test_a_crash_and_an_exception_are_findings(monkeypatch, tmp_path):
     monkeypatch.setitem(hunting.ATTEMPTS, "crashed", 3)
     found = hunted(DIES, RAISES, RIGHT, cases=8)
     assert found.exit_code == 3
-    assert [(f.backend, f.status, f.case.batch) for f in found.failures] == [
+    assert [(f.result.backend, f.result.status, f.case.batch) for f in found.failures] == [
         (DIES, "crashed", 1),
         (RAISES, "error", 1),
     ]
     crash, error = found.failures
     assert crash.attempts <= 4
-    assert "killed by SIGKILL" in crash.lines[1]
-    assert any("last words" in line for line in crash.lines)
-    assert error.lines[1] == "  ArithmeticError: one sample is too few"
+    assert "killed by SIGKILL" in crash.result.detail
+    assert "last words" in crash.result.stderr
+    assert error.result.detail == "ArithmeticError: one sample is too few"
     assert error.case.config.num_layers == 1
     assert found.tallies[RIGHT]["float32"].statuses == {"agrees": 8}
     assert found.tallies[DIES]["float32"].statuses == {"agrees": 8 - crash.times, "crashed": crash.times}
     assert found.tallies[RAISES]["float32"].statuses == {"agrees": 8 - error.times, "error": error.times}
     assert write_failures(tmp_path / "found", found, Setup()) == []
-    assert len(set(found.folders.values())) == 2
-    assert all(Path(folder, "found.json").is_file() for folder in found.folders.values())
+    assert len({failure.folder for failure in found.failures}) == 2
+    assert all(Path(failure.folder, "found.json").is_file() for failure in found.failures)
 
 
 def test_a_hang_is_found_once_and_ends_the_chunk_of_its_backend():
     settings = Setup(asked=(toy("Hangs"), RIGHT), threads=1, time_limit=7)
     found = hunt(Plan(names=settings.asked, cases=4, chunk=4, **QUICK), settings)
     (failure,) = found.failures
-    assert (failure.status, failure.attempts, failure.times, found.exit_code) == ("timed out", 0, 1, 3)
+    assert (failure.result.status, failure.attempts, failure.times, found.exit_code) == ("timed out", 0, 1, 3)
     assert {name: tally.cases for name, _, tally in found.each()} == {toy("Hangs"): 1, RIGHT: 4}
     assert found.notes == [
         f"{toy('Hangs')}: timed out: no answer within 7 s; it was stopped; it was left out for the rest of 4 "
@@ -177,11 +178,11 @@ def test_a_hang_is_found_once_and_ends_the_chunk_of_its_backend():
 @pytest.mark.usefixtures("hasty")
 def test_different_failures_are_kept_apart_and_the_same_ones_counted():
     found = hunted(toy("ReturnsNaN"), cases=8, parts=("model", "dot_product"))
-    names = [failure.tensor for failure in found.failures]
+    names = [failure.result.verdict.first for failure in found.failures]
     assert sorted(set(names)) == ["attention.context", "logits"]
     assert len(names) == 2
     assert sum(failure.times for failure in found.failures) == 8
-    assert found.failures[0].worst == float("inf")
+    assert found.failures[0].result.worst == float("inf")
 
 
 def test_a_hunt_ends_when_its_time_is_over():
@@ -368,10 +369,10 @@ def test_a_backend_is_blamed_for_what_was_seen_however_it_fails(name, monkeypatc
     monkeypatch.setitem(hunting.ATTEMPTS, "diverges", 5)
     found = hunted(toy(name), cases=2, parts=("dot_product",))
     assert (found.exit_code, found.notes) == (1, [])
-    assert {failure.status for failure in found.failures} == {"diverges"}
+    assert {failure.result.status for failure in found.failures} == {"diverges"}
     assert write_failures(tmp_path, found, Setup()) == []
     assert [job.config for job in read_jobs(tmp_path)] == [failure.case.config for failure in found.failures]
-    assert len(found.folders) == len(found.failures)
+    assert all(failure.folder for failure in found.failures)
 
 
 def test_a_failure_is_kept_whatever_becomes_of_the_search_for_a_smaller_case(monkeypatch):
@@ -388,12 +389,12 @@ def test_a_failure_is_kept_whatever_becomes_of_the_search_for_a_smaller_case(mon
     found = hunted(ERRS, RIGHT, cases=3, parts=("dot_product", "attention"))
     assert [failure.found_as for failure in found.failures] == sample(
         Plan(names=(), parts=("dot_product", "attention"), shapes=2),
-        [failure.origin.index for failure in found.failures],
+        [int(failure.result.case.removeprefix("fuzz-0-")) for failure in found.failures],
     )
     assert len(found.failures) == 2
     assert errors == []
     assert found.notes == [
-        f"fuzz-0-{found.failures[1].origin.index} could not be judged: ArithmeticError: the search broke"
+        f"{found.failures[1].result.case} could not be judged: ArithmeticError: the search broke"
     ]
 
 

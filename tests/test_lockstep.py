@@ -393,7 +393,7 @@ def test_record_of_lockstep_is_read_back_and_makes_a_page(tmp_path):
     assert "wrong diverges first at step 2" in text
     assert "clip_at = 1.002 instead of 1" in text
     assert text.count('class="growth"') == 2 * 7
-    assert "What the precision does not hold" not in text
+    assert "Lost in this precision" not in text
 
 
 @pytest.mark.clause("OPT-11")
@@ -418,7 +418,7 @@ def test_section_that_no_step_judges_keeps_training_from_agreeing():
     assert row.count("not judged") == 2
     assert "right: parameters not judged; sevens: parameters not judged." in page(made)
     assert "sevens: not judged</span>" in page(made)
-    assert "What the precision does not hold" in page(made)
+    assert "Lost in this precision" in page(made)
     assert all(f"<li>{line}</li>" in page(made) for line in lost)
 
 

@@ -18,7 +18,7 @@ from concord.conformance.campaign import Setup
 from concord.conformance.fuzz.failures import write_failures
 from concord.conformance.fuzz.findings import Failure, Findings
 from concord.conformance.fuzz.plan import Plan, sample
-from concord.conformance.tally import Origin
+from concord.conformance.verdict import Result
 from concord.spec import files, folders
 from tests.toys.surroundings import PATIENCE, ROOT, concord
 
@@ -162,7 +162,7 @@ def findings():
     """Two failures, of which nobody has to be found first."""
     cases = sample(Plan(names=(), parts=("dot_product",), shapes=1), range(2))
     failures = [
-        Failure((f"b{i}", "diverges", ""), "", 2.0, ("it diverges",), case, case, Origin(0, i), 0)
+        Failure(Result(f"b{i}", "fuzz", f"fuzz-0-{i}", case.dtype, "refused"), case, case, 0)
         for i, case in enumerate(cases)
     ]
     return Findings(failures=failures)
@@ -171,7 +171,7 @@ def findings():
 def test_a_finding_never_takes_the_place_of_another(findings, tmp_path):
     def written(**fields):
         assert write_failures(tmp_path, findings, Setup(**fields)) == []
-        return [*map(Path, findings.folders.values())]
+        return [Path(failure.folder) for failure in findings.failures]
 
     first, second = written()
     assert written() == [first, second]  # the same is found again

@@ -75,7 +75,7 @@ def row(run: Path, name: str, log: Sequence[Mapping[str, Any]]) -> dict[str, str
     test = read_as(run / RESULT, Best) if (run / RESULT).exists() else None
 
     def number(value: float | None) -> str:
-        return "–" if value is None else f"{value:,.0f}".replace(",", " ")
+        return "–" if value is None else f"{value:,.0f}"
 
     def logged(column: str) -> list[float]:
         return [row[column] for row in log if row.get(column) is not None]

@@ -13,7 +13,7 @@ from concord.backends import machine
 from concord.conformance import record
 from concord.conformance.campaign import Setup
 from concord.conformance.dump import case_files
-from concord.conformance.fuzz.findings import Findings
+from concord.conformance.fuzz.findings import Failure, Findings
 from concord.spec.errors import collecting
 from concord.spec.folders import write_folder
 
@@ -24,7 +24,7 @@ SETTINGS = ("device", "implementation", "execution", "precision")
 def write_failures(folder: Path, findings: Findings, settings: Setup) -> list[str]:
     """Write each failure as a folder that ``concord check --from-cases`` runs again.
 
-    :attr:`Findings.folders` then names the folders. Their names say what is in them: the same finding under
+    Each then says where. The names of folders say what is in them: the same finding under
     the same settings is written once, and none takes the place of another.
 
     Returns:
@@ -32,27 +32,28 @@ def write_failures(folder: Path, findings: Findings, settings: Setup) -> list[st
     """
     problems: list[str] = []
     for failure in findings.failures:
+        backend, dtype = failure.result.backend, failure.result.dtype
         chosen = {name: getattr(settings, name) for name in SETTINGS}
         about = {
             **record.plain(failure),
             "versions": {
                 **machine.describe(),
-                failure.backend: findings.environments.get(failure.backend, {}).get("version"),
+                backend: findings.environments.get(backend, {}).get("version"),
             },
             "settings": chosen,
         }
         case = case_files(failure.case.job(failure.name))
-        content = hashlib.sha256(b"".join([*case.values(), str([failure.backend, chosen]).encode()]))
-        target = folder / f"{failure.name}-{failure.dtype}-{content.hexdigest()[:8]}"
+        content = hashlib.sha256(b"".join([*case.values(), str([backend, chosen]).encode()]))
+        target = folder / f"{failure.name}-{dtype}-{content.hexdigest()[:8]}"
         with collecting(problems):
             with contextlib.suppress(FileExistsError):
                 write_folder(target, {**case, "found.json": record.lines(about).encode()})
-            findings.folders[failure.name] = str(target)
+            failure.folder = str(target)
     return problems
 
 
-def command(folder: str, backend: str, settings: Setup) -> str:
-    """Return the command that runs a failure again."""
+def command(failure: Failure, settings: Setup) -> str:
+    """Return the command that runs a failure again, from the folder that it was written to."""
     usual = Setup()
     options = [
         f"--{name} {getattr(settings, name)}"
@@ -63,7 +64,7 @@ def command(folder: str, backend: str, settings: Setup) -> str:
         [
             "concord check",
             *options,
-            f"--backend {shlex.quote(backend)}",
-            f"--from-cases {shlex.quote(folder)}",
+            f"--backend {shlex.quote(failure.result.backend)}",
+            f"--from-cases {shlex.quote(failure.folder)}",
         ]
     )

@@ -8,11 +8,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from concord.conformance.fields import Count, Number, also
+from concord.conformance.fields import Count, Number
 from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.plan import Plan
-from concord.conformance.tally import Origin, Tally
-from concord.conformance.verdict import FAILED_WORKER, Result, Row, conclude, result_lines
+from concord.conformance.tally import Tally
+from concord.conformance.verdict import FAILED_WORKER, Result, conclude
 
 FAILED = ("diverges", "refused", "error", "crashed", "timed out", "out of memory")
 """Statuses of a case that has found something."""
@@ -40,69 +40,43 @@ class Failure:
     """A case that fails, shrunk to the smallest that fails in the same way.
 
     Attributes:
-        signature: what it is known by: backend, status, and the tensor that diverges first or what the
-            backend said.
-        tensor: the first that diverges; empty where there is no verdict.
-        worst: the largest error in tolerances.
-        lines: what happened, in words.
+        result: what came of the smallest case, with what explains it.
         case: the smallest case.
         found_as: the case that it was shrunk from.
-        origin: which case of the run that was.
         attempts: how many smaller cases were tried.
         times: how many cases of the run failed in this way.
-        row: the judgement of that tensor in the smallest case.
+        folder: where it was written; empty where it was not.
     """
 
-    written = also("backend", "status", "dtype")
-
-    signature: Signature
-    tensor: str
-    worst: Number
-    lines: tuple[str, ...]
+    result: Result
     case: FuzzCase
     found_as: FuzzCase
-    origin: Origin
     attempts: Count
     times: Count = 1
-    row: Row | None = None
+    folder: str = ""
 
     @property
-    def backend(self) -> str:
-        """The backend that failed."""
-        return self.signature[0]
-
-    @property
-    def status(self) -> str:
-        """The status that it came to."""
-        return self.signature[1]
-
-    @property
-    def dtype(self) -> str:
-        """The precision."""
-        return self.case.dtype
+    def signature(self) -> Signature:
+        """What it is known by."""
+        return signature_of(self.result)
 
     @property
     def name(self) -> str:
-        """A name for files."""
-        return (
-            f"{re.sub('[^A-Za-z0-9]+', '-', self.backend).strip('-')}-{self.origin.seed}-{self.origin.index}"
-        )
+        """A name for files: the backend, the seed of the run and the number of the case."""
+        backend = re.sub("[^A-Za-z0-9]+", "-", self.result.backend).strip("-")
+        return f"{backend}-{self.result.case.removeprefix('fuzz-')}"
 
 
-def failure_of(result: Result, case: FuzzCase, found_as: FuzzCase, origin: Origin, attempts: int) -> Failure:
-    """Return the failure that a result is."""
-    row = result.first_divergence
-    tensor = row.tensor if row else ""
+def explained(result: Result) -> Result:
+    """Return a result with what explains it, and without what only the search for that needs."""
+    if result.verdict is None:
+        return result
     try:
-        lines = result_lines(result)
+        verdict = result.verdict.explained()
     except Exception as error:  # random cases are hard on the search for causes; what was found matters more
-        lines = [
-            f"{result.backend} diverges: {result.case}, {result.dtype}",
-            f"  first at {tensor}; looking for its cause failed: {error!r}",
-        ]
-    return Failure(
-        signature_of(result), tensor, result.worst, tuple(lines), case, found_as, origin, attempts, row=row
-    )
+        verdict = dataclasses.replace(result.verdict, search=None)
+        result = dataclasses.replace(result, attribution=f"looking for its cause failed: {error!r}")
+    return dataclasses.replace(result, verdict=dataclasses.replace(verdict, case=None))
 
 
 @dataclass
@@ -115,12 +89,10 @@ class Findings:
         environments: what each backend said of itself.
         notes: what was not run, and why.
         cases: how many were drawn and run.
-        owed: whether a backend that was asked for, or a set of workers, was not there.
-        idle: whether no backend at all was there.
+        owed: whether a backend that was asked for was not there, or Concord failed to judge a case.
         interrupted: whether somebody stopped the hunt.
         seconds: the whole hunt.
         plan: what was hunted through.
-        folders: name of a failure to the folder that it was written to.
     """
 
     tallies: dict[str, dict[str, Tally]] = field(default_factory=dict)
@@ -129,11 +101,9 @@ class Findings:
     notes: list[str] = field(default_factory=list)
     cases: Count = 0
     owed: bool = False
-    idle: bool = False
     interrupted: bool = False
     seconds: Number = 0.0
     plan: Plan | None = None
-    folders: dict[str, str] = field(default_factory=dict)
 
     def tally(self, backend: str, dtype: str) -> Tally:
         """Return the tally of a backend in a precision."""

@@ -21,12 +21,12 @@ from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.findings import (
     FAILED,
     NOT_THERE,
+    Failure,
     Findings,
-    failure_of,
+    explained,
     signature_of,
 )
 from concord.conformance.fuzz.plan import Failed, Plan, draw, drawn, files_elsewhere
-from concord.conformance.tally import Origin
 from concord.conformance.verdict import NOT_JUDGED, Result
 from concord.spec.errors import SpecError, optional
 from concord.spec.text import first_line
@@ -103,11 +103,10 @@ class _Hunt:
             for count, index in enumerate(indices):
                 if count % self.plan.chunk == 0:
                     self.renew()
-                origin = Origin(self.plan.seed, index)
                 try:
-                    self.examine(drawn(self.plan, index), origin)
+                    self.examine(drawn(self.plan, index), index)
                 except Exception as error:
-                    self.unjudged(_name(origin), type(error).__name__, str(error))
+                    self.unjudged(self.name(index), type(error).__name__, str(error))
         self.renew()
         return self.findings
 
@@ -132,20 +131,24 @@ class _Hunt:
         if not any(note.endswith(f" could not be judged: {said}") for note in self.findings.notes):
             self.findings.note(f"{case} could not be judged: {said}")
 
-    def attempt(self, case: FuzzCase, origin: Origin, *names: str) -> list[Result]:
+    def name(self, index: int) -> str:
+        """Return the name of a case, and of those that it is shrunk to."""
+        return f"fuzz-{self.plan.seed}-{index}"
+
+    def attempt(self, case: FuzzCase, index: int, *names: str) -> list[Result]:
         """Run a case on backends at the same time, by default on all that are left, and judge the runs."""
-        job = case.job(_name(origin), self.plan.end_to_end and not names)
+        job = case.job(self.name(index), self.plan.end_to_end and not names)
         left = [name for name, runner in self.runners.items() if not runner.supervisor.failure]
         results = self.pool.map(lambda name: self.runners[name].attempt(job), names or left)
         if self.pool.stopped:  # the workers were ended in the middle of it
             raise Over
         return results
 
-    def examine(self, case: FuzzCase, origin: Origin) -> None:
+    def examine(self, case: FuzzCase, index: int) -> None:
         """Run a case on every backend, count what comes of it, and make each new failure small."""
         if self.over:
             raise Over
-        results, findings = self.attempt(case, origin), self.findings
+        results, findings = self.attempt(case, index), self.findings
         there = [result for result in results if result.status not in NOT_THERE]
         for result in results:
             if result.status in NOT_THERE:
@@ -155,9 +158,8 @@ class _Hunt:
                 continue
             if result.status == NOT_JUDGED:
                 self.unjudged(result.case, result.backend, result.detail)
-            findings.tally(result.backend, result.dtype).add(result, origin, case)
+            findings.tally(result.backend, result.dtype).add(result)
         if not there:
-            findings.idle = not self.runners
             raise Over
         findings.cases += 1
         self.progress(findings.cases)
@@ -167,15 +169,15 @@ class _Hunt:
             if known := findings.known(signature_of(result)):
                 known.times += 1
             else:
-                self.pursue(result, case, origin)
+                self.pursue(result, case, index)
 
-    def pursue(self, result: Result, case: FuzzCase, origin: Origin) -> None:
+    def pursue(self, result: Result, case: FuzzCase, index: int) -> None:
         """Record a failure, with the smallest case that fails in the same way.
 
         Whatever becomes of the search, what was seen is recorded.
         """
         signature, most = signature_of(result), ATTEMPTS[result.status]
-        if sum(failure.backend == result.backend for failure in self.findings.failures) >= SHRUNK:
+        if sum(failure.result.backend == result.backend for failure in self.findings.failures) >= SHRUNK:
             most = 0
         tried, smallest, failing = {case: True}, list[FuzzCase](), (result, case)
 
@@ -186,7 +188,7 @@ class _Hunt:
                 if len(tried) > most or self.over:
                     raise Enough
                 self.runners[result.backend].supervisor.refresh(RESTARTS)
-                (found,) = self.attempt(other, origin, result.backend)
+                (found,) = self.attempt(other, index, result.backend)
                 tried[other] = signature_of(found) == signature
                 failing = (found, other) if tried[other] else failing
             return tried[other]
@@ -198,15 +200,12 @@ class _Hunt:
         try:
             with contextlib.suppress(Enough):
                 with contextlib.suppress(Failed, Flaky):  # the latter: a backend that does not fail each time
-                    draw(self.plan, origin.index, look, smallest.append)
+                    draw(self.plan, index, look, smallest.append)
                 for passed in smallest:
                     fails(passed)  # hypothesis believes that it passes
         finally:
-            self.findings.failures.append(failure_of(*failing, case, origin, len(tried) - 1))
-
-
-def _name(origin: Origin) -> str:
-    return f"fuzz-{origin.seed}-{origin.index}"
+            found, smallest_failing = failing
+            self.findings.failures.append(Failure(explained(found), smallest_failing, case, len(tried) - 1))
 
 
 def _on_dask(
@@ -228,7 +227,7 @@ def _on_dask(
             for future in wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)[0]:
                 one = found[pending.pop(future)] = future.result()
                 progress(sum(each.cases for each in found.values()))
-                ending |= one.idle
+                ending |= not one.tallies  # no backend is there
             ending |= stopped()
             if ending:
                 event.set()

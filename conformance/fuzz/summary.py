@@ -15,7 +15,7 @@ from concord.conformance.fuzz.failures import command
 from concord.conformance.fuzz.findings import FAILED, Findings
 from concord.conformance.report import SHORT, indented
 from concord.conformance.tally import KINDS, WAYS, Tally, Way
-from concord.conformance.verdict import number
+from concord.conformance.verdict import number, result_lines
 from concord.conformance.wording import counted
 
 WIDE = 140
@@ -83,15 +83,15 @@ def show(findings: Findings, console: Console, settings: Setup) -> None:
         highlight=False,
     )
     for failure in findings.failures:
-        head, *rest = failure.lines
+        head, *rest = result_lines(failure.result)
         console.print(Text(head, style="bold red"))
         for line in rest:
             console.print(indented(line))
         smaller = f"the smallest of {failure.attempts + 1} tried" if failure.attempts else "as found"
         times = f"{counted(failure.times, 'case')} failed in this way"
         console.print(indented(f"  {times}; this one is {smaller}"))
-        if folder := findings.folders.get(failure.name):
-            console.print(Text(f"  {command(folder, failure.backend, settings)}"), soft_wrap=True)
+        if failure.folder:
+            console.print(Text(f"  {command(failure, settings)}"), soft_wrap=True)
     for note in findings.notes:
         console.print(Text(note, style="magenta"))
     found = (
@@ -100,5 +100,7 @@ def show(findings: Findings, console: Console, settings: Setup) -> None:
         else "nothing was judged"
     )
     console.print(
-        f"{findings.cases} random cases in {findings.seconds:.0f} s: {found}", style="bold", highlight=False
+        f"{counted(findings.cases, 'random case')} in {findings.seconds:.0f} s: {found}",
+        style="bold",
+        highlight=False,
     )

@@ -23,7 +23,7 @@ def page(made: Record) -> str:
     """Return the page of a record of lockstep."""
     found: Lockstep = made.outcome
     sections = {
-        **({"lost": "What the precision does not hold"} if found.lost else {}),
+        **({"lost": "Lost in this precision"} if found.lost else {}),
         **({"first": "First divergences"} if any(track.first for track in found.tracks) else {}),
     }
     return render(
@@ -31,7 +31,7 @@ def page(made: Record) -> str:
         made,
         headline=headline(found),
         compared=[compared(found)],
-        sections={**sections, "errors": "Errors over the steps", "about": "What was trained"},
+        sections={**sections, "errors": "Errors over the steps", "about": "Recipe and data"},
         found=found,
         figures=[
             figure(found, section)

@@ -19,12 +19,12 @@ TONES = {PROVEN: "good", FAILED: "bad", NOT_APPLICABLE: "none", UNVERIFIED: "bro
 SIGNS = {PROVEN: "✓", FAILED: "✗", NOT_APPLICABLE: "–", UNVERIFIED: "?"}
 
 SECTIONS = {
-    "items": "What is claimed",
+    "items": "Claims",
     "sensitivity": "It could have failed",
     "ledger": "Every tensor",
     "errors": "Errors",
     "files": "Files",
-    "about": "What it was made with",
+    "about": "Made with",
 }
 
 WORST_FIRST = (FAILED, UNVERIFIED, PROVEN, NOT_APPLICABLE)
