@@ -131,7 +131,8 @@ def test_datasets_of_hugging_face_are_read_from_their_folder(tmp_path):
 
 def test_a_folder_that_is_no_dataset_says_so(tmp_path):
     assert refusal(data.read, tmp_path) == [
-        f"{tmp_path}: is a folder but no dataset: 'dataset_info.json' and 'state.json' must be in it"
+        f"{tmp_path}: is a folder but no dataset: 'dataset_info.json' and 'state.json' must be in it; "
+        "a file of the folder can be given"
     ]
     assert refusal(data.splits, tmp_path)[0].startswith(
         f"{tmp_path}: has no train.tsv or train.jsonl or train.txt"
