@@ -140,7 +140,7 @@ def test_somebody_elses_model_reads_by_its_own_tokenizer(invoke, tmp_path):
         assert (code, lines) == (0, []), output
         assert '"cat", "##s", "sat"' in drawn.read_text()
     (path / "vocab.txt").unlink()
-    code, _, lines = invoke(*f"show attention {path} ".split(), "The cats sat", "--backend", RIGHT)
+    code, _, lines = invoke(f"show attention {path} ", "The cats sat", "--backend", RIGHT)
     assert (code, lines) == (
         2,
         [f"concord: error: {path}: has no tokenizer: it lacks tokenizer.json and vocab.txt"],

@@ -20,10 +20,10 @@ from concord.conformance.explain.breakdown import (
     axes_of,
     break_down,
 )
-from concord.conformance.judging import judge
 from concord.conformance.scoring import scores_of
 from concord.spec.cases import build_case
 from concord.spec.reference import reference
+from tests.toys.rounded import verdict_of
 
 AXES = ("batch", "heads", "query", "key")
 SHAPE = (2, 3, 5, 7)
@@ -134,7 +134,7 @@ def test_the_judgement_that_decides_says_where_and_no_other(taps):
         "float64",
         requested=("taps",) if taps else (),
     )
-    row = judge(case.config, case.weights, case.batch, run).first_divergence
+    row = verdict_of(case, run).first_divergence
     assert (row.tensor, row.axes, row.deciding.breakdown.worst[0].index) == (
         "logits",
         ("batch", "classes"),

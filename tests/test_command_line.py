@@ -86,12 +86,7 @@ def test_both_entrances_give_the_same_exit_code():
     script = Path(sys.executable).with_name("concord")
     for command in ([sys.executable, "-m", "concord"], [str(script)]):
         done = subprocess.run(
-            [*command, "show", "variants", "brt"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
+            [*command, "show", "variants", "brt"], cwd=ROOT, capture_output=True, text=True, check=False
         )
         assert (done.returncode, done.stdout) == (2, "")
         assert (
@@ -107,12 +102,8 @@ REFUSED = {
         "unknown backend 'troch': did you mean 'torch'?",
         "unknown backend 'padle': did you mean 'paddle'?",
     ),
-    "check --backend tests.toys.numpy_backend:": ("unknown backend 'tests.toys.numpy_backend:'",),
-    "check --dtype double": ("unknown dtype 'double': must be one of float64, float32, bfloat16, float16",),
-    "check --part modle": ("unknown part 'modle': did you mean 'model'",),
     "check --variant bert --case keras-attention-equal": ("unknown case 'keras-attention-equal'",),
     "check --implementation explict": ("unknown implementation 'explict': did you mean 'explicit'?",),
-    "golden --precision tf23": ("unknown precision 'tf23': did you mean 'tf32'?",),
     "check --repeat 0 --precision no": ("unknown precision 'no'", "--repeat is 0 but must be at least 1"),
     "check --threads 99999999": ("--threads is 99999999 but must be at least 1 and at most",),
     "speed --batch 99999999999999": ("--batch is 99999999999999 but must be at least 1 and at most",),
@@ -125,7 +116,6 @@ REFUSED = {
     "check --python troch=/usr/bin/python3": (
         "--python is 'troch=/usr/bin/python3': unknown backend 'troch': did you mean 'torch'?",
     ),
-    "check --time-limit 0": ("--time-limit is 0 but must be above 0",),
     "check --time-limit nan": ("--time-limit is nan but must be above 0",),
     "check --memory-limit nan": ("--memory-limit is nan MiB but must be above 0 and at most",),
     "check --backend tensorflow": ("unknown backend 'tensorflow': did you mean 'tf'?",),
@@ -155,10 +145,35 @@ REFUSED = {
     "check --json /no/such/folder/out.json": (
         "/no/such/folder/out.json: cannot be written: No such file or directory",
     ),
-    "check --json /dev/null/out.json": ("/dev/null/out.json: cannot be written: Not a directory",),
-    "case export /no/such --variant brt": ("unknown variant 'brt': did you mean 'bert'",),
     "show variants keras-atention": ("unknown variant 'keras-atention': did you mean 'keras-attention'?",),
     "doctor --backend troch": ("unknown backend 'troch': did you mean 'torch'?",),
+    "fuzz --time inf": ("--time is inf but must be finite and above 0",),
+    "fuzz --out /dev/null/x": ("--out /dev/null/x: cannot be written: Not a directory",),
+    "fuzz --backend troch --dtype float46 --part modle --cases 0": (
+        "unknown backend 'troch': did you mean 'torch'?",
+        "unknown dtype 'float46': did you mean 'float64'",
+        "unknown part 'modle': did you mean 'model'",
+        "--cases is 0 but must be at least 1",
+    ),
+    "mutants --backend torsh --mutant mask_mising --threads 0": (
+        "--threads is 0",
+        "unknown backend 'torsh': did you mean 'torch'?",
+        "unknown mutant 'mask_mising': did you mean 'mask_missing'",
+    ),
+    "speed --preset nndll": ("unknown preset 'nndll'",),
+    "speed --kind infer": ("unknown kind 'infer'",),
+    "speed --profile fast --turns 0": ("unknown profile 'fast'", "--turns is 0"),
+    "speed --budget -1": ("--budget is -1 s",),
+    "speed --resume nowhere.json": ("nowhere.json: no such file",),
+    "speed --markdown pyproject.toml": ("pyproject.toml: lacks the lines '<!-- begin speed -->'",),
+    "train --lockstep": ("give one of --case, --variant and --config",),
+    "train --lockstep --case standrad": ("unknown case of lockstep 'standrad'",),
+    "train --lockstep --case standard --batch 3": ("--case standard has batches and a recipe of its own",),
+    "train --lockstep --variant bert --steps 0 --dtype float31": (
+        "--steps is 0 but must be at least 1",
+        "unknown dtype 'float31'",
+    ),
+    "train --lockstep --variant bert --set depth=3": ("unknown field in --set NAME=VALUE: 'depth'",),
 }
 
 
@@ -224,22 +239,9 @@ def test_what_cannot_be_done_is_refused_in_a_line_for_each_problem(invoke, line)
 @pytest.mark.parametrize(
     ("line", "option"),
     [
-        *(
-            (f"{command} ''", "a name is required")
-            for command in (
-                "check --json",
-                "check --markdown",
-                "check --from-dump",
-                "golden",
-                "case export",
-                "speed --config",
-            )
-        ),
+        ("check --json ''", "a name is required"),
+        ("golden ''", "a name is required"),
         ("check --threads many", "--threads"),
-        ("check --time-limit soon", "--time-limit"),
-        ("check --memory-limit 1GiB", "--memory-limit"),
-        ("check --varaint bert", "--varaint"),
-        ("check --json", "--json"),
         ("case export", "DIR"),
         ("chekc", "chekc"),
     ],
@@ -264,21 +266,6 @@ def test_corrupt_golden_files_are_all_named(invoke, tmp_path):
         str(tmp_path / "deeper" / "b.safetensors"),
     ]
     assert not (tmp_path / "out.json").exists()
-
-
-def test_results_that_cannot_be_written_leave_nothing_behind(invoke, tmp_path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").write_text("kept")
-    for target, reason in (
-        ("folder", "Is a directory"),
-        ("absent/out.json", "No such file or directory"),
-        ("file/out.json", "Not a directory"),
-    ):
-        code, output, errors = invoke(f"check --backend {RIGHT} {ONE} --json {tmp_path / target}")
-        assert (code, output) == (2, "")  # nothing ran in vain
-        assert errors == [f"concord: error: {tmp_path / target}: cannot be written: {reason}"]
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder"]
-    assert (tmp_path / "file").read_text() == "kept"
 
 
 def test_markers_are_found_and_lines_kept_where_they_end_as_on_windows(tmp_path):

@@ -14,8 +14,9 @@ import pytest
 from concord import spec
 from concord.backends import BUILT_IN
 from concord.backends.interface import Unsupported
-from concord.conformance.judging import judge
 from concord.spec.cases import build_case
+from tests.toys.rounded import verdict_of
+from tests.toys.small import run_case
 
 BOTH = ("float64", "float32")
 HALVES = ("bfloat16", "float16")
@@ -96,7 +97,7 @@ POSITIONS = {"position_start": 3, "position_of_padding": "pad_row", "position_pa
 
 ASKED = [
     *(
-        Asked(name, part=part, dtypes=BOTH, turns=1)
+        Asked(name, part=part, dtypes=BOTH, settings={"tap_gradients": True}, turns=1)
         for name in ("tf1-text-classifier", "bert-pytorch", "nndl-paddle", "keras-attention")
         for part in ("encoder", "stack", "attention", "dot_product")
     ),
@@ -122,7 +123,7 @@ ASKED = [
     ),
     # Library layers.
     *(
-        Asked(name, scenario, "model", {}, BOTH, LIBRARY, 1)
+        Asked(name, scenario, "model", {}, BOTH, {**LIBRARY, "tap_gradients": True}, 1)
         for name in ("bert", "nndl-paddle")
         for scenario in ("ragged", "peaked", "tiny", "offset", "single")
     ),
@@ -147,7 +148,7 @@ ASKED = [
         Asked(name, scenario, dtypes=HALVES, settings=LIBRARY)
         for name, scenario in (("bert", "full"), ("nndl-paddle", "ragged"))
     ),
-    Asked("bert", settings={**LIBRARY, "execution": "compiled"}, turns=1),
+    Asked("bert", settings={**LIBRARY, "execution": "compiled", "tap_gradients": True}, turns=1),
     *(
         Asked("bert", scenario, dtypes=BOTH, settings=FUSED, only=("torch",))
         for scenario in ("equal", "full", "single")
@@ -244,9 +245,10 @@ def test_backend_conforms(backend, asked, open_worker):
                 run()
             continue
         found = run()
-        verdict = judge(case.config, case.weights, case.batch, found, case.part)
+        verdict = verdict_of(case, found)
         assert verdict.passed, f"{dtype}: {verdict.first_divergence}"
         assert bool(found.gradients) == asked.settings.get("gradients", True)
+        assert bool(found.tap_gradients) == asked.settings.get("tap_gradients", False)
 
 
 @pytest.mark.clause("MSK-6")
@@ -255,17 +257,17 @@ def test_mask_constants_survive_in_float64(worker):
     for fill in ("replace", "add"):
         options = {"mask_fill": fill, "query_mask": "none"}
         case = build_case("tf1-text-classifier", "ragged", "attention", options)
-        run = worker.run(case.config, case.weights, case.batch, part="attention", dtype="float64")
+        run = run_case(worker, case, dtype="float64")
         hidden = ~case.batch.key_mask[3]
         assert (run.taps["attention.masked_scores"][3][..., hidden] != -4294967296.0).all()
-        assert judge(case.config, case.weights, case.batch, run, "attention").passed
+        assert verdict_of(case, run).passed
 
 
 def test_run_without_taps_or_gradients_delivers_output_and_loss(worker):
     case = build_case("bert", "ragged")
-    run = worker.run(case.config, case.weights, case.batch, dtype="float64", taps=False, gradients=False)
+    run = run_case(worker, case, dtype="float64", taps=False, gradients=False)
     assert (run.taps, run.gradients) == ({}, {})
-    verdict = judge(case.config, case.weights, case.batch, run)
+    verdict = verdict_of(case, run)
     assert verdict.passed
     assert [row.tensor for row in verdict.table] == ["logits", "loss"]
 
@@ -276,7 +278,7 @@ def test_training_begins_anew_with_what_is_loaded(worker, open_worker, execution
     case = build_case("bert", "ragged", options={"num_layers": 1})
     settings = {"implementation": "trained::explicit", "execution": execution, "gradients": False}
     trained = open_worker(f"tests.toys.built_in:{worker.name}")
-    info = trained.run(case.config, case.weights, case.batch, **settings).info
+    info = run_case(trained, case, **settings).info
     assert info["unmoved"] == []
     assert info["moments"] == ["first_moment", "parameters", "second_moment"]
     assert info["unlike"] == []

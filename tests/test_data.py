@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -12,7 +10,7 @@ from concord.spec.errors import SpecError
 from concord.training import data
 from concord.training.data import corpus as corpora
 from concord.training.data.lines import LONGEST, SHOWN
-from tests.toys.surroundings import PATIENCE, ROOT
+from tests.toys.surroundings import ROOT, python
 
 PAIRS = (
     "谁有狂三这张高清的\t这张高清图，谁有\t0\n"
@@ -313,12 +311,7 @@ def test_a_vocabulary_is_learnt_the_same_each_time(small):
         f"    encoder = data.TextEncoder.learn({texts!r}, spec.variant('bert'), one, size=31)\n"
         f"    print(encoder.vocab_size, encoder.files())"
     )
-    one, other = (
-        subprocess.run(
-            [sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=PATIENCE, check=True
-        ).stdout
-        for _ in range(2)
-    )
+    one, other = (python("-c", program).stdout for _ in range(2))
     assert one == other
     assert all(4 < int(line.split()[0]) <= 31 for line in one.splitlines())
     assert refusal(data.TextEncoder.learn, [], small()) == [
@@ -362,15 +355,7 @@ def test_a_configuration_that_does_not_fit_is_explained(small):
 
 def test_the_example_of_the_guide_runs(tmp_path):
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/data.md").read_text(), re.DOTALL)
-    done = subprocess.run(
-        [sys.executable, "-c", example],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = python("-c", example, folder=tmp_path, PYTHONPATH=str(ROOT))
     assert (done.returncode, done.stderr) == (0, "")
     first, second, tokens = done.stdout.splitlines()
     assert sorted(re.findall(r"tsv:(\d)", first + second)) == list("1234")

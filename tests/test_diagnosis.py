@@ -3,8 +3,6 @@
 The tensor, the clause, and what is seen, but no cause that is not theirs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from functools import cache
@@ -13,7 +11,6 @@ import numpy as np
 import pytest
 
 from concord import spec
-from concord.backends.interface import Run
 from concord.conformance import html
 from concord.conformance.bugs.bug import Bug
 from concord.conformance.bugs.catalogue import BUGS
@@ -24,13 +21,13 @@ from concord.conformance.explain.computation import Prediction
 from concord.conformance.explain.conclusions import conclude
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.relations import describe
-from concord.conformance.judging import judge
 from concord.conformance.record import made, plain
 from concord.conformance.verdict import Result, Verdict, divergence_lines
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.cases import Case, build_case
+from concord.spec.cases import build_case
 from concord.spec.reference import compute
-from tests.toys.ports import SOUND, Port, option, run_with, step
+from tests.toys import rounded
+from tests.toys.ports import SOUND, option, run_with, step
 from tests.toys.ports import run_of as ported
 from tests.toys.unseen import UNSEEN, Unseen, edited, run_of, said
 
@@ -39,12 +36,10 @@ UNSAID = {"residual halved"}
 
 
 @cache
-def verdict_of(name: str) -> Verdict:
+def verdict_of(name):
     mistake = UNSEEN[name]
     case = build_case(mistake.home, mistake.scenario)
-    return judge(
-        case.config, case.weights, case.batch, run_of(case, mistake), case.part, end_to_end=False
-    ).explained()
+    return rounded.verdict_of(case, run_of(case, mistake), end_to_end=False).explained()
 
 
 @pytest.mark.parametrize("name", UNSEEN)
@@ -82,19 +77,17 @@ def test_what_gives_the_whole_tensor_is_a_cause_unless_it_is_a_number(name, caus
 # All cases of a backend together.
 
 
-def run_in(case: Case, wrong: Unseen | Bug | Port) -> Run:
+def run_in(case, wrong):
     if isinstance(wrong, Bug):
         return run_with(wrong, case)
     return run_of(case, wrong) if isinstance(wrong, Unseen) else ported(case, wrong)
 
 
-def results_of(wrong: Unseen | Bug | Port, variant: str, scenarios: tuple[str, ...]) -> list[Result]:
+def results_of(wrong, variant, scenarios):
     found = []
     for scenario in scenarios:
         case = build_case(variant, scenario)
-        verdict = judge(
-            case.config, case.weights, case.batch, run_in(case, wrong), case.part, end_to_end=False
-        )
+        verdict = rounded.verdict_of(case, run_in(case, wrong), end_to_end=False)
         found.append(Result("toy", variant, case.name, "float32", verdict.status, verdict=verdict))
     return found
 
@@ -122,7 +115,7 @@ def test_what_the_wrong_cases_have_in_common_is_said():
     assert "it is wrong only where there is one sample" in conclusion.text
 
 
-def of_shape(status: str, samples: int, tokens: int) -> Result:
+def of_shape(status, samples, tokens):
     """Return a run of so many samples and tokens that is judged to be right, or wrong in its scores."""
     case = build_case("bert", "full")
     batch = spec.example_batch(case.config, samples, tokens, padding="none")
@@ -131,7 +124,7 @@ def of_shape(status: str, samples: int, tokens: int) -> Result:
     return Result("toy", "bert", f"{samples}x{tokens}", "float32", status, verdict=verdict)
 
 
-def condition_of(wrong: list[tuple[int, int]], right: list[tuple[int, int]]) -> str:
+def condition_of(wrong, right):
     runs = [of_shape("diverges", *shape) for shape in wrong] + [of_shape("agrees", *shape) for shape in right]
     _, (conclusion,) = conclude(runs)
     return conclusion.text.partition("it is wrong only where ")[2]
@@ -165,7 +158,7 @@ def test_the_lowest_finite_number_for_a_mask_constant_is_read_off():
     case = build_case("nndl-paddle", "ragged")
     lowest = float(np.finfo(np.float64).min)
     run = ported(case, option(mask_value=lowest, mask_fill="replace"), "float64")
-    diagnosis = judge(case.config, case.weights, case.batch, run, case.part).explained().diagnosis
+    diagnosis = rounded.verdict_of(case, run).explained().diagnosis
     assert "masked_scores" in diagnosis.tensor
     assert "mask" in diagnosis.cause.text
     assert not any("failed" in note for note in diagnosis.notes)
@@ -175,15 +168,10 @@ def test_a_mistake_that_no_model_of_width_1_can_have_does_not_end_the_search(sma
     config = small(
         "bert-pytorch", d_model=1, num_heads=1, norm_variance="biased", final_norm=True, norm_epsilon=1e-3
     )
-    weights, batch = spec.initialize(config, seed=3), spec.example_batch(config, 3, 7)
-    truth = compute(config, weights, batch, Arithmetic("float32"), gradients=True, dtype="float32")
-    wrong = {**truth.gradients, "final_norm.weight": truth.gradients["final_norm.weight"] + 0.5}
-    verdict = judge(
-        config,
-        weights,
-        batch,
-        Run(truth.output, truth.loss, truth.taps, wrong, "toy", "float32", tap_gradients=truth.tap_gradients),
-    ).explained()
+    case = JudgedProblem(config, spec.initialize(config, seed=3), spec.example_batch(config, 3, 7))
+    right = rounded.run_of(case)
+    run = rounded.other(right, "gradients.final_norm.weight", lambda gradient: gradient + np.float32(0.5))
+    verdict = rounded.verdict_of(case, run).explained()
     assert verdict.first_divergence.tensor == "gradients.final_norm.weight"
     assert not [note for note in verdict.diagnosis.notes if "failed" in note]
     assert verdict.diagnosis.text
@@ -222,14 +210,14 @@ def test_what_is_no_number_is_no_relation(seed):
 # What to do next.
 
 
-def lines_of(case: Case, run: Run, exported: bool = False) -> list[str]:
-    verdict = judge(case.config, case.weights, case.batch, run, case.part)
+def lines_of(case, run, exported=False):
+    verdict = rounded.verdict_of(case, run)
     return divergence_lines(
         Result("toy", "bert", case.name, "float32", verdict.status, verdict=verdict, seconds=1.0), exported
     )
 
 
-def noisy(run: Run, tensor: str) -> Run:
+def noisy(run, tensor):
     kind, name = (
         (run.gradients, tensor.removeprefix("gradients."))
         if tensor.startswith("gradients.")
@@ -289,9 +277,7 @@ def test_what_does_not_hold_is_folded():
         return run.a.reshape(run.linear(name, entered), y.shape)
 
     case = build_case("bert-pytorch", "ragged")
-    verdict = judge(
-        case.config, case.weights, case.batch, ported(case, step("*.value", unnormed)), case.part
-    ).explained()
+    verdict = rounded.verdict_of(case, ported(case, step("*.value", unnormed))).explained()
     (refuted,) = verdict.diagnosis.refuted
     assert (
         refuted

@@ -257,26 +257,6 @@ def test_a_scheduler_that_is_not_there_is_named_soon(invoke, monkeypatch):
 
 # The command line.
 
-REFUSED = {
-    "--time inf": ("--time is inf but must be finite and above 0",),
-    "--out /dev/null/x": ("--out /dev/null/x: cannot be written: Not a directory",),
-    "--backend troch --dtype float46 --part modle --cases 0": (
-        "unknown backend 'troch': did you mean 'torch'?",
-        "unknown dtype 'float46': did you mean 'float64'",
-        "unknown part 'modle': did you mean 'model'",
-        "--cases is 0 but must be at least 1",
-    ),
-}
-
-
-@pytest.mark.parametrize("line", REFUSED)
-def test_what_cannot_be_done_is_refused_in_a_line_for_each_problem(invoke, line):
-    code, output, errors = invoke(line)
-    assert (code, output) == (2, "")
-    assert len(errors) == len(REFUSED[line])
-    for error, expected in zip(errors, REFUSED[line], strict=True):
-        assert error.startswith(f"concord: error: {expected}")
-
 
 def test_a_folder_without_cases_or_with_broken_ones_cannot_be_run_again(invoke, tmp_path):
     assert invoke(f"--from-cases {tmp_path}", command="check") == (

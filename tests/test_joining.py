@@ -3,15 +3,13 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from concord.conformance import Setup, check_jobs, conduct
-from tests.toys.surroundings import PATIENCE, ROOT, concord, errors, offer, suite, toy
+from tests.toys.surroundings import ROOT, concord, errors, offer, python, suite, toy
 
 # A class.
 
@@ -99,9 +97,7 @@ def test_an_installed_package_offers_a_backend(tmp_path):
 def test_a_package_cannot_take_the_place_of_a_framework(tmp_path):
     program = "from concord import backends; print(backends.names(), backends.resolve('torch'))"
     packages = offer(tmp_path, torch=toy("ReturnsNaN"), zeta=toy("NumpyBackend"), alpha=toy("NumpyBackend"))
-    said = subprocess.check_output(
-        [sys.executable, "-c", program], env={"PYTHONPATH": str(packages)}, cwd=ROOT, text=True
-    )
+    said = python("-c", program, PYTHONPATH=str(packages)).stdout
     names = ["torch", "tf", "paddle", "jax", "alpha", "zeta"]
     assert said.strip() == f"{names} concord.backends.torch.backend:Adapter"
 
@@ -136,7 +132,7 @@ def test_the_plugin_of_the_guide_agrees_with_golden_files_and_under_pytest(guide
 def test_the_program_of_the_guide_that_has_only_files_agrees(guide):
     exported = concord("case export cases --part dot_product --variant vanilla-encoder", folder=guide)
     assert exported.returncode == 0
-    subprocess.run([sys.executable, "run_cases.py", "cases"], cwd=guide, timeout=PATIENCE, check=True)
+    assert python("run_cases.py", "cases", folder=guide).returncode == 0
     done = concord("check --from-dump cases", folder=guide)
     assert (done.returncode, errors(done.stderr)) == (0, "")
     assert f"{len(list(guide.rglob('case.json')))} agree" in done.stdout
@@ -164,8 +160,7 @@ def exported(tmp_path_factory):
 
 def answer(folder, *wrong):
     """Let the stand-alone tool compute the cases of a folder."""
-    program = ROOT / "tests" / "toys" / "standalone.py"
-    subprocess.run([sys.executable, program, folder, *wrong], timeout=PATIENCE, check=True)
+    assert python(ROOT / "tests" / "toys" / "standalone.py", folder, *wrong).returncode == 0
     return folder
 
 

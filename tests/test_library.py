@@ -9,21 +9,20 @@ from rich.console import Console
 
 from concord.backends.interface import Unsupported
 from concord.conformance.campaign import Report, Setup, deviations_of
-from concord.conformance.judging import judge
 from concord.conformance.report import failures
 from concord.conformance.verdict import Result
 from concord.spec.cases import build_case
 from tests.test_conforming import HAS_A_LAYER, LIBRARY, Asked, each, run_of
+from tests.toys.rounded import verdict_of
+from tests.toys.small import run_case
 
 INNER = ("scores", "masked_scores", "weights")
 
 
 def library_run(worker, case, dtype, implementation="library", **settings):
-    return worker.run(
-        case.config,
-        case.weights,
-        case.batch,
-        part=case.part,
+    return run_case(
+        worker,
+        case,
         dtype=dtype,
         implementation=implementation,
         **settings,
@@ -51,7 +50,7 @@ def test_weights_come_back_from_library_layers(worker):
 def test_taps_inside_the_kernel_are_not_exposed_and_no_others(worker):
     case = build_case("bert", "ragged")
     run = library_run(worker, case, "float32")
-    verdict = judge(case.config, case.weights, case.batch, run)
+    verdict = verdict_of(case, run)
     not_exposed = [row.tensor for row in verdict.table if row.status == "not exposed"]
     assert not_exposed == [f"layers.{i}.attention.{step}" for i in range(2) for step in INNER]
     assert library_run(worker, case, "float32", "explicit").info["not_exposed"] == []
@@ -96,9 +95,9 @@ def test_without_its_declaration_a_deviation_is_found(open_worker, backend, name
     worker = open_worker(backend)
     case = build_case("bert", "tiny", options={"norm_epsilon": 1e-5})
     run = library_run(worker, case, "float64")
-    assert judge(case.config, case.weights, case.batch, run).passed
+    assert verdict_of(case, run).passed
     run.info["deviations"] = [entry for entry in run.info["deviations"] if entry["name"] != name]
-    first = judge(case.config, case.weights, case.batch, run).first_divergence
+    first = verdict_of(case, run).first_divergence
     assert tensor in first.tensor
 
 

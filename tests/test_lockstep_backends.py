@@ -120,22 +120,6 @@ def test_session_that_says_nonsense_is_a_row_and_the_others_go_on():
     assert found.exit_code == 3
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ([], "give one of --case, --variant and --config"),
-        (["--case", "standrad"], "unknown case of lockstep 'standrad'"),
-        (["--case", "standard", "--batch", "3"], "--case standard has batches and a recipe of its own"),
-        (["--variant", "bert", "--steps", "0", "--dtype", "float31"], "--steps is 0 but must be at least 1"),
-        (["--variant", "bert", "--set", "depth=3"], "unknown field in --set NAME=VALUE: 'depth'"),
-    ],
-)
-def test_options_that_describe_no_training_are_refused(invoke, options, problem):
-    code, _, errors = invoke("train", "--lockstep", *options)
-    assert code == 2
-    assert any(problem in line for line in errors), errors
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

@@ -2,15 +2,12 @@
 
 import functools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from concord.conformance.mutants.matrix import chosen
-from tests.toys.surroundings import ROOT, options
+from tests.toys.surroundings import options, python
 
 pytestmark = pytest.mark.slow
 
@@ -58,17 +55,6 @@ def require(needs):
         pytest.skip(f"this processor has no {', '.join(sorted(lacking))}")
 
 
-def python(*words, **environment):
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_tests_of_numpy_alone_pass_under_each_kernel(kernel):
     require(KERNELS[kernel])
@@ -78,7 +64,7 @@ def test_tests_of_numpy_alone_pass_under_each_kernel(kernel):
     if kernel not in (taken := python("-c", program, OPENBLAS_CORETYPE=kernel).stdout):
         pytest.skip(f"NumPy's BLAS takes {taken.strip()} instead")
     files = [f"tests/test_{name}.py" for name in OF_NUMPY]
-    done = python("-m", "pytest", "-q", *files, OPENBLAS_CORETYPE=kernel)
+    done = python("-m", "pytest", "-q", *files, patience=None, OPENBLAS_CORETYPE=kernel)
     assert done.returncode == 0, done.stdout
 
 
@@ -88,7 +74,8 @@ def outcomes(command, backend, folder, processor=None):
     path = folder / f"{command}.{backend}.{processor}.json"
     environment = PROCESSORS[processor][1] if processor else {}
     done = python(
-        *("-m", "concord", command, "--backend", backend, *COMMANDS[command], "--json", str(path)),
+        *("-m", "concord", command, "--backend", backend, *COMMANDS[command], "--json", path),
+        patience=None,
         **environment,
     )
     assert path.exists(), done.stderr

@@ -2,13 +2,11 @@
 
 import ast
 import json
-import subprocess
-import sys
 
 import pytest
 
 import concord
-from tests.toys.surroundings import ROOT
+from tests.toys.surroundings import ROOT, python
 
 NOTEBOOK = json.loads((ROOT / "examples/notebook.ipynb").read_text())
 CODE = ["".join(cell["source"]) for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
@@ -24,15 +22,8 @@ def shown(source):
 
 def test_notebook_runs_from_its_first_cell_to_its_last(tmp_path, open_worker):
     open_worker("torch")  # skips where it is not installed
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(map(shown, CODE))],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    cells = "\n".join(map(shown, CODE))
+    done = python("-c", cells, folder=tmp_path, patience=180, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr
     assert "diverges" in done.stdout
     assert "gelu tanh" in done.stdout

@@ -20,7 +20,7 @@ from concord.conformance.fuzz.findings import Failure, Findings
 from concord.conformance.fuzz.plan import Plan, sample
 from concord.conformance.verdict import Result
 from concord.spec import files, folders
-from tests.toys.surroundings import PATIENCE, ROOT, concord
+from tests.toys.surroundings import PATIENCE, ROOT, concord, python
 
 MARKED = "before\n<!-- begin check -->\nold\n<!-- end check -->\nafter\n"
 
@@ -30,9 +30,7 @@ def answered(tmp_path_factory):
     """An exported case with its run: what is judged without a worker."""
     folder = tmp_path_factory.mktemp("answered") / "cases"
     assert concord(f"case export {folder} --case bert-single --dtype float32").returncode == 0
-    subprocess.run(
-        [sys.executable, ROOT / "tests" / "toys" / "standalone.py", folder], timeout=PATIENCE, check=True
-    )
+    assert python(ROOT / "tests" / "toys" / "standalone.py", folder).returncode == 0
     return folder
 
 
@@ -57,6 +55,8 @@ def places(tmp_path):
         ("--json new --html linked", "linked: is named twice"),
         ("--markdown one", "one: lacks the lines '<!-- begin check -->' and '<!-- end check -->'"),
         ("--markdown none.md", "none.md: no such file"),
+        ("--json dumps", "dumps: cannot be written: Is a directory"),
+        ("--json one/out.json", "one/out.json: cannot be written: Not a directory"),
     ],
     ids=lambda text: text[:24],
 )

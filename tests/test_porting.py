@@ -1,10 +1,7 @@
 """Checkpoints of other projects: which format a folder holds, what its tensors are, and what is refused."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -19,7 +16,7 @@ from concord.porting.stored import in_memory
 from concord.spec.errors import SpecError, WeightsError
 from concord.spec.sources import table
 from tests.toys.checkpoints import CONFIG, SIZES, WEIGHTS, bits, drawn, in_bytes
-from tests.toys.surroundings import ROOT
+from tests.toys.surroundings import python
 
 BERT = table.load("bert-hugging-face")
 
@@ -367,14 +364,7 @@ def test_port_prints_lines_that_load_the_result_in_its_framework(form, tmp_path,
     code, output, _ = invoke("port", tmp_path / "bert", "-o", tmp_path / "out", "--to", form)
     assert code == 0
     lines = re.findall("^  (.*)", output.partition("load it with\n")[2], re.MULTILINE)
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join([*lines, "assert type(model).__name__ == 'TextClassifier'"])],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = python("-c", "\n".join([*lines, "assert type(model).__name__ == 'TextClassifier'"]))
     assert done.returncode == 0, done.stderr
 
 

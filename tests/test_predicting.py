@@ -109,21 +109,19 @@ def test_single_texts_and_pairs_are_predicted(invoke, tmp_path, small, monkeypat
         trained(tmp_path / "model", small("bert")),
         f"--backend {NUMPY} --dtype float64".split(),
     )
-    code, output, errors = invoke(*f"predict {folder} abc 你好 --pair".split(), *usual)
+    code, output, errors = invoke(f"predict {folder} abc 你好 --pair", *usual)
     assert (code, errors) == (0, [])
     line = json.loads(output)
     assert (line["text_a"], line["text_b"]) == ("abc", "你好")
     path = written(tmp_path, "pairs.tsv", "abc\t你好\nabd\tc\n")
-    lines = invoke(*f"predict {folder} --texts {path} --columns text_a,text_b".split(), *usual)[
-        1
-    ].splitlines()
+    lines = invoke(f"predict {folder} --texts {path} --columns text_a,text_b", *usual)[1].splitlines()
     same(json.loads(lines[0]), line)
     assert farthest(*(json.loads(line)["probabilities"].values() for line in lines)) > 1e-6
     text = '{"text_a": "abc", "text_b": "你好"}\n'
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    found = json.loads(invoke(*f"predict {folder} --texts - --layout jsonl".split(), *usual)[1])
+    found = json.loads(invoke(f"predict {folder} --texts - --layout jsonl", *usual)[1])
     same({**found, "line": 1}, line)
-    code, output, _ = invoke(*f"predict {folder} abc 你好 d".split(), *usual)
+    code, output, _ = invoke(f"predict {folder} abc 你好 d", *usual)
     lines = [json.loads(line) for line in output.splitlines()]
     assert (code, [line["text_a"] for line in lines]) == (0, ["abc", "你好", "d"])
     assert not any("text_b" in line for line in lines)
@@ -241,9 +239,7 @@ def test_what_cannot_be_predicted_is_refused(
 def test_a_backend_that_gives_nothing_ends_with_its_own_exit_code(invoke, tmp_path, small):
     folder = trained(tmp_path / "model", small("bert"))
     for name in ("KillsItself", "SaysUnsupported"):
-        code, _, errors = invoke(
-            *f"predict {folder} abc --backend {toy(name)} -o {tmp_path / 'out.jsonl'}".split()
-        )
+        code, _, errors = invoke(f"predict {folder} abc --backend {toy(name)} -o {tmp_path / 'out.jsonl'}")
         assert (code, (tmp_path / "out.jsonl").exists()) == (3, False)
         assert toy(name) in errors[0]
 
@@ -260,10 +256,8 @@ def test_an_evaluation_is_what_the_predictions_come_to(invoke, tmp_path, small):
         tmp_path / "out.json",
     )
     code, output, errors = invoke(
-        *(
-            f"predict {folder} --evaluate {path} --backend {NUMPY} --dtype float64 --on-error skip --json "
-            f"{out} --html {tmp_path / 'page.html'}"
-        ).split()
+        f"predict {folder} --evaluate {path} --backend {NUMPY} --dtype float64 --on-error skip --json "
+        f"{out} --html {tmp_path / 'page.html'}"
     )
     assert (code, errors) == (0, [])
     found = json.loads(out.read_text())
@@ -322,7 +316,7 @@ def test_a_checkpoint_from_elsewhere_predicts_with_its_own_tokenizer(invoke, tmp
     assert farthest(found["probabilities"].values(), probabilities(logits)[0]) < 2.0**-20
     assert found["label"] == ("no", "maybe", "yes")[int(logits.argmax())]
     (tmp_path / "there/vocab.txt").unlink()
-    assert invoke(*f"predict {tmp_path / 'there'} a --backend {NUMPY}".split())[0] == 2
+    assert invoke(f"predict {tmp_path / 'there'} a --backend {NUMPY}")[0] == 2
 
 
 def test_texts_are_those_of_a_roberta():
@@ -352,9 +346,7 @@ def test_a_model_whose_logits_are_nan_is_undecided(invoke, tmp_path, small):
     folder = trained(tmp_path / "model", small("bert"))
     path = written(tmp_path, "dev.tsv", "ab\tbad\nc\tgood\n")
     code, output, errors = invoke(
-        *(
-            f"predict {folder} --evaluate {path} --backend {toy('ReturnsNaN')} --json {tmp_path / 'out.json'}"
-        ).split()
+        f"predict {folder} --evaluate {path} --backend {toy('ReturnsNaN')} --json {tmp_path / 'out.json'}"
     )
     found = json.loads((tmp_path / "out.json").read_text())
     assert (code, errors, found["undecided"], found["accuracy"], found["loss"]) == (
@@ -365,6 +357,6 @@ def test_a_model_whose_logits_are_nan_is_undecided(invoke, tmp_path, small):
         None,
     )
     assert "none: NaN" in output
-    code, output, _ = invoke(*f"predict {folder} ab --backend {toy('ReturnsNaN')}".split())
+    code, output, _ = invoke(f"predict {folder} ab --backend {toy('ReturnsNaN')}")
     line = json.loads(output)
     assert (code, line["label"], set(line["probabilities"].values())) == (0, None, {None})

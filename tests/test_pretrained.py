@@ -127,13 +127,10 @@ def test_a_run_goes_on_from_a_checkpoint_and_another_from_the_run(invoke, tmp_pa
         errors[0].startswith(f"{run}: part model, 41 of 41 parameters taken; nothing drawn anew"),
     ) == (0, True)
     code, said, _ = invoke(
-        *(
-            f"predict {second} --evaluate {data / 'train.tsv'} --backend torch --json "
-            f"{tmp_path / 'found.json'}"
-        ).split(),
+        f"predict {second} --evaluate {data / 'train.tsv'} --backend torch --json {tmp_path / 'found.json'}",
     )
     assert (code, json.loads((tmp_path / "found.json").read_text())["samples"]) == (0, 31), said
-    assert invoke(*f"port {second} -o {tmp_path / 'back'} --to hugging-face".split())[0] == 0
+    assert invoke(f"port {second} -o {tmp_path / 'back'} --to hugging-face")[0] == 0
     assert porting.read(tmp_path / "back").labels == ("so so", "no", "yes")
     assert invoke("diff", second, tmp_path / "back")[0] == 0
 
@@ -143,9 +140,7 @@ def test_what_training_goes_on_from_is_copied_however_large_it_is(invoke, tmp_pa
     path, data, run = hugging_face(tmp_path / "bert", **NAMES), samples(tmp_path / "data"), tmp_path / "run"
     assert (
         invoke(
-            *(
-                f"train --backend torch --threads 1 --data {data} {path} --out {run} --steps 2 --batch 7"
-            ).split(),
+            f"train --backend torch --threads 1 --data {data} {path} --out {run} --steps 2 --batch 7",
         )[0]
         == 0
     )
@@ -187,7 +182,7 @@ def test_what_a_checkpoint_leaves_no_room_for_is_refused(invoke, tmp_path):
     path, data = hugging_face(tmp_path / "bert"), samples(tmp_path / "data")
 
     def refused(*further):
-        code, _, errors = invoke(*f"train --backend torch {path} --out {tmp_path / 'run'}".split(), *further)
+        code, _, errors = invoke(f"train --backend torch {path} --out {tmp_path / 'run'}", *further)
         assert (code, (tmp_path / "run").exists()) == (2, False)
         return [line.removeprefix("concord: error: ") for line in errors]
 

@@ -1,7 +1,6 @@
 """What the README and the guides show is true."""
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -107,9 +106,7 @@ def test_python_example_runs_and_passes(open_worker):
     open_worker("paddle")  # skips where it is not installed
     _, example = blocks(README, "python")
     program = example + "\nassert verdict.passed, verdict.first_divergence\nprint(len(verdict.table))\n"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = surroundings.python("-c", program)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 50
 
@@ -161,15 +158,7 @@ def test_guide_from_a_model_to_its_verdict_says_what_the_programs_say(tmp_path, 
     for output, mend, cause in zip(shown, mends, causes, strict=True):
         model = mended(model, mend)
         (tmp_path / "mine.py").write_text(model)
-        done = subprocess.run(
-            [sys.executable, "verdict.py"],
-            cwd=tmp_path,
-            env={"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = surroundings.python("verdict.py", folder=tmp_path, PYTHONPATH=str(ROOT))
         assert done.returncode == 0, done.stderr
         assert without_numbers(done.stdout) == without_numbers(output)
         assert cause in done.stdout
@@ -216,20 +205,13 @@ def test_guide_to_speed_measures_a_model_of_ones_own(tmp_path, open_worker):
         for name in vars(protocol)
         if not name.startswith("_")
     } - {"timed"}
-    shell = f"{sys.executable} -c 'from verdict import config; print(config.to_toml())' > mine.toml && "
-    options = (
-        "--config mine.toml --quick --implementation explicit --execution eager --kind training "
-        "--threads 1 --json speed.json"
-    )
-    done = subprocess.run(
-        f"{shell} {sys.executable} -m concord speed --backend timed:Backend {options}",
-        shell=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+    there = {"folder": tmp_path, "patience": 300, "PYTHONPATH": str(ROOT)}
+    written = surroundings.python("-c", "from verdict import config; print(config.to_toml())", **there)
+    (tmp_path / "mine.toml").write_text(written.stdout)
+    done = surroundings.concord(
+        "speed --backend timed:Backend --config mine.toml --quick --implementation explicit "
+        "--execution eager --kind training --threads 1 --json speed.json",
+        **there,
     )
     assert done.returncode == 0, done.stderr
     (entry,) = json.loads((tmp_path / "speed.json").read_text())["entries"]

@@ -74,7 +74,7 @@ def learn_pairs(open_worker, invoke, backend, folder):
 def test_pairs_are_learnt_and_shown(open_worker, invoke, tmp_path):
     run = learn_pairs(open_worker, invoke, "torch", tmp_path)
     picture = tmp_path / "curves.svg"
-    code, said, errors = invoke(*f"show curves {run} {run} --out {picture}".split())
+    code, said, errors = invoke(f"show curves {run} {run} --out {picture}")
     best = checkpoint.read(run, "last").progress.best
     assert (code, errors) == (0, [])
     assert f"written: {picture}" in said
@@ -184,7 +184,7 @@ def test_lockstep_takes_the_batches_that_ordinary_training_takes(invoke, tmp_pat
     assert [batch.required("input_ids").tolist() for batches in steps for batch in batches] == [
         batch.required("input_ids").tolist() for batch in first
     ]
-    code, _, errors = invoke(*f"train --lockstep --case standard --data {data}".split())
+    code, _, errors = invoke(f"train --lockstep --case standard --data {data}")
     assert (code, errors) == (
         2,
         [

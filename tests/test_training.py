@@ -138,28 +138,6 @@ def test_training_follows_the_recipe_step_by_step(open_worker, backend, name, dt
     assert ("norm" in sections) == (asked.recipe.clipping == "global_norm")
 
 
-@pytest.mark.xdist_group("torch")
-@pytest.mark.parametrize(
-    ("name", "fields", "first", "clause"),
-    [
-        ("adamw", {"clip_at": 0.501}, "steps.0.clipped.", "OPT-7"),
-        ("adamw", {"epsilon": 1e-7}, "steps.0.parameters.", "OPT-3"),
-        ("adamw", {"undecayed": ("bias", "gamma")}, "steps.0.parameters.", "OPT-3"),
-        ("adamw", {"beta2": 0.9991}, "steps.0.second_moment.", "OPT-3"),
-        ("adamw", {"accumulation_mean": "batches"}, "steps.0.gradients.", "GRD-1"),
-        ("momentum", {"first_step": 0}, "steps.0.rate", "OPT-9"),
-        ("displacement", {"momentum_form": "velocity"}, "steps.0.momentum.", "OPT-2"),
-        ("tf1", {"embedding_gradients": "dense"}, "steps.0.norm", "OPT-7"),
-        ("lazy", {"embedding_updates": "dense"}, "steps.1.", "OPT-3"),
-    ],
-)
-def test_wrong_training_is_found_where_it_shows_first(open_worker, name, fields, first, clause):
-    verdict = verdict_of(trained(open_worker, "torch", training(name, **fields)), training(name), "float32")
-    found = verdict.first_divergence
-    assert found.tensor.startswith(first)
-    assert found.clause == clause
-
-
 def test_backend_that_does_not_train_says_so(open_worker):
     with pytest.raises(Unsupported, match="does not train: its run reports no steps"):
         trained(open_worker, "tests.toys.numpy_backend:NumpyBackend", training("adamw"))

@@ -8,9 +8,10 @@ import pytest
 from concord import spec
 from concord.backends.interface import Request
 from concord.backends.library import MULTIPLE, indices, padding_reasons
-from concord.conformance.judging import judge
 from concord.spec.cases import build_case
 from tests.test_conforming import without_empty_samples
+from tests.toys.rounded import verdict_of
+from tests.toys.small import run_case
 
 
 def request_of(case, execution="unpadded", **fields):
@@ -27,7 +28,7 @@ def request_of(case, execution="unpadded", **fields):
 
 def test_only_what_follows_the_encoder_is_delivered(worker):
     case = build_case("bert", "equal")
-    run = worker.run(case.config, case.weights, case.batch, implementation="library", execution="unpadded")
+    run = run_case(worker, case, implementation="library", execution="unpadded")
     assert list(run.taps) == [
         "pooling",
         "pooler.dense",
@@ -37,7 +38,7 @@ def test_only_what_follows_the_encoder_is_delivered(worker):
         "losses",
         "loss",
     ]
-    verdict = judge(case.config, case.weights, case.batch, run)
+    verdict = verdict_of(case, run)
     assert {
         row.status
         for row in verdict.table

@@ -6,8 +6,6 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -28,12 +26,12 @@ from tests.conftest import small_config
 from tests.toys.running import noted
 from tests.toys.small import request_for, run_of
 from tests.toys.surroundings import (
-    PATIENCE,
     ROOT,
     concord,
     errors,
     marked_python,
     options,
+    python,
     script,
     toy,
 )
@@ -62,14 +60,7 @@ except SystemExit as end:
 frameworks = {{"torch", "tensorflow", "keras", "paddle", "jax", "jaxlib", "flax"}}
 assert not frameworks & {{name.partition(".")[0] for name in sys.modules}}, sorted(sys.modules)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = python("-c", program)
     assert done.returncode == 0, done.stderr
     assert "2 agree" in done.stdout
 
@@ -78,7 +69,7 @@ def test_worker_process_needs_no_psutil():
     """Another environment's interpreter brings its framework, NumPy and safetensors, and no more of ours."""
     ours = {"execnet", "psutil", "rich", "typer", "pytest"}
     program = f"import sys, concord.backends.remote; print(sorted({ours} & set(sys.modules)))"
-    assert subprocess.check_output([sys.executable, "-c", program], timeout=PATIENCE) == b"[]\n"
+    assert python("-c", program).stdout == "[]\n"
 
 
 def opened(device="cpu", **settings):

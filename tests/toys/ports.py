@@ -5,11 +5,8 @@ Or with steps, weights and options that are others.
 
 import dataclasses
 import fnmatch
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from concord import spec
 from concord.backends.interface import Request
@@ -74,11 +71,6 @@ class Spoiled(Model):
     def real(self):
         return self.batch.required("input_ids") != self.config.pad_id
 
-    def reordered(self, tensor, order):
-        numbers = order(np.arange(math.prod(tensor.shape)).reshape(tensor.shape))
-        flat = self.a.reshape(tensor, (numbers.size,))
-        return self.a.reshape(self.a.index(flat, numbers.reshape(-1)), numbers.shape)
-
 
 @dataclass(frozen=True)
 class Port:
@@ -101,10 +93,6 @@ SOUND = Port()
 
 def option(**fields):
     return Port(fields)
-
-
-def weight(name, change):
-    return Port(weights=lambda case: {name: change(case.weights[name].copy())})
 
 
 def step(tap, change):

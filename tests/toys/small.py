@@ -21,7 +21,6 @@ def run_of(worker, request):
     return worker.run(request.config, request.weights, request.batch, request.part, request.dtype)
 
 
-def truth_of(config, part="model", **settings):
-    """Return what the reference computes with small weights and a batch of seven, with gradients."""
-    weights, batch = spec.initialize(config, part=part), spec.example_batch(config, 7, 11, part=part)
-    return spec.reference(config, weights, batch, gradients=True, part=part, **settings)
+def run_case(worker, case, dtype="float32", **settings):
+    """Return what a worker makes of a case."""
+    return worker.run(case.config, case.weights, case.batch, case.part, dtype, **settings)

@@ -62,31 +62,28 @@ def toy(name, module="numpy_backend"):
     return f"tests.toys.{module}:{name}"
 
 
-def concord(line, *words, folder=ROOT, **environment):
-    """Run a command line, and words that follow it, in a process of its own, in a wide terminal."""
+def python(*words, folder=ROOT, patience=PATIENCE, **environment):
+    """Run Python in a process of its own, from a folder."""
     return subprocess.run(
-        [sys.executable, "-m", "concord", *shlex.split(line), *map(str, words)],
+        [sys.executable, *map(str, words)],
         cwd=folder,
-        env={**os.environ, "COLUMNS": "200", **environment},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=patience,
         check=False,
     )
+
+
+def concord(line, *words, **settings):
+    """Run a command line, and words that follow it, in a process of its own, in a wide terminal."""
+    return python("-m", "concord", *shlex.split(line), *words, **{"COLUMNS": "200", **settings})
 
 
 def suite(line, folder=ROOT):
     """Run the conformance suite in a pytest of its own, from a folder."""
     words = f"-m pytest -q -p no:cacheprovider --pyargs concord.conformance {line}".split()
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=10 * PATIENCE,
-        check=False,
-    )
+    return python(*words, folder=folder, patience=10 * PATIENCE, PYTHONPATH=str(ROOT))
 
 
 def errors(said):
