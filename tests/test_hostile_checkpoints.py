@@ -22,50 +22,24 @@ from tests.toys.checkpoints import SENTENCES, SHARDS, written
 from tests.toys.spoiling import bounded
 
 
-def laughs(times=40):
+def pickled(*codes):
+    return pickle.PROTO + b"\x02" + b"".join(codes) + pickle.STOP
+
+
+KEEP, KEPT = pickle.BINPUT + b"\x00", pickle.BINGET + b"\x00"
+
+
+def laughs():
     """A list in a list, twice, and so on: few bytes, and more entries than there is time for."""
-    step = (
-        pickle.EMPTY_LIST
-        + pickle.MARK
-        + pickle.BINGET
-        + b"\x00"
-        + pickle.BINGET
-        + b"\x00"
-        + pickle.APPENDS
-        + pickle.BINPUT
-        + b"\x00"
-    )
-    return pickle.PROTO + b"\x02" + pickle.EMPTY_LIST + pickle.BINPUT + b"\x00" + step * times + pickle.STOP
+    step = pickle.EMPTY_LIST + pickle.MARK + 2 * KEPT + pickle.APPENDS + KEEP
+    return pickled(pickle.EMPTY_LIST, KEEP, 40 * step)
 
 
-def key_of_tuples(times=40):
+def key_of_tuples():
     """The same as the key of a dictionary, which would be hashed."""
-    step = (
-        pickle.MARK
-        + pickle.BINGET
-        + b"\x00"
-        + pickle.BINGET
-        + b"\x00"
-        + pickle.TUPLE
-        + pickle.BINPUT
-        + b"\x00"
-        + pickle.POP
-    )
-    return (
-        pickle.PROTO
-        + b"\x02"
-        + pickle.EMPTY_TUPLE
-        + pickle.BINPUT
-        + b"\x00"
-        + pickle.POP
-        + step * times
-        + pickle.EMPTY_DICT
-        + pickle.BINGET
-        + b"\x00"
-        + pickle.NONE
-        + pickle.SETITEM
-        + pickle.STOP
-    )
+    step = pickle.MARK + 2 * KEPT + pickle.TUPLE + KEEP + pickle.POP
+    entry = pickle.EMPTY_DICT + KEPT + pickle.NONE + pickle.SETITEM
+    return pickled(pickle.EMPTY_TUPLE, KEEP, pickle.POP, 40 * step, entry)
 
 
 def archive(member, content, compressed=zipfile.ZIP_DEFLATED):

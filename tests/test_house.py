@@ -4,11 +4,10 @@ import ast
 import re
 import tokenize
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.test_structure import ROOT, sources, tree
 
 SIZES = {
     "spec": (45_700, 42_000),
@@ -40,8 +39,7 @@ SOURCES = [name for name in SIZES if name != "tests"]
 
 
 def modules(*folders):
-    for folder in folders:
-        yield from sorted((ROOT / folder).rglob("*.py"))
+    return [path for folder in folders for path in sources(folder)]
 
 
 def size(path):
@@ -66,7 +64,7 @@ def name_of(path):
 
 def imported(path, known):
     """Yield the modules that a module imports as soon as it is imported itself."""
-    waiting = list(ast.parse(path.read_text()).body)
+    waiting = [*tree(path).body]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Import):
@@ -98,7 +96,7 @@ def test_no_class_has_the_name_of_another():
     found = {}
     for path in modules(*SOURCES):
         place = re.sub(r"(torch|tf|paddle|jax)", "FRAMEWORK", path.relative_to(ROOT).as_posix())
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, set()).add(place)
     assert not {name: places for name, places in found.items() if len(places) > 1}

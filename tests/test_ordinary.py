@@ -17,6 +17,7 @@ from concord.training.metrics import measure
 from concord.training.ordinary import Source, fit
 from concord.training.plan import TrainingPlan
 from tests.conftest import small_config
+from tests.toys.checkpoints import in_bytes
 from tests.toys.trainable import Trainable
 
 RECIPE = Recipe(
@@ -65,9 +66,7 @@ def after(steps):
 def same(one, other):
     for name in ("weights", "state"):
         found, wanted = getattr(one, name), getattr(other, name)
-        assert {key: array.tobytes() for key, array in found.items()} == {
-            key: array.tobytes() for key, array in wanted.items()
-        }
+        assert in_bytes(found) == in_bytes(wanted)
     timeless = {"seconds": 0.0, "log": 0, "recent": []}
     assert dataclasses.replace(one.progress, **timeless) == dataclasses.replace(other.progress, **timeless)
 

@@ -163,16 +163,9 @@ def test_inputs_are_taken_as_they_are(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("arrays", "said"),
-    [
-        (
-            {"input_ids": np.array([[2, 7]]), "attention_mask": np.array([[1, 0]])},
-            "the mask is 0 at (0, 1), where 'input_ids' is 7, but must hide 0 ('pad_id') and nothing else",
-        ),
-    ],
-)
-def test_inputs_that_do_not_fit_are_refused(tmp_path, arrays, said):
+def test_inputs_that_do_not_fit_are_refused(tmp_path):
+    arrays = {"input_ids": np.array([[2, 7]]), "attention_mask": np.array([[1, 0]])}
+    said = "the mask is 0 at (0, 1), where 'input_ids' is 7, but must hide 0 ('pad_id') and nothing else"
     save_file(arrays, tmp_path / "i.safetensors")
     found = refusal(
         lambda: OwnModel(hugging_face(tmp_path / "bert"), inputs=tmp_path / "i.safetensors").load()
@@ -249,9 +242,6 @@ def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(invoke, tmp_pat
     code, output, said = invoke(f"check --from-dump {answered(cases)}")
     assert code == 0, said
     assert "1 run: 1 agrees" in output
-
-
-# Other commands.
 
 
 # Running.

@@ -15,6 +15,7 @@ from concord import backends
 from concord.spec import runs
 from concord.spec.files import TEMPORARY
 from concord.training import checkpoint
+from tests.toys.checkpoints import in_bytes
 from tests.toys.surroundings import ROOT
 
 STEPS, SAVED = 23, 3
@@ -151,9 +152,7 @@ def endure(backend, folder, kills, seed):
 
 def same(found, wanted):
     for one, other in ((found.weights, wanted.weights), (found.state, wanted.state)):
-        assert {name: array.tobytes() for name, array in one.items()} == {
-            name: array.tobytes() for name, array in other.items()
-        }
+        assert in_bytes(one) == in_bytes(other)
     for name in ("step", "epoch", "position", "samples", "best", "unimproved", "ended"):
         assert getattr(found.progress, name) == getattr(wanted.progress, name), name
 
