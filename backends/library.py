@@ -40,6 +40,9 @@ NOT_EXPOSED_BY_LAYERS = (
 )
 """Patterns of the taps that stay inside an encoder layer of the framework's own. Its result is exposed."""
 
+NOT_EXPOSED_BY_MODELS = ("embeddings.*", "layers.*", "final_norm", "pooling", "pooler.*", "normalized")
+"""Patterns of the taps that stay inside a program for the whole model. Its logits are exposed."""
+
 ABSORBING = 2.0**40
 """What leaves no digit of a score of a half precision if a float32 adds it."""
 
@@ -215,7 +218,7 @@ def unpadded(
             entry,
             parts={"model": model},
             unsupported_reasons=partial(reasons, entry),
-            not_exposed=NOT_EXPOSED_UNPADDED,
+            not_exposed=tuple(dict.fromkeys((*NOT_EXPOSED_UNPADDED, *entry.not_exposed))),
             **others,
         )
         for name, entry in implementations.items()

@@ -22,7 +22,7 @@ BOTH = ("float64", "float32")
 HALVES = ("bfloat16", "float16")
 PADDING = "unpadded"
 EVERYWHERE = len(BUILT_IN)
-HAS_A_LAYER = ("torch", "paddle")
+HAS_A_LAYER = ("torch",)
 
 
 @dataclass(eq=False)
@@ -85,6 +85,7 @@ def refusal(backend, variant, dtype, implementation="explicit"):
 
 
 LIBRARY, LAYER, FUSED = ({"implementation": name} for name in ("library", "library:layer", "library:fused"))
+PREDICTOR = {"implementation": "library:onednn", "gradients": False}
 KEPT_OUT = {**LIBRARY, "execution": PADDING}
 OTHER_LAYERS = (
     {"activation": "gelu_tanh", "norm_placement": "pre", "final_norm": True},
@@ -154,6 +155,15 @@ ASKED = [
         for scenario in ("equal", "full", "single")
     ),
     Asked("nndl-paddle", dtypes=BOTH, settings={**FUSED, "gradients": False}, only=("torch",)),
+    # The whole model by Paddle Inference, with padding and without.
+    *(
+        Asked("bert", settings={**PREDICTOR, "execution": execution}, changed=changed, only=("paddle",))
+        for execution, changed in (
+            ("eager", lambda case: case),
+            ("compiled", lambda case: case),
+            (PADDING, without_empty_samples),
+        )
+    ),
     # A whole layer; without gradients there is a fast path with other rules for masks.
     *(
         Asked(name, scenario, dtypes=BOTH, settings=LAYER, turns=1, only=HAS_A_LAYER)

@@ -128,7 +128,7 @@ REFUSED = [
     ),
     refused("mask_fill='replace': ", variant="vanilla-encoder"),
     refused("norm_epsilon_placement='outside': ", variant="keras-attention"),
-    refused("has no implementation 'library:layer'", settings=LAYER, only=("jax", "tf")),
+    refused("has no implementation 'library:layer'", settings=LAYER, only=("paddle", "jax", "tf")),
     refused(
         *(f"{name}={value!r}: " for name, value in NOT_IN_A_LAYER.items()),
         options=NOT_IN_A_LAYER,
@@ -147,15 +147,6 @@ REFUSED = [
         only=("paddle",),
     ),
     refused(
-        "activation='gelu_tanh': ", options={"activation": "gelu_tanh"}, settings=LAYER, only=("paddle",)
-    ),
-    refused(
-        "rounds 1 / sqrt(K) to float32",
-        dtypes=("float64",),
-        settings={**LAYER, "execution": "compiled"},
-        only=("paddle",),
-    ),
-    refused(
         "a query sees no key: the fused kernel differentiates its weights as if each were 1",
         variant="nndl-paddle",
         scenario="ragged",
@@ -166,6 +157,11 @@ REFUSED = [
         "torch keeps weights in a layout of a kernel's own in its implementation 'library:onednn'",
         settings={"implementation": "stepped::library:onednn", "gradients": False},
         only=("torch",),
+    ),
+    refused(
+        "a program of Paddle Inference has none (GRD-1)",
+        settings={"implementation": "library:onednn"},
+        only=("paddle",),
     ),
     *(refused(KEPT, settings={"execution": execution}) for execution in ("unpadded", "unpadded-compiled")),
     refused("a sample has no real token: ", scenario="ragged", settings={**LIBRARY, "execution": "unpadded"}),

@@ -21,7 +21,7 @@ tf jax        | backend.py    | - ModelSession.prepare(self)                | co
 tf jax        | backend.py    | + ModelSession.number(*                     | compiles a whole step
 tf jax        | backend.py    | + ModelSession.traced(*                     | compiles a whole step
 tf jax        | backend.py    | - Adapter.without_gradients(*          | compiles a whole step
-tf jax        | backend.py    | - Adapter.explicit_names               | has no encoder layer
+tf paddle jax | backend.py    | - Adapter.explicit_names               | has no encoder layer
 tf paddle jax | backend.py    | - MODES                                | no graph:
 tf paddle jax | backend.py    | - ModelSession.captured                     | no graph:
 tf            | backend.py    | + Adapter.forward(self, model, inputs) | takes its inputs in a mapping
@@ -45,22 +45,22 @@ tf            | layers.py     | + Layer*                               | weights
 tf            | layers.py     | + Linear*                              | weights made by `build`
 tf            | layers.py     | + Model*                               | weights made by `build`
 paddle        | library.py    | + UNPADDED_DEVIATIONS                  | `padding_left_out`
-tf jax        | library.py    | - LibraryEncoderLayer*                 | has no encoder layer
-tf jax        | library.py    | - NAMES                                | has no encoder layer
-tf jax        | library.py    | - explicit_names(*                     | has no encoder layer
-tf jax        | library.py    | - layer_reasons(*                      | has no encoder layer
-tf jax        | library.py    | - without_fast_path(*                  | has no encoder layer
-paddle        | library.py    | - without_fast_path(*                  | has no fast path
+tf paddle jax | library.py    | - LibraryEncoderLayer*                 | has no encoder layer
+tf paddle jax | library.py    | - NAMES                                | has no encoder layer
+tf paddle jax | library.py    | - explicit_names(*                     | has no encoder layer
+tf paddle jax | library.py    | - layer_reasons(*                      | has no encoder layer
+tf paddle jax | library.py    | - without_fast_path(*                  | has no encoder layer
 tf paddle jax | library.py    | - kernels(request)                     | has one kernel
 tf paddle jax | library.py    | - fused_reasons(request)               | has one kernel
 paddle        | library.py    | + KNOWN_DEVIATIONS                     | holds epsilon as a float32
 tf | library.py | + KNOWN_DEVIATIONS | rounds sqrt(1/2) and 0.044715 to float32
 paddle        | library.py    | + LARGEST_EPSILON                      | takes no epsilon above 0.001
-paddle        | library.py    | + ACTIVATION_NAMES                     | takes the name of its activation
 tf paddle jax | library.py    | - ReorderedLinear*                     | there is no such layer here
 tf paddle jax | library.py    | - reordered_linear(*                   | there is no such layer here
 tf paddle jax | library.py    | - reorder_linears(*                    | there is no such layer here
-tf paddle jax | library.py    | - onednn_reasons(*                     | there is no such layer here
+tf jax        | library.py    | - onednn_reasons(*                     | there is no such layer here
+paddle        | library.py    | + Predictor*                           | Paddle Inference runs the whole model
+paddle        | library.py    | + Traced*                              | Paddle Inference runs the whole model
 tf            | model.py      | - EncoderStack.layers                  | `layers` of every Keras model
 tf            | model.py      | + EncoderStack.blocks                  | `layers` of every Keras model
 paddle        | optimizers.py | + CONSTANTS                            | `optimizer_constant_bits`

@@ -67,8 +67,8 @@ class ModelSession(FrameworkSession):
         paddle.base.core.clear_executor_cache()
 
     def evaluation(self, captured: bool) -> Callable[..., Any]:
-        """Return what evaluates the model, compiled if that is asked for."""
-        if not self.compiled:
+        """Return what evaluates the model, compiled if that is asked for and it is not by itself."""
+        if not self.compiled or self.implementation.finish:
             return self.evaluate
 
         def evaluate(
@@ -112,7 +112,6 @@ class Adapter(FrameworkAdapter):
     named = staticmethod(named)
     trained = staticmethod(trained)
     differentiate = staticmethod(differentiate)
-    explicit_names = staticmethod(library.explicit_names)
     synchronize = staticmethod(synchronize)
     timed = staticmethod(timed)
     session_type = ModelSession

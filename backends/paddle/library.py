@@ -8,27 +8,25 @@ rows is the explicit one's.
 """
 
 import functools
+import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import paddle
 import paddle.nn.functional as F
-from paddle import Tensor, nn
+from paddle import Tensor, inference, nn
 
 from concord.backends.interface import Implementation, Request
 from concord.backends.library import (
     ATTENTION_ALONE,
-    ENCODER_LAYER,
-    ENCODER_PARTS,
     NOT_EXPOSED,
-    NOT_EXPOSED_BY_LAYERS,
+    NOT_EXPOSED_BY_MODELS,
     KeptRows,
     Layers,
     LibraryLayers,
     parts_of,
-    reasons_of,
     unpadded,
 )
 from concord.backends.paddle import layers as explicit
@@ -147,73 +145,59 @@ def unsupported_reasons(request: Request) -> list[str]:
     return found
 
 
-# The framework's encoder layer as a whole, which Keras and Flax do not have.
-
-ACTIVATION_NAMES = {"relu": "relu", "gelu_erf": "gelu"}  # of functions of ``F``, which get no other argument
+# The whole model by Paddle Inference, which fuses its steps into oneDNN's kernels.
 
 
-class LibraryEncoderLayer(Tapped, nn.TransformerEncoderLayer):
-    """The framework's encoder layer (SPEC NRM-1, RES-1, ATT-1 to ATT-6, FFN-1): (B, T, D) to (B, T, D)."""
+class Traced(nn.Layer):
+    """A model that takes its inputs in a mapping, traced as it stands (part ``model``): (B, T) to (B, C)."""
 
-    def __init__(self, config: EncoderConfig, make: Layers) -> None:
-        pre = config.norm_placement == "pre"
-        options: dict[str, Any] = {
-            "layer_norm_eps": config.norm_epsilon,
-            "normalize_before": pre,
-            "attn_dropout": 0.0,
-            "act_dropout": 0.0,
-            "bias_attr": True,
-        }
-        super().__init__(
-            config.d_model,
-            config.num_heads,
-            config.d_ff,
-            dropout=0.0,
-            activation=ACTIVATION_NAMES[config.activation],
-            **options,
-        )
-        self.mask_constant = mask_constant(config, paddle.get_default_dtype())  # MSK-6
-        self.result = "residual2" if pre else "norm2"
+    def __init__(self, model: nn.Layer) -> None:
+        super().__init__()
+        self.model = model
 
-    def forward(self, x: Tensor, real: Tensor) -> Tensor:
-        visible = real[:, None, None, :]  # (B, 1, 1, S)
-        bias = explicit.add_to_masked(paddle.zeros(visible.shape, dtype=x.dtype), visible, self.mask_constant)
-        return self.tap(self.result, super().forward(x, src_mask=bias, cache=None))
+    @paddle.jit.not_to_static
+    def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        return self.model(**inputs)
+
+    def compiled(self, inputs: Mapping[str, Tensor]) -> inference.Predictor:
+        """Return a program of Paddle Inference for inputs of these shapes."""
+        given = {name: paddle.static.InputSpec.from_tensor(x, name) for name, x in inputs.items()}
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/model"
+            paddle.jit.save(paddle.jit.to_static(self, [given], full_graph=True), path)
+            options = inference.Config(f"{path}.json", f"{path}.pdiparams")
+            options.enable_mkldnn()
+            options.set_cpu_math_library_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+            options.disable_glog_info()
+            return inference.create_predictor(options)
 
 
-NAMES = {
-    ".self_attn.q_proj.": ".attention.query.",
-    ".self_attn.k_proj.": ".attention.key.",
-    ".self_attn.v_proj.": ".attention.value.",
-    ".self_attn.out_proj.": ".attention.output.",
-    ".linear1.": ".feed_forward.inner.",
-    ".linear2.": ".feed_forward.outer.",
-}
+class Predictor(Tapped, nn.Layer):
+    """A program of Paddle Inference that computes what a model does (part ``model``): (B, T) to (B, C).
 
-
-def explicit_names(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors by the names of the explicit model, those of the framework's encoder layer too."""
-    found: dict[str, Tensor] = {}
-    for name, tensor in named.items():
-        found[functools.reduce(lambda path, names: path.replace(*names), NAMES.items(), name)] = tensor
-    return found
-
-
-def layer_reasons(request: Request) -> list[str]:
-    """Return what keeps a request from being computed by the framework's encoder layer.
-
-    Nothing if it can be.
+    It has no gradient.
     """
-    found = unsupported_reasons(request) + reasons_of(request.config, ENCODER_LAYER)
-    if request.config.activation not in ACTIVATION_NAMES:
+
+    def __init__(self, model: nn.Layer) -> None:
+        super().__init__()
+        self.compile = Traced(model).compiled
+        self.program: inference.Predictor | None = None
+
+    def forward(self, **inputs: Tensor) -> Tensor:
+        self.program = self.program or self.compile(inputs)
+        (logits,) = self.program.run([inputs[name] for name in self.program.get_input_names()])
+        return self.tap("logits", logits)
+
+
+def onednn_reasons(request: Request) -> list[str]:
+    """Return what keeps a request from being computed by Paddle Inference; nothing if it can be."""
+    found = unsupported_reasons(request)
+    if request.gradients:
+        found.append("gradients: a program of Paddle Inference has none (GRD-1)")
+    if (request.part, request.dtype, request.device) != ("model", "float32", "cpu"):
         found.append(
-            f"activation={request.config.activation!r}: nn.TransformerEncoderLayer takes the name of a "
-            "function alone (FFN-2)"
-        )
-    scale = request.config.head_dim**-0.5
-    if (request.dtype, request.execution) == ("float64", "compiled") and scale != float(np.float32(scale)):
-        found.append(
-            "dtype='float64': compiled, nn.TransformerEncoderLayer rounds 1 / sqrt(K) to float32 (ATT-4)"
+            f"part={request.part!r}, dtype={request.dtype!r}, device={request.device!r}: it is the whole "
+            "model in float32 on cpu (PRC-3)"
         )
     return found
 
@@ -270,7 +254,10 @@ UNPADDED_DEVIATIONS = {
 }
 
 WITH_PADDING = {
-    "library": Implementation(parts_of(PARTS, LIBRARY), unsupported_reasons, NOT_EXPOSED, KNOWN_DEVIATIONS)
+    "library": Implementation(parts_of(PARTS, LIBRARY), unsupported_reasons, NOT_EXPOSED, KNOWN_DEVIATIONS),
+    "library:onednn": Implementation(
+        parts_of(PARTS, LIBRARY), onednn_reasons, NOT_EXPOSED_BY_MODELS, KNOWN_DEVIATIONS, finish=Predictor
+    ),
 }
 IMPLEMENTATIONS = {
     **WITH_PADDING,
@@ -278,13 +265,5 @@ IMPLEMENTATIONS = {
         WITH_PADDING,
         functools.partial(UnpaddedClassifier, make=UNPADDED_LAYERS),
         known_deviations=UNPADDED_DEVIATIONS,
-    ),
-    "library:layer": Implementation(
-        parts_of(
-            {part: PARTS[part] for part in ENCODER_PARTS}, replace(LIBRARY, encoder_layer=LibraryEncoderLayer)
-        ),
-        layer_reasons,
-        NOT_EXPOSED_BY_LAYERS,
-        KNOWN_DEVIATIONS,
     ),
 }
