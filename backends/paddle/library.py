@@ -161,7 +161,9 @@ class Traced(nn.Layer):
 
     def compiled(self, inputs: Mapping[str, Tensor]) -> inference.Predictor:
         """Return a program of Paddle Inference for inputs of these shapes."""
-        given = {name: paddle.static.InputSpec.from_tensor(x, name) for name, x in inputs.items()}
+        given: dict[str, Any] = {
+            name: paddle.static.InputSpec.from_tensor(x, name) for name, x in inputs.items()
+        }
         with tempfile.TemporaryDirectory() as folder:
             path = f"{folder}/model"
             paddle.jit.save(paddle.jit.to_static(self, [given], full_graph=True), path)
