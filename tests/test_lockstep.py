@@ -27,7 +27,7 @@ from concord.conformance.lockstep import (
     running,
 )
 from concord.conformance.lockstep.cases import standard
-from concord.conformance.lockstep.conduct import about, rates
+from concord.conformance.lockstep.conduct import about
 from concord.conformance.lockstep.envelope import Start, in_range
 from concord.conformance.lockstep.made import MadeStep
 from concord.conformance.lockstep.report import lines, show
@@ -37,6 +37,7 @@ from concord.spec.arithmetic import Arithmetic
 from concord.spec.errors import SpecError
 from concord.spec.training.optimizers import ReferenceOptimizer, batch_weights, clipped
 from concord.spec.training.recipe import Recipe, rounded_hyperparameters
+from concord.spec.training.schedules import learning_rate
 from concord.spec.training.trajectory import Training, counts
 from tests.toys import holding
 from tests.toys.flat import Flat
@@ -383,7 +384,7 @@ def test_record_of_lockstep_is_read_back_and_makes_a_page(tmp_path):
             Candidate("wrong", Stepping(case(steps=4, clip_at=1.002), late=1, usual=asked)),
         ],
     )
-    shown = about(asked, Setup()), tuple(tracks), rates(asked.training), {}, 3.0
+    shown = about(asked, Setup()), tuple(tracks), {}, 3.0
     found = Lockstep("resynchronised", "float32", *shown)
     assert found.exit_code == 1
     record.write(tmp_path / "lockstep.json", record.made(found, "lockstep", "four steps"))
@@ -491,7 +492,7 @@ def test_standard_case_meets_what_training_branches_on():
         )
         == 3
     )
-    steps = rates(asked.training)
+    steps = [learning_rate(asked.training.recipe, step) for step in range(len(asked.training.steps))]
     assert steps[0] < max(steps) > steps[-1]
     moments = {
         name: node.value

@@ -1,4 +1,8 @@
-"""The log of a run: JSON Lines."""
+"""The log of a run: JSON Lines.
+
+A line says what is known of step, epoch, seconds, loss, learning_rate, norm, tokens_per_second, memory_mib,
+dev_loss and dev_accuracy; ``loss`` and ``norm`` are means since the line before.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from concord.spec.files import parse_json, read_text, refusing
-
-COLUMNS = (
-    "step",
-    "epoch",
-    "seconds",
-    "loss",
-    "learning_rate",
-    "norm",
-    "tokens_per_second",
-    "memory_mib",
-    "dev_loss",
-    "dev_accuracy",
-)
-"""What a line may say, if it is known; ``loss`` and ``norm`` are means since the line before."""
 
 FILE = "log.jsonl"
 

@@ -62,7 +62,6 @@ class Candidate:
     def __post_init__(self) -> None:
         self.steps, self.diverged, self.seconds = 0, 0, 0.0
         self.statuses: set[tuple[str, str]] = set()
-        self.losses: list[float] = []
         self.curves: dict[str, Curve] = {}
         self.carried: dict[str, Array] = {}
 
@@ -122,8 +121,6 @@ class Candidate:
         self.steps += 1
         self.statuses |= made.statuses
         self.diverged += bool(made.tensor)
-        loss = made.delivered.get(f"steps.{made.start.step}.losses.0", np.zeros(0))
-        self.losses.append(float(loss) if loss.shape == () and loss.dtype.kind == "f" else float("nan"))
         rows: dict[str, list[Row]] = {}
         for row in made.verdict.table:
             rows.setdefault(section_of(row.tensor), []).append(row)
@@ -150,7 +147,6 @@ class Candidate:
             self.steps,
             self.diverged,
             tuple(self.curves.values()),
-            self.losses,
             first,
             detail,
             stderr,

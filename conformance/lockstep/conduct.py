@@ -25,8 +25,6 @@ from concord.conformance.verdict import NOT_JUDGED
 from concord.spec.deviations import declared, in_precision
 from concord.spec.errors import SpecError
 from concord.spec.training.recipe import rounded_hyperparameters
-from concord.spec.training.schedules import learning_rate
-from concord.spec.training.trajectory import Training
 
 
 def opened(name: str, case: JudgedTraining, settings: Setup, stack: ExitStack) -> Candidate | Track:
@@ -106,16 +104,10 @@ def conduct(
         case.dtype,
         about(case, settings),
         tuple(sorted(tracks, key=lambda track: list(names).index(track.backend))),
-        rates(training),
         {one.name: one.environment for one in candidates},
         time.perf_counter() - started,
         [one.text for one in rounded_hyperparameters(training.recipe, case.dtype)],
     )
-
-
-def rates(training: Training) -> list[float]:
-    """Return the learning rate of each step."""
-    return [learning_rate(training.recipe, step) for step in range(len(training.steps))]
 
 
 def about(case: JudgedTraining, settings: Setup) -> dict[str, Any]:

@@ -104,7 +104,6 @@ class Track:
         steps: how many it made.
         diverged: how many of them diverge.
         curves: its errors over the steps.
-        losses: of each step, that of its first batch.
         first: where it first left its tolerance; absent if it never did.
         detail: one line of explanation where it could not go on.
         stderr: the last lines of a worker that failed.
@@ -118,7 +117,6 @@ class Track:
     steps: Count = 0
     diverged: Count = 0
     curves: tuple[Curve, ...] = ()
-    losses: list[Number] = field(default_factory=list)
     first: Divergence | None = None
     detail: str = ""
     stderr: str = ""
@@ -152,7 +150,6 @@ class Lockstep:
         dtype: the precision.
         about: what was trained and how: configuration, recipe, seed, sizes.
         tracks: one for each backend.
-        rates: the learning rate of each step.
         environments: what each backend says of itself.
         seconds: that it took in all.
         lost: what of the recipe the precision does not hold as it is meant, a line each (SPEC OPT-11).
@@ -162,7 +159,6 @@ class Lockstep:
     dtype: str
     about: dict[str, Any]
     tracks: tuple[Track, ...] = ()
-    rates: list[Number] = field(default_factory=list)
     environments: dict[str, dict[str, Any]] = field(default_factory=dict)
     seconds: Number = 0.0
     lost: list[str] = field(default_factory=list)

@@ -5,23 +5,13 @@ A table of the largest errors of each backend by section, and each first diverge
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from concord.conformance.lockstep.outcome import Curve, Lockstep, Track
-from concord.conformance.report import indented
+from concord.conformance.report import STYLES, indented
 from concord.conformance.verdict import NOT_JUDGED, STEP_SECTIONS, number
-
-STYLES = {
-    "agrees": "green",
-    "diverges": "bold red",
-    "undetermined": "yellow",
-    "unsupported": "dim",
-    "absent": "dim",
-}
 
 
 def show(found: Lockstep, console: Console, title: str) -> None:
@@ -51,18 +41,14 @@ def table(found: Lockstep) -> Table:
             Text(track.status, style=STYLES.get(track.status, "bold magenta")),
             Text(str(track.steps)),
             Text(str(track.diverged)),
-            *_errors(track, sections),
+            *(_error(curves.get(section)) for section in sections),
         ]
         for track in found.tracks
+        for curves in [{curve.section: curve for curve in track.curves}]
     ]
     for heading, *entries in zip(["", "steps", "diverge", *sections], *columns, strict=True):
         drawn.add_row(heading, *entries)
     return drawn
-
-
-def _errors(track: Track, sections: Sequence[str]) -> list[Text]:
-    curves = {curve.section: curve for curve in track.curves}
-    return [_error(curves.get(section)) for section in sections]
 
 
 def _error(curve: Curve | None) -> Text:

@@ -39,7 +39,7 @@ RECORDS = {
     "check": lambda: record.made(reports.mixed(), "check", "a check"),
     "fuzz": lambda: kept("fuzz-bfloat16-jax"),
     "mutants": lambda: kept("mutants-jax", findings=5),
-    "lockstep": lambda: kept("lockstep-float32", tracks=1, rates=5),
+    "lockstep": lambda: kept("lockstep-float32", tracks=1),
     "speed": lambda: kept("speed-ragged", entries=5),
     "certificate": certificate,
 }
