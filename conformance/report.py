@@ -19,8 +19,8 @@ from rich.text import Text
 from concord.backends.interface import UNSUPPORTED_REASONS
 from concord.conformance.campaign import Report
 from concord.conformance.explain.conclusions import Conclusion
-from concord.conformance.explain.replacement import role_of
 from concord.conformance.explain.said import folded
+from concord.conformance.explain.step import role_of
 from concord.conformance.verdict import (
     FAILED_WORKER,
     NOT_JUDGED,

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from concord.backends.interface import Run
-from concord.conformance.explain import diagnosis, effort
+from concord.conformance.explain import diagnosis, search, suspects
+from concord.conformance.explain.hypothesis import Hypothesis
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case
 from concord.spec.reference import compute
@@ -43,7 +44,7 @@ def of_output_alone(run):
 @pytest.mark.parametrize("bare", [False, True])
 def test_a_search_that_is_cut_short_says_what_it_found_by_then(monkeypatch, bare):
     case, run = tanh_for_erf()
-    monkeypatch.setattr(effort.time, "thread_time", Ticking())
+    monkeypatch.setattr(search.time, "thread_time", Ticking())
     monkeypatch.setattr(diagnosis, "LONGEST", 13.0)
     found = verdict_of(case, of_output_alone(run) if bare else run).diagnosis
     assert found.cause.hypothesis == "activation"
@@ -54,16 +55,6 @@ def test_a_search_that_is_cut_short_says_what_it_found_by_then(monkeypatch, bare
         int, re.search(r"cut short: (\d+) of (\d+) known explanations were tried", note).groups()
     )
     assert 1 < tried <= 13 < known
-
-
-def test_a_busy_machine_changes_nothing(monkeypatch):
-    """Seconds go by while others use the processor."""
-    case, run = tanh_for_erf()
-    ticking = Ticking()
-    monkeypatch.setattr(effort.time, "monotonic", lambda: 1000 * ticking())
-    found = verdict_of(case, run).diagnosis
-    assert found.cause.confident
-    assert not found.notes or not any("cut short" in note for note in found.notes)
 
 
 # Segments.
@@ -113,3 +104,23 @@ def test_a_wrong_gradient_by_a_tap_ends_no_search(role, delivered):
     if found is not None:
         assert not [note for note in found.notes if "failed" in note]
     assert found is not None or not taps
+
+
+# A fault of the search itself.
+
+
+def broken(m, y):
+    raise TypeError("no such operation")
+
+
+def broken_family(question, tap):
+    yield Hypothesis("broken", "a broken explanation", "PRT-1", change=broken)
+
+
+def test_a_faulty_explanation_is_noted_and_ends_no_search(monkeypatch):
+    monkeypatch.setattr(suspects, "FAMILIES", (broken_family, *suspects.FAMILIES))
+    case, run = tanh_for_erf()
+    found = verdict_of(case, run).diagnosis
+    assert found.cause.hypothesis == "activation"
+    assert found.cause.confident
+    assert found.notes[0] == "trying broken (a broken explanation) failed: TypeError: no such operation"

@@ -171,41 +171,38 @@ def made_of(tensor: Node, names: Mapping[int, str]) -> list[str]:
     return found
 
 
-def shares(question: Question, backward: Backward, gradients: Mapping[str, Array]) -> str:
+def shares(question: Question, backward: Backward, delivered: Mapping[str, Array]) -> str:
     """Say which samples or tokens count how often in a gradient, if they do not all count once.
 
     Nothing if that is not it.
 
     Args:
-        gradients: of the run, by parameter.
+        delivered: every tensor of the run.
     """
-    name = str(question.parameter)
-    users = backward.consumers.get(f"={name}", [])
+    users = backward.consumers.get(f"={question.parameter}", [])
     if len(users) != 1:
         return ""
     siblings = [
-        other[1:]
-        for other, taps in backward.consumers.items()
-        if other.startswith("=") and taps == users and other[1:] in gradients
+        other[1:] for other, taps in backward.consumers.items() if other.startswith("=") and taps == users
     ]
-    for parameter in sorted(siblings, key=lambda other: -gradients[other].size):
-        for word, axis in (("sample", 0), ("token", 1)):
-            found = _counted(
-                question, users[0], parameter, np.asarray(gradients[parameter], np.float64), axis
-            )
-            if found is not None:
-                odd = [i for i, count in enumerate(found) if abs(count - 1) > WHOLE]
-                if odd and len(odd) < len(found):
-                    counts = sorted({round(float(found[i]), 4) for i in odd})
-                    how = (
-                        "not at all"
-                        if counts == [0.0]
-                        else " or ".join(f"{count:g} times" for count in counts)
-                    )
-                    places = f"{word} {odd[0]}" if len(odd) == 1 else f"{word}s {few(odd, 6)}"
-                    if len(odd) > 1 and odd == list(range(odd[0], len(found))):
-                        places = f"{word}s from {odd[0]} on"
-                    return f"in `gradients.{parameter}` {places} count{'s' if len(odd) == 1 else ''} {how}"
+    known = {
+        name: np.asarray(delivered[full]) for name in siblings if (full := f"gradients.{name}") in delivered
+    }
+    for parameter in sorted(known, key=lambda other: -known[other].size):
+        for axis, word in enumerate(("sample", "token")):
+            found = _counted(question, users[0], parameter, known[parameter].astype(np.float64), axis)
+            odd = [] if found is None else np.flatnonzero(abs(found - 1) > WHOLE).tolist()
+            if found is not None and 0 < len(odd) < len(found):
+                counts = sorted({float(found[i]) for i in odd})
+                how = (
+                    "not at all"
+                    if counts == [0.0]
+                    else f"{' or '.join(f'{count:g}' for count in counts)} times"
+                )
+                last = len(odd) > 1 and odd == list(range(odd[0], len(found)))
+                some = f"{word}s from {odd[0]} on" if last else f"{word}s {few(odd, 6)}"
+                places, verb = (f"{word} {odd[0]}", "counts") if len(odd) == 1 else (some, "count")
+                return f"in `gradients.{parameter}` {places} {verb} {how}"
     return ""
 
 
@@ -226,14 +223,9 @@ def _counted(
     simple = np.round(found * 4) / 4
     if np.abs(simple - found).max() > WHOLE * 10:
         return None
-    left = actual - np.tensordot(simple, parts, 1)
-    unit = root_mean_square(actual)
-    return (
-        simple
-        if root_mean_square(left) <= WHOLE * unit + 1e-300
-        and within(left, np.full_like(left, max(1e-5 * unit, 1e-300)))
-        else None
-    )
+    left, unit = actual - np.tensordot(simple, parts, 1), root_mean_square(actual)
+    small = root_mean_square(left) <= WHOLE * unit + 1e-300
+    return simple if small and within(left, np.full_like(left, max(1e-5 * unit, 1e-300))) else None
 
 
 def _parts(question: Question, tap: str, parameter: str, axis: int) -> Array | None:

@@ -10,7 +10,7 @@ from concord.conformance.explain.question import Question
 from concord.conformance.explain.said import Description
 from concord.spec.config import EncoderConfig
 
-MOVED = ("shifted", "reversed", "swapped", "repeated", "permuted", "transposed")
+MOVED = ("shifted", "reversed", "repeated", "permuted", "transposed")
 
 
 MANY = 30
@@ -43,11 +43,11 @@ def _of_what_is_seen(question: Question, seen: Description) -> Iterator[str]:
     if tensor.startswith("embeddings."):
         yield from _of_embeddings(config, tensor, seen)
     elif fits(tensor, ("*attention.query", "*attention.key", "*attention.value")):
-        yield from (
-            ("ATT-2", "ATT-1") if seen.relation in MOVED and seen.what.count("head") else ("ATT-1", "ATT-2")
-        )
+        if seen.relation in MOVED and "head" in seen.what:
+            yield "ATT-2"
+        yield "ATT-1"
     elif tensor.endswith("attention.scores"):
-        yield from ("ATT-3", "ATT-4") if seen.relation in MOVED else ("ATT-4", "ATT-3")
+        yield from ("ATT-3",) if seen.relation in MOVED else ("ATT-4", "ATT-3")
     elif tensor.endswith("masked_scores"):
         yield from _of_masks(seen)
     elif tensor.endswith(("attention.weights", "masked_weights", "attention.context")):
@@ -63,13 +63,9 @@ def _of_embeddings(config: EncoderConfig, tensor: str, seen: Description) -> Ite
         config.token_padding_row is not None and seen.where == f"id {config.token_padding_row}"
     )
     if tensor.endswith(".token"):
-        yield from (
-            ("EMB-2",)
-            if seen.relation == "multiple" and not seen.where
-            else ("EMB-3", "EMB-1")
-            if padding
-            else ("EMB-1",)
-        )
+        if seen.relation == "multiple" and not seen.where:
+            return
+        yield from ("EMB-3", "EMB-1") if padding else ("EMB-1",)
     elif tensor.endswith(".position"):
         if seen.relation == "multiple" and not seen.where:
             yield "EMB-2"
@@ -102,7 +98,6 @@ def _of_masks(seen: Description) -> Iterator[str]:
             seen.relation == "constant" or "key" not in seen.places
         )
         yield from ("MSK-7", "MSK-1") if other else ("MSK-1", "MSK-4", "MSK-7")
-    yield "MSK-3"
 
 
 def _of_attention(tensor: str, seen: Description) -> Iterator[str]:
@@ -118,5 +113,3 @@ def _of_attention(tensor: str, seen: Description) -> Iterator[str]:
         yield from ("MSK-4", "MSK-5")
     elif tensor.endswith("context"):
         yield from ("ATT-6", "ATT-7", "ATT-5")
-    else:
-        yield from ("ATT-5",)

@@ -5,6 +5,7 @@ A cause that fits one of them and is refuted by another is none.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,15 +16,14 @@ import numpy as np
 
 from concord.conformance import tolerance
 from concord.conformance.expectation import JudgedProblem, is_gradient
-from concord.conformance.explain.effort import Effort, one_thread
-from concord.conformance.explain.hypothesis import Hypothesis, caused
+from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis, caused
 from concord.conformance.explain.question import Question
-from concord.conformance.explain.replacement import role_of
 from concord.conformance.explain.said import Diagnosis
+from concord.conformance.explain.search import Effort, one_thread
+from concord.conformance.explain.step import role_of
 from concord.conformance.explain.suspects import like
 from concord.conformance.verdict import Result, Verdict
 from concord.conformance.wording import distinct, limit_between
-from concord.spec.errors import SpecError
 
 BUDGET = 30.0
 """Seconds of the processor that may be spent on one backend."""
@@ -119,6 +119,7 @@ class _Together:
         if best:
             lines.append(f"{best[0].text} ({best[0].clause}) fits {len(best)} of them")
         lines += [self.condition] if self.condition else []
+        lines += self.effort.failures
         told = tuple(f"not {self.named[name][0].text}: {words}" for name, words in self.refuted.items())
         return Conclusion(backend, tensor, clause, count, "; ".join(lines), told)
 
@@ -133,7 +134,10 @@ class _Together:
             if self.effort.spent():
                 return ""
             case = _verdict(run).case
-            if case and visible(case, self.diagnoses[0].tensor, those[0]):
+            shown = False
+            with self.effort.attempt(f"trying {those[0].name} in {run.case}"):
+                shown = case is not None and visible(case, self.diagnoses[0].tensor, those[0])
+            if shown:
                 return f"it would show in {run.case} in {run.dtype}, which is right"
         return ""
 
@@ -207,11 +211,10 @@ def visible(case: JudgedProblem, tensor: str, hypothesis: Hypothesis) -> bool:
         return False
     pinned = {name: value for name, value in truth.items() if name != "loss" and not is_gradient(name)}
     question = Question(case, pinned, tensor, truth[tensor])
-    try:
+    with contextlib.suppress(*INAPPLICABLE):
         one = like(question, hypothesis)
         return one is not None and not question.compatible(one)
-    except (SpecError, LookupError, ValueError, TypeError):  # it does not apply there
-        return False
+    return False
 
 
 def _revised(diagnosis: Diagnosis, refuted: Mapping[str, str], doubtful: Collection[str]) -> Diagnosis:

@@ -1,35 +1,41 @@
-"""What can be said of the first tensor of a run that is wrong: it is looked for."""
+"""Diagnosis of the first tensor of a run that is wrong: its cause, what is seen of it, and its clauses."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from scipy.special import softmax
 
-from concord.conformance.expectation import JudgedProblem, is_gradient
+from concord.conformance.expectation import (
+    JudgedProblem,
+    is_gradient,
+    is_tap_gradient,
+    root_mean_square,
+    subject_of,
+)
 from concord.conformance.explain import suspects, whole
-from concord.conformance.explain.backward import Backward, Bounds, shares
+from concord.conformance.explain.backward import Backward, Bounds, made_of, shares
+from concord.conformance.explain.breakdown import axes_of
 from concord.conformance.explain.clauses import likely
-from concord.conformance.explain.composed import compose
-from concord.conformance.explain.effort import Effort, one_thread
-from concord.conformance.explain.hypothesis import MOST_NAMED, Cause, Hypothesis, caused
-from concord.conformance.explain.question import Question
+from concord.conformance.explain.computation import Prediction
+from concord.conformance.explain.hypothesis import MOST_NAMED, RIGHT, Cause, Hypothesis, caused
+from concord.conformance.explain.question import Exact, Question, rounding
+from concord.conformance.explain.regions import WORDS, Region, everywhere
 from concord.conformance.explain.relations import describe
-from concord.conformance.explain.replacement import elsewhere, refuting
 from concord.conformance.explain.said import Description, Diagnosis
-from concord.conformance.explain.search import Search
+from concord.conformance.explain.search import Effort, Search, one_thread
+from concord.conformance.explain.step import Step, group_of, role_of
 from concord.conformance.watching import say
+from concord.conformance.wording import few
 from concord.spec.arrays import Array
+from concord.spec.precision import precision
 from concord.spec.tensors import clause_of
 
-T = TypeVar("T")
-
 CLAUSE = re.compile(r"\b[A-Z]{3}-\d+\b")
-
 
 LONGEST = 60.0
 """Seconds of the processor that the search for a mistake may take.
@@ -41,7 +47,13 @@ BUDGET = 10.0
 """Seconds of the processor that may be spent on mistakes made in one place, and on other inputs."""
 
 MOST_ELEMENTS = 2**22
-"""Of larger tensors a cause is not tried in the whole run."""
+"""Of larger tensors a cause is not tried in the whole run, nor with other inputs."""
+
+MOST_PLACES = 16
+"""How many places along an axis are left out one by one."""
+
+VISIBLE = 20.0
+"""How many times a right tensor's error the effect of a hypothesis must be for the tensor to refute it."""
 
 ALIKE = 1e-5
 """How far attention weights may differ that are the same."""
@@ -67,66 +79,49 @@ def diagnose(
         delivered: every tensor of the run.
         statuses: what each was judged to be.
     """
-    question = Question(case, pinned, tensor, delivered[tensor])
-    usual = clause_of(case.config, tensor, case.part)
-    notes: list[str] = []
-    refuted: list[str] = []
-    cause, far, effort = None, whole.reaches_far(question), Effort(LONGEST)
-    if far:
-        say(f"looking for what explains {tensor}, {LONGEST:.0f} s of the processor at most")
-
-        def anywhere() -> Cause | None:
-            one = whole.Whole(case, pinned, tensor, delivered[tensor]).of_one_sample()
-            return Search(one, effort).cause(whole.stages(one))
-
-        cause = _tried("the search for a cause in the whole model", notes, anywhere)
-        if cause and cause.confident:
-            return Diagnosis(tensor, _clauses(cause, None, ()), cause)
+    question, effort = Question(case, pinned, tensor, delivered[tensor]), Effort(LONGEST)
+    far, usual = whole.reaches_far(question), clause_of(case.config, tensor, case.part)
+    cause: Cause | None = None
+    seen: Description | None = None
+    region, refuted = everywhere(question.actual.shape), list[str]()
+    bounds: Bounds | None = None
+    counted = ""
     with np.errstate(all="ignore"):  # what is not finite is compared as such
+        if far:
+            say(f"looking for what explains {tensor}, {LONGEST:.0f} s of the processor at most")
+            with effort.attempt("the search for a cause in the whole model"):
+                one = whole.Whole(case, pinned, tensor, delivered[tensor]).of_one_sample()
+                cause = Search(one, effort).cause(whole.stages(one))
+            if cause and cause.confident:
+                return Diagnosis(tensor, _clauses(cause, None, ()), cause, notes=tuple(effort.notes))
         if cause is None and not effort.untried:
-            cause = _tried(
-                "the search for a cause",
-                notes,
-                lambda: Search(question, effort).cause(
-                    suspects.stages(question), suspects.readings(question)
-                ),
-            )
-        notes += [effort.text] if effort.untried else []
+            with effort.attempt("the search for a cause"):
+                search = Search(question, effort)
+                cause = search.cause(suspects.stages(question), suspects.readings(question))
         if cause and not far:
-            found = cause
-            cause, refuted = _tried(
-                "trying the cause in the whole run",
-                notes,
-                lambda: _in_its_place(question, found, delivered, statuses),
-            ) or (cause, [])
-        seen, region = _tried("the description", notes, lambda: describe(question)) or (None, None)
-        if cause is None and seen and region:
-            where, exact = region, seen.exact
-            cause = _tried(
-                "the search in one place",
-                notes,
-                lambda: compose(question, where, usual, exact, Effort(BUDGET)),
-            )
-        others, counted = likely(question, seen, usual), ""
+            with effort.attempt("trying the cause in the whole run"):
+                cause, refuted = _in_its_place(question, cause, delivered, statuses)
+        with effort.attempt("the description"):
+            seen, region = describe(question)
+        if cause is None and seen:
+            with effort.attempt("the search in one place"):
+                cause = compose(question, region, usual, seen.exact, effort)
+        others = likely(question, seen, usual)
         if question.parameter:
-            bounds, counted = _tried(
-                "placing it in the backward pass", notes, lambda: _backward(question, delivered, statuses)
-            ) or (None, "")
+            with effort.attempt("placing it in the backward pass"):
+                backward = Backward(question, statuses)
+                bounds, counted = backward.bounds(), shares(question, backward, delivered)
             others = _of_gradient(question, seen, bounds, bool(counted), others)
-            if (
-                cause and set(cause.clauses) == {"GRD-1"} and bounds
-            ):  # that says what became of the gradient, and not where
+            if cause and set(cause.clauses) == {"GRD-1"} and bounds:
+                # That says what became of the gradient, and not where.
                 cause = dataclasses.replace(cause, clauses=(*bounds.clauses, "GRD-1"))
-            notes += [
-                *([counted] if counted else []),
-                *([bounds.text] if bounds and not (cause and cause.confident) else []),
-            ]
+        placed = bounds.text if bounds and not (cause and cause.confident) else ""
         told = counted if pinned else ""  # without activations it may come of any step
         cause = _believed(cause, seen) or _read_off(tensor, seen, told, others[0])
-        notes += [*elsewhere(tensor, statuses), *_without_effect(question, delivered)]
-    return Diagnosis(
-        tensor, _clauses(cause, seen, tuple(dict.fromkeys(others))), cause, seen, tuple(notes), tuple(refuted)
-    )
+        notes = [*effort.notes, counted, placed, *elsewhere(tensor, statuses)]
+        notes.append(_without_effect(question, delivered))
+    clauses = _clauses(cause, seen, tuple(dict.fromkeys(others)))
+    return Diagnosis(tensor, clauses, cause, seen, tuple(filter(None, notes)), tuple(refuted))
 
 
 def _of_gradient(
@@ -155,18 +150,6 @@ def _of_gradient(
         if (general and not bounds) or table or (general and "classifier" in question.tensor)
         else (*steps, *others)
     )
-
-
-def _tried(what: str, notes: list[str], step: Callable[[], T]) -> T | None:
-    """Return what a step of the search gives.
-
-    Where it fails that is said: a run that is wrong in an unforeseen way still has its verdict.
-    """
-    try:
-        return step()
-    except Exception as error:
-        notes.append(f"{what} failed: {type(error).__name__}: {error}")
-    return None
 
 
 def _believed(cause: Cause | None, seen: Description | None) -> Cause | None:
@@ -201,15 +184,14 @@ def _read_off(tensor: str, seen: Description | None, counted: str, clause: str) 
     return dataclasses.replace(cause, hypotheses=())
 
 
-def _without_effect(question: Question, delivered: Mapping[str, Array]) -> list[str]:
+def _without_effect(question: Question, delivered: Mapping[str, Array]) -> str:
     """Say that masked scores that are wrong give the weights that are right, if they do."""
     name = question.tensor.replace("masked_scores", "weights")
     if not question.tensor.endswith("masked_scores") or name not in delivered:
-        return []
-    with np.errstate(all="ignore"):
-        meant = softmax(question.right.value, axis=-1)
-        alike = abs(np.asarray(delivered[name], np.float64) - meant).max() <= ALIKE
-    return [f"it has no effect on `{name}`"] if alike else []
+        return ""
+    meant = softmax(question.right.value, axis=-1)
+    alike = abs(np.asarray(delivered[name], np.float64) - meant).max() <= ALIKE
+    return f"it has no effect on `{name}`" if alike else ""
 
 
 def _in_its_place(
@@ -229,15 +211,60 @@ def _in_its_place(
     return caused(question.tensor, kept, cause.confident) if kept else None, told
 
 
-def _backward(
-    question: Question, delivered: Mapping[str, Array], statuses: Mapping[str, str]
-) -> tuple[Bounds | None, str]:
-    """Return which steps of the backward pass are in question, and what counts wrongly in the gradient."""
-    backward = Backward(question, statuses)
-    gradients = {
-        name.removeprefix("gradients."): array for name, array in delivered.items() if is_gradient(name)
-    }
-    return backward.bounds(), shares(question, backward, gradients)
+def refuting(
+    question: Question, hypothesis: Hypothesis, delivered: Mapping[str, Array], statuses: Mapping[str, str]
+) -> str:
+    """Return a tap of the same layer that is right, and would not be under a hypothesis; empty if none is."""
+    wrong, right = (_whole(question, of) for of in (hypothesis, RIGHT))
+    for name, status in statuses.items():
+        there = name in delivered and name in wrong.taps and name in right.taps
+        if not there or status != "agrees" or group_of(name) != group_of(question.tensor):
+            continue
+        actual, made, meant = np.asarray(delivered[name]), wrong.taps[name].value, right.taps[name].value
+        if not all(x.shape == actual.shape and np.isfinite(x).all() for x in (actual, made, meant)):
+            continue
+        error, effect = root_mean_square(actual - meant), root_mean_square(made - meant)
+        if effect > VISIBLE * max(error, 1e-7 * root_mean_square(meant)):
+            return name
+    return ""
+
+
+def _whole(question: Question, hypothesis: Hypothesis) -> Step:
+    """Return the run with a hypothesis to its end, each step of the run's own taps."""
+    other = copy.copy(question)
+    other.tensor = ""  # no tap: nothing ends before the loss
+    return other.run(hypothesis, Exact(question.case.dtype), whole=True)
+
+
+def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
+    """Say which other steps are wrong by themselves.
+
+    Every step is judged from the run's own tensors before it.
+    """
+    wrong = [
+        name
+        for name, status in statuses.items()
+        if status == "diverges" and name != tensor and name not in ("loss", "logits")
+    ]
+    if is_gradient(tensor) and not is_tap_gradient(tensor):
+        return []  # what flows on from a wrong gradient is wrong too
+    kind = "gradients." if is_gradient(tensor) else ""
+    steps = [
+        name for name in wrong if is_tap_gradient(name) == bool(kind) and (kind or not is_gradient(name))
+    ]
+    role = role_of(tensor)
+    same = [group_of(subject_of(name)) for name in steps if role_of(name) == role]
+    others = list(dict.fromkeys(role_of(name) for name in steps if role_of(name) != role))
+    notes = []
+    if same:
+        notes.append(f"the same tensor is wrong by itself in {', '.join(same)} too")
+    if others:
+        shown = few([f"`{name}`" for name in others])
+        notes.append(
+            f"{len(others)} other step{'s are' if len(others) > 1 else ' is'} wrong "
+            f"by {'themselves' if len(others) > 1 else 'itself'}: {shown}"
+        )
+    return notes
 
 
 def _clauses(cause: Cause | None, seen: Description | None, others: tuple[str, ...]) -> tuple[str, ...]:
@@ -251,3 +278,81 @@ def _clauses(cause: Cause | None, seen: Description | None, others: tuple[str, .
     told = seen and not is_gradient(seen.tensor) and (seen.exact or seen.relation in NO_NUMBERS)
     order = (*others, *named) if told else (*named, *others)
     return tuple(dict.fromkeys(order))
+
+
+class InPlace(Question):
+    """A question whose hypotheses hold in a region alone: elsewhere the tensor is right."""
+
+    def __init__(self, question: Question, region: Region) -> None:
+        self.__dict__.update(question.__dict__, right=question.right)
+        self.flags = region.flags
+
+    def values(self, hypothesis: Hypothesis) -> Array:
+        """Return the tensor under a hypothesis, right outside of the region."""
+        return np.where(self.flags, super().values(hypothesis), self.right.value)
+
+    def predict(self, hypothesis: Hypothesis, dtype: str | None = None) -> Prediction:
+        """Return the same with its sigma."""
+        there, right = super().predict(hypothesis, dtype), self.right
+        return Prediction(
+            np.where(self.flags, there.value, right.value), np.where(self.flags, there.sigma, right.sigma)
+        )
+
+
+def compose(question: Question, region: Region, clause: str, exact: bool, effort: Effort) -> Cause | None:
+    """Return what explains a tensor where it is wrong, everything else being right.
+
+    Args:
+        region: where it is wrong.
+        clause: of the step in question.
+        exact: whether it is known already what it is there: then only known mistakes say more.
+        effort: what takes note of failures.
+    """
+    of_place = Effort(BUDGET)
+    of_place.failures = effort.failures
+    found = Search(InPlace(question, region), of_place).explaining(
+        _hypotheses(question, region, clause, exact)
+    )
+    if not found or (exact and len(found) > 2):  # what fits wherever it may says less than what is seen
+        return None
+    only = f", only {'' if region.text.startswith('where') else 'in '}{region.text}" if region.text else ""
+    shown = [dataclasses.replace(one.hypothesis, text=one.hypothesis.text + only) for one in found]
+    return dataclasses.replace(caused(question.tensor, shown, False), hypotheses=())
+
+
+def _hypotheses(question: Question, region: Region, clause: str, exact: bool) -> Iterator[Hypothesis]:
+    if region.text and not question.parameter:
+        yield from [one for one in suspects.mistakes(question) if not one.rare]
+    if exact or question.parameter or question.actual.size > MOST_ELEMENTS:
+        return
+    for name in sources(question):
+        if name in question.pinned:
+            for short in ("float16", "bfloat16"):
+                text, array = f"`{name}` rounded to {short}", rounding(short)(question.pinned[name])
+                yield Hypothesis("other_input", text, "PRC-2", inputs={name: array})
+            for words, array in _others(question, name):
+                yield Hypothesis("other_input", f"`{name}` {words}", clause, inputs={name: array})
+
+
+def sources(question: Question) -> list[str]:
+    """Return the taps that a tensor is computed from in one step, found on the tape."""
+    exact, tap = question.exact, question.tensor
+    named = {id(tensor): name for name, tensor in exact.now.items() if name != tap}
+    return made_of(exact.taps[tap], named)[::-1] if tap in exact.taps else []
+
+
+def _others(question: Question, name: str) -> Iterator[tuple[str, Array]]:
+    """Yield a tap whose places along an axis are each the next one's, or some of them left out, in words."""
+    array = question.pinned[name]
+    axes = axes_of(question.case, name, array.ndim)
+    # What a softmax does not see, and rounding leaves finite.
+    nothing = -precision(question.case.dtype).largest / 2 if name.endswith("scores") else 0.0
+    for place, axis in enumerate(axes):
+        word, size = WORDS.get(axis, axis), array.shape[place]
+        index = np.arange(size).reshape([-1 if i == place else 1 for i in range(array.ndim)])
+        for by, way in ((1, "before"), (-1, "after")) if size > 1 else ():
+            yield f"of the {word} {way}", np.roll(array, by, place)
+        for i in range(size) if 1 < size <= MOST_PLACES else ():
+            yield f"with {word} {i} left out", np.where(index == i, nothing, array)
+            if 1 < i < size - 1:
+                yield f"with {word} {i} and those after it left out", np.where(index >= i, nothing, array)

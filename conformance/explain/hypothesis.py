@@ -99,17 +99,6 @@ def options(
         yield Hypothesis(name, f"{name} = {instead(value, right, digits=12)}", clause, fields)
 
 
-def both(first: Hypothesis, second: Hypothesis) -> Hypothesis:
-    """Return two mistakes made at once."""
-    return Hypothesis(
-        f"{first.name} and {second.name}",
-        f"{first.text} and {second.text}",
-        f"{first.clause}, {second.clause}",
-        {**first.fields, **second.fields},
-        {**first.weights, **second.weights},
-    )
-
-
 MOST_NAMED = 4
 """How many explanations a sentence names."""
 

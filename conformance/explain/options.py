@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from concord.conformance.bugs.attention import PROJECTIONS
 from concord.conformance.bugs.bug import fits
 from concord.conformance.bugs.norms import NORMS, RESIDUALS
 from concord.conformance.explain.fitting import power
-from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis, both, options
+from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis, options
 from concord.conformance.explain.question import Question
 from concord.spec.arrays import Array
 from concord.spec.config import EncoderConfig
@@ -120,17 +119,6 @@ def of_derivatives(question: Question) -> Iterator[Hypothesis]:
     ):
         if table == tap:
             yield from options(config, name, values, clause)
-
-
-def two_of_norms(question: Question) -> Iterator[Hypothesis]:
-    """Yield pairs of wrong options of a norm."""
-    config = question.config
-    kinds = [
-        list(options(config, name, values, clause)) for taps, name, values, clause in CHOICES if taps == NORMS
-    ]
-    for first, second in itertools.combinations(kinds, 2):
-        for one, other in itertools.product(first, second):
-            yield both(one, other)
 
 
 def of_fitted_epsilon(question: Question) -> Iterator[Hypothesis]:

@@ -323,12 +323,12 @@ def wrong_elements(question: Question) -> Flags:
     return np.asarray(infinite)
 
 
-def describe(question: Question) -> tuple[Description, Region] | None:
-    """Return what is seen of the tensor in question, and where, if anything is wrong with it by itself."""
+def describe(question: Question) -> tuple[Description | None, Region]:
+    """Return what is seen of the tensor in question, if anything is wrong with it by itself, and where."""
     with np.errstate(all="ignore"):
         wrong = wrong_elements(question)
         if not wrong.any():
-            return None
+            return None, everywhere(wrong.shape)
         region = smallest(question, wrong)
         filled = float((wrong & region.flags).sum() / region.flags.sum())
         found = relate(question, region)

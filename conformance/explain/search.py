@@ -1,15 +1,21 @@
-"""The search: which hypotheses give what was delivered, and hold in other computations too."""
+"""The search: which hypotheses give what was delivered, hold in other computations too, and what it takes.
+
+What else a machine does must not change what is found: time is that of the processor, in this thread.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from concord.conformance.explain.computation import Computation, Prediction
-from concord.conformance.explain.effort import Effort
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Cause, Hypothesis, caused
 from concord.spec.arrays import Array
 
@@ -20,6 +26,59 @@ to be dropped.
 
 EDGE = 0.5
 """From which share of the tolerance on an error lies at its edge."""
+
+
+class Effort:
+    """What one search may take, in the thread that makes it, and what became of it.
+
+    Args:
+        seconds: of processor time of this thread.
+
+    Attributes:
+        tried: how many hypotheses there was time for.
+        untried: how many there were besides.
+        failures: steps of the search that failed, in sentences: faults of the search itself.
+    """
+
+    def __init__(self, seconds: float = math.inf) -> None:
+        self.seconds, self.started = seconds, time.thread_time()
+        self.tried = self.untried = 0
+        self.failures: list[str] = []
+
+    def spent(self, share: float = 1.0) -> bool:
+        """Return whether a share of the time is spent."""
+        return time.thread_time() - self.started > share * self.seconds
+
+    def among(self, hypotheses: Iterable[Hypothesis], share: float = 1.0) -> Iterator[Hypothesis]:
+        """Yield hypotheses until a share of the time is spent, and count the others."""
+        for hypothesis in hypotheses:
+            if self.spent(share):
+                self.untried += 1
+            else:
+                self.tried += 1
+                yield hypothesis
+
+    @contextlib.contextmanager
+    def attempt(self, what: str) -> Iterator[None]:
+        """Go on after a step of the search that fails, and note it.
+
+        A run that is wrong in an unforeseen way still has its verdict, and all other explanations are tried.
+        """
+        try:
+            yield
+        except Exception as error:
+            failure = f"{what} failed: {type(error).__name__}: {error}"
+            if failure not in self.failures:
+                self.failures.append(failure)
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be said of a search that was cut short, or that failed in part."""
+        text = (
+            f"the search for a cause was cut short: {self.tried} of {self.tried + self.untried} known "
+            f"explanations were tried"
+        )
+        return [*([text] if self.untried else []), *self.failures]
 
 
 @dataclass(frozen=True)
@@ -69,8 +128,9 @@ class Search:
                 if found := self.explaining(hypotheses):
                     return self.conclude(found)
             if not self.effort.untried:
-                for one in readings:
-                    return caused(self.computation.subject, [one], one.sure)
+                with self.effort.attempt("reading a cause off the tensor"):
+                    for one in readings:
+                        return caused(self.computation.subject, [one], one.sure)
         return None
 
     def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[Explanation]:
@@ -80,32 +140,39 @@ class Search:
         """
         found: list[Explanation] = []
         asked = self.computation
-        for one in asked.chosen(self.tried(hypotheses)):
-            if found and self.effort.spent():
-                self.effort.untried += 1
-                continue
-            try:
-                prediction = asked.predict(one)
-            except INAPPLICABLE:
-                continue
-            known = any(
-                (one.name == other.hypothesis.name or not asked.same_name)
-                and asked.same(prediction, other.prediction)
-                for other in found
-            )
-            if not known and asked.explains(prediction):
-                holds = all(other.compatible(one) for other in self.others)
-                explanation = Explanation(one, prediction, asked.distance(prediction))
-                (found if holds else self.refuted).append(explanation)
+        with self.effort.attempt("a list of explanations"):
+            for one in asked.chosen(self.tried(hypotheses)):
+                if found and self.effort.spent():
+                    self.effort.untried += 1
+                    continue
+                with self.applying(one):
+                    prediction = asked.predict(one)
+                    known = any(
+                        (one.name == other.hypothesis.name or not asked.same_name)
+                        and asked.same(prediction, other.prediction)
+                        for other in found
+                    )
+                    if not known and asked.explains(prediction):
+                        holds = all(other.compatible(one) for other in self.others)
+                        explanation = Explanation(one, prediction, asked.distance(prediction))
+                        (found if holds else self.refuted).append(explanation)
         return found
 
     def tried(self, hypotheses: Iterable[Hypothesis]) -> Iterator[tuple[Hypothesis, Array]]:
         """Yield hypotheses that come near the tensor, and what it is under each."""
         for hypothesis in self.effort.among(hypotheses, self.computation.trial):
-            with contextlib.suppress(*INAPPLICABLE):
+            value = None
+            with self.applying(hypothesis):
                 value = self.computation.values(hypothesis)
-                if self.computation.near(hypothesis, value):
-                    yield hypothesis, value
+                value = value if self.computation.near(hypothesis, value) else None
+            if value is not None:
+                yield hypothesis, value
+
+    @contextlib.contextmanager
+    def applying(self, one: Hypothesis) -> Iterator[None]:
+        """Leave out a hypothesis that does not apply; one that fails in another way is noted."""
+        with self.effort.attempt(f"trying {one.name} ({one.text})"), contextlib.suppress(*INAPPLICABLE):
+            yield
 
     def conclude(self, found: Sequence[Explanation], since: str = "") -> Cause:
         """Return the cause: what explains the tensor best, and all that explains it as well.
@@ -119,3 +186,26 @@ class Search:
         shown = [hypothesis for hypothesis in kept if not hypothesis.rare] or kept
         # An option that is wrong is the plainest reason.
         return caused(self.computation.subject, sorted(shown, key=lambda one: not one.fields), sure, since)
+
+
+_guard = threading.Lock()
+_searches: list[threadpool_limits] = []
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Have NumPy multiply in the thread that asks for it.
+
+    Threads that wait for a busy core take twenty times as long as one.
+
+    The limit holds for the whole process, and is lifted when the last of several searches is done.
+    """
+    with _guard:
+        _searches.append(_searches[-1] if _searches else threadpool_limits(1, user_api="blas"))
+    try:
+        yield
+    finally:
+        with _guard:
+            limit = _searches.pop()
+            if not _searches:
+                limit.restore_original_limits()

@@ -133,3 +133,9 @@ def place_of(group: str) -> int:
     return {"inputs": -1, "embeddings": -1}.get(
         group, int(group.removeprefix("layers.")) if group.startswith("layers.") else 1_000_000
     )
+
+
+def role_of(name: str) -> str:
+    """Return a tensor's name without the number of its layer."""
+    bare = subject_of(name)
+    return f"layers.*.{bare.split('.', 2)[2]}" if bare.startswith("layers.") and bare.count(".") > 1 else bare

@@ -21,7 +21,6 @@ from concord.conformance.explain.options import (
     of_fitted_epsilon,
     of_options,
     of_other_constants,
-    two_of_norms,
 )
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.readings import (
@@ -165,11 +164,10 @@ def simple(question: Question) -> Iterator[Hypothesis]:
 
 
 def unusual(question: Question) -> Iterator[Hypothesis]:
-    """Yield pairs of mistakes, values that nobody uses, and bugs of several taps at once."""
+    """Yield values that nobody uses, and bugs of several taps at once."""
     yield from of_hidden(question)
     for tap in question.span:
         if fits(tap, NORMS):
-            yield from two_of_norms(question)
             yield from of_fitted_epsilon(question)
         if fits(tap, ("*.masked_scores",)):
             yield from of_other_constants(question, tap)
@@ -194,8 +192,8 @@ def like(question: Question, hypothesis: Hypothesis) -> Hypothesis | None:
     return next((one for one in known if (one.name, one.text) == wanted), None)
 
 
-def likeliest_first(hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:
-    """Return hypotheses in the order in which they are tried.
+def likeliest_first(hypotheses: Iterable[Hypothesis]) -> Iterator[Hypothesis]:
+    """Yield hypotheses in the order in which they are tried.
 
     By :data:`LIKELY`, then as they come, and last what hardly anyone does.
     """
@@ -204,4 +202,4 @@ def likeliest_first(hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:
         found = (i for i, names in enumerate(LIKELY) if fits(one.name, names))
         return len(LIKELY) + 1 if one.rare else next(found, len(LIKELY))
 
-    return sorted(hypotheses, key=place)
+    yield from sorted(hypotheses, key=place)

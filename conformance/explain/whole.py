@@ -13,8 +13,9 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -41,15 +42,6 @@ MOST_NEAR = 5
 
 MOSTLY = 0.75
 """Share of elements whose error a hypothesis at least halves that is worth that."""
-
-USUAL = (
-    "transposed_weight",
-    "missing_bias",
-    "swapped_weights",
-    "weight_in_wrong_order",
-    "norm_gain_and_offset_swapped",
-)
-"""What happens to a single tensor when weights are carried over by hand."""
 
 LAYER = re.compile(r"\blayers\.\d+\b")
 
@@ -180,60 +172,47 @@ class Whole(Question):
 def stages(question: Whole) -> Iterator[Iterable[Hypothesis]]:
     """Yield what may be wrong before a tensor before which nothing was delivered.
 
-    An option or one mistake in all layers, a weight of one layer, the table, one layer.
+    An option or one mistake in all layers, one layer, the table.
     """
     yield likeliest_first(everywhere(question))
-    yield somewhere(question, usual=True)
+    yield likeliest_first(somewhere(question))
     yield of_hidden(question)
-    yield somewhere(question, usual=False)
 
 
 def everywhere(question: Whole) -> Iterator[Hypothesis]:
     """Yield options, mistakes outside of layers, and those that are made in each layer."""
     options: set[str] = set()
-    for places in _kinds(question).values():
-        found = [{_key(one): one for one in _once(question, tap)} for tap in places]
-        for key, first in found[-1].items():
-            if first.fields:
-                if first.text not in options:
-                    options.add(first.text)
-                    yield first
-            elif len(places) == 1:
+    for places in _kinds(question):
+        alike = _alike((one for tap in places for one in mistakes_at(question, tap)), _key)
+        for first, *others in alike:
+            if first.fields and first.text not in options:
+                options.add(first.text)
                 yield first
-            elif all(key in of_one for of_one in found):
-                yield _in_all([of_one[key] for of_one in found], places)
+            elif not first.fields and 1 + len(others) == len(places):
+                yield _in_all([first, *others]) if others else first
 
 
-def somewhere(question: Whole, usual: bool) -> Iterator[Hypothesis]:
-    """Yield mistakes that are made in one of several layers.
-
-    Args:
-        usual: those of :data:`USUAL` alone, or all others.
-    """
-    for places in _kinds(question).values():
+def somewhere(question: Whole) -> Iterator[Hypothesis]:
+    """Yield mistakes that are made in one of several layers."""
+    for places in _kinds(question):
         for tap in places if len(places) > 1 else ():
             for one in mistakes_at(question, tap):
-                if not one.fields and (one.name in USUAL) == usual:
-                    yield (
-                        one
-                        if LAYER.search(one.text)
-                        else dataclasses.replace(one, text=f"{one.text} at `{tap}`")
-                    )
+                if not one.fields:
+                    at = "" if LAYER.search(one.text) else f" at `{tap}`"
+                    yield dataclasses.replace(one, text=f"{one.text}{at}")
 
 
-def _kinds(question: Whole) -> dict[str, list[str]]:
-    """Return the taps that are the same but for the layer."""
-    found = defaultdict(list)
-    for tap in question.span:
-        found[LAYER.sub("layers.*", tap)].append(tap)
-    return found
+def _kinds(question: Question) -> Iterable[list[str]]:
+    """Return the taps, those together that are the same but for the layer."""
+    return _alike(question.span, functools.partial(LAYER.sub, "layers.*"))
 
 
-def _once(question: Whole, tap: str) -> Iterator[Hypothesis]:
-    """Yield the mistakes of a tap that are told from all others by what is said of them."""
-    every = list(mistakes_at(question, tap))
-    times = Counter(map(_key, every))
-    return (one for one in every if times[_key(one)] == 1)
+def _alike(things: Iterable[Any], key: Callable[[Any], Any]) -> Iterable[list[Any]]:
+    """Return things, those together that share a key."""
+    found = defaultdict[Any, list[Any]](list)
+    for thing in things:
+        found[key(thing)].append(thing)
+    return found.values()
 
 
 def _key(one: Hypothesis) -> tuple[str, str]:
@@ -241,21 +220,18 @@ def _key(one: Hypothesis) -> tuple[str, str]:
     return one.name, LAYER.sub("layers.*", one.text)
 
 
-def _in_all(ones: list[Hypothesis], places: list[str]) -> Hypothesis:
+def _in_all(ones: Sequence[Hypothesis]) -> Hypothesis:
     """Return a mistake that is made in each of several layers."""
-    by_tap = {tap: one for tap, one in zip(places, ones, strict=True) if one.change}
+    by_tap = {one.on[0]: one.change for one in ones if one.change}
 
     def change(m: Context, y: Value) -> Value:
-        made = by_tap[m.tap].change
-        found: Value = made(m, y) if made else y
+        found: Value = by_tap[m.tap](m, y)
         return found
 
-    text = LAYER.sub("layers.*", ones[0].text)
-    weights = {name: made for one in ones for name, made in one.weights.items()}
     return dataclasses.replace(
         ones[0],
-        text=f"{text}, in every layer",
-        weights=weights,
+        text=f"{LAYER.sub('layers.*', ones[0].text)}, in every layer",
+        weights={name: made for one in ones for name, made in one.weights.items()},
         change=change if by_tap else None,
         on=tuple(by_tap),
     )

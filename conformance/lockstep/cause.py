@@ -5,6 +5,7 @@ That is a bug of the catalogue, a recipe with another field, other batches, or a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -57,7 +58,10 @@ def cause_of(first: MadeStep, others: Sequence[MadeStep] = ()) -> Cause | None:
         return None  # numbers that cannot be compared
     recipe, steps, start = first.case.training.recipe, len(first.case.training.steps), first.start.step
     search, diverging = Search(first, others=others), [other for other in others if other.tensor]
-    if cause := search.cause((suspects(recipe, steps, start), recovered(first))):
+    cause = search.cause((suspects(recipe, steps, start), recovered(first)))
+    for failure in search.effort.failures:
+        warnings.warn(failure, RuntimeWarning, stacklevel=2)
+    if cause:
         return cause
     found = [one for one in search.refuted if all(other.compatible(one.hypothesis) for other in diverging)]
     return search.conclude(found, f" from step {start + 1} on") if diverging and found else None
