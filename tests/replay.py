@@ -134,7 +134,7 @@ def lockstep():
     """Train the standard case in lockstep, in float32 and float64."""
     for dtype in ("float32", "float64"):
         record = concord(
-            *("train", "--lockstep", "--case", "standard", "--seed", "0", "--threads", "1"),
+            *("train", "--lockstep", "--seed", "0", "--threads", "1"),
             *("--steps", str(STEPS), "--dtype", dtype),
         )
         for track in record["tracks"]:

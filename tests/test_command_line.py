@@ -166,9 +166,8 @@ REFUSED = {
     "speed --budget -1": ("--budget is -1 s",),
     "speed --resume nowhere.json": ("nowhere.json: no such file",),
     "speed --markdown pyproject.toml": ("pyproject.toml: lacks the lines '<!-- begin speed -->'",),
-    "train --lockstep": ("give one of --case, --variant and --config",),
-    "train --lockstep --case standrad": ("unknown case of lockstep 'standrad'",),
-    "train --lockstep --case standard --batch 3": ("--case standard has batches and a recipe of its own",),
+    "train --lockstep --batch 3": ("the standard case has batches and a recipe of its own",),
+    "train --lockstep --recipe adamw": ("--set and --recipe are for --variant and --config",),
     "train --lockstep --variant bert --steps 0 --dtype float31": (
         "--steps is 0 but must be at least 1",
         "unknown dtype 'float31'",

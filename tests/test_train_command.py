@@ -184,13 +184,10 @@ def test_lockstep_takes_the_batches_that_ordinary_training_takes(invoke, tmp_pat
     assert [batch.required("input_ids").tolist() for batches in steps for batch in batches] == [
         batch.required("input_ids").tolist() for batch in first
     ]
-    code, _, errors = invoke(f"train --lockstep --case standard --data {data}")
+    code, _, errors = invoke(f"train --lockstep --data {data}")
     assert (code, errors) == (
         2,
-        [
-            "concord: error: --case standard has batches and a recipe of its own: --data, --batch, "
-            "--tokens and --set are for --variant and --config"
-        ],
+        ["concord: error: give one of --variant, --config and CHECKPOINT"],
     )
 
 
@@ -211,11 +208,7 @@ def test_what_a_precision_does_to_the_recipe_is_said_before_the_first_step(invok
     ):
         ordinary = options(cannot, data, tmp_path / dtype, "--warmup", "2")
         code, said, errors = invoke(
-            *(
-                f"train --lockstep --case standard --backend {cannot} --steps 1".split()
-                if lockstep
-                else ordinary
-            ),
+            *(f"train --lockstep --backend {cannot} --steps 1".split() if lockstep else ordinary),
             "--dtype",
             dtype,
         )

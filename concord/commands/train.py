@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from concord.training.data import Corpus
     from concord.training.prediction import TextModel
 
-CASES = ("standard",)
-"""What can be trained in lockstep by name."""
-
 STEPS, BATCH, TOKENS = 20, 4, 11
 """How much is trained in lockstep unless something else is asked for."""
 
@@ -95,8 +92,8 @@ class LockstepOptions(options.OptionGroup):
     """Training in every framework.
 
     Attributes:
-        lockstep: Train the same batches in every framework instead, and judge each step.
-        case (C): Model, recipe and batches by name: standard.
+        lockstep: Train the same batches in every framework instead, and judge each step. Without
+            a model: the standard case, with batches and a recipe of its own.
         free_running: Each backend goes on from its own step, not from the oracle's.
         stop_first: Leave a backend out after its first divergence.
     """
@@ -104,7 +101,6 @@ class LockstepOptions(options.OptionGroup):
     panel = "Lockstep"
 
     lockstep: bool = False
-    case: str | None = None
     free_running: bool = False
     stop_first: bool = False
 
@@ -266,7 +262,7 @@ def train(
     if lockstep.lockstep:
         refuse(_beside(context, "--lockstep", ORDINARY if samples.data else {**WITH_DATA, **ORDINARY}))
         _in_lockstep(workers, start, samples, run, lockstep, record, dtype)
-    alone = options.typed(context, _each("case free_running stop_first json html", ""))
+    alone = options.typed(context, _each("free_running stop_first json html", ""))
     refuse([f"{name} is given but --lockstep is not: it is for that alone" for name, _ in alone])
     settings = workers.settings()
     if run.resume is not None:
@@ -449,8 +445,8 @@ def _in_lockstep(
     """
 
     def made() -> JudgedTraining:
-        if samples.data is None or how.case is not None:
-            return _chosen(start, samples, run.steps, how.case, dtype)
+        if samples.data is None:
+            return _chosen(start, samples, run.steps, dtype)
         size = {"batch": samples.batch or BATCH, "steps": run.steps or STEPS, "dtype": dtype}
         return on_samples(*_begun(start, samples, backend="", **size))
 
@@ -479,10 +475,8 @@ def on_samples(start: TrainingCheckpoint, corpora: Mapping[str, Corpus]) -> Judg
     return JudgedTraining(start.config, start.weights, training, dtype=plan.dtype)
 
 
-def _chosen(
-    start: ModelOptions, samples: SampleOptions, steps: int | None, case: str | None, dtype: str
-) -> JudgedTraining:
-    """Return the training of a case by name, or of a model and a recipe on random batches.
+def _chosen(start: ModelOptions, samples: SampleOptions, steps: int | None, dtype: str) -> JudgedTraining:
+    """Return the training of a model and a recipe on random batches; without a model the standard case.
 
     Raises:
         SpecError: listing what is unknown, wrong or missing.
@@ -492,17 +486,14 @@ def _chosen(
         ("steps", steps, 1), ("batch", batch, 1), ("tokens", tokens, 1), ("seed", seed, 0)
     )
     problems += unknowns("dtype", [dtype], PRECISIONS)
-    if (case is not None) + (start.variant is not None) + (start.config is not None) != 1:
-        problems.append("give one of --case, --variant and --config")
-    elif case is not None and case not in CASES:
-        problems += unknowns("case of lockstep", [case], CASES)
-    elif case is not None and (batch is not None or tokens is not None or start.changes or samples.data):
+    no_model = start.variant is None and start.config is None
+    if no_model and (batch is not None or tokens is not None or start.changes or start.recipe):
         problems.append(
-            f"--case {case} has batches and a recipe of its own: --data, --batch, --tokens and --set are for "
-            "--variant and --config"
+            "--batch, --tokens, --set and --recipe are for --variant and --config: the standard case has "
+            "batches and a recipe of its own"
         )
     refuse(problems)
-    if case is not None:
+    if no_model:
         return standard(steps or STANDARD_STEPS, seed, dtype)
     model, recipe = start.described()
     longest = model.max_positions - model.position_start
