@@ -166,8 +166,8 @@ REFUSED = {
     "speed --budget -1": ("--budget is -1 s",),
     "speed --resume nowhere.json": ("nowhere.json: no such file",),
     "speed --markdown pyproject.toml": ("pyproject.toml: lacks the lines '<!-- begin speed -->'",),
-    "train --lockstep --batch 3": ("the standard case has batches and a recipe of its own",),
-    "train --lockstep --recipe adamw": ("--set and --recipe are for --variant and --config",),
+    "train --lockstep --batch 3": ("--batch, --tokens, --set and --recipe are for --variant and --config",),
+    "train --lockstep --recipe adamw": ("--batch, --tokens, --set and --recipe are for",),
     "train --lockstep --variant bert --steps 0 --dtype float31": (
         "--steps is 0 but must be at least 1",
         "unknown dtype 'float31'",
