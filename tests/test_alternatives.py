@@ -166,7 +166,7 @@ class NarrowSums(Arithmetic):
         return total
 
 
-ONE_PASS = Change(taps=NORMS, edit=norm(alternatives.one_pass(lambda m, x: x[..., :1] * 0.0)))
+ONE_PASS = Change(taps=NORMS, edit=lambda m: norm(m, *alternatives.one_pass(m, m.x[..., :1] * 0.0)))
 """The mean square less the square of the mean, of which nothing was taken off."""
 
 WRONG = (
@@ -180,7 +180,7 @@ WRONG = (
     (  # also where a mask constant absorbs the logarithm
         Change(
             taps=(WEIGHTS,),
-            edit=lambda m, y: m.exp(m.unnormalised - log_sum_exp(m, m.unnormalised)),
+            edit=lambda m: m.exp(m.unnormalised - log_sum_exp(m, m.unnormalised)),
         ),
         "nndl-paddle",
         "ragged",
@@ -213,5 +213,5 @@ def test_logarithm_of_the_softmax_is_flagged_where_a_share_vanishes():
     job = job_of(case, "float32")
     job = type(job)(job.group, job.case, job.dtype, job.part, job.config, weights, job.batch)
     assert not flagged(job.judge(run(ALTERNATIVES["log_softmax_from_normalizer"].change, request)))
-    logarithm = Change(taps=("log_probabilities",), edit=lambda m, y: m.log(m.softmax(m.source(), 1)))
+    logarithm = Change(taps=("log_probabilities",), edit=lambda m: m.log(m.softmax(m.x, 1)))
     assert "log_probabilities" in flagged(job.judge(run(logarithm, request)))

@@ -125,12 +125,12 @@ def test_context_recomputes_what_a_fused_kernel_keeps():
     right = truth_of(None, case)
     seen = {}
 
-    def look(m, y):
+    def look(m):
         hidden = {name: value for name, value in m.now.items() if not name.endswith(("scores", "weights"))}
         fused = TapeContext(m.a, m.config, m.batch, m.part, m.dtype, hidden)
         fused.tap = m.tap
         seen[m.tap] = m.numpy(fused.context(fused.used_weights))
-        return y
+        return m.y
 
     model = with_edits(lambda tap: look if tap.endswith("attention.context") else None)
     compute(case.config, case.weights, case.batch, Arithmetic(), False, case.part, "float64", model=model)

@@ -3,66 +3,65 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import partial
 
-from concord.conformance.bugs.bug import Changes, of_source, where
-from concord.conformance.bugs.context import Context, Edit
+from concord.conformance.bugs.bug import Edits, where
+from concord.conformance.bugs.context import Context
 from concord.conformance.bugs.operations import Array
 
 
-def gelu(**constants: Any) -> Edit:
+def gelu(m: Context, **constants: float) -> Array:
     """Return GELU with tanh, with other constants."""
-    return of_source(lambda m, x: m.gelu_tanh(x, **constants))
+    return m.gelu_tanh(m.x, **constants)
 
 
-def gelu_cubic(factor: float) -> Edit:
-    return gelu(cubic=factor)
+def gelu_cubic(m: Context, factor: float) -> Array:
+    return gelu(m, cubic=factor)
 
 
-def gelu_by(erf: Edit, root: float = math.sqrt(2.0)) -> Edit:
-    """Return GELU with something else for erf, or another number for sqrt(2)."""
-    return of_source(lambda m, x: x * 0.5 * (erf(m, x / root) + 1.0))
+def gelu_by(m: Context, erf: Array) -> Array:
+    """Return GELU with something else for erf."""
+    return m.x * 0.5 * (erf + 1.0)
 
 
-def gelu_of(root: float) -> Edit:
-    return gelu_by(lambda m, z: m.erf(z), root)
+def gelu_of(m: Context, root: float) -> Array:
+    """Return GELU with another number for sqrt(2)."""
+    return gelu_by(m, m.erf(m.x / root))
 
 
-def softplus(m: Context, x: Array) -> Array:
+def softplus(m: Context) -> Array:
     """Return log(1 + exp(x)), without an exponential that overflows."""
-    return m.relu(x) + m.log(m.exp(-m.abs(x)) + 1.0)
+    return m.relu(m.x) + m.log(m.exp(-m.abs(m.x)) + 1.0)
 
 
-def leaky(slope: float) -> Edit:
+def leaky(m: Context, slope: float) -> Array:
     """Return a ReLU that lets some of what is negative through."""
-    return of_source(lambda m, x: m.where(x > 0.0, x, x * slope))
+    return m.where(m.x > 0.0, m.x, m.x * slope)
 
 
-def bias_after(m: Context, x: Array) -> Array:
+def activation_before_bias(m: Context) -> Array:
     """Add the bias to what the activation gives."""
     bias = m.weight(f"{m.scope}.inner.bias")
-    return m.activation(x - bias) + bias
+    return m.activation(m.x - bias) + bias
 
 
-EDITS: Changes = {
-    "gelu_quick": of_source(lambda m, x: x * m.sigmoid(x * 1.702)),
-    "gelu_inner_factor_squared": gelu(factor=2.0 / math.pi),
+EDITS: Edits = {
+    "gelu_quick": lambda m: m.x * m.sigmoid(m.x * 1.702),
+    "gelu_inner_factor_squared": partial(gelu, factor=2.0 / math.pi),
     "gelu_inner_factor": {
-        "sqrt(pi / 2)": gelu(factor=math.sqrt(math.pi / 2)),
-        "1": gelu(factor=1.0),
-        "sqrt(2) / pi": gelu(factor=math.sqrt(2) / math.pi),
+        "sqrt(pi / 2)": partial(gelu, factor=math.sqrt(math.pi / 2)),
+        "1": partial(gelu, factor=1.0),
+        "sqrt(2) / pi": partial(gelu, factor=math.sqrt(2) / math.pi),
         **{
-            f"{factor}": where(gelu(factor=factor), activation="gelu_tanh")
+            f"{factor}": where(partial(gelu, factor=factor), activation="gelu_tanh")
             for factor in (0.8, 0.798, 0.7979, 0.79788, 0.797885)
         },
     },
-    "silu_for_gelu": of_source(lambda m, x: x * m.sigmoid(x)),
-    "elu": of_source(lambda m, x: m.where(x > 0.0, x, m.exp(-m.relu(-x)) - 1.0)),
-    "relu_squared": of_source(lambda m, x: m.relu(x) * m.relu(x)),
-    "mish": of_source(lambda m, x: x * m.tanh(softplus(m, x))),
-    "softplus": of_source(softplus),
-    "hard_swish": of_source(lambda m, x: x * m.within(x + 3.0, 0.0, 6.0) / 6.0),
-    "relu_clipped_at_six": of_source(lambda m, x: m.relu(x) - m.relu(x - 6.0)),
-    "activation_skipped": lambda m, y: m.linear(m.tap, m.now[f"{m.scope}.inner"]),
-    "activation_before_bias": of_source(bias_after),
+    "silu_for_gelu": lambda m: m.x * m.sigmoid(m.x),
+    "elu": lambda m: m.where(m.x > 0.0, m.x, m.exp(-m.relu(-m.x)) - 1.0),
+    "relu_squared": lambda m: m.relu(m.x) * m.relu(m.x),
+    "mish": lambda m: m.x * m.tanh(softplus(m)),
+    "hard_swish": lambda m: m.x * m.within(m.x + 3.0, 0.0, 6.0) / 6.0,
+    "relu_clipped_at_six": lambda m: m.relu(m.x) - m.relu(m.x - 6.0),
+    "activation_skipped": lambda m: m.linear(m.tap, m.now[f"{m.scope}.inner"]),
 }

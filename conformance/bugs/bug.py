@@ -15,9 +15,7 @@ from concord.conformance.bugs.context import Context, Edit
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
 from concord.spec.cases import scenarios_of
-from concord.spec.config import EncoderConfig
 from concord.spec.model import Model
-from concord.spec.parameters import Weights
 from concord.spec.training.recipe import Recipe
 
 Gradients = Mapping[str, Array]
@@ -198,85 +196,91 @@ class Bug:
         return "right" if set(said.split(" or ")) & set(self.cause.split(" or ")) else "wrong"
 
 
-Changes = Mapping[str, Edit | Change | Mapping[str, Edit]]
-"""What is changed, by name of a bug: an edit of its taps, or something else.
+Edits = Mapping[str, Any]
+"""Edits by name of a bug, each a function of what is right: of the context of a tap, of the request.
 
 Of an explanation that has several forms: the edit of each, by the words that replace ``{}`` in its sentence.
 """
 
 
-def where(edit: Edit, **options: Any) -> Edit:
-    """Return the edit of models that have these options alone."""
-
-    def edited_there(m: Context, y: Any) -> Any:
-        there = all(getattr(m.config, name) == value for name, value in options.items())
-        return edit(m, y) if there else y
-
-    return edited_there
-
-
-def skipped(m: Context, y: Any) -> Any:
-    """Return what goes into a step instead of what it gives."""
-    return m.source()
-
-
-def of_source(function: Callable[[Context, Any], Any]) -> Edit:
-    """Return the edit that makes something else of what goes into a step."""
-    return lambda m, y: function(m, m.source())
-
-
-def multiplied(factor: float = 1.0, **powers: float) -> Edit:
-    """Return a tap times a factor, and powers of sizes."""
-    return lambda m, y: y * (factor * m.size(**powers))
-
-
-def applied(operation: str, *given: Any) -> Edit:
-    """Return the edit that takes an operation, or a step, of a tap."""
-    return lambda m, y: getattr(m, operation)(y, *given)
-
-
-def taken(operation: str, *given: Any) -> Edit:
-    """Return the edit that takes an operation, or a step, of what goes into a step."""
-    return of_source(lambda m, x: getattr(m, operation)(x, *given))
+def with_constants(edit: Callable[..., Any], given: Any) -> Callable[..., Any]:
+    """Return an edit that takes constants of a TOML file too: one, several, or several by name."""
+    if isinstance(given, Mapping):
+        return functools.partial(edit, **given)
+    more = given if isinstance(given, tuple) else (given,)
+    return lambda *right: edit(*right, *more)
 
 
 def called(maker: Callable[..., Any], given: Any) -> Any:
-    """Return what is made of constants of a TOML file: of one, several, or several by name."""
-    if isinstance(given, dict):
-        return maker(**given)
-    return maker(*given) if isinstance(given, list | tuple) else maker(given)
+    """Return what is made of constants of a TOML file alone."""
+    return with_constants(maker, given)()
 
 
-# Kinds of change.
+# Edits of a tap.
 
 
-def option(**fields: Any) -> Change:
-    """Return a change of configuration fields."""
-    return Change(
-        request=lambda request: dataclasses.replace(request, config=request.config.replace(**fields))
-    )
+def only(there: Callable[[Context], bool], edit: Edit) -> Edit:
+    """Return an edit that is made in some places alone."""
+    return lambda m: edit(m) if there(m) else m.y
 
 
-def weights(change: Callable[[EncoderConfig, Weights], Mapping[str, Array]]) -> Change:
-    """Return a change of weights; ``change`` gives the new ones by name. Each keeps its dtype."""
-
-    def changed(request: Request) -> Request:
-        new = {
-            name: array.astype(request.weights[name].dtype)
-            for name, array in change(request.config, request.weights).items()
-        }
-        return dataclasses.replace(request, weights={**request.weights, **new})
-
-    return Change(request=changed)
+def where(edit: Edit, **options: Any) -> Edit:
+    """Return the edit of models that have these options alone."""
+    return only(lambda m: all(getattr(m.config, name) == one for name, one in options.items()), edit)
 
 
-def weight(pattern: str, change: Callable[[Array], Array]) -> Change:
-    """Return a change of every weight whose name fits a pattern."""
+def in_last_layer(edit: Edit) -> Edit:
+    return only(lambda m: m.layer == m.config.num_layers - 1, edit)
+
+
+def skipped(m: Context) -> Any:
+    """Return what goes into a step instead of what it gives."""
+    return m.x
+
+
+def multiplied(m: Context, factor: float = 1.0, **powers: float) -> Any:
+    """Return a tap times a factor, and powers of sizes."""
+    return m.y * (factor * m.size(**powers))
+
+
+def applied(m: Context, operation: str, *given: Any) -> Any:
+    """Take an operation, or a step, of a tap."""
+    return getattr(m, operation)(m.y, *given)
+
+
+def taken(m: Context, operation: str, *given: Any) -> Any:
+    """Take an operation, or a step, of what goes into a step."""
+    return getattr(m, operation)(m.x, *given)
+
+
+def projected(m: Context) -> Any:
+    """Return a linear layer without the activation after it."""
+    return m.projected()
+
+
+# Edits of what a backend is asked.
+
+
+def option(request: Request, **fields: Any) -> Request:
+    """Change configuration fields."""
+    return dataclasses.replace(request, config=request.config.replace(**fields))
+
+
+def weights(request: Request, new: Mapping[str, Array]) -> Request:
+    """Change weights, given by name. Each keeps its dtype."""
+    cast = {name: array.astype(request.weights[name].dtype) for name, array in new.items()}
+    return dataclasses.replace(request, weights={**request.weights, **cast})
+
+
+def weight(request: Request, pattern: str, change: Callable[[Array], Array]) -> Request:
+    """Change every weight whose name fits a pattern."""
+    given = request.weights
     return weights(
-        lambda config, given: {
-            name: change(array.copy()) for name, array in given.items() if fits(name, (pattern,))
-        }
+        request, {name: change(array.copy()) for name, array in given.items() if fits(name, (pattern,))}
     )
+
+
+# Changes of training.
 
 
 def recipe(**fields: Any) -> Change:

@@ -1,10 +1,11 @@
 """Every bug by name: what ``entries/GROUP.toml`` says of it, and its edit in the modules beside this one.
 
 The fields of an entry are those of :class:`Bug`, and what is edited: ``taps``, patterns of their names; or
-the ``place`` of a step of training, a field of :class:`Change` or a method of the optimizer.
+the ``place``, a field of :class:`Change` or a method of the optimizer. With neither it is the request, or the
+recipe of training.
 
-``edit`` names what is made of these, where it has not the bug's own name; with constants it is a table, of
-what makes the edit and what that takes. ``forms`` are the constants of several edits, each by the words that
+``edit`` names the edit, where it has not the bug's own name. With constants it is a table, of the edit and
+what it takes besides what is right. ``forms`` are the constants of several edits, each by the words that
 replace ``{}`` in the sentence; ``only_of`` are the options of models that can have the bug.
 """
 
@@ -36,7 +37,7 @@ from concord.conformance.bugs import (
     weights,
 )
 from concord.conformance.bugs.bug import TRAINING as OF_TRAINING
-from concord.conformance.bugs.bug import Bug, Change, called, fits, rule, where
+from concord.conformance.bugs.bug import Bug, Change, called, fits, rule, where, with_constants
 from concord.conformance.bugs.training import edits as training
 from concord.spec.files import parse_toml, read_text
 
@@ -84,16 +85,19 @@ def _entries(group: str, module: ModuleType) -> Iterator[Bug]:
     """Yield the bugs of a group; several forms of one have a name in common."""
     path = Path(__file__).parent / "entries" / f"{group}.toml"
     known = {**vars(bug), **vars(ways), **vars(module), **module.EDITS}
+    of_training = group in TRAINING_GROUPS
     for name, entry in _frozen(parse_toml(read_text(path), path.name)).items():
         edit, forms, options = (entry.pop(key, {}) for key in ("edit", "forms", "only_of"))
-        taps, place = entry.pop("taps", ()), entry.pop("place", "")
+        taps = entry.pop("taps", ())
+        place = entry.pop("place", "edit" if taps else "" if of_training else "request")
         if isinstance(edit, dict) and edit:
             edit, forms = next((maker, {"": given}) for maker, given in edit.items())
         found = known[edit or name]
         if forms:
-            found = {words: called(found, given) for words, given in forms.items()}
+            made = with_constants if place else called
+            found = {words: made(found, given) for words, given in forms.items()}
         said = {"name": name, "group": group, "variant": "bert", "cause": name}
-        if group in TRAINING_GROUPS:
+        if of_training:
             run = entry.setdefault("scenario", "adamw")
             said |= {
                 "variant": OF_TRAINING,
@@ -103,14 +107,14 @@ def _entries(group: str, module: ModuleType) -> Iterator[Bug]:
         elif taps:
             said["first"] = _shown_at(taps)
         said |= entry
-        for words, change in (found if isinstance(found, Mapping) else {"": found}).items():
-            one = where(change, **options) if options else change
-            edited: dict[str, Any] = {place: one} if place else {"taps": taps, "edit": one}
-            if isinstance(one, Change):
-                made = one
+        for words, one in (found if isinstance(found, Mapping) else {"": found}).items():
+            if not place:
+                change = one
+            elif place in PLACES:
+                change = Change(taps=taps, **{place: where(one, **options) if options else one})
             else:
-                made = rule(**edited) if place and place not in PLACES else Change(**edited)
-            yield Bug(**{**said, "what": said["what"].format(words), "change": made})
+                change = rule(**{place: one})
+            yield Bug(**{**said, "what": said["what"].format(words), "change": change})
 
 
 ENTRIES: tuple[Bug, ...] = tuple(

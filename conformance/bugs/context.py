@@ -55,10 +55,12 @@ class Context(TensorOperations):
 
     Attributes:
         tap: the name of the tap that is edited.
+        y: what it rightly is.
         contract: how steps take their products.
     """
 
     tap = ""
+    y: Array
     contract: Contraction
 
     def __init__(
@@ -111,12 +113,22 @@ class Context(TensorOperations):
         """
         return self.now[source_of(self.config, of or self.tap, self.part, which)]
 
+    @property
+    def x(self) -> Array:
+        """What went into the step of the tap."""
+        return self.source()
+
     # What the batch says, as NumPy arrays.
 
     @property
     def ids(self) -> Ids:
         """Token ids, (B, T)."""
         return self.batch.required("input_ids")
+
+    @property
+    def segments(self) -> Ids:
+        """Segment ids, (B, T)."""
+        return self.batch.required("segment_ids")
 
     @property
     def rows(self) -> Ids:
@@ -176,18 +188,16 @@ class Context(TensorOperations):
         """Return what a linear layer makes of its input."""
         return self.biased(name, self.contract(operator.matmul, x, self.weight(f"{name}.weight")))
 
-    def projected(self, y: Array, x: Array = None) -> Array:
-        """Return what the linear layer of the tap makes of its input, or of something else, in the tap's
-        shape.
+    def projected(self) -> Array:
+        """Return what the linear layer of the tap makes of its input, in the tap's shape.
 
         It is what comes before any activation (SPEC ATT-1, FFN-1, HED-2).
         """
-        name = parameters_of(self.tap)
-        return self.reshape(self.linear(name, self.source() if x is None else x), tuple(y.shape))
+        return self.reshape(self.linear(parameters_of(self.tap), self.x), tuple(self.y.shape))
 
-    def again(self, y: Array, x: Array = None) -> Array:
-        """Return the tap of a linear layer once more, of its input or of something else."""
-        result = self.projected(y, x)
+    def again(self) -> Array:
+        """Return the tap of a linear layer once more."""
+        result = self.projected()
         projects = self.tap.endswith((".query", ".key", ".value"))
         return self.activation(result, self.config.qkv_activation) if projects else result
 
@@ -344,14 +354,18 @@ class Context(TensorOperations):
         squares = [self.sum(parameter * parameter) for parameter in given]
         return sum(squares[1:], start=squares[0]) * (0.5 * self.config.l2_weight)
 
-    # Where something differs: NumPy flags that can be broadcast with the tap.
+    def flags(self, axis: int, *entries: int) -> Flags:
+        """Return which entries of an axis of the tap are among those named, to be broadcast with it.
 
-    def flags(self, y: Array, axis: int, *entries: int) -> Flags:
-        """Return which entries of an axis are among those named; negative ones count from the end."""
-        shape = tuple(y.shape)
+        Negative ones count from the end.
+        """
+        shape = tuple(self.y.shape)
         wanted = np.isin(np.arange(shape[axis]), [entry % shape[axis] for entry in entries])
         return wanted.reshape([shape[axis] if i == axis % len(shape) else 1 for i in range(len(shape))])
 
 
-Edit = Callable[[Context, Array], Array]
-"""Takes the context and what a tap rightly is; returns what it is with the bug."""
+Edit = Callable[[Context], Array]
+"""Takes the context of a tap; returns what it is with the bug.
+
+Where gradients flow back the context stands elsewhere: what changes one of them keeps what it needs.
+"""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from concord.conformance.bugs.bug import Change, Changes, weight, weights
-from concord.conformance.bugs.context import Context, Edit
+from concord.backends.interface import Request
+from concord.conformance.bugs.bug import Edits, weight, weights
+from concord.conformance.bugs.context import Context
 from concord.spec.arrays import Array, Ids
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import ConfigError
@@ -18,9 +18,9 @@ from concord.spec.positions import sinusoid
 TABLE = "embeddings.position.weight"
 
 
-def table_of(**fields: Any) -> Change:
-    """Return the change to the table of another configuration."""
-    return weights(lambda config, given: {TABLE: sinusoid(config.replace(**fields))})
+def table_of(request: Request, **fields: Any) -> Request:
+    """Return the request with the table of another configuration."""
+    return weights(request, {TABLE: sinusoid(request.config.replace(**fields))})
 
 
 def exponent_halved(config: EncoderConfig) -> Array:
@@ -45,9 +45,9 @@ def row_of_padding(table: Array) -> Array:
     return table
 
 
-def numbered(numbers: Callable[[Context], Ids]) -> Edit:
+def numbered(m: Context, rows: Ids) -> Any:
     """Return other rows of the table, (B, T); they wrap round at its ends."""
-    return lambda m, y: m.rows_of("position", numbers(m) % m.config.max_positions)
+    return m.rows_of("position", rows % m.config.max_positions)
 
 
 def over_real_tokens(m: Context) -> Ids:
@@ -65,41 +65,39 @@ def as_in_bert(m: Context) -> Ids:
     return np.broadcast_to(np.arange(m.real.shape[1]), m.real.shape)
 
 
-EDITS: Changes = {
+EDITS: Edits = {
     "position_start": {
-        "that are 1 too high": numbered(lambda m: m.rows + 1),
-        "that are 1 too low": numbered(lambda m: m.rows - 1),
-        "that are 2 too high": numbered(lambda m: m.rows + 2),
-        "that are 2 too low": numbered(lambda m: m.rows - 2),
-        "from 0": numbered(lambda m: m.rows - m.config.position_start),
+        "that are 1 too high": lambda m: numbered(m, m.rows + 1),
+        "that are 1 too low": lambda m: numbered(m, m.rows - 1),
+        "that are 2 too high": lambda m: numbered(m, m.rows + 2),
+        "that are 2 too low": lambda m: numbered(m, m.rows - 2),
+        "from 0": lambda m: numbered(m, m.rows - m.config.position_start),
     },
-    "position_offset_by_two": weight(TABLE, lambda table: np.roll(table, 2, axis=0)),
-    "position_exponent_halved": weights(lambda config, given: {TABLE: exponent_halved(config)}),
-    "position_sine_and_cosine_swapped": weights(
-        lambda config, given: {TABLE: exchanged(config, given[TABLE])}
+    "position_offset_by_two": lambda r: weight(r, TABLE, lambda table: np.roll(table, 2, axis=0)),
+    "position_exponent_halved": lambda r: weights(r, {TABLE: exponent_halved(r.config)}),
+    "position_sine_and_cosine_swapped": lambda r: weights(r, {TABLE: exchanged(r.config, r.weights[TABLE])}),
+    "position_of_padding": lambda m: numbered(m, np.where(m.real, m.rows, 0)),
+    "position_over_real_tokens": lambda m: numbered(
+        m, np.where(m.real, over_real_tokens(m) + m.config.position_start, 0)
     ),
-    "position_of_padding": numbered(lambda m: np.where(m.real, m.rows, 0)),
-    "position_over_real_tokens": numbered(
-        lambda m: np.where(m.real, over_real_tokens(m) + m.config.position_start, 0)
+    "positions_of_real_tokens": lambda m: numbered(
+        m, np.maximum(over_real_tokens(m), 0) + m.config.position_start
     ),
-    "positions_of_real_tokens": numbered(
-        lambda m: np.maximum(over_real_tokens(m), 0) + m.config.position_start
+    "position_row_of_padding_not_zero": lambda r: weight(r, TABLE, row_of_padding),
+    "position_over_samples": lambda m: numbered(
+        m, np.broadcast_to(np.arange(len(m.real))[:, None], m.real.shape)
     ),
-    "position_row_of_padding_not_zero": weight(TABLE, row_of_padding),
-    "position_over_samples": numbered(
-        lambda m: np.broadcast_to(np.arange(len(m.real))[:, None], m.real.shape)
-    ),
-    "position_constant": numbered(lambda m: 0 * m.rows + m.config.position_start),
+    "position_constant": lambda m: numbered(m, 0 * m.rows + m.config.position_start),
     "positions_reversed": {
-        "end": numbered(lambda m: past_padding(m)[:, ::-1]),
-        "last real token": numbered(
-            lambda m: np.maximum(m.real.sum(1, keepdims=True) - 1 - past_padding(m), 0)
+        "end": lambda m: numbered(m, past_padding(m)[:, ::-1]),
+        "last real token": lambda m: numbered(
+            m, np.maximum(m.real.sum(1, keepdims=True) - 1 - past_padding(m), 0)
         ),
     },
-    "position_without_padding_id": numbered(lambda m: m.rows - m.config.pad_id),
-    "position_as_in_bert": numbered(as_in_bert),
-    "position_over_padding": numbered(lambda m: np.where(m.real, past_padding(m), m.config.pad_id)),
-    "position_past_padding": numbered(past_padding),
-    "positions_from_zero": numbered(lambda m: np.where(m.real, over_real_tokens(m), 0)),
-    "position_of_one_token_decoding": numbered(lambda m: m.rows + (m.real.shape[1] == 1)),
+    "position_without_padding_id": lambda m: numbered(m, m.rows - m.config.pad_id),
+    "position_as_in_bert": lambda m: numbered(m, as_in_bert(m)),
+    "position_over_padding": lambda m: numbered(m, np.where(m.real, past_padding(m), m.config.pad_id)),
+    "position_past_padding": lambda m: numbered(m, past_padding(m)),
+    "positions_from_zero": lambda m: numbered(m, np.where(m.real, over_real_tokens(m), 0)),
+    "position_of_one_token_decoding": lambda m: numbered(m, m.rows + (m.real.shape[1] == 1)),
 }

@@ -297,8 +297,8 @@ class Edited(Model):
 
     def made(self, edit: Edit, name: str, tensor: Node) -> Node:
         """Return what an edit makes of a tap."""
-        self.context.tap = name
-        made: Value = edit(self.context, Value(self.a, tensor))
+        self.context.tap, self.context.y = name, Value(self.a, tensor)
+        made: Value = edit(self.context)
         return made.tensor
 
     def tap(self, name: str, tensor: Node) -> Node:
@@ -328,8 +328,8 @@ class OneStep(Edited):
             return Value(inner, leaves.setdefault(id(node), (node, inner.leaf(node.value)))[1])
 
         context = self.seen_by(inner, inside)
-        context.tap = name
-        result = edit(context, inside(tensor)).tensor
+        context.tap, context.y = name, inside(tensor)
+        result = edit(context).tensor
         gradients: dict[int, Any] = {}
 
         def pulled(key: int, gradient: Any) -> Any:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from concord.conformance.bugs.bug import Change, Changes, weight, weights
+from concord.backends.interface import Request
+from concord.conformance.bugs.bug import Edits, weight, weights
 from concord.spec.arrays import Array
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import Weights
@@ -15,25 +16,20 @@ from concord.spec.precision import precision
 NAME = "layers.0.attention"
 
 
-def exchanged(first: str, second: str) -> Change:
-    """Return the change that exchanges two words in the names of weights."""
+def exchanged(r: Request, first: str, second: str) -> Request:
+    """Exchange two words in the names of weights."""
 
     def partner(name: str) -> str:
         return name.replace(first, second) if first in name else name.replace(second, first)
 
-    return weights(
-        lambda config, given: {
-            name: given[partner(name)] for name in given if first in name or second in name
-        }
-    )
+    given = r.weights
+    return weights(r, {name: given[partner(name)] for name in given if first in name or second in name})
 
 
-def heads_rolled(config: EncoderConfig, given: Weights) -> dict[str, Array]:
+def weight_heads_permuted(r: Request) -> Request:
     """Give each head the query of another."""
-    return {
-        f"{NAME}.query.{leaf}": np.roll(given[f"{NAME}.query.{leaf}"], config.head_dim, axis=-1)
-        for leaf in ("weight", "bias")
-    }
+    names = [f"{NAME}.query.{leaf}" for leaf in ("weight", "bias")]
+    return weights(r, {name: np.roll(r.weights[name], r.config.head_dim, axis=-1) for name in names})
 
 
 def cut_from_fused(config: EncoderConfig, given: Weights, prefix: str, role: str, leaf: str) -> Array:
@@ -47,27 +43,30 @@ def cut_from_fused(config: EncoderConfig, given: Weights, prefix: str, role: str
     return np.split(fused, 3, axis=-1)[roles.index(role)]
 
 
-def fused_by_head(config: EncoderConfig, given: Weights) -> dict[str, Array]:
+def weight_fused_by_head(r: Request) -> Request:
     """Cut a fused weight that holds query, key and value for each head into thirds."""
-    return {
-        f"{NAME}.{role}.{leaf}": cut_from_fused(config, given, NAME, role, leaf)
+    new = {
+        f"{NAME}.{role}.{leaf}": cut_from_fused(r.config, r.weights, NAME, role, leaf)
         for role in ("query", "key", "value")
         for leaf in ("weight", "bias")
     }
+    return weights(r, new)
 
 
-def features_first(config: EncoderConfig, given: Weights) -> dict[str, Array]:
+def weight_of_flattened_features_first(r: Request) -> Request:
     """Take the rows of the flattening head's weight for (D, T) where they are (T, D)."""
-    array = given["classifier.weight"]
-    return {
-        "classifier.weight": array.reshape(config.max_positions, config.d_model, -1)
-        .swapaxes(0, 1)
-        .reshape(array.shape)
-    }
+    array = r.weights["classifier.weight"]
+    apart = array.reshape(r.config.max_positions, r.config.d_model, -1)
+    return weights(r, {"classifier.weight": apart.swapaxes(0, 1).reshape(array.shape)})
 
 
-def one_element(change: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """Return the change of a single element, one of middling size."""
+def weight_norm_not_loaded(r: Request) -> Request:
+    norm, width = "layers.0.norm1", r.config.d_model
+    return weights(r, {f"{norm}.weight": np.ones(width), f"{norm}.bias": np.zeros(width)})
+
+
+def element(r: Request, name: str, change: Callable[[Array], Array]) -> Request:
+    """Change a single element, one of middling size."""
 
     def changed(array: Array) -> Array:
         flat = array.reshape(-1)
@@ -75,35 +74,31 @@ def one_element(change: Callable[[Array], Array]) -> Callable[[Array], Array]:
         flat[place] = change(flat[place : place + 1])[0]
         return array
 
-    return changed
+    return weight(r, name, changed)
 
 
-EDITS: Changes = {
-    "weight_transposed": weight(f"{NAME}.key.weight", np.transpose),
-    "weight_of_pooler_transposed": weight("pooler.weight", np.transpose),
-    "weight_column_major": weight(
+def zeroed(r: Request, name: str) -> Request:
+    return weight(r, name, np.zeros_like)
+
+
+def transposed(r: Request, name: str) -> Request:
+    return weight(r, name, np.transpose)
+
+
+EDITS: Edits = {
+    "weight_column_major": lambda r: weight(
+        r,
         "layers.0.feed_forward.inner.weight",
         lambda array: array.reshape(-1).reshape(array.shape, order="F"),
     ),
-    "weight_heads_permuted": weights(heads_rolled),
-    "weight_fused_by_head": weights(fused_by_head),
-    "weight_rows_swapped": weight(f"{NAME}.value.weight", lambda array: array[[1, 0, *range(2, len(array))]]),
-    "weight_element_off": weight(f"{NAME}.output.weight", one_element(lambda x: x * 1.01)),
-    "weight_element_in_bfloat16": weight(f"{NAME}.output.weight", one_element(precision("bfloat16").round)),
-    "weight_sign_lost": weight("classifier.weight", one_element(np.negative)),
-    "weight_stale_layer": weights(
-        lambda config, given: {name: given[name.replace("layers.1.", "layers.0.")] for name in given}
+    "weight_rows_swapped": lambda r: weight(
+        r, f"{NAME}.value.weight", lambda array: array[[1, 0, *range(2, len(array))]]
     ),
-    "weight_bias_missing": weight("layers.0.feed_forward.outer.bias", np.zeros_like),
-    "weight_projection_biases_missing": weight("layers.*.attention.[qkv]*.bias", np.zeros_like),
-    "weight_classifier_bias_missing": weight("classifier.bias", np.zeros_like),
-    "weight_norm_not_loaded": weights(
-        lambda config, given: {
-            "layers.0.norm1.weight": np.ones(config.d_model),
-            "layers.0.norm1.bias": np.zeros(config.d_model),
-        }
+    "weight_element_off": lambda r: element(r, f"{NAME}.output.weight", lambda x: x * 1.01),
+    "weight_element_in_bfloat16": lambda r: element(r, f"{NAME}.output.weight", precision("bfloat16").round),
+    "weight_sign_lost": lambda r: element(r, "classifier.weight", np.negative),
+    "weight_stale_layer": lambda r: weights(
+        r, {name: r.weights[name.replace("layers.1.", "layers.0.")] for name in r.weights}
     ),
-    "weight_segment_table_zero": weight("embeddings.segment.weight", np.zeros_like),
-    "weight_classes_permuted": weight("classifier.*", lambda array: array[..., ::-1]),
-    "weight_of_flattened_features_first": weights(features_first),
+    "weight_classes_permuted": lambda r: weight(r, "classifier.*", lambda array: array[..., ::-1]),
 }

@@ -229,4 +229,4 @@ def of_joined_heads(question: Question, tap: str) -> Iterator[Hypothesis]:
 
 
 def _joined(order: tuple[int, ...]) -> Edit:
-    return lambda m, y: m.with_heads(y, order)
+    return lambda m: m.with_heads(m.y, order)

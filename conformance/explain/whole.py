@@ -224,8 +224,8 @@ def _in_all(ones: Sequence[Hypothesis]) -> Hypothesis:
     """Return a mistake that is made in each of several layers."""
     by_tap = {one.on[0]: one.change for one in ones if one.change}
 
-    def change(m: Context, y: Value) -> Value:
-        found: Value = by_tap[m.tap](m, y)
+    def change(m: Context) -> Value:
+        found: Value = by_tap[m.tap](m)
         return found
 
     return dataclasses.replace(

@@ -247,4 +247,4 @@ def stage_of(tensor: str) -> str:
 
 
 def _given_those_of(step: int) -> Change:
-    return Change(batches=of_step(lambda m: step))
+    return Change(batches=lambda m, right, steps: of_step(steps, step))

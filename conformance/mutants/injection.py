@@ -97,9 +97,9 @@ class Injection(Context):
         if name not in self.edits:
             return tensor
         self.now.update(given)
-        self.tap = name
+        self.tap, self.y = name, tensor
         self.seen.add(name)
-        return self.instead(self.edits[name](self, tensor), tensor)
+        return self.instead(self.edits[name](self), tensor)
 
     def _keep(self, name: str, tensor: Array) -> Array:
         self.now[name] = tensor

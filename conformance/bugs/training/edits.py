@@ -202,9 +202,9 @@ def clip_each_batch(
 # The learning rate of a step (SPEC OPT-9).
 
 
-def rate_of(times: int = 1, ahead: int = 0) -> StepEdit:
-    """Return the edit to the rate of another step."""
-    return lambda m, right: m.rate(times * m.number + ahead)
+def rate_of(m: TrainingStep, right: float, times: int = 1, ahead: int = 0) -> float:
+    """Return the rate of another step."""
+    return m.rate(times * m.number + ahead)
 
 
 def cosine_full_wave(m: TrainingStep, right: float) -> float:
@@ -250,24 +250,15 @@ def drawn(site: DropoutSite) -> Any:
     return kept(site.seed, site.step, site.number, site.name, site.shape, site.rate)
 
 
-def otherwise(**fields: Callable[[TrainingStep, DropoutSite], Any]) -> StepEdit:
-    """Return the edit to what another site, step, batch, shape or seed would keep."""
-
-    def masks(m: TrainingStep, right: Any, site: DropoutSite) -> Any:
-        other = dataclasses.replace(site, **{name: of(m, site) for name, of in fields.items()})
-        return np.broadcast_to(drawn(other), site.shape), right[1]
-
-    return masks
+def otherwise(m: TrainingStep, right: Any, site: DropoutSite, **fields: Any) -> Any:
+    """Return what another site, step, batch, shape or seed would keep."""
+    return np.broadcast_to(drawn(dataclasses.replace(site, **fields)), site.shape), right[1]
 
 
-def always(**fields: int) -> StepEdit:
-    """Return the edit to what the same step, batch or seed would keep each time."""
-    return lambda m, right, site: (drawn(dataclasses.replace(site, **fields)), right[1])
-
-
-def rescaled(rate: Callable[[float], float]) -> StepEdit:
-    """Return the edit to the same elements, scaled as another rate asks for."""
-    return lambda m, right, site: (right[0], rate(right[1]))
+def dropout_same_each_row(m: TrainingStep, right: Any, site: DropoutSite) -> Any:
+    if len(site.shape) < 3:
+        return right
+    return otherwise(m, right, site, shape=(*site.shape[:-2], 1, site.shape[-1]))
 
 
 def dropout_of_framework(m: TrainingStep, right: Any, site: DropoutSite) -> Any:
@@ -278,9 +269,9 @@ def dropout_of_framework(m: TrainingStep, right: Any, site: DropoutSite) -> Any:
 # Which batches a step is given (SPEC OPT-10).
 
 
-def of_step(which: Callable[[TrainingStep], int]) -> StepEdit:
-    """Return the edit to the batches of another step; there are none after the last."""
-    return lambda m, right, steps: steps[min(which(m), len(steps) - 1)]
+def of_step(steps: Sequence[Batches], number: int) -> Batches:
+    """Return the batches of another step; there are none after the last."""
+    return steps[min(number, len(steps) - 1)]
 
 
 def samples(batch: Batch, chosen: Sequence[int]) -> Batch:
@@ -308,23 +299,19 @@ def without_last_sample(batch: Batch) -> Batch:
 MOMENTS = ("first_moment", "second_moment", "largest_second_moment", "momentum")
 
 
-def lost(*sections: str, counted: Callable[[int], int] = lambda steps: steps) -> StepEdit:
-    """Return the edit to what is read without some sections, and to how many steps the optimizer has made."""
-    return lambda m, right: (
-        {name: tensor for name, tensor in right[0].items() if name.partition(".")[0] not in sections},
-        counted(right[1]),
-    )
+def lost(m: TrainingStep, right: Any, *sections: str) -> Any:
+    """Return what is read without some sections."""
+    return {name: one for name, one in right[0].items() if name.partition(".")[0] not in sections}, right[1]
 
 
-def shortened(*sections: str) -> StepEdit:
-    """Return the edit to some sections in bfloat16."""
-    return lambda m, right: (
-        {
-            name: m.shortened(tensor, "bfloat16") if name.partition(".")[0] in sections else tensor
-            for name, tensor in right[0].items()
-        },
-        right[1],
-    )
+def shortened(m: TrainingStep, right: Any, *sections: str) -> Any:
+    """Return some sections in bfloat16."""
+    short = {
+        name: m.shortened(one, "bfloat16")
+        for name, one in right[0].items()
+        if name.partition(".")[0] in sections
+    }
+    return right[0] | short, right[1]
 
 
 EDITS: Mapping[str, StepEdit | Change] = {
@@ -431,23 +418,20 @@ EDITS: Mapping[str, StepEdit | Change] = {
         counted / (counts[0][1] * len(counts)) for _, counted in counts
     ],
     "loss_scale_left": lambda m, right: {name: gradient * 1024.0 for name, gradient in right.items()},
-    "dropout_same_each_site": otherwise(name=lambda m, site: site.names[0]),
-    "dropout_same_each_sample": otherwise(shape=lambda m, site: site.shape[1:]),
-    "dropout_same_each_row": otherwise(
-        shape=lambda m, site: (*site.shape[:-2], 1, site.shape[-1]) if len(site.shape) > 2 else site.shape
-    ),
-    "dropout_seed_cut_off": otherwise(seed=lambda m, site: site.seed & 0xFFFFFFFF),
-    "dropout_step_ahead": otherwise(step=lambda m, site: site.step + 1),
-    "dropout_counts_batches": otherwise(
-        step=lambda m, site: 2 * site.step + site.number, number=lambda m, site: 0
+    "dropout_same_each_site": lambda m, right, site: otherwise(m, right, site, name=site.names[0]),
+    "dropout_same_each_sample": lambda m, right, site: otherwise(m, right, site, shape=site.shape[1:]),
+    "dropout_seed_cut_off": lambda m, right, site: otherwise(m, right, site, seed=site.seed & 0xFFFFFFFF),
+    "dropout_step_ahead": lambda m, right, site: otherwise(m, right, site, step=site.step + 1),
+    "dropout_counts_batches": lambda m, right, site: otherwise(
+        m, right, site, step=2 * site.step + site.number, number=0
     ),
     "dropout_column_by_column": lambda m, right, site: (
         drawn(dataclasses.replace(site, shape=site.shape[::-1])).transpose(),
         site.rate,
     ),
-    "dropout_unscaled": rescaled(lambda rate: 0.0),
-    "dropout_scaled_by_rate": rescaled(lambda rate: 1 - rate),
-    "dropout_scaled_down": rescaled(lambda rate: 1 - 1 / (1 - rate)),
+    "dropout_unscaled": lambda m, right, site: (right[0], 0.0),
+    "dropout_scaled_by_rate": lambda m, right, site: (right[0], 1 - right[1]),
+    "dropout_scaled_down": lambda m, right, site: (right[0], 1 - 1 / (1 - right[1])),
     "dropout_reversed": lambda m, right, site: (~right[0], right[1]),
     "dropout_keeps_rate": lambda r: r.replace(
         **{name: 1 - getattr(r, name) for name in RATES if getattr(r, name)}
@@ -455,9 +439,9 @@ EDITS: Mapping[str, StepEdit | Change] = {
     "dropout_rate_of_other_site": lambda r: r.replace(
         dropout_weights=r.dropout_feed_forward, dropout_feed_forward=r.dropout_weights
     ),
-    "epoch_order_repeated": of_step(lambda m: m.number % 2),
-    "data_one_step_ahead": of_step(lambda m: m.number + 1),
-    "data_one_step_behind": of_step(lambda m: max(m.number - 1, 0)),
+    "epoch_order_repeated": lambda m, right, steps: of_step(steps, m.number % 2),
+    "data_one_step_ahead": lambda m, right, steps: of_step(steps, m.number + 1),
+    "data_one_step_behind": lambda m, right, steps: of_step(steps, max(m.number - 1, 0)),
     "data_of_first_step": lambda m, right, steps: steps[0],
     "first_batch_repeated": lambda m, right, steps: [right[0]] * len(right),
     "batches_in_reverse": lambda m, right, steps: right[::-1],
@@ -466,16 +450,18 @@ EDITS: Mapping[str, StepEdit | Change] = {
     "labels_not_shuffled": lambda m, right, steps: [
         dataclasses.replace(batch, labels=np.roll(batch.required("labels"), 1)) for batch in right
     ],
-    "resumed_without_moments": lost(*MOMENTS),
-    "resumed_moments_bfloat16": shortened(*MOMENTS),
-    "resumed_correction_from_start": lost(counted=lambda steps: 0),
-    "resumed_correction_one_behind": lost(counted=lambda steps: steps - 1),
-    "resumed_optimizer_anew": lost(*MOMENTS, counted=lambda steps: 0),
+    "resumed_without_moments": lambda m, right: lost(m, right, *MOMENTS),
+    "resumed_moments_bfloat16": lambda m, right: shortened(m, right, *MOMENTS),
+    "resumed_correction_from_start": lambda m, right: (right[0], 0),
+    "resumed_correction_one_behind": lambda m, right: (right[0], right[1] - 1),
+    "resumed_optimizer_anew": lambda m, right: (lost(m, right, *MOMENTS)[0], 0),
     "resumed_schedule_from_start": lambda m, right: m.rate(m.number - m.resumed),
     "resumed_schedule_one_behind": lambda m, right: m.rate(m.number - (m.resumed > 0)),
-    "resumed_masks_from_start": otherwise(step=lambda m, site: site.step - m.resumed),
-    "resumed_masks_of_other_seed": otherwise(seed=lambda m, site: site.seed + (m.resumed > 0)),
-    "resumed_data_from_start": of_step(lambda m: m.number - m.resumed),
-    "resumed_data_one_behind": of_step(lambda m: m.number - (m.resumed > 0)),
-    "resumed_data_one_ahead": of_step(lambda m: m.number + (m.resumed > 0)),
+    "resumed_masks_from_start": lambda m, right, site: otherwise(m, right, site, step=site.step - m.resumed),
+    "resumed_masks_of_other_seed": lambda m, right, site: otherwise(
+        m, right, site, seed=site.seed + (m.resumed > 0)
+    ),
+    "resumed_data_from_start": lambda m, right, steps: of_step(steps, m.number - m.resumed),
+    "resumed_data_one_behind": lambda m, right, steps: of_step(steps, m.number - (m.resumed > 0)),
+    "resumed_data_one_ahead": lambda m, right, steps: of_step(steps, m.number + (m.resumed > 0)),
 }
