@@ -109,7 +109,7 @@ def test_a_wrong_gradient_by_a_tap_ends_no_search(role, delivered):
 # A fault of the search itself.
 
 
-def broken(m, y):
+def broken(m):
     raise TypeError("no such operation")
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 from concord.conformance.bugs.bug import Edits, where
 from concord.conformance.bugs.context import Context
 from concord.conformance.bugs.operations import Array
 
 
-def gelu(m: Context, **constants: float) -> Array:
+def gelu(m: Context, **constants: Any) -> Array:
     """Return GELU with tanh, with other constants."""
     return m.gelu_tanh(m.x, **constants)
 

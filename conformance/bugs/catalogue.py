@@ -111,7 +111,8 @@ def _entries(group: str, module: ModuleType) -> Iterator[Bug]:
             if not place:
                 change = one
             elif place in PLACES:
-                change = Change(taps=taps, **{place: where(one, **options) if options else one})
+                edited: dict[str, Any] = {place: where(one, **options) if options else one}
+                change = Change(taps=taps, **edited)
             else:
                 change = rule(**{place: one})
             yield Bug(**{**said, "what": said["what"].format(words), "change": change})
