@@ -141,7 +141,6 @@ REFUSED = {
         "unknown dtype 'float46'",
         "unknown variant 'brt'",
     ),
-    "golden /no/such/folder": ("/no/such/folder: no such folder",),
     "check --json /no/such/folder/out.json": (
         "/no/such/folder/out.json: cannot be written: No such file or directory",
     ),
@@ -161,13 +160,11 @@ REFUSED = {
         "unknown mutant 'mask_mising': did you mean 'mask_missing'",
     ),
     "speed --preset nndll": ("unknown preset 'nndll'",),
-    "speed --kind infer": ("unknown kind 'infer'",),
     "speed --profile fast --turns 0": ("unknown profile 'fast'", "--turns is 0"),
     "speed --budget -1": ("--budget is -1 s",),
     "speed --resume nowhere.json": ("nowhere.json: no such file",),
     "speed --markdown pyproject.toml": ("pyproject.toml: lacks the lines '<!-- begin speed -->'",),
     "train --lockstep --batch 3": ("--batch, --tokens, --set and --recipe are for --variant and --config",),
-    "train --lockstep --recipe adamw": ("--batch, --tokens, --set and --recipe are for",),
     "train --lockstep --variant bert --steps 0 --dtype float31": (
         "--steps is 0 but must be at least 1",
         "unknown dtype 'float31'",

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -303,11 +304,11 @@ def test_names_are_mapped_by_patterns(tmp_path):
 
 
 def test_a_proof_says_which_bugs_a_comparison_would_have_found():
-    proofs = {one.bug: one for one in prove(prepare(encoder(), encoder(Fused), texts()))}
-    assert proofs["mask_left_out"].found == proofs["mask_left_out"].tried > 0
-    assert sum(one.found for one in proofs.values()) >= 0.9 * sum(
-        one.tried - one.silent for one in proofs.values()
-    )
+    proof = prove(prepare(encoder(), encoder(Fused), texts()))
+    (masked,) = (of for bug, of in proof.items() if bug.name == "mask_left_out")
+    assert masked["found"] == masked["tried"] > 0
+    came = sum(proof.values(), Counter())
+    assert came["found"] >= 0.9 * (came["tried"] - came["silent"])
 
 
 def test_a_model_that_looks_at_other_samples_is_found():

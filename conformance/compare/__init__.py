@@ -14,6 +14,7 @@ from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError, unknown
 
 if TYPE_CHECKING:
+    from concord.conformance.compare.activations import Take
     from concord.conformance.compare.comparison import ModelComparison
     from concord.conformance.verdict import Verdict
 
@@ -91,9 +92,9 @@ def prepare(
         raise SpecError(f"way is {way!r}, but a candidate is given too: it is for the reference's own module")
     args, kwargs = candidates.called_with(reference, inputs)
     right: Reference = (
-        ModuleReference(reference, args=args, kwargs=kwargs, gradients=gradients)
+        ModuleReference(reference, args=args, kwargs=kwargs, gradients=gradients, declared=declared)
         if isinstance(reference, nn.Module)
-        else replace(reference, args=args, kwargs=kwargs, gradients=gradients)
+        else replace(reference, args=args, kwargs=kwargs, gradients=gradients, declared=declared)
     )
     candidate = candidates.in_way(reference, way) if candidate is None else candidate
     module, rerun = isinstance(candidate, nn.Module), None
@@ -107,10 +108,14 @@ def prepare(
     )
     called = candidates.renamed(given, names or {})
     if module and way != "compile":
-        rerun = candidates.rerunning(right, candidate, called)
+
+        def rerun(take: Take) -> None:
+            """Run the candidate again, and hand on its activations by the reference's names."""
+            candidates.run_module(right, candidate, take=lambda own, made: take(called[own], made))
+
     given = {called[name]: array for name, array in given.items()}
     whole = isinstance(candidate, (str, Path)) and Path(candidate).suffix == ".onnx"
-    return ModelComparison(right, given, declared, progress, not way, whole, rerun)
+    return ModelComparison(right, given, progress, not way, whole, rerun)
 
 
 def assert_same(reference: Any, candidate: Any = None, inputs: Any = None, **options: Any) -> None:

@@ -114,14 +114,29 @@ def observe(
     Raises:
         SpecError: if it returns no floating-point tensor.
     """
-    found = Activations()
+    found, calls, known = Activations(), Counter[str](), WeakIdKeyDictionary()
 
     def keep(name: str, tensor: Tensor) -> None:
-        found.tensors[name] = tensor.clone()
+        found.tensors[name] = tensor.detach().clone()
 
-    hooks = _Hooks(found.modules, take or keep, pin, cotangents is not None)
+    hand_out: Take = take or keep
+
+    def called(path: str, _module: nn.Module, _given: Any, result: Any) -> Any:
+        """Take up what a submodule returns; return it with the tensors that are used in its place."""
+        calls[path] += 1
+        stem = path if calls[path] == 1 else f"{path}#{calls[path]}"
+        new: dict[int, Tensor] = {}
+        for name, tensor in named(result, stem).items():
+            if tensor not in known:
+                hand_out(name, tensor)
+                made = new[id(tensor)] = _used(name, tensor, hand_out, pin, cotangents is not None)
+                known[tensor] = known[made] = True
+                found.modules[name] = path
+        changed = any(id(made) != old for old, made in new.items())
+        return tree_map(lambda part: new.get(id(part), part), result) if changed else None
+
     submodules = list(model.named_modules())[1:] if program is None else []
-    handles = [module.register_forward_hook(partial(hooks.called, path)) for path, module in submodules]
+    handles = [module.register_forward_hook(partial(called, path)) for path, module in submodules]
     try:
         with torch.set_grad_enabled(cotangents is not None):
             result = torch.func.functional_call(
@@ -132,11 +147,11 @@ def observe(
                 raise SpecError("the module returns no floating-point tensor, which is required of a model")
             for name, tensor in outputs.items():
                 found.modules.setdefault(name, "")
-                hooks.take(name, tensor.detach())
+                hand_out(name, tensor)
             if cotangents is not None:
-                trained = dict(model.named_parameters() if parameters is None else parameters)
-                for name, gradient in _differentiated(outputs, cotangents, trained):
-                    hooks.take(f"gradients.{name}", gradient)
+                own = dict(model.named_parameters() if parameters is None else parameters)
+                for name, gradient in _differentiated(outputs, cotangents, own).items():
+                    hand_out(f"gradients.{name}", gradient)
     except Finished:
         pass
     finally:
@@ -145,66 +160,34 @@ def observe(
     return found
 
 
-class _Hooks:
-    """What submodules call with what they return."""
+def _used(name: str, tensor: Tensor, take: Take, pin: Pin, differentiated: bool) -> Tensor:
+    """Return the tensor that what follows an activation goes on with."""
+    value, of = pin(name), f"gradients.taps.{name}"
+    value = None if value is None or value.shape != tensor.shape else value
+    if not differentiated or not tensor.requires_grad:
+        return tensor if value is None else value
 
-    def __init__(self, modules: dict[str, str], take: Take, pin: Pin, differentiated: bool) -> None:
-        self.modules, self.take, self.pin, self.differentiated = modules, take, pin, differentiated
-        self.calls = Counter[str]()
-        self.known = WeakIdKeyDictionary()
+    def back(gradient: Tensor) -> Tensor:
+        take(of, gradient)
+        pinned = pin(of)
+        return gradient if pinned is None else pinned
 
-    def called(self, path: str, _module: nn.Module, _given: Any, result: Any) -> Any:
-        """Take up what a submodule returns; return it with the tensors that are used in its place."""
-        self.calls[path] += 1
-        stem = path if self.calls[path] == 1 else f"{path}#{self.calls[path]}"
-        new: dict[int, Tensor] = {}
-        for name, tensor in named(result, stem).items():
-            if tensor not in self.known:
-                made = new[id(tensor)] = self.seen(name, tensor)
-                self.known[tensor] = self.known[made] = True
-                self.modules[name] = path
-        changed = any(id(made) != old for old, made in new.items())
-        return tree_map(lambda part: new.get(id(part), part), result) if changed else None
-
-    def seen(self, name: str, tensor: Tensor) -> Tensor:
-        """Hand out an activation, and return the tensor that what follows goes on with."""
-        self.take(name, tensor.detach())
-        value, of = self.pin(name), f"gradients.taps.{name}"
-        value = None if value is None or value.shape != tensor.shape else value
-        if not self.differentiated or not tensor.requires_grad:
-            return tensor if value is None else value
-
-        def back(gradient: Tensor) -> Tensor:
-            self.take(of, gradient.detach())
-            pinned = self.pin(of)
-            return gradient if pinned is None else pinned
-
-        return _Pinned.apply(tensor, value, back)
+    return _Pinned.apply(tensor, value, back)
 
 
 def _differentiated(
-    outputs: Mapping[str, Tensor], cotangents: Mapping[str, Tensor], trained: Mapping[str, Tensor]
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the gradient of each parameter that has one."""
-    trained = {name: tensor for name, tensor in trained.items() if tensor.requires_grad}
-    used = [
-        (tensor, cotangents[name].to(tensor.dtype))
-        for name, tensor in outputs.items()
-        if name in cotangents and tensor.requires_grad
-    ]
+    outputs: Mapping[str, Tensor], cotangents: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the gradient of each parameter that has one."""
+    trained = {name: tensor for name, tensor in parameters.items() if tensor.requires_grad}
+    used = {name: tensor for name, tensor in outputs.items() if name in cotangents and tensor.requires_grad}
     if not used or not trained:
-        return
+        return {}
     if ExactMode.active is not None:
         ExactMode.active.backward = True
-    of = torch.autograd.grad(
-        [tensor for tensor, _ in used],
-        list(trained.values()),
-        [cotangent for _, cotangent in used],
-        allow_unused=True,
-    )
-    for name, gradient in zip(trained, of, strict=True):
-        if gradient is not None:
-            yield name, gradient.detach()
+    given = [cotangents[name].to(tensor.dtype) for name, tensor in used.items()]
+    of = torch.autograd.grad([*used.values()], [*trained.values()], given, allow_unused=True)
+    return {name: gradient for name, gradient in zip(trained, of, strict=True) if gradient is not None}
 
 
 def _floating(result: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -12,7 +12,6 @@ import math
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, reduce
 from itertools import pairwise
 from pathlib import Path
@@ -138,40 +137,11 @@ def _squared(x: Tensor) -> Tensor:
     return x.abs().square() if x.is_complex() else x * x
 
 
-@dataclass(frozen=True)
-class Operation:
-    """An ATen operation and its operands."""
-
-    func: Any
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        """What it is called, without its overload."""
-        return str(self.func.overloadpacket.__name__)
-
-    def of(self, *args: Any) -> Any:
-        """Compute it of other operands."""
-        return self.func(*args, **self.kwargs)
-
-    def changed(self, place: int, value: Callable[[Any], Any]) -> Any:
-        """Compute it with another operand in one place."""
-        return self.of(*self.args[:place], value(self.args[place]), *self.args[place + 1 :])
-
-    def floats(self, count: int) -> bool:
-        """Return whether so many of its first operands are tensors of floating-point numbers."""
-        return len(self.args) >= count and all(
-            isinstance(x, Tensor) and x.is_floating_point() for x in self.args[:count]
-        )
-
-
 class ExactMode(TorchDispatchMode):
     """Exact arithmetic: float64 throughout. A block in its ``with`` statement is computed in it.
 
     Args:
         blind_rows_zero: whether a row of a softmax that sees no key is zero.
-        edited: a bug that operations have (:class:`concord.conformance.compare.edits.Injected`).
 
     Attributes:
         foreign: operations without a rule that occurred.
@@ -182,9 +152,9 @@ class ExactMode(TorchDispatchMode):
     samples, corner, backward = 0, 0.0, False
     active: ClassVar[ExactMode | None] = None
 
-    def __init__(self, blind_rows_zero: bool = False, edited: Any = None) -> None:
+    def __init__(self, blind_rows_zero: bool = False) -> None:
         super().__init__()
-        self.blind_rows_zero, self.edited = blind_rows_zero, edited
+        self.blind_rows_zero = blind_rows_zero
         self.foreign: set[str] = set()
         self.outer: list[ExactMode | None] = []
 
@@ -223,11 +193,6 @@ class ExactMode(TorchDispatchMode):
         """Compute an operation, written out if there is a rule or a decomposition."""
         kwargs = dict(kwargs or {})
         name = func.overloadpacket.__name__
-        if self.edited is not None:
-            with self:
-                made = self.edited.made(Operation(func, args, kwargs))
-            if made is not NotImplemented:
-                return made
         written_out = WRITTEN_OUT.get(name)
         if written_out is not None or func in DECOMPOSITIONS:
             with self:

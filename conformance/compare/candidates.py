@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,7 @@ from torch import Tensor, nn
 
 from concord.conformance.compare.activations import OUTPUT, Take, numbers, observe
 from concord.conformance.compare.alone import called
-from concord.conformance.compare.edits import Edit, Mutant
 from concord.conformance.compare.reference import Reference, running
-from concord.conformance.compare.stretch import until
 from concord.spec.arrays import Arrays
 from concord.spec.errors import SpecError, optional, refuse, unknown
 from concord.spec.files import read_arrays
@@ -209,22 +207,6 @@ def run_module(
     with running("the candidate"):
         found = observe(model, *reference.given(placed), cotangents=given, take=take, program=program)
     return found.arrays()
-
-
-def rerunning(reference: Reference, model: nn.Module, names: Names) -> Callable[[Edit, str, str], Any]:
-    """Return what runs a module again, with an edit of what it does between two activations.
-
-    Args:
-        names: the reference's names of its activations, by its own.
-    """
-    own = {theirs: name for name, theirs in names.items()}
-
-    def run(edited: Edit, start: str, end: str) -> None:
-        edited.busy = start in own
-        with Mutant(edited):
-            run_module(reference, model, take=until(edited, own.get(start, ""), own[end], []))
-
-    return run
 
 
 SCOPES = "pkg.torch.onnx.name_scopes"

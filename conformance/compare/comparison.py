@@ -11,21 +11,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.compare.activations import OUTPUT, dtype_name, numbers
+from concord.conformance.compare import stretch
+from concord.conformance.compare.activations import OUTPUT, Take, dtype_name, numbers
 from concord.conformance.compare.arithmetic import FOREIGN
-from concord.conformance.compare.edits import Edit
-from concord.conformance.compare.opening import opened
+from concord.conformance.compare.bugs import Watched
 from concord.conformance.compare.reference import ModuleReference, Reference
-from concord.conformance.compare.stretch import Stretch
 from concord.conformance.estimate import SAMPLES, Estimate, Observer
 from concord.conformance.expectation import Expectation, is_gradient, is_tap_gradient
-from concord.conformance.explain import Diagnosis
+from concord.conformance.explain import Cause, Diagnosis
+from concord.conformance.explain.computation import Prediction
 from concord.conformance.judging import GROWN, NEAR, PADDING
 from concord.conformance.scoring import OUT_OF_RANGE, judge_tensor
 from concord.conformance.verdict import NOT_EXPOSED, Judgement, Row, Verdict
@@ -47,11 +47,9 @@ class ModelComparison:
         reference: what is right.
         given: what a candidate computed: activations by the reference's names, ``gradients.<name>`` of
             parameters and ``gradients.taps.<name>`` of activations.
-        declared: what the candidate declares (:data:`concord.spec.deviations.KNOWN_DEVIATIONS`):
-            ``blind_rows_zero`` or ``uncomputed_padding``.
         progress: called with what is being done.
         again: whether a run with the same bits as the reference's own is right without more ado.
-        rerun: runs the candidate again, with an edit of what it does between two activations.
+        rerun: runs the candidate again, and hands on its activations.
         whole: whether outputs come from a run of their own, so that they do not follow from activations here.
 
     Raises:
@@ -62,14 +60,12 @@ class ModelComparison:
         self,
         reference: Reference,
         given: Mapping[str, Array],
-        declared: Collection[str] = (),
         progress: Callable[[str], None] = lambda text: None,
         again: bool = True,
         whole: bool = False,
-        rerun: Callable[[Edit, str, str], Any] | None = None,
+        rerun: Callable[[Take], Any] | None = None,
     ) -> None:
         self.reference, self.progress, self.again, self.rerun = reference, progress, again, rerun
-        self.declared = frozenset(declared)
         self.plain, self.modules = reference.plain.tensors, reference.plain.modules
         self.dtypes = {name: dtype_name(tensor.dtype) for name, tensor in self.plain.items()}
         refuse(
@@ -88,7 +84,7 @@ class ModelComparison:
             )
         self.foreign: set[str] = set()
         self.wrong: dict[str, tuple[Array, Array]] = {}  # value and sigma of what diverges locally
-        self.padding = ~reference.real.numpy() if UNCOMPUTED_PADDING in self.declared else None
+        self.padding = ~reference.real.numpy() if UNCOMPUTED_PADDING in reference.declared else None
 
     def in_padding(self, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
         """Return which elements of an activation stand in rows of padding that are not computed."""
@@ -114,7 +110,7 @@ class ModelComparison:
         Args:
             pinned: whether each stretch starts from the candidate's own activations.
         """
-        reference, blind = self.reference, BLIND_ROWS_ZERO in self.declared
+        reference = self.reference
 
         def compute(arithmetic: Any, observer: Observer) -> None:
             pin = self.pin if pinned else lambda name: None
@@ -122,10 +118,10 @@ class ModelComparison:
 
         where = "each stretch" if pinned else "end to end"
         self.progress(f"{where}: exact values")
-        found = Estimate(compute, self.dtypes, truth=reference.exact(blind))
+        found = Estimate(compute, self.dtypes, truth=reference.exact())
         for seeds in (range(FEW), range(FEW, SAMPLES)):
             self.progress(f"{where}: {seeds.stop} samples of Monte Carlo arithmetic")
-            found.take_up(reference.runs(seeds, blind), f"deriving tolerances, {where}")
+            found.take_up(reference.runs(seeds), f"deriving tolerances, {where}")
             sigmas = found.sigmas(last=seeds.stop == SAMPLES)
             yield Expectation(self.dtype, found.values, sigmas, dict.fromkeys(sigmas, ""))
 
@@ -174,13 +170,13 @@ class ModelComparison:
 
     def undeclared(self) -> str:
         """Return the declaration with which the forward pass would agree; empty if there is none."""
-        if self.declared:
+        if self.reference.declared:
             return ""
-        forward = dataclasses.replace(self.reference, gradients=False)
         given = {name: array for name, array in self.given.items() if not is_gradient(name)}
         for name in (BLIND_ROWS_ZERO, UNCOMPUTED_PADDING):
             with contextlib.suppress(SpecError):
-                other = ModelComparison(forward, given, [name])
+                forward = dataclasses.replace(self.reference, gradients=False, declared=[name])
+                other = ModelComparison(forward, given)
                 if all(one.status != "diverges" for one in other.judged(True).values()):
                     return name
         return ""
@@ -240,21 +236,39 @@ class ModelComparison:
         """
         first = verdict.first_divergence
         assert first is not None
-        place, backward = self.order.index(first.tensor), is_gradient(first.tensor)
-        undeclared = "" if backward else self.undeclared()
-        before = "the outputs" if backward else "the inputs"
+        tensor, backward = first.tensor, is_gradient(first.tensor)
+        place, start = self.order.index(tensor), ""
         for row in verdict.table[:place]:
             if row.status == "agrees" and is_gradient(row.tensor) == backward:
-                before = row.tensor
-        notes, cause = [f"made between {before} and {first.tensor}"], None
-        if isinstance(self.reference, ModuleReference) and not backward:
-            until = self.order.index(before) + 1 if before in self.order else 0
-            known = [*self.order[:until], first.tensor]
-            pins = {name: array for name in known if (array := self.pin(name)) is not None}
-            blind = BLIND_ROWS_ZERO in self.declared
-            stretch = Stretch(self.reference, pins, first.tensor, before, blind)
-            notes += [f"computed by {line}" for line in stretch.lines()]
-            if not undeclared and first.tensor in self.wrong:
-                cause = stretch.cause(*self.wrong[first.tensor], self.strange)
-                notes += opened(stretch, self.rerun) if self.rerun else []
-        return Diagnosis(first.tensor, ("",), cause, notes=tuple(notes)), undeclared
+                start = row.tensor
+        before = start or f"the {'outputs' if backward else 'inputs'}"
+        notes, cause, undeclared = [f"made between {before} and {tensor}"], None, ""
+        if not backward:
+            undeclared = self.undeclared()
+            if isinstance(self.reference, ModuleReference):
+                more, cause = self.opened(self.reference, start, tensor, not undeclared)
+                notes += more
+        return Diagnosis(tensor, ("",), cause, notes=tuple(notes)), undeclared
+
+    def opened(
+        self, reference: ModuleReference, start: str, tensor: str, why: bool
+    ) -> tuple[list[str], Cause | None]:
+        """Say what is to be said of a stretch of a module, and what explains its end if that is asked."""
+        known = self.order[: self.order.index(start) + 1] if start else []
+        pins = {name: array for name in known if (array := self.pin(name)) is not None}
+        reference = dataclasses.replace(reference, gradients=False)
+        right = stretch.recorded(reference, pins, start, tensor)
+        notes = [f"computed by {right.lines}"]
+        if not why or tensor not in self.wrong:
+            return notes, None
+        actual = self.given[tensor].astype(np.float64)
+        asked = stretch.StretchComputation(
+            tensor, actual, self.dtypes[tensor], Prediction(*self.wrong[tensor])
+        )
+        cause = stretch.cause(right, reference, asked, self.strange)
+        if self.rerun:
+            theirs = stretch.Stretch(start, tensor)
+            with Watched(theirs.record):
+                self.rerun(theirs.take)
+            notes += stretch.opened(reference, right, theirs)
+        return notes, cause

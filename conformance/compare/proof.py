@@ -2,95 +2,75 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from concord.conformance.compare.activations import numbers, observe
+from concord.conformance.compare.bugs import UNFIT, Injected, OperationBug, Watched
 from concord.conformance.compare.comparison import ModelComparison
-from concord.conformance.compare.edits import BUGS, UNFIT, Injected, Mutant, Sites
 from concord.conformance.compare.reference import ModuleReference, Reference
 from concord.conformance.verdict import Verdict
 from concord.spec.errors import SpecError
 
-MOST = 2
-"""Operations into each of which a bug is put, besides all that can have it at once."""
+Proof = Mapping[OperationBug, Counter[str]]
+"""Of each bug, how many mutants were ``tried``, how many of them the comparison ``found``, and how many were
+``silent``: they compute the same, bit for bit, with these inputs.
+"""
 
 
-@dataclass(frozen=True)
-class Proof:
-    """What came of one bug that was put into the reference.
-
-    Attributes:
-        bug: its name.
-        text: what it is.
-        tried: how many mutants were made of it.
-        found: how many of them the comparison would have found.
-        silent: how many compute the same, bit for bit, with these inputs.
-    """
-
-    bug: str
-    text: str
-    tried: int = 0
-    found: int = 0
-    silent: int = 0
-
-
-def prove(comparison: ModelComparison, progress: Callable[[str], None] = lambda text: None) -> list[Proof]:
-    """Put each bug into a copy of the reference, and say which the comparison would have found.
+def prove(comparison: ModelComparison, progress: Callable[[str], None] = lambda text: None) -> Proof:
+    """Put each bug into a run of the reference: into all operations that can have it, the first, the last.
 
     A mutant delivers what the candidate delivered. It is found if it diverges end to end, or locally.
     """
     if not isinstance(comparison.reference, ModuleReference):
         raise SpecError("bugs are put into a torch.nn.Module, and the reference is none")
     reference = replace(comparison.reference, gradients=False)
-    plain = ModelComparison(reference, reference.plain.arrays(), comparison.declared)
+    plain = ModelComparison(reference, reference.plain.arrays())
     given = [name for name in comparison.given if name in plain.plain]
     *_, end = plain.expected(False)
-    sites, proofs = Sites(), []
-    with Mutant(sites), contextlib.suppress(*UNFIT):
+    counted, proof = Injected(), defaultdict[OperationBug, Counter[str]](Counter)
+    with Watched(counted):
         observe(reference.model, reference.args, reference.kwargs)
-    for bug in BUGS:
-        count, came = sites.found[bug], Counter[str]()
-        places = [None, *np.linspace(0, count - 1, min(MOST, count), dtype=int).tolist()]
-        for place in places if count > 1 else places[:count]:
+    for bug, count in counted.sites.items():
+        for site in dict.fromkeys((None, 0, count - 1)) if count > 1 else [None]:
             progress(f"would {bug.text} be found?")
             try:
-                with Mutant(Injected(bug, place)):
+                with Watched(Injected(bug, site)):
                     made = observe(reference.model, reference.args, reference.kwargs).arrays()
             except UNFIT:  # the bug does not fit this operation
                 continue
             plain.given = {name: made[name] for name in given if name in made}
-            came["tried"] += 1
+            proof[bug]["tried"] += 1
             if plain.same_bits(given):
-                came["silent"] += 1
+                proof[bug]["silent"] += 1
             else:
-                came["found"] += any(
+                proof[bug]["found"] += any(
                     plain.judgement(name, end, False).status == "diverges" for name in plain.given
                 ) or any(one.status == "diverges" for one in plain.judged(True).values())
-        proofs += [Proof(bug.name, bug.text, **came)] if came else []
-    return proofs
+    return proof
 
 
-def said(proofs: Sequence[Proof]) -> dict[str, str]:
+def said(proof: Proof) -> dict[str, str]:
     """Say which bugs the comparison would have found, and which it would not."""
-    tried, silent = sum(one.tried for one in proofs), sum(one.silent for one in proofs)
-    found = sum(one.found for one in proofs)
-    missed = [one.text for one in proofs if one.tried > one.found + one.silent]
+    came = sum(proof.values(), Counter[str]())
+    effective = came["tried"] - came["silent"]
     words = {
-        "could it have failed?": f"it would have found {found} of {tried - silent} bugs in the reference"
+        "could it have failed?": f"it would have found {came['found']} of {effective} bugs in the reference"
     }
+    missed = [bug.text for bug, of in proof.items() if of["tried"] > of["found"] + of["silent"]]
     if missed:
         words["not found"] = ", ".join(missed)
-    if silent:
-        quiet = [one.text for one in proofs if one.silent == one.tried]
-        words["no effect with these inputs"] = f"{silent} more{': ' if quiet else ''}{', '.join(quiet)}"
+    if came["silent"]:
+        quiet = [bug.text for bug, of in proof.items() if of["silent"] == of["tried"]]
+        words["no effect with these inputs"] = (
+            f"{came['silent']} more{': ' if quiet else ''}{', '.join(quiet)}"
+        )
     return words
 
 
@@ -117,7 +97,7 @@ def batched(reference: Reference) -> Iterator[tuple[str, Verdict]]:
             return entry
 
         args, kwargs = reference.given(cut)
-        alone = replace(reference, args=args, kwargs=kwargs, gradients=False)
+        alone = replace(reference, args=args, kwargs=kwargs, gradients=False, declared=())
         found = {name: numbers(cut(tensor)) for name, tensor in reference.plain.values.items()}
         fitting = {
             name: array

@@ -21,6 +21,7 @@ from concord.conformance.compare.arithmetic import Computed, ExactMode, Perturbe
 from concord.conformance.estimate import Observer
 from concord.conformance.expectation import is_gradient
 from concord.spec.arrays import Array
+from concord.spec.deviations import BLIND_ROWS_ZERO
 from concord.spec.errors import SpecError
 from concord.spec.text import first_line
 
@@ -38,26 +39,29 @@ class Reference:
     Attributes:
         args, kwargs: its inputs, as tensors.
         gradients: whether gradients are wanted.
+        declared: what candidates need not compute: :data:`concord.conformance.compare.DECLARATIONS`.
     """
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     gradients: bool = False
+    declared: Collection[str] = ()
 
     @functools.cached_property
     def plain(self) -> Activations:
         """What one correct run computes, in the dtypes that a candidate has."""
         raise NotImplementedError
 
-    def exact(self, blind: bool) -> Any:
-        """Return the arithmetic of the truth.
+    @property
+    def blind_rows_zero(self) -> bool:
+        """Whether a row of a softmax that sees no key is zero."""
+        return BLIND_ROWS_ZERO in self.declared
 
-        Args:
-            blind: whether a row of a softmax that sees no key is zero.
-        """
+    def exact(self) -> Any:
+        """Return the arithmetic of the truth."""
         raise NotImplementedError
 
-    def runs(self, seeds: range, blind: bool) -> list[Any]:
+    def runs(self, seeds: range) -> list[Any]:
         """Return arithmetics that make sigma: samples by their seeds, and low-precision runs."""
         raise NotImplementedError
 
@@ -171,13 +175,14 @@ class ModuleReference(Reference):
             found[name] = seen[id(tensor)]
         return found
 
-    def exact(self, blind: bool) -> ExactMode:
+    def exact(self) -> ExactMode:
         """Return the arithmetic of the truth."""
-        return ExactMode(blind)
+        return ExactMode(self.blind_rows_zero)
 
-    def runs(self, seeds: range, blind: bool) -> list[ExactMode]:
+    def runs(self, seeds: range) -> list[ExactMode]:
         """Return samples; with the first, a low-precision run."""
-        return [*(Perturbed(seed, blind) for seed in seeds), *([] if seeds.start else [Rounded(blind)])]
+        samples = [Perturbed(seed, self.blind_rows_zero) for seed in seeds]
+        return [*samples, *([] if seeds.start else [Rounded(self.blind_rows_zero)])]
 
     def compute(self, arithmetic: ExactMode, observer: Observer, pin: Pins) -> Collection[str]:
         """Compute every activation, and gradients if they are wanted."""

@@ -1,217 +1,304 @@
-"""The part of a module in which a divergence was made: where it is written, and which bug explains it."""
+"""The stretch in which a divergence was made: its operations, recorded once and computed again.
+
+In other arithmetics that gives each operation's tolerance, by which the first is found that a candidate
+computes otherwise; with a bug in one of them, what the bug would explain.
+"""
 
 from __future__ import annotations
 
-import inspect
+import functools
 import itertools
-import time
-from collections.abc import Collection, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
-from concord.conformance.compare.activations import OUTPUT, Finished, Pin, Take, dtype_name, numbers, observe
+from concord.conformance.compare import activations
+from concord.conformance.compare.activations import Finished, dtype_name, named, numbers, observe
 from concord.conformance.compare.arithmetic import ExactMode, computed, plainly
-from concord.conformance.compare.edits import BUGS, UNFIT, Edit, Injected, Sites
+from concord.conformance.compare.bugs import UNFIT, Injected, Operation, OperationBug, Watched
 from concord.conformance.compare.reference import ModuleReference, with_value
+from concord.conformance.estimate import SAMPLES, Observer, estimate
 from concord.conformance.explain import Cause
+from concord.conformance.explain.computation import Computation, Prediction
+from concord.conformance.explain.hypothesis import Hypothesis
+from concord.conformance.explain.search import Effort, Search
 from concord.conformance.scoring import judge_tensor
 from concord.spec.arrays import Array
+from concord.spec.errors import SpecError
 
 LONGEST = 60.0
 """Seconds of the processor that the search for a cause may take."""
 
+OWN, TORCH = (str(Path(file).parent) for file in (__file__, torch.__file__))
 
-class Stretch:
-    """The part of a reference that computes one tensor from those before it, to be computed again with bugs.
 
-    Args:
-        given: what the candidate computed, up to the tensor and with it.
-        tensor, start: its last activation, and the one after which it begins.
-        blind: whether a row of a softmax that sees no key is zero.
+@dataclass(frozen=True)
+class Recorded:
+    """An operation of a stretch.
+
+    Attributes:
+        operation: with the operands that it had.
+        where: the file and the line of the source that asks for it.
+        made: what it gave.
+        tensors: copies of it by name, since what follows may work on it in place.
     """
 
-    def __init__(
-        self, reference: ModuleReference, given: Mapping[str, Array], tensor: str, start: str, blind: bool
-    ) -> None:
-        self.reference, self.model = reference, reference.model
-        self.tensor, self.start, self.blind = tensor, start, blind
-        self.call = tensor.partition("#")[2].partition("[")[0]
-        plain = reference.plain
-        self.returns, self.dtype = plain.modules.get(tensor, ""), dtype_name(plain.tensors[tensor].dtype)
-        self.path, listed = self.returns, (nn.ModuleList, nn.ModuleDict)  # which nobody calls
-        while self.path and (
-            not start.startswith(f"{self.path}.") or isinstance(self.model.get_submodule(self.path), listed)
-        ):
-            self.path = self.path.rpartition(".")[0]
-        self.module, self.prefix = self.model.get_submodule(self.path), f"{self.path}." if self.path else ""
-        pins = {name: with_value(array, plain.tensors[name].dtype) for name, array in given.items()}
-        self.given = pins.pop(tensor).value.numpy()
-        self.args, self.kwargs = reference.given(computed)
-        if self.path:
-            self.args, self.kwargs = self.entered(reference.parameters, pins)
-        self.parameters = {
-            name.removeprefix(self.prefix): tensor
-            for name, tensor in reference.parameters.items()
-            if name.startswith(self.prefix)
-        }
-        self.pins = {self.inside(name): value for name, value in pins.items() if name.startswith(self.prefix)}
+    operation: Operation
+    where: tuple[str, int]
+    made: Any
+    tensors: Mapping[str, Tensor]
 
-    def lines(self) -> list[str]:
-        """Return the modules that compute the tensor, and where their forward passes are written."""
-        modules = {path: self.model.get_submodule(path) for path in (self.returns, self.path)}
-        return [
-            f"{path or 'the module'}: {type(module).__name__}{source_of(module)}"
-            for path, module in modules.items()
-        ]
+    def __str__(self) -> str:
+        return f"{self.operation.name} ({self.line})"
 
-    def cause(self, value: Array, sigma: Array, strange: Collection[str]) -> Cause | None:
-        """Return what explains the tensor: a bug in what computes it, or the order of its elements.
+    @property
+    def line(self) -> str:
+        """Where the source asks for it, ``file:line``."""
+        return "{}:{}".format(*self.where)
 
-        Args:
-            value, sigma: what it is to be.
-            strange: tensors that the candidate has alone.
-        """
-        started, modules = time.process_time(), dict(self.model.named_modules())
-        for name in strange:  # what is passed on as it is has no activation
-            if isinstance(modules.get(name), nn.Dropout) and name.startswith(self.path):
-                return told({"dropout_active": f"dropout that is active in {name}"})
-        explained: dict[str, str] = {}
-        made = ((*found, sigma) for found in self.made())
-        for name, text, array, allowed in itertools.chain(reordered(self.given, value, sigma), made):
-            moved = np.where(np.isfinite(array) & np.isfinite(value), array, value)
-            judged = judge_tensor(self.given, moved, allowed, self.dtype)
-            if name not in explained and judged.status == "agrees":
-                explained[name] = text
-            if time.process_time() - started > LONGEST:
-                break
-        return told(explained)
-
-    def inside(self, name: str) -> str:
-        """Return the name of an activation within the module that computes the stretch."""
-        own = self.prefix.removesuffix(".")  # it returns one tensor, or several by place
-        local = (
-            name.removeprefix(self.prefix)
-            if name.startswith(self.prefix)
-            else OUTPUT + name.removeprefix(own)
-        )
-        return local.replace(f"#{self.call}", "") if self.call and self.prefix else local
-
-    def entered(
-        self, parameters: Mapping[str, Tensor], pins: Mapping[str, Tensor]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return what the module is called with when it computes the tensor."""
-        given: list[Any] = []
-
-        def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            given[:] = [args, kwargs]
-
-        handle = self.module.register_forward_pre_hook(enter, with_kwargs=True)
-        try:
-            with plainly(), ExactMode(self.blind):
-                take = until(Edit(), "", self.tensor, [])
-                observe(self.model, self.args, self.kwargs, parameters, take=take, pin=pinned_to(pins))
-        finally:
-            handle.remove()
-        return given[0], given[1]
-
-    def run(
-        self,
-        edited: Edit,
-        parameters: Mapping[str, Tensor] | None = None,
-        arithmetic: ExactMode | None = None,
-    ) -> Array | None:
-        """Compute the tensor, with an edit of what follows the start, or of other parameters."""
-        arithmetic, start = arithmetic or ExactMode(self.blind), self.inside(self.start)
-        found: list[Tensor] = []
-        arithmetic.edited, edited.busy = edited, start in self.pins
-        take = until(edited, start, self.inside(self.tensor), found)
-        parameters = {**self.parameters, **(parameters or {})}
-        try:
-            with plainly(), arithmetic:
-                observe(self.module, self.args, self.kwargs, parameters, take=take, pin=pinned_to(self.pins))
-        except UNFIT:
-            return None
-        return numbers(found[0]) if found else None
-
-    def made(self) -> Iterator[tuple[str, str, Array]]:
-        """Yield bugs, each with the tensor that it makes: in all operations that can have it, and in each."""
-        for path, parameters in self.exchanged():
-            array = self.run(Sites(), parameters)
-            if array is not None:
-                yield "parameters_exchanged", f"the parameters of {path}", array
-        sites = Sites()
-        self.run(sites)
-        for bug in BUGS:
-            count = sites.found[bug]
-            for site in [None, *(range(count) if count > 1 else [])] if count else []:
-                array = self.run(Injected(bug, site))
-                if array is not None and np.isfinite(array).any():
-                    yield bug.name, bug.text, array
-
-    def exchanged(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Yield the parameters of each module that the one which returns the tensor may be confused with."""
-        modules = dict(self.model.named_modules())
-        own = modules.pop(self.returns)
-        shapes = [(name, tensor.shape) for name, tensor in own.named_parameters()]
-        for path, module in modules.items():
-            others = dict(module.named_parameters())
-            if shapes and shapes == [(name, tensor.shape) for name, tensor in others.items()]:
-                names = (f"{self.returns}.{name}".removeprefix(self.prefix) for name in others)
-                yield path, dict(zip(names, map(computed, others.values()), strict=True))
+    @property
+    def kind(self) -> str:
+        """What it has in common with the same step of another run."""
+        return f"{self.operation.name} {[tensor.shape for tensor in self.tensors.values()]}"
 
 
-def until(edited: Edit, start: str, end: str, found: list[Tensor]) -> Take:
-    """Return what lets operations be edited from one tensor on, and ends at another, which it keeps."""
+class Stretch:
+    """The operations of one run between two activations.
 
-    def take(name: str, made: Tensor) -> None:
-        if name == start:
-            edited.busy = False
-        if name == end:
-            found.append(made)
+    Args:
+        start, end: the activations; an empty start is the beginning.
+    """
+
+    def __init__(self, start: str, end: str) -> None:
+        self.end, self.start = end, start
+        self.on = not start
+        self.steps: list[Recorded] = []
+        self.result: Any = None
+        self.before: dict[int, Tensor] = {}  # what operations change in place, as it was
+
+    def take(self, name: str, made: Tensor) -> None:
+        """Take an activation of the run, which ends with the last one."""
+        self.on = self.on or name == self.start
+        if name == self.end:
+            self.result = made
             raise Finished
 
-    return take
+    def record(self, operation: Operation) -> Any:
+        """Compute an operation, and note it."""
+        where = source_line() if self.on else None
+        if where is None:  # a hook asked for it
+            return operation()
+        if operation.func._schema.is_mutable:  # noqa: SLF001 – nothing else says it
+            self.before.setdefault(id(operation.args[0]), operation.args[0].clone())
+        made = operation()
+        copies = {name: one.detach().clone() for name, one in named(made, str(len(self.steps))).items()}
+        self.steps.append(Recorded(operation, where, made, copies))
+        return made
+
+    def again(
+        self,
+        arithmetic: ExactMode,
+        observer: Observer = lambda name, array: None,
+        make: Callable[[Operation], Any] = Operation.__call__,
+        others: Mapping[int, Tensor] | None = None,
+    ) -> Array:
+        """Compute all operations again, and return the last activation.
+
+        Args:
+            observer: takes what each operation gives, by the names of its arrays.
+            make: returns what an operation gives.
+            others: tensors in place of those with these identities.
+        """
+        known = dict(others or {})
+
+        def present(x: Any) -> Any:
+            return known.get(id(x), x)
+
+        with plainly(), torch.no_grad(), arithmetic:
+            known |= {key: tensor.clone() for key, tensor in self.before.items()}
+            for number, step in enumerate(self.steps):
+                func, args, kwargs = step.operation.func, step.operation.args, step.operation.kwargs
+                made = make(Operation(func, *tree_map(present, (tuple(args), dict(kwargs)))))
+                for name, tensor in named(made, str(number)).items():
+                    array = numbers(tensor)
+                    observer(name, array[None] if arithmetic.samples else array.copy())
+                known |= {
+                    id(old): new for old, new in zip(tree_leaves(step.made), tree_leaves(made), strict=True)
+                }
+        return numbers(known.get(id(self.result), self.result))
+
+    @property
+    def lines(self) -> str:
+        """Where its operations are written: of each file the first line and the last."""
+        found: dict[str, list[int]] = {}
+        for step in self.steps:
+            found.setdefault(step.where[0], []).append(step.where[1])
+        places = (f"{file}:{min(lines)} to {max(lines)}" for file, lines in found.items())
+        return ", ".join(places)
 
 
-def told(explained: Mapping[str, str]) -> Cause | None:
-    """Return explanations as a cause; it is sure where there is one alone."""
-    if not explained:
-        return None
-    text = f"it is explained by {' or by '.join(explained.values())}"
-    return Cause(" or ".join(explained), text, len(explained) == 1)
+def recorded(reference: ModuleReference, pins: Mapping[str, Array], start: str, end: str) -> Stretch:
+    """Record what a reference does between two activations.
+
+    Args:
+        pins: what it uses in place of its own activations.
+    """
+    found, plain = Stretch(start, end), reference.plain.tensors
+    args, kwargs = reference.given(computed)
+
+    def pin(name: str) -> Tensor | None:
+        return with_value(pins[name], plain[name].dtype) if name in pins else None
+
+    with plainly(), reference.exact(), Watched(found.record):
+        observe(reference.model, args, kwargs, reference.parameters, take=found.take, pin=pin)
+    return found
 
 
-def reordered(given: Array, value: Array, sigma: Array) -> Iterator[tuple[str, str, Array, Array]]:
-    """Yield what a tensor would be, and its sigma, whose elements along an axis stand in another order."""
+def source_line() -> tuple[str, int] | None:
+    """Return the innermost line outside PyTorch, or of one of its modules that nothing else calls."""
+    inner = None
+    for frame, line in traceback.walk_stack(None):
+        path = frame.f_code.co_filename
+        if path == activations.__file__:  # a hook, or what called the model
+            break
+        found = Path(path).name, line
+        if not path.startswith((OWN, TORCH)):
+            return found
+        if path.startswith(f"{TORCH}/nn/modules"):
+            inner = inner or found
+    return inner
+
+
+def opened(reference: ModuleReference, right: Stretch, theirs: Stretch) -> list[str]:
+    """Say where the operations of both sides part, and which is the first to give something else."""
+
+    def compute(arithmetic: Any, observer: Observer) -> None:
+        right.again(arithmetic, observer)
+
+    dtypes = {name: dtype_name(one.dtype) for step in right.steps for name, one in step.tensors.items()}
+    runs = reference.runs(range(SAMPLES))
+    values, sigmas = estimate(
+        compute, dtypes, truth=reference.exact(), arithmetics=runs, doing="opening the stretch"
+    )
+    said: list[str] = []
+    a, b = ([step.kind for step in side.steps] for side in (right, theirs))
+    for tag, i, until, j, end in SequenceMatcher(a=a, b=b, autojunk=False).get_opcodes():
+        ours, others = right.steps[i:until], theirs.steps[j:end]
+        if tag != "equal":
+            here, there = ([*map(str, side), "nothing"][0] for side in (ours, others))
+            said = said or [f"its operations part: {here} in the reference, {there} in the candidate"]
+            continue
+        for own, other in zip(ours, others, strict=True):
+            for name, tensor in zip(own.tensors, other.tensors.values(), strict=True):
+                array = numbers(tensor).astype(np.float64)
+                judged = judge_tensor(array, values[name], sigmas[name], dtypes[name])
+                if judged.status == "diverges":
+                    words = f"its first operation that differs is {own}, by {judged.ratio:.3g} tolerances"
+                    return [*said, f"{words}; the candidate's stands at {other.line}"]
+    return said
+
+
+# Why: a bug in what computes the last activation, or the order of its elements.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made(Hypothesis):
+    """A bug, with what gives the last activation then, and its sigma."""
+
+    made: Callable[[], tuple[Array, Array]]
+
+
+class StretchComputation(Computation):
+    """A stretch that went wrong.
+
+    Args:
+        actual: what the candidate gave.
+        right: what it should be.
+    """
+
+    def __init__(self, tensor: str, actual: Array, dtype: str, right: Prediction) -> None:
+        self.tensor, self.actual, self.dtype, self.right = tensor, actual, dtype, right
+
+    def values(self, hypothesis: Hypothesis) -> Array:
+        """Return the last activation with a bug."""
+        return self.predict(hypothesis).value
+
+    def predict(self, hypothesis: Hypothesis) -> Prediction:
+        """Return the same with its sigma; where either is not finite, what is right."""
+        assert isinstance(hypothesis, Made)
+        value, sigma = hypothesis.made()
+        known = np.isfinite(value) & np.isfinite(self.right.value)
+        return Prediction(np.where(known, value, self.right.value), sigma)
+
+
+def cause(
+    stretch: Stretch, reference: ModuleReference, asked: StretchComputation, strange: Iterable[str]
+) -> Cause | None:
+    """Return what explains the last activation of a stretch.
+
+    Args:
+        strange: tensors that the candidate has alone.
+    """
+    modules = dict(reference.model.named_modules())
+    active = [  # dropout that passes on what it is given has no activation
+        Hypothesis("dropout_active", f"dropout that is active in {name}", "")
+        for name in strange
+        if isinstance(modules.get(name), nn.Dropout)
+    ]
+    tried = itertools.chain(reordered(asked), changed(stretch, reference, asked))
+    return Search(asked, Effort(LONGEST)).cause([tried], active)
+
+
+def changed(stretch: Stretch, reference: ModuleReference, asked: StretchComputation) -> Iterator[Made]:
+    """Yield a stretch with the parameters of other modules, and with a bug in one operation or in all."""
+
+    def again(
+        bug: OperationBug | None, site: int | None, others: Mapping[int, Tensor]
+    ) -> tuple[Array, Array]:
+        try:
+            array = stretch.again(reference.exact(), make=Injected(bug, site), others=others)
+            return array, asked.right.sigma
+        except UNFIT as error:
+            raise SpecError(f"no operation can have it: {error}") from error
+
+    for path, others in exchanged(reference, asked.tensor):
+        made = functools.partial(again, None, None, others)
+        yield Made("parameters_exchanged", f"the parameters of {path}", "", made=made)
+    counted = Injected()
+    stretch.again(reference.exact(), make=counted)
+    for bug, count in counted.sites.items():
+        for site in (None, *range(count if count > 1 else 0)):
+            yield Made(bug.name, bug.text, "", made=functools.partial(again, bug, site, {}))
+
+
+def exchanged(reference: ModuleReference, tensor: str) -> Iterator[tuple[str, dict[int, Tensor]]]:
+    """Yield the parameters of each module that the one which returns a tensor may be confused with."""
+    modules, parameters = dict(reference.model.named_modules()), reference.parameters
+    own = reference.plain.modules.get(tensor, "")
+    shapes = {name: tensor.shape for name, tensor in modules.pop(own).named_parameters()}
+    for path, module in modules.items():
+        if shapes and shapes == {name: tensor.shape for name, tensor in module.named_parameters()}:
+            yield path, {id(parameters[f"{own}.{name}"]): parameters[f"{path}.{name}"] for name in shapes}
+
+
+def reordered(asked: StretchComputation) -> Iterator[Made]:
+    """Yield the right elements along an axis in the order in which they come nearest to the candidate's."""
+    value, sigma = asked.right.value, asked.right.sigma
     for axis in range(value.ndim):
         right, own = (
-            np.nan_to_num(np.moveaxis(x, axis, -1).reshape(-1, x.shape[axis])) for x in (value, given)
+            np.nan_to_num(np.moveaxis(x, axis, -1).reshape(-1, x.shape[axis])) for x in (value, asked.actual)
         )
-        order = (np.square(right).sum(0) - 2 * own.T @ right).argmin(1)  # which of the right ones is nearest
+        order = (np.square(right).sum(0) - 2 * own.T @ right).argmin(1)
         moved = np.flatnonzero(order != np.arange(len(order)))
         if len(moved):
             text = f"another order of axis {axis}: {moved[0]} holds what belongs to {order[moved[0]]}"
-            yield "elements_reordered", text, np.take(value, order, axis), np.take(sigma, order, axis)
-
-
-def pinned_to(pins: Mapping[str, Tensor]) -> Pin:
-    """Return what has the tensors of a mapping used."""
-
-    def pin(name: str) -> Tensor | None:
-        value = pins.get(name)
-        return None if value is None else value.clone()
-
-    return pin
-
-
-def source_of(module: nn.Module) -> str:
-    """Return where the forward pass of a module is written: `` (file:line)``; nothing if unknown."""
-    try:
-        function = inspect.unwrap(type(module).forward)
-        lines, first = inspect.getsourcelines(function)
-        return f" ({Path(inspect.getsourcefile(function) or '').name}:{first}-{first + len(lines) - 1})"
-    except (OSError, TypeError):
-        return ""
+            found = np.take(value, order, axis), np.take(sigma, order, axis)
+            yield Made("elements_reordered", text, "", made=functools.partial(tuple, found))

@@ -93,15 +93,19 @@ class Written(Reference):
             self.compute(Arithmetic(self.dtype), take, lambda name: None)
         return Activations(found)
 
-    def exact(self, blind: bool) -> Arithmetic:
+    def exact(self) -> Arithmetic:
         """Return the arithmetic of the truth."""
-        return _with_rows(Guarded(self.dtype), blind)
+        return self._with_rows(Guarded(self.dtype))
 
-    def runs(self, seeds: range, blind: bool) -> list[Arithmetic]:
+    def runs(self, seeds: range) -> list[Arithmetic]:
         """Return samples, and low-precision runs: with the first samples one, with the others the others."""
         first, *others = low_precision(self.dtype)
         samples = (MonteCarlo(self.dtype, 1, seed) for seed in seeds)
-        return [_with_rows(one, blind) for one in (*samples, *(others if seeds.start else [first]))]
+        return [*map(self._with_rows, samples), *map(self._with_rows, others if seeds.start else [first])]
+
+    def _with_rows(self, arithmetic: Arithmetic) -> Arithmetic:
+        arithmetic.blind_rows_zero = self.blind_rows_zero
+        return arithmetic
 
     def compute(self, arithmetic: Arithmetic, observer: Observer, pin: Pins) -> Collection[str]:
         """Compute every activation, and gradients if they are wanted."""
@@ -132,8 +136,3 @@ class Written(Reference):
             parts = [m.sum(m.multiply(node, cotangents[name])) for name, node in outputs.items()]
             m.backward(functools.reduce(m.add, parts))
         return ()
-
-
-def _with_rows(arithmetic: Arithmetic, blind: bool) -> Arithmetic:
-    arithmetic.blind_rows_zero = blind
-    return arithmetic

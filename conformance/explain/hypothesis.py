@@ -129,7 +129,7 @@ def caused(tensor: str, hypotheses: Sequence[Hypothesis], sure: bool, since: str
         since: from which step on, where it does not hold in steps before.
     """
     shown = " or by ".join(
-        f"{hypothesis.text} ({hypothesis.clause})" for hypothesis in hypotheses[:MOST_NAMED]
+        f"{one.text} ({one.clause})" if one.clause else one.text for one in hypotheses[:MOST_NAMED]
     )
     more = f" or by {len(hypotheses) - MOST_NAMED} others" if len(hypotheses) > MOST_NAMED else ""
     subject, how = (f"`{tensor}` ", "is ") if tensor else ("", "")
