@@ -207,7 +207,7 @@ def with_constants(edit: Callable[..., Any], given: Any) -> Callable[..., Any]:
     """Return an edit that takes constants of a TOML file too: one, several, or several by name."""
     if isinstance(given, Mapping):
         return functools.partial(edit, **given)
-    more = given if isinstance(given, tuple) else (given,)
+    more = given if isinstance(given, (list, tuple)) else (given,)
     return lambda *right: edit(*right, *more)
 
 
