@@ -40,7 +40,7 @@ RECORDS = {
     "fuzz": lambda: kept("fuzz-bfloat16-jax"),
     "mutants": lambda: kept("mutants-jax", findings=5),
     "lockstep": lambda: kept("lockstep-float32", tracks=1),
-    "speed": lambda: kept("speed-ragged", entries=5),
+    "speed": lambda: kept("speed-training", entries=4),
     "certificate": certificate,
 }
 
