@@ -273,8 +273,9 @@ class Places(Workers):
         devices = list(dict.fromkeys(self.device or ["cpu"]))
         python = {}
         for value in self.python or ():
-            name, equals, python[name] = value.partition("=")
-            if not (name and equals and python[name]):
+            name, _, path = value.partition("=")
+            python[name] = path
+            if not (name and path):
                 problems.append(f"--python is {value!r} but must be BACKEND=PATH")
             else:
                 problems += [f"--python is {value!r}: {problem}" for problem in _unknown(name)]

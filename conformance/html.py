@@ -21,7 +21,6 @@ from concord.conformance.record import Record
 from concord.conformance.report import (
     SHORT,
     findings_of,
-    gather,
     gravity,
     ordered,
     repeated,
@@ -38,7 +37,7 @@ from concord.conformance.verdict import (
     Row,
     number,
 )
-from concord.conformance.wording import counted, joined, plain
+from concord.conformance.wording import counted, gather, joined, plain
 from concord.spec.deviations import KNOWN_DEVIATIONS
 
 OPEN = 6

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -30,7 +29,7 @@ from concord.conformance.verdict import (
     number,
     unjudged_lines,
 )
-from concord.conformance.wording import counted
+from concord.conformance.wording import counted, gather
 from concord.spec.deviations import KNOWN_DEVIATIONS
 from concord.spec.errors import SpecError
 from concord.spec.files import read_text
@@ -43,14 +42,6 @@ NARROW = 100
 def gravity(result: Result) -> tuple[int, float]:
     """Return what results are sorted by, the worst first: the status, then the largest error."""
     return STATUSES.index(result.status), -result.worst
-
-
-def gather(results: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
-    """Return things by the key that they share, in the order in which they come."""
-    gathered: dict[Any, list[Any]] = {}
-    for result in results:
-        gathered.setdefault(key(result), []).append(result)
-    return gathered
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -40,6 +40,14 @@ def limit_between(below: float, above: float) -> float:
     """Return a power of two above one number and up to another, if there is one, else the other."""
     power = 2.0 ** math.ceil(math.log2(above)) if above > 0 else 0.0
     return next((limit for limit in (power, power / 2) if below < limit <= above), above)
+
+
+def gather(things: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    """Return things by the key that they share, in the order in which they come."""
+    gathered: dict[Any, list[Any]] = {}
+    for thing in things:
+        gathered.setdefault(key(thing), []).append(thing)
+    return gathered
 
 
 def plain(value: object) -> str:

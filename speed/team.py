@@ -135,7 +135,7 @@ class Member:
         return {**answer[0], "busy_cores": busy} if answer else None
 
     def rest(self) -> None:
-        """Wait until the worker is at rest, if it is on this machine."""
+        """Wait until the worker is at rest."""
         if self.worker and self.worker.pid is not None:
             machine.wait_for_rest(self.worker.pid)
 

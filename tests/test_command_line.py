@@ -112,7 +112,6 @@ REFUSED = {
         "--device is 'gpu' but must be",
         "--device is 'cuda:x' but must be",
     ),
-    "check --python torch": ("--python is 'torch' but must be BACKEND=PATH",),
     "check --python troch=/usr/bin/python3": (
         "--python is 'troch=/usr/bin/python3': unknown backend 'troch': did you mean 'torch'?",
     ),
@@ -129,7 +128,7 @@ REFUSED = {
         "/dev/zero: cannot be read: is a device but must be a regular file",
     ),
     "check --threads -1 --time-limit 0 --python x": (
-        "--python is 'x'",
+        "--python is 'x' but must be BACKEND=PATH",
         "--time-limit is 0",
         "--threads is -1",
     ),
@@ -145,7 +144,6 @@ REFUSED = {
         "/no/such/folder/out.json: cannot be written: No such file or directory",
     ),
     "show variants keras-atention": ("unknown variant 'keras-atention': did you mean 'keras-attention'?",),
-    "doctor --backend troch": ("unknown backend 'troch': did you mean 'torch'?",),
     "fuzz --time inf": ("--time is inf but must be finite and above 0",),
     "fuzz --out /dev/null/x": ("--out /dev/null/x: cannot be written: Not a directory",),
     "fuzz --backend troch --dtype float46 --part modle --cases 0": (
@@ -160,11 +158,16 @@ REFUSED = {
         "unknown mutant 'mask_mising': did you mean 'mask_missing'",
     ),
     "speed --preset nndll": ("unknown preset 'nndll'",),
-    "speed --profile fast --turns 0": ("unknown profile 'fast'", "--turns is 0"),
+    "speed --kind infer --profile fast --turns 0": (
+        "unknown kind 'infer'",
+        "unknown profile 'fast'",
+        "--turns is 0",
+    ),
     "speed --budget -1": ("--budget is -1 s",),
     "speed --resume nowhere.json": ("nowhere.json: no such file",),
     "speed --markdown pyproject.toml": ("pyproject.toml: lacks the lines '<!-- begin speed -->'",),
     "train --lockstep --batch 3": ("--batch, --tokens, --set and --recipe are for --variant and --config",),
+    "train --lockstep --recipe adamw": ("--batch, --tokens, --set and --recipe are for",),
     "train --lockstep --variant bert --steps 0 --dtype float31": (
         "--steps is 0 but must be at least 1",
         "unknown dtype 'float31'",

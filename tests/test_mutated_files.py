@@ -65,7 +65,7 @@ def show_dumps(folder):
 
 
 def show_speed(folder):
-    data = speed_record.read(folder / "speed.json")
+    data = speed_record.read(folder / "speed-forward.json")
     made = speed_record.SpeedRecord(
         SpeedPlan(names=("torch",), workloads=(), modes=(), limit=16.0), data
     ).record()
@@ -108,7 +108,7 @@ READERS = {
         for kind in records.RECORDS
     },
     "a certificate": (functools.partial(records.write, "certificate"), verify),
-    "a speed record": (copied(ROOT / "conformance" / "results" / "speed.json"), show_speed),
+    "a speed record": (copied(ROOT / "conformance" / "results" / "speed-forward.json"), show_speed),
     "a configuration": (copied(CONFIG), lambda folder: presets.own_config(folder / CONFIG.name)),
     "a table of a source": (
         copied(ROOT / "spec" / "sources" / f"{SOURCE}.toml"),

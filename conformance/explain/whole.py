@@ -13,9 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -28,6 +26,7 @@ from concord.conformance.explain.question import Question
 from concord.conformance.explain.search import MUCH_BETTER
 from concord.conformance.explain.step import group_of, place_of
 from concord.conformance.explain.suspects import likeliest_first, mistakes_at, of_hidden
+from concord.conformance.wording import gather
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
 from concord.spec.masks import real_tokens
@@ -183,8 +182,8 @@ def everywhere(question: Whole) -> Iterator[Hypothesis]:
     """Yield options, mistakes outside of layers, and those that are made in each layer."""
     options: set[str] = set()
     for places in _kinds(question):
-        alike = _alike((one for tap in places for one in mistakes_at(question, tap)), _key)
-        for first, *others in alike:
+        alike = gather((one for tap in places for one in mistakes_at(question, tap)), _key)
+        for first, *others in alike.values():
             if first.fields and first.text not in options:
                 options.add(first.text)
                 yield first
@@ -204,15 +203,7 @@ def somewhere(question: Whole) -> Iterator[Hypothesis]:
 
 def _kinds(question: Question) -> Iterable[list[str]]:
     """Return the taps, those together that are the same but for the layer."""
-    return _alike(question.span, functools.partial(LAYER.sub, "layers.*"))
-
-
-def _alike(things: Iterable[Any], key: Callable[[Any], Any]) -> Iterable[list[Any]]:
-    """Return things, those together that share a key."""
-    found = defaultdict[Any, list[Any]](list)
-    for thing in things:
-        found[key(thing)].append(thing)
-    return found.values()
+    return gather(question.span, functools.partial(LAYER.sub, "layers.*")).values()
 
 
 def _key(one: Hypothesis) -> tuple[str, str]:

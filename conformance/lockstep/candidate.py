@@ -29,7 +29,7 @@ from concord.spec.arrays import Array
 from concord.spec.batch import Batch
 from concord.spec.deviations import NONE, Deviations
 from concord.spec.errors import SpecError
-from concord.spec.text import shown
+from concord.spec.text import first_line, shown
 
 WITNESSES = 3
 """Steps that diverge by which causes are told apart."""
@@ -83,7 +83,7 @@ class Candidate:
         try:
             delivered = asked.result()
         except Exception as error:  # whatever keeps one backend from going on keeps no other
-            line = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            line = f"{type(error).__name__}: {first_line(error)}"
             self.failure = failure_of(error) or ("error", line, traceback.format_exc())
             return
         if wrong := misfits(delivered, envelope.values):
