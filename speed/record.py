@@ -33,12 +33,19 @@ class SpeedRecord:
         data: of a record to go on with.
 
     Raises:
-        SpecError: naming every workload that the record has measured otherwise than it is measured now.
+        SpecError: naming every workload that the record has measured otherwise than it is measured now, and
+            everything that it was not begun with.
     """
 
     def __init__(self, plan: SpeedPlan, data: Mapping[str, Any] | None = None) -> None:
         earlier = data or {}
         before = earlier.get("workloads", {})
+        planned = {
+            "backends": list(plan.names),
+            "workloads": [work.name for work in plan.workloads],
+            "modes": [mode.name for mode in plan.modes],
+        }
+        begun = earlier["settings"]["plan"] if earlier else planned
         refuse(
             [
                 f"the record to go on with has measured another {work.name!r} than this version measures: "
@@ -46,16 +53,22 @@ class SpeedRecord:
                 for work in plan.workloads
                 if work.name in before and before[work.name]["key"] != work.key
             ]
+            + [
+                f"the record to go on with was begun with the {kind} {', '.join(begun[kind])}, not "
+                f"{', '.join(names)}: its options must be given again"
+                for kind, names in planned.items()
+                if begun[kind] != names
+            ]
         )
         self.seconds = float(earlier.get("seconds", 0.0))
         self.complete = False
-        self.backends: dict[str, Any] = dict(earlier.get("backends", {}))
-        self.workloads: dict[str, Any] = {
-            **before,
-            **{work.name: described(work) for work in plan.workloads},
+        self.backends = dict(earlier.get("backends", {}))
+        self.workloads = {work.name: described(work) for work in plan.workloads}
+        self.settings = {
+            **{name: getattr(plan.settings, name) for name in ("device", "precision", "threads")},
+            **{name: getattr(plan, name) for name in ("turns", "budget", "limit")},
+            "plan": planned,
         }
-        self.settings = {name: getattr(plan.settings, name) for name in ("device", "precision", "threads")}
-        self.settings |= {name: getattr(plan, name) for name in ("turns", "budget", "limit")}
         self.entries: list[dict[str, Any]] = list(earlier.get("entries", []))
 
     @property

@@ -22,8 +22,6 @@ from concord.spec.files import read_json, write_text
 from concord.spec.sources import table
 from concord.speed import presets
 from concord.speed import record as speed_record
-from concord.speed.page import page as speed_page
-from concord.speed.plan import SpeedPlan
 from concord.speed.table import markdown, show
 from concord.training import data
 from tests.conftest import small_config
@@ -65,14 +63,11 @@ def show_dumps(folder):
 
 
 def show_speed(folder):
-    data = speed_record.read(folder / "speed-forward.json")
-    made = speed_record.SpeedRecord(
-        SpeedPlan(names=("torch",), workloads=(), modes=(), limit=16.0), data
-    ).record()
-    speed_page(made)
-    resumed = record.data(made)
-    show(resumed, quietly())
-    markdown(resumed)
+    path = folder / "speed-forward.json"
+    writing.read_page(path)
+    data = speed_record.read(path)
+    show(data, quietly())
+    markdown(data)
 
 
 def verify(folder):

@@ -227,18 +227,6 @@ def test_what_a_backend_cannot_do_is_said_and_the_others_go_on():
     assert data["exit_code"] == 3
 
 
-def test_what_is_done_is_not_done_again(tmp_path, monkeypatch):
-    first = measured(plan_of(RIGHT))
-    monkeypatch.setenv("TOY_NOTES", str(tmp_path))
-    both = measured(plan_of(RIGHT, works=(small(), small("training"))), first)
-    assert both["entries"][0]["turns"] == first["entries"][0]["turns"]
-    assert [entry["workload"] for entry in both["entries"]] == [
-        "small inference ragged",
-        "small training ragged",
-    ]
-    assert (tmp_path / "turns").read_text()
-
-
 def test_cores_are_counted_and_not_believed(record):
     assert busy_cores(10.0, 11.5, 1.0) == 1.5
     assert busy_cores(None, None, 1.0) is None

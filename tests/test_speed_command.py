@@ -55,6 +55,10 @@ def test_an_interrupted_run_keeps_what_it_has_and_goes_on(invoke, tmp_path, monk
     assert not kept["complete"]
     assert [entry["backend"] for entry in kept["entries"]] == [RIGHT]
     monkeypatch.setattr(speeding, "measure", right)
+    code, _, errors = invoke(f"{both} --execution compiled --resume {path}")
+    assert code == 2
+    assert "was begun with the modes" in errors[-1]
+    assert read(path) == kept
     assert invoke(f"{both} --resume {path}")[0] == 0
     whole = read(path)
     assert whole["complete"]

@@ -240,7 +240,7 @@ def speed(
     """Measure backends side by side, in turns, if they conform.
 
     Args:
-        resume: Go on with a record that was interrupted.
+        resume: Go on with a record that was interrupted, with the options that it was begun with.
     """
     record.check(markdown=markdown, markers="speed", goes_on=resume)
     drawn = {"preset": models.preset, "variant": models.variant, "config": models.config}
