@@ -167,6 +167,10 @@ class ExactMode(TorchDispatchMode):
         ExactMode.active = self.outer.pop()
         super().__exit__(*error)
 
+    def varied(self, y: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what a correct run may have otherwise, by a size that follows from it."""
+        return y
+
     def erred(self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0) -> Tensor:
         """Return what an operation gives that may err by so many unit roundoffs of its result."""
         return y
@@ -175,33 +179,26 @@ class ExactMode(TorchDispatchMode):
         self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Any], accumulation: float = SUMMED
     ) -> Tensor:
         """Return a sum; how many terms it has and the sum of their squares is counted where it is needed."""
+        return self.erred(y, dtype, 1)
+
+    def remembered(self, y: Computed, scores: Tensor) -> Computed:
+        """Return weights of a softmax, which are used on the way back too."""
         return y
 
     def operand(self, x: Any) -> Any:
         """Return an operand as an operation takes it: floating-point numbers as a float64 tensor."""
-        if isinstance(x, Computed):
-            return x.value
-        return _wide(x) if isinstance(x, Tensor) and x.dtype in ROUNDOFF else x
-
-    def unrounded(self, given: Computed) -> Computed:
-        """Return a tensor that was delivered in its dtype, and may have been used before it was rounded."""
-        return given
+        return value_of(x) if isinstance(x, Tensor) else x
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Compute an operation, written out if there is a rule or a decomposition."""
+        """Compute an operation, written out if it has several steps."""
         kwargs = dict(kwargs or {})
         name = func.overloadpacket.__name__
-        written_out = WRITTEN_OUT.get(name)
-        if written_out is not None or func in DECOMPOSITIONS:
+        composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+        if composite or func in WRITTEN_OUT:
             with self:
-                found = (written_out or DECOMPOSITIONS[func])(*args, **kwargs)
-            if found is not NotImplemented:
-                return found
-        if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
-            with self:
-                return func.decompose(*args, **kwargs)
+                return WRITTEN_OUT.get(func, func.decompose)(*args, **kwargs)
         bare = name.rstrip("_") if func._schema.is_mutable else name
         if bare == "_to_copy" or (bare == "copy" and func._schema.is_mutable):
             return self._converted(func, bare, args, kwargs)
@@ -210,8 +207,6 @@ class ExactMode(TorchDispatchMode):
         dtype = stated if stated in ROUNDOFF else _nominal(floats)
         if stated in ROUNDOFF:
             kwargs["dtype"] = torch.complex128 if stated.is_complex else torch.float64
-        elif not floats and "dtype" in kwargs and stated is None and name not in ("sum", "prod", "cumsum"):
-            kwargs["dtype"] = None
         given, named = tree_map(self.operand, (tuple(args), kwargs))
         y = _called(func, given, named)
         if bare in SUMS if isinstance(y, tuple) else isinstance(y, Tensor) and y.dtype in ROUNDOFF:
@@ -310,6 +305,10 @@ class Perturbed(ExactMode):
             return torch.complex(self.noise(y.real), self.noise(y.imag))
         return torch.from_numpy(self.generator.random(tuple(y.shape))).mul_(2).sub_(1)
 
+    def varied(self, y: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
+        """Perturb a result by a size that follows from it."""
+        return torch.addcmul(y, size(y), self.noise(y))
+
     def erred(self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0) -> Tensor:
         """Perturb a result by so many unit roundoffs of it, and of 1 if the error is absolute.
 
@@ -318,7 +317,7 @@ class Perturbed(ExactMode):
         size = y.abs().mul_(0 if absolute else units * ROUNDOFF[dtype])
         size += LEAST[dtype] + absolute * ROUNDOFF[dtype]
         held = _wide(y.to(dtype)) == y if units <= ROUNDED_ONCE and not absolute else y == 0
-        return torch.addcmul(y, size.masked_fill_(held, 0), self.noise(y))
+        return self.varied(y, lambda _: size.masked_fill_(held, 0))
 
     def summed(
         self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Any], accumulation: float = SUMMED
@@ -332,8 +331,14 @@ class Perturbed(ExactMode):
         variance += several * (terms + 1) / 6 * torch.clamp(total - square / terms, min=0)
         least = several * terms * max(LEAST[dtype], LEAST[torch.float32])
         lost = torch.where((total > 0) | (y != 0), least, 0.0)
-        y = torch.addcmul(y, accumulation * torch.sqrt(variance) + lost, self.noise(y))
+        y = self.varied(y, lambda _: accumulation * torch.sqrt(variance) + lost)
         return self.erred(y, dtype, 1) if ROUNDOFF[dtype] > SUMMED else y
+
+    def remembered(self, y: Computed, scores: Tensor) -> Computed:
+        """Note the scores of weights if those are used on the way back too."""
+        if torch.is_grad_enabled():
+            self.weights[y.value.untyped_storage().data_ptr()] = y.value, scores
+        return y
 
     def operand(self, x: Any) -> Any:
         """Return the same; on the way back, weights of a softmax come of scores that err anew (SPEC ALG-2).
@@ -352,11 +357,6 @@ class Perturbed(ExactMode):
             self.again[place] = y * (1 + size * self.noise(size))
         return self.again[place].as_strided(x.size(), x.stride(), x.storage_offset())
 
-    def unrounded(self, given: Computed) -> Computed:
-        """Perturb by a unit roundoff, though the dtype holds what is given."""
-        value = given.value
-        return Computed(value + ROUNDOFF[given.dtype] * value.abs() * self.noise(value), given.dtype)
-
 
 class Rounded(ExactMode):
     """Each result is rounded to its dtype: one correct low-precision run."""
@@ -364,12 +364,6 @@ class Rounded(ExactMode):
     def erred(self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0) -> Tensor:
         """Round."""
         return _wide(y.to(dtype))
-
-    def summed(
-        self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Any], accumulation: float = SUMMED
-    ) -> Tensor:
-        """Round."""
-        return self.erred(y, dtype, 1)
 
 
 @contextlib.contextmanager
@@ -426,14 +420,11 @@ def _holds(dtype: torch.dtype, number: Any) -> bool:
 Counted = tuple[float | Tensor, Tensor]
 
 
-def _product(y: Tensor, a: Tensor, b: Tensor) -> Counted:
-    return max(a.shape[-1], 2), torch.matmul(_squared(a), _squared(b))  # one product is rounded too
-
-
-def _product_added(
-    y: Tensor, c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
-) -> Counted:
-    return a.shape[-1] + 1, (beta * c) ** 2 + alpha**2 * torch.matmul(a * a, b * b)
+def _product(y: Tensor, *given: Tensor, beta: float = 1, alpha: float = 1) -> Counted:
+    *added, a, b = given
+    squares = alpha**2 * torch.matmul(_squared(a), _squared(b))
+    terms = max(a.shape[-1] + len(added), 2)  # one product is rounded too
+    return terms, reduce(torch.add, ((beta * c) ** 2 for c in added), squares)
 
 
 def _mean(y: Tensor, x: Tensor, *rest: Any, **named: Any) -> Counted:
@@ -481,8 +472,7 @@ def _linear(operation: Callable[..., Tensor], *places: int) -> Callable[..., Cou
 
 
 SUMS: dict[str, Callable[..., Counted]] = {
-    **dict.fromkeys(("mm", "bmm", "mv", "dot"), _product),
-    **dict.fromkeys(("addmm", "baddbmm", "addmv"), _product_added),
+    **dict.fromkeys(("mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv"), _product),
     "mean": _mean,
     **dict.fromkeys(("_fft_r2c", "_fft_c2c", "_fft_c2r"), _transformed),
     **{name: _linear(getattr(aten, name)) for name in RULES["linear"]},
@@ -494,142 +484,86 @@ SUMS: dict[str, Callable[..., Counted]] = {
 # Operations of several steps, written out. They are called within the arithmetic.
 
 
-def _erring(x: Tensor, size: Callable[[Tensor], Tensor], of: Tensor) -> Tensor:
-    """Return a tensor that an admissible algorithm may have otherwise by a size, of the value of another."""
-    m = ExactMode.active
-    if not isinstance(m, Perturbed) or not isinstance(x, Computed):
+def _erring(x: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return a tensor that an admissible algorithm may have otherwise, by a size."""
+    if not isinstance(x, Computed) or ExactMode.active is None:
         return x
     with _disable_current_modes():
-        difference = Computed(size(value_of(of)) * m.noise(x.value), x.dtype)
-    return aten.add.Tensor(x, difference)
-
-
-def _widened(x: Tensor) -> Tensor:
-    """Return a tensor of a half precision in float32, in which steps within an operation are computed."""
-    return x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-def affine(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Multiply by a weight and add a bias, where there are any."""
-    y = y if weight is None else y * weight
-    return y if bias is None else y + bias
+        return Computed(ExactMode.active.varied(x.value, size), x.dtype)
 
 
 def _unit(x: Tensor) -> float:
     return min(ROUNDOFF.get(x.dtype, SUMMED), SUMMED)
 
 
-def _normalized(x: Tensor, dims: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return rows less their mean, divided by their deviation; the mean and the reciprocal (SPEC ALG-5)."""
-    wide = _widened(x)
-    mean = torch.mean(wide, dims, keepdim=True)
-    centered = _erring(wide - mean, lambda x: 2 * _unit(wide) * x.abs(), wide)
-    variance = torch.mean(centered * centered, dims, keepdim=True)
-    several = 4 * math.sqrt(x.numel() / max(mean.numel(), 1) / 3)
-    variance = _erring(
-        variance,
-        lambda v: _unit(wide) * (2 * value_of(mean).abs() * v.clamp(min=0).sqrt() + several * v),
-        variance,
-    )
-    reciprocal = torch.rsqrt(variance + epsilon)
-    return centered * reciprocal, mean, reciprocal
+def _normalized(operation: Any) -> Callable[..., Any]:
+    """Return the rule of a norm, whose rows and mean may be multiplied out (SPEC ALG-5)."""
+
+    def rule(x: Tensor, *rest: Any) -> Any:
+        return DECOMPOSITIONS[operation](_erring(x, lambda value: 2 * _unit(x) * value.abs()), *rest)
+
+    return rule
 
 
-def _layer_norm(
-    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, epsilon: float
-) -> Any:
-    y, mean, reciprocal = _normalized(x, tuple(range(-len(shape), 0)), epsilon)
-    return affine(y, weight, bias).to(x.dtype), mean, reciprocal
+def _variance(
+    x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return the variance and the mean; the first may come of one pass, or of blocks (SPEC ALG-5)."""
+    dims = list(range(x.ndim)) if dim is None or dim == [] else list(dim)
+    count = math.prod(x.shape[d] for d in dims)
+    mean = torch.mean(x, dims, keepdim=True)
+    centered = x - mean
+    free = count - (1 if correction is None else correction)
+    variance = torch.sum(centered * centered, dims, keepdim=True) / max(free, 0)
 
+    def size(value: Tensor) -> Tensor:
+        merged, several = (
+            2 * value_of(mean).abs() * value.clamp(min=0).sqrt(),
+            4 * math.sqrt(count / 3) * value,
+        )
+        return _unit(x) * (merged + several)
 
-def _group_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    samples: int,
-    channels: int,
-    size: int,
-    groups: int,
-    epsilon: float,
-) -> Any:
-    y, mean, reciprocal = _normalized(x.reshape(samples, groups, -1), (-1,), epsilon)
-    shape = [1, channels, *[1] * (x.ndim - 2)]
-    y = affine(y.reshape(x.shape), *(None if p is None else p.reshape(shape) for p in (weight, bias)))
-    return y.to(x.dtype), mean.reshape(samples, groups), reciprocal.reshape(samples, groups)
-
-
-def _batch_norm(x: Tensor, *rest: Any) -> Any:
-    wide = _widened(x)  # which errs as x r + (bias - mean r) does
-    erring = _erring(wide, lambda value: 2 * _unit(wide) * value.abs(), wide)
-    y, *statistics = DECOMPOSITIONS[aten.native_batch_norm.default](erring, *rest)
-    return y.to(x.dtype), *statistics
-
-
-def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, epsilon: float | None) -> Any:
-    wide = _widened(x)
-    square = torch.mean(wide * wide, tuple(range(-len(shape), 0)), keepdim=True)
-    reciprocal = torch.rsqrt(square + (torch.finfo(x.dtype).eps if epsilon is None else epsilon))
-    return affine(wide * reciprocal, weight, None).to(x.dtype), reciprocal
+    variance = _erring(variance, size)
+    return (variance, mean) if keepdim else (variance.squeeze(dims), mean.squeeze(dims))
 
 
 def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """Return weights, which may be computed from the logarithm of a row's sum (SPEC ALG-1 to ALG-3)."""
-    wide = _widened(x)
-    if not wide.numel():
-        return wide
-    largest = torch.amax(wide, dim, keepdim=True)
-    powers = torch.exp(wide - largest)
-    total = torch.sum(powers, dim, keepdim=True)
-    y = powers / total
-
-    def size(value: Tensor) -> Tensor:
-        logarithm = (value_of(largest) + value_of(total).log()).abs()
-        share = torch.where(logarithm.isfinite(), logarithm, 0.0) * _unit(wide)
+    y = DECOMPOSITIONS[aten._softmax.default](x, dim, half_to_float)
+    if not isinstance(y, Computed) or ExactMode.active is None or not y.numel():
+        return y
+    with _disable_current_modes():
+        scores = value_of(x)
+        logarithm = torch.logsumexp(scores, dim, keepdim=True).abs()
+        share = torch.where(logarithm.isfinite(), logarithm, 0.0) * _unit(x)
         # Constants that hide keys are far from the logarithm of a row that has any other.
-        return torch.where(share < 0.5, share, 0.0) * value
-
-    y = _erring(y, size, y)
-    if ExactMode.active is not None and ExactMode.active.blind_rows_zero:
-        y = torch.where(largest <= torch.finfo(x.dtype).min / 2, 0.0, y)
-    return _remembered(y if half_to_float else y.to(x.dtype), x)
+        share = torch.where(share < 0.5, share, 0.0)
+        y.value.copy_(ExactMode.active.varied(y.value, lambda value: share * value))
+        if ExactMode.active.blind_rows_zero:
+            y.value.masked_fill_(scores.amax(dim, keepdim=True) <= torch.finfo(x.dtype).min / 2, 0)
+    return ExactMode.active.remembered(y, scores)
 
 
 def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    return _remembered(torch.nan_to_num(_softmax(x, dim, False), nan=0.0), x)
-
-
-def _remembered(y: Tensor, scores: Tensor) -> Tensor:
-    """Return weights of a softmax, and note them if they are used on the way back too."""
-    m = ExactMode.active
-    if isinstance(m, Perturbed) and isinstance(y, Computed) and torch.is_grad_enabled():
-        m.weights[y.value.untyped_storage().data_ptr()] = y.value, value_of(scores)
+    y = _softmax(x, dim, False)
+    with _disable_current_modes():
+        value_of(y).nan_to_num_(nan=0.0)  # of rows that see no key
     return y
 
 
 def _softmax_backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """Return the gradient of scores; a row's sum may be that of outputs and their gradients (SPEC ALG-2)."""
     product = gradient * y
-    total = torch.sum(product, dim, keepdim=True)
-    total = _erring(total, lambda flowing: 4 * _unit(total) * flowing.abs().amax(dim, keepdim=True), gradient)
+
+    def size(_: Tensor) -> Tensor:
+        return 4 * _unit(product) * value_of(gradient).abs().amax(dim, keepdim=True)
+
+    total = _erring(torch.sum(product, dim, keepdim=True), size)
     return (product - y * total).to(dtype)
-
-
-def _variance(
-    x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
-) -> tuple[Tensor, Tensor]:
-    dims = tuple(range(x.ndim)) if dim is None or dim == [] else tuple(dim)
-    count = math.prod(x.shape[d] for d in dims)
-    mean = torch.mean(x, dims, keepdim=True)
-    centered = x - mean
-    total = torch.sum(centered * centered, dims, keepdim=keepdim)
-    free = count - (1 if correction is None else correction)
-    return total / max(free, 0), mean if keepdim else mean.reshape(total.shape)
 
 
 def _grouped_product(a: Tensor, b: Tensor, ends: Tensor, bias: Any = None, dtype: Any = None) -> Any:
     """Return the product of each group of rows with a matrix of its own."""
-    if a.ndim != 2 or bias is not None:
-        return NotImplemented
     with _disable_current_modes():  # ends that were counted with numbers of a model are computed
         places = [0, *map(int, value_of(ends).tolist())]
     if b.ndim == 2:
@@ -638,30 +572,17 @@ def _grouped_product(a: Tensor, b: Tensor, ends: Tensor, bias: Any = None, dtype
     return torch.cat([*rows, a.new_zeros(len(a) - places[-1], b.shape[-1])])
 
 
-WRITTEN_OUT: dict[str, Callable[..., Any]] = {
-    "native_layer_norm": _layer_norm,
-    "native_group_norm": _group_norm,
-    "native_batch_norm": _batch_norm,
-    "_fused_rms_norm": _rms_norm,
-    "_softmax": _softmax,
-    "_softmax_backward_data": _softmax_backward,
-    "_safe_softmax": _safe_softmax,
-    "var": lambda *args, **named: _variance(*args, **named)[0],
-    "var_mean": _variance,
-    "std": lambda *args, **named: torch.sqrt(_variance(*args, **named)[0]),
-    "_grouped_mm": _grouped_product,
-    "_conj": lambda x: torch.conj_physical(torch.as_tensor(x)),  # autograd gives it plain numbers too
-    "_neg_view": torch.neg,
-}
-
 DECOMPOSITIONS = {
     **core_aten_decompositions(),
     **get_decompositions(
         [
+            aten._softmax,
             aten._log_softmax,
             aten.gelu,
             aten.linalg_vector_norm,
             aten.polar,
+            aten.native_layer_norm,
+            aten.native_group_norm,
             aten.native_batch_norm,
             aten._native_batch_norm_legit_no_training,
             aten.elu,
@@ -669,6 +590,29 @@ DECOMPOSITIONS = {
         ]
     ),
 }
-for _name in RULES["kept"]:
-    for _overload in getattr(aten, _name).overloads():
-        DECOMPOSITIONS.pop(getattr(getattr(aten, _name), _overload), None)
+
+WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
+    **{
+        func: steps
+        for func, steps in DECOMPOSITIONS.items()
+        if func.overloadpacket.__name__ not in {*EXACT, *SUMS, "linear"}
+    },
+    **{
+        norm: _normalized(norm)
+        for norm in (
+            aten.native_layer_norm.default,
+            aten.native_group_norm.default,
+            aten.native_batch_norm.default,
+        )
+    },
+    aten._softmax.default: _softmax,
+    aten._softmax_backward_data.default: _softmax_backward,
+    aten._safe_softmax.default: _safe_softmax,
+    aten.var.correction: lambda *args, **named: _variance(*args, **named)[0],
+    aten.var_mean.correction: _variance,
+    aten._grouped_mm.default: _grouped_product,
+    aten._conj.default: lambda x: torch.conj_physical(
+        torch.as_tensor(x)
+    ),  # autograd gives it plain numbers too
+    aten._neg_view.default: torch.neg,
+}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from concord.conformance.compare.arithmetic import Computed, affine
+from concord.conformance.compare.arithmetic import Computed
 
 aten = torch.ops.aten
 
@@ -172,17 +172,22 @@ def _of_norms(it: Operation) -> Iterator[OperationBug]:
                 yield OperationBug(f"norm_without_{what}", f"a norm without its {what}", made)
 
 
+def _affine(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
 def _unbiased(x: Tensor, shape: Sequence[int], weight: Any, bias: Any, epsilon: float) -> Any:
     count = math.prod(shape)
     # (v n / (n - 1) + e) is the same but for a factor of the whole: v + e (n - 1) / n.
     y, *rest = aten.native_layer_norm(x, shape, None, None, epsilon * (count - 1) / count)
-    return affine(y * math.sqrt((count - 1) / count), weight, bias), *rest
+    return _affine(y * math.sqrt((count - 1) / count), weight, bias), *rest
 
 
 def _uncentered(it: Operation) -> Any:
     x, shape, weight, bias, epsilon = it.args
     square = torch.mean(x * x, tuple(range(-len(shape), 0)), keepdim=True)
-    return affine(x * torch.rsqrt(square + epsilon), weight, bias), *it()[1:]
+    return _affine(x * torch.rsqrt(square + epsilon), weight, bias), *it()[1:]
 
 
 def _of_sums(it: Operation) -> Iterator[OperationBug]:

@@ -17,7 +17,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from concord.conformance.compare.activations import OUTPUT, Activations, numbers, observe
-from concord.conformance.compare.arithmetic import Computed, ExactMode, Perturbed, Rounded, computed, plainly
+from concord.conformance.compare.arithmetic import (
+    ROUNDOFF,
+    Computed,
+    ExactMode,
+    Perturbed,
+    Rounded,
+    computed,
+    plainly,
+)
 from concord.conformance.estimate import Observer
 from concord.conformance.expectation import is_gradient
 from concord.spec.arrays import Array
@@ -199,9 +207,13 @@ class ModuleReference(Reference):
             if array is None:
                 return None
             made = with_value(array, plain[name].dtype)
-            half = made.dtype in (torch.bfloat16, torch.float16) and not is_gradient(name)
-            with _disable_current_modes():
-                return arithmetic.unrounded(made) if half else made
+            if made.dtype in (torch.bfloat16, torch.float16) and not is_gradient(name):
+                # It may have been used before it was rounded.
+                with _disable_current_modes():
+                    made.value = arithmetic.varied(
+                        made.value, lambda value: ROUNDOFF[made.dtype] * value.abs()
+                    )
+            return made
 
         with plainly(), arithmetic:
             observe(self.model, args, kwargs, parameters, self.cotangents, take, pinned)
