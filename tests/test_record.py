@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from pydantic import TypeAdapter
 
-from concord import writing
 from concord.conformance import record
 from concord.conformance.campaign import Report
 from concord.spec.errors import SpecError
@@ -17,28 +16,19 @@ from tests.toys.surroundings import ROOT
 GUIDE = (ROOT / "docs/guides/json.md").read_text()
 
 
-OUTCOMES = {
-    "everything": ("check", reports.mixed),
-    "agreement": ("golden", reports.agreeing),
-}
-
-
-@pytest.mark.parametrize("name", OUTCOMES)
-def test_what_was_written_is_read_back(tmp_path, name):
-    kind, outcome = OUTCOMES[name]
-    made, path = record.made(outcome(), kind, name), tmp_path / "out.json"
+def test_what_was_written_is_read_back(tmp_path):
+    made, path = record.made(reports.mixed(), "check", "everything"), tmp_path / "out.json"
     record.write(path, made)
     json.loads(path.read_text(), parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
     read = record.read(path)
     assert replace(read, outcome=None) == replace(made, outcome=None)
-    assert record.text(read) == record.text(made)
-
-
-def test_every_record_of_the_repository_is_read_back():
-    paths = sorted((ROOT / "conformance/results").glob("*.json"))
-    assert len(paths) > 8
-    for path in paths:
-        assert record.text(record.read(path, writing.KINDS)) == path.read_text()
+    for one, other in zip(read.outcome.results, made.outcome.results, strict=True):
+        assert replace(one, verdict=None) == replace(other, verdict=None)
+        if one.verdict:
+            assert (one.verdict.diagnosis, one.verdict.first) == (
+                other.verdict.diagnosis,
+                other.verdict.first,
+            )
 
 
 def test_the_guide_names_every_key_of_a_check():
@@ -106,10 +96,3 @@ def test_what_cannot_be_is_refused_and_named(tmp_path, name):
     with pytest.raises(SpecError) as refused:
         record.read(tmp_path / "out.json")
     assert refused.value.problems[0].startswith(f"{tmp_path / 'out.json'}: {problem}")
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"schema": NaN}', "[" * 10**5, "\udcff", '{"kind": "check"}'])
-def test_what_is_no_record_is_refused(tmp_path, text):
-    (tmp_path / "out.json").write_text(text, errors="surrogateescape")
-    with pytest.raises(SpecError, match=r"out\.json: (not valid JSON|has schema None but must have)"):
-        record.read(tmp_path / "out.json")

@@ -13,13 +13,11 @@ from safetensors.numpy import save_file
 from concord.conformance import check_jobs
 from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.campaign import exit_code_of
-from concord.conformance.html import headline
 from concord.conformance.mutants.matrix import Finding, Hunt, Matrix
 from concord.conformance.verdict import Judgement, Row, Verdict
 from concord.spec.reference import reference
 from concord.speed import presets, truth
 from tests.test_speed import small_preset
-from tests.toys import reports
 from tests.toys.surroundings import ROOT, suite, toy
 
 RIGHT, NOTHING, A_SECTION = toy("NumpyBackend"), toy("SaysUnsupported"), toy("LeavesOutGradients")
@@ -161,15 +159,3 @@ def test_a_mutant_that_nothing_can_show_has_to_be_judged(monkeypatch):
     assert (found.status, found.detail.partition(" of ")[0]) == ("failed", "not judged: gradients")
     assert Matrix([found]).exit_code == 3
     assert Matrix([dataclasses.replace(Finding(mutant.name, "torch", "absent"))]).exit_code == 3
-
-
-def test_a_page_names_what_was_not_judged_beside_what_agrees():
-    results = [
-        reports.result("torch"),
-        reports.result("jax"),
-        reports.result("jax", "undetermined", unjudged()),
-    ]
-    assert headline(results) == (
-        "torch and jax agree with the oracle to within rounding, in every tensor of every run that "
-        "was judged; 1 of 2 runs of jax were not judged, or not in every section."
-    )
