@@ -13,10 +13,10 @@ from torch import nn
 
 from concord.commands.compare import read_names
 from concord.conformance.compare import assert_same, compare, prepare
-from concord.conformance.compare.activations import observe
-from concord.conformance.compare.arithmetic import ExactMode, Perturbed, Rounded, computed, plainly, value_of
+from concord.conformance.compare.arithmetic import ExactMode, Perturbed, Rounded, computed, value_of
 from concord.conformance.compare.candidates import SCOPES, standard
 from concord.conformance.compare.proof import batched, prove
+from concord.conformance.compare.reference import ModuleReference
 from concord.spec.errors import SpecError
 from tests.toys.modules import TOKENS, WIDTH, Encoder, Fused, encoder, texts
 from tests.toys.surroundings import sample_of
@@ -24,7 +24,7 @@ from tests.toys.surroundings import sample_of
 
 def activations(model, inputs):
     """Return what submodules return, as a user would note it."""
-    return observe(model, (), inputs).arrays()
+    return ModuleReference(model, kwargs=inputs).arrays
 
 
 # The arithmetic.
@@ -96,16 +96,14 @@ class Attend(nn.Module):
 def test_noise_of_gradients_is_as_large_as_what_fused_attention_does_with_sharp_weights():
     model, generator = Attend(), torch.Generator().manual_seed(3)
     query, key, cotangent = (torch.randn(2, 3, 61, 31, generator=generator) * by for by in (3, 3, 1))
+    reference = ModuleReference(model, args=(query, key), cotangents={"output": cotangent})
 
     def gradient(arithmetic):
-        given = [computed(query), computed(key)]
-        parameters = {"value": computed(model.value).requires_grad_(True)}
-        with plainly(), arithmetic:
-            found = observe(model, given, {}, parameters, {"output": cotangent})
-        return value_of(found.tensors["gradients.value"])
+        found = {}
+        reference.compute(arithmetic, found.__setitem__, lambda name: None)
+        return torch.from_numpy(found["gradients.value"]).squeeze(0)
 
-    exact = gradient(ExactMode())
-    own = observe(model, [query, key], {}, cotangents={"output": cotangent}).tensors["gradients.value"]
+    exact, own = gradient(ExactMode()), reference.plain["gradients.value"]
     noise = torch.stack([gradient(Perturbed(seed)) - exact for seed in range(8)]).square().mean().sqrt()
     assert 0.05 < float((own.double() - exact).square().mean().sqrt() / noise) < 2.0
 

@@ -14,7 +14,6 @@ from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError, unknown
 
 if TYPE_CHECKING:
-    from concord.conformance.compare.activations import Take
     from concord.conformance.compare.comparison import ModelComparison
     from concord.conformance.verdict import Verdict
 
@@ -74,6 +73,7 @@ def prepare(
         progress: called with what is being done.
         python: the interpreter of another environment in which a function is called.
     """
+    import torch
     from torch import nn
 
     from concord.conformance.compare import candidates
@@ -91,31 +91,33 @@ def prepare(
     if way and candidate is not None:
         raise SpecError(f"way is {way!r}, but a candidate is given too: it is for the reference's own module")
     args, kwargs = candidates.called_with(reference, inputs)
-    right: Reference = (
-        ModuleReference(reference, args=args, kwargs=kwargs, gradients=gradients, declared=declared)
-        if isinstance(reference, nn.Module)
-        else replace(reference, args=args, kwargs=kwargs, gradients=gradients, declared=declared)
-    )
-    candidate = candidates.in_way(reference, way) if candidate is None else candidate
-    module, rerun = isinstance(candidate, nn.Module), None
+    right: Reference = ModuleReference(reference) if isinstance(reference, nn.Module) else reference
+    right = replace(right, args=args, kwargs=kwargs, declared=declared)
+    if isinstance(reference, nn.Module):
+        candidates.refuse_modes(reference)
+        candidate = candidates.in_way(reference, way) if candidate is None else candidate
+    module = isinstance(candidate, nn.Module)
     right = right.cast(dtype_of(candidate)) if module else right
+    right = right.differentiated() if gradients else right
     _ = right.plain  # inputs that do not fit are a problem of the reference, before any candidate's
     progress("running the candidate")
-    given = (
-        candidates.run_module(right, candidate, way == "compile")
-        if module
-        else candidates.run(right, candidate, python)
-    )
+    theirs = None
+    if module:
+        program = torch.compile(candidate, dynamic=False) if way == "compile" else None
+        theirs = ModuleReference(
+            candidate,
+            program,
+            args=right.args,
+            kwargs=right.kwargs,
+            cotangents=right.cotangents,
+            role="the candidate",
+        )
+    given = theirs.arrays if theirs else candidates.run(right, candidate, python)
     called = candidates.renamed(given, names or {})
-    if module and way != "compile":
-
-        def rerun(take: Take) -> None:
-            """Run the candidate again, and hand on its activations by the reference's names."""
-            candidates.run_module(right, candidate, take=lambda own, made: take(called[own], made))
-
-    given = {called[name]: array for name, array in given.items()}
     whole = isinstance(candidate, (str, Path)) and Path(candidate).suffix == ".onnx"
-    return ModelComparison(right, given, progress, not way, whole, rerun)
+    given = {called[name]: array for name, array in given.items()}
+    own = {called[name]: name for name in called}
+    return ModelComparison(right, given, progress, not way, whole, theirs, own)
 
 
 def assert_same(reference: Any, candidate: Any = None, inputs: Any = None, **options: Any) -> None:

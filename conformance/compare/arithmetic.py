@@ -181,9 +181,8 @@ class ExactMode(TorchDispatchMode):
         """Return a sum; how many terms it has and the sum of their squares is counted where it is needed."""
         return self.erred(y, dtype, 1)
 
-    def remembered(self, y: Computed, scores: Tensor) -> Computed:
-        """Return weights of a softmax, which are used on the way back too."""
-        return y
+    def remember(self, weights: Tensor, scores: Tensor) -> None:
+        """Note of which scores weights come that are used on the way back too."""
 
     def operand(self, x: Any) -> Any:
         """Return an operand as an operation takes it: floating-point numbers as a float64 tensor."""
@@ -204,11 +203,16 @@ class ExactMode(TorchDispatchMode):
             return self._converted(func, bare, args, kwargs)
         floats = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dtype in ROUNDOFF]
         stated = kwargs.get("dtype")
-        dtype = stated if stated in ROUNDOFF else _nominal(floats)
         if stated in ROUNDOFF:
-            kwargs["dtype"] = torch.complex128 if stated.is_complex else torch.float64
+            dtype, kwargs["dtype"] = stated, torch.complex128 if stated.is_complex else torch.float64
+        else:  # promoted over tensors, over scalars where there are only those
+            ranked = [x.dtype for x in floats if x.ndim] or [x.dtype for x in floats]
+            dtype = reduce(torch.promote_types, ranked or [torch.get_default_dtype()])
         given, named = tree_map(self.operand, (tuple(args), kwargs))
-        y = _called(func, given, named)
+        try:
+            y = func(*given, **named)
+        except (RuntimeError, TypeError, ValueError) as error:  # an operator of the user's may refuse them
+            raise SpecError(f"{func} cannot be computed in float64: {first_line(error)}") from error
         if bare in SUMS if isinstance(y, tuple) else isinstance(y, Tensor) and y.dtype in ROUNDOFF:
             erred = self._rule(bare, y, dtype, given, named, floats)
             if torch.Tag.inplace_view in func.tags:  # such as transpose_: the operand has another shape now
@@ -217,7 +221,9 @@ class ExactMode(TorchDispatchMode):
                 y.copy_(erred)
                 return args[0]
             y = erred
-        return _aliased(func, args, kwargs, tree_map(lambda x: _wrapped(x, dtype), y))
+        made = tree_map(lambda x: _wrapped(x, dtype), y)
+        is_view = any(one.alias_info for one in func._schema.returns) and isinstance(args[0], Computed)
+        return return_and_correct_aliasing(func, tuple(args), kwargs, made) if is_view else made
 
     def _converted(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Convert: to a wider dtype exactly, to a narrower one with a rounding."""
@@ -263,9 +269,10 @@ class ExactMode(TorchDispatchMode):
         units = UNITS.get(name, FOREIGN)
         if name not in UNITS and name not in SATURATING:
             self.foreign.add(name)
-        if name in CONSTANT and not isinstance(args[1], Tensor) and not _holds(dtype, args[1]):
-            units += 1
-        if name == "pow" and not isinstance(args[1], Tensor) and args[1] == 2:
+        other = args[1] if len(args) > 1 else None
+        if name in CONSTANT and isinstance(other, float):
+            units += float(torch.tensor(other, dtype=dtype)) != other
+        if name == "pow" and not isinstance(other, Tensor) and other == 2:
             units = 1
         return self.erred(y, dtype, units, 4 if name in SATURATING else 0)
 
@@ -334,11 +341,10 @@ class Perturbed(ExactMode):
         y = self.varied(y, lambda _: accumulation * torch.sqrt(variance) + lost)
         return self.erred(y, dtype, 1) if ROUNDOFF[dtype] > SUMMED else y
 
-    def remembered(self, y: Computed, scores: Tensor) -> Computed:
-        """Note the scores of weights if those are used on the way back too."""
+    def remember(self, weights: Tensor, scores: Tensor) -> None:
+        """Note of which scores weights come that are used on the way back too."""
         if torch.is_grad_enabled():
-            self.weights[y.value.untyped_storage().data_ptr()] = y.value, scores
-        return y
+            self.weights[weights.untyped_storage().data_ptr()] = weights, scores
 
     def operand(self, x: Any) -> Any:
         """Return the same; on the way back, weights of a softmax come of scores that err anew (SPEC ALG-2).
@@ -378,20 +384,6 @@ def plainly() -> Iterator[None]:
         yield
 
 
-def _called(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Compute an operation of float64 operands; an operator of the user's may refuse them."""
-    try:
-        return func(*args, **kwargs)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise SpecError(f"{func} cannot be computed in float64: {first_line(error)}") from error
-
-
-def _nominal(floats: Sequence[Tensor]) -> torch.dtype:
-    """Return the dtype of a result: promoted over tensors, over scalars where there are only those."""
-    ranked = [x.dtype for x in floats if x.ndim] or [x.dtype for x in floats]
-    return reduce(torch.promote_types, ranked) if ranked else torch.get_default_dtype()
-
-
 def _wrapped(x: Any, dtype: torch.dtype) -> Any:
     return Computed(_wide(x), _like(x, dtype)) if isinstance(x, Tensor) and x.dtype in ROUNDOFF else x
 
@@ -401,18 +393,6 @@ def _like(x: Any, dtype: torch.dtype) -> torch.dtype:
     if isinstance(x, Tensor) and x.is_complex():
         return dtype.to_complex()
     return dtype.to_real() if dtype.is_complex else dtype
-
-
-def _aliased(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
-    """Return the result as the view that autograd takes it for."""
-    is_view = any(one.alias_info is not None for one in func._schema.returns)
-    if not is_view or not isinstance(args[0], Computed):
-        return out
-    return return_and_correct_aliasing(func, tuple(args), dict(kwargs), out)
-
-
-def _holds(dtype: torch.dtype, number: Any) -> bool:
-    return not isinstance(number, float) or float(torch.tensor(number, dtype=dtype)) == number
 
 
 # Sums: how many terms each element has, and the sum of their squares.
@@ -541,7 +521,8 @@ def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
         y.value.copy_(ExactMode.active.varied(y.value, lambda value: share * value))
         if ExactMode.active.blind_rows_zero:
             y.value.masked_fill_(scores.amax(dim, keepdim=True) <= torch.finfo(x.dtype).min / 2, 0)
-    return ExactMode.active.remembered(y, scores)
+    ExactMode.active.remember(y.value, scores)
+    return y
 
 
 def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:

@@ -11,13 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import starmap
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from concord.conformance.compare.arithmetic import Computed
+from concord.conformance.compare.arithmetic import Computed, value_of
+from concord.spec.arrays import Array
+from concord.spec.precision import precision, round_to_bits
 
 aten = torch.ops.aten
 
@@ -42,9 +46,6 @@ EPSILONS = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3)
 HIDDEN = -1e3
 """What is added to a score to hide its key is below this."""
 
-UNFIT = (RuntimeError, ValueError, IndexError, TypeError)
-"""What an operation raises that a bug does not fit."""
-
 
 @dataclass(frozen=True)
 class Operation:
@@ -63,14 +64,13 @@ class Operation:
         """What it is called, without its overload and whether it works in place."""
         return str(self.func.overloadpacket.__name__).rstrip("_")
 
-    def changed(self, place: int, value: Callable[[Any], Any]) -> Any:
-        """Compute it with another operand in one place."""
-        args = (*self.args[:place], value(self.args[place]), *self.args[place + 1 :])
-        return self.func(*args, **self.kwargs)
-
     def replaced(self, place: int, value: Any) -> Any:
-        """Compute it with a value in one place."""
-        return self.changed(place, lambda _: value)
+        """Compute it with another operand in one place."""
+        return self.func(*self.args[:place], value, *self.args[place + 1 :], **self.kwargs)
+
+    def changed(self, place: int, function: Callable[[Any], Any]) -> Any:
+        """Compute it with what a function makes of the operand in one place."""
+        return self.replaced(place, function(self.args[place]))
 
     def operand(self, place: int) -> Any:
         """Return an operand as the result, in a tensor of its own."""
@@ -136,78 +136,86 @@ class Injected:
         return operation()
 
 
+Found = Iterator[tuple[str, str, Callable[[], Any]]]
+"""Of each bug its name, its text, and what makes it."""
+
+
 def bugs(it: Operation) -> Iterator[OperationBug]:
     """Yield every bug that an operation may have."""
-    for kind in (_of_activations, _of_norms, _of_sums, _of_masks, _of_numbers, _of_layouts, _of_formats):
-        yield from kind(it)
+    for kind in (_left_out, _of_activations, _of_norms, _of_masks, _of_scales, _of_layouts, _of_formats):
+        yield from starmap(OperationBug, kind(it))
 
 
-def _of_activations(it: Operation) -> Iterator[OperationBug]:
+def _left_out(it: Operation) -> Found:
+    """Yield what may be left out, where that leaves one operand as it is."""
+    left: dict[str, int] = {}
+    if it.name in (*ACTIVATIONS, "sigmoid"):
+        left["activation"] = 0
+    elif it.name == "neg":
+        left["sign"] = 0
+    elif it.name == "add" and isinstance(it.args[1], float) and it.args[1] == 1.0:
+        left["constant"] = 0
+    elif _is_scale(it):
+        left["scale"] = 0
+    elif (mask := _mask_place(it)) is not None:
+        left["mask"] = 1 - mask
+    elif it.name == "add" and it.floats(2):
+        first, second = it.args[:2]
+        if second.ndim == 1 < first.ndim:
+            left["bias"] = 0
+        elif first.shape == second.shape and first.ndim > 1:
+            left |= {"first term": 1, "second term": 0}
+    for what, kept in left.items():
+        yield f"{what.replace(' ', '_')}_left_out", f"leaving out the {what}", partial(it.operand, kept)
+    if it.name == "addmm":
+        yield "bias_left_out", "leaving out the bias", partial(torch.mm, *it.args[1:3])
+
+
+def _of_activations(it: Operation) -> Found:
     form = it.kwargs.get("approximate", "none")
     own = it.name if form == "none" else f"gelu_{form}"
-    if own not in (*ACTIVATIONS, "sigmoid") or not it.floats(1):
-        return
-    yield OperationBug("activation_left_out", "an activation that is left out", partial(it.operand, 0))
-    for kind, function in ACTIVATIONS.items():
-        if kind != own and own != "sigmoid":
+    for kind, function in ACTIVATIONS.items() if own in ACTIVATIONS else ():
+        if kind != own:
             text = f"another activation: {kind.replace('_', ' ')}"
-            yield OperationBug(f"activation_{kind}", text, partial(function, it.args[0]))
+            yield f"activation_{kind}", text, partial(function, it.args[0])
 
 
-def _of_norms(it: Operation) -> Iterator[OperationBug]:
+def _of_norms(it: Operation) -> Found:
     place = NORMS.get(it.name, 0)
     if it.name == "add" and isinstance(it.args[1], float) and 0 < it.args[1] <= 1e-2:
         place = 1
     for epsilon in EPSILONS if place else ():
         if it.args[place] not in (None, epsilon):
-            yield OperationBug(
-                "norm_epsilon", f"an epsilon of {epsilon:g}", partial(it.replaced, place, epsilon)
-            )
+            yield "norm_epsilon", f"an epsilon of {epsilon:g}", partial(it.replaced, place, epsilon)
     if it.name == "native_layer_norm" and math.prod(it.args[1]) > 1:
-        yield OperationBug("norm_variance", "the unbiased variance", partial(_unbiased, *it.args))
-        yield OperationBug("norm_uncentered", "a norm whose mean is not taken off", partial(_uncentered, it))
+        yield "norm_variance", "the unbiased variance", partial(_unbiased, *it.args)
+        yield "norm_uncentered", "a norm whose mean is not taken off", partial(_uncentered, *it.args)
         for operand, what in ((2, "weight"), (3, "bias")):
             if it.args[operand] is not None:
-                made = partial(it.replaced, operand, None)
-                yield OperationBug(f"norm_without_{what}", f"a norm without its {what}", made)
-
-
-def _affine(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    y = y if weight is None else y * weight
-    return y if bias is None else y + bias
+                yield (
+                    f"norm_without_{what}",
+                    f"a norm without its {what}",
+                    partial(it.replaced, operand, None),
+                )
 
 
 def _unbiased(x: Tensor, shape: Sequence[int], weight: Any, bias: Any, epsilon: float) -> Any:
-    count = math.prod(shape)
-    # (v n / (n - 1) + e) is the same but for a factor of the whole: v + e (n - 1) / n.
-    y, *rest = aten.native_layer_norm(x, shape, None, None, epsilon * (count - 1) / count)
-    return _affine(y * math.sqrt((count - 1) / count), weight, bias), *rest
+    share = 1 - 1 / math.prod(shape)
+    weight = x.new_ones(shape) if weight is None else weight
+    # 1 / (v / s + e) is s / (v + e s).
+    return aten.native_layer_norm(x, shape, weight * math.sqrt(share), bias, epsilon * share)
 
 
-def _uncentered(it: Operation) -> Any:
-    x, shape, weight, bias, epsilon = it.args
-    square = torch.mean(x * x, tuple(range(-len(shape), 0)), keepdim=True)
-    return _affine(x * torch.rsqrt(square + epsilon), weight, bias), *it()[1:]
-
-
-def _of_sums(it: Operation) -> Iterator[OperationBug]:
-    """Yield bugs of sums of two tensors, and of a tensor and a row."""
-    if it.name == "addmm":
-        yield OperationBug(
-            "bias_left_out", "a bias that is left out", partial(torch.mm, it.args[1], it.args[2])
-        )
-    if it.name != "add" or not it.floats(2):
-        return
-    first, second = it.args[:2]
-    if second.ndim == 1 < first.ndim:
-        yield OperationBug("bias_left_out", "a bias that is left out", partial(it.operand, 0))
-    if first.shape == second.shape and first.ndim > 1 and _mask_place(it) is None:
-        yield OperationBug("first_left_out", "a sum without its first term", partial(it.operand, 1))
-        yield OperationBug("second_left_out", "a sum without its second term", partial(it.operand, 0))
+def _uncentered(x: Tensor, shape: Sequence[int], weight: Any, bias: Any, epsilon: float) -> Any:
+    y = torch.rms_norm(x, shape, weight, epsilon)
+    _, *statistics = aten.native_layer_norm(x, shape, weight, bias, epsilon)
+    return y if bias is None else y + bias, *statistics
 
 
 def _mask_place(it: Operation) -> int | None:
-    """Return which operand of an addition is a mask: it hides, and is 0 elsewhere."""
+    """Return which operand is a mask: it hides, and what is added is 0 elsewhere."""
+    if it.name == "masked_fill" and not isinstance(it.args[2], Tensor) and it.args[2] < HIDDEN:
+        return 1
     for place in (1, 0) if it.name == "add" and it.floats(2) else ():
         hidden = (it.args[place] < HIDDEN) | ~torch.isfinite(it.args[place])
         if bool(hidden.any()) and bool((hidden | (it.args[place] == 0)).all()):
@@ -215,58 +223,47 @@ def _mask_place(it: Operation) -> int | None:
     return None
 
 
-def _of_masks(it: Operation) -> Iterator[OperationBug]:
-    place = _mask_place(it)
-    if place is not None:
-        left_out = partial(it.operand, 1 - place)
-    elif it.name == "masked_fill" and not isinstance(it.args[2], Tensor) and it.args[2] < HIDDEN:
-        place, left_out = 1, partial(it.operand, 0)
-    else:
+def _of_masks(it: Operation) -> Found:
+    if (place := _mask_place(it)) is None:
         return
-    yield OperationBug("mask_left_out", "a mask that is left out", left_out)
     for by, side in ((1, "right"), (-1, "left")):
         shifted = partial(it.changed, place, partial(torch.roll, shifts=by, dims=-1))
-        yield OperationBug("mask_shifted", f"a mask that is one key too far {side}", shifted)
+        yield "mask_shifted", f"a mask that is one key too far {side}", shifted
     exchanged = partial(it.changed, place, partial(torch.transpose, dim0=-1, dim1=-2))
-    yield OperationBug("mask_transposed", "a mask whose queries and keys are exchanged", exchanged)
+    yield "mask_transposed", "a mask whose queries and keys are exchanged", exchanged
 
 
-def _of_numbers(it: Operation) -> Iterator[OperationBug]:
-    """Yield bugs of what is multiplied by or added, and of signs."""
-    if it.name == "neg":
-        yield OperationBug("sign", "a sign that is left out", partial(it.operand, 0))
-    number = it.args[1] if len(it.args) > 1 and it.floats(1) else None
-    if not isinstance(number, float):
-        return
-    if it.name == "add" and number == 1.0:
-        yield OperationBug("constant_left_out", "a constant that is not added", partial(it.operand, 0))
-    if it.name in ("mul", "div") and number not in (0.0, 1.0):
-        yield OperationBug("scale_left_out", "a scale that is left out", partial(it.operand, 0))
-        yield OperationBug("scale_squared", "a scale that is squared", partial(it.replaced, 1, number**2))
-        yield OperationBug("scale_inverted", "the reciprocal of a scale", partial(it.replaced, 1, 1 / number))
+def _is_scale(it: Operation) -> bool:
+    number = it.args[1] if it.name in ("mul", "div") and it.floats(1) else None
+    return isinstance(number, float) and number not in (0.0, 1.0)
 
 
-def _of_layouts(it: Operation) -> Iterator[OperationBug]:
+def _of_scales(it: Operation) -> Found:
+    if _is_scale(it):
+        yield "scale_squared", "a scale that is squared", partial(it.replaced, 1, it.args[1] ** 2)
+        yield "scale_inverted", "the reciprocal of a scale", partial(it.replaced, 1, 1 / it.args[1])
+
+
+def _of_layouts(it: Operation) -> Found:
     """Yield bugs of axes, of indices, and of the order of elements."""
     right = _weight_place(it)
     if it.name in ("mm", "addmm") and (shape := it.args[right].shape)[0] == shape[1] > 1:
-        made = partial(it.changed, right, torch.t)
-        yield OperationBug("weight_transposed", "a square weight that is transposed", made)
+        text = "a square weight that is transposed"
+        yield "weight_transposed", text, partial(it.changed, right, torch.t)
     if it.name == "_softmax" and it.args[0].ndim > 1:
         axis = -2 if it.args[1] in (-1, it.args[0].ndim - 1) else -1
-        yield OperationBug("softmax_axis", "a softmax over another axis", partial(it.replaced, 1, axis))
+        yield "softmax_axis", "a softmax over another axis", partial(it.replaced, 1, axis)
     if _splits(it):
         text = "heads that are split the other way round"
-        yield OperationBug("heads_interleaved", text, partial(_interleaved, *it.args))
+        yield "heads_interleaved", text, partial(_interleaved, *it.args)
     for by, side in ((1, "far"), (-1, "early")) if it.name == "embedding" else ():
         rows = (it.args[1] + by).clamp(0, len(it.args[0]) - 1)
-        text = f"rows that are looked up one too {side}"
-        yield OperationBug("index_shifted", text, partial(it.replaced, 1, rows))
+        yield "index_shifted", f"rows that are looked up one too {side}", partial(it.replaced, 1, rows)
     if it.name == "cat" and len(it.args[0]) == 2 and all(x.is_floating_point() for x in it.args[0]):
         opposite = partial(it.replaced, 0, it.args[0][::-1])
-        yield OperationBug("order", "parts that are joined in the opposite order", opposite)
+        yield "order", "parts that are joined in the opposite order", opposite
         text = "a rotation of neighbours instead of halves"
-        yield OperationBug("rotary_interleaved", text, partial(_alternating, *it.args[0]))
+        yield "rotary_interleaved", text, partial(_alternating, *it.args[0])
 
 
 def _splits(it: Operation) -> bool:
@@ -290,23 +287,17 @@ def _alternating(first: Tensor, second: Tensor) -> Tensor:
     return torch.stack([-pairs[..., 1], pairs[..., 0]], -1).reshape(x.shape)
 
 
-def _of_formats(it: Operation) -> Iterator[OperationBug]:
+def _of_formats(it: Operation) -> Found:
     """Yield bugs of precision."""
     right = _weight_place(it)
-    for form, rounded in FORMATS.items():
-        of_values = partial(_on_values, rounded)
+    for form in FORMATS:
+        rounded = partial(_rounded, form)
         if it.name in ("mm", "addmm"):
-            yield OperationBug(f"weight_{form}", f"a weight in {form}", partial(it.changed, right, of_values))
+            yield f"weight_{form}", f"a weight in {form}", partial(it.changed, right, rounded)
         if it.name in ("mm", "addmm", "bmm", "baddbmm") and form != "int8":
-            text = f"a product of {form} numbers"
-            yield OperationBug(f"product_{form}", text, partial(_multiplied, it, right, of_values))
+            yield f"product_{form}", f"a product of {form} numbers", partial(_multiplied, it, right, rounded)
         if it.name == "_softmax" and form in ("bfloat16", "float16"):
-            text = f"a softmax in {form}"
-            yield OperationBug(f"softmax_{form}", text, partial(_computed_in, of_values, it))
-
-
-def _computed_in(rounded: Callable[[Tensor], Tensor], it: Operation) -> Tensor:
-    return rounded(it.changed(0, rounded))
+            yield f"softmax_{form}", f"a softmax in {form}", partial(_computed_in, rounded, it)
 
 
 def _weight_place(it: Operation) -> int:
@@ -314,37 +305,31 @@ def _weight_place(it: Operation) -> int:
 
 
 def _multiplied(it: Operation, right: int, function: Callable[[Tensor], Tensor]) -> Any:
-    args = list(it.args)
-    args[right - 1 : right + 1] = map(function, args[right - 1 : right + 1])
-    return it.func(*args, **it.kwargs)
+    return Operation(it.func, [*it.args[:right], function(it.args[right])], it.kwargs).changed(
+        right - 1, function
+    )
 
 
-def _on_values(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Apply a function to the numbers that a tensor holds, whatever arithmetic it is computed in."""
+def _computed_in(rounded: Callable[[Tensor], Tensor], it: Operation) -> Tensor:
+    return rounded(it.changed(0, rounded))
+
+
+def _rounded(form: str, x: Tensor) -> Tensor:
+    """Return a tensor whose numbers have a format, whatever arithmetic it is computed in."""
     with _disable_current_modes():
-        return Computed(function(x.value), x.dtype) if isinstance(x, Computed) else function(x)
+        made = torch.from_numpy(np.asarray(FORMATS[form](value_of(x).numpy())))
+        return Computed(made.double(), x.dtype) if isinstance(x, Computed) else made.to(x.dtype)
 
 
-def _rounded(dtype: torch.dtype, x: Tensor) -> Tensor:
-    return x.to(dtype).to(x.dtype)
-
-
-def _truncated(x: Tensor) -> Tensor:
-    """Return numbers of 11 bits, as TF32 has."""
-    mantissa, exponent = torch.frexp(x)
-    return torch.ldexp(torch.round(mantissa * 2.0**11) / 2.0**11, exponent)
-
-
-def _quantized(x: Tensor) -> Tensor:
+def _quantized(x: Array) -> Array:
     """Return numbers of 8 bits, with a scale for each column."""
-    scale = torch.amax(torch.abs(x), 0, keepdim=True) / 127.0
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-    return torch.round(x / scale) * scale
+    scale = abs(x).max(0, keepdims=True) / 127
+    return np.round(x / np.where(scale > 0, scale, 1)) * scale
 
 
-FORMATS: dict[str, Callable[[Tensor], Tensor]] = {
-    "bfloat16": partial(_rounded, torch.bfloat16),
-    "float16": partial(_rounded, torch.float16),
+FORMATS: dict[str, Callable[[Array], Array]] = {
+    "bfloat16": precision("bfloat16").round,
+    "float16": precision("float16").round,
     "int8": _quantized,
-    "tf32": _truncated,
+    "tf32": partial(round_to_bits, bits=11),
 }

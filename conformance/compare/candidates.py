@@ -1,4 +1,4 @@
-"""What may be compared with a reference: a module, the same in another way, a graph, a callable, arrays."""
+"""What may be compared with a reference: the same module in another way, a graph, a callable, arrays."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
-from concord.conformance.compare.activations import OUTPUT, Take, numbers, observe
 from concord.conformance.compare.alone import called
-from concord.conformance.compare.reference import Reference, running
+from concord.conformance.compare.reference import OUTPUT, Reference, dtype_of, numbers, running
 from concord.spec.arrays import Arrays
 from concord.spec.errors import SpecError, optional, refuse, unknown
 from concord.spec.files import read_arrays
@@ -43,6 +43,8 @@ TOKENS = 11
 
 SAMPLES = 5003
 """Of standard audio."""
+
+ARRAYS = (np.ndarray, np.generic)
 
 Names = Mapping[str, str]
 """A candidate's name or pattern, with ``{i}`` for a number, to the reference's."""
@@ -86,13 +88,10 @@ def called_with(model: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any
     """
     if inputs is None:
         return (), standard(model)
-    if isinstance(inputs, Mapping):
-        return (), {str(name): _tensor(entry) for name, entry in inputs.items()}
-    return tuple(map(_tensor, inputs if isinstance(inputs, (tuple, list)) else (inputs,))), {}
-
-
-def _tensor(entry: Any) -> Any:
-    return torch.from_numpy(np.array(entry)) if isinstance(entry, (np.ndarray, np.generic)) else entry
+    given = tree_map(lambda x: torch.from_numpy(np.array(x)) if isinstance(x, ARRAYS) else x, inputs)
+    if isinstance(given, Mapping):
+        return (), dict(given)
+    return tuple(given) if isinstance(given, (tuple, list)) else (given,), {}
 
 
 def standard(model: Any) -> dict[str, Any]:
@@ -136,6 +135,21 @@ def standard(model: Any) -> dict[str, Any]:
     return found
 
 
+def refuse_modes(model: nn.Module) -> None:
+    """Refuse a reference that computes something else each time, or in more digits than any candidate."""
+    active = [
+        name or "the module"
+        for name, module in model.named_modules()
+        if module.training and (not name or getattr(module, "p", 0) or getattr(module, "dropout", 0))
+    ]
+    if active:
+        raise SpecError(f"{active[0]} is in training mode but must be in evaluation mode: call eval() first")
+    if dtype_of(model) == torch.float64:
+        raise SpecError(
+            "the reference is in float64 but must be in float32 or a half precision, as candidates are"
+        )
+
+
 def in_way(reference: Any, way: str) -> nn.Module:
     """Return a copy of a module that runs in another way, but for ``compile``.
 
@@ -160,13 +174,11 @@ def in_way(reference: Any, way: str) -> nn.Module:
 
 
 def run(reference: Reference, candidate: Any, python: str | None) -> Arrays:
-    """Return what a candidate, which is no module, computes of the reference's inputs.
+    """Return what a candidate, which is no module, computes of the reference's inputs, by name.
 
     Args:
         python: the interpreter of another environment in which a function is called.
     """
-    if isinstance(candidate, Mapping):
-        return run_arrays(reference, candidate)
     if isinstance(candidate, str) and ":" in candidate and not Path(candidate).exists():
         return run_alone(reference, candidate, python)
     if isinstance(candidate, (str, Path)):
@@ -174,39 +186,16 @@ def run(reference: Reference, candidate: Any, python: str | None) -> Arrays:
         if path.suffix == ".onnx":
             with running(f"{path} in ONNX Runtime"):
                 return run_graph(reference, path)
-        if path.suffix == ".safetensors":
-            return run_arrays(reference, read_arrays(path))
-        raise SpecError(f"{path}: must be arrays by name (.safetensors) or a graph (.onnx)")
-    if callable(candidate):
+        if path.suffix != ".safetensors":
+            raise SpecError(f"{path}: must be arrays by name (.safetensors) or a graph (.onnx)")
+        candidate = read_arrays(path)
+    elif callable(candidate):
         with running("the candidate"):
-            made = called(candidate, reference.arrays)
-        return run_arrays(reference, made)
-    raise SpecError(
-        f"the candidate is a {type(candidate).__name__} but must be a module, arrays, a file, or a function"
-    )
-
-
-def run_module(
-    reference: Reference, model: nn.Module, compiled: bool = False, take: Take | None = None
-) -> Arrays:
-    """Run a module on the reference's inputs, and return its activations and gradients by name.
-
-    Args:
-        compiled: whether a program that is compiled runs in its place, of which outputs and gradients of
-            parameters are taken up alone.
-        take: takes each activation, in place of all that is returned.
-    """
-    device = next((p.device for p in model.parameters()), "cpu")
-
-    def placed(entry: Any) -> Any:
-        return entry.to(device) if isinstance(entry, Tensor) else entry
-
-    cotangents = None if take else reference.cotangents
-    given = cotangents and {name: placed(one) for name, one in cotangents.items()}
-    program: Any = torch.compile(model, dynamic=False) if compiled else None
-    with running("the candidate"):
-        found = observe(model, *reference.given(placed), cotangents=given, take=take, program=program)
-    return found.arrays()
+            candidate = called(candidate, reference.inputs)
+    if not isinstance(candidate, Mapping):
+        kind = type(candidate).__name__
+        raise SpecError(f"the candidate is a {kind} but must be a module, arrays, a file, or a function")
+    return by_name(reference, candidate)
 
 
 SCOPES = "pkg.torch.onnx.name_scopes"
@@ -251,14 +240,14 @@ def run_graph(reference: Reference, path: Path) -> Arrays:
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     start = functools.partial(onnxruntime.InferenceSession, sess_options=options)
-    plain = reference.plain.values
+    plain = reference.values
     session, model = start(str(path)), onnx.load(str(path), load_external_data=False)
-    given, names = reference.arrays, [entry.name for entry in session.get_inputs()]
+    given, names = reference.inputs, [entry.name for entry in session.get_inputs()]
     by_place = dict(zip(names, given.values(), strict=False)) if len(names) == len(given) else {}
     given = {name: array for name, array in (by_place | given).items() if name in names}
     outputs = [output.name for output in model.graph.output]
     made = session.run(outputs, given)
-    found, shown = run_arrays(reference, dict(zip(outputs, made, strict=True))), show(model.graph, plain)
+    found, shown = by_name(reference, dict(zip(outputs, made, strict=True))), show(model.graph, plain)
     if not shown:
         return found
     arrays = start(model.SerializeToString()).run([*shown.values()], given)
@@ -280,7 +269,7 @@ def run_alone(reference: Reference, target: str, python: str | None = None) -> A
     """
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder) / "inputs.safetensors", Path(folder) / "outputs.safetensors"
-        save_file({name: np.ascontiguousarray(array) for name, array in reference.arrays.items()}, given)
+        save_file({name: np.ascontiguousarray(array) for name, array in reference.inputs.items()}, given)
         done = subprocess.run(
             [
                 python or sys.executable,
@@ -296,10 +285,10 @@ def run_alone(reference: Reference, target: str, python: str | None = None) -> A
         if done.returncode or not made.is_file():
             words = next(reversed(done.stderr.strip().splitlines()), f"exit code {done.returncode}")
             raise SpecError(f"{target} gave no result: {words}")
-        return run_arrays(reference, read_arrays(made))
+        return by_name(reference, read_arrays(made))
 
 
-def run_arrays(reference: Reference, arrays: Mapping[str, Any]) -> Arrays:
+def by_name(reference: Reference, arrays: Mapping[str, Any]) -> Arrays:
     """Return arrays by the reference's names; where none is one, outputs are taken by their places."""
     found = {
         name: numbers(array) if isinstance(array, Tensor) else np.asarray(array)
@@ -312,7 +301,7 @@ def run_arrays(reference: Reference, arrays: Mapping[str, Any]) -> Arrays:
             if array.dtype.kind not in "fiub"
         ]
     )
-    plain = reference.plain.values
+    plain = reference.values
     if any(name in plain for name in found):
         return found
     outputs = [name for name in plain if name.startswith(OUTPUT)]
@@ -332,17 +321,11 @@ def renamed(own_names: Iterable[str], names: Names) -> dict[str, str]:
     Raises:
         SpecError: for a pattern that none has.
     """
-    found, unused = {}, dict(names)
-    patterns = [
-        (own, theirs, re.compile(re.escape(own).replace(r"\{i\}", r"(\d+)"))) for own, theirs in names.items()
-    ]
-    for name in own_names:
-        found[name] = name
-        for own, theirs, pattern in patterns:
-            if match := pattern.fullmatch(name):
-                numbers_in = iter(match.groups())
-                found[name] = re.sub(r"\{i\}", lambda _, n=numbers_in: next(n), theirs)  # type: ignore[misc]
-                unused.pop(own, None)
-    if unused:
-        raise SpecError([f"{own!r} names no tensor of the candidate" for own in unused])
+    found, unused = {name: name for name in own_names}, dict(names)
+    for own, theirs in names.items():
+        pattern = re.compile(re.escape(own).replace(r"\{i\}", r"(\d+)"))
+        for match in filter(None, map(pattern.fullmatch, found)):
+            found[match[0]] = theirs.replace("{i}", "{}").format(*match.groups())
+            unused.pop(own, None)
+    refuse([f"{own!r} names no tensor of the candidate" for own in unused])
     return found

@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.compare import stretch
-from concord.conformance.compare.activations import OUTPUT, Take, dtype_name, numbers
 from concord.conformance.compare.arithmetic import FOREIGN
-from concord.conformance.compare.bugs import Watched
-from concord.conformance.compare.reference import ModuleReference, Reference
+from concord.conformance.compare.reference import OUTPUT, ModuleReference, Reference, dtype_name, numbers
+from concord.conformance.compare.stretch import Stretch, StretchComputation, cause, opened
 from concord.conformance.estimate import SAMPLES, Estimate, Observer
-from concord.conformance.expectation import Expectation, is_gradient, is_tap_gradient
+from concord.conformance.expectation import Expectation, is_gradient
 from concord.conformance.explain import Cause, Diagnosis
 from concord.conformance.explain.computation import Prediction
 from concord.conformance.judging import GROWN, NEAR, PADDING
@@ -37,6 +35,8 @@ from concord.spec.text import first_of
 FEW = 6
 """Samples of a first look, which may only say that all is well."""
 
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
 SAME_BITS = "the same bits as the reference's own run"
 
 
@@ -49,8 +49,9 @@ class ModelComparison:
             parameters and ``gradients.taps.<name>`` of activations.
         progress: called with what is being done.
         again: whether a run with the same bits as the reference's own is right without more ado.
-        rerun: runs the candidate again, and hands on its activations.
         whole: whether outputs come from a run of their own, so that they do not follow from activations here.
+        theirs: the candidate, if it is a module.
+        own: its own names of activations, by the reference's.
 
     Raises:
         SpecError: for tensors of other shapes than the reference's.
@@ -63,10 +64,11 @@ class ModelComparison:
         progress: Callable[[str], None] = lambda text: None,
         again: bool = True,
         whole: bool = False,
-        rerun: Callable[[Take], Any] | None = None,
+        theirs: ModuleReference | None = None,
+        own: Mapping[str, str] = NOTHING,
     ) -> None:
-        self.reference, self.progress, self.again, self.rerun = reference, progress, again, rerun
-        self.plain, self.modules = reference.plain.tensors, reference.plain.modules
+        self.reference, self.progress, self.again = reference, progress, again
+        self.theirs, self.own, self.plain = theirs, own, reference.plain
         self.dtypes = {name: dtype_name(tensor.dtype) for name, tensor in self.plain.items()}
         refuse(
             [
@@ -83,7 +85,7 @@ class ModelComparison:
                 "the candidate has no activation by a name of the reference's; give names by a mapping"
             )
         self.foreign: set[str] = set()
-        self.wrong: dict[str, tuple[Array, Array]] = {}  # value and sigma of what diverges locally
+        self.wrong: dict[str, Prediction] = {}  # of what diverges locally
         self.padding = ~reference.real.numpy() if UNCOMPUTED_PADDING in reference.declared else None
 
     def in_padding(self, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
@@ -91,18 +93,6 @@ class ModelComparison:
         if self.padding is None or shape[:2] != self.padding.shape:
             return None
         return np.broadcast_to(self.padding.reshape(*shape[:2], *[1] * (len(shape) - 2)), shape)
-
-    @functools.cached_property
-    def order(self) -> list[str]:
-        """Every tensor that is judged: activations as they are computed, gradients on the way back."""
-        forward = [name for name in self.plain if not is_gradient(name)]
-        parameters = [name for name in self.plain if is_gradient(name) and not is_tap_gradient(name)]
-        back: list[str] = []
-        for name in reversed(forward):
-            prefix = f"gradients.{self.modules.get(name, name)}."
-            back += [f"gradients.taps.{name}"] if f"gradients.taps.{name}" in self.plain else []
-            back += [one for one in parameters if one.startswith(prefix) and one not in back]
-        return [*forward, *back, *(one for one in parameters if one not in back)]
 
     def expected(self, pinned: bool) -> Iterator[Expectation]:
         """Yield what a correct run yields, and how far it may lie from it: at a first look, then for good.
@@ -154,15 +144,17 @@ class ModelComparison:
     def verdict(self) -> Verdict:
         """Judge every tensor, locally and end to end."""
         if self.again and self.same_bits():
-            rows = [
-                Row(name, "", "agrees", Judgement("agrees", size=self.given[name].size), note=SAME_BITS)
-                for name in self.order
-                if name in self.given
-            ]
-            return Verdict(rows)
-        local = self.judged(True)
-        end = self.judged(False)
-        table = [self.row(name, local.get(name), end.get(name)) for name in self.order]
+            same = Judgement("agrees", note=SAME_BITS)
+            local = {name: dataclasses.replace(same, size=array.size) for name, array in self.given.items()}
+            whole = {}
+        else:
+            local, whole = self.judged(True), self.judged(False)
+        table = []
+        for name, tensor in self.plain.items():
+            step, end = local.get(name), whole.get(name)
+            deciding = step or end
+            status, note = (deciding.status, deciding.note) if deciding else ("not exposed", NOT_EXPOSED)
+            table.append(Row(name, "", status, step, end, note, tensor.numel()))
         found = Verdict(table)
         if found.status != "diverges":
             return found
@@ -175,7 +167,7 @@ class ModelComparison:
         given = {name: array for name, array in self.given.items() if not is_gradient(name)}
         for name in (BLIND_ROWS_ZERO, UNCOMPUTED_PADDING):
             with contextlib.suppress(SpecError):
-                forward = dataclasses.replace(self.reference, gradients=False, declared=[name])
+                forward = dataclasses.replace(self.reference, cotangents=None, declared=[name])
                 other = ModelComparison(forward, given)
                 if all(one.status != "diverges" for one in other.judged(True).values()):
                     return name
@@ -187,14 +179,6 @@ class ModelComparison:
             name in self.given and np.array_equal(numbers(self.plain[name]), self.given[name], equal_nan=True)
             for name in (self.plain if names is None else names)
         )
-
-    def row(self, name: str, step: Judgement | None, end: Judgement | None) -> Row:
-        """Return the row of a tensor, by what came of judging its step and all steps up to it."""
-        deciding = step or end
-        size = self.plain[name].numel()
-        if deciding is None:
-            return Row(name, "", "not exposed", note=NOT_EXPOSED, size=size)
-        return Row(name, "", deciding.status, step, end, deciding.note, size)
 
     def judged(self, pinned: bool) -> dict[str, Judgement]:
         """Judge in one way: by a first look if that is enough."""
@@ -208,7 +192,7 @@ class ModelComparison:
                 break
         if pinned:
             self.wrong = {
-                name: (expected.values[name], expected.sigmas[name])
+                name: Prediction(expected.values[name], expected.sigmas[name])
                 for name, one in found.items()
                 if one.status == "diverges"
             }
@@ -236,39 +220,32 @@ class ModelComparison:
         """
         first = verdict.first_divergence
         assert first is not None
-        tensor, backward = first.tensor, is_gradient(first.tensor)
-        place, start = self.order.index(tensor), ""
-        for row in verdict.table[:place]:
-            if row.status == "agrees" and is_gradient(row.tensor) == backward:
-                start = row.tensor
-        before = start or f"the {'outputs' if backward else 'inputs'}"
-        notes, cause, undeclared = [f"made between {before} and {tensor}"], None, ""
+        end, backward = first.tensor, is_gradient(first.tensor)
+        before = verdict.table[: list(self.plain).index(end)]
+        agreeing = [
+            row.tensor for row in before if row.status == "agrees" and is_gradient(row.tensor) == backward
+        ]
+        start = agreeing[-1] if agreeing else ""
+        beginning = "the outputs" if backward else "the inputs"
+        notes, why, undeclared = [f"made between {start or beginning} and {end}"], None, ""
         if not backward:
             undeclared = self.undeclared()
             if isinstance(self.reference, ModuleReference):
-                more, cause = self.opened(self.reference, start, tensor, not undeclared)
+                more, why = self.opened(self.reference, start, end, not undeclared)
                 notes += more
-        return Diagnosis(tensor, ("",), cause, notes=tuple(notes)), undeclared
+        return Diagnosis(end, ("",), why, notes=tuple(notes)), undeclared
 
     def opened(
-        self, reference: ModuleReference, start: str, tensor: str, why: bool
+        self, reference: ModuleReference, start: str, end: str, why: bool
     ) -> tuple[list[str], Cause | None]:
         """Say what is to be said of a stretch of a module, and what explains its end if that is asked."""
-        known = self.order[: self.order.index(start) + 1] if start else []
-        pins = {name: array for name in known if (array := self.pin(name)) is not None}
-        reference = dataclasses.replace(reference, gradients=False)
-        right = stretch.recorded(reference, pins, start, tensor)
+        right = Stretch(dataclasses.replace(reference, cotangents=None), start, end, self.pin)
         notes = [f"computed by {right.lines}"]
-        if not why or tensor not in self.wrong:
+        if not why or end not in self.wrong:
             return notes, None
-        actual = self.given[tensor].astype(np.float64)
-        asked = stretch.StretchComputation(
-            tensor, actual, self.dtypes[tensor], Prediction(*self.wrong[tensor])
-        )
-        cause = stretch.cause(right, reference, asked, self.strange)
-        if self.rerun:
-            theirs = stretch.Stretch(start, tensor)
-            with Watched(theirs.record):
-                self.rerun(theirs.take)
-            notes += stretch.opened(reference, right, theirs)
-        return notes, cause
+        actual = self.given[end].astype(np.float64)
+        asked = StretchComputation(end, actual, self.dtypes[end], self.wrong[end])
+        if self.theirs and not self.theirs.program:
+            theirs = dataclasses.replace(self.theirs, cotangents=None)
+            notes += opened(right, Stretch(theirs, self.own.get(start, ""), self.own[end]))
+        return notes, cause(right, asked, self.strange)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from concord.conformance.compare.activations import numbers, observe
-from concord.conformance.compare.bugs import UNFIT, Injected, OperationBug, Watched
+from concord.conformance.compare.bugs import Injected, OperationBug, Watched
 from concord.conformance.compare.comparison import ModelComparison
-from concord.conformance.compare.reference import ModuleReference, Reference
+from concord.conformance.compare.reference import ModuleReference, Reference, numbers
 from concord.conformance.verdict import Verdict
 from concord.spec.errors import SpecError
 
@@ -30,22 +28,20 @@ def prove(comparison: ModelComparison, progress: Callable[[str], None] = lambda 
     """
     if not isinstance(comparison.reference, ModuleReference):
         raise SpecError("bugs are put into a torch.nn.Module, and the reference is none")
-    reference = replace(comparison.reference, gradients=False)
-    plain = ModelComparison(reference, reference.plain.arrays())
+    reference = replace(comparison.reference, cotangents=None)
+    plain = ModelComparison(reference, reference.arrays)
     given = [name for name in comparison.given if name in plain.plain]
     *_, end = plain.expected(False)
     counted, proof = Injected(), defaultdict[OperationBug, Counter[str]](Counter)
-    with Watched(counted):
-        observe(reference.model, reference.args, reference.kwargs)
+    reference.watched(Watched(counted))
     for bug, count in counted.sites.items():
         for site in dict.fromkeys((None, 0, count - 1)) if count > 1 else [None]:
             progress(f"would {bug.text} be found?")
             try:
-                with Watched(Injected(bug, site)):
-                    made = observe(reference.model, reference.args, reference.kwargs).arrays()
-            except UNFIT:  # the bug does not fit this operation
+                made = reference.watched(Watched(Injected(bug, site)))
+            except SpecError:  # the bug does not fit this operation
                 continue
-            plain.given = {name: made[name] for name in given if name in made}
+            plain.given = {name: numbers(made[name]) for name in given if name in made}
             proof[bug]["tried"] += 1
             if plain.same_bits(given):
                 proof[bug]["silent"] += 1
@@ -87,22 +83,21 @@ def batched(reference: Reference) -> Iterator[tuple[str, Verdict]]:
     for sample in range(samples):
         real = torch.nonzero(reference.real[sample])[:, 0]
 
-        def cut(entry: Any, sample: int = sample, real: Tensor = real) -> Any:
+        def cut(entry: Tensor, sample: int = sample, real: Tensor = real) -> Tensor:
             """Return one sample's share of a tensor, without its padding."""
-            if not isinstance(entry, Tensor) or not entry.ndim or entry.shape[0] != samples:
+            if not entry.ndim or entry.shape[0] != samples:
                 return entry
             entry = entry[sample : sample + 1]
             for axis in range(1, entry.ndim):
                 entry = entry.index_select(axis, real) if entry.shape[axis] == tokens else entry
             return entry
 
-        args, kwargs = reference.given(cut)
-        alone = replace(reference, args=args, kwargs=kwargs, gradients=False, declared=())
-        found = {name: numbers(cut(tensor)) for name, tensor in reference.plain.values.items()}
+        alone = replace(reference, **reference.given(cut), cotangents=None, declared=())
+        found = {name: numbers(cut(tensor)) for name, tensor in reference.values.items()}
         fitting = {
             name: array
             for name, array in found.items()
-            if name in alone.plain.values and array.shape == alone.plain.values[name].shape
+            if name in alone.plain and array.shape == alone.plain[name].shape
         }
         verdict = ModelComparison(alone, fitting, again=False).verdict()
         yield f"sample {sample}, {len(real)} of {tokens} tokens", verdict

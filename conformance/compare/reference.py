@@ -1,22 +1,30 @@
-"""What is right: what it is called with, and what it computes in any arithmetic."""
+"""What is right: a PyTorch module, what it is called with, and what it computes by name in any arithmetic.
+
+An activation is an output of a submodule: ``encoder.layer.0.attention``. A submodule that is called again
+has another, ``norm#2``; of several tensors that one returns each has its place, ``lstm[1]`` or
+``decoder[logits]``.
+What a module passes on as it is, such as dropout that is switched off, has none of its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import functools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map
+from torch.utils.weak import WeakIdKeyDictionary
 
-from concord.conformance.compare.activations import OUTPUT, Activations, numbers, observe
 from concord.conformance.compare.arithmetic import (
     ROUNDOFF,
     Computed,
@@ -25,6 +33,7 @@ from concord.conformance.compare.arithmetic import (
     Rounded,
     computed,
     plainly,
+    value_of,
 )
 from concord.conformance.estimate import Observer
 from concord.conformance.expectation import is_gradient
@@ -33,11 +42,23 @@ from concord.spec.deviations import BLIND_ROWS_ZERO
 from concord.spec.errors import SpecError
 from concord.spec.text import first_line
 
-Pins = Callable[[str], "Array | None"]
+Pin = Callable[[str], "Array | None"]
 """Returns what is used in place of a tensor, by name, if anything is."""
+
+Take = Callable[[str, Tensor], None]
+"""Takes each tensor by name as soon as it is computed; what follows may work on it in place."""
+
+OUTPUT = "output"
+"""The name of what the whole module returns."""
 
 SEED = 0xC0
 """Of cotangents."""
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+class Finished(Exception):
+    """What is wanted has been computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,18 +67,25 @@ class Reference:
 
     Attributes:
         args, kwargs: its inputs, as tensors.
-        gradients: whether gradients are wanted.
+        cotangents: of outputs, by name: the scalar that is differentiated is the sum of their products.
+            None: no gradients are wanted.
         declared: what candidates need not compute: :data:`concord.conformance.compare.DECLARATIONS`.
+        role: what it is called where it cannot be run.
     """
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    gradients: bool = False
+    cotangents: Mapping[str, Tensor] | None = None
     declared: Collection[str] = ()
+    role: str = "the reference"
 
     @functools.cached_property
-    def plain(self) -> Activations:
-        """What one correct run computes, in the dtypes that a candidate has."""
+    def plain(self) -> dict[str, Tensor]:
+        """What one correct run computes, in the dtypes that a candidate has.
+
+        That is activations by name, in the order of computation, the outputs, and ``gradients.<name>`` of
+        parameters and ``gradients.taps.<name>`` of activations.
+        """
         raise NotImplementedError
 
     @property
@@ -73,45 +101,49 @@ class Reference:
         """Return arithmetics that make sigma: samples by their seeds, and low-precision runs."""
         raise NotImplementedError
 
-    def compute(self, arithmetic: Any, observer: Observer, pin: Pins) -> Collection[str]:
-        """Compute every tensor in an arithmetic; return the operations without a rule that were met.
-
-        Args:
-            pin: returns what is used in place of a tensor, by name, if anything is.
-        """
+    def compute(self, arithmetic: Any, observer: Observer, pin: Pin) -> Collection[str]:
+        """Compute every tensor in an arithmetic; return the operations without a rule that were met."""
         raise NotImplementedError
 
     def cast(self, dtype: torch.dtype) -> Any:
         """Return the same in the dtype of a candidate."""
         raise NotImplementedError
 
-    def given(self, function: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return what a function makes of each input, those by place and those by name."""
-        args, kwargs = tree_map(function, (self.args, dict(self.kwargs)))
-        return args, kwargs
+    def given(self, function: Callable[[Tensor], Any]) -> dict[str, Any]:
+        """Return the inputs by the names of their fields, with what a function makes of each tensor."""
+        given = {"args": self.args, "kwargs": dict(self.kwargs)}
+        found: dict[str, Any] = tree_map(lambda x: function(x) if isinstance(x, Tensor) else x, given)
+        return found
 
-    def given_in(self, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def given_in(self, dtype: torch.dtype) -> dict[str, Any]:
         """Return the inputs, floating-point numbers in a dtype."""
-        return self.given(lambda x: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x)
+        return self.given(lambda x: x.to(dtype) if x.is_floating_point() else x)
+
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """Activations and outputs of a correct run."""
+        return {name: tensor for name, tensor in self.plain.items() if not is_gradient(name)}
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
+        """What a correct run computes, as arrays."""
+        return {name: numbers(tensor) for name, tensor in self.plain.items()}
+
+    @property
+    def inputs(self) -> dict[str, NDArray[Any]]:
         """The inputs as arrays, positional ones by number."""
         given = {**{str(place): entry for place, entry in enumerate(self.args)}, **self.kwargs}
         return {name: numbers(entry) for name, entry in given.items() if isinstance(entry, Tensor)}
 
-    @functools.cached_property
-    def cotangents(self) -> dict[str, Tensor] | None:
-        """What outputs are multiplied with in the scalar that is differentiated; None: none is."""
-        if not self.gradients:
-            return None
-        outputs = replace(self, gradients=False).plain.values
+    def differentiated(self) -> Any:
+        """Return the same with gradients, of the sum of all outputs times fixed random numbers."""
         generator = torch.Generator().manual_seed(SEED)
-        return {
+        drawn = {
             name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
-            for name, tensor in outputs.items()
+            for name, tensor in self.plain.items()
             if name.startswith(OUTPUT)
         }
+        return replace(self, cotangents=drawn)
 
     @property
     def real(self) -> Tensor:
@@ -133,55 +165,47 @@ class ModuleReference(Reference):
     """A PyTorch module.
 
     Attributes:
-        model: in evaluation mode.
+        model: the module.
+        program: what runs in its place, such as what a compiler made of it: it shows outputs alone.
     """
 
     model: nn.Module
-
-    def __post_init__(self) -> None:
-        active = [
-            name or "the module"
-            for name, module in self.model.named_modules()
-            if module.training and (not name or getattr(module, "p", 0) or getattr(module, "dropout", 0))
-        ]
-        if active:
-            raise SpecError(
-                f"{active[0]} is in training mode but must be in evaluation mode: call eval() first"
-            )
-        if dtype_of(self.model) == torch.float64:
-            raise SpecError(
-                "the reference is in float64 but must be in float32 or a half precision, as candidates are"
-            )
+    program: Any = None
 
     def cast(self, dtype: torch.dtype) -> ModuleReference:
         """Return the same in another dtype; float64 is none that a reference has."""
         if dtype in (dtype_of(self.model), torch.float64):
             return self
-        args, kwargs = self.given_in(dtype)
-        return replace(self, model=copy.deepcopy(self.model).to(dtype), args=args, kwargs=kwargs)
+        return replace(self, model=copy.deepcopy(self.model).to(dtype), **self.given_in(dtype))
 
     @functools.cached_property
-    def plain(self) -> Activations:
+    def plain(self) -> dict[str, Tensor]:
         """What the module computes as it is."""
-        with running("the reference"):
-            return observe(self.model, self.args, self.kwargs, cotangents=self.cotangents)
+        return self.watched()
+
+    def watched(self, *modes: TorchDispatchMode) -> dict[str, Tensor]:
+        """Return what the module computes in modes that see its operations."""
+        found: dict[str, Tensor] = {}
+
+        def keep(name: str, tensor: Tensor) -> None:
+            found[name] = tensor.detach().clone()
+
+        with running(self.role):
+            self.observe(keep, *modes)
+        return found
 
     @functools.cached_property
     def parameters(self) -> dict[str, Tensor]:
         """Parameters and buffers with float64 values, those that are shared once."""
-        seen: dict[int, Tensor] = {}
-        named = [
-            *self.model.named_parameters(remove_duplicate=False),
-            *self.model.named_buffers(remove_duplicate=False),
-        ]
-        found = {}
-        for name, tensor in named:
-            if id(tensor) not in seen:
-                made = computed(tensor)
-                wanted = self.gradients and tensor.requires_grad
-                seen[id(tensor)] = made.requires_grad_(True) if wanted else made
-            found[name] = seen[id(tensor)]
-        return found
+        own = {
+            **dict(self.model.named_parameters(remove_duplicate=False)),
+            **dict(self.model.named_buffers(remove_duplicate=False)),
+        }
+        made = {id(tensor): computed(tensor) for tensor in own.values()}
+        if self.cotangents is not None:
+            for tensor in own.values():
+                made[id(tensor)].requires_grad_(tensor.requires_grad)
+        return {name: made[id(tensor)] for name, tensor in own.items()}
 
     def exact(self) -> ExactMode:
         """Return the arithmetic of the truth."""
@@ -192,32 +216,159 @@ class ModuleReference(Reference):
         samples = [Perturbed(seed, self.blind_rows_zero) for seed in seeds]
         return [*samples, *([] if seeds.start else [Rounded(self.blind_rows_zero)])]
 
-    def compute(self, arithmetic: ExactMode, observer: Observer, pin: Pins) -> Collection[str]:
+    def compute(self, arithmetic: ExactMode, observer: Observer, pin: Pin) -> Collection[str]:
         """Compute every activation, and gradients if they are wanted."""
-        # Made here: what is made within an arithmetic is computed in it.
-        (args, kwargs), parameters, plain = self.given(computed), self.parameters, self.plain.tensors
+        plain = self.plain
 
         def take(name: str, tensor: Tensor) -> None:
             if name in plain:
                 array = numbers(tensor)
                 observer(name, array[None] if arithmetic.samples else array.copy())
 
-        def pinned(name: str) -> Tensor | None:
-            array = pin(name)
-            if array is None:
-                return None
-            made = with_value(array, plain[name].dtype)
-            if made.dtype in (torch.bfloat16, torch.float16) and not is_gradient(name):
-                # It may have been used before it was rounded.
-                with _disable_current_modes():
-                    made.value = arithmetic.varied(
-                        made.value, lambda value: ROUNDOFF[made.dtype] * value.abs()
-                    )
-            return made
-
-        with plainly(), arithmetic:
-            observe(self.model, args, kwargs, parameters, self.cotangents, take, pinned)
+        self.observe(take, arithmetic, pin=pin)
         return arithmetic.foreign
+
+    def observe(self, take: Take, *modes: TorchDispatchMode, pin: Pin = lambda name: None) -> None:
+        """Run the module, and hand on what it computes.
+
+        Args:
+            take: called with each tensor; it may raise :class:`Finished`.
+            modes: in which it runs: an arithmetic first, if there is one.
+            pin: says what an arithmetic uses in place of an activation, and of its gradient on the way back.
+
+        Raises:
+            SpecError: if the module returns no floating-point tensor.
+        """
+        arithmetic = modes[0] if modes and isinstance(modes[0], ExactMode) else None
+        device = next((p.device for p in self.model.parameters()), "cpu")
+        # Made here: what is made within an arithmetic is computed in it.
+        given = self.given(computed if arithmetic else lambda x: x.to(device))
+        parameters = self.parameters if arithmetic else {}
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.suppress(Finished))
+            if self.program is None:
+                hook = self._hook(take, pin, arithmetic)
+                for path, module in [*self.model.named_modules()][1:]:
+                    stack.callback(module.register_forward_hook(partial(hook, path)).remove)
+            stack.enter_context(torch.set_grad_enabled(self.cotangents is not None))
+            if arithmetic:
+                stack.enter_context(plainly())
+            for mode in modes:
+                stack.enter_context(mode)
+            result = torch.func.functional_call(
+                self.program or self.model, parameters, given["args"], given["kwargs"]
+            )
+            outputs = named(result, OUTPUT)
+            if not outputs:
+                raise SpecError("the module returns no floating-point tensor, which is required of a model")
+            for name, tensor in outputs.items():
+                take(name, tensor)
+            if arithmetic:
+                arithmetic.backward = self.cotangents is not None
+            self._differentiate(outputs, parameters or dict(self.model.named_parameters()), take)
+
+    def _hook(self, take: Take, pin: Pin, arithmetic: ExactMode | None) -> Callable[..., Any]:
+        """Return what takes up what a submodule returns, and returns it with what is used in its place."""
+        calls, known = Counter[str](), WeakIdKeyDictionary()
+
+        def pinned(name: str, dtype: torch.dtype) -> Tensor | None:
+            array = pin(name)
+            if array is None or arithmetic is None:
+                return None
+            with _disable_current_modes():
+                value = torch.from_numpy(array.astype(np.float64))
+                if dtype in HALF and not is_gradient(name):  # it may have been used before it was rounded
+                    value = arithmetic.varied(value, lambda value: ROUNDOFF[dtype] * value.abs())
+                return Computed(value, dtype)
+
+        def used(name: str, tensor: Tensor) -> Tensor:
+            """Return the tensor that what follows an activation goes on with."""
+            value, of = pinned(name, tensor.dtype), f"gradients.taps.{name}"
+            value = None if value is None or value.shape != tensor.shape else value
+            if self.cotangents is None or not tensor.requires_grad:
+                return tensor if value is None else value
+
+            def back(gradient: Tensor) -> Tensor:
+                take(of, gradient)
+                made = pinned(of, gradient.dtype)
+                return gradient if made is None else made
+
+            return _Pinned.apply(tensor, value, back)
+
+        def called(path: str, _module: nn.Module, _given: Any, result: Any) -> Any:
+            calls[path] += 1
+            stem = path if calls[path] == 1 else f"{path}#{calls[path]}"
+            new: dict[int, Tensor] = {}
+            for name, tensor in named(result, stem).items():
+                if tensor not in known:
+                    take(name, tensor)
+                    made = new[id(tensor)] = used(name, tensor)
+                    known[tensor] = known[made] = True
+            changed = any(id(made) != old for old, made in new.items())
+            return tree_map(lambda part: new.get(id(part), part), result) if changed else None
+
+        return called
+
+    def _differentiate(
+        self, outputs: Mapping[str, Tensor], parameters: Mapping[str, Tensor], take: Take
+    ) -> None:
+        """Hand on the gradients of parameters, in the order in which they are computed."""
+        given = self.cotangents or {}
+        used = {name: x for name, x in outputs.items() if name in given and x.requires_grad}
+        trained = {name: tensor for name, tensor in parameters.items() if tensor.requires_grad}
+        if not used or not trained:
+            return
+        back = [given[name].to(x.device, x.dtype) for name, x in used.items()]
+        with contextlib.ExitStack() as stack:
+            for name, tensor in trained.items():
+                stack.callback(tensor.register_hook(partial(take, f"gradients.{name}")).remove)
+            torch.autograd.grad([*used.values()], [*trained.values()], back, allow_unused=True)
+
+
+class _Pinned(torch.autograd.Function):
+    """A tensor in whose place another one is used, and so is another gradient on the way back."""
+
+    @staticmethod
+    def forward(
+        context: Any, tensor: Tensor, value: Tensor | None, back: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        context.back = back
+        return (tensor if value is None else value).clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
+        return context.back(gradient), None, None
+
+
+def numbers(tensor: Tensor) -> NDArray[np.floating]:
+    """Return a tensor as an array: the value that it has in an arithmetic, half precisions as float32."""
+    with _disable_current_modes():  # an arithmetic would take it for an operand
+        tensor = value_of(tensor) if isinstance(tensor, Computed) else tensor.detach().cpu()
+        return (tensor.float() if tensor.dtype in HALF else tensor).numpy()
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype as a precision has it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """Return the dtype that a module computes in: that of its first floating-point parameter."""
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+
+
+def named(result: Any, stem: str) -> dict[str, Tensor]:
+    """Return the floating-point tensors of what a module returns, each by its name."""
+    found = list(_floating(result))
+    return {stem if len(found) == 1 or not place else f"{stem}[{place}]": tensor for place, tensor in found}
+
+
+def _floating(result: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
+    if isinstance(result, Tensor) and result.is_floating_point():
+        yield place, result
+    elif isinstance(result, (Mapping, tuple, list)):
+        for key, part in result.items() if isinstance(result, Mapping) else enumerate(result):
+            yield from _floating(part, f"{place}.{key}" if place else str(key))
 
 
 @contextlib.contextmanager
@@ -234,14 +385,3 @@ def running(what: str) -> Iterator[None]:
     except Exception as error:
         said = f"{type(error).__name__}: {first_line(error)}"
         raise SpecError(f"{what} cannot be run with these inputs: {said}") from error
-
-
-def dtype_of(model: nn.Module) -> torch.dtype:
-    """Return the dtype that a module computes in: that of its first floating-point parameter."""
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-
-
-def with_value(array: Array, dtype: torch.dtype) -> Computed:
-    """Return a tensor of a dtype that has the numbers of an array."""
-    with _disable_current_modes():
-        return Computed(torch.from_numpy(array.astype(np.float64)), dtype)

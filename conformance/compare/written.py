@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from concord.conformance.compare.activations import OUTPUT, Activations, dtype_name, numbers
-from concord.conformance.compare.reference import Pins, Reference, running
+from concord.conformance.compare.reference import OUTPUT, Pin, Reference, dtype_name, numbers, running
 from concord.conformance.estimate import Observer, low_precision
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.errors import SpecError
@@ -78,38 +77,34 @@ class Written(Reference):
 
     def cast(self, dtype: torch.dtype) -> Written:
         """Return the same for candidates of another dtype."""
-        args, kwargs = self.given_in(dtype)
-        return replace(self, args=args, kwargs=kwargs, dtype=dtype_name(dtype))
+        return replace(self, dtype=dtype_name(dtype), **self.given_in(dtype))
 
     @functools.cached_property
-    def plain(self) -> Activations:
+    def plain(self) -> dict[str, Tensor]:
         """What it computes in one correct run."""
         found: dict[str, Tensor] = {}
 
         def take(name: str, array: Array) -> None:
             found[name] = torch.from_numpy(np.array(array)).to(getattr(torch, self.dtype))
 
-        with running("the reference"):
+        with running(self.role):
             self.compute(Arithmetic(self.dtype), take, lambda name: None)
-        return Activations(found)
+        return found
 
     def exact(self) -> Arithmetic:
         """Return the arithmetic of the truth."""
-        return self._with_rows(Guarded(self.dtype))
+        return Guarded(self.dtype)
 
     def runs(self, seeds: range) -> list[Arithmetic]:
         """Return samples, and low-precision runs: with the first samples one, with the others the others."""
         first, *others = low_precision(self.dtype)
         samples = (MonteCarlo(self.dtype, 1, seed) for seed in seeds)
-        return [*map(self._with_rows, samples), *map(self._with_rows, others if seeds.start else [first])]
+        return [*samples, *(others if seeds.start else [first])]
 
-    def _with_rows(self, arithmetic: Arithmetic) -> Arithmetic:
-        arithmetic.blind_rows_zero = self.blind_rows_zero
-        return arithmetic
-
-    def compute(self, arithmetic: Arithmetic, observer: Observer, pin: Pins) -> Collection[str]:
+    def compute(self, arithmetic: Arithmetic, observer: Observer, pin: Pin) -> Collection[str]:
         """Compute every activation, and gradients if they are wanted."""
-        m, arithmetic.recording = arithmetic, self.gradients
+        m, arithmetic.recording = arithmetic, self.cotangents is not None
+        m.blind_rows_zero = self.blind_rows_zero
         rounded = {name: precision(self.dtype).round(array) for name, array in self.weights.items()}
         weights = Leaves(m, rounded)
 
@@ -125,7 +120,7 @@ class Written(Reference):
             array = pin(name)
             return node if array is None else m.override(node, array)
 
-        result = self.function(m, weights, self.arrays, tap)
+        result = self.function(m, weights, self.inputs, tap)
         outputs = {OUTPUT: result} if isinstance(result, Node) else result
         for name, node in outputs.items():
             observer(name, node.value)

@@ -17,7 +17,7 @@ import torch
 from packaging.requirements import Requirement
 
 from concord.conformance.compare import prepare
-from concord.conformance.compare.activations import named
+from concord.conformance.compare.reference import named
 
 HERE = Path(__file__).parent
 FOLDER = Path(tempfile.gettempdir()) / "concord-wild"
@@ -129,7 +129,7 @@ def judge(what: str, model: torch.nn.Module, candidate: Any, inputs: Any = None,
     found = verdict.explained()
     cause = found.cause.text if found.cause else ""
     seconds = time.perf_counter() - started
-    output = next(name for name in comparison.order if name.startswith("output") and name in comparison.given)
+    output = next(name for name in comparison.plain if name.startswith("output") and name in comparison.given)
     array = comparison.given[output]
     print(
         f"| {what} | {verdict.status} | {f'`{verdict.first}`' if verdict.first else ''} | {cause} "
