@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
-from concord.spec.errors import SpecError, unknown
+from concord.spec.errors import SpecError, refuse, unknowns
 
 if TYPE_CHECKING:
     from concord.conformance.compare.comparison import ModelComparison
@@ -81,9 +81,7 @@ def prepare(
     from concord.conformance.compare.reference import ModuleReference, Reference, dtype_of
     from concord.conformance.compare.written import Written
 
-    for name in declared:
-        if name not in DECLARATIONS:
-            raise unknown("declaration", name, list(DECLARATIONS))
+    refuse(unknowns("declaration", declared, DECLARATIONS))
     if not isinstance(reference, (nn.Module, Written)):
         raise SpecError(
             f"the reference is a {type(reference).__name__} but must be a torch.nn.Module, or a Written"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, reduce
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
+    _get_current_dispatch_mode,
     return_and_correct_aliasing,
 )
 from torch.utils._pytree import tree_leaves, tree_map
@@ -69,6 +70,9 @@ SATURATING = ("erf", "tanh", "sin", "cos")
 CONSTANT = ("mul", "div")
 """Operations that err by one unit more where the other operand is a number that the dtype cannot hold."""
 
+CONVERTING = ("_to_copy", "copy")
+"""Operations that round to another dtype, if that is narrower."""
+
 COUNTING = ("sum", "cumsum")
 """Sums that are exact where whole numbers are counted, as of a mask; they may become indices."""
 
@@ -105,7 +109,7 @@ class Computed(Tensor):
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return (ExactMode.active or ExactMode()).__torch_dispatch__(func, types, args, kwargs)
+        return ExactMode().__torch_dispatch__(func, types, args, kwargs)
 
 
 def computed(entry: Any) -> Any:
@@ -140,32 +144,18 @@ def _squared(x: Tensor) -> Tensor:
 class ExactMode(TorchDispatchMode):
     """Exact arithmetic: float64 throughout. A block in its ``with`` statement is computed in it.
 
-    Args:
-        blind_rows_zero: whether a row of a softmax that sees no key is zero.
-
     Attributes:
+        blind_rows_zero: whether a row of a softmax that sees no key is zero.
         foreign: operations without a rule that occurred.
         samples, corner: as those of :class:`concord.spec.arithmetic.Arithmetic`.
         backward: whether it is on the way back.
     """
 
-    samples, corner, backward = 0, 0.0, False
-    active: ClassVar[ExactMode | None] = None
+    samples, corner, backward, blind_rows_zero = 0, 0.0, False, False
 
-    def __init__(self, blind_rows_zero: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.blind_rows_zero = blind_rows_zero
         self.foreign: set[str] = set()
-        self.outer: list[ExactMode | None] = []
-
-    def __enter__(self) -> ExactMode:
-        self.outer.append(ExactMode.active)
-        ExactMode.active = self
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        ExactMode.active = self.outer.pop()
-        super().__exit__(*error)
 
     def varied(self, y: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
         """Return what a correct run may have otherwise, by a size that follows from it."""
@@ -198,16 +188,17 @@ class ExactMode(TorchDispatchMode):
         if composite or func in WRITTEN_OUT:
             with self:
                 return WRITTEN_OUT.get(func, func.decompose)(*args, **kwargs)
-        bare = name.rstrip("_") if func._schema.is_mutable else name
-        if bare == "_to_copy" or (bare == "copy" and func._schema.is_mutable):
-            return self._converted(func, bare, args, kwargs)
+        changing = func._schema.is_mutable
+        bare = name.rstrip("_") if changing else name
         floats = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dtype in ROUNDOFF]
-        stated = kwargs.get("dtype")
-        if stated in ROUNDOFF:
-            dtype, kwargs["dtype"] = stated, torch.complex128 if stated.is_complex else torch.float64
-        else:  # promoted over tensors, over scalars where there are only those
-            ranked = [x.dtype for x in floats if x.ndim] or [x.dtype for x in floats]
-            dtype = reduce(torch.promote_types, ranked or [torch.get_default_dtype()])
+        stated = args[0].dtype if changing else kwargs.get("dtype")
+        if kwargs.get("dtype") in ROUNDOFF:
+            kwargs["dtype"] = torch.complex128 if kwargs["dtype"].is_complex else torch.float64
+        # Promoted over tensors, over scalars where there are only those.
+        ranked = (
+            [x.dtype for x in floats if x.ndim] or [x.dtype for x in floats] or [torch.get_default_dtype()]
+        )
+        dtype = stated if stated in ROUNDOFF else reduce(torch.promote_types, ranked)
         given, named = tree_map(self.operand, (tuple(args), kwargs))
         try:
             y = func(*given, **named)
@@ -217,28 +208,13 @@ class ExactMode(TorchDispatchMode):
             erred = self._rule(bare, y, dtype, given, named, floats)
             if torch.Tag.inplace_view in func.tags:  # such as transpose_: the operand has another shape now
                 return return_and_correct_aliasing(func, tuple(args), kwargs, args[0])
-            if func._schema.is_mutable:
-                y.copy_(erred)
+            if changing:
+                (y if isinstance(args[0], Computed) else args[0]).copy_(erred)
                 return args[0]
             y = erred
         made = tree_map(lambda x: _wrapped(x, dtype), y)
         is_view = any(one.alias_info for one in func._schema.returns) and isinstance(args[0], Computed)
         return return_and_correct_aliasing(func, tuple(args), kwargs, made) if is_view else made
-
-    def _converted(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Convert: to a wider dtype exactly, to a narrower one with a rounding."""
-        source = args[1] if name == "copy" else args[0]
-        target = args[0].dtype if name == "copy" else kwargs.get("dtype") or source.dtype
-        value = value_of(source)
-        if target not in ROUNDOFF:
-            return func(*tree_map(self.operand, tuple(args)), **kwargs)
-        if source.dtype not in ROUNDOFF or ROUNDOFF[target] > ROUNDOFF[source.dtype]:
-            value = self.erred(_wide(value), target, 1)
-        if name == "copy":
-            (args[0].value if isinstance(args[0], Computed) else args[0]).copy_(value)
-            return args[0]
-        wide = torch.complex128 if target.is_complex else torch.float64
-        return Computed(value.to(wide, copy=True), target)
 
     def _rule(
         self,
@@ -251,6 +227,9 @@ class ExactMode(TorchDispatchMode):
     ) -> Any:
         """Return the result of an operation with what it may err by."""
         dtype = _like(y, dtype)
+        if name in CONVERTING:  # to a wider dtype exactly, to a narrower one with a rounding
+            held = floats and all(ROUNDOFF[x.dtype] >= ROUNDOFF[dtype] for x in floats)
+            return y if held else self.erred(y, dtype, 1)
         if name in EXACT or not floats:
             return y
         if name in COUNTING and _whole(floats[0]) and bool((y.abs() * ROUNDOFF[dtype] <= 1).all()):
@@ -300,10 +279,9 @@ class Perturbed(ExactMode):
 
     samples = 1
 
-    def __init__(self, seed: int, blind_rows_zero: bool = False) -> None:
-        super().__init__(blind_rows_zero)
+    def __init__(self, seed: int) -> None:
+        super().__init__()
         self.weights: dict[int, tuple[Tensor, Tensor]] = {}  # with scores, by storage
-        self.again: dict[int, Tensor] = {}  # the same weights on the way back
         self.generator = np.random.Generator(np.random.SFC64(seed))  # PyTorch's takes nine times as long
 
     def noise(self, y: Tensor) -> Tensor:
@@ -357,11 +335,9 @@ class Perturbed(ExactMode):
         place = x.untyped_storage().data_ptr()
         if place not in self.weights:
             return x
-        if place not in self.again:
-            y, scores = self.weights[place]
-            size = torch.where(y > 0, RECOMPUTED * SUMMED * scores.abs(), 0.0)
-            self.again[place] = y * (1 + size * self.noise(size))
-        return self.again[place].as_strided(x.size(), x.stride(), x.storage_offset())
+        y, scores = self.weights[place]
+        again = self.varied(y, lambda y: RECOMPUTED * SUMMED * scores.abs().nan_to_num(posinf=0.0) * y)
+        return again.as_strided(x.size(), x.stride(), x.storage_offset())
 
 
 class Rounded(ExactMode):
@@ -466,10 +442,11 @@ SUMS: dict[str, Callable[..., Counted]] = {
 
 def _erring(x: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
     """Return a tensor that an admissible algorithm may have otherwise, by a size."""
-    if not isinstance(x, Computed) or ExactMode.active is None:
+    if not isinstance(x, Computed):
         return x
+    mode: Any = _get_current_dispatch_mode()
     with _disable_current_modes():
-        return Computed(ExactMode.active.varied(x.value, size), x.dtype)
+        return Computed(mode.varied(x.value, size), x.dtype)
 
 
 def _unit(x: Tensor) -> float:
@@ -489,7 +466,7 @@ def _variance(
     x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return the variance and the mean; the first may come of one pass, or of blocks (SPEC ALG-5)."""
-    dims = list(range(x.ndim)) if dim is None or dim == [] else list(dim)
+    dims = list(dim or range(x.ndim))
     count = math.prod(x.shape[d] for d in dims)
     mean = torch.mean(x, dims, keepdim=True)
     centered = x - mean
@@ -510,18 +487,19 @@ def _variance(
 def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """Return weights, which may be computed from the logarithm of a row's sum (SPEC ALG-1 to ALG-3)."""
     y = DECOMPOSITIONS[aten._softmax.default](x, dim, half_to_float)
-    if not isinstance(y, Computed) or ExactMode.active is None or not y.numel():
+    if not isinstance(y, Computed) or not y.numel():
         return y
+    mode: Any = _get_current_dispatch_mode()
     with _disable_current_modes():
         scores = value_of(x)
         logarithm = torch.logsumexp(scores, dim, keepdim=True).abs()
         share = torch.where(logarithm.isfinite(), logarithm, 0.0) * _unit(x)
         # Constants that hide keys are far from the logarithm of a row that has any other.
         share = torch.where(share < 0.5, share, 0.0)
-        y.value.copy_(ExactMode.active.varied(y.value, lambda value: share * value))
-        if ExactMode.active.blind_rows_zero:
+        y.value.copy_(mode.varied(y.value, lambda value: share * value))
+        if mode.blind_rows_zero:
             y.value.masked_fill_(scores.amax(dim, keepdim=True) <= torch.finfo(x.dtype).min / 2, 0)
-    ExactMode.active.remember(y.value, scores)
+    mode.remember(y.value, scores)
     return y
 
 

@@ -24,7 +24,7 @@ from safetensors.numpy import save_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from concord.conformance.compare.alone import called
+from concord.conformance.compare import alone
 from concord.conformance.compare.reference import OUTPUT, Reference, dtype_of, numbers, running
 from concord.spec.arrays import Arrays
 from concord.spec.errors import SpecError, optional, refuse, unknown
@@ -191,7 +191,7 @@ def run(reference: Reference, candidate: Any, python: str | None) -> Arrays:
         candidate = read_arrays(path)
     elif callable(candidate):
         with running("the candidate"):
-            candidate = called(candidate, reference.inputs)
+            candidate = alone.called(candidate, reference.inputs)
     if not isinstance(candidate, Mapping):
         kind = type(candidate).__name__
         raise SpecError(f"the candidate is a {kind} but must be a module, arrays, a file, or a function")
@@ -273,7 +273,7 @@ def run_alone(reference: Reference, target: str, python: str | None = None) -> A
         done = subprocess.run(
             [
                 python or sys.executable,
-                str(Path(__file__).with_name("alone.py")),
+                alone.__file__,
                 target,
                 str(given),
                 str(made),

@@ -209,12 +209,11 @@ class ModuleReference(Reference):
 
     def exact(self) -> ExactMode:
         """Return the arithmetic of the truth."""
-        return ExactMode(self.blind_rows_zero)
+        return ExactMode()
 
     def runs(self, seeds: range) -> list[ExactMode]:
         """Return samples; with the first, a low-precision run."""
-        samples = [Perturbed(seed, self.blind_rows_zero) for seed in seeds]
-        return [*samples, *([] if seeds.start else [Rounded(self.blind_rows_zero)])]
+        return [*map(Perturbed, seeds), *([] if seeds.start else [Rounded()])]
 
     def compute(self, arithmetic: ExactMode, observer: Observer, pin: Pin) -> Collection[str]:
         """Compute every activation, and gradients if they are wanted."""
@@ -252,6 +251,7 @@ class ModuleReference(Reference):
                     stack.callback(module.register_forward_hook(partial(hook, path)).remove)
             stack.enter_context(torch.set_grad_enabled(self.cotangents is not None))
             if arithmetic:
+                arithmetic.blind_rows_zero = self.blind_rows_zero
                 stack.enter_context(plainly())
             for mode in modes:
                 stack.enter_context(mode)

@@ -114,6 +114,7 @@ class Stretch:
             others: tensors in place of those with these identities.
         """
         known = dict(others or {})
+        arithmetic.blind_rows_zero = self.module.blind_rows_zero
 
         def present(x: Any) -> Any:
             return known.get(id(x), x)
