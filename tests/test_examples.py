@@ -47,6 +47,9 @@ def test_experiments_train_every_model_and_go_on(name, run, open_worker, tmp_pat
     if name == "depth":
         run(f"experiments/{name}", *asked)
         assert capsys.readouterr().out == said
+        with pytest.raises(SystemExit) as ended:
+            run(f"experiments/{name}", str(tmp_path / "nowhere"))
+        assert (ended.value.code, capsys.readouterr().err.count("\n")) == (2, 1)
     if name in DIFFER:
         assert DIFFER[name] == {
             field for field in spec.FIELDS if len({getattr(one, field) for one in models.values()}) > 1

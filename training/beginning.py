@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
-from concord.spec.errors import SpecError, collect, refuse
+from concord.spec.errors import SpecError, collect, located, refuse
 from concord.spec.parameters import initialize, parameters
 from concord.spec.precision import precision
 from concord.spec.training.recipe import RATES, Recipe
@@ -122,7 +122,8 @@ def begin(
     """
     assert plan.files is not None
     found = samples(plan.files)
-    labels = Labels.of(sample.label for sample in found["train"].samples)
+    with located(", ".join(found["train"].files)):
+        labels = Labels.of(sample.label for sample in found["train"].samples)
     encoder = _encoder(config, texts, found["train"], pretrained)
     if pretrained is None:
         config = fitted(config, encoder, labels)

@@ -13,6 +13,7 @@ from statistics import mean, stdev
 from matplotlib.figure import Figure
 
 from concord import backends, spec
+from concord.spec.errors import SpecError
 from concord.spec.training.recipe import recipe
 from concord.training import checkpoint, figures
 from concord.training.beginning import Texts, again, begin, files, source
@@ -41,7 +42,18 @@ def compare(about: str, models: Callable[[spec.EncoderConfig], Models]) -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--warmup", type=int, default=100)
     parser.add_argument("--out", type=Path, default=Path("experiment"))
-    asked = parser.parse_args()
+    try:
+        train(parser.parse_args(), models)
+    except SpecError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+
+
+def train(asked: argparse.Namespace, models: Callable[[spec.EncoderConfig], Models]) -> None:
+    """Train each model with each seed, and print accuracies and their spread.
+
+    Raises:
+        SpecError: if the data or the options describe no training.
+    """
     plan = TrainingPlan(backend=asked.backend, files=files(asked.data), steps=asked.steps)
     how = recipe("adamw").replace(warmup_steps=asked.warmup)
     texts = Texts(tokenization=asked.tokenization, tokens=asked.tokens)

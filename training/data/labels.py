@@ -11,6 +11,10 @@ from typing import Literal
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, located
 from concord.spec.files import read_as
+from concord.spec.text import shown
+
+MANY = 20
+"""Classes from which on half as many as there are samples are texts in a column of labels."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,15 @@ class Labels:
             names: as often as they come; None is no name.
 
         Raises:
-            SpecError: if there are fewer than two.
+            SpecError: if there are fewer than two, or nearly each sample has one of its own.
         """
-        different = {name for name in names if name is not None}
+        given = [name for name in names if name is not None]
+        different = set(given)
+        if len(different) > max(MANY, len(given) / 2):
+            raise SpecError(
+                f"{len(given)} samples have {len(different)} different labels, among them "
+                f"{shown(given[0], 40)!r}, but classes must be few: which column has the label?"
+            )
         if all(name.isascii() and name.isdigit() for name in different):
             return cls(tuple(sorted(different, key=lambda name: (int(name), name))))
         return cls(tuple(sorted(different)))
