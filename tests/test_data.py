@@ -211,10 +211,7 @@ def test_labels_are_numbered_in_a_stable_order(tmp_path):
     assert refusal(data.Labels.of, ["a", "a"]) == [
         "labels are 'a' but there must be at least two classes to tell apart"
     ]
-    assert refusal(data.Labels.of, [f"text {i}" for i in range(23)]) == [
-        "23 samples have 23 different labels, among them 'text 0', but classes must be few: which column has "
-        "the label?"
-    ]
+    assert "among them '7', but classes must be few" in refusal(data.Labels.of, map(str, range(7, 30)))[0]
     written(tmp_path, "labels.json", '{"format": "concord.labels/1", "names": ["a", "a"]}')
     assert refusal(data.Labels.read, tmp_path / "labels.json") == [
         f"{tmp_path}/labels.json: labels are 'a', 'a' but each must be there once, and none be empty"

@@ -19,6 +19,7 @@ from concord.conformance.expectation import JudgedProblem
 from concord.conformance.explain import Diagnosis
 from concord.conformance.explain.computation import Prediction
 from concord.conformance.explain.conclusions import conclude
+from concord.conformance.explain.hypothesis import Hypothesis, caused
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.relations import describe
 from concord.conformance.record import made, plain
@@ -139,6 +140,23 @@ def test_the_plainest_condition_is_named_and_every_one_that_is_as_plain():
 def test_a_size_that_may_tell_runs_apart_by_chance_is_not_named(right, said):
     """Of a few runs some size is always the largest; of many it is not by chance."""
     assert condition_of([(2, 11), (3, 13)], [(2 + i % 3, 3 + i % 5) for i in range(right)]) == said
+
+
+def epsilons(case, *numbers):
+    """Return a run that was judged by its logits alone, and may have any of several epsilons, or none."""
+    those = [Hypothesis("norm_epsilon", f"norm_epsilon = {one:g}", "NRM-2") for one in numbers]
+    found = Diagnosis("logits", ("NRM-2",), caused("logits", those, False)) if those else None
+    status = "diverges" if those else "agrees"
+    return Result("toy", "bert", case, "float32", status, verdict=Verdict([], found))
+
+
+def test_runs_together_say_what_most_of_them_do_and_of_a_precision_only_what_another_shows():
+    wrong, right = [epsilons("tiny", 1e-10, 1e-6), epsilons("long", 1e-6)], epsilons("full")
+    other = dataclasses.replace(right, dtype="float64")
+    first, second, third = (conclude([*wrong, *more])[1][0].text for more in ((), (right,), (other,)))
+    assert first == second
+    assert first.endswith("; norm_epsilon = 1e-06 (NRM-2) fits 2 of them")
+    assert third.endswith("it is wrong only where the precision is float32")
 
 
 def test_a_neighbour_that_would_show_elsewhere_is_not_named():

@@ -28,15 +28,12 @@ def test_numbers_that_differ_look_different(units):
 def test_no_more_digits_are_said_than_tell_numbers_apart():
     assert instead(1e-5, 1e-12) == "1e-05 instead of 1e-12"
     assert instead(float(np.float32(0.1)), 0.1) == "0.100000001 instead of 0.1"
-    assert instead(-4294967295.0, -4294967296.0, digits=12) == "-4294967295 instead of -4294967296"
     assert distinct(0.12345671, 0.12345672, 3.0) == ("0.12345671", "0.12345672", "3")
-    assert distinct(2.0, 2.0) == ("2", "2")
 
 
 def test_options_of_other_kinds_are_said_as_they_are():
     assert instead(None, 3) == "absent instead of 3"
     assert instead("gelu_tanh", "gelu_erf") == "gelu_tanh instead of gelu_erf"
-    assert instead((), ("gain", "bias")) == "none instead of gain, bias"
 
 
 @pytest.mark.parametrize("whole", [0.0, 1.0, -1.0])

@@ -23,7 +23,7 @@ from concord.conformance.explain.search import Effort, one_thread
 from concord.conformance.explain.step import role_of
 from concord.conformance.explain.suspects import like
 from concord.conformance.verdict import Result, Verdict
-from concord.conformance.wording import distinct, limit_between
+from concord.conformance.wording import distinct, gather, limit_between
 
 BUDGET = 30.0
 """Seconds of the processor that may be spent on one backend."""
@@ -73,7 +73,7 @@ def conclude(results: Sequence[Result]) -> tuple[list[Result], list[Conclusion]]
             run = explained[i] = dataclasses.replace(result, verdict=verdict)
             if run.status == "diverges" and verdict.diagnosis:
                 groups.setdefault(role_of(verdict.diagnosis.tensor), []).append(i)
-            if run.status == "agrees" and verdict.case is not None:
+            if run.status == "agrees":
                 passed.append(run)
         for tensor, wrong in groups.items():
             together = _Together([explained[i] for i in wrong], passed, effort)
@@ -95,12 +95,11 @@ class _Together:
     def __init__(self, wrong: Sequence[Result], passed: Sequence[Result], effort: Effort) -> None:
         self.wrong, self.passed, self.effort = wrong, passed, effort
         self.diagnoses = [diagnosis for run in wrong if (diagnosis := _verdict(run).diagnosis)]
-        self.named: dict[str, list[Hypothesis]] = {}
+        self.named: dict[str, list[list[Hypothesis]]] = {}
         for diagnosis in self.diagnoses:
             those = diagnosis.cause.hypotheses if diagnosis.cause else ()
-            for name in dict.fromkeys(one.name for one in those):  # the first of each name
-                first = next(one for one in those if one.name == name)
-                self.named.setdefault(name, []).append(first)
+            for name, of_name in gather(those, lambda one: one.name).items():
+                self.named.setdefault(name, []).append(of_name)
         self.condition = self._condition()
         self.refuted = {
             name: words for name, those in self.named.items() if (words := self._refutation(those))
@@ -117,17 +116,21 @@ class _Together:
             (those for name, those in self.named.items() if name not in self.refuted), key=len, default=()
         )
         if best:
-            lines.append(f"{best[0].text} ({best[0].clause}) fits {len(best)} of them")
+            one, times = _commonest(best)
+            lines.append(f"{one.text} ({one.clause}) fits {times} of them")
         lines += [self.condition] if self.condition else []
         lines += self.effort.failures
-        told = tuple(f"not {self.named[name][0].text}: {words}" for name, words in self.refuted.items())
+        told = tuple(
+            f"not {_commonest(self.named[name])[0].text}: {words}" for name, words in self.refuted.items()
+        )
         return Conclusion(backend, tensor, clause, count, "; ".join(lines), told)
 
-    def _refutation(self, those: Sequence[Hypothesis]) -> str:
-        """Say which case refutes a hypothesis; nothing if none does."""
-        if 2 * len(those) < len(self.wrong):
-            return f"it explains {len(those)} of {len(self.wrong)} runs"
-        if self.condition or any(one.weights for one in those):
+    def _refutation(self, named: Sequence[Sequence[Hypothesis]]) -> str:
+        """Say which case refutes the hypotheses of a name, of each run; nothing if none does."""
+        if 2 * len(named) < len(self.wrong):
+            return f"it explains {len(named)} of {len(self.wrong)} runs"
+        tried, _ = _commonest(named)
+        if self.condition or any(one.weights for those in named for one in those):
             return ""  # it is made in some cases only; a weight that is loaded wrongly is that of one model
         groups = {run.group for run in self.wrong}
         for run in sorted(self.passed, key=lambda run: run.group not in groups)[:MOST_PASSED]:
@@ -135,8 +138,8 @@ class _Together:
                 return ""
             case = _verdict(run).case
             shown = False
-            with self.effort.attempt(f"trying {those[0].name} in {run.case}"):
-                shown = case is not None and visible(case, self.diagnoses[0].tensor, those[0])
+            with self.effort.attempt(f"trying {tried.name} in {run.case}"):
+                shown = case is not None and visible(case, self.diagnoses[0].tensor, tried)
             if shown:
                 return f"it would show in {run.case} in {run.dtype}, which is right"
         return ""
@@ -158,13 +161,24 @@ class _Together:
                 sizes.append(f"{words} is {distinct(limit_between(max(right), low), max(right))[0]} or more")
             elif high < min(right):
                 sizes.append(f"{words} is {distinct(high, min(right))[0]} or less")
-        dtypes = {run.dtype for run in self.wrong}
-        if len(dtypes) == 1 and not dtypes & {run.dtype for run in self.passed}:
+        dtypes, others = ({run.dtype for run in runs} for runs in (self.wrong, self.passed))
+        if others and len(dtypes) == 1 and not dtypes & others:
             plain.append(f"the precision is {dtypes.pop()}")
         # As many orders, where a size says nothing of what is wrong: is it no chance that one does?
         orders = math.comb(len(self.wrong) + len(self.passed), len(self.wrong))
         found = plain or (sizes if 2 * len(FEATURES) <= CHANCE * orders else [])
         return f"it is wrong only where {'; only where '.join(found)}" if found else ""
+
+
+def _commonest(named: Sequence[Sequence[Hypothesis]]) -> tuple[Hypothesis, int]:
+    """Return the hypothesis that most runs name, in the same words, and how many do.
+
+    Args:
+        named: for each run, its hypotheses of one name: they may differ in a number.
+    """
+    alike = gather((one for those in named for one in those), lambda one: one.text)
+    most = max(alike.values(), key=len)
+    return most[0], len(most)
 
 
 def _values(feature: Callable[[JudgedProblem], float | None], runs: Sequence[Result]) -> list[Any]:
