@@ -173,7 +173,7 @@ def verdict_of(bug):
     return judge(case.config, case.weights, case.batch, run, end_to_end=False).explained()
 
 
-@pytest.mark.parametrize("bug", sample_of(SAID, lambda place, bug: place % 8 == 0), ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", sample_of(SAID, lambda place, bug: place % 16 == 0), ids=lambda bug: bug.name)
 def test_bug_of_a_run_is_placed_and_named(bug):
     verdict = verdict_of(bug)
     assert verdict.first_divergence is not None

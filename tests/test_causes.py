@@ -68,7 +68,7 @@ WORDS = {
 """What is said of bugs: of those that are tried as they are, their own sentence."""
 
 
-@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("name", sample_of(WORDS, lambda place, _: place % 2 == 0))
 def test_the_cause_is_named(name):
     bug = BUGS[name]
     case = build_case(bug.variant, bug.scenario, options=dict(bug.options))
@@ -306,7 +306,7 @@ def test_dropout_that_was_left_on_is_recognised(tap, change):
     "case",
     sample_of(
         standard_cases() + standard_cases(["bert"], "attention") + standard_cases(["bert"], "stack"),
-        quick_case,
+        lambda place, case: place % 3 == 0 and quick_case(place, case),
     ),
     ids=lambda case: case.name,
 )

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis.errors import FlakyFailure
 
 from concord import backends, spec
 from concord.backends.interface import Unsupported
@@ -25,16 +24,8 @@ from concord.spec.files import typed
 from tests.toys.running import Running, noted, until
 from tests.toys.surroundings import errors, toy
 
-RIGHT, WRONG, DIES, RAISES, ERRS, NARROW = map(
-    toy,
-    (
-        "NumpyBackend",
-        "WrongAfterTheFirstLayer",
-        "KillsItselfOnOneSample",
-        "RaisesOnOneSample",
-        "WrongEverywhere",
-        "KnowsOneArchitecture",
-    ),
+RIGHT, WRONG, DIES, RAISES = map(
+    toy, ("NumpyBackend", "WrongAfterTheFirstLayer", "KillsItselfOnOneSample", "RaisesOnOneSample")
 )
 QUICK = {"shapes": 2, "parts": ("model",)}
 
@@ -274,8 +265,8 @@ def test_a_folder_without_cases_or_with_broken_ones_cannot_be_run_again(invoke, 
 
 
 @pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("columns", [80, 200])
-def test_the_summary_fits_the_terminal(invoke, columns):
+def test_the_summary_fits_the_terminal(invoke):
+    columns = 80
     code, output, errors = invoke(
         f"--backend {toy('ReturnsNaN')} --part model --cases 2 --shapes 2", columns=columns
     )
@@ -283,7 +274,7 @@ def test_the_summary_fits_the_terminal(invoke, columns):
     told = [line for line in output.splitlines() if "--from-cases" not in line]
     assert max(map(len, told)) <= columns
     assert "…" not in output
-    assert output.count("┏") == (1 if columns == 200 else 2)
+    assert output.count("┏") == 2
     for word in ("cases", "diverge", "at its step", "taps", "gradients", "inf / inf", "1 failure found"):
         assert word in output, word
 
@@ -322,29 +313,7 @@ def test_findings_that_cannot_be_written_are_shown_and_recorded(invoke, monkeypa
 # Whatever ends it.
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "told"),
-    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "ended by SIGTERM")],
-)
-def test_a_signal_after_the_last_case_keeps_what_was_found(invoke, monkeypatch, tmp_path, number, code, told):
-    close = hunting.Pool.close
-
-    def interrupted(pool):
-        signal.raise_signal(number)
-        close(pool)
-
-    monkeypatch.setattr(hunting.Pool, "close", interrupted)
-    ended, output, said = invoke(
-        f"--backend {RIGHT} --cases 2 --part dot_product --json {tmp_path / 'out.json'} "
-        f"--html {tmp_path / 'out.html'}"
-    )
-    assert (ended, said) == (code, [f"concord: {told}"])
-    assert "2 random cases" in output
-    assert record.read(tmp_path / "out.json").outcome.cases == 2
-    assert (tmp_path / "out.html").is_file()
-
-
-@pytest.mark.parametrize("name", ["WrongEverywhere", "WrongNowAndThen", "WrongInOtherWays"])
+@pytest.mark.parametrize("name", ["WrongNowAndThen", "WrongInOtherWays"])
 def test_a_backend_is_blamed_for_what_was_seen_however_it_fails(name, monkeypatch, tmp_path):
     monkeypatch.setitem(hunting.ATTEMPTS, "diverges", 5)
     found = hunted(toy(name), cases=2, parts=("dot_product",))
@@ -353,40 +322,6 @@ def test_a_backend_is_blamed_for_what_was_seen_however_it_fails(name, monkeypatc
     assert write_failures(tmp_path, found, Setup()) == []
     assert [job.config for job in read_jobs(tmp_path)] == [failure.case.config for failure in found.failures]
     assert all(failure.folder for failure in found.failures)
-
-
-def test_a_failure_is_kept_whatever_becomes_of_the_search_for_a_smaller_case(monkeypatch):
-    draw, errors = (
-        hunting.draw,
-        [FlakyFailure("it passed this time", [AssertionError()]), ArithmeticError("the search broke")],
-    )
-
-    def breaks(plan, index, look, smallest):
-        draw(plan, index, lambda case: None, smallest)
-        raise errors.pop(0)
-
-    monkeypatch.setattr(hunting, "draw", breaks)
-    found = hunted(ERRS, RIGHT, cases=3, parts=("dot_product", "attention"))
-    assert [failure.found_as for failure in found.failures] == sample(
-        Plan(names=(), parts=("dot_product", "attention"), shapes=2),
-        [int(failure.result.case.removeprefix("fuzz-0-")) for failure in found.failures],
-    )
-    assert len(found.failures) == 2
-    assert errors == []
-    assert found.notes == [
-        f"{found.failures[1].result.case} could not be judged: ArithmeticError: the search broke"
-    ]
-
-
-def test_a_hunt_that_judged_nothing_does_not_pass(invoke):
-    code, output, _ = invoke(f"--backend {NARROW} --cases 3 --part dot_product")
-    assert code == 3
-    assert (
-        f"{NARROW}: nothing was judged: of 3 cases 3 unsupported; a backend of a fixed architecture is "
-        "judged on its own weights: concord check PATH"
-    ) in output
-    found = hunted(NARROW, RIGHT, cases=3, parts=("dot_product",))
-    assert (found.exit_code, found.judged, found.unjudged) == (3, [RIGHT], (NARROW,))
 
 
 # The four backends.
@@ -401,7 +336,7 @@ def assert_agrees(worker, case):
 
 
 @pytest.mark.in_turn
-@pytest.mark.parametrize("index", range(24))
+@pytest.mark.parametrize("index", range(16))
 def test_random_case_agrees(worker, index):
     for dtype in ("float64", "float32"):  # one tuple of sizes: JAX compiles for each
         (case,) = sample(Plan(names=(), shapes=1, dtypes=(dtype,)), [index])

@@ -94,14 +94,12 @@ DOT_PRODUCT = '{"kind": "ScaledDotProductAttention", "pad_id": 0, "mask_value": 
 SPOILT = [
     ("source", "gpt", "the metadata's 'source' is 'gpt' but must be one of bert-hugging-face, bert-pytorch"),
     ("dtype", "float16", "'dtype' is 'float16' but must be 'float64' or 'float32'"),
-    ("config", "{", "the metadata's 'config': not valid JSON"),
     (
         "config",
         '{"kind": "Decoder"}',
         "key 'kind' of the metadata's 'config' is 'Decoder' but must begin with one of",
     ),
     ("config", DOT_PRODUCT, "key 'd_k' is missing but is required"),
-    ("inputs/q", np.ones(3), "'inputs/q' has shape (3,) but must be (B, T, K)"),
     ("inputs/mask", None, "'inputs/key_ids' is missing, but it or 'inputs/*mask*' is required"),
     ("outputs/output", None, "'outputs/output' is missing but is required: it is 'attention.context'"),
     ("outputs/attention", np.ones((2, 4, 5)), "'outputs/attention' has shape (2, 4, 5) but must be"),

@@ -198,10 +198,6 @@ def test_a_wrong_dump_diverges_at_the_wrong_tensor(invoke, exported, tmp_path, t
     assert ("  1 of " in output) == ("context" not in tensor)
 
 
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-7])
-
-
 def edit(**fields):
     def change(path):
         data = {**json.loads(path.read_text()), **fields}
@@ -224,17 +220,8 @@ def bare(path):
     save_file({name: run[name] for name in ("output", "loss")}, path)
 
 
-THREE = np.zeros(3, np.float32)
-
 DAMAGE = {
-    "a truncated run": ("run.safetensors", cut, "not a whole safetensors file"),
     "a run without its loss": ("run.safetensors", put({"loss": None}), "lacks 'loss'"),
-    "a tap that nobody knows": ("run.safetensors", put({"taps/encoder.layer.0": THREE}), "encoder.layer.0"),
-    "a run that declares nonsense": (
-        "run.json",
-        edit(info={"not_exposed": "*"}),
-        "'not_exposed' is '*' but must be a list of strings",
-    ),
     "inputs out of range": (
         "case.safetensors",
         put({"inputs/labels": np.array([99])}),
@@ -244,11 +231,6 @@ DAMAGE = {
         "case.json",
         edit(format="concord.case/9"),
         "'format' is 'concord.case/9' but must be 'concord.case/1'",
-    ),
-    "a case without its configuration": (
-        "case.json",
-        edit(config={}),
-        "field 'vocab_size' is missing but is required",
     ),
 }
 
@@ -261,7 +243,7 @@ def test_a_damaged_file_is_named_in_one_line(invoke, dumps, tmp_path, what):
     assert (code, output) == (2, "")
     assert str(dumps / CASES[0] / name) in errors[0]
     assert message in errors[0]
-    assert len(errors) == 1 or what == "a case without its configuration"  # one line for each field
+    assert len(errors) == 1
     assert not (tmp_path / "out.json").exists()
 
 

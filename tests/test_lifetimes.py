@@ -24,6 +24,7 @@ ONE_CASE = "--case bert-single --dtype float32 --threads 1"
 
 HANGING = {
     "hangs": (f"check --backend {HANGS} {ONE_CASE}", 1),
+    "describes": (f"check --backend {toy('HangsWhenDescribed')} {ONE_CASE}", 1),
     "computes": (f"check --backend {toy('ComputesWithoutEnd')} {ONE_CASE}", 1),
     "forks": (f"check --backend {FORKS} {ONE_CASE}", 2),
     "hunts": (f"fuzz --backend {HANGS} --cases 200 --threads 1", 1),
@@ -43,9 +44,9 @@ def assert_ended(code, said, how):
 @pytest.mark.parametrize(
     ("what", "how"),
     [
-        *((what, signal.SIGKILL) for what in HANGING),
-        *(("forks", how) for how in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)),
-        *(("hunts", how) for how in (signal.SIGTERM, signal.SIGHUP)),
+        *((what, signal.SIGKILL) for what in ("hangs", "computes", "forks", "hunts")),
+        *(("forks", how) for how in (signal.SIGTERM, signal.SIGHUP)),
+        *((what, signal.SIGINT) for what in ("describes", "hunts")),
     ],
 )
 def test_all_that_a_parent_has_started_ends_when_it_is_gone(what, how, tmp_path):

@@ -21,24 +21,19 @@ from concord.conformance.lockstep import (
     Candidate,
     JudgedTraining,
     Lockstep,
-    Track,
     free_running,
     resynchronised,
     running,
 )
 from concord.conformance.lockstep.cases import standard
 from concord.conformance.lockstep.conduct import about
-from concord.conformance.lockstep.envelope import Start, in_range
-from concord.conformance.lockstep.made import MadeStep
-from concord.conformance.lockstep.report import lines, show
+from concord.conformance.lockstep.envelope import in_range
+from concord.conformance.lockstep.report import show
 from concord.conformance.scoring import judge_tensor
-from concord.conformance.verdict import Row, Verdict
-from concord.spec.arithmetic import Arithmetic
 from concord.spec.errors import SpecError
-from concord.spec.training.optimizers import ReferenceOptimizer, batch_weights, clipped
+from concord.spec.training.optimizers import ReferenceOptimizer, clipped
 from concord.spec.training.recipe import Recipe, rounded_hyperparameters
-from concord.spec.training.schedules import learning_rate
-from concord.spec.training.trajectory import Training, counts
+from concord.spec.training.trajectory import Training
 from tests.toys import holding
 from tests.toys.flat import Flat
 from tests.toys.stepping import Stepping
@@ -122,8 +117,6 @@ def test_right_training_agrees_at_every_step(mode, dtype):
     ("fields", "tensor", "clause", "explained"),
     [
         ({"clip_at": 1.002}, "clipped.", "OPT-7", ("OPT-7",)),
-        ({"epsilon": 1e-6}, "parameters.", "OPT-3", ("OPT-3",)),
-        ({"beta2": 0.99}, "second_moment.", "OPT-3", ("OPT-3",)),
         ({"undecayed": ()}, "parameters.", "OPT-3", ("OPT-6",)),
         ({"accumulation_mean": "batches"}, "gradients.", "GRD-1", ("OPT-10",)),
     ],
@@ -212,7 +205,7 @@ def clipping_case(dtype, **fields):
 
 
 @pytest.mark.clause("OPT-7", "ALG-7")
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float64", marks=pytest.mark.slow), "float32", "float16"])
 def test_clipping_by_the_norm_of_one_flat_buffer_is_right_and_a_wrong_clip_is_not(dtype):
     asked, off = clipping_case(dtype), 0.25 if dtype == "float16" else 0.01
     ways = {
@@ -316,16 +309,6 @@ def test_session_that_returns_or_raises_nonsense_is_a_row_and_the_others_go_on()
             0,
             "TypeError: step() returned 'norm' as a str but must return an array of numbers",
         ),
-        "ReturningRagged": (
-            "error",
-            0,
-            "TypeError: step() returned 'norm' as a list but must return an array of numbers",
-        ),
-        "ReturningNumbered": (
-            "error",
-            0,
-            "TypeError: step() returned an array by the name 0 but must name each by text",
-        ),
         "ReturningUnknown": (
             "broken",
             0,
@@ -337,17 +320,11 @@ def test_session_that_returns_or_raises_nonsense_is_a_row_and_the_others_go_on()
             0,
             "step() returned 'losses.0' of shape (1,) but must be () (and 113 like it)",
         ),
-        "ReturningWhole": (
-            "broken",
-            0,
-            "step() returned 'losses.0' of dtype int64 but must be a floating-point type (and 113 like it)",
-        ),
         "ReturningFew": (
             "diverges",
             2,
             "gradients.embeddings.token.weight missing: the backend returned no such tensor",
         ),
-        "ReturningNothing": ("diverges", 2, "losses.0 missing: the backend returned no such tensor"),
     }
     tracks = resynchronised(asked, [Candidate(name, getattr(holding, name).session(asked)) for name in said])
     found = {
@@ -423,27 +400,6 @@ def test_section_that_no_step_judges_keeps_training_from_agreeing():
     assert all(f"<li>{line}</li>" in page(made) for line in lost)
 
 
-def test_section_that_one_step_judges_is_judged_and_the_others_are_told():
-    known, unknown = (
-        Verdict([Row("steps.0.losses.0", "LOS-2", "agrees"), Row("steps.0.norm", "OPT-7", status)])
-        for status in ("agrees", "undetermined")
-    )
-    asked, recorder = case(), Candidate("toy", None)
-    for step, verdict in enumerate((unknown, known, unknown)):
-        start = Start({}, step, asked.training.steps[step])
-        made = MadeStep(asked, start, {}, Expectation("float16", {}, {}, {}))
-        made.verdict = verdict
-        recorder.add(made, again=True)
-    track = recorder.track()
-    assert (track.status, track.unjudged) == ("agrees", ())
-    found = Lockstep("resynchronised", "float16", {}, (track,))
-    assert found.exit_code == 0
-    assert [line for line, _ in lines(track, found)] == [
-        "toy: not judged: norm at 2 of 3 steps: what they are computed from is out of the range of float16; "
-        "train with numbers that float16 holds, or in another precision (--dtype float32)"
-    ]
-
-
 def test_training_of_which_a_section_is_judged_nowhere_is_not_said_to_be_right():
     asked = case("bfloat16", steps=2)
     asked = replace(asked, training=replace(asked.training, reported=(0, 1)))
@@ -452,58 +408,6 @@ def test_training_of_which_a_section_is_judged_nowhere_is_not_said_to_be_right()
         running.first_divergence(
             asked, [session.step(batches, report=True) for batches in asked.training.steps]
         )
-
-
-@pytest.mark.parametrize(
-    ("statuses", "code"),
-    [
-        (["agrees", "unsupported"], 0),
-        (["unsupported"], 3),
-        ([], 3),
-        (["agrees", "undetermined"], 3),
-        (["diverges", "undetermined"], 1),
-        (["agrees", "refused"], 3),
-    ],
-)
-def test_lockstep_passes_only_if_something_was_judged(statuses, code):
-    assert (
-        Lockstep(
-            "resynchronised", "float32", {}, tuple(Track("toy", status) for status in statuses)
-        ).exit_code
-        == code
-    )
-
-
-def test_standard_case_meets_what_training_branches_on():
-    asked = standard(steps=40)
-    trajectory, norms = asked.trajectory(Arithmetic()), []
-    for batches in asked.training.steps:
-        trajectory.step(batches, lambda name, values: norms.append(float(values)) if name == "norm" else None)
-    limit, shares = asked.training.recipe.clip_at or 0.0, [len(batches) for batches in asked.training.steps]
-    assert min(norms) < limit < max(norms)
-    assert (shares[16], shares[-1], max(shares)) == (1, 1, 2)
-    first = [counts(asked.config, batch) for batch in asked.training.steps[0]]
-    assert (
-        len(
-            {
-                tuple(batch_weights(asked.training.recipe.replace(accumulation_mean=mean), first))
-                for mean in ("batches", "samples", "labels")
-            }
-        )
-        == 3
-    )
-    steps = [learning_rate(asked.training.recipe, step) for step in range(len(asked.training.steps))]
-    assert steps[0] < max(steps) > steps[-1]
-    moments = {
-        name: node.value
-        for name, node in trajectory.optimizer.state.items()
-        if name.startswith("second_moment.")
-    }
-    table = moments["second_moment.embeddings.token.weight"]
-    assert (table == 0).all(-1).sum() > 10
-    positions = moments["second_moment.embeddings.position.weight"]
-    assert (positions == 0).all(-1).tolist() == [False] * 11 + [True] * 2
-    assert 0 < max(values.max() for name, values in moments.items() if name.endswith("key.bias")) < 1e-25
 
 
 def test_standard_case_shows_means_of_means_and_positions_that_are_not_trained(unexplained):

@@ -55,13 +55,11 @@ ARRAY = np.ones((2, 3), np.float32)
 
 
 WRONG = {
-    "no output": (Run(None, None), ("output is a NoneType but must be an array of numbers")),
     "a list of taps": (Run(ARRAY, None, [ARRAY]), ("'taps' is a list but must be a dict")),
     "a ragged gradient": (
         Run(ARRAY, None, {}, {"x": [[1], [1, 2]]}),
         "gradients['x'] is a list but must be an array of numbers",
     ),
-    "no run": (None, "run() returned a NoneType but must return a Run"),
 }
 
 

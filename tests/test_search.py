@@ -81,7 +81,7 @@ def test_shifted_ids_of_two_segments_are_named(row_of, named):
 @pytest.mark.parametrize("delivered", [(), ("embeddings.norm", "*.norm2"), ("*",)])
 @pytest.mark.parametrize(
     "role",
-    ["attention.query", "attention.context", "attention.weights", "residual1", "norm1", "feed_forward.inner"],
+    ["attention.query", "attention.weights", "norm1"],
 )
 def test_a_wrong_gradient_by_a_tap_ends_no_search(role, delivered):
     case = build_case("bert", "ragged")

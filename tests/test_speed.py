@@ -5,7 +5,6 @@ change.
 import copy
 import dataclasses
 import json
-import math
 import os
 import re
 import subprocess
@@ -23,7 +22,6 @@ from concord.conformance import record as files
 from concord.conformance.campaign import Setup
 from concord.conformance.estimate import Z
 from concord.spec.cases import build_case
-from concord.spec.errors import SpecError
 from concord.speed import (
     Mode,
     SpeedPlan,
@@ -39,7 +37,7 @@ from concord.speed import (
 from concord.speed.measure import takes_part
 from concord.speed.page import page
 from concord.speed.peers import PEERS
-from concord.speed.presets import Preset, ragged
+from concord.speed.presets import Preset
 from concord.speed.table import fastest_first, greedy, show, to_deploy
 from concord.speed.team import busy_cores
 from concord.speed.work import flops
@@ -82,13 +80,6 @@ def measured(plan, data=None):
 
 
 # What is measured.
-
-
-def test_ragged_lengths_are_spread_and_repeatable():
-    lengths = ragged(97, 128)
-    assert lengths == ragged(97, 128) == sorted(lengths)
-    assert 1 <= lengths[0] < lengths[48] < lengths[-1] == 128
-    assert 0.35 < np.mean(lengths) / 128 < 0.55
 
 
 @pytest.mark.parametrize("variant", ["bert", "tf1-text-classifier"])
@@ -322,15 +313,8 @@ def test_the_first_step_of_a_turn_warms_up():
     assert statistics.interval(turns) == (1.0, 3.0)
     assert statistics.spread(turns) == 1.0
     assert not statistics.settled(turns)
-
-
-def test_a_measurement_is_steady_if_the_middle_half_of_its_turns_is_narrow():
     assert statistics.settled([[1.0], [1.0], [1.02], [0.98], [1.01], [5.0], [1.0], [0.99]])
-    assert not statistics.settled([[1.0]])
     assert not statistics.settled([[0.859], [0.894]]), "two steps are no spread"
-    assert statistics.spread([[1.0], [1.0], [1.0], [1.0]]) == math.inf
-    assert statistics.least([[0.1, 0.9, 0.8], [0.7]]) == 0.7, "the first of a turn warms up"
-    assert not statistics.settled([])
 
 
 # Records.
@@ -349,46 +333,6 @@ def test_a_record_is_read_as_it_was_written(record, tmp_path):
     path = tmp_path / "speed.json"
     path.write_text(json.dumps(record))
     assert read(path) == json.loads(json.dumps(record))
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{", "not valid JSON"),
-        ("[]", "has schema None"),
-        ('{"schema": "concord.speed/2"}', "has schema 'concord.speed/2' but must have"),
-        (
-            '{"schema": "concord.report/5", "kind": "speed", "title": "", "written": "", "exit_code": 0, '
-            '"machine": {}}',
-            "lacks 'seconds', 'complete', 'settings', 'workloads', 'backends', 'best_product_gflops', "
-            "'entries'",
-        ),
-    ],
-)
-def test_what_is_no_record_is_refused(tmp_path, text, words):
-    (tmp_path / "speed.json").write_text(text)
-    with pytest.raises(SpecError, match=re.escape(words)):
-        read(tmp_path / "speed.json")
-
-
-def test_the_page_needs_nothing_else_and_hides_nothing(record):
-    html = page_of(record)
-    assert not re.findall(r"(?:src|href)=(?![\"']#)", html)
-    assert "http" not in html.replace("http-equiv", "")
-    for words in (
-        "withheld",
-        "toys are explicit",
-        "small inference ragged",
-        "Slow explicit eager",
-    ):
-        assert words in html
-    assert page_of(
-        {
-            **record,
-            "complete": False,
-            "backends": {**record["backends"], "<b>": next(iter(record["backends"].values()))},
-        }
-    ).count("<b>") == html.count("<b>")
 
 
 @pytest.mark.parametrize("columns", [100, 140, 170])
@@ -424,6 +368,8 @@ def test_a_page_of_a_busy_machine_says_so_first_and_no_page_of_times_is_a_judgem
 
 def test_bars_of_very_different_lengths_are_all_seen(record):
     entries = copy.deepcopy([entry for entry in record["entries"] if entry["status"] == "measured"])
+    whole = page_of(record)
+    assert all(words in whole for words in ("withheld", "toys are explicit", "Slow explicit eager"))
     assert "open end" not in page_of({**record, "exit_code": 0, "entries": entries[:1]})
     entries[-1]["summary"] |= dict.fromkeys(("low_seconds", "median_seconds", "high_seconds"), 1000.0)
     html = page_of({**record, "exit_code": 0, "entries": entries})
@@ -468,25 +414,6 @@ def test_a_model_of_ones_own_is_measured_as_it_is_configured(tmp_path):
     data = measured(plan_of(RIGHT, works=Models().workloads([mine], "cpu", ragged=True)))
     assert [entry["status"] for entry in data["entries"]] == ["measured"]
     assert data["workloads"]["mine batch=3 inference ragged"]["batch"] == 3
-
-
-def test_all_that_is_wrong_with_models_is_said_at_once(tmp_path):
-    path = tmp_path / "wrong.toml"
-    path.write_text("d_model = 'wide'\n")
-    paths = [path, tmp_path / "missing.toml"]
-    with pytest.raises(SpecError) as refused:
-        Models(preset=["nndll"], variant=["brt"], config=paths, batch=0).presets("cpu")
-    said = " / ".join(refused.value.problems)
-    for words in (
-        "--batch is 0 but must be at least 1",
-        "'nndll'",
-        "'brt'",
-        "wrong.toml: ",
-        "missing.toml: no such file",
-    ):
-        assert words in said
-    with pytest.raises(SpecError, match=r"bert tokens=613: .* at most 512 fit"):
-        Models(variant=["bert"], tokens=613).presets("cpu")
 
 
 def test_a_busy_machine_is_said_before_anything_is_measured(monkeypatch, capsys):

@@ -41,7 +41,14 @@ def test_on_a_device_no_step_waits_for_the_last_and_the_clock_and_memory_are_the
 
 
 @pytest.mark.parametrize(
-    ("name", "by_events"), [("torch", True), ("tf", False), ("paddle", True), ("jax", False)]
+    ("name", "by_events"),
+    [
+        ("torch", True),
+        *(
+            pytest.param(*of_one, marks=pytest.mark.slow)
+            for of_one in (("tf", False), ("paddle", True), ("jax", False))
+        ),
+    ],
 )
 def test_steps_are_timed_by_events_where_a_framework_has_them(name, by_events):
     if importlib.util.find_spec({"tf": "tensorflow"}.get(name, name)) is None:

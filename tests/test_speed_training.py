@@ -28,16 +28,10 @@ def prepared(made, work):
             for fields in (
                 {"learning_rate": 1.01 * RECIPE.learning_rate},
                 {"epsilon_placement": "uncorrected"},
-                {"epsilon": 1e-8},
                 {"bias_correction": False},
-                {"decay_form": "coupled"},
                 {"decay_form": "alone"},
-                {"undecayed": ()},
                 {"undecayed": ("bias",)},
-                {"decay_form": "none", "weight_decay": 0.0},
-                {"beta1": 0.95},
                 {"beta2": 0.999},
-                {"algorithm": "sgd", "decay_form": "none", "weight_decay": 0.0},
             )
         ),
         (measurable.Forgetting(), 3.0),

@@ -125,7 +125,7 @@ def trained(open_worker, backend, asked, dtype="float32", **settings):
     return run
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn
 @pytest.mark.parametrize("backend", EACH_BACKEND)
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -218,7 +218,7 @@ RATES = {
 }
 
 
-@pytest.mark.parametrize("execution", ["eager", "compiled"])
+@pytest.mark.parametrize("execution", ["eager", pytest.param("compiled", marks=pytest.mark.in_turn)])
 @pytest.mark.parametrize("backend", EACH_BACKEND)
 def test_every_framework_drops_the_same_elements(open_worker, backend, execution):
     asked = training("adamw", **RATES)

@@ -78,6 +78,7 @@ def test_state_is_what_the_last_step_reported(worker, execution):
     assert the_same({name: state[name] for name in trained}, {name: last[name] for name in trained})
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_training_goes_on_from_a_state_with_the_bits_that_it_had(worker, recipe):
     with worker.train(request_of(recipe)) as session:

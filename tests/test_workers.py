@@ -9,7 +9,6 @@ import signal
 import time
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 from rich.console import Console
@@ -148,7 +147,7 @@ def failure_to_open(**settings):
     return pytest.fail("it started")
 
 
-@pytest.mark.parametrize("program", ["/no/such/python", str(ROOT), "/bin/false", "/bin/echo"])
+@pytest.mark.parametrize("program", ["/no/such/python", "/bin/echo"])
 def test_an_interpreter_that_is_none_is_broken(program):
     status, detail = failure_to_open(python=program)
     assert status == "broken"
@@ -291,15 +290,6 @@ def test_a_worker_that_died_is_started_again_unless_that_is_hopeless(
     assert time.monotonic() - began < 60
 
 
-def test_memory_is_limited_where_the_limit_lies(small):
-    with backends.open(toy("FillsMemory"), threads=1) as worker:
-        worker.memory_limit = psutil.Process(worker.pid).memory_info().rss + 400 * MIB
-        with pytest.raises(WorkerFailure, match="out of memory: it held") as failed:
-            run_of(worker, request_for(small()))
-        assert worker.memory_limit < worker.peak_memory < worker.memory_limit + 1024 * MIB
-        assert failed.value.stderr == "allocating"
-
-
 def test_the_memory_limit_counts_what_a_worker_has_started():
     def ran(limit):
         with backends.open(
@@ -344,15 +334,6 @@ def test_weights_reach_a_backend_in_the_order_of_the_specification():
         ] * 3
 
 
-def test_a_worker_killed_between_requests_is_noticed_and_stays_dead(small):
-    with backends.open(toy("NumpyBackend"), threads=1) as worker:
-        psutil.Process(worker.pid).send_signal(signal.SIGTERM)
-        psutil.Process(worker.pid).wait(10)
-        for _ in range(2):
-            with pytest.raises(WorkerFailure, match=r"crashed: (killed by SIGTERM|its process ended)"):
-                run_of(worker, request_for(small()))
-
-
 def test_no_worker_process_outlives_its_parents_interest(small):
     with backends.open(toy("NumpyBackend"), threads=1) as worker:
         process = psutil.Process(worker.pid)
@@ -378,29 +359,10 @@ def test_an_answer_that_cannot_be_read_is_an_error_of_that_backend(tmp_path, mon
     )
 
 
-@pytest.mark.parametrize("name", ["ReturnsAWrongShape", "ReturnsIntegers"])
-def test_an_answer_that_cannot_be_judged_is_broken(name):
-    def derive(tensors):
-        return {"logits": np.add(tensors["logits"], np.ones((1, 3)))}
-
-    (job,) = check_jobs(["bert"], ["float32"], cases=["bert-single"])
-    report = conduct(
-        [dataclasses.replace(job, derive=derive)], [toy(name), toy("NumpyBackend")], Setup(threads=1)
-    )
-    assert statuses(report) == ["broken", "diverges"]
-    problem = (
-        "of shape (3, 1) but must be (1, 3)"
-        if name == "ReturnsAWrongShape"
-        else "of dtype int64 but must be float32 in a float32 run"
-    )
-    assert report.results[0].detail == f"its answer cannot be judged: 'logits' is {problem}"
-
-
-@pytest.mark.parametrize("error", [TypeError, AssertionError])
-def test_a_fault_while_judging_is_concord_s_and_all_other_results_are_kept(error, monkeypatch):
+def test_a_fault_while_judging_is_concord_s_and_all_other_results_are_kept(monkeypatch):
     def judge(config, weights, batch, *more):
         if len(batch.required("labels")) == 1:
-            raise error("of the judge\nin two lines")
+            raise AssertionError("of the judge\nin two lines")
         return right(config, weights, batch, *more)
 
     right = conformance.campaign.judge
@@ -414,7 +376,7 @@ def test_a_fault_while_judging_is_concord_s_and_all_other_results_are_kept(error
     (unjudged,) = [result for result in report.results if result.status == "not judged"]
     assert (unjudged.case, unjudged.detail) == (
         "bert-single",
-        f"a bug in Concord while judging: {error.__name__}: of the judge",
+        "a bug in Concord while judging: AssertionError: of the judge",
     )
     assert "Traceback" in unjudged.stderr
     assert "in judge" in unjudged.stderr
@@ -422,7 +384,7 @@ def test_a_fault_while_judging_is_concord_s_and_all_other_results_are_kept(error
     console = Console(width=200, record=True, file=io.StringIO())
     show(report, console, "Check")
     printed = console.export_text()
-    assert f"{toy('NumpyBackend')} not judged: a bug in Concord while judging: {error.__name__}" in printed
+    assert f"{toy('NumpyBackend')} not judged: a bug in Concord while judging: AssertionError" in printed
     made = record.made(report, "check")
     record.parsed(record.text(made).encode())
     assert "Concord failed to judge 1 of 3 runs" in page(made)

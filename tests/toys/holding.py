@@ -71,15 +71,9 @@ Silent = of(info=lambda self: None)
 DeclaringText = of(info=lambda self: {"deviations": "some"})
 Returning = of(told=lambda self, found: None)
 ReturningText = of(told=lambda self, found: {**found, "norm": "large"})
-ReturningRagged = of(told=lambda self, found: {**found, "norm": [[1.0], [1.0, 2.0]]})
-ReturningNumbered = of(told=lambda self, found: dict(enumerate(found.values())))
 ReturningUnknown = of(
     told=lambda self, found: {**found, "velocity.pooler.bias": found["norm"], "loss": found["norm"]}
 )
 ReturningRows = of(told=lambda self, found: {name: array[None] for name, array in found.items()})
-ReturningWhole = of(
-    told=lambda self, found: {name: np.int64(1) * (array > 0) for name, array in found.items()}
-)
 ReturningFew = of(told=lambda self, found: without(found, "gradients.", "norm", "rate", "parameters.pooler"))
-ReturningNothing = of(told=lambda self, found: {})
 Loading = of(load=failing)

@@ -153,10 +153,8 @@ def every(run, change):
 
 ReturnsNaN = with_output(lambda output: np.full_like(output, np.nan))
 ReturnsAWrongShape = with_output(np.transpose)
-ReturnsIntegers = with_output(lambda output: output.astype(np.int64))
 # Numbers of a type that safetensors has and NumPy has not.
 ReturnsBfloat16 = with_output(lambda output: output.astype(importlib.import_module("ml_dtypes").bfloat16))
-WrongEverywhere = handing(lambda run, request: every(run, lambda array: array * 1.5 + 1))
 
 
 def shifted(run, request):
@@ -251,13 +249,6 @@ ReturnsNoneByName = handing(
 )
 ReturnsNoOutput = handing(lambda run, request: replace(run, output=None))
 
-
-def of_width(request):
-    raise Unsupported(f"this toy has d_model 769, not {request.config.d_model}")
-
-
-# One architecture alone, as a published model has.
-KnowsOneArchitecture = doing(of_width, lambda request: request.config.d_model != 769)
 
 # No result at all.
 
