@@ -35,14 +35,16 @@ from concord.spec.text import first_line
 
 aten = torch.ops.aten
 
-ROUNDOFF = {
-    torch.float64: 2.0**-53,
-    torch.float32: 2.0**-24,
-    torch.float16: 2.0**-11,
-    torch.bfloat16: 2.0**-8,
-    torch.complex64: 2.0**-24,
-    torch.complex128: 2.0**-53,
-}
+FLOATS = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.complex128,
+)
+
+ROUNDOFF = {dtype: torch.finfo(dtype).eps / 2 for dtype in FLOATS}
 """Unit roundoff of each dtype."""
 
 SUMMED = 2.0**-24

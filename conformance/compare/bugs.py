@@ -268,23 +268,20 @@ def _of_layouts(it: Operation) -> Found:
 
 def _splits(it: Operation) -> bool:
     """Return whether an operation takes features apart into heads."""
-    if it.name not in ("view", "_unsafe_view", "reshape") or not it.floats(1) or it.args[0].ndim < 2:
-        return False
-    shape = list(it.args[1])
-    apart = len(shape) == it.args[0].ndim + 1 and shape[-1] != 1 and shape[-2] != 1
-    return apart and -1 not in shape[-2:] and shape[-1] * shape[-2] == it.args[0].shape[-1]
+    shape = list(it.args[1]) if it.name in ("view", "_unsafe_view", "reshape") and it.floats(1) else []
+    apart = len(shape) > 2 and len(shape) == it.args[0].ndim + 1
+    return apart and min(shape[-2:]) > 1 and shape[-1] * shape[-2] == it.args[0].shape[-1]
 
 
 def _interleaved(x: Tensor, shape: Sequence[int]) -> Tensor:
     *lead, heads, width = shape
-    return torch.transpose(torch.reshape(x, (*lead, width, heads)), -1, -2).contiguous()
+    return x.reshape(*lead, width, heads).transpose(-1, -2).contiguous()
 
 
 def _alternating(first: Tensor, second: Tensor) -> Tensor:
     """Return what a rotation of halves, (-b, a) of (a, b), gives of numbers that stand next to each other."""
     x = torch.cat([second, -first], -1)
-    pairs = torch.reshape(x, (*x.shape[:-1], -1, 2))
-    return torch.stack([-pairs[..., 1], pairs[..., 0]], -1).reshape(x.shape)
+    return torch.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
 
 
 def _of_formats(it: Operation) -> Found:

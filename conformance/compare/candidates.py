@@ -119,14 +119,18 @@ def standard(model: Any) -> dict[str, Any]:
         made["input_ids"] = made["decoder_input_ids"] = torch.where(real, drawn, of("pad_token_id") or 0)
         if "input_ids" in takes:
             made["attention_mask"] = real.long()
-    shapes: dict[str, tuple[int, ...]] = {"input_values": (SAMPLES,)}
-    if size := of("image_size"):
-        sides = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
-        shapes["pixel_values"] = (of("num_channels") or 3, *sides)
-    if of("num_mel_bins") and of("max_source_positions"):
-        shapes["input_features"] = (of("num_mel_bins"), 2 * of("max_source_positions"))
+    size, frames = of("image_size"), of("max_source_positions") or 0
+    shapes = {
+        "input_values": (SAMPLES,),
+        "pixel_values": (
+            of("num_channels") or 3,
+            *(size if isinstance(size, (list, tuple)) else (size, size)),
+        ),
+        "input_features": (of("num_mel_bins"), 2 * frames),
+    }
     for name, shape in shapes.items():
-        made[name] = torch.randn((len(lengths), *shape), generator=generator)
+        if all(shape):
+            made[name] = torch.randn((len(lengths), *shape), generator=generator)
     found = {name: tensor for name, tensor in made.items() if name in takes}
     named = (one for one in takes.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD))
     missing = [one.name for one in named if one.name not in found and (one.default is one.empty or not found)]
@@ -137,13 +141,10 @@ def standard(model: Any) -> dict[str, Any]:
 
 def refuse_modes(model: nn.Module) -> None:
     """Refuse a reference that computes something else each time, or in more digits than any candidate."""
-    active = [
-        name or "the module"
-        for name, module in model.named_modules()
-        if module.training and (not name or getattr(module, "p", 0) or getattr(module, "dropout", 0))
-    ]
-    if active:
-        raise SpecError(f"{active[0]} is in training mode but must be in evaluation mode: call eval() first")
+    for name, module in model.named_modules():
+        if module.training and (not name or getattr(module, "p", 0) or getattr(module, "dropout", 0)):
+            path = name or "the module"
+            raise SpecError(f"{path} is in training mode but must be in evaluation mode: call eval() first")
     if dtype_of(model) == torch.float64:
         raise SpecError(
             "the reference is in float64 but must be in float32 or a half precision, as candidates are"

@@ -10,17 +10,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.compare.arithmetic import FOREIGN
-from concord.conformance.compare.reference import OUTPUT, ModuleReference, Reference, dtype_name, numbers
+from concord.conformance.compare.reference import (
+    OUTPUT,
+    ModuleReference,
+    Reference,
+    dtype_name,
+    nothing,
+    numbers,
+)
 from concord.conformance.compare.stretch import Stretch, StretchComputation, cause, opened
-from concord.conformance.estimate import SAMPLES, Estimate, Observer
+from concord.conformance.estimate import SAMPLES, Estimate
 from concord.conformance.expectation import Expectation, is_gradient
 from concord.conformance.explain import Cause, Diagnosis
 from concord.conformance.explain.computation import Prediction
@@ -100,15 +107,12 @@ class ModelComparison:
         Args:
             pinned: whether each stretch starts from the candidate's own activations.
         """
-        reference = self.reference
-
-        def compute(arithmetic: Any, observer: Observer) -> None:
-            pin = self.pin if pinned else lambda name: None
-            self.foreign.update(reference.compute(arithmetic, observer, pin))
-
+        reference, truth = self.reference, self.reference.exact()
+        compute = functools.partial(reference.compute, pin=self.pin if pinned else nothing)
         where = "each stretch" if pinned else "end to end"
         self.progress(f"{where}: exact values")
-        found = Estimate(compute, self.dtypes, truth=reference.exact())
+        found = Estimate(compute, self.dtypes, truth=truth)
+        self.foreign.update(truth.foreign)
         for seeds in (range(FEW), range(FEW, SAMPLES)):
             self.progress(f"{where}: {seeds.stop} samples of Monte Carlo arithmetic")
             found.take_up(reference.runs(seeds), f"deriving tolerances, {where}")

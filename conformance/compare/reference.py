@@ -57,6 +57,10 @@ SEED = 0xC0
 HALF = (torch.bfloat16, torch.float16)
 
 
+def nothing(name: str) -> None:
+    """Use every tensor as it is computed."""
+
+
 class Finished(Exception):
     """What is wanted has been computed."""
 
@@ -101,8 +105,8 @@ class Reference:
         """Return arithmetics that make sigma: samples by their seeds, and low-precision runs."""
         raise NotImplementedError
 
-    def compute(self, arithmetic: Any, observer: Observer, pin: Pin) -> Collection[str]:
-        """Compute every tensor in an arithmetic; return the operations without a rule that were met."""
+    def compute(self, arithmetic: Any, observer: Observer, pin: Pin) -> None:
+        """Compute every tensor in an arithmetic."""
         raise NotImplementedError
 
     def cast(self, dtype: torch.dtype) -> Any:
@@ -215,7 +219,7 @@ class ModuleReference(Reference):
         """Return samples; with the first, a low-precision run."""
         return [*map(Perturbed, seeds), *([] if seeds.start else [Rounded()])]
 
-    def compute(self, arithmetic: ExactMode, observer: Observer, pin: Pin) -> Collection[str]:
+    def compute(self, arithmetic: ExactMode, observer: Observer, pin: Pin) -> None:
         """Compute every activation, and gradients if they are wanted."""
         plain = self.plain
 
@@ -225,9 +229,8 @@ class ModuleReference(Reference):
                 observer(name, array[None] if arithmetic.samples else array.copy())
 
         self.observe(take, arithmetic, pin=pin)
-        return arithmetic.foreign
 
-    def observe(self, take: Take, *modes: TorchDispatchMode, pin: Pin = lambda name: None) -> None:
+    def observe(self, take: Take, *modes: TorchDispatchMode, pin: Pin = nothing) -> None:
         """Run the module, and hand on what it computes.
 
         Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from concord.conformance.compare.reference import OUTPUT, Pin, Reference, dtype_name, numbers, running
+from concord.conformance.compare.reference import (
+    OUTPUT,
+    Pin,
+    Reference,
+    dtype_name,
+    nothing,
+    numbers,
+    running,
+)
 from concord.conformance.estimate import Observer, low_precision
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.errors import SpecError
@@ -36,6 +44,8 @@ class Guarded(Arithmetic):
     Args:
         dtype: the precision that is judged.
     """
+
+    foreign = ()
 
     def __init__(self, dtype: str) -> None:
         super().__init__("float64")
@@ -88,7 +98,7 @@ class Written(Reference):
             found[name] = torch.from_numpy(np.array(array)).to(getattr(torch, self.dtype))
 
         with running(self.role):
-            self.compute(Arithmetic(self.dtype), take, lambda name: None)
+            self.compute(Arithmetic(self.dtype), take, nothing)
         return found
 
     def exact(self) -> Arithmetic:
@@ -101,7 +111,7 @@ class Written(Reference):
         samples = (MonteCarlo(self.dtype, 1, seed) for seed in seeds)
         return [*samples, *(others if seeds.start else [first])]
 
-    def compute(self, arithmetic: Arithmetic, observer: Observer, pin: Pin) -> Collection[str]:
+    def compute(self, arithmetic: Arithmetic, observer: Observer, pin: Pin) -> None:
         """Compute every activation, and gradients if they are wanted."""
         m, arithmetic.recording = arithmetic, self.cotangents is not None
         m.blind_rows_zero = self.blind_rows_zero
@@ -130,4 +140,3 @@ class Written(Reference):
             cotangents = {name: m.leaf(numbers(one)) for name, one in self.cotangents.items()}
             parts = [m.sum(m.multiply(node, cotangents[name])) for name, node in outputs.items()]
             m.backward(functools.reduce(m.add, parts))
-        return ()
