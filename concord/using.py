@@ -91,10 +91,10 @@ def home_of(path: Path) -> str:
         SpecError: if it is no checkpoint.
     """
     from concord import porting
-    from concord.porting.certificate.making import backend_of
+    from concord.porting.registry import known
 
     plan = _plan_of(path)
-    return plan.backend if plan and plan.backend else backend_of(porting.recognise(path).format)
+    return plan.backend if plan and plan.backend else known(porting.recognise(path).format).home
 
 
 def knows_pairs(path: Path) -> bool:

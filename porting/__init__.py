@@ -4,15 +4,15 @@
 :func:`write` writes one as a folder of any format.
 """
 
-from concord.porting.checkpoint import Checkpoint, LazyTensor, LedgerEntry, from_weights
-from concord.porting.reading import Recognition, read, recognise
+from concord.porting.checkpoint import Checkpoint, LazyTensor, from_weights
+from concord.porting.reading import read
+from concord.porting.recognition import Recognition, recognise
 from concord.porting.registry import formats
 from concord.porting.writing import loading, write
 
 __all__ = [
     "Checkpoint",
     "LazyTensor",
-    "LedgerEntry",
     "Recognition",
     "formats",
     "from_weights",

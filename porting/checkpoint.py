@@ -5,9 +5,8 @@ And where each came from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,11 +19,9 @@ from concord.spec.errors import WeightsError
 from concord.spec.parameters import validate_weights
 from concord.spec.sources.layouts import contiguous
 
-Status = Literal["read", "ignored", "added", "tied", "computed"]
-"""What became of a tensor: it is a parameter; it is none, and why; it was in no file and was made up; it is
-another one's
-copy; it was in no file, and follows from the configuration."""
-
+Status = Literal["read", "ignored", "tied", "computed"]
+"""What became of a tensor: it is a parameter; it is none; it is another one's copy; it was in no file, and
+follows from the configuration."""
 
 UNKNOWN = "as it is"
 """The layout of a tensor that no table names."""
@@ -35,13 +32,23 @@ class LazyTensor(StoredTensor):
     """A tensor in the canonical layout (SPEC WGT-2), read when it is asked for.
 
     Attributes:
-        foreign: its name in the file; where each head has one of its own, they are joined by ``" + "``.
+        foreign: its name in the file; where each head has one of its own, they are joined by ``" + "``;
+            empty: it is in none.
         transform: one of :data:`concord.spec.sources.layouts.WEIGHT_LAYOUTS`: how the file lays it out;
             :data:`UNKNOWN`: nobody knows.
+        name: the canonical name of the parameter that it is, or is a copy of; empty: of none.
+        status: see :data:`Status`.
+        reason: why, where it was not simply read.
+        redundant: whether it is no parameter and holds nothing but what the rest says: a copy of another,
+            the numbers of positions.
     """
 
     foreign: str
     transform: str
+    name: str = ""
+    status: Status = "read"
+    reason: str = ""
+    redundant: bool = False
 
     def read(self) -> NDArray[Any]:
         """Return its numbers, in C order.
@@ -52,47 +59,6 @@ class LazyTensor(StoredTensor):
         """
         return contiguous(widened(self.bits(), self.dtype))
 
-    @property
-    def held(self) -> tuple[str, str]:
-        """What it holds: its dtype, and the digest of its bits in the canonical layout."""
-        return self.dtype, self.sha256()
-
-
-@dataclass(frozen=True)
-class LedgerEntry:
-    """A line of the ledger: what became of a tensor of the file.
-
-    Or where a parameter came from that is in none.
-
-    Attributes:
-        foreign: its name in the file; empty: it is in none.
-        name: the canonical name of the parameter that it is, or is a part or a copy of; None: it is none.
-        status: see :data:`Status`.
-        reason: why, where it was not simply read.
-        stored: the tensor itself.
-    """
-
-    foreign: str
-    name: str | None
-    status: Status
-    reason: str
-    stored: StoredTensor
-
-    @property
-    def dtype(self) -> str:
-        """As the file has it."""
-        return self.stored.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """As the file has it."""
-        return self.stored.shape
-
-    @cached_property
-    def sha256(self) -> str:
-        """The digest of its bytes as the file has them, read when it is asked for."""
-        return self.stored.sha256()
-
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -102,7 +68,7 @@ class Checkpoint:
         config: the member of the family.
         part: one of :data:`concord.spec.tensors.PARTS`: a model without a head is an ``encoder``.
         tensors: every parameter of that part by canonical name, in the order of computation.
-        ledger: every tensor of the file, then what is in none.
+        found: every tensor of the file, by its name and in its layout there.
         files: what is carried over as it is, by name: the tokenizer's files, labels, ``config.json``.
         labels: the names of the classes, if somebody gave them any.
         source: the name of the table that its own names come from; empty: they are those of a backend or of
@@ -112,8 +78,6 @@ class Checkpoint:
         others: tensors of the file that are no parameters of this part, such as a pooler without a
             classifier, by the name that kinds of file
             share, in its layout; where none is known, by the name and in the layout of the file.
-        known: those of them that hold nothing but what the rest says: copies of others, the numbers of
-            positions.
         words: the name of the table in whose words ``config.json`` is; empty: there is none.
         format, recognised: that it was read from (:func:`concord.porting.formats`), and how that was known.
     """
@@ -121,16 +85,20 @@ class Checkpoint:
     config: EncoderConfig
     part: str
     tensors: Mapping[str, LazyTensor]
-    ledger: tuple[LedgerEntry, ...] = ()
+    found: Mapping[str, StoredTensor] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
     labels: tuple[str, ...] | None = None
     source: str = ""
     words: str = ""
     others: Mapping[str, LazyTensor] = field(default_factory=dict)
-    known: Set[str] = frozenset()
     training: Mapping[str, Path] = field(default_factory=dict)
     format: str = ""
     recognised: str = ""
+
+    @property
+    def ledger(self) -> tuple[LazyTensor, ...]:
+        """Every tensor of the file, and those that are in none: first the parameters, then the others."""
+        return (*self.tensors.values(), *self.others.values())
 
     def weights(self) -> dict[str, NDArray[Any]]:
         """Read all parameters, by canonical name; the dtypes are the file's (:meth:`LazyTensor.read`).
@@ -176,9 +144,8 @@ def from_weights(
         WeightsError: listing what does not fit the configuration (SPEC WGT-1 to WGT-3).
     """
     validate_weights(config, weights, part)
-    tensors, ledger = {}, []
+    tensors = {}
     for name, array in weights.items():
         stored = in_memory(array)
-        tensors[name] = LazyTensor(stored.dtype, stored.shape, stored.bits, name, "as canonical")
-        ledger.append(LedgerEntry(name, name, "read", "", stored))
-    return Checkpoint(config, part, tensors, tuple(ledger), files or {})
+        tensors[name] = LazyTensor(stored.dtype, stored.shape, stored.bits, name, "as canonical", name)
+    return Checkpoint(config, part, tensors, files=files or {})

@@ -6,13 +6,13 @@ And what becomes of the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
 
 import numpy as np
 
-from concord.porting.checkpoint import UNKNOWN, Checkpoint, LazyTensor, LedgerEntry
+from concord.porting.checkpoint import UNKNOWN, Checkpoint, LazyTensor
 from concord.porting.registry import Format
 from concord.porting.stored import FLOATS, Bits, StoredTensor, in_memory, widened
 from concord.spec.config import EncoderConfig
@@ -96,14 +96,7 @@ def match(
     best = min(tried, key=lambda one: len(one.problems))  # of equals the most complete part
     if best.problems:
         raise WeightsError(best.problems[:MOST])
-    return Checkpoint(
-        best.config,
-        best.part,
-        best.tensors,
-        tuple(best.ledger()),
-        others=best.others,
-        known=frozenset(best.known),
-    )
+    return Checkpoint(best.config, best.part, best.tensors, found, others=best.others)
 
 
 class _Matching:
@@ -118,30 +111,28 @@ class _Matching:
         wanted = [name for place in self.places.values() for name in place.names]
         self.prefix = max(
             self.rules.prefixes,
-            key=lambda prefix: sum(self._renamed(name, prefix) in self.found for name in wanted),
+            key=lambda prefix: sum(renamed(name, self.rules.prefixes, prefix) in found for name in wanted),
             default="",
         )
         self.tensors: dict[str, LazyTensor] = {}
         self.others: dict[str, LazyTensor] = {}
         self.owner: dict[str, str] = {}
         self.older: set[str] = set()
-        self.known: set[str] = set()
         self.problems: list[str] = []
-        self.made: list[LedgerEntry] = []
-        self.entries: dict[str, LedgerEntry] = {}
         for name, parameter in parameters(config, part).items():
             self._take(name, shape_of(config, parameter))
-        behind = self._carried()
+        carried = {self._spelled(kept.name): name for name, kept in self.rules.carried.items()}
         for native in found:
             if native not in self.owner:
-                self._other(native, behind.get(native, ""))
+                self._leave(native, carried.get(native, ""))
 
-    def _renamed(self, name: str, prefix: str) -> str:
-        return renamed(name, self.rules.prefixes, prefix)
+    def _named(self, name: str) -> str:
+        """Return a name of the table with the prefix of the file."""
+        return renamed(name, self.rules.prefixes, self.prefix)
 
     def _spelled(self, name: str) -> str:
         """Return how the file spells a name of the table."""
-        name = self._renamed(name, self.prefix)
+        name = self._named(name)
         for end, other in self.rules.older.items():
             old = name.removesuffix(end) + other
             if name not in self.found and name.endswith(end) and old in self.found:
@@ -149,48 +140,47 @@ class _Matching:
                 return old
         return name
 
-    def _problem(self, said: str) -> None:
-        self.problems.append(f"{said} [{self.context}]")
+    def _problem(self, said: str, about: str = "") -> None:
+        self.problems.append(f"{said} [{about}{self.context}]")
 
     def _bind(
-        self,
-        name: str,
-        natives: Sequence[str],
-        layout: str,
-        shape: tuple[int, ...],
-        into: dict[str, LazyTensor],
-    ) -> None:
-        """Take tensors of the file as one in the canonical layout, if they can be it.
+        self, name: str, natives: Sequence[str], layout: str, shape: tuple[int, ...]
+    ) -> dict[str, LazyTensor]:
+        """Return tensors of the file as one in the canonical layout, by name; nothing if they cannot be it.
 
         Args:
             shape: the canonical one.
-            into: by canonical name.
         """
-        end = f"[parameter={name}, {self.context}]"
         wanted, before = WEIGHT_LAYOUTS[layout].shape(shape, self.config.num_heads), len(self.problems)
         for native in natives:
-            stored = self.found.get(native)
+            stored, about = self.found.get(native), f"parameter={name}, "
             if stored is None:
-                self.problems.append(f"{native!r} is missing but is required {end}")
+                self._problem(f"{native!r} is missing but is required", about)
             elif stored.dtype not in FLOATS:
-                self.problems.append(
-                    f"{native!r} has dtype {stored.dtype} but must be a floating-point type {end}"
-                )
+                self._problem(f"{native!r} has dtype {stored.dtype} but must be a floating-point type", about)
             elif stored.shape != wanted:
-                self.problems.append(f"{native!r} has shape {stored.shape} but must be {wanted} {end}")
-        if len(self.problems) == before:
-            into[name] = _canonical(shape, natives, layout, [self.found[native] for native in natives])
+                self._problem(f"{native!r} has shape {stored.shape} but must be {wanted}", about)
+        if len(self.problems) > before:
+            return {}
+        pieces = [self.found[native] for native in natives]
+
+        def bits() -> Bits:
+            return WEIGHT_LAYOUTS[layout].canonical([piece.bits() for piece in pieces])
+
+        reason = "under an older name" if self.older.intersection(natives) else ""
+        foreign = " + ".join(natives)
+        return {name: LazyTensor(pieces[0].dtype, shape, bits, foreign, layout, name, reason=reason)}
 
     def _take(self, name: str, shape: tuple[int, ...]) -> None:
         """Find a parameter."""
         place, kept = self.places.get(name), self.rules.positions if name == POSITIONS else None
         natives = [self._spelled(native) for native in place.names] if place else []
         layout = place.layout if place else ""
-        if not place and kept and (native := self._renamed(kept.name, self.prefix)) in self.found:
+        if not place and kept and (native := self._named(kept.name)) in self.found:
             natives, layout = [native], kept.layout
         if natives:
             self.owner |= dict.fromkeys([native for native in natives if native in self.found], name)
-            self._bind(name, natives, layout, shape, self.tensors)
+            self.tensors |= self._bind(name, natives, layout, shape)
         elif name != POSITIONS or self.config.positions != "sinusoidal":
             self._problem(f"{name!r} is required by this configuration but the source has no weight for it")
         elif math.prod(shape) > LARGEST_TABLE:
@@ -200,42 +190,35 @@ class _Matching:
             )
         else:
             stored = in_memory(sinusoid(self.config))
-            self.tensors[name] = LazyTensor(stored.dtype, stored.shape, stored.bits, "", "table")
             reason = "the file has no table of fixed positions: it follows from the configuration"
-            self.made.append(LedgerEntry("", name, "computed", reason, stored))
+            made = LazyTensor(stored.dtype, stored.shape, stored.bits, "", "table", name)
+            self.tensors[name] = replace(made, status="computed", reason=reason)
 
-    def _carried(self) -> dict[str, str]:
-        """Take what the whole model or another head has and this part has not, where the file has it.
-
-        Return which it is, by its name there.
-        """
-        behind, whole = {}, parameters(self.config)
-        for name, kept in self.rules.carried.items():
-            native, layout = self._spelled(kept.name), WEIGHT_LAYOUTS[kept.layout]
-            stored = self.found.get(native)
-            if stored is None or (name not in whole and len(stored.shape) != layout.rank):
-                continue
-            behind[native] = name
-            # The shapes of a head that the family does not have are the file's own.
-            shape = (
-                shape_of(self.config, whole[name])
-                if name in whole
-                else layout.shape(stored.shape, self.config.num_heads)
-            )
-            self._bind(name, [native], kept.layout, shape, self.others)
-        return behind
-
-    def _other(self, native: str, name: str) -> None:
-        """Say what becomes of a tensor that is no parameter's.
+    def _leave(self, native: str, name: str) -> None:
+        """Say what becomes of a tensor that is no parameter of this part.
 
         Args:
-            name: that kinds of file share for it; empty: none.
+            name: that kinds of file share for it, of the whole model or another head; empty: none.
         """
-        stored, original = self.found[native], self._original(native)
+        stored, whole, heads = self.found[native], parameters(self.config), self.config.num_heads
+        layout = self.rules.carried[name].layout if name else UNKNOWN
+        if name and name not in whole and len(stored.shape) != WEIGHT_LAYOUTS[layout].rank:
+            name = ""
+        owners = [
+            self._spelled(owner) for copy, owner in self.rules.tied.items() if native == self._named(copy)
+        ]
+        original = next((owner for owner in owners if owner in self.found), "")
+        right = self.found.get(original, stored)
+        copied = bool(original) and (stored.shape, stored.held) == (right.shape, right.held)
+        # Heads stand beside the bare model: they have no prefix, whatever it has.
         ignored = next(
-            (why for pattern, why in self.rules.ignored.items() if self._fits(native, pattern)), None
+            (
+                why
+                for pattern, why in self.rules.ignored.items()
+                if any(fnmatchcase(native, one) for one in (self._named(pattern), pattern))
+            ),
+            None,
         )
-        copied = bool(original) and _held(stored) == _held(self.found[original])
         if ignored is None and not name and not copied:
             self._problem(f"{native!r} is unexpected: the source has no such tensor in this configuration")
             return
@@ -244,63 +227,24 @@ class _Matching:
             self._problem(f"{native!r} {wrong}: otherwise it is not what it is said to be, {reason}")
             return
         reason += f"; it is no copy of {original!r}" if original else ""
-        reason += "; it is carried over to files that have a place for it" if name else ""
-        name = name or self._plain(native)
-        self.others.setdefault(name, _canonical(stored.shape, [native], UNKNOWN, [stored]))
-        self.entries[native] = (
-            LedgerEntry(
-                native, self.owner.get(original), "tied", f"a copy of {original!r}, bit for bit", stored
+        if name:
+            reason += "; it is carried over to files that have a place for it"
+            # The shapes of a head that the family does not have are the file's own.
+            shape = WEIGHT_LAYOUTS[layout].shape(stored.shape, heads)
+            shape = shape_of(self.config, whole[name]) if name in whole else shape
+            made = self._bind(name, [native], layout, shape)
+        else:
+            plain = native.removeprefix(self.prefix)
+            plain = native if plain in self.found or plain in self.others else plain
+            made = {plain: LazyTensor(stored.dtype, stored.shape, stored.bits, native, UNKNOWN)}
+        for one, tensor in made.items():
+            self.others[one] = replace(
+                tensor,
+                name=self.owner.get(original, "") if copied else "",
+                status="tied" if copied else "ignored",
+                reason=f"a copy of {original!r}, bit for bit" if copied else reason,
+                redundant=copied or bool(ignored and ignored.holds in WHOLE),
             )
-            if copied
-            else LedgerEntry(native, None, "ignored", reason, stored)
-        )
-        if copied or (ignored and ignored.holds in WHOLE):
-            self.known.add(name)
-
-    def _original(self, native: str) -> str:
-        """Return what a tensor should be a copy of; empty: of nothing, or of nothing that is there."""
-        owners = [
-            self._spelled(owner)
-            for name, owner in self.rules.tied.items()
-            if native == self._renamed(name, self.prefix)
-        ]
-        return next((owner for owner in owners if owner in self.found), "")
-
-    def _fits(self, native: str, pattern: str) -> bool:
-        """Say whether a name is one of a pattern. Heads stand beside the bare model.
-
-        They have no prefix, whatever it has.
-        """
-        return any(fnmatchcase(native, spelled) for spelled in (self._renamed(pattern, self.prefix), pattern))
-
-    def _plain(self, native: str) -> str:
-        """Return a name without the prefix of its file, unless another tensor has that name."""
-        plain = native.removeprefix(self.prefix)
-        return native if plain in self.found or plain in self.others else plain
-
-    def ledger(self) -> Iterator[LedgerEntry]:
-        """Yield a line for each tensor of the file, then for what is in none."""
-        for native, stored in self.found.items():
-            reason = "under an older name" if native in self.older else ""
-            yield self.entries.get(native) or LedgerEntry(native, self.owner[native], "read", reason, stored)
-        yield from self.made
-
-
-def _held(stored: StoredTensor) -> tuple[Any, ...]:
-    return stored.shape, stored.dtype, stored.sha256()
-
-
-def _canonical(
-    shape: tuple[int, ...], foreign: Sequence[str], layout: str, pieces: Sequence[StoredTensor]
-) -> LazyTensor:
-    def bits() -> Bits:
-        return (
-            pieces[0].bits()
-            if layout == UNKNOWN
-            else WEIGHT_LAYOUTS[layout].canonical([piece.bits() for piece in pieces])
-        )
-
-    return LazyTensor(pieces[0].dtype, shape, bits, " + ".join(foreign), layout)
 
 
 def piece(tensor: LazyTensor, place: Binding, number: int, heads: int) -> StoredTensor:

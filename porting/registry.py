@@ -110,6 +110,11 @@ class Format:
             return OF_IDS
         return tuple(self.table.parts) if self.table else PARTS
 
+    @property
+    def home(self) -> str:
+        """The backend that computes such checkpoints."""
+        return self.backend or self.container.backend
+
     def rules(self, part: str) -> CheckpointTable:
         """Return what its files have besides parameters."""
         if self.table and part in self.table.parts:

@@ -72,16 +72,6 @@ def widened(bits: Bits, dtype: str) -> Bits:
     return np.asarray((bits.astype(np.uint32) << np.uint32(16)).view(np.float32))
 
 
-def data(bits: Bits) -> memoryview | bytes:
-    """Return bytes in C order."""
-    return contiguous(bits).data.cast("B") if bits.size else b""
-
-
-def digest(bits: Bits) -> str:
-    """Return the SHA-256 of bits, in C order."""
-    return hashlib.sha256(data(bits)).hexdigest()
-
-
 @dataclass(frozen=True)
 class StoredTensor:
     """A tensor of a file.
@@ -104,7 +94,8 @@ class StoredTensor:
 
     def data(self) -> memoryview | bytes:
         """Return its bytes in C order, the least significant byte of a number first."""
-        return data(self.array())
+        bits = self.array()
+        return bits.data.cast("B") if bits.size else b""
 
     def array(self) -> Bits:
         """Return its bits in C order."""
@@ -112,7 +103,12 @@ class StoredTensor:
 
     def sha256(self) -> str:
         """Return the digest of these bytes."""
-        return digest(self.array())
+        return hashlib.sha256(self.data()).hexdigest()
+
+    @property
+    def held(self) -> tuple[str, str]:
+        """What it holds: its dtype, and the digest of its bits."""
+        return self.dtype, self.sha256()
 
 
 def sliced(mapped: mmap.mmap | bytes, begin: int, dtype: str, shape: tuple[int, ...]) -> StoredTensor:
@@ -138,3 +134,8 @@ def in_memory(array: Bits, dtype: str | None = None) -> StoredTensor:
         dtype: by default the array's own.
     """
     return StoredTensor(dtype or array.dtype.name, array.shape, lambda: array)
+
+
+def digest(array: Bits) -> str:
+    """Return the SHA-256 of the bits of an array, in C order."""
+    return in_memory(array).sha256()

@@ -118,7 +118,7 @@ def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, StoredTensor]:
         SpecError: listing the parameters for which the format has no place, and what its files cannot hold.
     """
     if form.table is not None and checkpoint.source == form.table.source:
-        return {entry.foreign: entry.stored for entry in checkpoint.ledger if entry.foreign}  # heads too
+        return dict(checkpoint.found)  # heads too
     places = dict(form.places(checkpoint.config, checkpoint.part))
     rules, heads = form.rules(checkpoint.part), checkpoint.config.num_heads
     if rules.positions and POSITIONS in checkpoint.tensors and POSITIONS not in places:
@@ -126,7 +126,7 @@ def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, StoredTensor]:
     homeless = [name for name in checkpoint.tensors if name not in places and not _follows(checkpoint, name)]
     if homeless:
         raise SpecError([f"{name!r} has no place in {form.name}: it would be lost" for name in homeless])
-    others = {name: tensor for name, tensor in checkpoint.others.items() if name not in checkpoint.known}
+    others = {name: tensor for name, tensor in checkpoint.others.items() if not tensor.redundant}
     every = {**others, **checkpoint.tensors}
     for name, kept in rules.carried.items():
         if name in others:

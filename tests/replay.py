@@ -160,7 +160,7 @@ def conversions():
             yield name, [ended, record.get("ended"), record.get("summary")]
             if name in CERTIFIED:
                 proof = concord("certify", source, ported, option="--certificate")
-                claims = {claim["name"]: claim["status"] for claim in proof.get("items", [])}
+                claims = {claim["name"]: claim["status"] for claim in proof.get("claims", [])}
                 yield f"{name} certified", [proof["ended"], claims]
 
 

@@ -11,9 +11,11 @@ from typer.testing import CliRunner
 
 from concord import porting, spec
 from concord.cli import app
-from concord.conformance.campaign import Setup
+from concord.conformance.campaign import Job, Setup
+from concord.conformance.mutants.matrix import Finding
 from concord.porting import certificate as certificates
-from concord.porting.certificate import Asked, certify, evidence, inputs, ledger, sensitivity
+from concord.porting.certificate import Asked, certify, files, mutants, runs
+from concord.porting.certificate.inputs import DRAWN, inputs_of
 from concord.porting.certificate.page import page
 from concord.porting.comparison import compare
 from concord.spec.errors import SpecError
@@ -47,44 +49,34 @@ def folder(path, form, weights=None):
 
 def made(source, target, backend="NumpyBackend", extent="usual"):
     named, home = (TOY + backend,), TOY + "NumpyBackend"
-    asked = Asked.of(backends=[*named], home=home, dtypes=["float32"], extent=extent)
+    asked = Asked(backends=[*named], home=home, dtypes=["float32"], extent=extent)
     return certify(source, target, asked, Setup(asked=named))
 
 
-def claims(source, target, form="torch", rows=()):
+def claims(source, target, form="torch"):
     """Return what the files of two checkpoints alone prove, by claim."""
+    place = ROOT / "tests" / "toys" / "__init__.py"
     sides = [
-        certificates.certificate.PortSide(
-            "",
-            form,
-            "",
-            one.part,
-            {},
-            {},
-            {name: ledger.digest_of(content) for name, content in one.files.items()},
-        )
-        for one in (source, target)
+        dataclasses.replace(files.side_of(place, one), format=form, files={}) for one in (source, target)
     ]
-    compared = compare(source, target, sides=ledger.SIDES)
-    return {
-        item.name: item for item in ledger.items(source, target, (sides[0], sides[1]), rows, (), compared)
-    }
+    compared = compare(source, target, sides=files.SIDES)
+    return {claim.name: claim for claim in files.claims(source, target, tuple(sides), compared)}
 
 
-def proof(config, weights, seed=0):
+def hunted(config, weights, seed=0):
     """Return what changes of a model are noticed on the sentences."""
-    checkpoint, batch = porting.from_weights(config, weights), inputs.of(config, "model", None, 0)
-    model, placed = evidence.JudgedModel(config, weights, "model"), ledger.placements(checkpoint)
-    sentences = batch.batches["sentences"]
-    return sensitivity.prove(checkpoint, placed, model, sentences, "sentences", seed, lambda text: None)
+    checkpoint, batch = porting.from_weights(config, weights), inputs_of(config, "model", None, 0)
+    model = Job("source", "sentences", "float64", "model", config, weights, batch.batches["sentences"])
+    side = files.side_of(ROOT / "tests" / "toys" / "__init__.py", checkpoint)
+    return mutants.hunt(model, side, checkpoint.tensors, Asked(seed=seed), lambda text: None)
 
 
 def statuses(found):
-    return {item.name: item.status for item in found.items}
+    return {claim.name: claim.status for claim in found.claims}
 
 
 def reason_of(found, name):
-    return next(item.reason for item in found.items if item.name == name)
+    return next(claim.reason for claim in found.claims if claim.name == name)
 
 
 @pytest.fixture(scope="module")
@@ -101,28 +93,22 @@ def test_a_right_port_is_proven_and_what_nobody_looked_at_is_not(right):
     others = {"labels": "not applicable", "tokenizer": "not applicable", "optimizer step": "unverified"}
     assert {name: status for name, status in said.items() if status != "proven"} == others
     assert said.keys() >= {"same bits", "configuration", "round trip", "outputs", "gradients"}
-    assert all(item.reason for item in found.items)
+    assert all(claim.reason for claim in found.claims)
     assert found.exit_code == 0
     assert "none failed; not verified: optimizer step." in found.verdict
     assert (
-        set(found.inputs)
-        == {"sentences", "awkward rows", "one token", "longest input"}
-        == {run.case for run in found.runs} - {"optimizer step"}
+        set(found.inputs) == {*DRAWN} == {result.case for result in found.report.results} - {"optimizer step"}
     )
-    assert all(
-        one.source and one.target and one.source.sha256 == one.target.sha256 for one in found.parameters
-    )
-    assert {one.name for one in found.parameters} == set(WEIGHTS)
+    mine, theirs = found.source.parameters, found.target.parameters
+    assert {name: one.held for name, one in mine.items()} == {name: one.held for name, one in theirs.items()}
+    assert mine.keys() == set(WEIGHTS)
 
 
 def test_a_wrong_port_fails_by_the_tensors_names():
     nudged = np.nextafter(WEIGHTS[POSITION], np.float32(9))
     wrong = {**WEIGHTS, QUERY: WEIGHTS[KEY], KEY: WEIGHTS[QUERY], POSITION: nudged}
     source, target = porting.from_weights(CONFIG, WEIGHTS), porting.from_weights(CONFIG, wrong)
-    rows = ledger.parameters(
-        source, target, ledger.placements(source), ledger.placements(target), compare(source, target)
-    )
-    item = claims(source, target, "concord", rows)["same bits"]
+    item = claims(source, target, "concord")["same bits"]
     assert item.status == "failed"
     for said in (f"{QUERY}: it is A's {KEY}, bit for bit", f"{KEY}: ", f"{POSITION}: ", "last digits"):
         assert said in item.reason
@@ -131,9 +117,9 @@ def test_a_wrong_port_fails_by_the_tensors_names():
 def test_a_quick_certificate_says_what_it_left_out(tmp_path):
     found = made(folder(tmp_path / "a", "concord"), folder(tmp_path / "b", "torch"), extent="quick")
     said = statuses(found)
-    assert {said[name] for name in ("same bits", *evidence.FORWARD, "would notice, by bits")} == {"proven"}
+    assert {said[name] for name in ("same bits", *runs.FORWARD, "would notice, by bits")} == {"proven"}
     assert (said["all else"], "gradients" in said, found.exit_code) == ("unverified", False, 0)
-    assert {(run.case, run.side) for run in found.runs} == {("sentences", "target")}
+    assert {(one.case, one.group) for one in found.report.results} == {("sentences", "target")}
 
 
 def test_a_wrong_port_is_run_if_that_is_asked_for_and_judged_by_the_source(tmp_path):
@@ -149,7 +135,7 @@ def test_a_wrong_port_is_run_if_that_is_asked_for_and_judged_by_the_source(tmp_p
         ]
         assert found.exit_code == 1
         assert found.verdict.startswith("The port is wrong: same bits")
-    assert (stopped.runs, bool(whole.runs)) == ((), True)
+    assert (stopped.report.results, bool(whole.report.results)) == ([], True)
     assert "--all runs it" in reason_of(stopped, "outputs")
 
 
@@ -169,10 +155,10 @@ def test_a_framework_that_computes_something_else_fails_where_it_does(tmp_path):
 def test_what_was_not_computed_is_unverified(tmp_path, backend):
     found = made(folder(tmp_path / "a", "concord"), folder(tmp_path / "b", "torch-safetensors"), backend)
     said = statuses(found)
-    assert {said[kind] for kind in evidence.KINDS} == {"unverified"}
+    assert {said[kind] for kind in runs.KINDS} == {"unverified"}
     assert (said["same bits"], found.exit_code) == ("proven", 3)
     assert "was not judged" in found.verdict
-    assert all(item.reason for item in found.items)
+    assert all(claim.reason for claim in found.claims)
 
 
 def test_a_part_that_is_missing_in_the_target_fails(tmp_path):
@@ -259,83 +245,84 @@ def test_heads_that_the_family_does_not_have_are_a_claim_of_their_own(tmp_path):
     )
     item = claim(source, headed(tmp_path / "b", cls__predictions__bias=np.ones(25, np.float32)))
     assert (item.status, "cls.predictions.bias: all numbers of B are 1" in item.reason) == ("failed", True)
-    nothing = certificates.certificate.Sensitivity((), {}, 0, "")
-    assert "The target is the source" not in certificates.certificate.verdict(
-        (dataclasses.replace(item, status="unverified"),), nothing
-    )
 
 
 @pytest.mark.parametrize("variant", spec.variants())
 def test_every_change_is_noticed_but_those_that_are_none(variant):
     config = spec.variant(variant, **{**SIZES, "num_layers": 2, "max_positions": 9})
-    found = proof(config, drawn(config, seed=5))
-    assert [
-        (one.kind, one.unseen, one.contradicted) for one in found.tried if one.unseen or one.contradicted
-    ] == []
-    assert all(one.by_bits == one.made - one.same and one.run == one.made - one.same for one in found.tried)
-    assert {item.status for item in sensitivity.items(found)} == {"proven"}
-    assert sum(one.by_outputs for one in found.tried) > 50
+    found = hunted(config, drawn(config, seed=5))
+    assert not [one for one in found if one.status in ("missed", "alarm")]
+    by_bits, by_outputs = ([one for one in found if one.backend == by] for by in ("bits", "outputs"))
+    assert len(by_outputs) == sum(one.status == "found" for one in by_bits)
+    assert {claim.status for claim in mutants.claims(found, 0)} == {"proven"}
+    assert sum(one.status == "found" for one in by_outputs) > 50
 
 
 def test_a_nudged_zero_that_nothing_can_show_has_its_reason():
     name = "layers.0.attention.value.bias"
-    found = proof(CONFIG, {**WEIGHTS, name: np.zeros_like(WEIGHTS[name])})
-    assert sensitivity.ZERO in found.reasons
-    assert [one.unseen for one in found.tried if one.unseen or one.contradicted] == []
+    found = hunted(CONFIG, {**WEIGHTS, name: np.zeros_like(WEIGHTS[name])})
+    assert mutants.ZERO in {one.detail for one in found}
+    assert not [one for one in found if one.status in ("missed", "alarm")]
 
 
-def test_a_certificate_that_notices_nothing_fails():
-    blind = certificates.certificate.Tried("transposed", 3, 1, 1, 2, 1, 0, unseen=("a",))
-    for tried, expected in (
-        (blind, ["failed", "unverified"]),
-        (dataclasses.replace(blind, contradicted=("b",)), ["failed", "failed"]),
-    ):
-        items = sensitivity.items(certificates.certificate.Sensitivity((tried,), {}, 0, "sentences"))
-        assert [item.status for item in items] == expected
+@pytest.mark.parametrize(
+    ("bits", "outputs", "expected"),
+    [
+        ("missed", "found", ["failed", "proven"]),
+        ("found", "missed", ["proven", "unverified"]),
+        ("found", "alarm", ["proven", "failed"]),
+        ("equivalent", None, ["not applicable", "not applicable"]),
+    ],
+)
+def test_a_certificate_that_notices_nothing_fails(bits, outputs, expected):
+    found = [Finding("transposed", "bits", bits, "a")]
+    found += [Finding("transposed", "outputs", outputs, "a")] if outputs else []
+    assert [claim.status for claim in mutants.claims(found, 0)] == expected
 
 
 def test_tensors_that_are_alike_leave_nothing_to_notice():
     same = {name: np.zeros_like(array) for name, array in WEIGHTS.items()}
-    swapped = next(one for one in proof(CONFIG, same).tried if one.kind.startswith("swapped"))
-    assert (swapped.made, swapped.same, swapped.by_bits) == (17, 17, 0)
+    swapped = [one for one in hunted(CONFIG, same) if one.mutant.startswith("swapped")]
+    assert [(one.backend, one.status) for one in swapped] == [("bits", "equivalent")] * 17
 
 
 @pytest.mark.parametrize("variant", spec.variants())
 @pytest.mark.parametrize("part", ["model", "encoder", "attention"])
 def test_inputs_are_those_that_ports_get_wrong(variant, part):
     config = spec.variant(variant, **{**SIZES, "max_positions": 13})
-    given = inputs.of(config, part, None, 0)
+    given = inputs_of(config, part, None, 0)
     for batch in given.batches.values():
         spec.validate_batch(config, batch, part)
+    assert {*given.batches, *given.left_out} == {*DRAWN}
     if part == "attention":
-        assert "sentences" in given.left_out
         return
     ids = given.batches["awkward rows"].input_ids
     assert ids is not None
     real = ids != config.pad_id
     assert sorted(real.sum(1).tolist())[:2] == [0, 1]
-    assert not real[3, 0]
-    assert len(set(ids[1][real[1]])) == 1
+    words = [word for word in range(config.vocab_size) if word != config.pad_id]
+    assert {*ids[0]} == {words[0], words[-1]}
+    assert given.batches["padding first"].input_ids[0, 0] == config.pad_id
     longest = given.batches["longest input"].input_ids
     assert longest is not None
     assert longest.shape[1] == config.max_positions - config.position_start
 
 
 def test_texts_take_the_place_of_what_is_drawn():
-    given = inputs.of(CONFIG, "model", [([3, 4, 5], [0, 0, 1]), ([6], [0])], 0)
+    given = inputs_of(CONFIG, "model", [([3, 4, 5], [0, 0, 1]), ([6], [0])], 0)
     assert given.batches["sentences"].required("input_ids").tolist() == [[3, 4, 5], [6, 0, 0]]
     assert given.tried["sentences"] == "2 texts that were given"
     assert (
         "11 tokens"
-        in inputs.of(CONFIG, "model", [([*range(1, 10), 1, 2], [0] * 11)], 0).left_out["sentences"]
+        in inputs_of(CONFIG, "model", [([*range(1, 10), 1, 2], [0] * 11)], 0).left_out["sentences"]
     )
 
 
 def test_a_certificate_is_read_back_and_no_byte_may_be_another(right, tmp_path):
     place, found = right
-    _, back = certificates.read(place / "cert.json")
-    assert back == found
-    assert (back.parameters, back.sensitivity) == (found.parameters, found.sensitivity)
+    back = certificates.read(place / "cert.json").outcome
+    assert (back.claims, back.mutants, back.source) == (found.claims, found.mutants, found.source)
+    assert (back.verdict, back.exit_code) == (found.verdict, found.exit_code)
     content = (place / "cert.json").read_bytes()
     other = tmp_path / "other.json"
     for place_of in range(0, len(content), max(1, len(content) // 97)):
@@ -354,9 +341,9 @@ def test_certificates_among_the_documents_are_whole_and_have_their_pages():
     paths = sorted((ROOT / "docs/certificates").glob("*.json"))
     assert paths
     for path in paths:
-        data, found = certificates.read(path)
-        assert found.exit_code == 0
-        assert path.with_suffix(".html").read_text() == page(data)
+        made = certificates.read(path)
+        assert made.outcome.exit_code == 0
+        assert path.with_suffix(".html").read_text() == page(made)
 
 
 def test_verifying_makes_it_again(right):
@@ -364,15 +351,11 @@ def test_verifying_makes_it_again(right):
     with pytest.raises(SpecError, match=r"say --backend tests\.toys"):
         certificates.verify(found)
     toy = (TOY + "NumpyBackend",)
-    again = certificates.verify(found, named=toy)
-    assert (again.problems, again.exit_code) == ((), 0)
-    forged = dataclasses.replace(
-        found, items=tuple(dataclasses.replace(item, status="proven") for item in found.items)
-    )
-    assert any(
-        "optimizer step" in problem and "was proven, is unverified" in problem
-        for problem in certificates.verify(forged, named=toy).problems
-    )
+    problems, again = certificates.verify(found, named=toy)
+    assert (problems, again.exit_code) == ([], 0)
+    proven = tuple(dataclasses.replace(claim, status="proven") for claim in found.claims)
+    problems, _ = certificates.verify(dataclasses.replace(found, claims=proven), named=toy)
+    assert any("optimizer step" in problem and "was proven, is unverified" in problem for problem in problems)
 
 
 def test_the_commands_reject_altered_files(right, tmp_path):

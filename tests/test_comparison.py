@@ -331,7 +331,7 @@ def test_what_cannot_be_compared_is_named_and_never_the_same(invoke, tmp_path):
     assert f"{DENSE}, which is no parameter, was not compared: is in A alone" in said
     assert "8 not compared" in said
     porting.write(
-        dataclasses.replace(porting.read(one), source="", others={}, known=frozenset()),
+        dataclasses.replace(porting.read(one), source="", others={}),
         tmp_path / "flax",
         "hugging-face-flax",
     )

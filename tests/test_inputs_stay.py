@@ -5,7 +5,7 @@ import os
 import pytest
 
 from concord import porting, writing
-from concord.porting.bugs.catalogue import sharded
+from concord.porting.bugs.catalogue import shards
 from concord.porting.registry import known
 from tests.toys.ready import hugging_face, texts
 from tests.toys.surroundings import commands
@@ -26,7 +26,7 @@ def source(tmp_path):
     And has a checkpoint in it.
     """
     folder = hugging_face(tmp_path / "outer" / "source")
-    sharded(lambda _, shards: shards)(folder, known("hugging-face"))
+    shards(folder, known("hugging-face"))
     (tmp_path / "outer" / "config.json").write_text("{}")
     hugging_face(folder / "inner")
     return folder

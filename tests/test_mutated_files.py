@@ -77,8 +77,7 @@ def verify(folder):
         data = read_json(path)
         if isinstance(data, dict):
             write_text(path, record.lines(certificate.seal(data)))
-    _, stated = certificate.read(path)
-    certificate.verify(stated, folder, folder, files_alone=True)
+    certificate.verify(certificate.read(path).outcome, folder, folder, files_alone=True)
 
 
 SOURCE = "keras-attention"

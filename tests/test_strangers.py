@@ -1,6 +1,6 @@
-"""Checkpoints that the family does not have: a refusal says what they are, the nearest of the family.
+"""Checkpoints that the family does not have: a refusal says what they are, and the nearest of the family.
 
-And what differs; and names that were made to do harm.
+And names that were made to do harm.
 """
 
 import numpy as np
@@ -45,28 +45,25 @@ STRANGE = {
     "narrow embeddings": (
         begun("thin."),
         {"model_type": "thin", "embedding_size": 5},
-        ("names model_type 'thin'; nearest is the variant bert: the names of its tensors are the same",),
+        (
+            'have names of no format that is known; config.json says {"model_type": "thin"',
+            "nearest is hugging-face, of whose names it has 100%: --from hugging-face says what differs",
+        ),
     ),
     "other names inside": (
         begun("new.", "self.query", "self.ask"),
         {"model_type": "new"},
-        (
-            "it lacks 'encoder.layer.0.attention.self.query.weight'",
-            "it has 'encoder.layer.0.attention.self.ask.bias'",
-        ),
+        ("nearest is hugging-face, of whose names it has 9",),
     ),
     "names that nothing has": (
         fused,
         {"model_type": "gen", "architectures": ["GenForCausalLM"]},
-        ("have names of no format that is known; config.json names model_type 'gen' (GenForCausalLM)",),
+        ('config.json says {"model_type": "gen", "architectures": ["GenForCausalLM"]}',),
     ),
     "the same names under another type": (
         lambda found: found,
         {"model_type": "gen"},
-        (
-            '\'model_type\' is "gen" but must be "bert"',
-            "nearest is the variant bert: the names of its tensors are the same",
-        ),
+        ('\'model_type\' is "gen" but must be "bert"',),
     ),
 }
 

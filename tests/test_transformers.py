@@ -18,7 +18,7 @@ import pytest
 from concord import porting, spec
 from concord.conformance import tolerance
 from concord.conformance.scoring import judge_tensor
-from concord.porting.reading import AUTO
+from concord.porting.recognition import AUTO
 from tests.toys.surroundings import PATIENCE
 
 pytestmark = pytest.mark.slow

@@ -103,8 +103,7 @@ def certify(
     if named:
         options.names(named, workers.python)
     refuse(unknowns("dtype", dtype or (), PRECISIONS))
-    asked = Asked.of(
-        settings,
+    asked = Asked(
         source_format=form,
         target_format=to,
         source_table=str(table) if table else None,
@@ -113,7 +112,7 @@ def certify(
         texts=_rows_of(source, form, table, texts),
         seed=seed,
         extent="quick" if quick else "all" if all else "usual",
-        **({"dtypes": options.once(dtype)} if dtype else {}),
+        dtypes=options.once(dtype) or [],
     )
     with telling() as tell:
         found = certificates.certify(source, target, asked, settings, tell)
@@ -149,7 +148,7 @@ def _check_outputs(outputs: list[Path | None], folders: list[Path]) -> None:
     Raises:
         SpecError: listing every problem.
     """
-    from concord.porting.certificate.ledger import MADE
+    from concord.porting.certificate.files import MADE
     from concord.porting.folder import folder_of
 
     writing.check(*outputs)
@@ -168,11 +167,11 @@ def _show(found: Certificate, console: Terminal) -> None:
     """Print every claim of a certificate, and what it comes to."""
     source, target = found.source, found.target
     console.tell(f"{source.path} ({source.format}) as {target.path} ({target.format})", style="bold")
-    for item in found.items:
-        claim = " ".join(filter(None, (item.name, item.backend, item.dtype)))
-        worst = "" if item.worst is None else f" (at most {item.worst:.2g} of a tolerance)"
-        status = (f"{item.status:>14}", COLOURS[item.status])
-        console.print(Text.assemble(status, f"  {shown(f'{claim}: {item.reason}{worst}')}"), soft_wrap=True)
+    for one in found.claims:
+        claim = " ".join(filter(None, (one.name, one.backend, one.dtype)))
+        worst = "" if one.worst is None else f" (at most {one.worst:.2g} of a tolerance)"
+        status = (f"{one.status:>14}", COLOURS[one.status])
+        console.print(Text.assemble(status, f"  {shown(f'{claim}: {one.reason}{worst}')}"), soft_wrap=True)
     console.tell(found.verdict, style="bold")
 
 
@@ -184,7 +183,7 @@ def _verify(
 
     console = Terminal()
     try:
-        _, stated = certificates.read(path)
+        stated = certificates.read(path).outcome
     except SpecError as error:
         altered = [problem for problem in error.problems if "was altered" in problem]
         if not altered:
@@ -192,16 +191,17 @@ def _verify(
         console.tell(altered[0], style="red")
         raise typer.Exit(1) from None
     with telling() as tell:
-        found = certificates.verify(
+        problems, again = certificates.verify(
             stated, source, target, workers.settings(), files, tell, workers.backend or ()
         )
-    for problem in found.problems:
+    for problem in problems:
         console.tell(problem, style="red")
-    if found.again is not None:
-        _show(found.again, console)
-    said = f"{len(found.problems)} things are not as it states"
-    if not found.problems:
-        came = "all that it claims came out again" if found.again else "nothing was computed"
-        said = f"{found.files} files have the bytes that it states; {came}"
+    if again is not None:
+        _show(again, console)
+    said = f"{len(problems)} things are not as it states"
+    if not problems:
+        count = len(stated.source.files) + len(stated.target.files)
+        came = "all that it claims came out again" if again else "nothing was computed"
+        said = f"{count} files have the bytes that it states; {came}"
     console.tell(f"{path}: {said}", style="bold")
-    raise typer.Exit(found.exit_code)
+    raise typer.Exit(1 if problems else again.exit_code if again else 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,10 +15,11 @@ from concord import spec
 from concord.backends.interface import Run
 from concord.conformance.judging import Misfit, judge
 from concord.porting.checkpoint import Checkpoint, from_weights
-from concord.porting.comparison.checkpoints import alone, differing
+from concord.porting.comparison import compare
 from concord.porting.folder import LENGTHS, PROMPTS
-from concord.porting.reading import AUTO, read
-from concord.porting.registry import Format, known
+from concord.porting.reading import read
+from concord.porting.recognition import AUTO
+from concord.porting.registry import known
 from concord.porting.writing import write
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import example_batch
@@ -33,8 +34,8 @@ Array = NDArray[Any]
 
 Arrays = dict[str, Any]
 
-Edit = Callable[[Path, Format], None]
-"""Changes a checkpoint's folder."""
+Edit = Callable[..., None]
+"""Changes a checkpoint's folder; given it, its format, and constants."""
 
 SIZES: Mapping[str, int] = {
     "vocab_size": 29,
@@ -69,14 +70,14 @@ CARRIED: Mapping[str, bytes] = {
 class ConversionBug:
     """A thing that goes wrong, or only seems to, where a checkpoint is converted.
 
-    ``bugs.toml`` explains each field; ``edit`` makes the right folder into the wrong one.
+    ``bugs.toml`` explains each field; ``edits`` make the right folder into the wrong one.
     """
 
     name: str
     group: str
     what: str
     clause: str
-    edit: Edit
+    edits: Sequence[Edit]
     expected: Outcome
     says: str = ""
     first: str = ""
@@ -125,7 +126,8 @@ def find(bug: ConversionBug, folder: Path) -> FoundBug:
     """
     bug.right(folder / "right")
     bug.right(folder / "wrong")
-    bug.edit(folder / "wrong", known(bug.format))
+    for edit in bug.edits:
+        edit(folder / "wrong", known(bug.format))
     said: list[str] = []
     for format in (AUTO, bug.format):
         try:
@@ -154,10 +156,8 @@ def compared(right: Checkpoint, wrong: Checkpoint) -> FoundBug:
     if first := verdict.first_divergence:
         cause = verdict.cause.text if verdict.cause else ""
         return FoundBug("named", (cause, first.note), first.tensor)
-    beside = {
-        **differing(right, wrong, ("the right one", "the wrong one")),
-        **dict.fromkeys(alone(right, wrong), "only the right one has it"),
-    }
+    found = compare(right, wrong, sides=("the right one", "the wrong one"))
+    beside = {**found.files, **dict.fromkeys(found.alone[0], "only the right one has it")}
     if beside:
         return FoundBug("named", tuple(f"{name}: {words}" for name, words in beside.items()))
     return FoundBug("harmless", tuple(entry.reason for entry in wrong.ledger if entry.reason))

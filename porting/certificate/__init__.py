@@ -3,7 +3,7 @@
 And proof that it would be known if it were wrong.
 """
 
-from concord.porting.certificate.certificate import Asked, Certificate, Item, read, recorded, seal, text
+from concord.porting.certificate.certificate import Asked, Certificate, read, recorded, seal, text
 from concord.porting.certificate.making import certify, verify
 
-__all__ = ["Asked", "Certificate", "Item", "certify", "read", "recorded", "seal", "text", "verify"]
+__all__ = ["Asked", "Certificate", "certify", "read", "recorded", "seal", "text", "verify"]

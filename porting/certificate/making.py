@@ -1,63 +1,42 @@
-"""Making a certificate: from the files of two checkpoints to a verdict."""
+"""Making a certificate: from the files of two checkpoints to a verdict, and again."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from concord import backends
 from concord.conformance import tolerance
-from concord.conformance.campaign import Setup
-from concord.porting.certificate import evidence, inputs, ledger, sensitivity
+from concord.conformance.campaign import Job, Report, Setup, conduct
+from concord.conformance.check import DTYPES
+from concord.conformance.mutants.matrix import Finding
+from concord.conformance.wording import gather
+from concord.porting.certificate import files, mutants, runs
 from concord.porting.certificate.certificate import (
     FAILED,
+    HOW,
     NOT_APPLICABLE,
     UNVERIFIED,
     Asked,
     Certificate,
-    HashedFile,
-    Item,
+    Claim,
     PortSide,
-    Sensitivity,
-    verdict,
 )
-from concord.porting.certificate.ledger import files_of
+from concord.porting.certificate.inputs import Inputs, inputs_of
+from concord.porting.checkpoint import Checkpoint
 from concord.porting.comparison.checkpoints import compare
 from concord.porting.reading import read
 from concord.porting.registry import known
-from concord.spec.errors import SpecError
+from concord.spec.errors import refuse
 from concord.spec.reference import reference
+from concord.spec.tensors import output_name
 
 KEPT = 400 << 20
 """Bytes of tolerances that are kept from the source's runs for the target's."""
 
-
-def backend_of(format: str) -> str:
-    """Return the backend that a format belongs to."""
-    form = known(format)
-    return form.backend or form.container.backend
-
-
-QUICK = (
-    "a quick certificate: it was run forward in one precision, on sentences alone; no gradients, "
-    "no optimizer step, and not the source's framework"
-)
-
 Tell = Callable[[str], None]
-
-
-def _duration(model: evidence.JudgedModel, given: inputs.Inputs, asked: Asked) -> str:
-    """Return about how long it takes to judge the target and to try the proof, in words."""
-    batch = next(iter(given.batches.values()))
-    step = not (asked.quick or evidence.steps_problem(model))
-    runs = evidence.jobs(model, model, given, asked.dtypes, step, asked.quick)
-    tokens = evidence.work(runs) + sensitivity.work(model, batch, asked.quick)
-    started = time.perf_counter()
-    reference(model.config, model.weights, batch, False, model.part)
-    seconds = (time.perf_counter() - started) * tokens / evidence.tokens_of(batch)
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def certify(
@@ -71,7 +50,7 @@ def certify(
 
     Args:
         source_path, target_path: the checkpoints.
-        settings: how the backends run, as far as ``asked`` does not say it.
+        settings: how the backends run.
         tell: takes what is being done, in words.
 
     Raises:
@@ -79,94 +58,94 @@ def certify(
         SpecError: if one of the two cannot be read, is no model of the family, or changes meanwhile; listing
             why.
     """
-    asked = asked or Asked.of(settings)
-    settings, paths = asked.settings(settings or Setup()), (source_path, target_path)
+    asked, settings, paths = asked or Asked(), settings or Setup(), (source_path, target_path)
     table = Path(asked.source_table) if asked.source_table else None
     tell("reading both checkpoints")
     source = read(source_path, asked.source_format, table)
     target = read(target_path, asked.target_format)
-    sides = ledger.side_of(source_path, source), ledger.side_of(target_path, target)
+    tell("comparing every tensor")
+    sides = files.side_of(source_path, source), files.side_of(target_path, target)
     asked = replace(
         asked,
-        backends=asked.backends or [backend_of(sides[1].format)],
-        home=asked.home or backend_of(sides[0].format),
+        backends=asked.backends or [known(target.format).home],
+        home=asked.home or known(source.format).home,
+        dtypes=asked.dtypes or [*DTYPES[asked.quick :]],
     )
-    tell("comparing every tensor")
-    mine, theirs = ledger.placements(source), ledger.placements(target)
-    compared = compare(source, target, sides=ledger.SIDES)
-    parameters = ledger.parameters(source, target, mine, theirs, compared)
-    others = (*ledger.others(source, "source"), *ledger.others(target, "target"))
-    items = list(ledger.items(source, target, sides, parameters, others, compared))
-    for name, checkpoint, form, expected in (
-        ("round trip", source, sides[1].format, mine),
-        ("round trip back", target, sides[0].format, theirs),
+    compared = compare(source, target, sides=files.SIDES)
+    claims = list(files.claims(source, target, sides, compared))
+    for name, checkpoint, side, form in (
+        ("round trip", source, sides[0], target.format),
+        ("round trip back", target, sides[1], source.format),
     ):
         tell(f"{name} through {form}")
-        items.append(ledger.round_trip(name, checkpoint, form, expected))
-    model = evidence.JudgedModel(source.config, source.weights(), source.part)
-    given = inputs.of(source.config, source.part, asked.texts, asked.seed, asked.quick)
-    name, batch = next(iter(given.batches.items()))
-    wrong = [item.name for item in items if item.status == FAILED]
-    origin, shown = evidence.Evidence(), Sensitivity((), {}, asked.seed, name)
-    if "same bits" in wrong and asked.extent != "all":
-        found = evidence.nothing("the parameters differ, so nothing was run; --all runs it all the same")
+        claims.append(files.round_trip(name, checkpoint, side, form))
+    given = inputs_of(source.config, source.part, asked.texts, asked.seed, asked.quick)
+    report, found = Report([], {}, settings), tuple[Finding, ...]()
+    failed = [claim.name for claim in claims if claim.status == FAILED]
+    if "same bits" in failed and asked.extent != "all":
+        why = "the parameters differ, so nothing was run; --all runs it all the same"
+        claims += [Claim(kind, UNVERIFIED, why) for kind in runs.KINDS]
     else:
-        tell(f"about {_duration(model, given, asked)} in all, on a machine that does nothing else")
-        with tolerance.keeping(KEPT):  # both are judged on the sentences, from the inputs on
-            if not asked.quick:
-                origin = evidence.at_home(model, given, asked, settings, tell)
-            found = evidence.gather(model, target, given, asked, settings, tell, not wrong)
+        first, batch = next(iter(given.batches.items()))
+        config, weights, part = source.config, source.weights(), source.part
+        model = Job("source", first, asked.dtypes[0], part, config, weights, batch)
+        report, more = _run(model, target, given, asked, settings, tell, not failed)
+        claims += more
         tell("changing tensors, to see what is noticed")
-        shown = sensitivity.prove(source, mine, model, batch, name, asked.seed, tell, asked.quick)
-    items += found.items
-    if asked.quick:
-        items.append(Item("all else", UNVERIFIED, QUICK))
-    items += [Item(f"input: {name}", NOT_APPLICABLE, why) for name, why in given.left_out.items()]
-    items += origin.items
+        found = mutants.hunt(model, sides[0], source.tensors, asked, tell)
+        claims += mutants.claims(found, asked.seed)
+    claims += [Claim(f"input: {name}", NOT_APPLICABLE, why) for name, why in given.left_out.items()]
     if known(source.format).source:
         said = (
             f"the code that {source.format} belongs to was not run, its framework was; the model is "
             "held to the published sources' own tensors by concord golden"
         )
-        items.append(Item("source's own code", UNVERIFIED, said))
-    items += sensitivity.items(shown) if shown.tried else ()
-    for side, path in zip(sides, paths, strict=True):
-        apart = {*ledger.files_of(path).items()} ^ {*side.files.items()}
-        if changed := sorted({name for name, _ in apart}):
-            raise SpecError(f"{path}: {', '.join(changed[:5])} changed while the certificate was made")
-    return Certificate(
-        verdict(tuple(items), shown),
-        *sides,
-        asked,
-        tuple(items),
-        parameters,
-        others,
-        given.tried,
-        (*found.runs, *origin.runs),
-        found.errors,
-        shown,
-        {**origin.environments, **found.environments},
-    )
+        claims.append(Claim("source's own code", UNVERIFIED, said))
+    refuse([problem for side, path in zip(sides, paths, strict=True) for problem in _altered(path, side)])
+    return Certificate(*sides, asked, compared, given.tried, report, found, tuple(claims))
 
 
-@dataclass(frozen=True)
-class Verified:
-    """What came of verifying a certificate.
+def _run(
+    source: Job, target: Checkpoint, given: Inputs, asked: Asked, settings: Setup, tell: Tell, explain: bool
+) -> tuple[Report, list[Claim]]:
+    """Run the target on every backend and the source in its own framework, and judge both by the source.
 
-    Attributes:
-        files: how many files have the bytes that it states.
-        problems: what is not as it states, a line each.
-        again: the one that was made again; None: it did not come to that.
+    The source runs on the sentences alone, of a large model forward: gradients are judged in the target.
+
+    Args:
+        explain: whether it is to be found out why something diverges.
     """
-
-    files: int
-    problems: tuple[str, ...]
-    again: Certificate | None = None
-
-    @property
-    def exit_code(self) -> int:
-        """1 if something is not as the certificate states, else what the one that was made again says."""
-        return 1 if self.problems else self.again.exit_code if self.again else 0
+    small, planned = runs.size_of(source) <= runs.SMALL, list[Job]()
+    left_out = list(runs.unjudged(source, [*given.batches], asked))
+    there = runs.ported(source, target)
+    if isinstance(there, str):
+        left_out = [Claim(kind, UNVERIFIED, there) for kind in runs.KINDS]
+    else:
+        planned += runs.jobs(there, given.batches, asked, left_out)
+    tokens = runs.work(planned) + mutants.work(source, asked.quick)
+    started = time.perf_counter()
+    reference(source.config, source.weights, source.batch, False, source.part)
+    seconds = (time.perf_counter() - started) * tokens / runs.tokens_of(source.batch)
+    said = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+    tell(f"about {said} in all, on a machine that does nothing else")
+    home = [] if asked.quick else [replace(source, dtype=dtype, gradients=small) for dtype in asked.dtypes]
+    with tolerance.keeping(KEPT):  # both are judged on the sentences, from the inputs on
+        at_home, abroad = (
+            conduct(jobs, names, settings, lambda backend, done: tell(f"{backend}: {done}"))
+            for jobs, names in ((home, [asked.home]), (planned, asked.backends))
+        )
+    results = [*abroad.results, *at_home.results]
+    environments = {**at_home.environments, **abroad.environments}
+    report = Report(results, environments, settings, at_home.seconds + abroad.seconds)
+    report = report.explained() if explain else report
+    output, claims = output_name(source.config, source.part), list[Claim]()
+    by_run = gather(report.results, lambda result: (result.group, result.backend, result.dtype))
+    for (group, _, dtype), judged in by_run.items():
+        begin, kinds = ("", runs.KINDS) if group == "target" else (runs.HOME, runs.KINDS[:-1])
+        for kind in runs.FORWARD if asked.quick else kinds:
+            if not runs.is_among(left_out, f"{begin}{kind}", dtype):
+                claims.append(runs.claim(f"{begin}{kind}", kind, judged, output))
+    return report, claims + left_out
 
 
 def verify(
@@ -175,17 +154,20 @@ def verify(
     target: Path | None = None,
     settings: Setup | None = None,
     files_alone: bool = False,
-    tell: Callable[[str], None] = lambda text: None,
+    tell: Tell = lambda text: None,
     named: Collection[str] = (),
-) -> Verified:
+) -> tuple[list[str], Certificate | None]:
     """Look at a certificate's files, and make it again.
 
     Args:
         source, target: where the checkpoints lie now; by default where they lay.
-        settings: where and how backends run; by default as it states.
+        settings: where backends run.
         files_alone: whether to stop when the files have been looked at.
         named: backends that may be imported though nothing here offers them: a file does not say what code is
             imported.
+
+    Returns:
+        What is not as it states, a line each, and the one that was made again; None: it did not come to that.
 
     Raises:
         SpecError: if a checkpoint is not there or cannot be read, or a backend is neither known nor named.
@@ -198,17 +180,19 @@ def verify(
     problems = [
         problem
         for path, side in zip(paths, (found.source, found.target), strict=True)
-        for problem in _files(files_of(path), side, path)
+        for problem in _altered(path, side)
     ]
-    count = len(found.source.files) + len(found.target.files)
     if problems or files_alone:
-        return Verified(count, tuple(problems))
-    again = certify(*paths, asked, replace(settings or Setup(), asked=tuple(asked.backends)), tell)
-    return Verified(count, tuple(_differing(found, again)), again)
+        return problems, None
+    stated = {key: getattr(found.report.settings, key) for key in HOW}
+    how = replace(settings or Setup(), asked=tuple(asked.backends), **stated)
+    again = certify(*paths, asked, how, tell)
+    return list(_differing(found, again)), again
 
 
-def _files(now: Mapping[str, HashedFile], side: PortSide, path: Path) -> Iterator[str]:
-    """Yield which files are not as they were."""
+def _altered(path: Path, side: PortSide) -> Iterator[str]:
+    """Yield which files of a checkpoint are not as they were."""
+    now = files.files_of(path)
     for name, file in side.files.items():
         if name not in now:
             yield f"{path}: {name} is gone"
@@ -226,17 +210,17 @@ def _differing(one: Certificate, other: Certificate) -> Iterator[str]:
 
     Measured errors need not be the same.
     """
-    mine, theirs = ({_key(item): item for item in found.items} for found in (one, other))
+    mine, theirs = (
+        {(claim.name, claim.backend, claim.dtype): claim for claim in found.claims} for found in (one, other)
+    )
     for key in {**mine, **theirs}:
         was, now, said = mine.get(key), theirs.get(key), " ".join(filter(None, key))
         if was is None:
             yield f"{said}: is {theirs[key].status}, was not there"
         elif now is None or now.status != was.status:
             yield f"{said}: was {was.status}, is {f'{now.status}: {now.reason}' if now else 'not there'}"
-    for name in ("parameters", "others", "sensitivity"):
-        if getattr(one, name) != getattr(other, name):
-            yield f"{name}: not what the certificate states"
-
-
-def _key(item: Item) -> tuple[str, str, str]:
-    return item.name, item.backend, item.dtype
+    stated = ((one.source, other.source), (one.target, other.target))
+    if any((a.parameters, a.others) != (b.parameters, b.others) for a, b in stated):
+        yield "tensors: not what the certificate states"
+    if one.mutants != other.mutants:
+        yield "mutants: not what the certificate states"

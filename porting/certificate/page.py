@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from concord.conformance.layout import render
 from concord.conformance.record import Record, data
+from concord.conformance.wording import gather
 from concord.porting.certificate.certificate import (
     FAILED,
+    HOW,
     NOT_APPLICABLE,
+    OUTPUTS,
     PROVEN,
     UNVERIFIED,
     Certificate,
     seal,
 )
 
-TONES = {PROVEN: "good", FAILED: "bad", NOT_APPLICABLE: "none", UNVERIFIED: "broken"}
+TONES = {FAILED: "bad", UNVERIFIED: "broken", PROVEN: "good", NOT_APPLICABLE: "none"}
+"""Of each status, the worst first."""
+
 SIGNS = {PROVEN: "✓", FAILED: "✗", NOT_APPLICABLE: "–", UNVERIFIED: "?"}
 
 SECTIONS = {
-    "items": "Claims",
+    "claims": "Claims",
     "sensitivity": "It could have failed",
     "ledger": "Every tensor",
     "errors": "Errors",
@@ -27,37 +33,43 @@ SECTIONS = {
     "about": "Made with",
 }
 
-WORST_FIRST = (FAILED, UNVERIFIED, PROVEN, NOT_APPLICABLE)
-
 
 def page(made: Record) -> str:
     """Return a record of a certificate as HTML."""
     found: Certificate = made.outcome
-    counts = {status: sum(item.status == status for item in found.items) for status in WORST_FIRST}
-    errors = [
-        (f"{backend} {dtype}", worst)
-        for backend, by_dtype in found.errors.items()
-        for dtype, worst in by_dtype.items()
-    ]
-    counted = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    counts: Counter[str] = Counter(claim.status for claim in found.claims)
+    counted = ", ".join(f"{counts[status]} {status}" for status in TONES if counts[status])
     both = " and ".join(f"{side.path} ({side.format})" for side in (found.source, found.target))
-    rest = found.verdict.partition(";")[2].strip()
-    compared = [
-        f"Compared: {both}: {counted} of {len(found.items)} claims.",
-        *([rest[:1].upper() + rest[1:]] if rest else []),
-    ]
+    headline, _, rest = found.verdict.rstrip(".").partition("; ")
+    compared = [f"Compared: {both}: {counted} of {len(found.claims)} claims."]
+    compared += [f"{rest[:1].upper()}{rest[1:]}."] if rest else []
+    judged = [run for run in found.report.results if run.group == "target" and run.verdict]
+    apart = {pair.name: pair.said for pair in found.compared.pairs}
+    mine, theirs = found.source.parameters, found.target.parameters
+    by_kind = {
+        kind: Counter((one.backend, one.status) for one in of_kind)
+        for kind, of_kind in gather(found.mutants, lambda one: one.mutant).items()
+    }
     return render(
         "certificate.html",
         made,
         Path(__file__).parent / "templates",
-        headline=f"{found.verdict.partition(';')[0].rstrip('.')}.",
+        headline=f"{headline}.",
         compared=compared,
         sections=SECTIONS,
         digest=seal(data(made))["digest"],
-        items=sorted(found.items, key=lambda item: WORST_FIRST.index(item.status)),
+        claims=sorted(found.claims, key=lambda claim: [*TONES].index(claim.status)),
         tones=TONES,
         signs=SIGNS,
-        errors=errors,
-        asked=data(made)["asked"],
-        tensors=dict.fromkeys(name for _, worst in errors for name in worst),
+        mutants={**by_kind, "all": sum(by_kind.values(), Counter())},
+        reasons=Counter(
+            one.detail for one in found.mutants if (one.backend, one.status) == (OUTPUTS, "equivalent")
+        ),
+        unshown=[one for one in found.mutants if one.status in ("missed", "alarm")],
+        parameters=[
+            (name, mine.get(name), theirs.get(name), apart.get(name, "")) for name in {**mine, **theirs}
+        ],
+        judged=judged,
+        about={**vars(found.asked), **{key: getattr(found.report.settings, key) for key in HOW}},
+        tensors=dict.fromkeys(row.tensor for run in judged for row in run.table),
     )

@@ -33,49 +33,14 @@ SILENT = {LENGTHS: (ARGUMENTS,), PROMPTS: ("__version__",)}
 one wrote it."""
 
 
-def differing(first: Checkpoint, second: Checkpoint, sides: tuple[str, str] = ("A", "B")) -> dict[str, str]:
-    """Return which labels and files of two checkpoints do not say the same, and in what, in words.
-
-    Only those that both have.
-
-    Args:
-        sides: what the two are called.
-    """
-    found = {}
-    for name in ("labels", *BESIDE):
-        mine, other = _said(first, name), _said(second, name)
-        if not (mine and other):
-            continue
-        apart = [
-            f"{_spelled(place)} is {_brief(mine.get(place, 'absent'))} in {sides[0]} and "
-            f"{_brief(other.get(place, 'absent'))} in {sides[1]}"
-            for place in {**mine, **other}
-            if mine.get(place) != other.get(place)
-        ]
-        if apart:
-            found[name] = first_of(apart, MOST, "; ")
-    return found
+def _beside(checkpoint: Checkpoint) -> dict[str, dict[Place, str]]:
+    """Return what labels and files say, each entry or line by its place."""
+    found = {name: _said(name, checkpoint.files[name]) for name in BESIDE if name in checkpoint.files}
+    labels = {str(number): label for number, label in enumerate(checkpoint.labels or ())}
+    return {**({"labels": dict(_entries(labels))} if labels else {}), **found}
 
 
-def alone(first: Checkpoint, second: Checkpoint) -> tuple[str, ...]:
-    """Return the files that the first has and the second has not; ``labels`` too."""
-    return (
-        *(["labels"] if first.labels and not second.labels else []),
-        *(name for name in BESIDE if name in first.files and name not in second.files),
-    )
-
-
-def _said(checkpoint: Checkpoint, name: str) -> dict[Place, str]:
-    """Return what labels or a file say, each entry or line by its place; nothing: they are not there."""
-    if name == "labels":
-        return (
-            dict(_entries({str(number): label for number, label in enumerate(checkpoint.labels)}))
-            if checkpoint.labels
-            else {}
-        )
-    if name not in checkpoint.files:
-        return {}
-    content = checkpoint.files[name]
+def _said(name: str, content: bytes) -> dict[Place, str]:
     try:
         if not name.endswith(".json"):
             lines = content.decode().removesuffix("\n").split("\n")
@@ -88,6 +53,17 @@ def _said(checkpoint: Checkpoint, name: str) -> dict[Place, str]:
     if isinstance(found, dict):
         found = {key: value for key, value in found.items() if key not in SILENT.get(name, ())}
     return dict(_entries(found))
+
+
+def _apart(mine: Mapping[Place, str], other: Mapping[Place, str], sides: tuple[str, str]) -> str:
+    """Return which entries are not the same, in words; empty: all are."""
+    apart = [
+        f"{_spelled(place)} is {_brief(mine.get(place, 'absent'))} in {sides[0]} and "
+        f"{_brief(other.get(place, 'absent'))} in {sides[1]}"
+        for place in {**mine, **other}
+        if mine.get(place) != other.get(place)
+    ]
+    return first_of(apart, MOST, "; ")
 
 
 def _entries(value: Any, place: Place = ()) -> Iterator[tuple[Place, str]]:
@@ -133,8 +109,7 @@ class Comparison:
         pairs: those of both that have not, in the order of computation.
         missing: those of the first that the second lacks.
         extra: those that the second alone has.
-        config: fields of the configuration that differ, and their values.
-        parts: of the model that each has.
+        config: fields of the configuration that differ, and their values; ``part`` too.
         files: those beside the weights that both have and that do not say the same, and in what, in words;
             ``labels`` too.
         alone: such files that the first alone has, and the second.
@@ -148,7 +123,6 @@ class Comparison:
     missing: tuple[str, ...]
     extra: tuple[str, ...]
     config: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    parts: tuple[str, str] = ("", "")
     files: Mapping[str, str] = field(default_factory=dict)
     alone: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     others: Others = field(default_factory=Others)
@@ -165,15 +139,16 @@ class Comparison:
         said = [f"{self.same} of {self.same + len(self.pairs)} parameters have the same bits"]
         counts = Counter("swapped" if pair.other else pair.kind for pair in self.pairs)
         said += [f"{count} {kind}" for kind, count in counts.items()]
-        others, apart = "of the tensors that are no parameters", len(self.others.pairs)
-        for count, words in (
-            (self.others.same, f"{others} {{}} {'have' if self.others.same > 1 else 'has'} the same bits"),
-            (apart, f"{others} {{}} {'have' if apart > 1 else 'has'} other bits"),
-            (len(self.others.apart), "{} not compared"),
-            (len(self.missing), "{} missing in B"),
-            (len(self.extra), "{} in B alone"),
-        ):
-            said += [words.format(count)] * bool(count)
+        others = {
+            "the same bits": self.others.same,
+            "other bits": len(self.others.pairs),
+            "not compared": len(self.others.apart),
+        }
+        if any(others.values()):
+            listed = ", ".join(f"{count} {words}" for words, count in others.items() if count)
+            said.append(f"tensors that are no parameters: {listed}")
+        said += [f"{len(self.missing)} missing in B"] * bool(self.missing)
+        said += [f"{len(self.extra)} in B alone"] * bool(self.extra)
         options = f"{len(self.config)} options differ" if len(self.config) > 1 else "1 option differs"
         said.append(options if self.config else "the same configuration")
         if self.files:
@@ -195,7 +170,9 @@ def compare(
     """
     common = [name for name in first.tensors if name in second.tensors]
     held = {name: tensor.held for name, tensor in first.tensors.items()}
-    mine, other = first.config.as_dict(), second.config.as_dict()
+    mine, other = ({"part": one.part, **one.config.as_dict()} for one in (first, second))
+    ours, theirs = _beside(first), _beside(second)
+    apart = {name: _apart(ours[name], theirs[name], sides) for name in ours if name in theirs}
     pairs = []
     for number, name in enumerate(common, start=1):
         pairs += _pair(name, first.tensors, second.tensors, first.config, held)
@@ -210,9 +187,8 @@ def compare(
             for key in {**mine, **other}
             if mine.get(key) != other.get(key)
         },
-        (first.part, second.part),
-        differing(first, second, sides),
-        (alone(first, second), alone(second, first)),
+        {name: words for name, words in apart.items() if words},
+        (tuple(a for a in ours if a not in theirs), tuple(b for b in theirs if b not in ours)),
         _others(first, second, sides),
     )
 
@@ -224,7 +200,7 @@ def _others(first: Checkpoint, second: Checkpoint, sides: tuple[str, str]) -> Ot
     open_ = [
         name
         for name in {**first.others, **second.others}
-        if any(name in one.others and name not in one.known for one in (first, second))
+        if any(name in one.others and not one.others[name].redundant for one in (first, second))
     ]
     for name in open_:
         tensors = [one.others[name] for one in (first, second) if name in one.others]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.conformance.fields import Number
 from concord.porting.stored import digest
 from concord.spec.config import EncoderConfig
 from concord.spec.precision import precision
@@ -74,8 +75,13 @@ class TensorDifference:
     dtypes: tuple[str, str] = ("", "")
     elements: int = 0
     size: int = 0
-    largest: float = 0.0
-    relative: float = 0.0
+    largest: Number = 0.0
+    relative: Number = 0.0
+
+    @property
+    def said(self) -> str:
+        """How it differs, and what is likely to have caused it."""
+        return f"{self.words}; likely: {self.cause}" if self.cause else self.words
 
 
 @dataclass(frozen=True)

@@ -124,39 +124,41 @@ def _ask(act: Load | Save, path: Path, between: Path, framework: str, about: Map
 class Aside:
     """What the process does."""
 
-    def answer(self, module: str, name: str, path: str, between: str, *more: Any) -> dict[str, Any]:
-        """Return the names of what was read, or why nothing was."""
-        act = getattr(importlib.import_module(module), name)
-        return answer(act, Path(path), Path(between), *more)
-
-
-def answer(
-    act: Any, path: Path, between: Path, length: int, framework: str, about: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return what the parent is told."""
-    if not framework:
-        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        with suppress(OSError, ValueError):  # the parent watches too
-            resource.setrlimit(resource.RLIMIT_AS, (4 * MEMORY_LIMIT + GROWTH * length, hard))
-    try:
-        if between.exists():
-            act(path, safetensors.read(between), **about)
-            return {"names": []}
-        found = dict(act(path))
-        total = sum(size(stored.dtype, stored.shape) for stored in found.values())
-        if not framework and total > GROWTH * length + MEMORY_LIMIT // 16:
-            raise Refused(f"its tensors take {total} bytes, but it has {length}")
-        safetensors.write(between, found)
-        return {"names": list(found)}
-    except SpecError as error:
-        return {"refused": error.problems[0].removeprefix(f"{path}: ")}
-    except Refused as error:
-        return {"refused": f"not a file of tensors that is read: {error}"}
-    except MemoryError:
-        return {"refused": "not a file of tensors that is read: it takes more memory than its numbers do"}
-    except Exception as error:  # of whatever kind a spoilt file makes a library raise
-        said = " ".join(str(error).split())[:300]
-        return {"refused": f"not a whole file of tensors: {type(error).__name__}: {said}"}
+    def answer(
+        self,
+        module: str,
+        name: str,
+        source: str,
+        there: str,
+        length: int,
+        framework: str,
+        about: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Return what the parent is told: the names of what was read, or why nothing was."""
+        act, path, between = getattr(importlib.import_module(module), name), Path(source), Path(there)
+        if not framework:
+            hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+            with suppress(OSError, ValueError):  # the parent watches too
+                resource.setrlimit(resource.RLIMIT_AS, (4 * MEMORY_LIMIT + GROWTH * length, hard))
+        try:
+            if between.exists():
+                act(path, safetensors.read(between), **about)
+                return {"names": []}
+            found = dict(act(path))
+            total = sum(size(stored.dtype, stored.shape) for stored in found.values())
+            if not framework and total > GROWTH * length + MEMORY_LIMIT // 16:
+                raise Refused(f"its tensors take {total} bytes, but it has {length}")
+            safetensors.write(between, found)
+            return {"names": list(found)}
+        except SpecError as error:
+            return {"refused": error.problems[0].removeprefix(f"{path}: ")}
+        except Refused as error:
+            return {"refused": f"not a file of tensors that is read: {error}"}
+        except MemoryError:
+            return {"refused": "not a file of tensors that is read: it takes more memory than its numbers do"}
+        except Exception as error:  # of whatever kind a spoilt file makes a library raise
+            said = " ".join(str(error).split())[:300]
+            return {"refused": f"not a whole file of tensors: {type(error).__name__}: {said}"}
 
 
 def stored_of(value: Any, name: str) -> StoredTensor:
