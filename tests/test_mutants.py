@@ -28,9 +28,11 @@ from tests.toys.surroundings import EACH_BACKEND, sample_of
 EDITS = [mutant for mutant in ALL if mutant.precisions and mutant.change.edit]
 VISIBLE = [mutant for mutant in ALL if mutant.precisions and not mutant.change.edit]
 KINDS = {
-    (mutant.group, mutant.clause, mutant.scenario): mutant.name for mutant in reversed((*VISIBLE, *EDITS))
+    kind: mutant.name
+    for mutant in reversed((*VISIBLE, *EDITS))
+    for kind in (mutant.group, (mutant.clause, mutant.scenario))
 }
-"""The first bug of each group that breaks a clause in a scenario: those are quick."""
+"""The first bug of each group, and the first that breaks a clause in a scenario: those are quick."""
 EQUIVALENT = [mutant for mutant in ALL if not mutant.precisions]
 SPECIFICATION = (Path(__file__).parent.parent / "spec" / "SPEC.md").read_text()
 

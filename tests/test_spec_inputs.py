@@ -29,7 +29,6 @@ def with_one(value):
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [
-        ("input_ids", with_one(-1), "is -1 at (2, 3) but must lie in [0, 23) [clause=INP-1]"),
         ("input_ids", with_one(23), "is 23 at (2, 3) but must lie in [0, 23) [clause=INP-1]"),
         ("segment_ids", with_one(2), "is 2 at (2, 3) but must lie in [0, 2) [clause=EMB-5]"),
         ("labels", np.arange(7) % 4, "is 3 at (3,) but must lie in [0, 3) [clause=INP-3]"),

@@ -4,6 +4,8 @@ change.
 
 import copy
 import dataclasses
+import importlib.util
+import itertools
 import json
 import os
 import re
@@ -14,14 +16,17 @@ import time
 import numpy as np
 import pytest
 
-from concord import options, spec
+from concord import backends, options, spec
+from concord.backends.bench import Bench
+from concord.backends.interface import Unsupported
 from concord.backends.machine import wait_for_rest
 from concord.commands import speed as command
-from concord.commands.speed import Models
+from concord.commands.speed import Models, Modes
 from concord.conformance import record as files
 from concord.conformance.campaign import Setup
 from concord.conformance.estimate import Z
 from concord.spec.cases import build_case
+from concord.spec.errors import SpecError
 from concord.speed import (
     Mode,
     SpeedPlan,
@@ -37,12 +42,15 @@ from concord.speed import (
 from concord.speed.measure import takes_part
 from concord.speed.page import page
 from concord.speed.peers import PEERS
-from concord.speed.presets import Preset
-from concord.speed.table import fastest_first, greedy, show, to_deploy
-from concord.speed.team import busy_cores
+from concord.speed.presets import RECIPE, Preset
+from concord.speed.record import described
+from concord.speed.table import fastest_first, greedy, show, size_of, to_deploy
+from concord.speed.team import busy_cores, rules_of
 from concord.speed.work import flops
 from concord.terminal import Terminal
 from concord.writing import KINDS
+from tests.toys import measurable
+from tests.toys.devices import SECONDS, WithADevice
 from tests.toys.surroundings import ROOT, toy
 
 EXPLICIT = Mode("explicit", "eager")
@@ -422,3 +430,207 @@ def test_a_busy_machine_is_said_before_anything_is_measured(monkeypatch, capsys)
     assert capsys.readouterr().err.startswith(
         f"warning: other processes keep 1.3 of {os.cpu_count()} cores busy; "
     )
+
+
+# ``concord speed`` as a command: what it prints, writes, refuses, and goes on from.
+
+
+@pytest.fixture
+def small_presets(monkeypatch):
+    monkeypatch.setattr(presets, "presets", lambda: {"nndl": small_preset("nndl")})
+
+
+SMALL = "speed --preset nndl --implementation explicit --execution eager --quick --threads 1"
+
+
+@pytest.mark.usefixtures("small_presets")
+def test_the_command_measures_prints_and_writes(invoke, tmp_path):
+    columns = 80
+    (tmp_path / "a.md").write_text("before\n<!-- begin speed -->\n<!-- end speed -->\nafter\n")
+    written = ("--json", tmp_path / "a.json", "--html", tmp_path / "a.html", "--markdown", tmp_path / "a.md")
+    code, out, _ = invoke(f"{SMALL} --backend {RIGHT}", *written, columns=columns)
+    assert code == 0
+    assert f"| {RIGHT} | explicit eager |" in (tmp_path / "a.md").read_text()
+    assert "nndl inference full" in out
+    assert max(len(line) for line in out.splitlines() if not line.startswith("written: ")) <= columns
+    assert read(tmp_path / "a.json")["complete"]
+    assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.usefixtures("small_presets")
+def test_a_wrong_backend_ends_with_exit_code_1(invoke):
+    code, out, _ = invoke(f"{SMALL} --backend {WRONG}")
+    assert code == 1
+    assert f"{WRONG} withheld: what it computed is wrong: logits" in " ".join(out.split())
+
+
+@pytest.mark.usefixtures("small_presets")
+def test_an_interrupted_run_keeps_what_it_has_and_goes_on(invoke, tmp_path, monkeypatch):
+    path, right = tmp_path / "a.json", command.measure
+
+    def interrupted(plan, done, keep, tell):
+        def once(entry):
+            keep(entry)
+            raise KeyboardInterrupt
+
+        right(plan, done, once, tell)
+
+    monkeypatch.setattr(command, "measure", interrupted)
+    both = f"{SMALL} --backend {RIGHT} --backend {SLOW}"
+    code, _, errors = invoke(f"{both} --json {path}")
+    assert (code, errors[-1]) == (130, "concord: interrupted")
+    kept = read(path)
+    assert not kept["complete"]
+    assert [entry["backend"] for entry in kept["entries"]] == [RIGHT]
+    monkeypatch.setattr(command, "measure", right)
+    code, _, errors = invoke(f"{both} --execution compiled --resume {path}")
+    assert code == 2
+    assert "was begun with the modes" in errors[-1]
+    assert read(path) == kept
+    assert invoke(f"{both} --resume {path}")[0] == 0
+    whole = read(path)
+    assert whole["complete"]
+    assert whole["entries"][0]["turns"] == kept["entries"][0]["turns"]
+    assert [entry["backend"] for entry in whole["entries"]] == [RIGHT, SLOW]
+
+
+# Speed on a GPU, which is made up here: its clock, its memory, its precision.
+
+
+def test_on_a_device_no_step_waits_for_the_last_and_the_clock_and_memory_are_the_devices():
+    bench, work = Bench(WithADevice()), small()
+    asked = {
+        **work.request(),
+        "weights": None,
+        "implementation": "explicit",
+        "execution": "eager",
+        "precision": "strict",
+    }
+    bench.prepare(**{**asked, "device": "cuda:1"})
+    steps = bench.steps
+    steps.said.clear()
+    answer, _ = bench.repeat(1000, 4 * SECONDS)
+    assert answer == {"seconds": [SECONDS] * 4, "peak_memory_bytes": WithADevice.held}
+    assert steps.said == [
+        "step",
+        "synchronize",
+        *["step"] * 4,
+        "synchronize",
+    ]  # one to see how long it takes, then all in a row
+    bench.prepare(**{**asked, "device": "cpu"})
+    assert bench.repeat(2, 60.0)[0]["seconds"] != [SECONDS] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "by_events"),
+    [
+        ("torch", True),
+        *(
+            pytest.param(*of_one, marks=pytest.mark.slow)
+            for of_one in (("tf", False), ("paddle", True), ("jax", False))
+        ),
+    ],
+)
+def test_steps_are_timed_by_events_where_a_framework_has_them(name, by_events):
+    if importlib.util.find_spec({"tf": "tensorflow"}.get(name, name)) is None:
+        pytest.skip(f"{name} is not installed")
+    with backends.open(toy(f"{name.title()}Clock", "devices"), "cpu") as worker:
+        found = worker.description
+    assert found["said"] == ["synchronize", "step", "step", "step", "synchronize"]
+    assert found["seconds"] == [1e-3] * 3 if by_events else len(found["seconds"]) == 1
+
+
+def test_a_gpu_gets_large_models_in_two_precisions():
+    works = Models().workloads(Models().presets("cuda"), "cuda", ragged=False)
+    chosen = Modes().modes(False, "cuda")
+    assert {(work.preset.name, work.kind, work.dtype) for work in works} == set(
+        itertools.product(("bert-base", "bert-large"), ("inference", "training"), ("float32", "bfloat16"))
+    )
+    assert len({work.name for work in works}) == len(works)
+    assert {mode.execution for mode in chosen} == {"eager", "compiled"}
+
+
+def test_a_large_workload_is_checked_by_a_few_samples(monkeypatch):
+    assert truth.probe(workload("bert-base")) == workload("bert-base")
+    few = truth.probe(workload("bert-large"))
+    assert (few.preset.batch, few.preset.tokens, few.preset.config) == (
+        truth.PROBE,
+        512,
+        workload("bert-large").preset.config,
+    )
+    monkeypatch.setattr(truth, "LARGE", 0.0)
+    right, wrong = measured(plan_of(RIGHT, WRONG))["entries"]
+    assert (right["status"], right["checked_samples"], wrong["status"]) == (
+        "measured",
+        truth.PROBE,
+        "withheld",
+    )
+    assert right["turns"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "device", "rules"),
+    [
+        ("strict", "float32", "cuda", None),
+        ("tf32", "float32", "cuda", "tf32"),
+        ("tf32", "bfloat16", "cuda", None),
+        ("default", "float32", "cuda", "tf32"),
+        ("default", "float32", "cpu", None),
+    ],
+)
+def test_results_are_judged_by_the_arithmetic_that_was_asked_for(precision, dtype, device, rules):
+    about = {"precision_defaults": {"products": {"cpu": "float32", "cuda": "tf32"}}}
+    settings = Setup(precision=precision, device=device)
+    assert rules_of(Workload(small_preset(), dtype=dtype), settings, about) == rules
+
+
+# What a training step that is timed has to be: AdamW's, and every other is refused.
+
+
+def prepared(made, work):
+    """Return what a backend computes before it is timed."""
+    return Bench(made).prepare(**work.request())[1]
+
+
+@pytest.mark.parametrize(
+    ("made", "least"),
+    [
+        (measurable.Measurable(), 0.0),
+        *(
+            (measurable.Otherwise(**fields), 3.0)
+            for fields in (
+                {"learning_rate": 1.01 * RECIPE.learning_rate},
+                {"epsilon_placement": "uncorrected"},
+                {"bias_correction": False},
+                {"decay_form": "alone"},
+                {"undecayed": ("bias",)},
+                {"beta2": 0.999},
+            )
+        ),
+        (measurable.Forgetting(), 3.0),
+        (measurable.TwiceTheGradient(), 3.0),
+    ],
+    ids=lambda given: given.name if isinstance(given, measurable.Measurable) else "",
+)
+def test_a_wrong_optimizer_is_refused(made, least):
+    work = small("training")
+    worst, tensor = truth.expected(work).worst(prepared(made, work), Z)
+    assert worst > least if least else worst < 1, tensor
+
+
+def test_a_session_that_does_not_show_its_optimizer_is_not_measured():
+    with pytest.raises(
+        Unsupported, match="numpy cannot be measured in training: its session has no method 'state'"
+    ):
+        prepared(measurable.WithoutState(), small("training"))
+
+
+def test_what_was_measured_otherwise_is_not_gone_on_with():
+    old = measured(plan_of(RIGHT, thorough=False))
+    old["workloads"]["small inference ragged"]["key"] = "another"
+    with pytest.raises(
+        SpecError, match="has measured another 'small inference ragged' than this version measures"
+    ):
+        SpeedRecord(plan_of(RIGHT), old)
+    assert size_of(described(small("training"))).endswith(" a step; updated by AdamW, rate 0.0004")
+    assert size_of(described(small())).endswith(" a step")

@@ -1,10 +1,15 @@
-"""What the terminal shows."""
+"""What the terminal shows, and what is said while a command works."""
+
+import re
+import time
 
 import pytest
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from concord.conformance.watching import Countdown, listening
+from concord.progress import bars, counting, telling
 from concord.spec.text import LONGEST, legible, shown
 from concord.terminal import USUAL, Terminal, complain, figures
 
@@ -83,3 +88,60 @@ def test_terminal_of_nonsensical_size_is_readable(columns, monkeypatch, capsys):
     console.print("one line")
     assert capsys.readouterr().out == "one line\n"
     assert console.width == USUAL
+
+
+# What is said while a command works, where nobody watches: one plain line for each part that is done.
+
+
+def lines(capsys):
+    captured = capsys.readouterr()
+    assert not captured.out
+    return [re.sub(r"^ *\d+ s  ", "", line) for line in captured.err.splitlines()]
+
+
+def test_each_tenth_has_a_line(capsys):
+    with counting(["torch"], 23) as progress:
+        progress("torch", "started")
+        for number in range(23):
+            progress("torch", f"job {number}")
+    told = lines(capsys)
+    assert told[0] == "torch: 0 of 23 (started)"
+    assert told[1] == "torch: 3 of 23 (job 2)"
+    assert told[-1] == "torch: 23 of 23 (job 22)"
+    assert len(told) == 11
+
+
+def test_where_nobody_knows_how_many_there_will_be_every_hundredth_has_a_line(
+    capsys,
+):
+    with bars(["here", "there"], None, "cases") as reached:
+        for done in range(0, 230, 23):
+            reached("here", done, "")
+        reached("there", 17, "")
+    assert lines(capsys) == ["here: 0 cases", "here: 115 cases", "here: 207 cases", "there: 17 cases"]
+
+
+def test_what_is_done_is_told(capsys):
+    with telling() as tell:
+        tell("minilm: warming up " + "and up " * 30)
+    assert lines(capsys) == ["minilm: warming up " + "and up " * 30]
+
+
+# What is said of a judgement that takes long.
+
+
+def test_each_step_says_how_many_are_left_and_how_long_they_take(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    said = []
+    with listening(said.append):
+        steps = Countdown("work", 7)
+    for seconds in (3, 3, 1, 6, 6, 6, 6):
+        now[0] += seconds
+        steps.step()
+    assert said == [
+        "work: 2 of 7 runs, about 15 s more",
+        "work: 4 of 7 runs, about 10 s more",
+        "work: 5 of 7 runs, about 8 s more",
+        "work: 6 of 7 runs, about 4 s more",
+    ]
