@@ -264,23 +264,9 @@ def test_a_folder_without_cases_or_with_broken_ones_cannot_be_run_again(invoke, 
         assert any(str(tmp_path / name / "case.json") in error for error in errors)
 
 
-@pytest.mark.usefixtures("hasty")
-def test_the_summary_fits_the_terminal(invoke):
-    columns = 80
-    code, output, errors = invoke(
-        f"--backend {toy('ReturnsNaN')} --part model --cases 2 --shapes 2", columns=columns
-    )
-    assert (code, errors) == (1, [])
-    told = [line for line in output.splitlines() if "--from-cases" not in line]
-    assert max(map(len, told)) <= columns
-    assert "…" not in output
-    assert output.count("┏") == 2
-    for word in ("cases", "diverge", "at its step", "taps", "gradients", "inf / inf", "1 failure found"):
-        assert word in output, word
-
-
 def test_an_interrupt_keeps_what_was_found(tmp_path):
     line = f"fuzz --backend {RAISES} --part model --cases 100000 --shapes 2 --out {tmp_path / 'out'}"
+    line += f" --json {tmp_path / 'out.json'} --html {tmp_path / 'out.html'}"
     command = Running(tmp_path, line)
     assert until(lambda: len(noted(command.notes, "ran")) >= 20)
     command.process.send_signal(signal.SIGINT)
@@ -289,6 +275,8 @@ def test_an_interrupt_keeps_what_was_found(tmp_path):
     assert "one sample is too few" in command.said()
     assert "1 failure found" in command.said()
     assert len(list((tmp_path / "out").iterdir())) == 1
+    assert len(record.read(tmp_path / "out.json").outcome.failures) == 1
+    assert (tmp_path / "out.html").is_file()
 
 
 ALWAYS = f"--backend {toy('ReturnsNaN')} --part dot_product --shapes 2"

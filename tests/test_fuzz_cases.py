@@ -10,7 +10,7 @@ import pytest
 from concord import spec
 from concord.conformance.fuzz.cases import KEY_MASKS, PADDINGS, FuzzCase
 from concord.conformance.fuzz.plan import Failed, Plan, draw, files_elsewhere, sample
-from concord.conformance.fuzz.strategies import FIXED, LARGE, MASK_VALUES, pool
+from concord.conformance.fuzz.strategies import FIXED, MASK_VALUES, pool
 from concord.spec.batch import validate_batch
 from concord.spec.config import CHOICES
 from concord.spec.files import typed
@@ -116,16 +116,6 @@ def test_shapes_are_shared_few_and_apart():
         (case.batch, case.tokens, case.config.d_model) for case in sample(Plan(names=(), seed=3), range(60))
     }
     assert drawn <= {(sizes.batch, sizes.tokens, sizes.num_heads * sizes.head_dim) for sizes in shapes}
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_every_pool_has_one_of_each_large_kind(seed):
-    large = [sizes for sizes in pool(seed, 12) if sizes.large]
-    assert len(large) == len(LARGE)
-    assert sum(sizes.num_heads > 4 for sizes in large) == 1
-    assert [sizes.batch for sizes in large if sizes.tokens > 64] == [1]
-    assert sum(sizes.vocab_size > 256 for sizes in large) == 1
-    assert any(sizes.batch == 1 < sizes.tokens for sizes in pool(seed, 12))
 
 
 def test_a_large_table_is_used_to_its_end_and_often():

@@ -21,15 +21,18 @@ from concord.conformance.lockstep import (
     Candidate,
     JudgedTraining,
     Lockstep,
+    Track,
     free_running,
     resynchronised,
     running,
 )
 from concord.conformance.lockstep.cases import standard
 from concord.conformance.lockstep.conduct import about
-from concord.conformance.lockstep.envelope import in_range
-from concord.conformance.lockstep.report import show
+from concord.conformance.lockstep.envelope import Start, in_range
+from concord.conformance.lockstep.made import MadeStep
+from concord.conformance.lockstep.report import lines, show
 from concord.conformance.scoring import judge_tensor
+from concord.conformance.verdict import Row, Verdict
 from concord.spec.errors import SpecError
 from concord.spec.training.optimizers import ReferenceOptimizer, clipped
 from concord.spec.training.recipe import Recipe, rounded_hyperparameters
@@ -398,6 +401,47 @@ def test_section_that_no_step_judges_keeps_training_from_agreeing():
     assert "sevens: not judged</span>" in page(made)
     assert "Lost in this precision" in page(made)
     assert all(f"<li>{line}</li>" in page(made) for line in lost)
+
+
+def test_section_that_one_step_judges_is_judged_and_the_others_are_told():
+    known, unknown = (
+        Verdict([Row("steps.0.losses.0", "LOS-2", "agrees"), Row("steps.0.norm", "OPT-7", status)])
+        for status in ("agrees", "undetermined")
+    )
+    asked, recorder = case(), Candidate("toy", None)
+    for step, verdict in enumerate((unknown, known, unknown)):
+        start = Start({}, step, asked.training.steps[step])
+        made = MadeStep(asked, start, {}, Expectation("float16", {}, {}, {}))
+        made.verdict = verdict
+        recorder.add(made, again=True)
+    track = recorder.track()
+    assert (track.status, track.unjudged) == ("agrees", ())
+    found = Lockstep("resynchronised", "float16", {}, (track,))
+    assert found.exit_code == 0
+    assert [line for line, _ in lines(track, found)] == [
+        "toy: not judged: norm at 2 of 3 steps: what they are computed from is out of the range of float16; "
+        "train with numbers that float16 holds, or in another precision (--dtype float32)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        (["agrees", "unsupported"], 0),
+        (["unsupported"], 3),
+        ([], 3),
+        (["agrees", "undetermined"], 3),
+        (["diverges", "undetermined"], 1),
+        (["agrees", "refused"], 3),
+    ],
+)
+def test_lockstep_passes_only_if_something_was_judged(statuses, code):
+    assert (
+        Lockstep(
+            "resynchronised", "float32", {}, tuple(Track("toy", status) for status in statuses)
+        ).exit_code
+        == code
+    )
 
 
 def test_training_of_which_a_section_is_judged_nowhere_is_not_said_to_be_right():

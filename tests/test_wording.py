@@ -31,11 +31,6 @@ def test_no_more_digits_are_said_than_tell_numbers_apart():
     assert distinct(0.12345671, 0.12345672, 3.0) == ("0.12345671", "0.12345672", "3")
 
 
-def test_options_of_other_kinds_are_said_as_they_are():
-    assert instead(None, 3) == "absent instead of 3"
-    assert instead("gelu_tanh", "gelu_erf") == "gelu_tanh instead of gelu_erf"
-
-
 @pytest.mark.parametrize("whole", [0.0, 1.0, -1.0])
 def test_a_factor_that_changes_something_is_told_from_one_that_does_not(whole):
     for exponent in range(-50, 1):

@@ -261,12 +261,6 @@ UNSEEN = {
         ACTIVATION, "FFN-2", (r"inner", r"1\.[45]"), {"*.activation": edited(tail_relu)}
     ),
     # Head and loss.
-    "pooled from the neighbour": Unseen(
-        "pooling",
-        "HED-1",
-        ("sample before|shifted",),
-        {"pooling": edited(lambda run, name, y: np.roll(y, 1, 0))},
-    ),
     "hard tanh": Unseen(
         "pooler.output",
         "HED-2",
@@ -300,12 +294,6 @@ UNSEEN = {
         "GRD-1 LOS-2 LOS-1",
         ("sample 4|last sample",),
         {"logits": flow(-1, 0.0)},
-    ),
-    "one head has no gradient": Unseen(
-        r"gradients.(taps.)?layers.1.attention.value.*",
-        "ATT-1 ATT-6 ATT-2",
-        ("head 1",),
-        {"*.value": flow((slice(None), slice(None), 1), 0.0)},
     ),
 }
 """By what is done wrongly."""
