@@ -17,7 +17,6 @@ from concord.conformance import record, report
 from concord.conformance.estimate import Z, rms_limit
 from concord.conformance.report import within
 from tests.toys.surroundings import (
-    PATIENCE,
     ROOT,
     commands,
     concord,
@@ -179,35 +178,6 @@ def test_the_help_fits_a_screen(invoke):
     code, output, errors = invoke("--help", columns=80)
     assert (code, errors, len(output.splitlines()) <= 40) == (0, [], True)
     assert len({name.split()[0] for name in commands()}) <= 15
-
-
-def test_the_shell_completes_options_and_values(tmp_path):
-    entrance = tmp_path / "concord"
-    entrance.write_text(f"#!{sys.executable}\nfrom concord.cli import main\n\nmain()\n")
-    entrance.chmod(0o755)
-    complete = '_concord_completion concord; echo "${COMPREPLY[@]}"'
-    program = f"""
-        eval "$(_CONCORD_COMPLETE=source_bash concord)"
-        COMP_CWORD=2; COMP_WORDS=(concord fuzz --sched); {complete}
-        COMP_CWORD=3; COMP_WORDS=(concord check --variant ber); {complete}
-    """
-    surroundings = {
-        **os.environ,
-        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-    }
-    done = subprocess.run(
-        ["bash", "-c", program],
-        env=surroundings,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=True,
-    )
-    assert [sorted(line.split()) for line in done.stdout.splitlines()] == [
-        ["--scheduler"],
-        ["bert", "bert-pytorch"],
-    ]
 
 
 def test_version_is_that_of_the_package(invoke):

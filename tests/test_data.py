@@ -1,6 +1,5 @@
 """Texts with labels: what is read, how it is encoded and kept, and the batches that a model is given."""
 
-import json
 import os
 import re
 from random import Random
@@ -343,8 +342,6 @@ def test_a_configuration_that_does_not_fit_is_explained(small):
     ]
     assert data.fitted(small("vanilla-encoder"), encoder, labels).token_padding_row == 0
     assert data.fitted(small("bert", num_classes=1), encoder, data.Labels(("a", "b"))).num_classes == 1
-    assert json.loads(encoder.files()["text.json"])["max_tokens"] == 13
-    assert corpora.UNLABELLED == -1
 
 
 def test_the_example_of_the_guide_runs(tmp_path):

@@ -15,7 +15,7 @@ RANDOM = np.random.default_rng(7)
 NUMBERS = [float(x) for x in RANDOM.standard_normal(53) * 10.0 ** RANDOM.integers(-30, 31, 53)]
 
 
-@pytest.mark.parametrize("units", [1, 3, 1000, 10**9])
+@pytest.mark.parametrize("units", [1, 1000])
 def test_numbers_that_differ_look_different(units):
     """The nearest neighbours that float64 has, and others."""
     for number in NUMBERS:

@@ -157,6 +157,9 @@ ReturnsAWrongShape = with_output(np.transpose)
 ReturnsBfloat16 = with_output(lambda output: output.astype(importlib.import_module("ml_dtypes").bfloat16))
 
 
+WrongEverywhere = handing(lambda run, request: every(run, lambda array: array * 1.5 + 1))
+
+
 def shifted(run, request):
     """Have one head of the second layer give each query the weights of the one before, and no more."""
     name = "layers.1.attention.weights"

@@ -144,12 +144,6 @@ UNSEEN = {
             )
         },
     ),
-    "no position for the first token": Unseen(
-        "embeddings.position",
-        "POS-5 POS-1",
-        ("token 0|first token|position 0", "zero"),
-        {"embeddings.position": put((slice(None), 0), 0.0)},
-    ),
     # Attention.
     "bias in the first head alone": Unseen(
         f"{H0}.query",
