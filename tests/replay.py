@@ -12,11 +12,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy is imported, here and in the workers
 
 from concord import backends, conformance, porting, spec
+from concord.backends.interface import Request
 from concord.spec.cases import build_case, standard_cases
 
 FRAMEWORKS = ("torch", "tf", "paddle", "jax")
@@ -46,12 +48,10 @@ def of_verdict(verdict):
     }
 
 
-def judged(worker, case, dtype, part="model", implementation="explicit"):
+def judged(worker, case, dtype, part="model"):
     """Run a case and return what its verdict says, or why there is none."""
     try:
-        run = worker.run(
-            case.config, case.weights, case.batch, part, dtype, implementation, tap_gradients=True
-        )
+        run = worker.run(case.config, case.weights, case.batch, part, dtype, tap_gradients=True)
         return of_verdict(conformance.judge(case.config, case.weights, case.batch, run, part))
     except (backends.Unsupported, backends.WorkerFailure, spec.SpecError) as error:
         return {"status": type(error).__name__, "detail": str(error)}
@@ -85,16 +85,14 @@ def fuzz():
 def alternatives():
     """Judge each admissible algorithm, in NumPy."""
     from concord.conformance.bugs.catalogue import ALTERNATIVES
+    from concord.conformance.bugs.numpy_backend import run
 
-    with backends.open("concord.conformance.bugs.numpy_backend:Alternatives") as worker:
-        for variant, scenario in (("nndl-paddle", "ragged"), ("bert-pytorch", "full"), ("bert", "tiny")):
-            case = build_case(variant, scenario)
-            for name in ALTERNATIVES:
-                for dtype in ("float64", "float32"):
-                    yield (
-                        f"{name} {case.name} {dtype}",
-                        judged(worker, case, dtype, implementation=f"alternative:{name}"),
-                    )
+    for variant, scenario in (("nndl-paddle", "ragged"), ("bert-pytorch", "full"), ("bert", "tiny")):
+        case = build_case(variant, scenario)
+        problem = (case.config, case.weights, case.batch)
+        for name, dtype in product(ALTERNATIVES, ("float64", "float32")):
+            made = run(ALTERNATIVES[name].change, Request(*problem, dtype=dtype, tap_gradients=True))
+            yield f"{name} {case.name} {dtype}", of_verdict(conformance.judge(*problem, made))
 
 
 def concord(*arguments, option="--json"):

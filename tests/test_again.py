@@ -69,11 +69,6 @@ def test_all_cases_together_say_what_comes_only_with_another_run():
         )
     )
     report = conduct(jobs, [toy("AddsGradients", "stateful")], Setup(threads=1))
-    assert {result.case for result in report.results if result.status == "diverges"} == {
-        "bert-ragged",
-        "bert-full",
-        "bert-equal",
-    }
     (conclusion,) = report.explained().conclusions
     words = "diverges only when it is run again: run 2 of 2; the first agrees"
     assert conclusion.text.endswith(f"bert-ragged {words}")

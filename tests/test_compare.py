@@ -232,6 +232,14 @@ def test_operations_that_part_are_said():
     assert re.search(r"part: _to_copy \(modules.py:\d+\) in the reference, \w+ \(modules.py:\d+\) in", said)
 
 
+def test_where_two_ways_part_the_last_number_that_both_compute_is_said():
+    right, wrong = nn.Module(), nn.Module()
+    right.forward = lambda x: torch.softmax(x @ x.T, -1) @ x
+    wrong.forward = lambda x: (powers := torch.exp(x @ x.T)) / powers.sum(0) @ x
+    said = str(compare(right.eval(), wrong.eval(), {"x": torch.randn(5, 3)}))
+    assert re.search(r"last that both compute is mm \(.*\); in the candidate it is mm \(", said)
+
+
 def test_a_wrong_derivative_is_said_to_be_one_alone():
     wrong = encoder()
     wrong.layers[1].norm2.register_full_backward_hook(lambda norm, given, taken: (given[0] * 1.01,))

@@ -1,44 +1,12 @@
-"""A backend in NumPy that computes by every allowed alternative on request: it has to pass."""
+"""Allowed alternatives in NumPy: a run by one of them has to pass."""
 
 from __future__ import annotations
-
-from typing import Any
-
-import numpy as np
 
 from concord.backends.interface import Request, Run
 from concord.conformance.bugs.attention import CONTEXT
 from concord.conformance.bugs.bug import Change
-from concord.conformance.bugs.catalogue import ALTERNATIVES
 from concord.conformance.bugs.tape import as_one_step
-from concord.spec.errors import unknown
-from concord.spec.precision import PRECISIONS
 from concord.spec.reference import compute
-
-
-class Alternatives:
-    """NumPy, with ``alternative:NAME`` as its implementations."""
-
-    name = "alternatives"
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "version": np.__version__,
-            "devices": ["cpu"],
-            "dtypes": {"cpu": list(PRECISIONS)},
-            "threads": 1,
-        }
-
-    def run(self, request: Request) -> Run:
-        """Compute what is asked, in the way that the implementation names.
-
-        Raises:
-            UnknownNameError: for an alternative that does not exist.
-        """
-        name = request.implementation.removeprefix("alternative:")
-        if name not in ALTERNATIVES:
-            raise unknown("alternative", name, list(ALTERNATIVES))
-        return run(ALTERNATIVES[name].change, request)
 
 
 def run(change: Change, request: Request) -> Run:

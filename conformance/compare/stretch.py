@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import partial
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from concord.conformance.compare import reference as modules
-from concord.conformance.compare.arithmetic import plainly
+from concord.conformance.compare.arithmetic import EXACT, plainly
 from concord.conformance.compare.bugs import Injected, Operation, Watched
 from concord.conformance.compare.reference import Finished, ModuleReference, Pin, dtype_name, named, numbers
 from concord.conformance.estimate import SAMPLES, Observer, estimate
@@ -49,12 +49,14 @@ class Recorded:
         line: where the source asks for it, ``file:line``.
         made: what it gave.
         tensors: copies of it by name, since what follows may work on it in place.
+        given: what earlier operations gave it, each by its name; None for another operand.
     """
 
     operation: Operation
     line: str
     made: Any
     tensors: Mapping[str, Tensor]
+    given: Sequence[tuple[str, Tensor] | None]
 
     def __str__(self) -> str:
         return f"{self.operation.name} ({self.line})"
@@ -72,6 +74,7 @@ class Stretch:
     def __init__(self, module: ModuleReference, start: str, end: str, pin: Pin | None = None) -> None:
         self.module, self.start, self.end, self.on = module, start, end, not start
         self.steps: list[Recorded] = []
+        self.latest: dict[int, tuple[str, Tensor]] = {}
         self.result: Any = None
         self.before: dict[int, Tensor] = {}  # what operations change in place, as it was
 
@@ -94,9 +97,13 @@ class Stretch:
             return operation()
         if operation.func._schema.is_mutable:  # noqa: SLF001 – nothing else says it
             self.before.setdefault(id(operation.args[0]), operation.args[0].clone())
+        operands = (one for one in tree_leaves(operation.args) if isinstance(one, Tensor))
+        given = [self.latest.get(id(one)) for one in operands]
         made = operation()
-        copies = {name: one.detach().clone() for name, one in named(made, str(len(self.steps))).items()}
-        self.steps.append(Recorded(operation, line, made, copies))
+        own = named(made, str(len(self.steps)))
+        copies = {name: one.detach().clone() for name, one in own.items()}
+        self.latest |= {id(one): (name, copies[name]) for name, one in own.items()}
+        self.steps.append(Recorded(operation, line, made, copies, given))
         return made
 
     def again(
@@ -135,6 +142,20 @@ class Stretch:
         observe(self.end, present(self.result))
 
     @property
+    def computing(self) -> Iterator[Recorded]:
+        """The operations that round, and depend on an activation and not on parameters alone."""
+        fixed, depends = set(map(id, self.module.parameters.values())), set[str]()
+        for step in self.steps:
+            operands = [one for one in tree_leaves(step.operation.args) if isinstance(one, Tensor)]
+            if any(
+                given[0] in depends if given else id(one) not in fixed
+                for one, given in zip(operands, step.given, strict=True)
+            ):
+                depends |= {*step.tensors}
+                if step.operation.name not in EXACT:
+                    yield step
+
+    @property
     def lines(self) -> str:
         """Where its operations are written."""
         return first_of(list(dict.fromkeys(step.line for step in self.steps)), 4)
@@ -156,7 +177,11 @@ def source_line() -> str | None:
 
 
 def opened(right: Stretch, theirs: Stretch) -> list[str]:
-    """Say where the operations of both sides part, and which is the first to give something else."""
+    """Say where the operations of both sides part, and which is the first to give something else.
+
+    Where they have parted, operations that look alike need not be the same. So one that differs is named only
+    if it was given what the reference's was; and else the last number that both sides compute.
+    """
     dtypes = {name: dtype_name(one.dtype) for step in right.steps for name, one in step.tensors.items()}
     dtypes[right.end] = dtype_name(right.result.dtype)
     values, sigmas = estimate(
@@ -166,6 +191,13 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
         arithmetics=right.module.runs(range(SAMPLES)),
         doing="opening the stretch",
     )
+
+    def ratio(name: str, tensor: Tensor) -> float:
+        """Return by how many tolerances a tensor lies off the reference's."""
+        array = numbers(tensor).astype(np.float64)
+        judged = judge_tensor(array, values[name], sigmas[name], dtypes[name])
+        return judged.ratio if judged.status == "diverges" else 0.0
+
     said: list[str] = []
     a, b = (
         [f"{step.operation.name} {[one.shape for one in step.tensors.values()]}" for step in side.steps]
@@ -178,13 +210,23 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
             said = said or [f"its operations part: {here} in the reference, {there} in the candidate"]
             continue
         for own, other in zip(ours, others, strict=True):
-            for name, tensor in zip(own.tensors, other.tensors.values(), strict=True):
-                array = numbers(tensor).astype(np.float64)
-                judged = judge_tensor(array, values[name], sigmas[name], dtypes[name])
-                if judged.status == "diverges":
-                    words = f"its first operation that differs is {own}, by {judged.ratio:.3g} tolerances"
-                    return [*said, f"{words}; the candidate's stands at {other.line}"]
-    return said
+            found = [ratio(name, one) for name, one in zip(own.tensors, other.tensors.values(), strict=True)]
+            operands = zip(own.given, other.given, strict=False)
+            if any(found) and not any(ratio(one[0], two[1]) for one, two in operands if one and two):
+                words = f"its first operation that differs is {own}, by {max(found):.3g} tolerances"
+                return [*said, f"{words}; the candidate's stands at {other.line}"]
+    shared, left = "", [(name, step) for step in right.computing for name in step.tensors]
+    for step in theirs.steps:
+        for tensor in step.tensors.values():
+            alike = (
+                place
+                for place, (name, _) in enumerate(left)
+                if values[name].shape == tensor.shape and not ratio(name, tensor)
+            )
+            if tensor.unique().numel() > 1 and (place := next(alike, None)) is not None:
+                shared = f"the last that both compute is {left[place][1]}; in the candidate it is {step}"
+                left = left[place:]
+    return [*said, shared] if shared else said
 
 
 # Why: a bug in what computes the last activation, or the order of its elements.

@@ -23,6 +23,9 @@ from concord.spec.config import EncoderConfig
 from concord.spec.precision import cut_to_bits, precision, round_to_bits
 from concord.spec.tensors import taps
 
+SHORTER = {"float64": ("float32", "float16", "bfloat16"), "float32": ("float16", "bfloat16")}
+"""The shorter formats that numbers of a precision are stored in, from more bits to fewer."""
+
 
 class Question(Computation):
     """The first tensor of a run that is wrong, with what the run had before it.

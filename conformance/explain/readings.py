@@ -14,9 +14,8 @@ from concord.conformance.bugs.norms import NORMS, RESIDUALS
 from concord.conformance.bugs.precision import LINEAR, variance_by_squares
 from concord.conformance.estimate import R, Z
 from concord.conformance.explain.computation import LEAST, clear, root_mean_square, within
-from concord.conformance.explain.formats import SHORTER
 from concord.conformance.explain.hypothesis import RIGHT, Hypothesis, loaded
-from concord.conformance.explain.question import Question, rounding
+from concord.conformance.explain.question import SHORTER, Question, rounding
 from concord.conformance.wording import few, instead
 from concord.spec.arrays import Array
 from concord.spec.precision import precision

@@ -14,7 +14,6 @@ from concord.conformance.bugs.bug import Bug, fits
 from concord.conformance.bugs.catalogue import ALL, TRIED
 from concord.conformance.bugs.context import Edit
 from concord.conformance.bugs.norms import NORMS
-from concord.conformance.explain.formats import of_factors
 from concord.conformance.explain.gradients import of_gradient
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.explain.options import (
@@ -22,7 +21,7 @@ from concord.conformance.explain.options import (
     of_options,
     of_other_constants,
 )
-from concord.conformance.explain.question import Question
+from concord.conformance.explain.question import SHORTER, Question
 from concord.conformance.explain.readings import (
     of_cancellation,
     of_dropout,
@@ -52,6 +51,19 @@ def of_backward(question: Question) -> Iterator[Hypothesis]:
         taps, edit = bug.change.taps, bug.change.edit
         if edit and bug.of_gradients and (table or not all(tap.startswith("embeddings.") for tap in taps)):
             yield hypothesis(bug, edit, *taps)
+
+
+def of_factors(question: Question) -> Iterator[Hypothesis]:
+    """Yield products whose factors are rounded first (SPEC PRC-1 to PRC-3)."""
+    shorter = SHORTER.get(question.case.dtype, ())
+    for name in shorter:
+        short = "tf32" if name == "float16" else name  # which has as many bits
+        bits = "11 bits, as TF32 and float16 have" if short == "tf32" else short
+        text = f"products whose factors are rounded to {bits}"
+        yield Hypothesis(f"{short}_products", text, "PRC-2", factors=short)
+    if shorter:
+        text = "products whose factors are cut off, not rounded, to 11 bits (TF32)"
+        yield Hypothesis("tf32_products", text, "PRC-2", factors="tf32 cut off")
 
 
 def of_hidden(question: Question) -> Iterator[Hypothesis]:

@@ -17,9 +17,8 @@ from concord.conformance.bugs.norms import NORMS
 from concord.conformance.bugs.positions import exchanged, exponent_halved
 from concord.conformance.bugs.precision import LINEAR
 from concord.conformance.bugs.weights import cut_from_fused
-from concord.conformance.explain.formats import SHORTER
 from concord.conformance.explain.hypothesis import Hypothesis, loaded, options
-from concord.conformance.explain.question import Question, rounding
+from concord.conformance.explain.question import SHORTER, Question, rounding
 from concord.spec.arrays import Array
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import parameters
