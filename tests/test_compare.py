@@ -307,6 +307,21 @@ def test_names_are_mapped_by_patterns(tmp_path):
     assert sum(row.status == "agrees" for row in verdict.table) == 4
 
 
+def test_names_are_proposed_by_what_tensors_hold(tmp_path):
+    """Heads that the candidate splits off are joined, and a bug keeps no tensor from its name."""
+    inputs, query = texts(), "layers.0.attention.query"
+    arrays = activations(encoder(), inputs)
+    split = arrays[query].reshape(3, 7, 2, 6).transpose(0, 2, 1, 3)
+    foreign = {"last": arrays["layers.1"] + 0.01, "q": split}
+    made = prepare(encoder(), foreign, inputs)
+    assert made.proposed == {"last": "layers.1", "q": f"{query} : 0 2 1 3"}
+    with pytest.raises(SpecError, match=r"such as last = layers\.1, q = "):
+        made.verdict()
+    assert compare(encoder(), foreign, inputs, names=made.proposed).first == "layers.1"
+    with pytest.raises(SpecError, match=r"'q' has shape .* of which '0 1' makes no \(3, 7, 12\)"):
+        prepare(encoder(), foreign, inputs, names={"q": f"{query} : 0 1"})
+
+
 # What the inputs could have shown.
 
 
@@ -421,6 +436,10 @@ def test_the_command_judges_writes_and_exits(invoke, tmp_path):
     assert "first at layers.1.inner" in output
     assert "layers.1.inner" in page.read_text()
     assert invoke("compare tests.toys.modules:nothing", *given)[0] == 2
+    save_file({"inner": wrong["layers.1.inner"]}, tmp_path / "wrong.safetensors")
+    named = [tmp_path / "wrong.safetensors", *given, "--names", tmp_path / "names.txt"]
+    assert [invoke(asked, *named)[0] for _ in range(2)] == [3, 1]
+    assert (tmp_path / "names.txt").read_text() == "inner = layers.1.inner\n"
 
 
 def test_numbers_that_are_not_finite_are_compared_as_such():

@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from concord import options
 from concord.conformance.campaign import Report, Setup
 from concord.conformance.compare import prepare
@@ -13,7 +15,8 @@ from concord.conformance.verdict import Result
 from concord.progress import bars
 from concord.running import finish
 from concord.spec.errors import SpecError, optional, refuse
-from concord.spec.files import read_arrays, read_text
+from concord.spec.files import read_arrays, read_text, write_text
+from concord.terminal import Terminal
 
 
 def compare(
@@ -44,7 +47,8 @@ def compare(
         inputs: Arrays by name (.safetensors). Default: standard texts.
         text (TEXT): A text for the folder's tokenizer; may be repeated.
         gradients: Judge gradients of parameters and activations too.
-        names: Lines CANDIDATE'S NAME = REFERENCE'S NAME; {{i}} stands for a number.
+        names: Lines CANDIDATE'S NAME = REFERENCE'S NAME; {{i}} stands for a number. A file that is
+            not there is written, with names proposed by what tensors hold.
         declare (NAME): What the candidate does on purpose: {values}; may be
             repeated.
         prove: Put bugs into the reference, and say which this comparison would have found.
@@ -70,11 +74,16 @@ def compare(
             candidates.tokens(Path(reference), text) if text else given,
             way=way,
             gradients=gradients,
-            names=read_names(names) if names else None,
+            names=read_names(names) if names and names.exists() else None,
             declared=declare or (),
             python=python,
             progress=lambda words: reached("comparing", 0, words),
         )
+        if names and not names.exists():
+            lines = "".join(f"{own} = {theirs}\n" for own, theirs in made.proposed.items())
+            write_text(names, lines)
+            Terminal().tell(f"{lines}written: {names}; look at it, and run the same again")
+            raise typer.Exit(3)  # nothing was judged
         name = candidate or way or "again"
         what = str(inputs) if inputs else "texts" if text else "standard texts"
         verdicts = proof.batched(made.reference) if alone_and_batched else [(what, made.verdict())]

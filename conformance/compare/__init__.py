@@ -68,7 +68,9 @@ def prepare(
             ``bfloat16``, ``float16``, ``cuda`` or ``tf32``.
         gradients: whether gradients of parameters and activations are judged too, of the sum of all outputs
             times fixed random numbers.
-        names: the candidate's name of an activation to the reference's; ``{i}`` stands for a number.
+        names: the candidate's name of an activation to the reference's; ``{i}`` stands for a number. After a
+            colon the order of the candidate's axes, before it is reshaped.
+            :attr:`~.comparison.ModelComparison.proposed` proposes names.
         declared: of :data:`DECLARATIONS`.
         progress: called with what is being done.
         python: the interpreter of another environment in which a function is called.
@@ -78,6 +80,7 @@ def prepare(
 
     from concord.conformance.compare import candidates
     from concord.conformance.compare.comparison import ModelComparison
+    from concord.conformance.compare.names import renamed
     from concord.conformance.compare.reference import ModuleReference, Reference, dtype_of
     from concord.conformance.compare.written import Written
 
@@ -111,10 +114,9 @@ def prepare(
             role="the candidate",
         )
     given = theirs.arrays if theirs else candidates.run(right, candidate, python)
-    called = candidates.renamed(given, names or {})
+    shapes = {name: tuple(tensor.shape) for name, tensor in right.plain.items()}
+    given, own = renamed(given, names or {}, shapes)
     whole = isinstance(candidate, (str, Path)) and Path(candidate).suffix == ".onnx"
-    given = {called[name]: array for name, array in given.items()}
-    own = {called[name]: name for name in called}
     return ModelComparison(right, given, progress, not way, whole, theirs, own)
 
 

@@ -8,12 +8,11 @@ import functools
 import inspect
 import os
 import pkgutil
-import re
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +44,6 @@ SAMPLES = 5003
 """Of standard audio."""
 
 ARRAYS = (np.ndarray, np.generic)
-
-Names = Mapping[str, str]
-"""A candidate's name or pattern, with ``{i}`` for a number, to the reference's."""
 
 
 def load(reference: str) -> Any:
@@ -311,22 +307,3 @@ def by_name(reference: Reference, arrays: Mapping[str, Any]) -> Arrays:
         array.shape == plain[name].shape for name, array in zip(outputs, floating, strict=False)
     )
     return dict(zip(outputs, floating, strict=False)) if fits else found
-
-
-# Names.
-
-
-def renamed(own_names: Iterable[str], names: Names) -> dict[str, str]:
-    """Return the reference's name of each of the candidate's tensors, where a name or pattern says which.
-
-    Raises:
-        SpecError: for a pattern that none has.
-    """
-    found, unused = {name: name for name in own_names}, dict(names)
-    for own, theirs in names.items():
-        pattern = re.compile(re.escape(own).replace(r"\{i\}", r"(\d+)"))
-        for match in filter(None, map(pattern.fullmatch, found)):
-            found[match[0]] = theirs.replace("{i}", "{}").format(*match.groups())
-            unused.pop(own, None)
-    refuse([f"{own!r} names no tensor of the candidate" for own in unused])
-    return found

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.compare.arithmetic import FOREIGN
+from concord.conformance.compare.names import proposed
 from concord.conformance.compare.reference import (
     OUTPUT,
     ModuleReference,
@@ -85,12 +86,8 @@ class ModelComparison:
             ]
         )
         self.given = {name: array for name, array in given.items() if name in self.plain}
-        self.strange = [name for name in given if name not in self.plain]
+        self.strange = {name: array for name, array in given.items() if name not in self.plain}
         self.whole = whole and not all(name.startswith(OUTPUT) for name in self.given)
-        if all(map(is_gradient, self.given)):
-            raise SpecError(
-                "the candidate has no activation by a name of the reference's; give names by a mapping"
-            )
         self.foreign: set[str] = set()
         self.wrong: dict[str, Prediction] = {}  # of what diverges locally
         self.padding = ~reference.real.numpy() if UNCOMPUTED_PADDING in reference.declared else None
@@ -137,16 +134,35 @@ class ModelComparison:
         found = {}
         if self.strange:
             found["not compared"] = (
-                f"{first_of(self.strange, 3)}: the reference has no activation of that name"
+                f"{first_of([*self.strange], 3)}: the reference has no activation of that name"
             )
+        if self.proposed:
+            near = [f"{own} = {theirs}" for own, theirs in self.proposed.items()]
+            found["names proposed by what they hold"] = first_of(near, 5)
         if self.foreign:
             found["operations without a rule"] = (
                 f"{', '.join(sorted(self.foreign))}: {FOREIGN} unit roundoffs of each result are allowed for"
             )
         return found
 
+    @functools.cached_property
+    def proposed(self) -> dict[str, str]:
+        """Names for the candidate's tensors that have none of the reference's, by what they hold."""
+        left = {name: numbers(tensor) for name, tensor in self.plain.items() if name not in self.given}
+        return proposed(self.strange, left)
+
     def verdict(self) -> Verdict:
-        """Judge every tensor, locally and end to end."""
+        """Judge every tensor, locally and end to end.
+
+        Raises:
+            SpecError: if the candidate has no activation by a name of the reference's.
+        """
+        if all(map(is_gradient, self.given)):
+            near = [f"{own} = {theirs}" for own, theirs in self.proposed.items()]
+            raise SpecError(
+                "the candidate has no activation by a name of the reference's; give names by a mapping"
+                + (f", such as {first_of(near, 3)}" if near else "")
+            )
         if self.again and self.same_bits():
             same = Judgement("agrees", note=SAME_BITS)
             local = {name: dataclasses.replace(same, size=array.size) for name, array in self.given.items()}
