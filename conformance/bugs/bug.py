@@ -120,6 +120,8 @@ class Bug:
         input: what an input must have to make it visible.
         options: fields of the configuration, or of the recipe, to set in the case.
         equivalent: the precisions in which no input can show it, each with the reason.
+        alone: whether, in float32, no other scenario of its variant that runs in every precision shows it: it
+            is why the scenario is there.
         cause: what explanations call it; several names are joined by "or". Empty where nothing that is known
             can explain it.
         clause: the clause of SPEC.md that it breaks.
@@ -138,6 +140,7 @@ class Bug:
     input: str = "any"
     options: Mapping[str, Any] = field(default_factory=dict)
     equivalent: Mapping[str, str] = field(default_factory=dict)
+    alone: bool = False
     cause: str = ""
     clause: str = ""
     after: str = ""
