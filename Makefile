@@ -69,6 +69,7 @@ RECORD = --json conformance/results/$1.json --markdown docs/guides/$1.md
 
 speed-measured: $(VENV)/installed ## write the records of speed and their guides anew, on a quiet machine
 	$(RUN)/concord $(SPEED) --preset bert-base --implementation library:onednn --execution compiled --execution unpadded-compiled --lengths full --lengths ragged $(call RECORD,speed-forward)
+	$(RUN)/concord $(SPEED) --preset bert-base --execution compiled --execution unpadded-compiled --lengths full --lengths ragged --dtype bfloat16 $(call RECORD,speed-bfloat16)
 	$(RUN)/concord $(SPEED) --kind training --preset nndl --execution compiled --execution eager $(call RECORD,speed-training)
 
 speed: $(VENV)/installed ## measure the frameworks side by side, into speed.json and speed.html
