@@ -80,7 +80,7 @@ def compare(
             progress=lambda words: reached("comparing", 0, words),
         )
         if names and not names.exists():
-            lines = "".join(f"{own} = {theirs}\n" for own, theirs in made.proposed.items())
+            lines = "".join(f"{line}\n" for line in made.lines)
             write_text(names, lines)
             Terminal().tell(f"{lines}written: {names}; look at it, and run the same again")
             raise typer.Exit(3)  # nothing was judged

@@ -136,9 +136,8 @@ class ModelComparison:
             found["not compared"] = (
                 f"{first_of([*self.strange], 3)}: the reference has no activation of that name"
             )
-        if self.proposed:
-            near = [f"{own} = {theirs}" for own, theirs in self.proposed.items()]
-            found["names proposed by what they hold"] = first_of(near, 5)
+        if self.lines:
+            found["names proposed by what they hold"] = first_of(self.lines, 5)
         if self.foreign:
             found["operations without a rule"] = (
                 f"{', '.join(sorted(self.foreign))}: {FOREIGN} unit roundoffs of each result are allowed for"
@@ -151,6 +150,11 @@ class ModelComparison:
         left = {name: numbers(tensor) for name, tensor in self.plain.items() if name not in self.given}
         return proposed(self.strange, left)
 
+    @property
+    def lines(self) -> list[str]:
+        """The same as lines of a file of names."""
+        return [f"{own} = {theirs}" for own, theirs in self.proposed.items()]
+
     def verdict(self) -> Verdict:
         """Judge every tensor, locally and end to end.
 
@@ -158,10 +162,10 @@ class ModelComparison:
             SpecError: if the candidate has no activation by a name of the reference's.
         """
         if all(map(is_gradient, self.given)):
-            near = [f"{own} = {theirs}" for own, theirs in self.proposed.items()]
+            near = first_of(self.lines, 3)
             raise SpecError(
                 "the candidate has no activation by a name of the reference's; give names by a mapping"
-                + (f", such as {first_of(near, 3)}" if near else "")
+                + (f", such as {near}" if near else "")
             )
         if self.again and self.same_bits():
             same = Judgement("agrees", note=SAME_BITS)

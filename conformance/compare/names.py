@@ -21,9 +21,6 @@ One with a bug lies far nearer, and another activation far off.
 OUTLINE = 257
 """Elements by which arrays are told apart first."""
 
-MOST_AXES = 5
-"""Of an array whose axes are tried in every order."""
-
 
 def laid_out(array: Array, layout: str, shape: tuple[int, ...]) -> Array:
     """Return an array of the candidate in the reference's layout.
@@ -80,8 +77,7 @@ def proposed(given: Mapping[str, Array], plain: Mapping[str, Array]) -> dict[str
     outlines = {name: _outline(right) for name, right in plain.items()}
     for own, array in given.items():
         outline = _outline(array)
-        orders = permutations(range(array.ndim)) if array.ndim <= MOST_AXES else ()
-        layouts = ["", *(" ".join(map(str, order)) for order in orders)]
+        layouts = ["", *(" ".join(map(str, order)) for order in permutations(range(array.ndim)))]
         near = (
             (apart, name, layout)
             for name, right in left.items()

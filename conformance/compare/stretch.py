@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from concord.conformance.compare import reference as modules
 from concord.conformance.compare.arithmetic import EXACT, plainly
-from concord.conformance.compare.bugs import Injected, Operation, Watched
+from concord.conformance.compare.bugs import Injected, Operation, OperationBug, Watched
 from concord.conformance.compare.reference import Finished, ModuleReference, Pin, dtype_name, named, numbers
 from concord.conformance.estimate import SAMPLES, Observer, estimate
 from concord.conformance.explain import Cause
@@ -215,7 +215,7 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
             if any(found) and not any(ratio(one[0], two[1]) for one, two in operands if one and two):
                 words = f"its first operation that differs is {own}, by {max(found):.3g} tolerances"
                 return [*said, f"{words}; the candidate's stands at {other.line}"]
-    shared, left = "", [(name, step) for step in right.computing for name in step.tensors]
+    shared, left = list[str](), [(name, step) for step in right.computing for name in step.tensors]
     for step in theirs.steps:
         for tensor in step.tensors.values():
             alike = (
@@ -224,9 +224,9 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
                 if values[name].shape == tensor.shape and not ratio(name, tensor)
             )
             if tensor.unique().numel() > 1 and (place := next(alike, None)) is not None:
-                shared = f"the last that both compute is {left[place][1]}; in the candidate it is {step}"
+                shared = [f"the last that both compute is {left[place][1]}; in the candidate it is {step}"]
                 left = left[place:]
-    return [*said, shared] if shared else said
+    return [*said, *shared]
 
 
 # Why: a bug in what computes the last activation, or the order of its elements.
@@ -281,20 +281,23 @@ def cause(stretch: Stretch, asked: StretchComputation, strange: Iterable[str]) -
 def changed(stretch: Stretch, right: Prediction) -> Iterator[Made]:
     """Yield a stretch with the parameters of other modules, and with a bug in one operation or in all."""
 
-    def again(make: Callable[[Operation], Any], others: Mapping[int, Tensor]) -> Prediction:
+    def again(others: Mapping[int, Tensor], make: Callable[[Operation], Any]) -> Prediction:
         found: dict[str, Array] = {}
         with modules.running("the stretch with a bug"):
             stretch.again(stretch.module.exact(), found.__setitem__, make, others)
         return Prediction(found[stretch.end], right.sigma)
 
+    def injected(bug: OperationBug, site: int | None) -> Prediction:
+        return again({}, Injected(bug, site))  # which counts operations, anew each time
+
     for path, others in exchanged(stretch):
-        made = partial(again, Operation.__call__, others)
+        made = partial(again, others, Operation.__call__)
         yield Made("parameters_exchanged", f"the parameters of {path}", "", made=made)
     counted = Injected()
-    again(counted, {})
+    again({}, counted)
     for bug, count in counted.sites.items():
         for site in (None, *range(count if count > 1 else 0)):
-            yield Made(bug.name, bug.text, "", made=partial(again, Injected(bug, site), {}))
+            yield Made(bug.name, bug.text, "", made=partial(injected, bug, site))
 
 
 def exchanged(stretch: Stretch) -> Iterator[tuple[str, dict[int, Tensor]]]:
