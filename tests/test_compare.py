@@ -206,7 +206,7 @@ BUGS = {
 }
 
 
-QUICK = (epsilon, tanh, transposed, mixed)
+QUICK = (epsilon, tanh, transposed, mixed, unscaled)
 """Another of the kind of each of the others."""
 
 
