@@ -17,7 +17,7 @@ import numpy as np
 from concord import backends
 from concord.backends.interface import Request, Unsupported
 from concord.backends.wire import WorkerFailure
-from concord.conformance.bugs import numpy_backend
+from concord.conformance.bugs import tape
 from concord.conformance.bugs.catalogue import ALL as BUGS
 from concord.conformance.bugs.catalogue import ALTERNATIVES
 from concord.conformance.check import job_of
@@ -168,7 +168,7 @@ def of_alternatives(cases=CASES, seed=SEED):
         for job in itertools.chain.from_iterable(itertools.islice(turn, cases) for turn in turns):
             request = Request(job.config, job.weights, job.batch, job.part, job.dtype)
             try:
-                run = numpy_backend.run(alternative.change, request)
+                run = tape.run(alternative.change, request)
             except Unsupported:
                 continue
             yield RIGHT, f"{alternative.name} {job.name}", flags_of(job, run)

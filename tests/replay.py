@@ -85,7 +85,7 @@ def fuzz():
 def alternatives():
     """Judge each admissible algorithm, in NumPy."""
     from concord.conformance.bugs.catalogue import ALTERNATIVES
-    from concord.conformance.bugs.numpy_backend import run
+    from concord.conformance.bugs.tape import run
 
     for variant, scenario in (("nndl-paddle", "ragged"), ("bert-pytorch", "full"), ("bert", "tiny")):
         case = build_case(variant, scenario)

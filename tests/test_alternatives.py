@@ -10,7 +10,7 @@ from concord.conformance.bugs.attention import WEIGHTS, without_maximum
 from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.catalogue import ALTERNATIVES
 from concord.conformance.bugs.norms import NORMS
-from concord.conformance.bugs.numpy_backend import run
+from concord.conformance.bugs.tape import run
 from concord.conformance.check import job_of
 from concord.conformance.fuzz.plan import Plan, sample
 from concord.conformance.mutants.matrix import plugin

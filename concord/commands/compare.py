@@ -61,6 +61,7 @@ def compare(
         ["CANDIDATE and --as are both given but one of them alone may be"] if candidate and way else []
     )
     refuse(problems)
+    proposing = names is not None and not names.exists()
     with optional("concord compare", "torch"):
         import torch
 
@@ -74,12 +75,12 @@ def compare(
             candidates.tokens(Path(reference), text) if text else given,
             way=way,
             gradients=gradients,
-            names=read_names(names) if names and names.exists() else None,
+            names=read_names(names) if names and not proposing else None,
             declared=declare or (),
             python=python,
             progress=lambda words: reached("comparing", 0, words),
         )
-        if names and not names.exists():
+        if names and proposing:
             lines = "".join(f"{line}\n" for line in made.lines)
             write_text(names, lines)
             Terminal().tell(f"{lines}written: {names}; look at it, and run the same again")

@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.backends.interface import Request, Run
+from concord.conformance.bugs.attention import CONTEXT
+from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.context import Context, Edit, Flags
 from concord.conformance.bugs.operations import SIGNIFICANT_BITS
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.model import Model
 from concord.spec.precision import round_to_bits
+from concord.spec.reference import compute
 from concord.spec.tape import Node
 
 
@@ -346,3 +350,26 @@ class OneStep(Edited):
 def as_one_step(edits: Callable[[str], Edit | None], part: str) -> type[Edited]:
     """Return the model whose edits are operations of their own."""
     return type("Port", (OneStep,), {"edits": staticmethod(edits), "part": part})
+
+
+def run(change: Change, request: Request) -> Run:
+    """Compute a request by an allowed alternative, in NumPy: it has to pass."""
+    dtype = request.dtype
+    truth = compute(
+        request.config,
+        request.weights,
+        request.batch,
+        change.arithmetic(dtype),
+        request.gradients,
+        request.part,
+        dtype,
+        model=change.model or as_one_step(change.at, request.part),
+    )
+    # A context that is computed otherwise keeps its weights inside (SPEC ALG-2, ALG-3).
+    hidden = "attention.weights" if change.taps == (CONTEXT,) else "nothing"
+    taps = {name: tap for name, tap in truth.taps.items() if request.taps and not name.endswith(hidden)}
+    gradients = {name: tap for name, tap in truth.tap_gradients.items() if not name.endswith(hidden)}
+    info = {"device": "cpu", "not_exposed": [f"*{hidden}"]}
+    return Run(
+        truth.output, truth.loss, taps, truth.gradients, "alternatives", dtype, info, tap_gradients=gradients
+    )

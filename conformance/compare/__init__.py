@@ -114,8 +114,7 @@ def prepare(
             role="the candidate",
         )
     given = theirs.arrays if theirs else candidates.run(right, candidate, python)
-    shapes = {name: tuple(tensor.shape) for name, tensor in right.plain.items()}
-    given, own = renamed(given, names or {}, shapes)
+    given, own = renamed(given, names or {}, right.plain)
     whole = isinstance(candidate, (str, Path)) and Path(candidate).suffix == ".onnx"
     return ModelComparison(right, given, progress, not way, whole, theirs, own)
 

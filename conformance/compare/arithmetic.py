@@ -523,8 +523,14 @@ def _softmax_backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype)
     return (product - y * total).to(dtype)
 
 
-def _grouped_product(a: Tensor, b: Tensor, ends: Tensor, bias: Any = None, dtype: Any = None) -> Any:
-    """Return the product of each group of rows with a matrix of its own."""
+def _grouped_product(a: Tensor, b: Tensor, ends: Any = None, bias: Any = None, dtype: Any = None) -> Any:
+    """Return the product of each group of rows with a matrix of its own.
+
+    Raises:
+        SpecError: for other groups, and for a bias.
+    """
+    if ends is None or a.ndim != 2 or bias is not None:
+        raise SpecError("a grouped product has no rule but of groups of rows, without a bias")
     with _disable_current_modes():  # ends that were counted with numbers of a model are computed
         places = [0, *map(int, value_of(ends).tolist())]
     if b.ndim == 2:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from concord.conformance.compare.arithmetic import Computed, value_of
 from concord.spec.arrays import Array
@@ -63,6 +64,11 @@ class Operation:
     def name(self) -> str:
         """What it is called, without its overload and whether it works in place."""
         return str(self.func.overloadpacket.__name__).rstrip("_")
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Its operands that are tensors, those of lists too."""
+        return [one for one in tree_leaves(self.args) if isinstance(one, Tensor)]
 
     def replaced(self, place: int, value: Any) -> Any:
         """Compute it with another operand in one place."""

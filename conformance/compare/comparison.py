@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +42,6 @@ from concord.spec.text import first_of
 FEW = 6
 """Samples of a first look, which may only say that all is well."""
 
-NOTHING: Mapping[str, str] = MappingProxyType({})
-
 SAME_BITS = "the same bits as the reference's own run"
 
 
@@ -73,10 +70,10 @@ class ModelComparison:
         again: bool = True,
         whole: bool = False,
         theirs: ModuleReference | None = None,
-        own: Mapping[str, str] = NOTHING,
+        own: Mapping[str, str] | None = None,
     ) -> None:
         self.reference, self.progress, self.again = reference, progress, again
-        self.theirs, self.own, self.plain = theirs, own, reference.plain
+        self.theirs, self.own, self.plain = theirs, own or {}, reference.plain
         self.dtypes = {name: dtype_name(tensor.dtype) for name, tensor in self.plain.items()}
         refuse(
             [

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import reduce
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 
@@ -36,14 +38,14 @@ def laid_out(array: Array, layout: str, shape: tuple[int, ...]) -> Array:
 
 
 def renamed(
-    given: Mapping[str, Array], names: Mapping[str, str], plain: Mapping[str, tuple[int, ...]]
+    given: Mapping[str, Array], names: Mapping[str, str], plain: Mapping[str, Any]
 ) -> tuple[Arrays, dict[str, str]]:
     """Return a candidate's tensors by the reference's names, and its own name of each.
 
     Args:
         names: the candidate's name or pattern, with ``{i}`` for a number, to the reference's, and after a
             colon the layout (:func:`laid_out`).
-        plain: the shapes of the reference's tensors.
+        plain: the reference's tensors.
 
     Raises:
         SpecError: listing patterns that no tensor has, and layouts that do not fit.
@@ -55,8 +57,9 @@ def renamed(
         matches = [match for match in map(pattern.fullmatch, given) if match]
         problems += [] if matches else [f"{own!r} names no tensor of the candidate"]
         for match in matches:
-            name, array = named.replace("{i}", "{}").format(*match.groups()), given[match[0]]
-            shape = plain.get(name, array.shape)
+            name = reduce(lambda text, number: text.replace("{i}", number, 1), match.groups(), named)
+            array = given[match[0]]
+            shape = tuple(plain.get(name, array).shape)
             found.pop(match[0], None)
             try:
                 found[name], owns[name] = laid_out(array, layout, shape), match[0]

@@ -97,8 +97,7 @@ class Stretch:
             return operation()
         if operation.func._schema.is_mutable:  # noqa: SLF001 – nothing else says it
             self.before.setdefault(id(operation.args[0]), operation.args[0].clone())
-        operands = (one for one in tree_leaves(operation.args) if isinstance(one, Tensor))
-        given = [self.latest.get(id(one)) for one in operands]
+        given = [self.latest.get(id(one)) for one in operation.tensors]
         made = operation()
         own = named(made, str(len(self.steps)))
         copies = {name: one.detach().clone() for name, one in own.items()}
@@ -146,10 +145,9 @@ class Stretch:
         """The operations that round, and depend on an activation and not on parameters alone."""
         fixed, depends = set(map(id, self.module.parameters.values())), set[str]()
         for step in self.steps:
-            operands = [one for one in tree_leaves(step.operation.args) if isinstance(one, Tensor)]
             if any(
                 given[0] in depends if given else id(one) not in fixed
-                for one, given in zip(operands, step.given, strict=True)
+                for one, given in zip(step.operation.tensors, step.given, strict=True)
             ):
                 depends |= {*step.tensors}
                 if step.operation.name not in EXACT:
