@@ -627,7 +627,13 @@ class Arithmetic:
         """Sum, and settle the sum unless it is a step within an operation, which fused kernels do not
         round.
         """
-        total: Array = np.asarray(self._ordered(values, axes).sum(axes, keepdims=keepdims))
+        ordered = values
+        if axes and self._generator is not None:
+            ordered = self._generator.permutation(values, axis=axes[0])
+        elif axes and self._strict:
+            # Term after term, as some kernels add: equal terms then err alike. NumPy adds in pairs.
+            ordered = np.add.accumulate(values, axes[0]).take([-1], axes[0])
+        total: Array = np.asarray(ordered.sum(axes, keepdims=keepdims))
         if internal and self._fused:
             return total
         terms = math.prod(values.shape[axis] for axis in axes)
@@ -707,11 +713,3 @@ class Arithmetic:
                 order = self._generator.permutation(a.shape[index_a.index(index)])
                 a, b = np.take(a, order, index_a.index(index)), np.take(b, order, index_b.index(index))
         return contract(subscripts, a, b)
-
-    def _ordered(self, values: Array, axes: tuple[int, ...]) -> Array:
-        """Return the terms of a sum in the order in which they are added."""
-        return (
-            values
-            if self._generator is None or not axes
-            else self._generator.permutation(values, axis=axes[0])
-        )

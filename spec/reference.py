@@ -60,9 +60,6 @@ def reference(
     part: str = "model",
     dtype: str = "float64",
     arithmetic: str = "float64",
-    corner: float = 0.0,
-    shuffle: int | None = None,
-    fused: bool = False,
     pinned: Mapping[str, Array] | None = None,
     deviations: Deviations = NONE,
 ) -> Truth:
@@ -80,9 +77,6 @@ def reference(
             MSK-6).
         arithmetic: the precision in which it is computed. ``float64`` gives the truth for ``dtype``;
             ``dtype`` itself gives an example of what correct arithmetic of that precision makes of it.
-        corner: see :class:`concord.spec.arithmetic.Arithmetic`.
-        shuffle: see there.
-        fused: see there.
         pinned: tap name to array. Each tap is computed from the pinned taps before it, where there are any,
             and what follows goes on from the pinned one (SPEC PRT-2). Gradients flow through, by the pinned
             values.
@@ -97,7 +91,7 @@ def reference(
         config,
         weights,
         batch,
-        Arithmetic(arithmetic, corner, shuffle, fused),
+        Arithmetic(arithmetic),
         gradients,
         part,
         dtype,

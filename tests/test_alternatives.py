@@ -14,8 +14,10 @@ from concord.conformance.bugs.tape import run
 from concord.conformance.check import job_of
 from concord.conformance.fuzz.plan import Plan, sample
 from concord.conformance.mutants.matrix import plugin
+from concord.conformance.tolerance import expect
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case, standard_cases
+from concord.spec.deviations import NONE, declared, in_precision
 from concord.spec.elementary import contract
 from tests.toys.surroundings import EACH_BACKEND
 
@@ -127,6 +129,8 @@ def mutated(request, open_worker):
     return open_worker(plugin(request.param))
 
 
+OF_SOFTMAX = ("ALG-1", "ALG-2", "ALG-3", "ALG-4")
+
 EDITS = [alternative.name for alternative in ALL if alternative.change.edit]
 
 
@@ -142,14 +146,30 @@ def test_alternative_in_a_framework_computes_otherwise_and_is_not_flagged(mutate
     assert any(not np.array_equal(plain.gradients[key], run.gradients[key]) for key in run.gradients)
 
 
+def clips(job, run):
+    """Whether a floor of softmax that the run declares changes what is right: one written out has none."""
+    declared_by = in_precision(declared(run.info["deviations"]), job.dtype)
+    floored, plain = (
+        expect(job.config, job.weights, job.batch, job.part, job.dtype, deviations).values
+        for deviations in (declared_by, NONE)
+    )
+    return any(not np.array_equal(floored[name], plain[name], equal_nan=True) for name in floored)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_no_alternative_in_a_framework_is_flagged_in_any_standard_case(mutated, dtype):
     found = []
     for job in (job_of(case, dtype) for case in standard_cases()):
-        for name in EDITS:
-            run = mutated.run(job.config, job.weights, job.batch, job.part, dtype, f"alternative:{name}")
-            found += [(name, job.name, tensor, ratio) for tensor, ratio in flagged(job.judge(run)).items()]
+        for alternative in ALL:
+            if not alternative.change.edit:
+                continue
+            run = mutated.run(
+                job.config, job.weights, job.batch, job.part, dtype, f"alternative:{alternative.name}"
+            )
+            if (wrong := flagged(job.judge(run))) and alternative.clause in OF_SOFTMAX and clips(job, run):
+                continue
+            found += [(alternative.name, job.name, tensor, ratio) for tensor, ratio in wrong.items()]
     assert not found
 
 

@@ -8,8 +8,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from concord.conformance import estimate, tolerance
-from concord.conformance.estimate import Z
+from concord.conformance import estimate as estimates
+from concord.conformance import tolerance
+from concord.conformance.estimate import R, Z, estimate
 from concord.conformance.expectation import Expectation, JudgedProblem
 from concord.conformance.scoring import independent_elements, judge_tensor
 from concord.conformance.tolerance import expect
@@ -74,7 +75,7 @@ def test_products_of_split_factors_are_those_of_wide_numbers():
 
 def test_samples_one_after_the_other_say_what_samples_side_by_side_say(case, monkeypatch):
     together = tolerance._estimate(judged(case), None)
-    monkeypatch.setattr(estimate, "SIDE_BY_SIDE", 1)
+    monkeypatch.setattr(estimates, "SIDE_BY_SIDE", 1)
     apart = tolerance._estimate(judged(case), None)
     assert list(apart.values) == list(together.values)
     for name, value in together.values.items():
@@ -166,7 +167,7 @@ def test_what_is_all_but_zero_may_be_flushed_and_zero_may_not():
 
 @wide
 def test_noise_whose_square_is_no_number_is_not_lost():
-    sigma = estimate.Sigma(np.array([1e-200, 1e-100], EXTENDED), "float64")
+    sigma = estimates.Sigma(np.array([1e-200, 1e-100], EXTENDED), "float64")
     sigma.take(MonteCarlo("float64", 2), np.array([[2e-200, 1e-100], [0.0, 1e-100]]))
     assert round(sigma.result()[0] * 1e200, 6) == 1
 
@@ -198,6 +199,20 @@ def test_a_score_halfway_between_two_sums_may_be_rounded_to_either():
     delivered = MonteCarlo("float32", 16).round_sum(scores[:1], -199.5, "float32")
     assert delivered.shape == (1, 3), "what a run delivered is not perturbed"
     assert (MonteCarlo("float32", 16).round_sum(scores, -1e9, "float32") == np.float32(-1e9)).all()
+
+
+def test_a_sum_term_by_term_of_equal_terms_lies_within_tolerance():
+    """Its errors add up: each term is rounded alike."""
+    x = np.tile(np.random.default_rng(0).standard_normal(13).astype(np.float32) ** 3, 61)[None]
+
+    def compute(a, observer):
+        leaf = a.leaf(x)
+        observer("y", a.divide(leaf, a.sqrt(a.sum(a.multiply(leaf, leaf), -1))).value)
+
+    values, sigmas = estimate(compute, "float32")
+    in_order = x / np.sqrt(np.add.accumulate(x * x, 1)[:, -1:])
+    assert judge_tensor(in_order, values["y"], sigmas["y"], "float32").rms < R
+    assert judge_tensor(in_order * (1 + 2**-19), values["y"], sigmas["y"], "float32").rms > R
 
 
 def test_the_root_mean_square_speaks_of_as_many_elements_as_sigma_is_spread_over():
