@@ -35,9 +35,15 @@ def page(made: Record) -> str:
         }
         for (backend, status, detail), found in unmeasured(data).items()
     ]
+    best = to_deploy(data)
+    works = [
+        {"name": name, "about": work, "size": size_of(work), "rows": fastest_first(data, name)}
+        for name, work in data["workloads"].items()
+        if name in best
+    ]
     parts = {
         "failures": ("Failures", [one for one in failures if one["status"] not in HARMLESS]),
-        "works": ("Time", _works(data)),
+        "works": ("Time", works),
         "absent": ("Not measured", [one for one in failures if one["status"] in HARMLESS]),
         "backends": ("Backends", data["backends"]),
     }
@@ -49,22 +55,14 @@ def page(made: Record) -> str:
         **({"tone": "broken" if busy_before(data) else "quiet"} if made.exit_code == 0 else {}),
         compared=[
             _compared(data),
-            *(list(to_deploy(data)) or ["Nothing was measured."]),
+            *([] if works else ["Nothing was measured."]),
             f"Best bare matrix product: {limits(data)}.{'' if data['complete'] else ' Not complete.'}",
         ],
+        best=best,
         sections={name: title for name, (title, found) in parts.items() if found},
         colours=list(dict.fromkeys(entry["backend"] for entry in data["entries"])),
         **{name: found for name, (_, found) in parts.items()},
     )
-
-
-def _works(data: Entry) -> list[dict[str, Any]]:
-    """Return each workload with its measurements, as entries and as figures."""
-    return [
-        {"name": name, "about": work, "size": size_of(work), "rows": rows}
-        for name, work in data["workloads"].items()
-        if (rows := fastest_first(data, name))
-    ]
 
 
 def _compared(data: Entry) -> str:

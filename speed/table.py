@@ -89,15 +89,17 @@ def fastest_first(data: Entry, workload: str) -> list[tuple[Entry, dict[str, tup
     return [(entry, _figures(entry, peer)) for entry in measured]
 
 
-def to_deploy(data: Entry) -> Iterator[str]:
-    """Say of each workload which mode of each framework is the fastest."""
+def to_deploy(data: Entry) -> dict[str, str]:
+    """Say of each workload that was measured which mode of each framework is the fastest."""
     doubt = ", as far as one can tell" if busy_before(data) else ""
+    found = {}
     for workload in data["workloads"]:
         best: dict[str, str] = {}
         for entry, cells in fastest_first(data, workload):
             best.setdefault(entry["backend"], f"{entry['backend']} {entry['mode']} ({cells['step'][1]})")
         if best:
-            yield f"To deploy on this machine{doubt}, {workload}: {', '.join(best.values())}."
+            found[workload] = f"To deploy on this machine{doubt}, {workload}: {', '.join(best.values())}."
+    return found
 
 
 def limits(data: Entry) -> str:
@@ -181,7 +183,7 @@ def show(data: Entry, console: Console) -> None:
             table.add_row(entry["backend"], entry["mode"], *shown)
         if table.rows:
             console.print(table)
-    for text in to_deploy(data):
+    for text in to_deploy(data).values():
         console.print(Text(text))
     for text, style in notes(data):
         console.print(Text(text, style=style))
@@ -202,7 +204,7 @@ def markdown(data: Entry) -> str:
             lines.append(f"| {' | '.join(row)} |")
         if len(lines) > 2:
             parts.append(f"**{name}**: {work['source']}; {size_of(work)}\n\n" + "\n".join(lines))
-    parts.extend(to_deploy(data))
+    parts.extend(to_deploy(data).values())
     machine = data["machine"]
     described = {name: next(iter(profiles.values())) for name, profiles in data["backends"].items()}
     versions = [f"{name} {about['version']}" for name, about in described.items() if about.get("version")]

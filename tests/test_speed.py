@@ -352,8 +352,9 @@ def test_a_table_breaks_no_word(columns, capsys, monkeypatch):
 
 def test_steps_are_multiples_of_the_fastest_peer_and_a_mode_is_named_for_each_framework():
     data = files.data(files.read(ROOT / "conformance/results/speed-forward.json", KINDS))
-    deployed = list(to_deploy(data))
-    for sentence, name in zip(deployed, data["workloads"], strict=True):
+    deployed = to_deploy(data)
+    assert list(deployed) == list(data["workloads"])
+    for name, sentence in deployed.items():
         rows = fastest_first(data, name)
         seconds = min(one["summary"]["median_seconds"] for one, _ in rows if one["backend"] in PEERS)
         assert all(found["of peer"][0] == one["summary"]["median_seconds"] / seconds for one, found in rows)
