@@ -74,11 +74,11 @@ def unknowns(kind: str, names: Iterable[str], known: Iterable[str]) -> list[str]
 
 @contextmanager
 def collecting(problems: list[str]) -> Iterator[None]:
-    """Add what is refused within to what is wrong already, and go on."""
+    """Add what is refused within to what is wrong already, each once, and go on."""
     try:
         yield
     except SpecError as error:
-        problems += error.problems
+        problems += [problem for problem in error.problems if problem not in problems]
 
 
 @contextmanager

@@ -197,6 +197,7 @@ def test_bad_lines_are_told_in_their_place_or_end_it(invoke, tmp_path, small):
             f"predict model a b c --pair --backend {NUMPY}".split(),
             ["--pair is given with 3 texts but takes them two by two"],
         ),
+        (["predict", "none", "a"], ["none: no such file or folder"]),
         (
             ["predict", "none", "a", "--backend", "troch"],
             ["unknown backend 'troch': did you mean 'torch'?", "none: no such file or folder"],
