@@ -29,7 +29,7 @@ SIZES = {
     "num_layers": 2,
     "num_classes": 3,
 }
-TOKENS, BATCH = 11, 7
+TOKENS = 11
 
 
 COMPILED = {

@@ -27,7 +27,7 @@ CARRIED = {
 def test_what_a_backend_carries_into_a_later_run_diverges_in_a_plain_check(name, invoke):
     cases, tensor, when = CARRIED[name]
     code, output, _ = invoke(
-        f"check --variant bert --quick --backend {toy(name, 'stateful')}",
+        f"check --variant bert --quick --backend {toy(name)}",
         *options("--case", (f"bert-{case}" for case in cases)),
     )
     assert code == 1
@@ -36,7 +36,7 @@ def test_what_a_backend_carries_into_a_later_run_diverges_in_a_plain_check(name,
 
 
 def test_what_fails_only_when_it_is_run_again_says_so(invoke):
-    code, output, _ = invoke(f"check --quick --backend {toy('FailsAgain', 'stateful')} --case bert-ragged")
+    code, output, _ = invoke(f"check --quick --backend {toy('FailsAgain')} --case bert-ragged")
     assert code == 3
     assert (
         "ArithmeticError: it has been here (only when it is run again: run 2 of 2; the first agrees)"
@@ -46,7 +46,7 @@ def test_what_fails_only_when_it_is_run_again_says_so(invoke):
 
 def test_other_bits_in_a_later_run_are_no_failure_unless_they_are_asked_for():
     jobs = sequence(check_jobs(["bert"], ["float32"], cases=["bert-ragged"]))
-    (result,) = conduct(jobs, [toy("AddsNoise", "precise")], Setup(threads=1)).results
+    (result,) = conduct(jobs, [toy("AddsNoise")], Setup(threads=1)).results
     assert result.status == "agrees"
     assert result.repeats is not None
     assert result.repeats.differing == ("layers.0.attention.query", "gradients.classifier.bias")
@@ -54,7 +54,7 @@ def test_other_bits_in_a_later_run_are_no_failure_unless_they_are_asked_for():
 
 def test_what_is_judged_nowhere_when_it_is_run_again_does_not_agree():
     jobs = sequence(check_jobs(["bert"], ["float32"], cases=["bert-ragged"]))
-    report = conduct(jobs, [toy("LosesGradients", "stateful")], Setup(threads=1))
+    report = conduct(jobs, [toy("LosesGradients")], Setup(threads=1))
     (result,) = report.results
     assert (result.status, report.exit_code) == ("undetermined", 3)
     assert result.attribution == "is undetermined only when it is run again: run 2 of 2; the first agrees"
@@ -68,7 +68,7 @@ def test_all_cases_together_say_what_comes_only_with_another_run():
             cases=[f"bert-{case}" for case in ("ragged", "peaked", "single", "full", "equal")],
         )
     )
-    report = conduct(jobs, [toy("AddsGradients", "stateful")], Setup(threads=1))
+    report = conduct(jobs, [toy("AddsGradients")], Setup(threads=1))
     (conclusion,) = report.explained().conclusions
     words = "diverges only when it is run again: run 2 of 2; the first agrees"
     assert conclusion.text.endswith(f"bert-ragged {words}")
@@ -78,7 +78,7 @@ def test_all_cases_together_say_what_comes_only_with_another_run():
 
 def test_the_suite_runs_a_case_of_each_variant_again_under_pytest(tmp_path):
     ran = suite(
-        f"-k ragged --concord-variant=bert --concord-backend={toy('AddsGradients', 'stateful')} "
+        f"-k ragged --concord-variant=bert --concord-backend={toy('AddsGradients')} "
         "--concord-dtype=float32 --concord-golden=off",
         tmp_path,
     )

@@ -20,8 +20,9 @@ from concord.porting.certificate.page import page
 from concord.porting.comparison import compare
 from concord.spec.errors import SpecError
 from tests.toys.checkpoints import drawn
+from tests.toys.disturbed import name_of
 from tests.toys.ready import headed
-from tests.toys.surroundings import ROOT
+from tests.toys.surroundings import ROOT, toy
 
 SIZES = {
     "vocab_size": 11,
@@ -39,7 +40,7 @@ QUERY, KEY, POSITION = (
     "layers.0.attention.key.weight",
     "embeddings.position.weight",
 )
-TOY = "tests.toys.numpy_backend:"
+RIGHT = toy("NumpyBackend")
 
 
 def folder(path, form, weights=None):
@@ -47,9 +48,9 @@ def folder(path, form, weights=None):
     return path
 
 
-def made(source, target, backend="NumpyBackend", extent="usual"):
-    named, home = (TOY + backend,), TOY + "NumpyBackend"
-    asked = Asked(backends=[*named], home=home, dtypes=["float32"], extent=extent)
+def made(source, target, backend=RIGHT, extent="usual"):
+    named = (backend,)
+    asked = Asked(backends=[*named], home=RIGHT, dtypes=["float32"], extent=extent)
     return certify(source, target, asked, Setup(asked=named))
 
 
@@ -140,7 +141,7 @@ def test_a_wrong_port_is_run_if_that_is_asked_for_and_judged_by_the_source(tmp_p
 
 
 def test_a_framework_that_computes_something_else_fails_where_it_does(tmp_path):
-    found = made(folder(tmp_path / "a", "concord"), folder(tmp_path / "b", "torch"), "ReturnsNaN")
+    found = made(folder(tmp_path / "a", "concord"), folder(tmp_path / "b", "torch"), toy("ReturnsNaN"))
     said = statuses(found)
     assert [said[name] for name in ("same bits", "outputs", "gradients")] == [
         "proven",
@@ -151,7 +152,7 @@ def test_a_framework_that_computes_something_else_fails_where_it_does(tmp_path):
     assert "first logits on sentences: first at logits" in reason_of(found, "outputs")
 
 
-@pytest.mark.parametrize("backend", ["ExitsAtOnce", "SaysUnsupported"])
+@pytest.mark.parametrize("backend", [name_of("exits with a code"), toy("SaysUnsupported")])
 def test_what_was_not_computed_is_unverified(tmp_path, backend):
     found = made(folder(tmp_path / "a", "concord"), folder(tmp_path / "b", "torch-safetensors"), backend)
     said = statuses(found)
@@ -350,11 +351,10 @@ def test_verifying_makes_it_again(right):
     _, found = right
     with pytest.raises(SpecError, match=r"say --backend tests\.toys"):
         certificates.verify(found)
-    toy = (TOY + "NumpyBackend",)
-    problems, again = certificates.verify(found, named=toy)
+    problems, again = certificates.verify(found, named=(RIGHT,))
     assert (problems, again.exit_code) == ([], 0)
     proven = tuple(dataclasses.replace(claim, status="proven") for claim in found.claims)
-    problems, _ = certificates.verify(dataclasses.replace(found, claims=proven), named=toy)
+    problems, _ = certificates.verify(dataclasses.replace(found, claims=proven), named=(RIGHT,))
     assert any("optimizer step" in problem and "was proven, is unverified" in problem for problem in problems)
 
 

@@ -16,6 +16,7 @@ from concord import DISTRIBUTION, backends, spec
 from concord.conformance import record, report
 from concord.conformance.estimate import Z, rms_limit
 from concord.conformance.report import within
+from tests.toys.disturbed import name_of
 from tests.toys.surroundings import (
     ROOT,
     commands,
@@ -38,18 +39,18 @@ RAGGED = "--case bert-ragged --dtype float64"
 @pytest.mark.parametrize(
     ("code", "names"),
     [
-        (0, ["NumpyBackend"]),
-        (1, ["NumpyBackend", "ReturnsNaN"]),
-        (3, ["ReturnsNaN", "KillsItself"]),
+        (0, [RIGHT]),
+        (1, [RIGHT, toy("ReturnsNaN")]),
+        (3, [toy("ReturnsNaN"), name_of("SIGKILL")]),
     ],
 )
 def test_the_exit_code_says_what_came_of_it(invoke, code, names):
-    found, _, errors = invoke(f"check {ONE}", *options("--backend", map(toy, names)))
+    found, _, errors = invoke(f"check {ONE}", *options("--backend", names))
     assert (found, errors) == (code, [])
 
 
 def test_a_check_takes_precision_devices_and_repetition(invoke, tmp_path):
-    path, name = tmp_path / "out.json", toy("MultipliesInTf32", "precise")
+    path, name = tmp_path / "out.json", toy("MultipliesInTf32")
     both = "--device cpu --device cuda --device cpu"
     code, output, errors = invoke(
         f"check --backend {name} {ONE} {both} --precision tf32 --repeat 2 --json {path}"
@@ -353,13 +354,14 @@ def test_doctor_tells_what_a_backend_is_and_runs_on(invoke):
 
 def test_doctor_tells_what_is_wrong(tmp_path):
     packages = offer(hide_frameworks(tmp_path), ghost="no_such_package.backend:Ghost")
+    broken = name_of("lacks a library", "found")
     asked = concord(
-        "doctor --backend ghost --backend tests.toys.unimportable:NumpyBackend --backend torch",
+        f"doctor --backend ghost --backend {broken} --backend torch",
         PYTHONPATH=str(packages),
     )
     assert (asked.returncode, errors(asked.stderr)) == (3, "")
     assert "ghost: absent" in asked.stdout
-    assert "tests.toys.unimportable:NumpyBackend: broken" in asked.stdout
+    assert f"{broken}: broken" in asked.stdout
     assert "ImportError: libtoy.so.1: cannot open shared object file" in asked.stdout
     assert "pip install -e '.[torch]' -c constraints/py311.txt" in asked.stdout
     assert concord("doctor", PYTHONPATH=str(packages)).returncode == 0

@@ -14,7 +14,7 @@ from concord.spec.precision import precision
 from tests.toys.checkpoints import CONFIG, WEIGHTS
 from tests.toys.ready import headed
 
-QUERY, OUTPUT = "layers.0.attention.query.weight", "layers.1.attention.output.weight"
+QUERY = "layers.0.attention.query.weight"
 TOKEN, POSITION, GAMMA = "embeddings.token.weight", "embeddings.position.weight", "embeddings.norm.weight"
 
 
@@ -306,7 +306,7 @@ def test_the_end_of_a_large_tensor_is_looked_at_too(monkeypatch):
 
 # What is no parameter.
 
-DENSE, BIAS = "cls.predictions.transform.dense.weight", "cls.predictions.bias"
+DENSE = "cls.predictions.transform.dense.weight"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from concord.spec.precision import precision
 from concord.spec.reference import reference
 from tests.toys.surroundings import sample_of
 
-JOBS, NOTES = collect(DEFAULT)
+JOBS, _ = collect(DEFAULT)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the whole collection does not lie beside this checkout")

@@ -19,13 +19,14 @@ from tests.toys.running import Running, alive, noted, until
 from tests.toys.small import request_for, run_of
 from tests.toys.surroundings import errors, options, toy
 
-RIGHT, HANGS, FORKS = toy("NumpyBackend"), toy("Hangs"), toy("ForksAndHangs")
+RIGHT, HANGS, FORKS = toy("NumpyBackend"), name_of("hangs"), name_of("forks and hangs")
+RAISES = name_of("raises")
 ONE_CASE = "--case bert-single --dtype float32 --threads 1"
 
 HANGING = {
     "hangs": (f"check --backend {HANGS} {ONE_CASE}", 1),
-    "describes": (f"check --backend {toy('HangsWhenDescribed')} {ONE_CASE}", 1),
-    "computes": (f"check --backend {toy('ComputesWithoutEnd')} {ONE_CASE}", 1),
+    "describes": (f"check --backend {name_of('hangs', 'described')} {ONE_CASE}", 1),
+    "computes": (f"check --backend {name_of('spins')} {ONE_CASE}", 1),
     "forks": (f"check --backend {FORKS} {ONE_CASE}", 2),
     "hunts": (f"fuzz --backend {HANGS} --cases 200 --threads 1", 1),
 }
@@ -76,13 +77,13 @@ def test_what_a_worker_has_started_ends_with_it(tmp_path, monkeypatch, small):
     assert until(lambda: not any(map(alive, noted(tmp_path, "hanging"))), 5.0)
 
 
-@pytest.mark.parametrize("name", ["ForksAndDies", "LeavesADaemonAndDies"])
-def test_a_process_that_holds_the_pipe_of_a_dead_worker_delays_nothing(name, tmp_path, monkeypatch, small):
+@pytest.mark.parametrize("what", ["forks and exits", "leaves a daemon and exits"])
+def test_a_process_that_holds_the_pipe_of_a_dead_worker_delays_nothing(what, tmp_path, monkeypatch, small):
     monkeypatch.setenv("TOY_NOTES", str(tmp_path))
     started = time.monotonic()
     try:
         with (
-            backends.open(toy(name), threads=1) as worker,
+            backends.open(name_of(what), threads=1) as worker,
             pytest.raises(WorkerFailure, match="crashed: its process ended with exit code 9"),
         ):
             run_of(worker, request_for(small()))
@@ -138,13 +139,13 @@ def results(command):
 @pytest.mark.parametrize("number", range(len(within())))
 def test_what_happens_within_a_worker_is_its_row(number, tmp_path):
     happening = {name_of(what, when): what for what, when in within()[number]}
-    names = [RIGHT, *happening, toy("Raises")]
+    names = [RIGHT, *happening, RAISES]
     asked = [*options("--case", CASES), *options("--backend", names), "--json", tmp_path / "out.json"]
     command = Running(tmp_path, f"{CHECK} {LIMITED}", *asked)
     assert command.end(LATE) == 3
     found = results(command)
     assert found.keys() == set(names)
-    assert (found[RIGHT], found[toy("Raises")]) == ({"agrees"}, {"error"})
+    assert (found[RIGHT], found[RAISES]) == ({"agrees"}, {"error"})
     for name, what in happening.items():
         assert found[name] <= ({"agrees"} if what in HARMLESS else STATUSES | {"agrees"}), name
 
@@ -153,7 +154,7 @@ def test_what_happens_within_a_worker_is_its_row(number, tmp_path):
 @pytest.mark.parametrize("number", range(0, SIGNALLED, 3))
 def test_a_signal_to_a_worker_loses_no_other_s_results(number, tmp_path):
     drawn = random.Random(SEED + number)
-    usual = {toy("SaysUnsupported"): {"unsupported"}, toy("RaisesOnOneSample"): {"agrees", "error"}}
+    usual = {toy("SaysUnsupported"): {"unsupported"}, name_of("raises", "alone"): {"agrees", "error"}}
     usual |= {name: {"agrees"} for name in (RIGHT, toy("Revealing"), toy("DeclaresNotExposed"))}
     asked = [*options("--backend", usual), "--json", tmp_path / "out.json"]
     command, hit = Running(tmp_path, f"{CHECK} --variant bert {LIMITED}", *asked), set()
@@ -177,7 +178,7 @@ def test_a_signal_to_a_worker_loses_no_other_s_results(number, tmp_path):
 def test_a_signal_to_the_parent_ends_all_of_it(number, tmp_path):
     drawn, how = random.Random(SEED + number), KILLING[number // 2 % len(KILLING)]
     hunts, path, out = number % 2, tmp_path / "out.json", tmp_path / "found"
-    line = f"{HUNT} --out {out} --backend {toy('Raises')}" if hunts else f"{CHECK} --backend {FORKS}"
+    line = f"{HUNT} --out {out} --backend {RAISES}" if hunts else f"{CHECK} --backend {FORKS}"
     command = Running(tmp_path, f"{line} --backend {RIGHT} --json {path}")
     command.wait_for_handlers()
     time.sleep(drawn.uniform(0.0, 5.0))

@@ -37,7 +37,7 @@ from concord.spec.errors import SpecError
 from concord.spec.training.optimizers import ReferenceOptimizer, clipped
 from concord.spec.training.recipe import Recipe, rounded_hyperparameters
 from concord.spec.training.trajectory import Training
-from tests.toys import holding
+from tests.toys import stepping
 from tests.toys.flat import Flat
 from tests.toys.stepping import Stepping
 from tests.toys.trained import Bugged
@@ -320,7 +320,7 @@ def test_session_that_returns_or_raises_nonsense_is_a_row_and_the_others_go_on()
             "gradients.embeddings.token.weight missing: the backend returned no such tensor",
         ),
     }
-    tracks = resynchronised(asked, [Candidate(name, getattr(holding, name).session(asked)) for name in said])
+    tracks = resynchronised(asked, [Candidate(name, getattr(stepping, name).session(asked)) for name in said])
     found = {
         track.backend: (
             track.status,

@@ -78,7 +78,12 @@ def test_command_says_what_is_wrong_with_each_backend(tmp_path):
         **{"accumulation": 2, "algorithm": "adam", "weight_decay": 0.1, "decay_form": "times_rate"},
         "undecayed": '["bias", "gamma", "beta"]',
     }
-    named = [toy("Late", "late"), toy("Decaying", "late"), toy("NumpyBackend"), "nowhere.at_all:Backend"]
+    named = [
+        toy("Late", "stepping"),
+        toy("Decaying", "stepping"),
+        toy("NumpyBackend"),
+        "nowhere.at_all:Backend",
+    ]
     ran = concord(
         *["train", "--lockstep", "--variant", "nndl-paddle", "--steps", "3", "--tokens", "5", "--json"],
         tmp_path / "found.json",
@@ -106,7 +111,7 @@ def test_session_that_says_nonsense_is_a_row_and_the_others_go_on():
     }
     found = conduct(
         example(CONFIG, ADAMW, 2, batch=2, tokens=5, seed=1),
-        [toy(name, "holding") for name in said],
+        [toy(name, "stepping") for name in said],
         Setup(threads=1),
     )
     assert {track.backend.partition(":")[2]: (track.status, track.detail) for track in found.tracks} == said

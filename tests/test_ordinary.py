@@ -18,7 +18,7 @@ from concord.training.ordinary import Source, fit
 from concord.training.plan import TrainingPlan
 from tests.conftest import small_config
 from tests.toys.checkpoints import in_bytes
-from tests.toys.trainable import Trainable
+from tests.toys.stepping import Infinite, Right
 
 RECIPE = Recipe(
     algorithm="adam",
@@ -79,7 +79,7 @@ def timeless(run):
 
 
 def test_training_makes_the_steps_of_its_recipe_and_keeps_the_best(tmp_path):
-    last = fit(Trainable(), beginning(), SOURCE, tmp_path).last
+    last = fit(Right(), beginning(), SOURCE, tmp_path).last
     assert (last.progress.step, last.progress.epoch, last.progress.position, last.progress.ended) == (
         11,
         3,
@@ -101,16 +101,16 @@ def test_training_makes_the_steps_of_its_recipe_and_keeps_the_best(tmp_path):
 
 @pytest.mark.parametrize("halts", [[1, 4], [2, 3], [5, 6]])
 def test_interrupted_run_ends_with_the_same_bits_and_the_same_log(tmp_path, halts):
-    whole = fit(Trainable(), beginning(), SOURCE, tmp_path / "whole").last
+    whole = fit(Right(), beginning(), SOURCE, tmp_path / "whole").last
     run, start = tmp_path / "run", beginning()
     for steps in halts:
-        halted = fit(Trainable(), start, SOURCE, run, halted=after(steps)).last
+        halted = fit(Right(), start, SOURCE, run, halted=after(steps)).last
         start = checkpoint.read(run, "last")
         same(start, halted)
         # What a kill leaves behind: lines of steps that are lost, and half of one.
         with (run / "log.jsonl").open("a") as file:
             file.write("lost\n{")
-    same(fit(Trainable(), start, SOURCE, run).last, whole)
+    same(fit(Right(), start, SOURCE, run).last, whole)
     assert timeless(run) == timeless(tmp_path / "whole")
 
 
@@ -119,19 +119,18 @@ def test_patience_minutes_and_epochs_end_a_run(tmp_path):
         beginning(steps=None, patience=2), recipe=dataclasses.replace(RECIPE, learning_rate=0.0)
     )
     assert (
-        fit(Trainable(), frozen, SOURCE, tmp_path / "a").last.progress.ended
-        == "no improvement in 2 evaluations"
+        fit(Right(), frozen, SOURCE, tmp_path / "a").last.progress.ended == "no improvement in 2 evaluations"
     )
     assert checkpoint.read(tmp_path / "a", "last").progress.epoch == 3
     assert checkpoint.read(tmp_path / "a").progress.step == 3
-    assert fit(Trainable(), beginning(steps=None, epochs=2), SOURCE, tmp_path / "b").last.progress.step == 6
-    ended = fit(Trainable(), beginning(steps=None, minutes=1e-9), SOURCE, tmp_path / "c").last.progress
+    assert fit(Right(), beginning(steps=None, epochs=2), SOURCE, tmp_path / "b").last.progress.step == 6
+    ended = fit(Right(), beginning(steps=None, minutes=1e-9), SOURCE, tmp_path / "c").last.progress
     assert (ended.step, ended.ended) == (1, "1e-09 minutes")
 
 
 def test_loss_that_is_not_finite_ends_a_run_and_leaves_its_checkpoint(tmp_path):
     with pytest.raises(SpecError) as refused:
-        fit(Trainable(infinite=5), beginning(), SOURCE, tmp_path)
+        fit(Infinite(), beginning(), SOURCE, tmp_path)
     last = runs.step_folder(tmp_path, 4)
     assert refused.value.problems == [
         f"the loss of step 6 is inf: training has diverged at a learning rate of 0.0127; the last "

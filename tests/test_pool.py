@@ -13,13 +13,14 @@ import pytest
 from concord import backends
 from concord.backends.pool import HOPELESS, RESTARTS, Pool, Supervisor
 from concord.backends.wire import WorkerFailure
+from tests.toys.disturbed import name_of
 from tests.toys.running import alive, noted, until
 from tests.toys.small import request_for, run_of
 from tests.toys.surroundings import toy
 
 
 def opening(name, **settings):
-    return lambda opened: backends.open(toy(name), threads=1, opened=opened, **settings)
+    return lambda opened: backends.open(name, threads=1, opened=opened, **settings)
 
 
 class Imagined:
@@ -84,7 +85,7 @@ def test_a_supervisor_that_was_given_up_gets_another_chance():
 
 
 def test_a_worker_that_died_unseen_is_followed_by_another(small):
-    supervisor = Supervisor(opening("NumpyBackend"))
+    supervisor = Supervisor(opening(toy("NumpyBackend")))
     first = supervisor.get()
     psutil.Process(first.pid).send_signal(signal.SIGKILL)
     with pytest.raises(WorkerFailure, match=r"^crashed"):
@@ -121,7 +122,7 @@ def test_all_workers_end_together(how, tmp_path, monkeypatch, small):
 
     with Pool(3, halted=lambda: how == "halted" and both_hang()) as pool:
         supervisors = [
-            pool.supervise(opening("Hangs"), started=lambda worker: pids.append(worker.pid or 0))
+            pool.supervise(opening(name_of("hangs")), started=lambda worker: pids.append(worker.pid or 0))
             for _ in range(2)
         ]
         if how == "halted":

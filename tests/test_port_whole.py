@@ -95,7 +95,7 @@ def killed(at, act):
         *(pytest.param(format, MANY, marks=pytest.mark.slow) for format in NATIVE),
     ],
 )
-def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(tmp_path, format, spread, force, monkeypatch):
+def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(tmp_path, format, spread, force):
     old, new = (in_bytes(weights) for weights in (OLD, NEW))
 
     def write():
@@ -121,18 +121,6 @@ def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(tmp_path, format
         assert left in (old if force else None, new), (moment, lines[moment])
         seen.add("new" if left == new else "old")
     assert seen == {"new", "old"}
-
-
-def test_a_folder_appears_in_one_step(tmp_path):
-    """Between the lines of what gives it its name too: it is never there without its files."""
-    for force in (False, True):
-
-        def look(_):
-            assert not (tmp_path / "out").exists() or (tmp_path / "out" / "weights.safetensors").exists()
-
-        with each_line(look):
-            porting.write(porting.from_weights(CONFIG, NEW), tmp_path / "out", "concord", force=force)
-    assert bits(tmp_path / "out")
 
 
 def test_without_such_a_step_two_that_write_are_still_told_from_each_other(tmp_path, monkeypatch):

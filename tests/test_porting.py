@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from concord import conformance, porting, spec
 from concord.backends.interface import Run
@@ -13,30 +12,16 @@ from concord.porting import registry
 from concord.porting.containers import TORCH, safetensors
 from concord.porting.containers.container import INDEX
 from concord.porting.stored import in_memory
-from concord.spec.errors import SpecError, WeightsError
+from concord.spec.errors import SpecError
 from concord.spec.sources import table
 from tests.toys.checkpoints import CONFIG, SIZES, WEIGHTS, bits, drawn, in_bytes
+from tests.toys.ready import hugging_face
 from tests.toys.surroundings import python
 
-BERT = table.load("bert-hugging-face")
 
-
-def named(prefix="bert."):
-    return {
-        prefix + name.removeprefix("bert.") if name.startswith("bert.") else name: array
-        for name, array in table.native(BERT, CONFIG, WEIGHTS).items()
-    }
-
-
-def hugging_face(folder, tensors=None, **stated):
-    folder.mkdir(parents=True, exist_ok=True)
-    said = {**table.stated(BERT, CONFIG), "model_type": "bert", **stated}
-    del said["num_labels"]
-    (folder / "config.json").write_text(
-        json.dumps({"id2label": {str(n): name for n, name in enumerate("abc")}, **said})
-    )
-    save_file(named() if tensors is None else tensors, folder / "model.safetensors")
-    return folder
+def with_positions(tensors):
+    """Return tensors with a buffer that newer versions do not keep."""
+    return {**tensors, "bert.embeddings.position_ids": np.arange(19)[None]}
 
 
 def test_of_the_files_of_a_folder_of_the_hub_the_first_is_read_as_by_transformers(tmp_path):
@@ -70,38 +55,18 @@ def test_of_two_files_that_say_nothing_of_each_other_one_must_be_named(tmp_path)
     )
 
 
-def test_all_that_is_wrong_with_tensors_is_told_at_once(tmp_path):
-    tensors = {
-        name: array for name, array in named().items() if "layer.1.intermediate.dense.bias" not in name
-    }
-    tensors["bert.encoder.layer.0.output.dense.weight"] = tensors[
-        "bert.encoder.layer.0.output.dense.weight"
-    ].T.copy()
-    tensors["bert.embeddings.LayerNorm.bias"] = tensors["bert.embeddings.LayerNorm.bias"].astype(np.int64)
-    with pytest.raises(WeightsError) as caught:
-        porting.read(hugging_face(tmp_path, {**tensors, "bert.extra": np.zeros(1)}))
-    assert [problem.split("'")[1] for problem in caught.value.problems] == [
-        "bert.embeddings.LayerNorm.bias",
-        "bert.encoder.layer.0.output.dense.weight",
-        "bert.encoder.layer.1.intermediate.dense.bias",
-        "bert.extra",
-    ]
-
-
-def entry(begin, end, shape=None, dtype="F32"):
-    return {"dtype": dtype, "shape": [2] if shape is None else shape, "data_offsets": [begin, end]}
-
-
 def test_shards_of_pytorchs_own_files_are_read_through_their_index(tmp_path):
-    shards = {f"pytorch_model-0000{n}-of-00002.bin": list(named())[n - 1 :: 2] for n in (1, 2)}
     hugging_face(tmp_path)
-    (tmp_path / "model.safetensors").unlink()
+    right = bits(tmp_path)
+    tensors = {**safetensors.read(tmp_path / "model.safetensors")}
+    shards = {f"pytorch_model-0000{n}-of-00002.bin": [*tensors][n - 1 :: 2] for n in (1, 2)}
     for shard, names in shards.items():
-        TORCH.write(tmp_path / shard, {name: in_memory(named()[name]) for name in names})
+        TORCH.write(tmp_path / shard, {name: tensors[name] for name in names})
+    (tmp_path / "model.safetensors").unlink()
     index = {name: shard for shard, names in shards.items() for name in names}
     (tmp_path / f"pytorch_model.bin{INDEX}").write_text(json.dumps({"weight_map": index}))
     assert porting.recognise(tmp_path).format == "hugging-face-bin"
-    assert bits(tmp_path) == in_bytes(WEIGHTS)
+    assert bits(tmp_path) == right
 
 
 # Writing.
@@ -110,10 +75,10 @@ def test_shards_of_pytorchs_own_files_are_read_through_their_index(tmp_path):
 def test_a_port_there_and_back_is_the_same_checkpoint(tmp_path):
     source = hugging_face(
         tmp_path / "source",
-        {**named(), "bert.embeddings.position_ids": np.arange(13)[None]},
+        change=with_positions,
         hidden_dropout_prob=0.25,
+        id2label=dict(enumerate("abc")),
     )
-    (source / "vocab.txt").write_text("[PAD]\n")
     there = tmp_path / "own"
     porting.write(porting.read(source), there, "concord")
     assert sorted(path.name for path in there.iterdir()) == [
@@ -150,9 +115,7 @@ def test_what_is_there_is_replaced_by_force_alone_and_nothing_is_left_of_a_failu
 
 
 def test_the_command_says_what_it_found(tmp_path, invoke):
-    source = hugging_face(
-        tmp_path / "source", {**named(), "bert.embeddings.position_ids": np.arange(13)[None]}
-    )
+    source = hugging_face(tmp_path / "source", change=with_positions)
     code, output, errors = invoke("port", source, "-o", tmp_path / "own", "--to", "concord")
     assert (code, errors) == (0, [])
     for said in (
@@ -170,7 +133,9 @@ def test_a_table_of_ones_own_is_read(tmp_path):
     (tmp_path / "mine.toml").write_text(text.replace('source = "bert-hugging-face"', 'source = "mine"'))
     source = hugging_face(
         tmp_path / "source",
-        {name.replace("bert.encoder.layer", "bert.blocks"): array for name, array in named().items()},
+        change=lambda found: {
+            name.replace("bert.encoder.layer", "bert.blocks"): array for name, array in found.items()
+        },
     )
     assert porting.read(source, table=tmp_path / "mine.toml").weights().keys() == WEIGHTS.keys()
     with pytest.raises(SpecError, match="names of no format"):

@@ -32,10 +32,6 @@ from tests.toys.surroundings import EACH_BACKEND, toy
 RIGHT = toy("NumpyBackend")
 
 
-def precise(name):
-    return toy(name, "precise")
-
-
 def checked(*names, cases=("bert-single",), dtypes=("float32",), **settings):
     return conduct(
         check_jobs(["bert"], dtypes, cases=cases), names, Setup(asked=names, threads=1, **settings)
@@ -64,9 +60,9 @@ def recorded(report):
 
 @pytest.fixture(scope="module", params=EACH_BACKEND)
 def watched(request):
-    """Each backend in a deterministic worker; a switch is reset whenever it builds attention alone."""
+    """Each backend in a deterministic worker."""
     try:
-        with backends.open(precise(request.param), threads=1, deterministic=True) as worker:
+        with backends.open(toy(request.param, "built_in"), threads=1, deterministic=True) as worker:
             yield worker
     except WorkerFailure as failure:
         if failure.status != "absent":
@@ -74,9 +70,16 @@ def watched(request):
         pytest.skip(f"{request.param} is not installed: {failure.detail}")
 
 
-def small_run(worker, small, part="dot_product", **settings):
-    request = request_for(small("bert"), part)
-    return worker.run(request.config, request.weights, request.batch, part, **settings)
+def small_run(worker, small, implementation="::explicit", **settings):
+    request = request_for(small("bert"), "dot_product")
+    return worker.run(
+        request.config,
+        request.weights,
+        request.batch,
+        request.part,
+        implementation=implementation,
+        **settings,
+    )
 
 
 @pytest.mark.clause("PRC-3")
@@ -120,7 +123,7 @@ def test_a_switch_that_something_else_resets_is_an_error_that_names_it(watched, 
         WorkerFailure,
         match=r"Overruled: \w+ did not compute as it was asked to: after the run \w+ is .* but was set to",
     ) as failure:
-        small_run(watched, small, "attention")
+        small_run(watched, small, "reset::explicit")
     assert "\n" not in failure.value.detail
     assert small_run(watched, small).info["precision"] == "strict"  # the next one is as it was asked for
 
@@ -133,7 +136,7 @@ def test_jax_refuses_determinism_in_a_process_that_was_started_without(open_work
         with pytest.raises(
             Unsupported, match="--xla_gpu_deterministic_ops=true in XLA_FLAGS; this one was not"
         ):
-            small_run(worker, small)
+            small_run(worker, small, "explicit")
     finally:
         worker.deterministic = False
 
@@ -199,13 +202,13 @@ JUDGED = [
     (TF32, {"precision": "strict", "dtypes": BOTH}, ["agrees", "agrees"], ""),
     # A backend that does not know of it cannot pass for it.
     (
-        "Plain",
+        "NumpyBackend",
         {"precision": "tf32"},
         ["unsupported"],
         "does not say that its run had precision = 'tf32': its info has no 'precision'",
     ),
-    ("Plain", {"deterministic": True}, ["unsupported"], "its info has no 'deterministic'"),
-    ("Plain", {"precision": "default"}, ["agrees"], ""),
+    ("NumpyBackend", {"deterministic": True}, ["unsupported"], "its info has no 'deterministic'"),
+    ("NumpyBackend", {"precision": "default"}, ["agrees"], ""),
     (
         "SaysAnotherPrecision",
         {},
@@ -217,7 +220,7 @@ JUDGED = [
 
 @pytest.mark.parametrize(("name", "settings", "expected", "words"), JUDGED)
 def test_a_run_is_judged_by_the_rules_of_the_precision_that_it_says(name, settings, expected, words):
-    report = checked(precise(name), **settings)
+    report = checked(toy(name), **settings)
     assert statuses(report) == expected
     assert report.results[0].detail.endswith(words)
 
@@ -273,7 +276,7 @@ def test_a_model_of_products_that_are_cut_off_agrees_by_the_rules_of_tf32_alone(
 
 
 def test_what_agrees_under_strict_is_attributed_to_the_precision():
-    report = checked(precise("MultipliesInTf32"), precision="default")
+    report = checked(toy("MultipliesInTf32"), precision="default")
     line = (
         "diverges only under the default precision (factors=tf32): agrees under strict; the precision "
         "is the cause, not the port"
@@ -283,7 +286,7 @@ def test_what_agrees_under_strict_is_attributed_to_the_precision():
     data, words = recorded(report)
     assert data["results"][0]["attribution"] == line
     assert (data["settings"]["precision"], data["settings"].get("deterministic")) == ("default", None)
-    assert data["environments"][precise("MultipliesInTf32")]["precision_switches"] == {
+    assert data["environments"][toy("MultipliesInTf32")]["precision_switches"] == {
         "factors": "tf32",
         "reductions": "full",
     }
@@ -291,7 +294,7 @@ def test_what_agrees_under_strict_is_attributed_to_the_precision():
 
 
 def test_what_does_not_agree_under_strict_is_not_attributed():
-    report = checked(precise("WrongInEveryPrecision"), precision="default", cases=("bert-ragged",))
+    report = checked(toy("WrongInEveryPrecision"), precision="default", cases=("bert-ragged",))
     assert statuses(report) == ["diverges"]
     assert report.results[0].attribution == ""
     assert "the precision is the cause" not in printed(report)
@@ -302,7 +305,7 @@ def test_what_does_not_agree_under_strict_is_not_attributed():
 
 
 def test_repeated_runs_that_differ_are_named_in_the_order_of_computation():
-    name = precise("AddsNoise")
+    name = toy("AddsNoise")
     report = checked(name, cases=("bert-single", "bert-ragged"), repeat=3)
     differing = {result.case: result.repeats.differing for result in report.results if result.repeats}
     order = ("layers.0.attention.query", "gradients.classifier.bias")

@@ -24,6 +24,7 @@ from concord.training.metrics import losses, predicted, probabilities
 from concord.training.plan import Files, TrainingPlan
 from tests.test_data import VOCABULARY, refusal, written
 from tests.toys.checkpoints import drawn
+from tests.toys.disturbed import name_of
 from tests.toys.surroundings import toy
 
 NUMPY = toy("NumpyBackend")
@@ -235,10 +236,9 @@ def test_what_cannot_be_predicted_is_refused(
 
 def test_a_backend_that_gives_nothing_ends_with_its_own_exit_code(invoke, tmp_path, small):
     folder = trained(tmp_path / "model", small("bert"))
-    for name in ("KillsItself",):
-        code, _, errors = invoke(f"predict {folder} abc --backend {toy(name)} -o {tmp_path / 'out.jsonl'}")
-        assert (code, (tmp_path / "out.jsonl").exists()) == (3, False)
-        assert toy(name) in errors[0]
+    dies, out = name_of("SIGKILL"), tmp_path / "out.jsonl"
+    code, _, errors = invoke(f"predict {folder} abc --backend {dies} -o {out}")
+    assert (code, out.exists(), dies in errors[0]) == (3, False, True)
 
 
 # Evaluating.

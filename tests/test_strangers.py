@@ -5,25 +5,11 @@ And names that were made to do harm.
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from concord import porting
 from concord.porting.comparison import compare
 from concord.spec.errors import SpecError
 from tests.toys.ready import headed, hugging_face
-
-
-def stranger(folder, change, **stated):
-    """Write a checkpoint whose tensors and configuration are another architecture's."""
-    hugging_face(folder, **stated)
-    save_file(
-        {
-            name: np.ascontiguousarray(array)
-            for name, array in change(load_file(folder / "model.safetensors")).items()
-        },
-        folder / "model.safetensors",
-    )
-    return folder
 
 
 def begun(prefix, replaced="", by=""):
@@ -71,7 +57,7 @@ STRANGE = {
 @pytest.mark.parametrize("what", STRANGE)
 def test_a_refusal_says_what_a_checkpoint_is_and_what_differs(tmp_path, what, invoke):
     change, stated, said = STRANGE[what]
-    source = stranger(tmp_path / "source", change, **stated)
+    source = hugging_face(tmp_path / "source", change=change, **stated)
     code, output, lines = invoke("port", source, "-o", tmp_path / "out", "--to", "concord")
     assert code == 2
     assert all(any(words in line for line in lines) for words in said), lines
@@ -95,7 +81,8 @@ def electra(folder, heads=None, **stated):
             **(heads or {}),
         }
 
-    return stranger(folder, change, **{"model_type": "electra", "embedding_size": 14, **stated})
+    said = {"model_type": "electra", "embedding_size": 14, **stated}
+    return hugging_face(folder, change=change, **said)
 
 
 def test_electra_with_wide_embeddings_is_the_encoder_that_bert_is(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from concord import backends, spec
+from concord import spec
 
 ROOT = Path(__file__).parents[1]
 FRAMEWORKS = {
@@ -209,25 +209,6 @@ def test_backends_know_neither_variants_nor_each_other():
         for path, node in branches
         if re.search(r"\bbackend\b", ast.unparse(node.test))
     ]
-
-
-# Shadowing: folders named after frameworks must never be found in a framework's place.
-
-
-def test_a_worker_started_inside_the_backends_folder_finds_no_framework_there(tmp_path, monkeypatch):
-    (tmp_path / "looking_around.py").write_text(
-        "import importlib.util, sys\nclass Backend:\n    name = 'looking'\n"
-        "    def describe(self):\n"
-        "        found = [importlib.util.find_spec(name) for name in ('torch', 'paddle', 'jax', 'tf')]\n"
-        "        return {'origins': [str(spec.origin) for spec in found if spec], 'path': sys.path}\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.chdir(ROOT / "backends")
-    with backends.open("looking_around:Backend", threads=1) as worker:
-        origins, path = worker.description["origins"], worker.description["path"]
-    assert str(ROOT) in path
-    assert str(ROOT / "backends") not in path
-    assert not [origin for origin in origins if Path(origin).is_relative_to(ROOT / "backends")]
 
 
 # Clauses: the specification and the tests name each other.

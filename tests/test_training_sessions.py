@@ -174,7 +174,7 @@ def test_training_is_made_whole_by_a_run_where_none_is_held_open(open_worker):
     asked = {"dtype": "float64", "training": request_of(steps=STEPS, reported=[1]).training}
     runs = [
         open_worker(name).run(CONFIG, WEIGHTS, BATCHES[0], **asked)
-        for name in ("tests.toys.trainable:TrainsInItsRun", "torch")
+        for name in ("tests.toys.stepping:TrainsInItsRun", "torch")
     ]
     assert runs[0].steps.keys() == runs[1].steps.keys()
 

@@ -20,8 +20,8 @@ from concord.speed import presets, truth
 from tests.test_speed import small_preset
 from tests.toys.surroundings import ROOT, suite, toy
 
-RIGHT, NOTHING, A_SECTION = toy("NumpyBackend"), toy("SaysUnsupported"), toy("LeavesOutGradients")
-"""Right; a backend of which nothing can be judged; one of whose runs a section cannot."""
+NOTHING, A_SECTION = toy("SaysUnsupported"), toy("LeavesOutGradients")
+"""A backend of which nothing can be judged; one of whose runs a section cannot."""
 
 CASE = "keras-attention-single-attention"
 ONE = f"--variant keras-attention --case {CASE} --part attention --dtype float64"

@@ -1,15 +1,11 @@
 """Numbers in sentences: two that differ never look the same."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from concord.conformance import wording
 from concord.conformance.wording import distinct, instead, multiple
-
-ROOT = Path(wording.__file__).parent
 
 RANDOM = np.random.default_rng(7)
 NUMBERS = [float(x) for x in RANDOM.standard_normal(53) * 10.0 ** RANDOM.integers(-30, 31, 53)]

@@ -1,8 +1,9 @@
 """The built-in backends with something done to them: ``tests.toys.built_in:NAME``, a class for each of them.
 
 What, stands before the implementation: ``edit:TAP:…`` (a tap is :func:`changed`), ``aside::…`` (weights are
-delivered with which the model does not go on, as beside a fused kernel that keeps its own), ``stepped::…``
-and ``trained::…`` (a session had other weights and inputs, and was stepped with both).
+delivered with which the model does not go on, as beside a fused kernel that keeps its own), ``reset::…``
+(something, a library say, sets switches anew while a model is built), ``stepped::…`` and ``trained::…`` (a
+session had other weights and inputs, and was stepped with both).
 """
 
 import dataclasses
@@ -45,11 +46,19 @@ def __getattr__(name):
     adapter = importlib.import_module(f"concord.backends.{name}.backend").Adapter
 
     class BuiltIn(adapter):
+        kind = ""
+
         def run(self, request):
             self.kind, self.edited, implementation = request.implementation.split(":", 2)
             request = dataclasses.replace(request, implementation=implementation)
             how = {"stepped": self.run_stepped, "trained": self.run_trained}
             return how.get(self.kind, super().run)(request)
+
+        def build(self, request, *given):
+            built = super().build(request, *given)
+            if self.kind == "reset":
+                self.set_precision("tf32")
+            return built
 
         def trace(self, request):
             def edited(tap, tensor):

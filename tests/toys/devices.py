@@ -6,13 +6,13 @@ A device whose clock and memory are made up, and the frameworks' own events.
 import importlib
 
 from concord.backends.interface import Unsupported
-from tests.toys.measurable import Measurable, Told
+from tests.toys.measurable import Measurable, Program
 
 SECONDS = 0.25
 """Of each step, by the made up clock."""
 
 
-class OnADevice(Told):
+class OnADevice(Program):
     """Notes when it is told to wait."""
 
     def __init__(self, *given):
@@ -36,10 +36,7 @@ class OnADevice(Told):
 class WithADevice(Measurable):
     """Has a device with a clock and a memory of its own."""
 
-    held = 7 * 2**20
-
-    def made(self, request):
-        return OnADevice("WithADevice", request)
+    held, program = 7 * 2**20, OnADevice
 
     def peak_memory(self, device, reset=False):
         return self.held

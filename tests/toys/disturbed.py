@@ -1,7 +1,7 @@
 """Backends to which something happens: ``tests.toys.disturbed:WHAT_WHEN``, for example ``aborts_run``.
 
-*What* is a function of this module, *when* one of :data:`WHEN`. What they start has the environment of the
-test.
+*What* is a function of this module, *when* one of :data:`WHEN`, or ``alone``: when a run has one sample. What
+they start has the environment of the test.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import time
 
 import numpy as np
 
-from tests.toys.numpy_backend import NumpyBackend
+from tests.toys.numpy_backend import NumpyBackend, note
 
 WHEN = ("found", "built", "described", "run")
 
@@ -42,29 +42,39 @@ def raising(error):
 
 def signalled(number):
     def happens():
+        note("ran")
+        print("first words\nlast words", file=sys.stderr, flush=True)
         os.kill(os.getpid(), number)
         time.sleep(LONG)
 
     return happens
 
 
-def forks(daemon=False, hungry=False):
-    """Start a process that holds everything this one has."""
+def hangs():
+    print("waiting for a lock", file=sys.stderr, flush=True)
+    note("hanging")
+    time.sleep(LONG)
+
+
+def forks(then=lambda: None, daemon=False, hungry=False):
+    """Start a process that holds everything this one has, and go on when it is there."""
+    ready, told = os.pipe()
     if os.fork() == 0:
         if daemon:
             os.setsid()
         if hungry:
             HELD.append(np.ones(3 << 26))  # 1.5 GiB
+        note("hanging")
+        os.write(told, b"!")
         time.sleep(LONG)
         os._exit(0)
-
-
-def forks_a_hungry_one():
-    forks(hungry=True)
-    time.sleep(LONG)
+    os.read(ready, 1)
+    then()
 
 
 def spins():
+    """Compute in one call of C code, which lets no other thread of its process run."""
+    note("hanging")
     sum(range(10**15))
 
 
@@ -102,7 +112,14 @@ def floods():
         os.write(2, b"noise\n" * (1 << 16) * 1)
 
 
+def floods_and_raises():
+    """Write more than a parent should hold, and have the last words at the end."""
+    floods()
+    raise ArithmeticError("after much noise")
+
+
 def hoards():
+    print("allocating", file=sys.stderr, flush=True)
     for _ in range(96):
         HELD.append(np.ones(1 << 22))  # 32 MiB, touched
         time.sleep(0.01)
@@ -153,29 +170,39 @@ DEADLY = {
         )
     },
     "a signal without a name": signalled(signal.SIGRTMIN + 5),
-    "raises": raising(ArithmeticError("lone \ud800 surrogate")),
+    "raises": raising(ArithmeticError("it broke\nand has more to say")),
+    "raises what cannot be shown": raising(
+        ArithmeticError("lone \ud800 surrogate, [/red] markup, \x1b[31m colour")
+    ),
     "raises what is odd": raising(Odd()),
     "raises an interrupt": raising(KeyboardInterrupt()),
     "raises an end": raising(StopIteration(3)),
     "raises an exit": raising(GeneratorExit()),
     "raises a group": raising(ExceptionGroup("all\nof them", [ValueError("one"), TypeError("two")])),
-    "raises for want of memory": raising(MemoryError()),
+    "raises for want of memory": lambda: np.ones(2**50),
+    "lacks a library": raising(ImportError("libtoy.so.1: cannot open shared object file")),
+    "lacks its framework": raising(ModuleNotFoundError("No module named 'no_such_framework'")),
     "raises at length": raising(ValueError("long " * (1 << 20))),
+    "floods and raises": floods_and_raises,
     "recurses": recurses,
+    "hangs": hangs,
     "spins": spins,
     "waits for itself": waits_for_itself,
     "heeds nothing": heeds_nothing,
     "scribbles": scribbles,
     "closes all": lambda: os.closerange(0, 256),
     "hoards": hoards,
-    "forks a hungry one": forks_a_hungry_one,
+    "forks and hangs": lambda: forks(hangs),
+    "forks and exits": lambda: forks(lambda: os._exit(9)),
+    "leaves a daemon and exits": lambda: forks(lambda: os._exit(9), daemon=True),
+    "forks a hungry one": lambda: forks(hangs, hungry=True),
     "opens all": opens_all,
     "starves": starves,
 }
 """After these it may have no result."""
 
 
-def name_of(what, when):
+def name_of(what, when="run"):
     """Return how a backend to which something happens is asked for."""
     return f"tests.toys.disturbed:{what.replace(' ', '_')}_{when}"
 
@@ -183,7 +210,7 @@ def name_of(what, when):
 def __getattr__(name):
     what, _, when = name.rpartition("_")
     happens = (HARMLESS | DEADLY).get(what.replace("_", " "))
-    if happens is None or when not in WHEN:
+    if happens is None or when not in (*WHEN, "alone"):
         raise AttributeError(name)
     if when == "found":
         happens()
@@ -200,7 +227,7 @@ def __getattr__(name):
             return super().describe()
 
         def run(self, request):
-            if when == "run":
+            if when == "run" or (when == "alone" and len(request.batch.required("labels")) == 1):
                 happens()
             return super().run(request)
 

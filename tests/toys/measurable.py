@@ -14,22 +14,24 @@ from concord.spec.training.trajectory import Training, Trajectory
 from tests.toys.numpy_backend import NumpyBackend
 
 
-class Stepping:
-    """Steps of the reference, in rounded arithmetic, perhaps by another recipe than was asked for."""
+class Program:
+    """Steps of the reference, in rounded arithmetic; it writes down whose step it was.
 
-    def __init__(
-        self,
-        request,
-        sleep=0.0,
-        changed=lambda recipe: recipe,
-    ):
-        self.request, self.sleep = request, sleep
-        self.computed = {}
+    Args:
+        backend: whose it is; it says how long a step takes, and what of the recipe is other than asked for.
+    """
+
+    def __init__(self, backend, request):
+        self.backend, self.request, self.computed, self.steps = backend, request, {}, 0
         self.feed(request.batch)
         if request.training:
-            training = Training(changed(request.training.recipe), [])
+            recipe = request.training.recipe.replace(**backend.fields)
             self.trajectory = Trajectory(
-                request.config, request.weights, training, Arithmetic(request.dtype), dtype=request.dtype
+                request.config,
+                request.weights,
+                Training(recipe, []),
+                Arithmetic(request.dtype),
+                dtype=request.dtype,
             )
 
     def feed(self, batch):
@@ -39,7 +41,11 @@ class Stepping:
         pass
 
     def step(self):
-        time.sleep(self.sleep)
+        self.steps += 1
+        if folder := os.environ.get("TOY_NOTES"):
+            with (Path(folder) / "turns").open("a") as file:
+                file.write(f"{type(self.backend).__name__}\n")
+        time.sleep(self.backend.sleep)
         request = self.request
         if request.training:
             self.trajectory.step(
@@ -49,17 +55,15 @@ class Stepping:
                 ),
             )
         else:
-            self.computed = {
-                "logits": reference(
-                    request.config, request.weights, self.batch, dtype=request.dtype, arithmetic=request.dtype
-                ).output
-            }
+            self.computed["logits"] = reference(
+                request.config, request.weights, self.batch, dtype=request.dtype, arithmetic=request.dtype
+            ).output
 
     def synchronize(self):
         pass
 
     def timed(self, steps):
-        return [self.sleep] * steps
+        return [self.backend.sleep] * steps
 
     def results(self):
         return self.computed
@@ -93,37 +97,15 @@ class Multiplication:
 class Measurable(NumpyBackend):
     """Right, and says when it had its turn."""
 
-    sleep = 0.0
+    sleep, fields, program = 0.0, {}, Program
 
     def session(self, request):
         if request.implementation != "explicit":
             raise Unsupported("toys are explicit")
-        return self.made(request)
-
-    def made(self, request):
-        return Told(type(self).__name__, request, self.sleep)
+        return self.program(self, request)
 
     def product(self, left, right, dtype, device, precision):
         return Multiplication(left, right)
-
-
-class Told(Stepping):
-    """Writes down whose step it was."""
-
-    def __init__(self, name, *given):
-        super().__init__(*given)
-        self.name = name
-
-    def step(self):
-        folder = os.environ.get("TOY_NOTES")
-        if folder:
-            with (Path(folder) / "turns").open("a") as file:
-                file.write(f"{self.name}\n")
-        super().step()
-
-
-class _WithoutState(Told):
-    state = property()  # which there is none
 
 
 class Slow(Measurable):
@@ -139,104 +121,57 @@ class Threaded(Measurable):
         return {**super().describe(), "threads": 1}
 
 
-class WrongLogits(Measurable):
-    """One logit is a little off."""
-
-    def made(self, request):
-        program = Told("WrongLogits", request)
-        right = program.results
-
-        def results():
-            found = {name: array.copy() for name, array in right().items()}
-            for array in found.values():
-                array[(0,) * array.ndim] *= 1.001
-            return found
-
-        program.results = results
-        return program
+class OneLogitOff(Program):
+    def results(self):
+        found = {name: array.copy() for name, array in self.computed.items()}
+        for array in found.values():
+            array[(0,) * array.ndim] *= 1.001
+        return found
 
 
-class WrongUpdate(Measurable):
-    """One parameter stays as it was."""
-
-    def made(self, request):
-        program = Told("WrongUpdate", request)
-        right, kept = program.state, request.weights["classifier.bias"]
-        program.state = lambda: {**right(), "parameters.classifier.bias": kept}
-        return program
+class OneParameterAsItWas(Program):
+    def state(self):
+        name = "classifier.bias"
+        return {**super().state(), f"parameters.{name}": self.request.weights[name]}
 
 
-class Otherwise(Measurable):
-    """Trains by another recipe than it is given.
-
-    Args:
-        fields: of the recipe.
-    """
-
-    def __init__(self, **fields):
-        super().__init__()
-        self.fields, self.name = fields, ", ".join(f"{name} = {value}" for name, value in fields.items())
-
-    def made(self, request):
-        return Told(self.name, request, 0.0, lambda recipe: recipe.replace(**self.fields))
+class EachStepTheFirst(Program):
+    def step(self):
+        self.trajectory.optimizer.load({}, 0)
+        super().step()
 
 
-class Forgetting(Measurable):
-    """Makes each step its optimizer's first."""
+class OneGradientTwice(Program):
+    """Of one parameter, which AdamW divides away."""
 
-    name = "forgetting"
-
-    def made(self, request):
-        program = Told("Forgetting", request)
-        right = program.step
-
-        def step():
-            program.trajectory.optimizer.load({}, 0)
-            right()
-
-        program.step = step
-        return program
-
-
-class TwiceTheGradient(Measurable):
-    """Has twice the gradient of one parameter, which AdamW divides away."""
-
-    name = "twice the gradient"
-
-    def made(self, request):
-        program = Told("TwiceTheGradient", request)
-        right = program.trajectory.limited
+    def __init__(self, *given):
+        super().__init__(*given)
+        right = self.trajectory.limited
 
         def limited(gradients, squares):
             found, norm = right(gradients, squares)
-            return {
-                **found,
-                "classifier.bias": program.trajectory.a.scale(found["classifier.bias"], 2.0),
-            }, norm
+            twice = self.trajectory.a.scale(found["classifier.bias"], 2.0)
+            return {**found, "classifier.bias": twice}, norm
 
-        program.trajectory.limited = limited
-        return program
+        self.trajectory.limited = limited
 
 
-class WithoutState(Measurable):
-    """Does not say what its optimizer keeps."""
-
-    def made(self, request):
-        return _WithoutState("WithoutState", request)
+class WithoutItsState(Program):
+    state = property()  # which there is none
 
 
-class DiesInTheSecondStep(Measurable):
-    """Ends its process when it is timed."""
+class DiesWhenItIsTimed(Program):
+    def step(self):
+        if self.steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().step()
 
-    def made(self, request):
-        program = Told("DiesInTheSecondStep", request)
-        right, steps = program.step, []
 
-        def step():
-            steps.append(1)
-            if len(steps) > 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            right()
+def running(program, **fields):
+    """Return a backend that has another program, or trains by another recipe than it is given."""
+    return type(program.__name__, (Measurable,), {"program": program, "fields": fields})
 
-        program.step = step
-        return program
+
+WrongLogits = running(OneLogitOff)
+WrongUpdate = running(OneParameterAsItWas)
+DiesInTheSecondStep = running(DiesWhenItIsTimed)

@@ -7,21 +7,18 @@ process imports it. A class that counts or waits says so in files of the folder 
 import importlib
 import importlib.util
 import os
-import signal
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from concord.backends.interface import Run, Unsupported
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.model import Model
 from concord.spec.precision import PRECISIONS
-from concord.spec.reference import reference
+from concord.spec.reference import compute
 from concord.spec.tensors import output_name
-
-# The package's attribute of that name is the function.
-_reference_module = importlib.import_module("concord.spec.reference")
 
 FRAMEWORKS = ("torch", "tensorflow", "paddle", "jax")
 
@@ -35,9 +32,13 @@ def note(name):
 
 
 class NumpyBackend:
-    """Right in every precision."""
+    """Right in every precision.
 
-    name = "numpy"
+    Attributes:
+        model: stands in for that of the specification.
+    """
+
+    name, model = "numpy", None
 
     def __init__(self):
         note("started")
@@ -56,10 +57,17 @@ class NumpyBackend:
         note("ran")
         return self.compute(request, request.dtype)
 
-    def compute(self, request, dtype):
-        """Compute a request in a precision, which may not be the one that was asked for."""
-        truth = reference(
-            request.config, request.weights, request.batch, request.gradients, request.part, dtype, dtype
+    def compute(self, request, dtype, arithmetic=None):
+        """Compute a request in a precision and an arithmetic, which need not be what was asked for."""
+        truth = compute(
+            request.config,
+            request.weights,
+            request.batch,
+            Arithmetic(arithmetic or dtype),
+            request.gradients,
+            request.part,
+            dtype,
+            model=self.model,
         )
         taps = truth.taps if request.taps else {}
         return Run(
@@ -86,7 +94,20 @@ class Revealing(NumpyBackend):
         }
 
 
-class WrongScores(_reference_module.Model):
+def handing(change):
+    """Return a backend that computes well, and hands out what a change makes of its run."""
+    return type("Handing", (NumpyBackend,), {"run": lambda self, r: change(NumpyBackend.run(self, r), r)})
+
+
+def saying(say):
+    """Return a backend that describes itself otherwise."""
+    return type("Saying", (NumpyBackend,), {"describe": lambda self: say(NumpyBackend.describe(self))})
+
+
+# Wrong numbers.
+
+
+class WrongScores(Model):
     """Scales the scores of every layer but the first by one part in a thousand too much."""
 
     def dot_product(self, name, q, *given):
@@ -97,40 +118,7 @@ class WrongScores(_reference_module.Model):
 class WrongAfterTheFirstLayer(NumpyBackend):
     """First diverges at ``layers.1.attention.scores``, and agrees where there is only one layer."""
 
-    def __init__(self):
-        super().__init__()
-        _reference_module.Model = WrongScores
-
-
-def handing(change):
-    """Return a backend that computes well, and hands out what a change makes of its run."""
-    return type("Handing", (NumpyBackend,), {"run": lambda self, r: change(NumpyBackend.run(self, r), r)})
-
-
-def doing(act, where=lambda r: True):
-    """Return a backend that does something in place of a run, where it is told to."""
-    return type(
-        "Doing", (NumpyBackend,), {"run": lambda self, r: act(r) if where(r) else NumpyBackend.run(self, r)}
-    )
-
-
-def saying(say):
-    """Return a backend that describes itself otherwise."""
-    return type("Saying", (NumpyBackend,), {"describe": lambda self: say(NumpyBackend.describe(self))})
-
-
-def one_sample(request):
-    return len(request.batch.required("labels")) == 1
-
-
-def failing(kind, words):
-    def fail(*given):
-        raise kind(words)
-
-    return fail
-
-
-# Wrong numbers.
+    model = WrongScores
 
 
 def with_output(change):
@@ -151,15 +139,6 @@ def every(run, change):
     return replace(run, output=change(run.output), loss=change(run.loss), taps=taps, gradients=gradients)
 
 
-ReturnsNaN = with_output(lambda output: np.full_like(output, np.nan))
-ReturnsAWrongShape = with_output(np.transpose)
-# Numbers of a type that safetensors has and NumPy has not.
-ReturnsBfloat16 = with_output(lambda output: output.astype(importlib.import_module("ml_dtypes").bfloat16))
-
-
-WrongEverywhere = handing(lambda run, request: every(run, lambda array: array * 1.5 + 1))
-
-
 def shifted(run, request):
     """Have one head of the second layer give each query the weights of the one before, and no more."""
     name = "layers.1.attention.weights"
@@ -168,6 +147,11 @@ def shifted(run, request):
     return replace(run, taps={**run.taps, name: weights})
 
 
+ReturnsNaN = with_output(lambda output: np.full_like(output, np.nan))
+ReturnsAWrongShape = with_output(np.transpose)
+# Numbers of a type that safetensors has and NumPy has not.
+ReturnsBfloat16 = with_output(lambda output: output.astype(importlib.import_module("ml_dtypes").bfloat16))
+WrongEverywhere = handing(lambda run, request: every(run, lambda array: array * 1.5 + 1))
 WrongSecondHead = handing(shifted)
 
 
@@ -185,31 +169,150 @@ class ComputesInFloat32(ReturnsFloat32):
         return every(super().run(request), lambda array: array.astype(PRECISIONS[request.dtype].storage))
 
 
-class _Counts(NumpyBackend):
-    """Knows how often it has run."""
+# Other precisions than what is asked for.
+
+ARITHMETIC = {"strict": "float32", "tf32": "tf32", "default": "tf32"}
+
+
+class MultipliesInTf32(NumpyBackend):
+    """Right in every precision.
+
+    Unless told otherwise it rounds the factors of float32 products, as frameworks do on a GPU.
+    """
+
+    def describe(self):
+        return {**super().describe(), "precision_defaults": {"products": {"cpu": "tf32", "cuda": "tf32"}}}
+
+    def run(self, request):
+        arithmetic = ARITHMETIC[request.precision] if request.dtype == "float32" else request.dtype
+        info = {
+            "precision": request.precision,
+            "deterministic": request.deterministic,
+            "precision_switches": {"factors": arithmetic, "reductions": "full"},
+        }
+        return replace(self.compute(request, request.dtype, arithmetic), info=info)
+
+
+class WrongInEveryPrecision(MultipliesInTf32):
+    """Rounds factors too, and is wrong without."""
+
+    model = WrongScores
+
+
+# It ran in another precision than it was asked for, and does not hide it.
+SaysAnotherPrecision = handing(lambda run, request: replace(run, info={"precision": "default"}))
+
+
+# Other results from run to run: what was kept of an earlier one.
+
+
+def tokens_of(request):
+    return request.batch.required("input_ids").shape[1]
+
+
+def model_of(request):
+    """Return what tells models apart: weights too."""
+    return (request.config, request.dtype, *(array.tobytes() for array in request.weights.values()))
+
+
+class Counting(NumpyBackend):
+    """Knows how often it has run when it hands out a run."""
 
     count = 0
 
     def run(self, request):
         self.count += 1
-        return super().run(request)
+        return self.changed(super().run(request))
 
 
-class WrongNowAndThen(_Counts):
+class WrongNowAndThen(Counting):
     """Errs every other time, whatever it is asked."""
 
-    def run(self, request):
-        run = super().run(request)
+    def changed(self, run):
         return every(run, lambda array: array + 1) if self.count % 2 else run
 
 
-class WrongInOtherWays(_Counts):
+class WrongInOtherWays(Counting):
     """Errs in another tensor each time."""
+
+    def changed(self, run):
+        name = list(run.taps)[self.count % len(run.taps)]
+        return replace(run, taps={**run.taps, name: run.taps[name] + 1})
+
+
+class AddsNoise(Counting):
+    """From the second run on a gradient, and for texts of several samples a tap, differ in the last bit."""
+
+    def changed(self, run):
+        several = [run.taps["layers.0.attention.query"]] if len(run.output) > 1 else []
+        for array in (run.gradients["classifier.bias"], *several) if self.count > 1 else ():
+            array[...] = np.nextafter(array, np.float32(np.inf if self.count % 2 else -np.inf))
+        return run
+
+
+class LosesGradients(Counting):
+    """Hands out gradients once."""
+
+    def changed(self, run):
+        return run if self.count == 1 else replace(run, gradients={})
+
+
+class AddsGradients(NumpyBackend):
+    """Keeps the model of the run before, with its gradients: those of the next run are added to them."""
+
+    kept = ()
 
     def run(self, request):
         run = super().run(request)
-        name = list(run.taps)[self.count % len(run.taps)]
-        return replace(run, taps={**run.taps, name: run.taps[name] + 1})
+        if self.kept == model_of(request):
+            run = replace(
+                run, gradients={name: array + self.gradients[name] for name, array in run.gradients.items()}
+            )
+        self.kept, self.gradients = model_of(request), run.gradients
+        return run
+
+
+class KeepsItsMask(NumpyBackend):
+    """Makes a mask for each model and shape, once."""
+
+    masks = {}
+
+    def run(self, request):
+        kept = self.masks.setdefault((model_of(request), tokens_of(request)), {})
+
+        class Masked(Model):
+            def dot_product(self, name, q, k, v, key_mask, query_mask):
+                return super().dot_product(name, q, k, v, *kept.setdefault(name, (key_mask, query_mask)))
+
+        self.model = Masked
+        return super().run(request)
+
+
+class ShiftsAfterALongerText(NumpyBackend):
+    """Has a buffer of positions for each configuration that grows with its texts, and reads it from its
+    end.
+    """
+
+    longest = {}
+
+    def run(self, request):
+        key, name = (request.config, request.dtype), "embeddings.position.weight"
+        self.longest[key] = max(self.longest.get(key, 0), tokens_of(request))
+        table = np.roll(request.weights[name], tokens_of(request) - self.longest[key], axis=0)
+        return super().run(replace(request, weights={**request.weights, name: table}))
+
+
+class FailsAgain(NumpyBackend):
+    """Cannot run the same inputs twice."""
+
+    seen = set()
+
+    def run(self, request):
+        inputs = (model_of(request), request.batch.required("input_ids").tobytes())
+        if inputs in self.seen:
+            raise ArithmeticError("it has been here")
+        self.seen.add(inputs)
+        return super().run(request)
 
 
 # Not all of it.
@@ -219,6 +322,15 @@ def without(run, *ends, count=None):
     """Return the taps of a run but for those, or so many of them, whose names end so."""
     hidden = [name for name in run.taps if name.endswith(ends)][:count]
     return {name: array for name, array in run.taps.items() if name not in hidden}
+
+
+def unsupported(words):
+    """Return a backend that does not do what it is asked, and says so in words about the request."""
+
+    def refuse(run, request):
+        raise Unsupported(words.format(request))
+
+    return handing(refuse)
 
 
 LeavesOutATap = handing(lambda run, request: replace(run, taps=without(run, "attention.weights", count=1)))
@@ -231,9 +343,8 @@ DeclaresNotExposed = handing(
         info={"not_exposed": ["*.attention.*scores", "*.attention.weights"]},
     )
 )
-SaysUnsupported = doing(
-    lambda request: failing(Unsupported, f"this toy has no {request.dtype} kernels")(request)
-)
+SaysUnsupported = unsupported("this toy has no {0.dtype} kernels")
+SaysWhatItIsAsked = unsupported("tap_gradients={0.tap_gradients}")
 # It declares with its run, and not before, in what it deviates, as optimizers do.
 DeclaresInItsRun = handing(
     lambda run, request: replace(
@@ -241,9 +352,6 @@ DeclaresInItsRun = handing(
     )
 )
 DeclaresNonsense = handing(lambda run, request: replace(run, info={"not_exposed": "layers.*"}))
-SaysWhatItIsAsked = doing(
-    lambda request: failing(Unsupported, f"tap_gradients={request.tap_gradients}")(request)
-)
 SaysTheOrder = handing(lambda run, request: replace(run, info={"order": list(request.weights)}))
 ReturnsNoneByName = handing(
     lambda run, request: replace(
@@ -251,89 +359,7 @@ ReturnsNoneByName = handing(
     )
 )
 ReturnsNoOutput = handing(lambda run, request: replace(run, output=None))
-
-
-# No result at all.
-
-
-def kills_itself(request):
-    note("ran")
-    print("first words\nlast words", file=sys.stderr, flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def hangs(*given):
-    print("waiting for a lock", file=sys.stderr, flush=True)
-    note("hanging")
-    time.sleep(600)
-
-
-def fills_memory(request):
-    """Take memory step by step, at most 4 GiB of it."""
-    print("allocating", file=sys.stderr, flush=True)
-    held = []
-    for _ in range(128):
-        held.append(np.ones(2**22))  # 32 MiB, touched
-        time.sleep(0.01)
-
-
-def computes_without_end(request):
-    """Compute in one call of C code, which lets no other thread of its process run."""
-    note("hanging")
-    sum(range(10**15))
-
-
-def writes_much_and_raises(request):
-    """Write more than a parent should hold, and have the last words at the end."""
-    sys.stderr.write("noise " * (1 << 22))
-    raise ArithmeticError("after much noise")
-
-
-class Unspeakable(Exception):
-    def __str__(self):
-        raise ValueError("it cannot be said")
-
-
-def fork(then, daemon=False):
-    """Return what starts a process that holds everything its parent has, and then goes on."""
-
-    def forks(request):
-        ready, told = os.pipe()
-        if os.fork() == 0:
-            if daemon:
-                os.setsid()
-            note("hanging")
-            os.write(told, b"!")
-            time.sleep(60)
-            os._exit(0)
-        os.read(ready, 1)
-        then()
-
-    return forks
-
-
-Raises = doing(failing(ArithmeticError, "the toy broke\nand has more to say"))
-RaisesOnOneSample = doing(failing(ArithmeticError, "one sample is too few"), one_sample)
-RaisesWhenDescribed = saying(failing(OSError, "no device answers"))
-SaysWhatCannotBeShown = doing(
-    failing(ArithmeticError, "lone \ud800 surrogate, [/red] markup, \x1b[31m colour")
-)
-CannotSayWhatIsWrong = doing(failing(Unspeakable, ""))
-WritesMuchAndRaises = doing(writes_much_and_raises)
-ReturnsNothing = doing(lambda request: None)
-Exits = doing(failing(SystemExit, "the toy leaves"))
-ExitsAtOnce = doing(lambda request: os._exit(7))
-KillsItself = doing(kills_itself)
-KillsItselfOnOneSample = doing(kills_itself, one_sample)
-DiesOfANamelessSignal = doing(lambda request: os.kill(os.getpid(), signal.SIGRTMIN + 3))
-Hangs = doing(hangs)
-HangsWhenDescribed = saying(hangs)
-FillsMemory = doing(fills_memory)
-RunsOutOfMemory = doing(lambda request: np.ones((2**50,)))
-ComputesWithoutEnd = doing(computes_without_end)
-ForksAndHangs = doing(fork(lambda: (note("hanging"), time.sleep(60))))
-ForksAndDies = doing(fork(lambda: os._exit(9)))
-LeavesADaemonAndDies = doing(fork(lambda: os._exit(9), daemon=True))
+ReturnsNothing = handing(lambda run, request: None)
 
 
 class Grows(NumpyBackend):

@@ -6,7 +6,7 @@ A BERT of Hugging Face with random weights and a vocabulary.
 import json
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from concord import spec
 from concord.spec.sources import table
@@ -59,22 +59,26 @@ CONFIG = spec.variant(
 )
 
 
-def hugging_face(folder, part="model", seed=3, **stated):
+def hugging_face(folder, part="model", change=lambda tensors: tensors, **stated):
     """Write a checkpoint: ``config.json``, ``model.safetensors`` and ``vocab.txt``.
 
     Args:
         part: of the model that it holds; without a classifier it has a pooler all the same.
+        change: makes other tensors of those that it would have.
         stated: keys of the configuration, in place of what they would be.
     """
     folder.mkdir(parents=True, exist_ok=True)
     bert = table.load("bert-hugging-face")
-    weights = {name: array.astype(np.float32) for name, array in spec.initialize(CONFIG, seed).items()}
+    weights = {name: array.astype(np.float32) for name, array in spec.initialize(CONFIG, 3).items()}
     tensors = table.native(bert, CONFIG, weights)
     kept = {name: array for name, array in tensors.items() if part == "model" or "classifier" not in name}
     said = {**table.stated(bert, CONFIG), "model_type": "bert", **stated}
+    if "id2label" in stated:  # which says it too
+        del said["num_labels"]
     (folder / "config.json").write_text(json.dumps(said))
     save_file(
-        {name: np.ascontiguousarray(array) for name, array in kept.items()}, folder / "model.safetensors"
+        {name: np.ascontiguousarray(array) for name, array in change(kept).items()},
+        folder / "model.safetensors",
     )
     (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
     return folder
@@ -92,8 +96,7 @@ def headed(folder, **others):
     Args:
         others: tensors, in place of those that it would have; dots of a name are two underscores.
     """
-    hugging_face(folder, "encoder")
-    found, generator = load_file(folder / "model.safetensors"), np.random.default_rng(5)
+    generator = np.random.default_rng(5)
     width, words = CONFIG.d_model, CONFIG.vocab_size
     shapes = {
         "transform.dense.weight": (width, width),
@@ -102,16 +105,19 @@ def headed(folder, **others):
         "transform.LayerNorm.bias": (width,),
         "bias": (words,),
     }
-    found |= {
+    heads = {
         f"cls.predictions.{name}": generator.standard_normal(shape).astype(np.float32)
         for name, shape in shapes.items()
     }
-    found |= {
-        "cls.predictions.decoder.weight": found["bert.embeddings.word_embeddings.weight"],
-        "bert.embeddings.position_ids": np.arange(CONFIG.max_positions)[None],
-    }
-    save_file(
-        found | {name.replace("__", "."): array for name, array in others.items()},
-        folder / "model.safetensors",
+    heads["bert.embeddings.position_ids"] = np.arange(CONFIG.max_positions)[None]
+    given = {name.replace("__", "."): array for name, array in others.items()}
+    return hugging_face(
+        folder,
+        "encoder",
+        lambda found: {
+            **found,
+            **heads,
+            "cls.predictions.decoder.weight": found["bert.embeddings.word_embeddings.weight"],
+            **given,
+        },
     )
-    return folder

@@ -1,8 +1,18 @@
-"""A session of training without a framework: the reference in low precision, perhaps by another recipe."""
+"""Training without a framework: backends that hold open the reference in low precision.
+
+Right ones, ones that train by another recipe, and ones whose session returns or raises what none may.
+"""
+
+from dataclasses import replace
 
 import numpy as np
 
+from concord.backends.interface import Run, Unsupported
+from concord.conformance.expectation import JudgedTraining
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.files import section
+from concord.spec.reference import reference
+from tests.toys.numpy_backend import NumpyBackend
 
 
 class Stepping:
@@ -38,3 +48,109 @@ class Stepping:
     def trajectory(self, case):
         """Return the training in low precision, before its first step."""
         return case.trajectory(Arithmetic(case.dtype))
+
+
+class Session(Stepping):
+    """A right session of a backend, which says no more of itself than it must."""
+
+    def info(self):
+        """Return what it says of itself."""
+        return {}
+
+    def step(self, batches, report=False):
+        """Make a step."""
+        stored = np.dtype(self.case.dtype)
+        return self.told(
+            {name: array.astype(stored) for name, array in super().step(batches, report).items()}
+        )
+
+    def told(self, found):
+        """Return what a step returns of what it found."""
+        return found
+
+    def predict(self, batch):
+        """Return the logits of a batch."""
+        weights = {**self.case.weights, **section(self.held, "parameters.")}
+        return reference(self.case.config, weights, batch).logits
+
+    def close(self):
+        """Hold nothing open."""
+
+
+class Right:
+    """A backend that trains by the reference; it stands for a worker too."""
+
+    name, size, session = "numpy", 3 << 20, Session
+
+    def describe(self):
+        """Return JSON data."""
+        return {"version": "1"}
+
+    def run(self, request):
+        """Refuse to run."""
+        raise Unsupported("it trains alone")
+
+    def train(self, request):
+        """Hold training open."""
+        return self.session(
+            JudgedTraining(request.config, request.weights, request.training, request.part, request.dtype)
+        )
+
+
+class TrainsInItsRun(NumpyBackend):
+    """A backend that holds no training open: its run makes every step."""
+
+    def run(self, request):
+        session, asked = Right().train(request), request.training
+        steps = {
+            f"steps.{step}.{name}": array
+            for step, batches in enumerate(asked.steps)
+            for name, array in session.step(batches, step in asked.reported).items()
+        }
+        return Run(np.zeros(()), None, steps=steps)
+
+
+def otherwise(late=0, **fields):
+    """Return a backend that trains by another recipe, from a step on."""
+
+    def session(self, case):
+        recipe = case.training.recipe.replace(**fields)
+        return Session(replace(case, training=replace(case.training, recipe=recipe)), late, case)
+
+    return type("Otherwise", (Right,), {"session": session})
+
+
+def of(**methods):
+    """Return a backend whose session has other methods."""
+    return type("Wrong", (Right,), {"session": type("Wrong", (Session,), methods)})
+
+
+def without(found, *prefixes):
+    """Return tensors but for those whose names begin so."""
+    return {name: array for name, array in found.items() if not name.startswith(prefixes)}
+
+
+def failing(self, state, step):
+    """Fail to load what comes after the first step."""
+    if step:
+        raise ArithmeticError("no state fits\nat all")
+    Stepping.load(self, state, step)
+
+
+def infinite(self, found):
+    """Have the loss of the sixth step be infinite."""
+    return found | ({"losses.0": np.array(np.inf)} if self.steps == 6 else {})
+
+
+Late, Decaying = otherwise(late=2, epsilon=1e-6), otherwise(undecayed=())
+Silent = of(info=lambda self: None)
+DeclaringText = of(info=lambda self: {"deviations": "some"})
+Infinite = of(told=infinite)
+Returning = of(told=lambda self, found: None)
+ReturningText = of(told=lambda self, found: {**found, "norm": "large"})
+ReturningUnknown = of(
+    told=lambda self, found: {**found, "velocity.pooler.bias": found["norm"], "loss": found["norm"]}
+)
+ReturningRows = of(told=lambda self, found: {name: array[None] for name, array in found.items()})
+ReturningFew = of(told=lambda self, found: without(found, "gradients.", "norm", "rate", "parameters.pooler"))
+Loading = of(load=failing)

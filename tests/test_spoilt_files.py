@@ -1,6 +1,6 @@
-"""Every file that a command reads, spoilt: it is read.
+"""Every file that is read, checkpoints and all else, spoilt: it is read.
 
-Or refused in lines that name it, in bounded time and memory; nothing else is raised.
+Or refused in lines that name it, in bounded time and memory; nothing else is raised, and nothing is written.
 """
 
 import functools
@@ -25,11 +25,49 @@ from concord.speed import record as speed_record
 from concord.speed.table import markdown, show
 from concord.training import data
 from tests.conftest import small_config
-from tests.test_data import LINES, PAIRS, WORDS, encoder_of, written
+from tests.test_data import LINES, PAIRS, WORDS, encoder_of
+from tests.test_data import written as written_as
 from tests.toys import records
+from tests.toys.checkpoints import SENTENCES, SHARDS, read, read_as_it_is, written
 from tests.toys.spoiling import campaign
 from tests.toys.standalone import answer
 from tests.toys.surroundings import ROOT
+
+# Checkpoints.
+
+INDEX = "model.safetensors.index.json"
+
+CHECKPOINTS = {
+    "safetensors, this project's own": ("concord", "weights.safetensors"),
+    "safetensors": ("hugging-face", "model.safetensors"),
+    "safetensors in two files": (
+        SHARDS,
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    ),
+    "torch": ("torch", "model.pt"),
+    "torch, by names of Hugging Face": ("hugging-face-bin", "pytorch_model.bin"),
+    "paddle": ("paddle", "model.pdparams"),
+    "h5": ("keras-h5", "model.weights.h5"),
+    "h5 of Keras 2": ("hugging-face-tf", "tf_model.h5"),
+    "keras": ("keras", "model.keras"),
+    "TensorFlow": ("tensorflow", "model.ckpt.index"),
+    "TensorFlow 1": ("google-bert", "bert_model.ckpt.index", "bert_model.ckpt.data-00000-of-00001"),
+    "msgpack": ("jax-msgpack", "model.msgpack"),
+    "msgpack, by names of Hugging Face": ("hugging-face-flax", "flax_model.msgpack"),
+    "orbax": ("jax-orbax",),
+    "config.json": ("hugging-face", "config.json"),
+    "config.toml": ("torch-safetensors", "config.toml"),
+    "config.toml, this project's own": ("concord", "config.toml"),
+    "contents.json": ("concord", "contents.json"),
+    "the index of several files": (SHARDS, INDEX),
+    "modules.json": (SENTENCES, "modules.json", "1_Pooling/config.json"),
+    "part.json": ("torch-safetensors", "part.json"),
+    "what is carried over": ("torch-safetensors", "labels.json", "tokenizer.json", "vocab.txt"),
+}
+"""Each kind of file: a format that has it, and what it is called there; of Orbax all files."""
+
+# All else.
 
 
 def exported(folder):
@@ -80,20 +118,18 @@ def verify(folder):
     certificate.verify(certificate.read(path).outcome, folder, folder, files_alone=True)
 
 
-SOURCE = "keras-attention"
+SOURCE = ROOT / "spec" / "sources" / "keras-attention.toml"
 GOLDEN = sorted(published.INCLUDED.rglob("*.safetensors"), key=lambda path: path.stat().st_size)
 TRAINING = sorted(published.SHARED.glob("*/train_*.safetensors"), key=lambda path: path.stat().st_size)
-CONFIG = next((ROOT / "spec" / "variants").glob("bert.toml"))
+CONFIG = ROOT / "spec" / "variants" / "bert.toml"
 
 READERS = {
     "a case and its run": (exported, show_dumps),
-    "a golden file": (copied(GOLDEN[0]), lambda folder: read_golden(folder / GOLDEN[0].name)),
     "a folder of golden files": (copied(GOLDEN[len(GOLDEN) // 2]), published.collect),
-    **(
-        {"a training file": (copied(TRAINING[0]), lambda folder: read_golden(folder / TRAINING[0].name))}
-        if TRAINING
-        else {}
-    ),
+    **{
+        f"a golden file of {kind}": (copied(path), lambda folder, path=path: read_golden(folder / path.name))
+        for kind, path in (("outputs", GOLDEN[0]), *(("training", path) for path in TRAINING[:1]))
+    },
     **{
         f"a record of {kind}": (
             functools.partial(records.write, kind),
@@ -104,13 +140,10 @@ READERS = {
     "a certificate": (functools.partial(records.write, "certificate"), verify),
     "a speed record": (copied(ROOT / "conformance" / "results" / "speed-forward.json"), show_speed),
     "a configuration": (copied(CONFIG), lambda folder: presets.own_config(folder / CONFIG.name)),
-    "a table of a source": (
-        copied(ROOT / "spec" / "sources" / f"{SOURCE}.toml"),
-        lambda folder: table.read(folder / f"{SOURCE}.toml"),
-    ),
+    "a table of a source": (copied(SOURCE), lambda folder: table.read(folder / SOURCE.name)),
     **{
         f"texts in {name}": (
-            functools.partial(written, name=name, content=content),
+            functools.partial(written_as, name=name, content=content),
             lambda folder, name=name: data.read(folder / name, on_error="skip"),
         )
         for name, content in (("train.tsv", PAIRS), ("train.txt", WORDS), ("train.jsonl", LINES))
@@ -125,12 +158,23 @@ READERS = {
         ),
         lambda folder: report.within(folder / "README.md", "check", "x"),
     ),
+    **{
+        kind: (
+            functools.partial(written, format, carried=kind == "what is carried over"),
+            read_as_it_is if format == "concord" else read,
+            names,
+        )
+        for kind, (format, *names) in CHECKPOINTS.items()
+    },
 }
+"""What writes right files, what reads them, and which of them are spoilt; by default all."""
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize(("times", "first"), [(25, 0), pytest.param(500, 1000, marks=pytest.mark.slow)])
-def test_a_spoilt_file_is_read_or_refused(reader, times, first, tmp_path):
-    tally = campaign(*READERS[reader], times, tmp_path, first=first)
+@pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_spoilt_file_is_read_or_refused(reader, many, tmp_path):
+    make, read, *names = READERS[reader]
+    few, most = (15, 10_000) if reader in CHECKPOINTS else (25, 500)
+    tally = campaign(make, read, most if many else few, tmp_path, 1000 if many else 0, *names)
     assert tally.wrong == []
     assert tally.counts["refused"]
