@@ -1,6 +1,5 @@
 """Texts with labels: what is read, how it is encoded and kept, and the batches that a model is given."""
 
-import os
 import re
 from random import Random
 
@@ -38,63 +37,105 @@ def refusal(function, *arguments, **options):
     return refused.value.problems
 
 
-def fields(path, **options):
-    return [(sample.text_a, sample.text_b, sample.label) for sample in data.read(path, **options).samples]
-
-
 # Formats.
 
 
-def test_tab_separated_pairs_are_read_as_lcqmc_has_them(tmp_path):
-    expected = [
-        ("谁有狂三这张高清的", "这张高清图，谁有", "0"),
-        ("英雄联盟什么英雄最好", "英雄联盟最好英雄是什么", "1"),
-        ('我想要一个"好"的', "我要", "1"),
-    ]
-    assert fields(written(tmp_path, "train.tsv", PAIRS)) == expected
-    assert (
-        fields(written(tmp_path, "bom.tsv", b"\xef\xbb\xbf" + PAIRS.replace("\n", "\r\n").encode()))
-        == expected
-    )
-    assert (
-        fields(written(tmp_path, "headed.tsv", "text_a\ttext_b\tlabel\n" + PAIRS.removesuffix("\n")))
-        == expected
-    )
-    assert fields(written(tmp_path, "turned.tsv", "label\tsentence\n1\tgut\n")) == [("gut", None, "1")]
-    assert fields(written(tmp_path, "short.tsv", "gut\t1\nschlecht\t 0 \n")) == [
-        ("gut", None, "1"),
-        ("schlecht", None, "0"),
-    ]
-    assert fields(written(tmp_path, "pairs.tsv", "a b\tc\n"), columns=["text_a", "text_b"]) == [
-        ("a b", "c", None)
-    ]
+QUESTIONS = [
+    ("谁有狂三这张高清的", "这张高清图，谁有", "0"),
+    ("英雄联盟什么英雄最好", "英雄联盟最好英雄是什么", "1"),
+    ('我想要一个"好"的', "我要", "1"),
+]
+FILMS = [("a film of rare beauty", None, "good"), ("so dull so very dull", None, "bad")]
+FORMATS = [
+    # Pairs as LCQMC has them, words with a label as the source in TensorFlow 1, and JSON under usual names.
+    ("train.tsv", PAIRS, {}, QUESTIONS),
+    ("bom.tsv", b"\xef\xbb\xbf" + PAIRS.replace("\n", "\r\n").encode(), {}, QUESTIONS),
+    ("headed.tsv", "text_a\ttext_b\tlabel\n" + PAIRS.removesuffix("\n"), {}, QUESTIONS),
+    ("turned.tsv", "label\tsentence\n1\tgut\n", {}, [("gut", None, "1")]),
+    ("short.tsv", "gut\t1\nschlecht\t 0 \n", {}, [("gut", None, "1"), ("schlecht", None, "0")]),
+    ("pairs.tsv", "a b\tc\n", {"columns": ["text_a", "text_b"]}, [("a b", "c", None)]),
+    ("train.txt", WORDS, {}, FILMS),
+    ("train", WORDS, {"layout": "sep"}, FILMS),
+    ("plain.txt", "one\ntwo\n", {}, [("one", None, None), ("two", None, None)]),
+    (
+        "train.jsonl",
+        LINES,
+        {},
+        [("so dull", None, "bad"), ("a film", "a movie", "good"), ("rare", None, None)],
+    ),
+]
 
 
-def test_words_with_a_label_are_read_as_the_tf1_source_has_them(tmp_path):
-    expected = [("a film of rare beauty", None, "good"), ("so dull so very dull", None, "bad")]
-    assert (
-        fields(written(tmp_path, "train.txt", WORDS))
-        == fields(written(tmp_path, "train", WORDS), layout="sep")
-        == expected
-    )
-    assert fields(written(tmp_path, "plain.txt", "one\ntwo\n")) == [("one", None, None), ("two", None, None)]
+@pytest.mark.parametrize(("name", "content", "options", "expected"), FORMATS)
+def test_a_file_of_texts_is_read_as_its_format_says(tmp_path, name, content, options, expected):
+    path = written(tmp_path, name, content)
+    samples = data.read(path, **options).samples
+    assert [(sample.text_a, sample.text_b, sample.label) for sample in samples] == expected
 
 
-def test_json_lines_are_read_under_the_usual_names(tmp_path):
-    path = written(tmp_path, "train.jsonl", LINES)
-    assert fields(path) == [("so dull", None, "bad"), ("a film", "a movie", "good"), ("rare", None, None)]
-    bad = (
+COLUMNS = "has 1 columns but must have 3: text_a, text_b, label"
+BAD = b"a\tb\t1\nonly one\n\n\xff\tb\t1\n \tb\t1\nc\td\t0\n" + b"x" * (LONGEST + 1) + b"\ne\tf\t1\n"
+BAD_LINES = [
+    f"train.tsv:2: {COLUMNS}",
+    f"train.tsv:3: {COLUMNS}",
+    "train.tsv:4: is no text in utf-8: invalid start byte at byte 0",
+    "train.tsv:5: 'text_a' is empty",
+    f"train.tsv:7: has {LONGEST + 1} bytes but must have at most {LONGEST}",
+]
+REFUSED = [
+    (
+        "bad.jsonl",
         '{"text": 3}\n{"label": 1}\n{"text": "a", "text_a": "b"}\n{"text": "x", "label": '
-        'true}\n{"text": "a\\u0000"}\n{\n'
-    )
-    assert refusal(data.read, written(tmp_path, "bad.jsonl", bad)) == [
-        f"{tmp_path}/bad.jsonl:1: 'text' is of type int but must be a string",
-        f"{tmp_path}/bad.jsonl:2: lacks 'text_a' (or 'text', 'sentence', 'sentence1')",
-        f"{tmp_path}/bad.jsonl:3: has 'text_a' beside another name of 'text_a'",
-        f"{tmp_path}/bad.jsonl:4: 'label' is of type bool but must be a string or a whole number",
-        f"{tmp_path}/bad.jsonl:5: 'text_a' holds a NUL character, which no text has",
-        f"{tmp_path}/bad.jsonl:6: not valid JSON: Expecting property name enclosed in double quotes: line "
-        f"1 column 2 (char 1)",
+        'true}\n{"text": "a\\u0000"}\n{\n',
+        {},
+        [
+            "bad.jsonl:1: 'text' is of type int but must be a string",
+            "bad.jsonl:2: lacks 'text_a' (or 'text', 'sentence', 'sentence1')",
+            "bad.jsonl:3: has 'text_a' beside another name of 'text_a'",
+            "bad.jsonl:4: 'label' is of type bool but must be a string or a whole number",
+            "bad.jsonl:5: 'text_a' holds a NUL character, which no text has",
+            "bad.jsonl:6: not valid JSON: Expecting property name enclosed in double quotes: line 1 column "
+            "2 (char 1)",
+        ],
+    ),
+    ("train.tsv", BAD, {}, BAD_LINES),
+    (
+        "bad.tsv",
+        "a\tb\tc\td\n",
+        {"on_error": "skip"},
+        [
+            "bad.tsv: no sample",
+            "bad.tsv:1: has 4 columns but must have 1 (text_a), 2 (text_a, label) or 3 (text_a, "
+            "text_b, label)",
+        ],
+    ),
+    ("empty.tsv", "", {}, ["empty.tsv: no sample"]),
+    ("empty.tsv", "", {"on_error": "ignore"}, ["unknown --on-error 'ignore': must be one of fail, skip"]),
+    ("empty.tsv", "", {"layout": "csv"}, ["unknown layout 'csv': did you mean 'tsv'?"]),
+    (
+        "empty.tsv",
+        "",
+        {"columns": ["text_b"]},
+        ["columns are text_b but must be text_a and any of text_b, label, each once"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "options", "problems"), REFUSED)
+def test_what_cannot_be_read_is_refused_line_by_line(tmp_path, name, content, options, problems):
+    path = written(tmp_path, name, content)
+    assert [line.replace(f"{tmp_path}/", "") for line in refusal(data.read, path, **options)] == problems
+
+
+def test_bad_lines_are_skipped_and_counted_and_many_are_cut_short(tmp_path):
+    path = written(tmp_path, "train.tsv", BAD)
+    found = data.read(path, on_error="skip")
+    assert [found.where(sample.number) for sample in found.samples] == [f"{path}:1", f"{path}:6", f"{path}:8"]
+    assert (found.complaints.count, len(found.complaints.listed())) == (5, 5)
+    many = written(tmp_path, "many.tsv", "a\t1\n" + "b\n" * (SHOWN + 3))
+    assert refusal(data.read, many)[-2:] == [
+        f"{many}:{SHOWN + 1}: has 1 columns but must have 2: text_a, label",
+        "and 3 more bad lines",
     ]
 
 
@@ -146,53 +187,6 @@ def test_a_folder_that_is_no_dataset_says_so(tmp_path):
     ]
 
 
-# Bad lines.
-
-
-def test_bad_lines_are_named_by_file_and_line_or_skipped_and_counted(tmp_path):
-    content = b"a\tb\t1\nonly one\n\n\xff\tb\t1\n \tb\t1\nc\td\t0\n" + b"x" * (LONGEST + 1) + b"\ne\tf\t1\n"
-    path = written(tmp_path, "train.tsv", content)
-    problems = [
-        f"{path}:2: has 1 columns but must have 3: text_a, text_b, label",
-        f"{path}:3: has 1 columns but must have 3: text_a, text_b, label",
-        f"{path}:4: is no text in utf-8: invalid start byte at byte 0",
-        f"{path}:5: 'text_a' is empty",
-        f"{path}:7: has {LONGEST + 1} bytes but must have at most {LONGEST}",
-    ]
-    assert refusal(data.read, path) == problems
-    found = data.read(path, on_error="skip")
-    assert [found.where(sample.number) for sample in found.samples] == [f"{path}:1", f"{path}:6", f"{path}:8"]
-    assert (found.complaints.count, found.complaints.listed()) == (5, problems)
-    many = written(tmp_path, "many.tsv", "a\t1\n" + "b\n" * (SHOWN + 3))
-    assert refusal(data.read, many)[-2:] == [
-        f"{many}:{SHOWN + 1}: has 1 columns but must have 2: text_a, label",
-        "and 3 more bad lines",
-    ]
-
-
-def test_nothing_to_read_is_refused(tmp_path):
-    empty, bad, pipe = (
-        written(tmp_path, "empty.tsv", ""),
-        written(tmp_path, "bad.tsv", "a\tb\tc\td\n"),
-        tmp_path / "pipe.tsv",
-    )
-    os.mkfifo(pipe)
-    assert refusal(data.read, empty) == [f"{empty}: no sample"]
-    assert refusal(data.read, bad, on_error="skip") == [
-        f"{bad}: no sample",
-        f"{bad}:1: has 4 columns but must have 1 (text_a), 2 (text_a, label) or 3 (text_a, text_b, label)",
-    ]
-    assert refusal(data.read, pipe) == [f"{pipe}: cannot be read: is a pipe but must be a regular file"]
-    assert refusal(data.read, tmp_path / "none.tsv") == [f"{tmp_path}/none.tsv: no such file"]
-    assert refusal(data.read, empty, on_error="ignore") == [
-        "unknown --on-error 'ignore': must be one of fail, skip"
-    ]
-    assert refusal(data.read, empty, layout="csv")[0].startswith("unknown layout 'csv'")
-    assert refusal(data.read, empty, columns=["text_b"]) == [
-        "columns are text_b but must be text_a and any of text_b, label, each once"
-    ]
-
-
 def test_numbers_of_samples_say_nothing_of_their_content(tmp_path):
     one, other = written(tmp_path, "a.tsv", "x\t1\ny\t0\n"), written(tmp_path, "b.tsv", "bad\nz\t0\nu\t1\n")
     found = data.read(one, other, on_error="skip", columns=["text_a", "label"])
@@ -205,19 +199,16 @@ def test_numbers_of_samples_say_nothing_of_their_content(tmp_path):
 def test_labels_are_numbered_in_a_stable_order(tmp_path):
     assert data.Labels.of(["10", "2", None, "2"]).names == ("2", "10")
     assert data.Labels.of(["b", "10", "a"]).names == ("10", "a", "b")
-    written(tmp_path, "labels.json", data.Labels(("no", "yes")).to_json())
-    assert data.Labels.read(tmp_path / "labels.json").names == ("no", "yes")
+    path = written(tmp_path, "labels.json", data.Labels(("no", "yes")).to_json())
+    assert data.Labels.read(path).names == ("no", "yes")
     assert refusal(data.Labels.of, ["a", "a"]) == [
         "labels are 'a' but there must be at least two classes to tell apart"
     ]
     assert "among them '7', but classes must be few" in refusal(data.Labels.of, map(str, range(7, 30)))[0]
-    written(tmp_path, "labels.json", '{"format": "concord.labels/1", "names": ["a", "a"]}')
-    assert refusal(data.Labels.read, tmp_path / "labels.json") == [
-        f"{tmp_path}/labels.json: labels are 'a', 'a' but each must be there once, and none be empty"
+    path.write_text('{"format": "concord.labels/1", "names": ["a", "a"]}')
+    assert refusal(data.Labels.read, path) == [
+        f"{path}: labels are 'a', 'a' but each must be there once, and none be empty"
     ]
-    written(tmp_path, "labels.json", '{"format": "concord.labels/2", "names": 3}')
-    assert "written" not in refusal(data.Labels.read, tmp_path / "labels.json")[0]
-    assert "'format' is 'concord.labels/2'" in refusal(data.Labels.read, tmp_path / "labels.json")[0]
 
 
 def test_a_label_that_training_did_not_have_is_a_bad_line(tmp_path, small):

@@ -26,6 +26,7 @@ CONFIG = spec.variant(
 """Of the sizes of the runs of training bugs, as are batches: what JAX has compiled serves all of them."""
 
 WEIGHTS = spec.initialize(CONFIG, seed=3)
+SECTIONS = {"losses", "gradients", "parameters"}
 
 RECIPES = {
     "adamw": {
@@ -111,18 +112,25 @@ def training(name, **fields):
     return Training(recipe, [batches[:2], batches[2:4], batches[4:]], reported=(0, 1, 2))
 
 
-def verdict_of(run, asked, dtype):
+def verdict_of(run, asked, dtype="float32", config=CONFIG):
+    weights = spec.initialize(config, seed=3)
+
     def expected(deviations):
-        return of_training(JudgedTraining(CONFIG, WEIGHTS, asked, dtype=dtype, deviations=deviations))
+        return of_training(JudgedTraining(config, weights, asked, dtype=dtype, deviations=deviations))
 
-    return judge(CONFIG, WEIGHTS, asked.steps[0][0], run, expectation=expected)
+    return judge(config, weights, asked.steps[0][0], run, expectation=expected)
 
 
-def trained(open_worker, backend, asked, dtype="float32", **settings):
-    run = open_worker(backend).run(
-        CONFIG, WEIGHTS, asked.steps[0][0], dtype=dtype, taps=False, training=asked, **settings
+def trained(open_worker, backend, asked, dtype="float32", config=CONFIG, **settings):
+    weights, batch = spec.initialize(config, seed=3), asked.steps[0][0]
+    return open_worker(backend).run(
+        config, weights, batch, dtype=dtype, taps=False, training=asked, **settings
     )
-    return run
+
+
+def judged(verdict):
+    """Return the sections of training of which something was judged."""
+    return {row.tensor.split(".")[2] for row in verdict.table if row.status == "agrees"}
 
 
 @pytest.mark.in_turn
@@ -133,9 +141,8 @@ def test_training_follows_the_recipe_step_by_step(open_worker, backend, name, dt
     asked = training(name)
     verdict = verdict_of(trained(open_worker, backend, asked, dtype), asked, dtype)
     assert verdict.passed, verdict.first_divergence
-    sections = {row.tensor.split(".")[2] for row in verdict.table if row.status == "agrees"}
-    assert sections >= {"losses", "gradients", "parameters"}
-    assert ("norm" in sections) == (asked.recipe.clipping == "global_norm")
+    assert judged(verdict) >= SECTIONS
+    assert ("norm" in judged(verdict)) == (asked.recipe.clipping == "global_norm")
 
 
 def test_backend_that_does_not_train_says_so(open_worker):
@@ -157,25 +164,11 @@ def library_training(**fields):
 
 @pytest.mark.parametrize("backend", EACH_BACKEND)
 def test_library_layers_train_and_drop_what_they_show(open_worker, backend):
-    asked, weights = library_training(dropout_embeddings=0.2, dropout_head=0.3), spec.initialize(LIBRARY)
-    run = open_worker(backend).run(
-        LIBRARY, weights, asked.steps[0][0], implementation="library", taps=False, training=asked
-    )
-    verdict = judge(
-        LIBRARY,
-        weights,
-        asked.steps[0][0],
-        run,
-        expectation=lambda deviations: of_training(
-            JudgedTraining(LIBRARY, weights, asked, dtype="float32", deviations=deviations)
-        ),
-    )
+    asked = library_training(dropout_embeddings=0.2, dropout_head=0.3)
+    run = trained(open_worker, backend, asked, config=LIBRARY, implementation="library")
+    verdict = verdict_of(run, asked, config=LIBRARY)
     assert verdict.passed, verdict.first_divergence
-    assert {row.tensor.split(".")[2] for row in verdict.table if row.status == "agrees"} >= {
-        "losses",
-        "gradients",
-        "parameters",
-    }
+    assert judged(verdict) >= SECTIONS
 
 
 @pytest.mark.xdist_group("torch")
@@ -198,15 +191,13 @@ def test_library_layers_train_and_drop_what_they_show(open_worker, backend):
 def test_what_library_layers_keep_to_themselves_is_not_trained_silently(
     open_worker, implementation, fields, said
 ):
-    asked = library_training(**fields)
     with pytest.raises(Unsupported, match=said):
-        open_worker("torch").run(
-            LIBRARY,
-            spec.initialize(LIBRARY),
-            asked.steps[0][0],
+        trained(
+            open_worker,
+            "torch",
+            library_training(**fields),
+            config=LIBRARY,
             implementation=implementation,
-            taps=False,
-            training=asked,
         )
 
 
@@ -223,7 +214,7 @@ RATES = {
 def test_every_framework_drops_the_same_elements(open_worker, backend, execution):
     asked = training("adamw", **RATES)
     asked = dataclasses.replace(asked, seed=2**40 + 11, steps=asked.steps[:2], reported=(0, 1))
-    verdict = verdict_of(trained(open_worker, backend, asked, execution=execution), asked, "float32")
+    verdict = verdict_of(trained(open_worker, backend, asked, execution=execution), asked)
     assert verdict.passed, verdict.first_divergence
 
 
@@ -231,11 +222,11 @@ def test_every_framework_drops_the_same_elements(open_worker, backend, execution
 def test_another_seed_or_site_is_another_training(open_worker):
     asked = dataclasses.replace(training("adamw", **RATES), seed=7)
     run = trained(open_worker, "torch", asked)
-    assert verdict_of(run, asked, "float32").passed
+    assert verdict_of(run, asked).passed
     moved = {**RATES, "dropout_output": RATES["dropout_head"], "dropout_head": RATES["dropout_output"]}
     for wrong in (
         dataclasses.replace(asked, seed=8),
         dataclasses.replace(training("adamw", **moved), seed=7),
     ):
-        found = verdict_of(run, wrong, "float32").first_divergence
+        found = verdict_of(run, wrong).first_divergence
         assert found.tensor.startswith("steps.0.losses.")
