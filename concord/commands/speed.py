@@ -140,7 +140,7 @@ class Models(options.OptionGroup):
         for make in wanted:
             with collecting(problems):
                 found.append(of_size(make(), *sizes))
-        refuse(list(dict.fromkeys(problems)))
+        refuse(problems)
         return found
 
     def workloads(self, models: Sequence[Preset], device: str, ragged: bool) -> tuple[Workload, ...]:
@@ -165,7 +165,7 @@ class Models(options.OptionGroup):
         for model, how in itertools.product(models, list(itertools.product(*axes))):
             with collecting(problems):
                 found.append(workload(model, *how))
-        refuse(list(dict.fromkeys(problems)))
+        refuse(problems)
         return tuple(found)
 
 
