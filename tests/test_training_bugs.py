@@ -1,10 +1,9 @@
 """Bugs of training: each has a clause and a run that shows it, and is found where the reference shows it."""
 
-import numpy as np
 import pytest
 
 from concord import backends
-from concord.conformance.bugs.bug import Change, recipe, rule
+from concord.conformance.bugs.bug import Change, recipe
 from concord.conformance.bugs.catalogue import TRAINING
 from concord.conformance.bugs.training.runs import RUNS, model, training_of
 from concord.conformance.expectation import JudgedTraining
@@ -91,38 +90,6 @@ def test_right_training_has_no_cause(open_worker, name, run):
 # What explains a step.
 
 
-def unequal(m, right, counts):
-    return [0.3, 0.45][: len(right)]
-
-
-def counted_again(m, total):
-    batches = training_of("adamw").steps[m.number]
-    ids = np.concatenate([batch.required("input_ids").reshape(-1) for batch in batches])
-    often, name = np.maximum(np.bincount(ids, minlength=17), 1)[:, None], "embeddings.token.weight"
-    return {**total, name: total[name] * total[name].of(total[name].a.leaf(often.astype(float)))}
-
-
-def of_some(which, factor):
-    """Return the edit that multiplies the gradients of parameters with a word in their names."""
-    return lambda m, total: {
-        name: gradient * factor if which in name and "key.bias" not in name else gradient
-        for name, gradient in total.items()
-    }
-
-
-def faster(o, right, name, parameter, *given):
-    usual = right(name, parameter, *given)
-    return parameter + (usual - parameter) * 10.0 if name.startswith("classifier") else usual
-
-
-HEAVIER = rule(
-    average=lambda o, right, key, name, value, beta: right(
-        key, name, 1.37 * value if key == "second_moment" else value, beta
-    )
-)
-"""What is new weighs more in the second moment than what is left for it, and its correction does not know."""
-
-
 def track_of(run, change, mode=free_running):
     case = JudgedTraining(*model(), training_of(run))
     (track,) = mode(case, [Candidate("toy", Bugged(case, change))], stop_first=True)
@@ -132,27 +99,15 @@ def track_of(run, change, mode=free_running):
 RECOVERED = [
     ("adamw", Change(rate=lambda m, right: 1.37 * right), "learning_rate", "of 0.009133 instead of 0.006667"),
     ("adamw", recipe(beta2=0.98712), "beta2", "beta2 = 0.9871 instead of 0.999"),
-    ("adamw", HEAVIER, "weights_of_second_moment", "second_moment = 0.00137 of what is new"),
-    ("adamw", Change(weights=unequal), "batch_weights", "that count by 0.3, 0.45 instead of 0.6667, 0.3333"),
-    ("adamw", Change(gradients=counted_again), "rows_counted_again", "rows that are looked up several times"),
-    ("adamw", Change(gradients=of_some("layers.", 0.0)), "gradients_of_some", "of `layers` that are zero"),
-    ("adamw", rule(updated=faster), "rate_of_some", "steps of `classifier` that are multiplied by 10"),
-    # Numbers of a recipe, as beta2 is, and gradients of some, as above.
     ("adamw", recipe(weight_decay=0.17), "weight_decay", "weight_decay = 0.17 instead of 0.3"),
     ("adamw", recipe(clip_at=0.77), "clip_at", "clip_at = 0.77 instead of 0.9"),
     ("keras-adam", recipe(epsilon=3.3e-4), "epsilon", "epsilon = 0.00033 instead of 0.001"),
-    (
-        "adamw",
-        Change(gradients=of_some(".bias", 3.0)),
-        "gradients_of_some",
-        "`*.bias` that are multi",
-    ),
     ("adamw", recipe(total_steps=23), "total_steps", "total_steps = 23 instead of"),
 ]
 
 
 @pytest.mark.parametrize(
-    "asked", sample_of(RECOVERED, lambda place, _: place < 7), ids=lambda asked: asked[2]
+    "asked", sample_of(RECOVERED, lambda place, _: place < 5), ids=lambda asked: asked[2]
 )
 def test_number_that_nobody_guesses_is_recovered(asked):
     run, change, name, said = asked
