@@ -18,7 +18,6 @@ from rich.text import Text
 from concord.backends.interface import UNSUPPORTED_REASONS
 from concord.conformance.campaign import Report
 from concord.conformance.explain.conclusions import Conclusion
-from concord.conformance.explain.said import folded
 from concord.conformance.explain.step import role_of
 from concord.conformance.verdict import (
     FAILED_WORKER,
@@ -70,13 +69,6 @@ class FirstDivergence:
     def others(self) -> list[Result]:
         """All but that one."""
         return [result for result in self.results if result is not self.result]
-
-    @property
-    def refuted(self) -> list[str]:
-        """What is no cause, and why, in sentences."""
-        diagnosis = self.result.verdict.diagnosis if self.result.verdict else None
-        own = diagnosis.refuted if diagnosis else ()
-        return ordered([*own, *(text for one in self.together for text in one.refuted)])
 
 
 def findings_of(report: Report) -> list[FirstDivergence]:
@@ -214,7 +206,7 @@ def failures(report: Report, details: int = 4, exported: bool = False) -> Render
             head, *rest = divergence_lines(finding.result, exported)
             lines += [Text(head, style="bold red"), *map(indented, rest)]
             for one in finding.together:
-                lines += [indented(f"  {line}", style="bold") for line in (one.text, *folded(one.refuted))]
+                lines.append(indented(f"  {one.text}", style="bold"))
             if finding.others:
                 others = [
                     f"{one.case} {SHORT.get(one.dtype, one.dtype)} ({number(one.worst)})"

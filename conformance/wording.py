@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
@@ -34,12 +33,6 @@ def instead(made: Any, right: Any, digits: int = 6) -> str:
 def multiple(factor: float, digits: int = 6) -> str:
     """Return a factor, told apart from 0, 1 and -1, which would say something else."""
     return distinct(float(factor), 0.0, 1.0, -1.0, digits=digits)[0]
-
-
-def limit_between(below: float, above: float) -> float:
-    """Return a power of two above one number and up to another, if there is one, else the other."""
-    power = 2.0 ** math.ceil(math.log2(above)) if above > 0 else 0.0
-    return next((limit for limit in (power, power / 2) if below < limit <= above), above)
 
 
 def gather(things: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:

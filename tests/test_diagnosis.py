@@ -11,18 +11,16 @@ import numpy as np
 import pytest
 
 from concord import spec
-from concord.conformance import html
 from concord.conformance.bugs.bug import Bug
 from concord.conformance.bugs.catalogue import BUGS
-from concord.conformance.campaign import Report, Setup
 from concord.conformance.expectation import JudgedProblem
 from concord.conformance.explain import Diagnosis
 from concord.conformance.explain.computation import Prediction
 from concord.conformance.explain.conclusions import conclude
+from concord.conformance.explain.description import describe
 from concord.conformance.explain.hypothesis import Hypothesis, caused
 from concord.conformance.explain.question import Question
-from concord.conformance.explain.relations import describe
-from concord.conformance.record import made, plain
+from concord.conformance.record import plain
 from concord.conformance.verdict import Result, Verdict, divergence_lines
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case
@@ -50,7 +48,7 @@ def test_an_unforeseen_mistake_is_placed_and_described(name):
     assert re.fullmatch(mistake.first, diagnosis.tensor)
     if name not in UNSAID:
         assert diagnosis.clause in mistake.clauses.split(), diagnosis
-        assert said(mistake, diagnosis.text), diagnosis.text
+        assert said(mistake, "; ".join(diagnosis.lines)), diagnosis.lines
     assert not (diagnosis.cause and diagnosis.cause.confident) or said(mistake, diagnosis.cause.text), (
         diagnosis.cause
     )
@@ -62,14 +60,15 @@ def test_an_unforeseen_mistake_is_placed_and_described(name):
 @pytest.mark.parametrize(
     ("name", "cause", "text"),
     [
-        ("value one token late", "seen_shifted", "it is the right one of the token before"),
-        ("padded queries zeroed", "seen_zero", "in padded tokens it is zero"),
-        ("bias in the first head alone", "seen_added", "in head 1 it lacks"),
-        ("last sample has no gradient", "seen_counted", "sample 4 counts not at all"),
-        ("temperature", None, "multiplied by 1.1"),
+        ("value one token late", None, "is the right one with each token taken from another"),
+        ("padded queries zeroed", None, "only in padded tokens (392 of 770 elements): there it is zero"),
+        ("bias in the first head alone", "missing_bias", "left out (WGT-2), only in head 1"),
+        ("one head without scale", "no_score_scale", "only in head 1"),
+        ("last class suppressed", None, "only in class 2 (5 of 15 elements): there it is 7 too small"),
+        ("temperature", None, "is multiplied by 1.1"),
     ],
 )
-def test_what_gives_the_whole_tensor_is_a_cause_unless_it_is_a_number(name, cause, text):
+def test_what_is_seen_is_said_and_a_bug_of_one_place_is_named(name, cause, text):
     found = verdict_of(name).diagnosis
     assert (found.cause and found.cause.hypothesis) == cause
     assert text in (found.cause.text if cause else found.description.text)
@@ -98,9 +97,6 @@ def test_a_cause_that_other_cases_refute_is_not_named():
     results = results_of(BUGS["score_scale_missing"], "bert", ("ragged", "full", "long"))
     results, (conclusion,) = conclude(results)
     assert "scores are not divided by sqrt(K) (ATT-4) fits 3 of them" in conclusion.text
-    assert conclusion.refuted == (
-        "not scores that are divided by sqrt(H) instead of sqrt(K): it explains 1 of 3 runs",
-    )
     assert {result.verdict.cause.hypothesis for result in results} == {"no_score_scale"}
 
 
@@ -136,12 +132,6 @@ def test_the_plainest_condition_is_named_and_every_one_that_is_as_plain():
     assert condition_of([(1, 1)], [(2, 3), (3, 7)]) == "there is one sample; only where there is one token"
 
 
-@pytest.mark.parametrize(("right", "said"), [(5, ""), (37, "the number of tokens is 8 or more")])
-def test_a_size_that_may_tell_runs_apart_by_chance_is_not_named(right, said):
-    """Of a few runs some size is always the largest; of many it is not by chance."""
-    assert condition_of([(2, 11), (3, 13)], [(2 + i % 3, 3 + i % 5) for i in range(right)]) == said
-
-
 def epsilons(case, *numbers):
     """Return a run that was judged by its logits alone, and may have any of several epsilons, or none."""
     those = [Hypothesis("norm_epsilon", f"norm_epsilon = {one:g}", "NRM-2") for one in numbers]
@@ -168,7 +158,8 @@ def test_a_neighbour_that_would_show_elsewhere_is_not_named():
     ]
     assert results[0].verdict.explained().cause.confident
     results, (conclusion,) = conclude(results)
-    assert "it would show in bert-full" in " ".join(conclusion.refuted)
+    assert results[0].verdict.cause is None
+    assert "gelu" not in conclusion.text
 
 
 def test_the_lowest_finite_number_for_a_mask_constant_is_read_off():
@@ -192,7 +183,7 @@ def test_a_mistake_that_no_model_of_width_1_can_have_does_not_end_the_search(sma
     verdict = rounded.verdict_of(case, run).explained()
     assert verdict.first_divergence.tensor == "gradients.final_norm.weight"
     assert not [note for note in verdict.diagnosis.notes if "failed" in note]
-    assert verdict.diagnosis.text
+    assert verdict.diagnosis.lines
 
 
 # Numbers that are none, and counts.
@@ -221,7 +212,6 @@ def test_what_is_no_number_is_no_relation(seed):
         seen, _ = describe(question)
     if seen is not None:
         assert not re.search(r"\b(nan|inf)\b", seen.text)
-        assert all(np.isfinite(number) for number in seen.numbers.values())
 
 
 # What to do next.
@@ -288,33 +278,15 @@ def test_that_only_gradients_diverge_is_said_first():
     assert "the forward pass agrees" not in "\n".join(lines_of(case, both))
 
 
-def test_what_does_not_hold_is_folded():
+def test_an_option_that_the_rest_of_the_layer_contradicts_holds_in_one_tensor_alone():
     def unnormed(run, name, y):
         entered = run.taken["embeddings.sum"] if "0." in name else run.taken["layers.0.residual2"]
         return run.a.reshape(run.linear(name, entered), y.shape)
 
     case = build_case("bert-pytorch", "ragged")
-    verdict = rounded.verdict_of(case, ported(case, step("*.value", unnormed))).explained()
-    (refuted,) = verdict.diagnosis.refuted
-    assert (
-        refuted
-        == "not norm_placement = post instead of pre: `layers.0.norm1` would be wrong too, and is right"
+    cause = rounded.verdict_of(case, ported(case, step("*.value", unnormed))).explained().cause
+    assert not cause.confident
+    assert cause.text == (
+        "`layers.0.attention.value` may be explained by norm_placement = post instead of pre (NRM-1), "
+        "here alone: `layers.0.norm1` would be wrong too"
     )
-    assert refuted not in str(verdict)
-    assert "  1 other explanation was tried and does not hold" in str(verdict).splitlines()
-    page = html.page(
-        made(
-            Report(
-                [Result("toy", "bert-pytorch", case.name, "float32", "diverges", verdict=verdict)],
-                {},
-                Setup(),
-            ),
-            "check",
-        )
-    )
-    folded = re.search(
-        r"<details class=\"rows\"><summary>1 other explanation, tried and not true</summary>(.*?)</details>",
-        page,
-        re.DOTALL,
-    )
-    assert "norm_placement = post instead of pre" in folded[1]

@@ -109,7 +109,7 @@ def test_a_page_tells_everything_once(mixed):
         f"float32: element ({', '.join(map(str, bug.element))})",
         f"{bug.beyond} of {bug.size} elements lie beyond.",
         "activation = gelu_tanh instead of gelu_erf (FFN-2) [activation]",
-        f"{reports.WRONG} diverges first at {nothing.tensor} (SPEC NRM-7)",
+        f"{reports.WRONG} diverges first at {nothing.tensor} (SPEC NRM-2)",
         "element (2, 3, 5) : nan",
         "inf ✗ diverges",
         "batch tokens d_model Backend oracle tolerance error in tolerances 2 3 5 nan",

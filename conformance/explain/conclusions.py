@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from concord.conformance import tolerance
 from concord.conformance.expectation import JudgedProblem, is_gradient
@@ -23,16 +19,13 @@ from concord.conformance.explain.search import Effort, one_thread
 from concord.conformance.explain.step import role_of
 from concord.conformance.explain.suspects import like
 from concord.conformance.verdict import Result, Verdict
-from concord.conformance.wording import distinct, gather, limit_between
+from concord.conformance.wording import gather
 
 BUDGET = 30.0
 """Seconds of the processor that may be spent on one backend."""
 
 MOST_PASSED = 8
 """In how many cases that passed a cause is tried: those of the same variant first."""
-
-CHANCE = 0.05
-"""The largest probability that some size tells wrong runs from right ones by chance, for it to be named."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +38,6 @@ class Conclusion:
         clause: that it most likely breaks.
         cases: how many runs are first wrong there.
         text: sentences.
-        refuted: what single cases say and others refute, in sentences.
     """
 
     backend: str
@@ -53,7 +45,6 @@ class Conclusion:
     clause: str
     cases: int
     text: str
-    refuted: tuple[str, ...] = ()
 
 
 @one_thread()
@@ -101,9 +92,7 @@ class _Together:
             for name, of_name in gather(those, lambda one: one.name).items():
                 self.named.setdefault(name, []).append(of_name)
         self.condition = self._condition()
-        self.refuted = {
-            name: words for name, those in self.named.items() if (words := self._refutation(those))
-        }
+        self.refuted = {name for name, those in self.named.items() if self._refuted(those)}
         doubtful = {name for name, those in self.named.items() if len(those) < len(wrong)}
         self.revised = [_revised(diagnosis, self.refuted, doubtful) for diagnosis in self.diagnoses]
 
@@ -120,53 +109,43 @@ class _Together:
             lines.append(f"{one.text} ({one.clause}) fits {times} of them")
         lines += [self.condition] if self.condition else []
         lines += self.effort.failures
-        told = tuple(
-            f"not {_commonest(self.named[name])[0].text}: {words}" for name, words in self.refuted.items()
-        )
-        return Conclusion(backend, tensor, clause, count, "; ".join(lines), told)
+        return Conclusion(backend, tensor, clause, count, "; ".join(lines))
 
-    def _refutation(self, named: Sequence[Sequence[Hypothesis]]) -> str:
-        """Say which case refutes the hypotheses of a name, of each run; nothing if none does."""
+    def _refuted(self, named: Sequence[Sequence[Hypothesis]]) -> bool:
+        """Return whether other cases refute the hypotheses of a name, of each run."""
         if 2 * len(named) < len(self.wrong):
-            return f"it explains {len(named)} of {len(self.wrong)} runs"
+            return True
         tried, _ = _commonest(named)
         if self.condition or any(one.weights for those in named for one in those):
-            return ""  # it is made in some cases only; a weight that is loaded wrongly is that of one model
+            return (
+                False  # it is made in some cases only; a weight that is loaded wrongly is that of one model
+            )
         groups = {run.group for run in self.wrong}
         for run in sorted(self.passed, key=lambda run: run.group not in groups)[:MOST_PASSED]:
             if self.effort.spent():
-                return ""
+                return False
             case = _verdict(run).case
-            shown = False
             with self.effort.attempt(f"trying {tried.name} in {run.case}"):
-                shown = case is not None and visible(case, self.diagnoses[0].tensor, tried)
-            if shown:
-                return f"it would show in {run.case} in {run.dtype}, which is right"
-        return ""
+                if case is not None and visible(case, self.diagnoses[0].tensor, tried):
+                    return True
+        return False
 
     def _condition(self) -> str:
         """Say what only the wrong runs have in common, or what one is attributed to: that no input tells."""
         for run in self.wrong:
             if run.attribution:
                 return f"{run.case} {run.attribution}"
-        plain, sizes = [], []
+        found = []
         for words, feature in FEATURES.items() if len(self.passed) > 1 else ():
-            wrong, right = (_values(feature, runs) for runs in (self.wrong, self.passed))
-            if None in wrong or None in right:
-                continue
-            low, high = min(wrong), max(wrong)
-            if isinstance(low, bool):
-                plain += [words] if low and not any(right) else []
-            elif low > max(right):
-                sizes.append(f"{words} is {distinct(limit_between(max(right), low), max(right))[0]} or more")
-            elif high < min(right):
-                sizes.append(f"{words} is {distinct(high, min(right))[0]} or less")
+            wrong, right = (
+                [case and feature(case) for case in (_verdict(run).case for run in runs)]
+                for runs in (self.wrong, self.passed)
+            )
+            if all(wrong) and not any(right):
+                found.append(words)
         dtypes, others = ({run.dtype for run in runs} for runs in (self.wrong, self.passed))
         if others and len(dtypes) == 1 and not dtypes & others:
-            plain.append(f"the precision is {dtypes.pop()}")
-        # As many orders, where a size says nothing of what is wrong: is it no chance that one does?
-        orders = math.comb(len(self.wrong) + len(self.passed), len(self.wrong))
-        found = plain or (sizes if 2 * len(FEATURES) <= CHANCE * orders else [])
+            found.append(f"the precision is {dtypes.pop()}")
         return f"it is wrong only where {'; only where '.join(found)}" if found else ""
 
 
@@ -181,41 +160,22 @@ def _commonest(named: Sequence[Sequence[Hypothesis]]) -> tuple[Hypothesis, int]:
     return most[0], len(most)
 
 
-def _values(feature: Callable[[JudgedProblem], float | None], runs: Sequence[Result]) -> list[Any]:
-    """Return what a feature is in each run; None where a case has no such thing."""
-    return [case and feature(case) for case in (_verdict(run).case for run in runs)]
+def _size(case: JudgedProblem, axis: int) -> int:
+    return next((array.shape[axis] for array in case.batch.arrays().values() if array.ndim > axis), 0)
 
 
-def _shape(case: JudgedProblem, axis: int) -> float | None:
-    return next((array.shape[axis] for array in case.batch.arrays().values() if array.ndim > axis), None)
-
-
-def _padding(case: JudgedProblem) -> float | None:
+def _padded(case: JudgedProblem) -> bool:
     ids = case.batch.input_ids
-    return None if ids is None else float(np.mean(ids == case.config.pad_id))
+    return ids is not None and bool((ids == case.config.pad_id).any())
 
 
-FEATURES: Mapping[str, Callable[[JudgedProblem], float | None]] = {
-    "there is one sample": lambda case: _shape(case, 0) == 1,
-    "there is one token": lambda case: _shape(case, 1) == 1,
-    "there is no padding": lambda case: _padding(case) == 0,
-    "there is padding": lambda case: bool(_padding(case)),
-    "there is one head": lambda case: case.config.num_heads == 1,
-    "there is one layer": lambda case: case.config.num_layers == 1,
-    "there are two classes": lambda case: case.config.num_classes == 2,
-    "the number of samples": lambda case: _shape(case, 0),
-    "the number of tokens": lambda case: _shape(case, 1),
-    "the largest id": lambda case: (
-        None if case.batch.input_ids is None else float(case.batch.input_ids.max())
-    ),
-    "the number of heads": lambda case: case.config.num_heads,
-    "the size of a head": lambda case: case.config.head_dim,
-    "the number of layers": lambda case: case.config.num_layers,
-    "the number of classes": lambda case: case.config.num_classes,
-    "the share of padding": _padding,
-    "the largest weight": lambda case: float(max(abs(weight).max() for weight in case.weights.values())),
+FEATURES: Mapping[str, Callable[[JudgedProblem], bool]] = {
+    "there is one sample": lambda case: _size(case, 0) == 1,
+    "there is one token": lambda case: _size(case, 1) == 1,
+    "there is padding": _padded,
+    "there is no padding": lambda case: not _padded(case),
 }
-"""What may be only in wrong runs, the simplest to say first, and what may tell them apart by its size."""
+"""What may be only in wrong runs."""
 
 
 def visible(case: JudgedProblem, tensor: str, hypothesis: Hypothesis) -> bool:
@@ -231,17 +191,15 @@ def visible(case: JudgedProblem, tensor: str, hypothesis: Hypothesis) -> bool:
     return False
 
 
-def _revised(diagnosis: Diagnosis, refuted: Mapping[str, str], doubtful: Collection[str]) -> Diagnosis:
+def _revised(diagnosis: Diagnosis, refuted: Collection[str], doubtful: Collection[str]) -> Diagnosis:
     """Return a diagnosis without what other cases refute, and sure of nothing that they do not show too."""
     cause = diagnosis.cause
     if cause is None or not any(one.name in refuted or one.name in doubtful for one in cause.hypotheses):
         return diagnosis
     kept = tuple(one for one in cause.hypotheses if one.name not in refuted)
-    told = tuple(f"not {one.text}: {refuted[one.name]}" for one in cause.hypotheses if one.name in refuted)
-    told += diagnosis.refuted
     if kept:
-        return dataclasses.replace(diagnosis, cause=caused(diagnosis.tensor, kept, False), refuted=told)
+        return dataclasses.replace(diagnosis, cause=caused(diagnosis.tensor, kept, False))
     # What is left to name are the other clauses; those of the cause come last.
     broken = {one.clause for one in cause.hypotheses}
     clauses = tuple(sorted(diagnosis.clauses, key=lambda clause: clause in broken))
-    return dataclasses.replace(diagnosis, cause=None, clauses=clauses, refuted=told)
+    return dataclasses.replace(diagnosis, cause=None, clauses=clauses)

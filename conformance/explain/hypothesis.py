@@ -43,7 +43,6 @@ class Hypothesis:
         gradient: what is made of the gradient in question.
         factors: the format that factors of products are rounded to.
         step: what is made of a step of training.
-        sure: whether what shows it, if it is read off, can be a sign of nothing else.
         rare: whether hardly anyone makes it: it is tried only to show how well others are told apart from it.
     """
 
@@ -58,7 +57,6 @@ class Hypothesis:
     gradient: Callable[[Array], Array] | None = None
     factors: str | None = None
     step: Change = RIGHTLY
-    sure: bool = True
     rare: bool = False
 
     def at(self, tap: str) -> Hypothesis:

@@ -201,7 +201,7 @@ def of_cancellation(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_recovered(question: Question) -> Iterator[Hypothesis]:
-    """Read off what is wrong with a weight or a bias: one element, the order of rows or columns, or all."""
+    """Read off what is wrong with a weight: one element, or the order of its rows or columns."""
     if not question.is_tap(LINEAR) or (
         question.config.qkv_activation == "relu" and question.is_tap(PROJECTIONS)
     ):
@@ -216,7 +216,7 @@ def of_recovered(question: Question) -> Iterator[Hypothesis]:
     )  # (N, out)
     if len(inputs) > 2 and np.isfinite(error).all() and np.isfinite(sigma).all():
         yield from _of_element(name, weight, inputs, right, error, sigma)
-        yield from _of_all(question, name, weight, inputs, error, sigma)
+        yield from _of_order(question, name, weight, inputs, error)
 
 
 def _of_element(
@@ -229,38 +229,28 @@ def _of_element(
     (column,) = wrong
     error, sigma = error[:, column], sigma[:, column]
     found = []
-    # After the inputs come what stands for the bias, and what would be a column that is multiplied by
-    # something.
+    # After the inputs come what stands for the bias, and for a column that is multiplied by something.
     for row, factor in enumerate((*inputs.T, np.ones(len(inputs)), right[:, column])):
         power = float(np.square(factor / sigma).sum())
         change = float((factor / sigma * (error / sigma)).sum()) / power if power > 0 else 0.0
         if power > 0 and clear(error, error - factor * change, sigma):
             found.append((row, change))
-    if len(found) != 1 or found[0][0] > len(weight):
+    if len(found) != 1 or found[0][0] >= len(weight):
         return
     row, change = found[0]
-    if row == len(weight):
-        text = f"element {column} of `{name}.bias` being off by {change:.3g}"
-        yield Hypothesis("bias_element", text, "WGT-4", sure=False)  # or something added to it later
-    elif weight[row, column] + change != weight[row, column]:
+    if weight[row, column] + change != weight[row, column]:
         number = instead(float(weight[row, column] + change), float(weight[row, column]))
         yield Hypothesis("weight_element", f"`{name}.weight` at {(row, column)} being {number}", "WGT-4")
 
 
-def _of_all(
-    question: Question, name: str, weight: Array, inputs: Array, error: Array, sigma: Array
+def _of_order(
+    question: Question, name: str, weight: Array, inputs: Array, error: Array
 ) -> Iterator[Hypothesis]:
-    """Yield any weight and bias at all: with enough rows, few tensors are linear in what went in."""
+    """Yield another order of rows or columns: the one nearest to the weight that the rows would need."""
     design = np.concatenate([inputs, np.ones((len(inputs), 1))], axis=1)  # the last stands for the bias
     if len(design) < 2 * design.shape[1]:
         return
-    inverse = np.linalg.pinv(design, rcond=1e-6)
-    change, left = np.zeros((design.shape[1], error.shape[1])), error
-    for _ in range(3):  # each time the solution's own rounding is taken off
-        step = inverse @ left
-        change, left = change + step, left - design @ step
-    if not clear(error, left, sigma):
-        return
+    change = np.linalg.lstsq(design, error, rcond=1e-6)[0]
     for axis, word in ((0, "rows"), (1, "columns")):
         old, new = (np.moveaxis(array, axis, 0) for array in (weight, weight + change[:-1]))
         source = np.array([int(np.square(old - line).sum(1).argmin()) for line in new])
@@ -272,6 +262,3 @@ def _of_all(
             prediction = question.predict(hypothesis)
             if within(question.actual - prediction.value, prediction.sigma):
                 yield hypothesis
-    if within(error - error.mean(0), sigma):
-        yield Hypothesis("other_bias", f"other numbers in `{name}.bias`", "WGT-4", sure=False)
-    yield Hypothesis("other_weight", f"other numbers in `{name}.weight`", "WGT-4", sure=False)

@@ -130,7 +130,7 @@ class Search:
             if not self.effort.untried:
                 with self.effort.attempt("reading a cause off the tensor"):
                     for one in readings:
-                        return caused(self.computation.subject, [one], one.sure)
+                        return caused(self.computation.subject, [one], True)
         return None
 
     def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[Explanation]:
