@@ -41,7 +41,8 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
         refusal(read_bytes, tmp_path) == f"{tmp_path}: cannot be read: is a folder but must be a regular file"
     )
     assert refusal(read_json, tmp_path / "none") == f"{tmp_path / 'none'}: no such file"
-    assert refusal(read_json, circle).startswith(f"{circle}: cannot be read: ")
+    for path in (circle, tmp_path / ("é" * 150)):
+        assert refusal(read_json, path).startswith(f"{path}: cannot be read: ")
 
 
 def test_a_folder_that_cannot_be_read_is_no_empty_one(tmp_path, monkeypatch):

@@ -8,15 +8,7 @@ from concord import porting, writing
 from concord.porting.bugs.catalogue import shards
 from concord.porting.registry import known
 from tests.toys.ready import hugging_face, texts
-from tests.toys.surroundings import commands
-
-
-def contents(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.is_symlink()
-    }
+from tests.toys.surroundings import commands, contents
 
 
 @pytest.fixture

@@ -2,52 +2,22 @@
 Concord.
 """
 
-import os
 import re
 import shutil
 import subprocess
 import sys
-import sysconfig
-import venv
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.toys.surroundings import PATIENCE, ROOT
+from tests.toys import elsewhere
+from tests.toys.elsewhere import MINUTES
+from tests.toys.surroundings import ROOT
 
 PARTS = ("spec", "backends", "conformance", "training", "porting", "speed")
 TAKEN = (*PARTS, "tests")
 """What somebody else's project may have for itself."""
-
-MINUTES = 10 * PATIENCE
-
-
-@dataclass(frozen=True)
-class Place:
-    """A project of somebody else, and an environment in which the wheel is installed."""
-
-    folder: Path
-    python: Path
-    site: Path
-
-    def run(self, *arguments, **environment):
-        """Run Python there."""
-        surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        command = [str(self.python), *arguments]
-        return subprocess.run(
-            command,
-            cwd=self.folder,
-            env={**surroundings, "COLUMNS": "200", **environment},
-            capture_output=True,
-            text=True,
-            timeout=MINUTES,
-            check=False,
-        )
-
-    def concord(self, *arguments, **environment):
-        return self.run("-m", "concord", *arguments, **environment)
 
 
 @pytest.fixture(scope="session")
@@ -75,31 +45,13 @@ def project(folder):
     return folder
 
 
-def environment(folder):
-    """Make an empty environment; return its interpreter and where packages go."""
-    venv.create(folder, with_pip=False, symlinks=True)
-    (site,) = folder.glob("lib/python*/site-packages")
-    return folder / "bin" / "python", site
-
-
-def pip(python, *arguments):
-    subprocess.run(
-        [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *arguments],
-        check=True,
-        capture_output=True,
-        timeout=MINUTES,
-    )
-
-
 @pytest.fixture(scope="session")
 def place(wheel, tmp_path_factory):
     """An environment with the wheel; libraries and frameworks are those of this one."""
     folder = tmp_path_factory.mktemp("elsewhere")
-    python, site = environment(folder / "environment")
-    pip(python, "--no-deps", str(wheel))
-    # A path alone: the file beside it that says where this checkout is installed is not read.
-    (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return Place(project(folder / "project"), python, site)
+    made = elsewhere.place(folder / "environment", project(folder / "project"))
+    made.install("--no-deps", str(wheel))
+    return made
 
 
 def test_the_wheel_holds_one_package_with_all_its_data(wheel):
@@ -149,7 +101,7 @@ def hidden(folder, *names):
 )
 def test_commands_run_where_others_have_folders_of_these_names(place, tmp_path, line, absent, code, said):
     """Beside packages that are absent; what a command needs is named with how to install it."""
-    done = place.concord(*line.split(), PYTHONPATH=hidden(tmp_path, *absent.split()))
+    done = place.run("-m", "concord", *line.split(), PYTHONPATH=hidden(tmp_path, *absent.split()))
     assert done.returncode == code, done.stdout + done.stderr
     assert said in done.stdout + done.stderr
 
@@ -175,15 +127,14 @@ def test_the_suite_runs_in_the_pytest_of_others(place):
 
 @pytest.mark.slow
 def test_the_wheel_brings_all_that_it_needs(wheel, tmp_path):
-    python, site = environment(tmp_path / "environment")
-    pip(python, "-c", str(ROOT / "constraints" / "py311.txt"), f"{wheel}[torch]")
-    alone = Place(project(tmp_path / "project"), python, site)
+    alone = elsewhere.place(tmp_path / "environment", project(tmp_path / "project"), alone=True)
+    alone.install("-c", ROOT / "constraints" / "py311.txt", f"{wheel}[torch]")
     for line in (
         "check --case bert-single --backend torch",
         "show variants",
         "doctor --backend torch",
         "golden --backend torch",
     ):
-        done = alone.concord(*line.split())
+        done = alone.run("-m", "concord", *line.split())
         assert done.returncode == 0, done.stdout + done.stderr
-    assert not list(site.glob("pytest")) + list(site.glob("hypothesis"))
+    assert not list(alone.site.glob("pytest")) + list(alone.site.glob("hypothesis"))

@@ -1,15 +1,14 @@
 """Joining from outside: a class by its path, an installed package, or nothing but files."""
 
 import json
-import os
-import shutil
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from concord.conformance import Setup, check_jobs, conduct
-from tests.toys.surroundings import ROOT, concord, errors, offer, python, suite, toy
+from tests.toys.dumps import answer, exported, leave
+from tests.toys.surroundings import ROOT, concord, contents, errors, offer, python, suite, toy
 
 # A class.
 
@@ -130,8 +129,10 @@ def test_the_plugin_of_the_guide_agrees_with_golden_files_and_under_pytest(guide
 
 
 def test_the_program_of_the_guide_that_has_only_files_agrees(guide):
-    exported = concord("case export cases --part dot_product --variant vanilla-encoder", folder=guide)
-    assert exported.returncode == 0
+    assert (
+        concord("case export cases --part dot_product --variant vanilla-encoder", folder=guide).returncode
+        == 0
+    )
     assert python("run_cases.py", "cases", folder=guide).returncode == 0
     done = concord("check --from-dump cases", folder=guide)
     assert (done.returncode, errors(done.stderr)) == (0, "")
@@ -140,44 +141,23 @@ def test_the_program_of_the_guide_that_has_only_files_agrees(guide):
 
 # Files.
 
-CASES = (
-    "bert-single-float64",
-    "bert-single-float32",
-    "keras-attention-ragged-float64",
-    "keras-attention-ragged-float32",
-)
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """A folder of exported cases."""
-    folder = tmp_path_factory.mktemp("exported") / "cases"
-    done = concord(f"case export {folder} --case bert-single --case keras-attention-ragged")
-    assert (done.returncode, errors(done.stderr)) == (0, "")
-    assert sorted(os.listdir(folder)) == sorted(CASES)
-    return folder
-
-
-def answer(folder, *wrong):
-    """Let the stand-alone tool compute the cases of a folder."""
-    assert python(ROOT / "tests" / "toys" / "standalone.py", folder, *wrong).returncode == 0
-    return folder
-
-
-@pytest.fixture(scope="module")
-def answered(exported, tmp_path_factory):
-    """The same with the runs of the stand-alone tool."""
-    return answer(shutil.copytree(exported, tmp_path_factory.mktemp("answered") / "cases"))
+ONE = "bert-single-float64"
 
 
 @pytest.fixture
-def dumps(answered, tmp_path):
-    """A copy of that, to be spoilt."""
-    return shutil.copytree(answered, tmp_path / "dumps")
+def cases(tmp_path):
+    """A folder of exported cases."""
+    return exported(tmp_path / "cases", "bert-single", "keras-attention-ragged")
 
 
-def test_right_dumps_agree(invoke, answered, tmp_path):
-    code, output, errors = invoke(f"check --from-dump {answered} --json {tmp_path / 'out.json'}")
+@pytest.fixture
+def dumps(cases):
+    """The same with runs."""
+    return answer(cases)
+
+
+def test_right_dumps_agree(invoke, dumps, tmp_path):
+    code, output, errors = invoke(f"check --from-dump {dumps} --json {tmp_path / 'out.json'}")
     assert (code, errors) == (0, [])
     assert "4 agree" in output
     record = json.loads((tmp_path / "out.json").read_text())
@@ -188,8 +168,8 @@ def test_right_dumps_agree(invoke, answered, tmp_path):
 @pytest.mark.parametrize(
     "tensor", ["taps/layers.0.attention.context", "gradients/layers.0.norm2.bias", "taps/loss"]
 )
-def test_a_wrong_dump_diverges_at_the_wrong_tensor(invoke, exported, tmp_path, tensor):
-    folder = answer(shutil.copytree(exported / CASES[0], tmp_path / "one"), tensor)
+def test_a_wrong_dump_diverges_at_the_wrong_tensor(invoke, cases, tensor):
+    folder = answer(cases / ONE, tensor)
     code, output, errors = invoke(f"check --from-dump {folder}")
     assert (code, errors) == (1, [])
     name = tensor.removeprefix("taps/").replace("gradients/", "gradients.")
@@ -214,12 +194,6 @@ def put(arrays):
     return change
 
 
-def bare(path):
-    """Leave a run without its taps and gradients."""
-    run = load_file(path)
-    save_file({name: run[name] for name in ("output", "loss")}, path)
-
-
 DAMAGE = {
     "a run without its loss": ("run.safetensors", put({"loss": None}), "lacks 'loss'"),
     "inputs out of range": (
@@ -238,17 +212,22 @@ DAMAGE = {
 @pytest.mark.parametrize("what", DAMAGE)
 def test_a_damaged_file_is_named_in_one_line(invoke, dumps, tmp_path, what):
     name, spoil, message = DAMAGE[what]
-    spoil(dumps / CASES[0] / name)
+    spoil(dumps / ONE / name)
     code, output, errors = invoke(f"check --from-dump {dumps} --json {tmp_path / 'out.json'}")
     assert (code, output) == (2, "")
-    assert str(dumps / CASES[0] / name) in errors[0]
+    assert str(dumps / ONE / name) in errors[0]
     assert message in errors[0]
     assert len(errors) == 1
     assert not (tmp_path / "out.json").exists()
 
 
 LESS = {
-    "taps and gradients": ("run.safetensors", bare, 3, "not checked, since not delivered: "),
+    "taps and gradients": (
+        "run.safetensors",
+        lambda path: leave(path, "output", "loss"),
+        3,
+        "not checked, since not delivered: ",
+    ),
     "who made it": ("run.json", lambda path: path.unlink(), 0, "dump"),
     "a run": ("run.safetensors", lambda path: path.unlink(), 3, "run.safetensors: no such file"),
 }
@@ -258,25 +237,21 @@ LESS = {
 @pytest.mark.parametrize("what", LESS)
 def test_what_lacks_in_a_dump_is_said_and_the_others_are_judged(invoke, dumps, what):
     name, change, expected, words = LESS[what]
-    change(dumps / CASES[0] / name)
+    change(dumps / ONE / name)
     code, output, errors = invoke(f"check --from-dump {dumps}")
     assert (code, errors) == (expected, [])
     assert words in " ".join(output.split())
     assert f"{4 if code == 0 else 3} agree" in output
     if what == "taps and gradients":  # gradients were wanted
-        edit(gradients=False)(dumps / CASES[0] / "case.json")
+        edit(gradients=False)(dumps / ONE / "case.json")
         assert invoke(f"check --from-dump {dumps}")[0] == 0
 
 
-def test_export_into_a_folder_that_holds_the_case_changes_nothing(invoke, exported, tmp_path):
-    def contents():
-        return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-    folder = shutil.copytree(exported, tmp_path / "cases")
-    before = contents()
+def test_export_into_a_folder_that_holds_the_case_changes_nothing(invoke, cases):
+    before = contents(cases)
     # Of its four runs two are there already.
-    code, output, errors = invoke(f"case export {folder} --case bert-tiny --case bert-single")
+    code, output, errors = invoke(f"case export {cases} --case bert-tiny --case bert-single")
     assert (code, output) == (2, "")
     problem = "holds something already; export into an empty folder"
-    assert errors == [f"concord: error: {folder.absolute()}: {problem}"]
-    assert contents() == before
+    assert errors == [f"concord: error: {cases.absolute()}: {problem}"]
+    assert contents(cases) == before

@@ -20,7 +20,8 @@ from concord.conformance.fuzz.findings import Failure, Findings
 from concord.conformance.fuzz.plan import Plan, sample
 from concord.conformance.verdict import Result
 from concord.spec import files, folders
-from tests.toys.surroundings import PATIENCE, ROOT, concord, python
+from tests.toys.dumps import answer, exported
+from tests.toys.surroundings import PATIENCE, ROOT, contents
 
 MARKED = "before\n<!-- begin check -->\nold\n<!-- end check -->\nafter\n"
 
@@ -29,9 +30,7 @@ MARKED = "before\n<!-- begin check -->\nold\n<!-- end check -->\nafter\n"
 def answered(tmp_path_factory):
     """An exported case with its run: what is judged without a worker."""
     folder = tmp_path_factory.mktemp("answered") / "cases"
-    assert concord(f"case export {folder} --case bert-single --dtype float32").returncode == 0
-    assert python(ROOT / "tests" / "toys" / "standalone.py", folder).returncode == 0
-    return folder
+    return answer(exported(folder, "bert-single", dtypes=["float32"]))
 
 
 # Before anything runs.
@@ -106,14 +105,6 @@ def full(monkeypatch):
         return written
 
     return fill
-
-
-def contents(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 OLD = {"out.json": b"old", "out.html": b"old", "README.md": MARKED.encode()}

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from concord import writing
-from concord.conformance import check_jobs, dump, published, record, report
+from concord.conformance import dump, published, record, report
 from concord.conformance.golden_files import read as read_golden
 from concord.conformance.html import page
 from concord.porting import certificate
@@ -29,8 +29,8 @@ from tests.test_data import LINES, PAIRS, WORDS, encoder_of
 from tests.test_data import written as written_as
 from tests.toys import records
 from tests.toys.checkpoints import SENTENCES, SHARDS, read, read_as_it_is, written
+from tests.toys.dumps import answer, exported
 from tests.toys.spoiling import campaign
-from tests.toys.standalone import answer
 from tests.toys.surroundings import ROOT
 
 # Checkpoints.
@@ -70,20 +70,13 @@ CHECKPOINTS = {
 # All else.
 
 
-def exported(folder):
+def answered(folder):
     """A small case with its run."""
-    (job,) = check_jobs(["keras-attention"], ["float64"], "attention", ["keras-attention-single-attention"])
-    for name, content in dump.case_files(job).items():
-        (folder / name).write_bytes(content)
-    answer(folder, None)
-    about = {
-        "backend": "mine",
-        "info": {
-            "not_exposed": ["*.x"],
-            "deviations": [{"name": "softmax_floor", "value": -64.0, "reason": "so it is"}],
-        },
-    }
-    (folder / "run.json").write_text(json.dumps(about))
+    name = "keras-attention-single-attention"
+    (path,) = answer(exported(folder, name, dtypes=["float64"], part="attention")).rglob("run.json")
+    deviation = {"name": "softmax_floor", "value": -64.0, "reason": "so it is"}
+    info = {"not_exposed": ["*.x"], "deviations": [deviation]}
+    path.write_text(json.dumps({"backend": "mine", "info": info}))
 
 
 def copied(*paths):
@@ -124,7 +117,7 @@ TRAINING = sorted(published.SHARED.glob("*/train_*.safetensors"), key=lambda pat
 CONFIG = ROOT / "spec" / "variants" / "bert.toml"
 
 READERS = {
-    "a case and its run": (exported, show_dumps),
+    "a case and its run": (answered, show_dumps),
     "a folder of golden files": (copied(GOLDEN[len(GOLDEN) // 2]), published.collect),
     **{
         f"a golden file of {kind}": (copied(path), lambda folder, path=path: read_golden(folder / path.name))

@@ -4,13 +4,7 @@ And the last one with TensorFlow and Flax, each in an environment of its own.
 """
 
 import json
-import os
-import subprocess
-import sys
-import sysconfig
-import venv
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,11 +13,10 @@ from concord import porting, spec
 from concord.conformance import tolerance
 from concord.conformance.scoring import judge_tensor
 from concord.porting.recognition import AUTO
-from tests.toys.surroundings import PATIENCE
+from tests.toys import elsewhere
+from tests.toys.elsewhere import Place
 
 pytestmark = pytest.mark.slow
-
-MINUTES = 10 * PATIENCE
 
 # What of an installation is not here already: everything but TensorFlow, which tf_keras would have under
 # another name.
@@ -98,70 +91,44 @@ print(json.dumps({"warnings": said}))
 
 
 @dataclass(frozen=True)
-class Place:
-    """An environment with a version of transformers.
+class Library:
+    """A version of transformers, in an environment of its own."""
 
-    Attributes:
-        python: its interpreter.
-        folder: for files.
-    """
-
-    python: Path
-    folder: Path
+    place: Place
 
     def run(self, program, *arguments):
         """Return what a program prints on its last line."""
-        surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        ran = subprocess.run(
-            [str(self.python), "-c", program, *arguments],
-            env={**surroundings, "CUDA_VISIBLE_DEVICES": ""},
-            capture_output=True,
-            text=True,
-            timeout=MINUTES,
-            check=False,
-        )
+        ran = self.place.run("-c", program, *arguments, CUDA_VISIBLE_DEVICES="")
         assert ran.returncode == 0, ran.stderr[-2000:]
         return ran.stdout.splitlines()[-1] if ran.stdout else ""
 
-    def output(self, folder, head, batch, pad, framework="torch"):
-        """Return what a model computes that is loaded from a folder, without a word about its tensors."""
-        return self._output(batch, pad, LOADS, framework, head, str(folder))
+    def output(self, folder, batch, pad, *command):
+        """Return what a model computes that is loaded from a folder, without a word about its tensors.
 
-    def embeddings(self, folder, batch, pad):
-        """Return what sentence-transformers makes of a folder, likewise."""
-        return self._output(batch, pad, LOADS_SENTENCES, str(folder))
-
-    def _output(self, batch, pad, *command):
+        Args:
+            command: the program that loads it, and its first arguments.
+        """
         arrays = batch.arrays()
         given = {
             "input_ids": arrays["input_ids"],
             "attention_mask": (arrays["input_ids"] != pad).astype(np.int64),
         }
         given |= {"token_type_ids": arrays["segment_ids"]} if "segment_ids" in arrays else {}
-        np.savez(self.folder / "inputs.npz", **given)
-        said = json.loads(self.run(*command, str(self.folder / "inputs.npz"), str(self.folder / "found.npy")))
+        inputs, found = (self.place.folder / name for name in ("inputs.npz", "found.npy"))
+        np.savez(inputs, **given)
+        said = json.loads(self.run(*command, folder, inputs, found))
         assert not any(said.values()), said
-        found = np.load(self.folder / "found.npy")
-        return found
+        return np.load(found)
 
 
 @pytest.fixture(scope="module")
-def place(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("transformers")
-    venv.create(folder / "environment", with_pip=False, symlinks=True)
-    (site,) = (folder / "environment").glob("lib/python*/site-packages")
-    (site / "ours.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    python = folder / "environment" / "bin" / "python"
-    whole, alone = request.param
-    for packages in (whole, ("--no-deps", *alone) if alone else ()):
-        if packages:
-            subprocess.run(
-                [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *packages],
-                check=True,
-                capture_output=True,
-                timeout=MINUTES,
-            )
-    return Place(python, folder)
+def library(request, tmp_path_factory):
+    folder, (whole, alone) = tmp_path_factory.mktemp("transformers"), request.param
+    made = elsewhere.place(folder / "environment", folder)
+    made.install(*whole)
+    if alone:
+        made.install("--no-deps", *alone)
+    return Library(made)
 
 
 SIZES = {
@@ -207,12 +174,12 @@ def batch_for(checkpoint):
     )
 
 
-@pytest.mark.parametrize("place", [NEW], indirect=True, ids=["5"])
+@pytest.mark.parametrize("library", [NEW], indirect=True, ids=["5"])
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_written_computes_the_same_bits(place, tmp_path, kind, head):
+def test_what_is_written_computes_the_same_bits(library, tmp_path, kind, head):
     sizes, format = KINDS[kind]
-    place.run(MAKES, kind, head, json.dumps(sizes), str(tmp_path / "one"))
+    library.run(MAKES, kind, head, json.dumps(sizes), str(tmp_path / "one"))
     read = porting.read(tmp_path / "one", AUTO)
     assert (porting.recognise(tmp_path / "one").format, read.part) == (format, HEADS[head])
     porting.write(
@@ -221,7 +188,8 @@ def test_what_is_written_computes_the_same_bits(place, tmp_path, kind, head):
     porting.write(porting.read(tmp_path / "other"), tmp_path / "back", format)
     batch, loader = batch_for(read), head.replace("Model", "")
     first, other, back = (
-        place.output(tmp_path / name, loader, batch, read.config.pad_id) for name in ("one", "other", "back")
+        library.output(tmp_path / name, batch, read.config.pad_id, LOADS, "torch", loader)
+        for name in ("one", "other", "back")
     )
     assert first.tobytes() == other.tobytes() == back.tobytes()
     if (
@@ -230,7 +198,7 @@ def test_what_is_written_computes_the_same_bits(place, tmp_path, kind, head):
         assert judged(read, batch, first) < 1
 
 
-@pytest.mark.parametrize("place", [NEW], indirect=True, ids=["5"])
+@pytest.mark.parametrize("library", [NEW], indirect=True, ids=["5"])
 @pytest.mark.parametrize(
     ("kind", "pooling", "normalize"),
     [
@@ -240,11 +208,11 @@ def test_what_is_written_computes_the_same_bits(place, tmp_path, kind, head):
         ("DistilBert", "mean", False),
     ],
 )
-def test_what_is_written_embeds_sentences_with_the_same_bits(place, tmp_path, kind, pooling, normalize):
+def test_what_is_written_embeds_sentences_with_the_same_bits(library, tmp_path, kind, pooling, normalize):
     sizes, plain = KINDS[kind]
     format = plain.replace("hugging-face", "sentence-transformers")
-    place.run(MAKES, kind, "Model", json.dumps(sizes), str(tmp_path / "bare"))
-    place.run(MAKES_SENTENCES, str(tmp_path / "bare"), pooling, "yes" * normalize, str(tmp_path / "one"))
+    library.run(MAKES, kind, "Model", json.dumps(sizes), str(tmp_path / "bare"))
+    library.run(MAKES_SENTENCES, str(tmp_path / "bare"), pooling, "yes" * normalize, str(tmp_path / "one"))
     read = porting.read(tmp_path / "one", AUTO)
     assert (porting.recognise(tmp_path / "one").format, read.part) == (format, "pooled")
     porting.write(read, tmp_path / "native", "jax-msgpack")
@@ -252,21 +220,21 @@ def test_what_is_written_embeds_sentences_with_the_same_bits(place, tmp_path, ki
     porting.write(porting.read(tmp_path / "native"), tmp_path / "older", f"{format}-bin")
     batch = batch_for(read)
     first, back, older = (
-        place.embeddings(tmp_path / name, batch, read.config.pad_id) for name in ("one", "back", "older")
+        library.output(tmp_path / name, batch, read.config.pad_id, LOADS_SENTENCES)
+        for name in ("one", "back", "older")
     )
     assert first.tobytes() == back.tobytes() == older.tobytes()
     assert judged(read, batch, first) < 1
 
 
-@pytest.mark.parametrize("place", [OLD], indirect=True, ids=["4"])
+@pytest.mark.parametrize("library", [OLD], indirect=True, ids=["4"])
 @pytest.mark.parametrize("framework", ["tf", "flax"])
 @pytest.mark.parametrize("head", ["ForSequenceClassification", ""])
-def test_the_last_version_with_other_frameworks_agrees(place, tmp_path, framework, head):
-    place.run(MAKES, "Bert", head or "Model", json.dumps(SIZES), str(tmp_path / "one"))
+def test_the_last_version_with_other_frameworks_agrees(library, tmp_path, framework, head):
+    library.run(MAKES, "Bert", head or "Model", json.dumps(SIZES), str(tmp_path / "one"))
     read = porting.read(tmp_path / "one")
     porting.write(read, tmp_path / "other", f"hugging-face-{framework}")
     batch = batch_for(read)
-    assert (
-        judged(read, batch, place.output(tmp_path / "other", head, batch, read.config.pad_id, framework)) < 1
-    )
-    assert judged(read, batch, place.output(tmp_path / "one", head, batch, read.config.pad_id)) < 1
+    for name, by in (("other", framework), ("one", "torch")):
+        found = library.output(tmp_path / name, batch, read.config.pad_id, LOADS, by, head)
+        assert judged(read, batch, found) < 1

@@ -8,16 +8,14 @@ import json
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
-from concord.conformance import check_jobs
 from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.campaign import exit_code_of
 from concord.conformance.mutants.matrix import Finding, Hunt, Matrix
 from concord.conformance.verdict import Judgement, Row, Verdict
-from concord.spec.reference import reference
 from concord.speed import presets, truth
 from tests.test_speed import small_preset
+from tests.toys.dumps import answer, exported, leave
 from tests.toys.surroundings import ROOT, suite, toy
 
 NOTHING, A_SECTION = toy("SaysUnsupported"), toy("LeavesOutGradients")
@@ -29,20 +27,14 @@ ONE = f"--variant keras-attention --case {CASE} --part attention --dtype float64
 
 def of_dump(invoke, folder, backend):
     """Write a case and a run of it that has no gradients."""
-    assert invoke(f"case export {folder / 'cases'} {ONE}")[0] == 0
-    (path,) = folder.rglob("case.json")
-    (job,) = check_jobs(["keras-attention"], ["float64"], "attention", [CASE])
-    truth_of = reference(job.config, job.weights, job.batch, gradients=True, part=job.part)
-    save_file(
-        {"output": np.asarray(truth_of.output, order="C"), "loss": np.asarray(truth_of.loss)},
-        path.with_name("run.safetensors"),
-    )
+    answer(exported(folder / "cases", CASE, dtypes=["float64"], part="attention"))
+    (path,) = folder.rglob("run.safetensors")
+    leave(path, "output", "loss")
     return f"check --from-dump {folder / 'cases'}"
 
 
 def of_case(invoke, folder, backend):
-    assert invoke(f"case export {folder / 'cases'} {ONE}")[0] == 0
-    (path,) = folder.rglob("case.json")
+    (path,) = exported(folder / "cases", CASE, dtypes=["float64"], part="attention").rglob("case.json")
     return f"case reduce {path.parent} --backend {backend} -o {folder / 'small'}"
 
 

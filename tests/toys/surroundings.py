@@ -91,6 +91,15 @@ def errors(said):
     return "".join(line for line in said.splitlines(keepends=True) if not PROGRESS.match(line))
 
 
+def contents(folder):
+    """Return what is in the files of a folder, by path; links are no files."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    }
+
+
 def options(option, values):
     """Return an option repeated for each value."""
     return [word for value in values for word in (option, value)]

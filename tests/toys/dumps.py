@@ -1,0 +1,39 @@
+"""Exported cases, and the runs that somebody who has nothing but files leaves beside them."""
+
+import json
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from concord.conformance.check import check_jobs
+from concord.conformance.dump import export_cases, read_job
+from concord.spec.reference import reference
+
+
+def answer(folder, wrong=None):
+    """Leave a run beside each case of a folder; a tensor that is named comes out wrong."""
+    for path in folder.rglob("case.json"):
+        job, wanted = read_job(path.parent), json.loads(path.read_text())["wanted"]
+        truth = reference(job.config, job.weights, job.batch, True, job.part, job.dtype, job.dtype)
+        results = {"output": truth.taps[wanted["output"]], "loss": truth.loss}
+        results |= {f"taps/{name}": truth.taps[name] for name in wanted["taps"]}
+        results |= {f"gradients/{name}": truth.gradients[name] for name in wanted["gradients"]}
+        if wrong is not None:
+            results[wrong] = results[wrong] * results[wrong].dtype.type(1.01)
+        arrays = {name: np.asarray(array, order="C") for name, array in results.items()}
+        save_file(arrays, path.with_name("run.safetensors"))
+        about = {"backend": "standalone", "info": {"numpy": np.__version__}}
+        path.with_name("run.json").write_text(json.dumps(about))
+    return folder
+
+
+def exported(folder, *names, dtypes=("float64", "float32"), part="model"):
+    """Export standard cases into a new folder."""
+    export_cases(folder, check_jobs(dtypes=dtypes, part=part, cases=names))
+    return folder
+
+
+def leave(path, *names):
+    """Leave a run without its other tensors."""
+    run = load_file(path)
+    save_file({name: run[name] for name in names}, path)
