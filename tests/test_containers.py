@@ -148,7 +148,8 @@ def test_a_process_that_ends_is_followed_by_another(tmp_path):
     assert MSGPACK.read(path)["a"].bits().tolist() == [0.0, 1.0, 2.0]
 
 
-def test_what_a_training_loop_keeps_beside_the_weights_is_told_from_them(tmp_path):
-    stored = {f"state_dict.{name}": in_memory(np.asarray(array)) for name, array in ARRAYS.items()}
+@pytest.mark.parametrize("wrapper", ["state_dict", "state_dict.model", "module", "_orig_mod.module"])
+def test_what_wraps_all_weights_is_told_from_their_names(tmp_path, wrapper):
+    stored = {f"{wrapper}.{name}": in_memory(np.asarray(array)) for name, array in ARRAYS.items()}
     TORCH.write(tmp_path / "model.pt", {**stored, "optimizer.state.0.exp_avg": in_memory(np.zeros(3))})
     assert set(TORCH.read(tmp_path / "model.pt")) == {*ARRAYS, "optimizer.state.0.exp_avg"}

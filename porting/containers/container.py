@@ -15,6 +15,27 @@ from concord.spec.files import MOST_PROBLEMS, opened, read_json
 BLOBS = "blobs"
 """The folder of Hugging Face's cache that keeps what ``snapshots/<revision>/*`` beside it are links to."""
 
+WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "_orig_mod", "_fsdp_wrapped_module")
+"""What training loops keep all weights under, beside what else they keep, and what PyTorch puts before the
+name of each where a model was wrapped: parallel, compiled, sharded."""
+
+BESIDE = ("optimizer", "scheduler", "ema", "epoch")
+"""How the names of that begin."""
+
+
+def unwrapped(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return tensors without the names that wrap all weights, one in another."""
+    for wrapper in WRAPPERS:
+        inner = {name for name in tensors if name.startswith(f"{wrapper}.")}
+        if inner and all(name in inner or name.startswith(BESIDE) for name in tensors):
+            return unwrapped(
+                {
+                    name.removeprefix(f"{wrapper}.") if name in inner else name: tensor
+                    for name, tensor in tensors.items()
+                }
+            )
+    return tensors
+
 
 def stays(path: Path, folder: Path) -> bool:
     """Say whether a file of a folder lies in it.
@@ -102,14 +123,15 @@ class Container:
     def read(self, path: Path) -> dict[str, StoredTensor]:
         """Return the tensors of a file, or of all files that an index names.
 
-        Their numbers are read when they are asked for.
+        Their numbers are read when they are asked for. Their names are without what wraps all of them.
 
         Raises:
             SpecError: if it is no whole file of this kind, would have code run, or takes more than any file
                 of weights; if the files of an index lie elsewhere, lack a tensor or have others.
         """
-        if path.name.endswith(INDEX):
-            return self._several(path)
+        return unwrapped(self._several(path) if path.name.endswith(INDEX) else self._one(path))
+
+    def _one(self, path: Path) -> dict[str, StoredTensor]:
         if self.load is None:
             raise SpecError(f"{path}: {self.name} is written alone; read the checkpoint that it was made of")
         return aside.read(self.load, path, self.framework) if self.aside else dict(self.load(path))
@@ -125,7 +147,7 @@ class Container:
         found: dict[str, StoredTensor] = {}
         problems: list[str] = []
         for name in names:
-            inside = self.read(path.with_name(name))
+            inside = self._one(path.with_name(name))
             said = {tensor for tensor, shard in places.items() if shard == name}
             problems += [
                 f"{path}: says that {tensor!r} is in {name} but it is not"

@@ -21,12 +21,6 @@ from concord.porting.stored import NUMPY, Bits, StoredTensor, size
 from concord.spec.errors import optional
 from concord.spec.files import refusing
 
-WRAPPERS = ("state_dict", "model_state_dict", "model")
-"""What checkpoints of training loops keep the weights under, beside what else they keep."""
-
-BESIDE = ("optimizer", "scheduler", "ema", "epoch")
-"""How the names of that begin."""
-
 HARMLESS: tuple[Any, ...] = (
     argparse.Namespace,
     np.ndarray,
@@ -42,7 +36,7 @@ GLOBAL = re.compile(r"GLOBAL (\S+)")
 
 
 def load(path: Path) -> Mapping[str, StoredTensor]:
-    """Return the tensors of a file, without the name that a training loop keeps all weights under."""
+    """Return the tensors of a file."""
     with optional("a file of PyTorch", "torch"):
         import torch
 
@@ -63,7 +57,7 @@ def load(path: Path) -> Mapping[str, StoredTensor]:
                 "it is a compiled model of TorchScript, which is code; save its state_dict()"
             ) from None
         raise
-    return _unwrapped(flat(found, _stored))
+    return flat(found, _stored)
 
 
 def _stored(tensor: Any, name: str) -> StoredTensor:
@@ -84,17 +78,6 @@ def _bits(tensor: Any, dtype: str, shape: tuple[int, ...]) -> Bits:
 
     flat_bytes = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     return np.asarray(flat_bytes.numpy().view(NUMPY[dtype]).reshape(shape))
-
-
-def _unwrapped(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    for wrapper in WRAPPERS:
-        inner = {name for name in tensors if name.startswith(f"{wrapper}.")}
-        if inner and all(name in inner or name.startswith(BESIDE) for name in tensors):
-            return {
-                name.removeprefix(f"{wrapper}.") if name in inner else name: tensor
-                for name, tensor in tensors.items()
-            }
-    return tensors
 
 
 def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
