@@ -7,10 +7,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from concord import porting, spec
-from concord.cli import app
 from concord.conformance.campaign import Job, Setup
 from concord.conformance.mutants.matrix import Finding
 from concord.porting import certificate as certificates
@@ -35,11 +33,7 @@ SIZES = {
 }
 CONFIG = spec.variant("bert", **SIZES)
 WEIGHTS = drawn(CONFIG)
-QUERY, KEY, POSITION = (
-    "layers.0.attention.query.weight",
-    "layers.0.attention.key.weight",
-    "embeddings.position.weight",
-)
+QUERY = "layers.0.attention.query.weight"
 RIGHT = toy("NumpyBackend")
 
 
@@ -103,16 +97,6 @@ def test_a_right_port_is_proven_and_what_nobody_looked_at_is_not(right):
     mine, theirs = found.source.parameters, found.target.parameters
     assert {name: one.held for name, one in mine.items()} == {name: one.held for name, one in theirs.items()}
     assert mine.keys() == set(WEIGHTS)
-
-
-def test_a_wrong_port_fails_by_the_tensors_names():
-    nudged = np.nextafter(WEIGHTS[POSITION], np.float32(9))
-    wrong = {**WEIGHTS, QUERY: WEIGHTS[KEY], KEY: WEIGHTS[QUERY], POSITION: nudged}
-    source, target = porting.from_weights(CONFIG, WEIGHTS), porting.from_weights(CONFIG, wrong)
-    item = claims(source, target, "concord")["same bits"]
-    assert item.status == "failed"
-    for said in (f"{QUERY}: it is A's {KEY}, bit for bit", f"{KEY}: ", f"{POSITION}: ", "last digits"):
-        assert said in item.reason
 
 
 def test_a_quick_certificate_says_what_it_left_out(tmp_path):
@@ -358,20 +342,14 @@ def test_verifying_makes_it_again(right):
     assert any("optimizer step" in problem and "was proven, is unverified" in problem for problem in problems)
 
 
-def test_the_commands_reject_altered_files(right, tmp_path):
-    run, (_, found) = CliRunner(), right
+def test_the_commands_reject_altered_files(invoke, tmp_path):
     source, target = folder(tmp_path / "a", "concord"), folder(tmp_path / "b", "torch-safetensors")
     path = target / "certificate.json"
-    moved = dataclasses.replace(
-        found,
-        source=dataclasses.replace(found.source, path=str(source)),
-        target=dataclasses.replace(found.target, path=str(target)),
-    )
-    path.write_text(certificates.text(certificates.recorded(moved)))
+    path.write_text(certificates.text(certificates.recorded(made(source, target, extent="quick"))))
 
     def verified(*more):
-        outcome = run.invoke(app, ["certify", "--verify", str(path), "--files", *more])
-        return outcome.exit_code, outcome.output.replace("\n", " ")
+        code, output, _ = invoke("certify", "--verify", path, "--files", *more)
+        return code, output.replace("\n", " ")
 
     code, said = verified()
     assert code == 0
@@ -385,15 +363,12 @@ def test_the_commands_reject_altered_files(right, tmp_path):
     assert (verified()[0], "model.safetensors was altered" in verified()[1]) == (1, True)
     (target / "model.safetensors").unlink()
     (target / "extra.bin").write_bytes(b"")
-    said = verified(str(source), str(target))[1]
+    said = verified(source, target)[1]
     assert "model.safetensors is gone" in said
     assert "extra.bin was not there" in said
 
 
-def test_a_certificate_is_written_beside_the_weights_alone(tmp_path):
+def test_a_certificate_is_written_beside_the_weights_alone(invoke, tmp_path):
     source, target = folder(tmp_path / "a", "concord"), folder(tmp_path / "b", "torch-safetensors")
-    outcome = CliRunner().invoke(
-        app, ["certify", str(source), str(target), "--certificate", str(target / "proof.json")]
-    )
-    assert outcome.exit_code == 2 or isinstance(outcome.exception, SpecError)
+    assert invoke("certify", source, target, "--certificate", target / "proof.json")[0] == 2
     assert not (target / "proof.json").exists()

@@ -74,9 +74,7 @@ def test_a_sound_backend_survives_and_is_measured():
     assert sum(tally.cases for _, _, tally in found.each()) == 20
     for _, _, tally in found.each():
         assert tally.tensors > 100
-        for statistics in (one for of in tally.statistics.values() for one in of.values()):
-            assert statistics.tensors > 10
-            assert sum(statistics.histogram) > 100
+        assert all(one.tensors > 10 for of in tally.statistics.values() for one in of.values())
     # In float64 this backend is the reference itself.
     for kind, statistics in (
         one for of in found.tallies[RIGHT]["float32"].statistics.values() for one in of.items()

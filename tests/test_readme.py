@@ -12,7 +12,6 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from concord import DISTRIBUTION, backends, porting, spec
-from concord.backends import interface
 from concord.cli import app
 from tests.toys import surroundings
 from tests.toys.ready import hugging_face
@@ -198,13 +197,6 @@ def test_guide_to_speed_measures_a_model_of_ones_own(tmp_path, open_worker):
     (tmp_path / "mine.py").write_text(mended(model, "".join(blocks(GUIDE, "diff"))))
     (tmp_path / "verdict.py").write_text("\n".join(parts))
     (tmp_path / "timed.py").write_text(timed)
-    offered = set(re.findall(r"^    def (\w+)", timed.partition("class Session")[2], re.MULTILINE))
-    assert offered >= {
-        name
-        for protocol in (interface.Session, interface.Steps)
-        for name in vars(protocol)
-        if not name.startswith("_")
-    } - {"timed"}
     there = {"folder": tmp_path, "patience": 300, "PYTHONPATH": str(ROOT)}
     written = surroundings.python("-c", "from verdict import config; print(config.to_toml())", **there)
     (tmp_path / "mine.toml").write_text(written.stdout)

@@ -383,6 +383,3 @@ def nested(about, depth):
 
 DescribesNothing = saying(lambda about: None)
 DescribesWithoutEnd = saying(lambda about: nested({}, 100_000))
-DeclaresNoNumber = saying(
-    lambda about: {**about, "deviations": [{"name": "softmax_floor", "value": "low", "reason": "none"}]}
-)
