@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -10,13 +9,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from concord.backends.interface import TrainingSession, Unsupported
 from concord.backends.wire import WorkerFailure, arrays_of
 from concord.conformance.campaign import own_bug
-from concord.conformance.estimate import rms_limit
-from concord.conformance.expectation import root_mean_square
 from concord.conformance.fields import short
 from concord.conformance.judging import NEAR
 from concord.conformance.lockstep.cause import cause_of
@@ -156,36 +151,12 @@ class Candidate:
 
 def extended(curve: Curve | None, section: str, rows: list[Row], made: MadeStep) -> Curve:
     """Return a curve with a point more."""
-    curve = curve or Curve(section, [], [], [])
+    curve = curve or Curve(section, [])
     worst = max(rows, key=lambda row: row.ratio)
     if not curve.worst or worst.ratio > max(curve.ratio):
         curve = replace(curve, worst=worst.tensor.split(".", 2)[2], at=made.start.step)
     judged = any(row.status in ("agrees", "diverges") for row in rows)
-    points = [(0, 0.0, 0.0, 0.0)]
-    for name in (row.tensor for row in rows if row.deciding is not None):
-        value, sigma, actual = (
-            table[name].reshape(-1).astype(np.float64, copy=False)
-            for table in (made.expected.values, made.expected.sigmas, made.delivered)
-        )
-        known = np.isfinite(value) & np.isfinite(sigma) & np.isfinite(actual)
-        value, sigma, actual = value[known], sigma[known], actual[known]
-        size, error, limit = map(root_mean_square, (value, actual - value, sigma))
-        points.append((len(value), size, error, limit))
-    counts, sizes, errors, limits = zip(*points, strict=True)
-    size = of_all(counts, sizes) or 1.0
-    return replace(
-        curve,
-        unjudged=curve.unjudged + (not judged),
-        ratio=[*curve.ratio, short(worst.ratio)],
-        difference=[*curve.difference, short(of_all(counts, errors) / size)],
-        envelope=[*curve.envelope, short(rms_limit(sum(counts)) * of_all(counts, limits) / size)],
-    )
-
-
-def of_all(counts: Sequence[int], roots: Sequence[float]) -> float:
-    """Return the root mean square of numbers of which there are so many of each root mean square."""
-    together = math.hypot(*(math.sqrt(count) * root for count, root in zip(counts, roots, strict=True)))
-    return together / math.sqrt(sum(counts) or 1)
+    return replace(curve, unjudged=curve.unjudged + (not judged), ratio=[*curve.ratio, short(worst.ratio)])
 
 
 def failure_of(error: Exception) -> tuple[str, str, str] | None:

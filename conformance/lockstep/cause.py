@@ -1,6 +1,6 @@
 """What explains steps that diverge: they are made again with one thing wrong on purpose.
 
-That is a bug of the catalogue, a recipe with another field, other batches, or a number that a step tells.
+That is a bug of the catalogue, a recipe with another field, or a number that a step tells.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from concord.conformance.bugs.training.step import CLAUSE_OF, text
 from concord.conformance.explain import Cause
 from concord.conformance.explain.hypothesis import Hypothesis
 from concord.conformance.explain.search import Search
-from concord.conformance.lockstep.made import MadeStep, of_other_batches
+from concord.conformance.lockstep.made import MadeStep
 from concord.conformance.lockstep.recovered import recovered
 from concord.conformance.wording import instead
 from concord.spec.errors import ConfigError
@@ -56,24 +56,18 @@ def cause_of(first: MadeStep, others: Sequence[MadeStep] = ()) -> Cause | None:
         if name in right
     ):
         return None  # numbers that cannot be compared
-    recipe, steps, start = first.case.training.recipe, len(first.case.training.steps), first.start.step
     search, diverging = Search(first, others=others), [other for other in others if other.tensor]
-    cause = search.cause((suspects(recipe, steps, start), recovered(first)))
+    cause = search.cause((suspects(first.case.training.recipe), recovered(first)))
     for failure in search.effort.failures:
         warnings.warn(failure, RuntimeWarning, stacklevel=2)
     if cause:
         return cause
     found = [one for one in search.refuted if all(other.compatible(one.hypothesis) for other in diverging)]
-    return search.conclude(found, f" from step {start + 1} on") if diverging and found else None
+    return search.conclude(found, f" from step {first.start.step + 1} on") if diverging and found else None
 
 
-def suspects(recipe: Recipe, steps: int, step: int) -> Iterator[Hypothesis]:
-    """Yield what may be wrong with a step of training by a recipe.
-
-    Args:
-        steps: how many there are batches for.
-        step: the number of the step.
-    """
+def suspects(recipe: Recipe) -> Iterator[Hypothesis]:
+    """Yield what may be wrong with a step of training by a recipe."""
     told: set[Recipe] = {recipe}
     for bug in TRAINING.values():
         if bug.only not in ("", recipe.algorithm):
@@ -91,7 +85,6 @@ def suspects(recipe: Recipe, steps: int, step: int) -> Iterator[Hypothesis]:
         if made not in told:
             what = f"{name} = {instead(value, getattr(recipe, name))}"
             yield Hypothesis(name, what, CLAUSE_OF[name], step=_trained_by(made))
-    yield from of_other_batches(steps, step)
 
 
 def _trained_by(recipe: Recipe) -> Change:

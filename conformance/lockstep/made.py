@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from concord.backends.interface import Run
 from concord.conformance.bugs.bug import Change
-from concord.conformance.bugs.training.edits import of_step
 from concord.conformance.bugs.training.step import STAGES, stages
 from concord.conformance.bugs.training.tape import BuggedTrajectory
 from concord.conformance.estimate import FEW, Cache, Observer, estimate, exact
@@ -202,9 +201,6 @@ class MadeStep(Computation):
 
     def compatible(self, hypothesis: Hypothesis) -> bool:
         """Return whether what was reported may have been made with a mistake."""
-        if hypothesis.name == OTHER_BATCHES:  # each step has batches of its own
-            forms = of_other_batches(len(self.case.training.steps), self.start.step)
-            return not self.tensor or any(map(self.agrees, forms))
         return self.agrees(hypothesis)
 
     def agrees(self, hypothesis: Hypothesis) -> bool:
@@ -228,23 +224,9 @@ _tried = Cache()
 MISSING = np.zeros(0)
 """What there is of a tensor that was not reported."""
 
-OTHER_BATCHES = "data_of_other_step"
-
-
-def of_other_batches(steps: int, step: int) -> Iterator[Hypothesis]:
-    """Yield that a step was given the batches of another one; those beside it are bugs of the catalogue."""
-    for other in range(steps):
-        if other not in (step, step - 1, step + 1, 0):
-            text = f"the batches of step {other + 1} in place of its own"
-            yield Hypothesis(OTHER_BATCHES, text, "OPT-10", step=_given_those_of(other))
-
 
 def stage_of(tensor: str) -> str:
     """Return to which of :data:`concord.conformance.bugs.training.step.STAGES` a tensor belongs."""
     return {"losses": "losses", "gradients": "gradients", "norm": "clipped", "clipped": "clipped"}.get(
         section_of(tensor), "moments"
     )
-
-
-def _given_those_of(step: int) -> Change:
-    return Change(batches=lambda m, right, steps: of_step(steps, step))

@@ -18,13 +18,11 @@ MODES = ("resynchronised", "free-running")
 
 @dataclass(frozen=True)
 class Curve:
-    """One section of a backend's tensors over the steps. Each list has an entry for each step.
+    """One section of a backend's tensors over the steps.
 
     Attributes:
         section: losses, gradients, norm, clipped, rate, moments or parameters.
-        ratio: the largest error of its tensors, in tolerances; 0 where none of them was judged.
-        difference: the root mean square of its errors, as a share of that of its values.
-        envelope: the same of what rounding alone may make: the largest that agrees.
+        ratio: the largest error of its tensors, in tolerances, of each step; 0 where none was judged.
         worst: the tensor with the largest error in tolerances over all steps.
         at: the step of it, counted from 0.
         unjudged: at how many steps none of its tensors was judged.
@@ -32,8 +30,6 @@ class Curve:
 
     section: str
     ratio: list[Number]
-    difference: list[Number]
-    envelope: list[Number]
     worst: str = ""
     at: Count = 0
     unjudged: Count = 0
@@ -180,11 +176,6 @@ class Lockstep:
         if isinstance(config, dict) and not {"num_layers", "d_model"} <= config.keys():
             yield "about.config lacks 'num_layers' or 'd_model'"
         for i, track in enumerate(self.tracks):
-            for curve in track.curves:
-                if not len(curve.ratio) == len(curve.difference) == len(curve.envelope):
-                    yield (
-                        f"tracks[{i}]: {curve.section} must have as many ratios as differences and envelopes"
-                    )
             if track.first and track.first.row.tensor.count(".") < 2:
                 yield (
                     f"tracks[{i}].first.row.tensor is {track.first.row.tensor!r} but must be "

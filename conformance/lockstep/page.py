@@ -1,6 +1,4 @@
-"""Lockstep as a page: the errors of each section over the steps, and their size against what rounding
-explains.
-"""
+"""Lockstep as a page: the errors of each section over the steps."""
 
 from __future__ import annotations
 
@@ -13,7 +11,6 @@ from concord.conformance.lockstep.report import explanation, unjudged
 from concord.conformance.record import Record
 from concord.conformance.verdict import NOT_JUDGED, STEP_SECTIONS
 from concord.conformance.wording import joined
-from concord.spec.precision import precision
 
 DRAWN = 400
 """Points of a line at most: of several steps that share one the largest error is drawn."""
@@ -88,22 +85,9 @@ def compared(found: Lockstep) -> str:
 
 
 def figure(found: Lockstep, section: str) -> dict[str, Any]:
-    """Return the curves of a section: errors in tolerances, and in unit roundoffs against the envelope."""
+    """Return the curves of a section: the largest error of each step, in tolerances."""
     curves = [(track, curve) for track in found.tracks for curve in track.curves if curve.section == section]
-    unit = precision(found.dtype).unit_roundoff
     ratios = [thinned(curve.ratio) for _, curve in curves]
-    sizes = [[value / unit for value in thinned(curve.difference)] for _, curve in curves]
-    envelope = [
-        max(values) / unit
-        for values in zip(
-            *(
-                thinned(curve.envelope)
-                for _, curve in curves
-                if len(curve.ratio) == max(len(one.ratio) for _, one in curves)
-            ),
-            strict=True,
-        )
-    ]
     return {
         "section": section,
         "columns": max((len(line) for line in ratios), default=1),
@@ -117,17 +101,10 @@ def figure(found: Lockstep, section: str) -> dict[str, Any]:
             }
             for track, curve in curves
         ],
-        "ratios": drawing.growth(
+        "picture": drawing.growth(
             ratios, f"{section}: largest error of each step, in tolerances: {said(curves)}", []
         ),
-        "ratio_ticks": drawing.ticks(*drawing.decades(ratios)),
-        "sizes": drawing.growth(
-            [*sizes, envelope],
-            f"{section}: size of the errors of each step, in unit roundoffs, and what rounding may make",
-            [],
-        ),
-        "size_ticks": drawing.ticks(*drawing.decades([*sizes, envelope])),
-        "envelope": len(sizes),
+        "ticks": drawing.ticks(*drawing.decades(ratios)),
     }
 
 
