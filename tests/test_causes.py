@@ -23,7 +23,6 @@ WORDS = {
     "norm_variance_biased": "norm_variance = biased instead of unbiased (NRM-4)",
     "norm_post_for_pre": "norm_placement = post instead of pre (NRM-1)",
     "norm_shared_for_separate": "gain and offset of `layers.0.norm1` instead of its own (NRM-5)",
-    "norm_gain_missing": "gain 1 instead of `embeddings.norm.weight`",
     "gelu_tanh_for_erf": "activation = gelu_tanh instead of gelu_erf (FFN-2)",
     "mask_constant_1e4_for_1e9": "mask_value = -10000 instead of -1000000000 (MSK-2)",
     "mask_added_for_replaced": "mask_fill = add instead of replace (MSK-3)",
@@ -56,7 +55,13 @@ WORDS = {
     **{
         name: f"{BUGS[name].text} ({BUGS[name].clause})"
         for name in (
-            *("norm_mean_kept", "norm_variance_detached", "norm_mean_detached", "gelu_quick"),
+            *(
+                "norm_gain_missing",
+                "norm_mean_kept",
+                "norm_variance_detached",
+                "norm_mean_detached",
+                "gelu_quick",
+            ),
             *("mask_off_by_one", "mask_inverted", "mask_causal_too", "mask_by_length", "mask_minus_infinity"),
             *("embedding_segments_ignored", "loss_label_smoothing", "loss_sum_for_mean"),
             *("score_scale_missing", "score_scale_of_d_model", "score_scale_after_mask"),

@@ -19,7 +19,7 @@ from concord.conformance.explain.search import Effort, one_thread
 from concord.conformance.explain.step import role_of
 from concord.conformance.explain.suspects import like
 from concord.conformance.verdict import Result, Verdict
-from concord.conformance.wording import gather
+from concord.conformance.wording import counted, gather
 
 BUDGET = 30.0
 """Seconds of the processor that may be spent on one backend."""
@@ -67,11 +67,11 @@ def conclude(results: Sequence[Result]) -> tuple[list[Result], list[Conclusion]]
             if run.status == "agrees":
                 passed.append(run)
         for tensor, wrong in groups.items():
-            together = _Together([explained[i] for i in wrong], passed, effort)
-            for i, revised in zip(wrong, together.revised, strict=True):
-                verdict = dataclasses.replace(_verdict(explained[i]), diagnosis=revised)
+            revised, conclusion = _together(backend, tensor, [explained[i] for i in wrong], passed, effort)
+            for i, diagnosis in zip(wrong, revised, strict=True):
+                verdict = dataclasses.replace(_verdict(explained[i]), diagnosis=diagnosis)
                 explained[i] = dataclasses.replace(explained[i], verdict=verdict)
-            found.append(together.conclusion(backend, tensor))
+            found.append(conclusion)
     return explained, found
 
 
@@ -80,73 +80,74 @@ def _verdict(run: Result) -> Verdict:
     return run.verdict
 
 
-class _Together:
-    """The runs of a backend that are first wrong at one tensor, and those that are right."""
+def _together(
+    backend: str, tensor: str, wrong: Sequence[Result], passed: Sequence[Result], effort: Effort
+) -> tuple[list[Diagnosis], Conclusion]:
+    """Return the diagnoses of runs that are first wrong at one tensor as all cases leave them.
 
-    def __init__(self, wrong: Sequence[Result], passed: Sequence[Result], effort: Effort) -> None:
-        self.wrong, self.passed, self.effort = wrong, passed, effort
-        self.diagnoses = [diagnosis for run in wrong if (diagnosis := _verdict(run).diagnosis)]
-        self.named: dict[str, list[list[Hypothesis]]] = {}
-        for diagnosis in self.diagnoses:
-            those = diagnosis.cause.hypotheses if diagnosis.cause else ()
-            for name, of_name in gather(those, lambda one: one.name).items():
-                self.named.setdefault(name, []).append(of_name)
-        self.condition = self._condition()
-        self.refuted = {name for name, those in self.named.items() if self._refuted(those)}
-        doubtful = {name for name, those in self.named.items() if len(those) < len(wrong)}
-        self.revised = [_revised(diagnosis, self.refuted, doubtful) for diagnosis in self.diagnoses]
+    And what these say together.
+    """
+    diagnoses = [diagnosis for run in wrong if (diagnosis := _verdict(run).diagnosis)]
+    named: dict[str, list[list[Hypothesis]]] = {}
+    for diagnosis in diagnoses:
+        those = diagnosis.cause.hypotheses if diagnosis.cause else ()
+        for name, of_name in gather(those, lambda one: one.name).items():
+            named.setdefault(name, []).append(of_name)
+    condition = _condition(wrong, passed)
+    some = {name for name, of_name in named.items() if len(of_name) < len(wrong)}
+    refuted = {name for name in some if 2 * len(named[name]) < len(wrong)}
+    groups = {run.group for run in wrong}
+    nearest = sorted(passed, key=lambda run: run.group not in groups)
+    if not condition:  # else it is made in some cases only
+        tried = {name: of_name for name, of_name in named.items() if name not in refuted}
+        refuted |= {
+            name for name, of_name in tried.items() if _shown(of_name, diagnoses[0].tensor, nearest, effort)
+        }
+    revised = [_revised(diagnosis, refuted, some) for diagnosis in diagnoses]
+    clauses = [diagnosis.clause for diagnosis in revised]
+    clause = max(dict.fromkeys(clauses), key=clauses.count)
+    lines = [f"`{tensor}` is first wrong in {counted(len(wrong), 'run')} (SPEC {clause})"]
+    if left := [of_name for name, of_name in named.items() if name not in refuted]:
+        one, times = _commonest(max(left, key=len))
+        lines.append(f"{one.text} ({one.clause}) fits {times} of them")
+    lines += [condition] if condition else []
+    return revised, Conclusion(backend, tensor, clause, len(wrong), "; ".join([*lines, *effort.failures]))
 
-    def conclusion(self, backend: str, tensor: str) -> Conclusion:
-        """Return what holds of all runs."""
-        count, clauses = len(self.wrong), [diagnosis.clause for diagnosis in self.revised]
-        clause = max(dict.fromkeys(clauses), key=clauses.count)
-        lines = [f"`{tensor}` is first wrong in {count} run{'s' if count > 1 else ''} (SPEC {clause})"]
-        best = max(
-            (those for name, those in self.named.items() if name not in self.refuted), key=len, default=()
+
+def _shown(
+    named: Sequence[Sequence[Hypothesis]], tensor: str, passed: Sequence[Result], effort: Effort
+) -> bool:
+    """Return whether what wrong runs name would show in a run that is right."""
+    tried, _ = _commonest(named)
+    if any(one.weights for those in named for one in those):
+        return False  # a weight that is loaded wrongly is that of one model
+    for run in passed[:MOST_PASSED]:
+        if effort.spent():
+            return False
+        case = _verdict(run).case
+        with effort.attempt(f"trying {tried.name} in {run.case}"):
+            if case is not None and visible(case, tensor, tried):
+                return True
+    return False
+
+
+def _condition(wrong: Sequence[Result], passed: Sequence[Result]) -> str:
+    """Say what only the wrong runs have in common, or what one is attributed to: that no input tells."""
+    for run in wrong:
+        if run.attribution:
+            return f"{run.case} {run.attribution}"
+    found = []
+    for words, feature in FEATURES.items() if len(passed) > 1 else ():
+        having, lacking = (
+            [case and feature(case) for case in (_verdict(run).case for run in runs)]
+            for runs in (wrong, passed)
         )
-        if best:
-            one, times = _commonest(best)
-            lines.append(f"{one.text} ({one.clause}) fits {times} of them")
-        lines += [self.condition] if self.condition else []
-        lines += self.effort.failures
-        return Conclusion(backend, tensor, clause, count, "; ".join(lines))
-
-    def _refuted(self, named: Sequence[Sequence[Hypothesis]]) -> bool:
-        """Return whether other cases refute the hypotheses of a name, of each run."""
-        if 2 * len(named) < len(self.wrong):
-            return True
-        tried, _ = _commonest(named)
-        if self.condition or any(one.weights for those in named for one in those):
-            return (
-                False  # it is made in some cases only; a weight that is loaded wrongly is that of one model
-            )
-        groups = {run.group for run in self.wrong}
-        for run in sorted(self.passed, key=lambda run: run.group not in groups)[:MOST_PASSED]:
-            if self.effort.spent():
-                return False
-            case = _verdict(run).case
-            with self.effort.attempt(f"trying {tried.name} in {run.case}"):
-                if case is not None and visible(case, self.diagnoses[0].tensor, tried):
-                    return True
-        return False
-
-    def _condition(self) -> str:
-        """Say what only the wrong runs have in common, or what one is attributed to: that no input tells."""
-        for run in self.wrong:
-            if run.attribution:
-                return f"{run.case} {run.attribution}"
-        found = []
-        for words, feature in FEATURES.items() if len(self.passed) > 1 else ():
-            wrong, right = (
-                [case and feature(case) for case in (_verdict(run).case for run in runs)]
-                for runs in (self.wrong, self.passed)
-            )
-            if all(wrong) and not any(right):
-                found.append(words)
-        dtypes, others = ({run.dtype for run in runs} for runs in (self.wrong, self.passed))
-        if others and len(dtypes) == 1 and not dtypes & others:
-            found.append(f"the precision is {dtypes.pop()}")
-        return f"it is wrong only where {'; only where '.join(found)}" if found else ""
+        if all(having) and all(one is False for one in lacking):
+            found.append(words)
+    dtypes, others = ({run.dtype for run in runs} for runs in (wrong, passed))
+    if others and len(dtypes) == 1 and not dtypes & others:
+        found.append(f"the precision is {dtypes.pop()}")
+    return f"it is wrong only where {'; only where '.join(found)}" if found else ""
 
 
 def _commonest(named: Sequence[Sequence[Hypothesis]]) -> tuple[Hypothesis, int]:
@@ -164,16 +165,16 @@ def _size(case: JudgedProblem, axis: int) -> int:
     return next((array.shape[axis] for array in case.batch.arrays().values() if array.ndim > axis), 0)
 
 
-def _padded(case: JudgedProblem) -> bool:
+def _padded(case: JudgedProblem) -> bool | None:
     ids = case.batch.input_ids
-    return ids is not None and bool((ids == case.config.pad_id).any())
+    return None if ids is None else bool((ids == case.config.pad_id).any())
 
 
-FEATURES: Mapping[str, Callable[[JudgedProblem], bool]] = {
+FEATURES: Mapping[str, Callable[[JudgedProblem], bool | None]] = {
     "there is one sample": lambda case: _size(case, 0) == 1,
     "there is one token": lambda case: _size(case, 1) == 1,
     "there is padding": _padded,
-    "there is no padding": lambda case: not _padded(case),
+    "there is no padding": lambda case: None if _padded(case) is None else not _padded(case),
 }
 """What may be only in wrong runs."""
 

@@ -30,7 +30,7 @@ from concord.conformance.explain.readings import (
     of_limit,
     of_recovered,
 )
-from concord.conformance.explain.weights import of_joined_heads, of_weights
+from concord.conformance.explain.weights import of_weights
 from concord.spec.precision import PRECISIONS
 
 
@@ -133,8 +133,8 @@ def _name(bug: Bug) -> str:
 
 Family = Callable[[Question, str], Iterator[Hypothesis]]
 
-FAMILIES: tuple[Family, ...] = (of_options, of_weights, of_joined_heads, of_tap)
-"""What may be wrong with a tap: an option, its weights, the order of its heads, or a bug of the catalogue."""
+FAMILIES: tuple[Family, ...] = (of_options, of_weights, of_tap)
+"""What may be wrong with a tap: an option, its weights, or a bug of the catalogue."""
 
 LIKELY = (
     ("activation", "quick_gelu", "silu"),

@@ -22,13 +22,8 @@ from concord.spec.errors import ConfigError
 from concord.spec.training.recipe import CHOICES, KINDS_OF_PARAMETERS, RATES, Recipe
 
 NUMBERS: dict[str, tuple[Any, ...]] = {
-    "epsilon": (1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.0),
-    "beta1": (0.9, 0.95, 0.8, 0.5, 0.0),
-    "beta2": (0.999, 0.9999, 0.99, 0.98, 0.95, 0.9),
-    "momentum": (0.0, 0.5, 0.9, 0.99),
     "clip_epsilon": (0.0, 1e-8, 1e-7, 1e-6),
     "dampening": (0.0,),
-    "weight_decay": (0.0,),
     "first_step": (0, 1),
     "final_share": (0.0, 0.1),
     "nesterov": (False, True),
@@ -37,7 +32,10 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     "centered": (False, True),
     **dict.fromkeys(RATES, (0.0, 0.1, 0.5)),
 }
-"""Other values that fields of a recipe are given by mistake; of a choice every other one is tried."""
+"""Other values that fields of a recipe are given by mistake; of a choice every other one is tried.
+
+Numbers that a step tells of are fitted (:mod:`concord.conformance.lockstep.recovered`).
+"""
 
 
 def cause_of(first: MadeStep, others: Sequence[MadeStep] = ()) -> Cause | None:
@@ -116,7 +114,6 @@ def _besides(name: str, value: Any) -> dict[str, Any]:
     together: dict[tuple[str, Any], dict[str, Any]] = {
         ("clipping", "none"): {"clip_at": None},
         ("decay_form", "none"): {"weight_decay": 0.0},
-        ("momentum", 0.0): {"nesterov": False, "dampening": 0.0},
     }
     if name == "schedule" and value not in ("linear", "cosine"):
         return {"total_steps": None}
