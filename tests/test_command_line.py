@@ -33,22 +33,6 @@ ONE = "--case bert-single --dtype float32"
 RAGGED = "--case bert-ragged --dtype float64"
 
 
-# Exit codes.
-
-
-@pytest.mark.parametrize(
-    ("code", "names"),
-    [
-        (0, [RIGHT]),
-        (1, [RIGHT, toy("ReturnsNaN")]),
-        (3, [toy("ReturnsNaN"), name_of("SIGKILL")]),
-    ],
-)
-def test_the_exit_code_says_what_came_of_it(invoke, code, names):
-    found, _, errors = invoke(f"check {ONE}", *options("--backend", names))
-    assert (found, errors) == (code, [])
-
-
 def test_a_check_takes_precision_devices_and_repetition(invoke, tmp_path):
     path, name = tmp_path / "out.json", toy("MultipliesInTf32")
     both = "--device cpu --device cuda --device cpu"

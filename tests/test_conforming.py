@@ -280,15 +280,3 @@ def test_run_without_taps_or_gradients_delivers_output_and_loss(worker):
     verdict = verdict_of(case, run)
     assert verdict.passed
     assert [row.tensor for row in verdict.table] == ["logits", "loss"]
-
-
-@pytest.mark.in_turn(2)
-@pytest.mark.parametrize("execution", ["eager", "compiled"])
-def test_training_begins_anew_with_what_is_loaded(worker, open_worker, execution):
-    case = build_case("bert", "ragged", options={"num_layers": 1})
-    settings = {"implementation": "trained::explicit", "execution": execution, "gradients": False}
-    trained = open_worker(f"tests.toys.built_in:{worker.name}")
-    info = run_case(trained, case, **settings).info
-    assert info["unmoved"] == []
-    assert info["moments"] == ["first_moment", "parameters", "second_moment"]
-    assert info["unlike"] == []

@@ -12,7 +12,7 @@ import pytest
 from concord import backends, spec
 from concord.conformance import Setup, check_jobs, conduct
 from concord.training import data
-from tests.toys.surroundings import ROOT
+from tests.toys.surroundings import EACH_BACKEND, ROOT
 
 EXAMPLES = ROOT / "examples"
 CASES = ["bert-ragged", "bert-peaked"]
@@ -56,9 +56,7 @@ def test_experiments_train_every_model_and_go_on(name, run, open_worker, tmp_pat
         }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in backends.BUILT_IN]
-)
+@pytest.mark.parametrize("name", EACH_BACKEND)
 def test_plain_berts_conform(name, open_worker):
     """Outputs and gradients, with the same weights as the backends, in both precisions."""
     open_worker(name)  # skips where it is not installed

@@ -13,6 +13,7 @@ import pytest
 
 from concord.backends.process import ROOT
 from concord.backends.worker import environment
+from tests.toys.surroundings import EACH_BACKEND
 
 GIVEN = """
 import json, sys
@@ -149,9 +150,7 @@ def run(backend, folder):
     return found
 
 
-@pytest.mark.parametrize(
-    "backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in PROGRAMS]
-)
+@pytest.mark.parametrize("backend", EACH_BACKEND)
 def test_model_lives_outside_the_harness(backend, tmp_path):
     if importlib.util.find_spec({"tf": "tensorflow"}.get(backend, backend)) is None:
         pytest.skip(f"{backend} is not installed")

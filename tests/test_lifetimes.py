@@ -66,25 +66,21 @@ def test_all_that_a_parent_has_started_ends_when_it_is_gone(what, how, tmp_path)
         assert what == "hunts" or errors(command.said()).count("\n") == 1
 
 
-def test_what_a_worker_has_started_ends_with_it(tmp_path, monkeypatch, small):
-    monkeypatch.setenv("TOY_NOTES", str(tmp_path))
-    with (
-        backends.open(FORKS, threads=1, time_limit=5.0) as worker,
-        pytest.raises(WorkerFailure, match="timed out"),
-    ):
-        run_of(worker, request_for(small()))
-    assert len(noted(tmp_path, "hanging")) == 2
-    assert until(lambda: not any(map(alive, noted(tmp_path, "hanging"))), 5.0)
-
-
-@pytest.mark.parametrize("what", ["forks and exits", "leaves a daemon and exits"])
-def test_a_process_that_holds_the_pipe_of_a_dead_worker_delays_nothing(what, tmp_path, monkeypatch, small):
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("forks and hangs", "timed out"),
+        ("forks and exits", "crashed: its process ended with exit code 9"),
+        ("leaves a daemon and exits", "crashed: its process ended with exit code 9"),
+    ],
+)
+def test_what_a_worker_has_started_ends_with_it_and_delays_nothing(what, said, tmp_path, monkeypatch, small):
     monkeypatch.setenv("TOY_NOTES", str(tmp_path))
     started = time.monotonic()
     try:
         with (
-            backends.open(name_of(what), threads=1) as worker,
-            pytest.raises(WorkerFailure, match="crashed: its process ended with exit code 9"),
+            backends.open(name_of(what), threads=1, time_limit=5.0) as worker,
+            pytest.raises(WorkerFailure, match=said),
         ):
             run_of(worker, request_for(small()))
         assert time.monotonic() - started < 20

@@ -21,11 +21,9 @@ from concord.conformance.html import page
 from concord.conformance.judging import judge_tensor
 from concord.conformance.report import repetitions, show
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.cases import build_case
 from concord.spec.montecarlo import MonteCarlo
 from concord.spec.precision import precision
 from tests.test_html import said
-from tests.toys.rounded import run_of, verdict_of
 from tests.toys.small import request_for
 from tests.toys.surroundings import EACH_BACKEND, toy
 
@@ -262,14 +260,6 @@ def test_a_long_product_of_equal_signs_may_be_cut_off_as_well_as_rounded():
     assert judged[1].rms > 8 * judged[0].rms  # so it is the bias that the samples have to show
     rounded = np.sqrt(np.mean((samples[::2] - truth) ** 2, axis=0))
     assert judge_tensor(product(Arithmetic("tf32", cut=True)), truth, rounded, "tf32").status == "diverges"
-
-
-@pytest.mark.parametrize("scenario", ["ragged", "offset"])
-def test_a_model_of_products_that_are_cut_off_agrees_by_the_rules_of_tf32_alone(scenario):
-    case = build_case("bert", scenario)
-    run = run_of(case, "float32", Arithmetic("tf32", cut=True))
-    assert verdict_of(case, run, dtype="tf32").passed
-    assert verdict_of(case, run).status == "diverges"
 
 
 # Why a run diverges.

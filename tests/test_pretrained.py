@@ -55,38 +55,26 @@ def drawn(origin, start):
     ]
 
 
-def test_a_classifier_goes_on_with_all_its_weights_and_its_own_classes(tmp_path):
-    origin, start = begun(hugging_face(tmp_path / "bert", **NAMES), samples(tmp_path / "data"))
-    assert start.labels is not None
-    assert (start.labels.names, drawn(origin, start), start.config) == (("so so", "no", "yes"), [], CONFIG)
+UNNAMED = {**NAMES, "id2label": {str(number): f"LABEL_{number}" for number in range(3)}}
 
 
-def test_a_classifier_of_other_classes_is_drawn_anew(tmp_path):
-    origin, start = begun(
-        hugging_face(tmp_path / "bert", **NAMES), samples(tmp_path / "data", ("yes", "no", "never", "so so"))
-    )
-    assert start.labels is not None
-    assert (start.labels.names, drawn(origin, start), start.config.num_classes) == (
-        ("never", "no", "so so", "yes"),
-        HEAD,
-        4,
-    )
-    origin, start = begun(
-        hugging_face(tmp_path / "bert", **NAMES), samples(tmp_path / "data", ("a", "b", "c"))
-    )  # as many, but others
-    assert drawn(origin, start) == HEAD
-
-
-def test_classes_that_nobody_has_named_are_numbers(tmp_path):
-    origin, start = begun(
-        hugging_face(
-            tmp_path / "bert",
-            **{**NAMES, "id2label": {str(number): f"LABEL_{number}" for number in range(3)}},
-        ),
-        samples(tmp_path / "data", ("2", "0")),
-    )
-    assert start.labels is not None
-    assert (start.labels.names, drawn(origin, start)) == (("0", "1", "2"), [])
+@pytest.mark.parametrize(
+    ("stated", "labels", "names", "anew"),
+    [
+        (NAMES, ("yes", "no"), ("so so", "no", "yes"), []),
+        # A classifier of other classes, fewer or as many, is drawn anew.
+        (NAMES, ("yes", "no", "never", "so so"), ("never", "no", "so so", "yes"), HEAD),
+        (NAMES, ("a", "b", "c"), ("a", "b", "c"), HEAD),
+        # Classes that nobody has named are numbers.
+        (UNNAMED, ("2", "0"), ("0", "1", "2"), []),
+    ],
+)
+def test_a_classifier_goes_on_with_its_weights_where_its_classes_are_those(
+    tmp_path, stated, labels, names, anew
+):
+    origin, start = begun(hugging_face(tmp_path / "bert", **stated), samples(tmp_path / "data", labels))
+    assert (start.labels.names, drawn(origin, start)) == (names, anew)
+    assert start.config == CONFIG.replace(num_classes=len(names))
 
 
 def test_an_encoder_gets_a_head(tmp_path):

@@ -228,19 +228,6 @@ def test_fully_masked_row_depends_on_fill_and_precision(small):
     assert row("nndl-paddle", "float64") > 0.01
 
 
-@pytest.mark.clause("ATT-7")
-@pytest.mark.parametrize("part", ["model", "attention", "dot_product"])
-def test_looped_heads_agree_with_batched(small, part):
-    batched = small("keras-attention", mask_assignment="per_sample")
-    weights, batch = spec.initialize(batched, part=part), spec.example_batch(batched, 7, 11, part=part)
-    one, other = (
-        reference(batched.replace(head_computation=way), weights, batch, gradients=True, part=part)
-        for way in ("batched", "looped")
-    )
-    for name, array in {**one.taps, **one.gradients}.items():
-        assert near(np.atleast_1d({**other.taps, **other.gradients}[name]), np.atleast_1d(array)), name
-
-
 @pytest.mark.clause("NRM-7")
 @pytest.mark.parametrize(("placement", "finite"), [("inside", True), ("outside", False)])
 def test_norm_of_a_constant_row(small, placement, finite):

@@ -6,14 +6,13 @@ import json
 import numpy as np
 import pytest
 
-from concord import backends
 from concord.commands.train import on_samples
 from concord.spec import variant
 from concord.spec.training.recipe import recipe
 from concord.training import beginning, checkpoint
 from concord.training.log import read_log
 from concord.training.plan import TrainingPlan
-from tests.toys.surroundings import toy
+from tests.toys.surroundings import EACH_BACKEND, toy
 
 SIZES = ("d_model=16", "num_heads=2", "d_ff=32", "num_layers=2", "max_positions=16")
 
@@ -86,9 +85,7 @@ def test_pairs_are_learnt_and_shown(open_worker, invoke, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in backends.BUILT_IN]
-)
+@pytest.mark.parametrize("backend", EACH_BACKEND)
 def test_every_framework_learns_pairs(open_worker, invoke, tmp_path, backend):
     learn_pairs(open_worker, invoke, backend, tmp_path)
 

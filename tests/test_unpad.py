@@ -9,7 +9,6 @@ from concord import spec
 from concord.backends.interface import Request
 from concord.backends.library import MULTIPLE, indices, padding_reasons
 from concord.spec.cases import build_case
-from tests.test_conforming import without_empty_samples
 from tests.toys.rounded import verdict_of
 from tests.toys.small import run_case
 
@@ -47,18 +46,6 @@ def test_only_what_follows_the_encoder_is_delivered(worker):
 
 
 # The host's share.
-
-
-def test_rows_kept_are_real_tokens_and_the_first_of_each_sample():
-    case = without_empty_samples(build_case("bert", "ragged"))
-    found = indices(request_of(case))
-    kept = case.batch.required("input_ids") != case.config.pad_id
-    kept[:, 0] = True
-    rows, slots = found["rows"], found["slots"]
-    assert np.array_equal(rows, np.flatnonzero(kept))
-    assert np.array_equal(rows[slots[kept]], np.flatnonzero(kept))
-    assert (slots[~kept] == 0).all()
-    assert indices(request_of(case, "compiled")) == {}
 
 
 def test_compiled_programs_get_rows_in_multiples():

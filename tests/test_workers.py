@@ -131,7 +131,6 @@ def test_the_folder_where_somebody_stands_comes_last(tmp_path):
 
 def test_the_given_interpreter_is_used(tmp_path):
     python = marked_python(tmp_path / "a folder" / "python", "other")
-    assert opened(python=str(python), threads=1)["environment"]["TOY_MARKER"] == "other"
     named = f"{toy('Revealing')}={python.parent}//{python.name}"
     assert checked(tmp_path, "--python", named)["environment"]["TOY_MARKER"] == "other"
     assert "TOY_MARKER" not in opened(threads=1)["environment"]
@@ -282,17 +281,11 @@ def test_a_worker_that_died_is_started_again_unless_that_is_hopeless(
 
 
 def test_the_memory_limit_counts_what_a_worker_has_started():
-    def ran(limit):
-        with backends.open(
-            name_of("forks a hungry one"), threads=1, memory_limit=limit, time_limit=6.0
-        ) as worker:
-            with pytest.raises(WorkerFailure) as failed:
-                run_of(worker, request_for(small_config()))
-            assert worker.size == 0
-            return failed.value
-
-    assert ran(700 * MIB).status == "out of memory"
-    assert ran(6000 * MIB).status == "timed out"
+    limits = {"memory_limit": 700 * MIB, "time_limit": 20.0}
+    with backends.open(name_of("forks a hungry one"), threads=1, **limits) as worker:
+        with pytest.raises(WorkerFailure, match="out of memory"):
+            run_of(worker, request_for(small_config()))
+        assert worker.size == 0
 
 
 def test_a_worker_that_has_grown_is_followed_by_another(tmp_path, monkeypatch):
