@@ -130,9 +130,6 @@ class _Shown:
         if breakdown is None or self.drawn >= self.MOST:
             return None
         self.drawn += 1
-        found = dict(enumerate(breakdown.histogram, breakdown.lowest))
-        exponents = range(min(breakdown.lowest, -1), max([*found, 1]) + 1)
-        edges = [2.0**i for i in exponents]
         powers = [power for one in breakdown.maps for row in one.levels for power in row if power is not None]
         levels = drawing.heat_levels(powers)
         # Each level that a map shows, and the error that it begins at: the least beyond at the tolerance.
@@ -144,16 +141,6 @@ class _Shown:
                 (level, f"from {starts[level - 1]}" if level else f"below {starts[0]}")
                 for level in sorted({bisect(levels, power) for power in powers})
             ],
-            "histogram": drawing.histogram(
-                [0, *(found.get(i, 0) for i in exponents)],
-                [],
-                edges,
-                1.0,
-                f"How many elements err by how many tolerances: {sum(found.values())} in all",
-            ),
-            "first": edges[0],
-            "last": 2 * edges[-1],
-            "one": 100 * drawing.position(1.0, edges) / (len(edges) + 1),
         }
 
 

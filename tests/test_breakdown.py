@@ -1,4 +1,4 @@
-"""Where in a tensor its error lies: over its axes, over its sizes, at its worst elements, in few bytes."""
+"""Where in a tensor its error lies: over its axes and at its worst elements, in few bytes."""
 
 import json
 from itertools import pairwise
@@ -39,7 +39,7 @@ def power(errors):
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(SIZES, st.integers(0, 999))
-def test_each_error_is_in_its_maps_its_bin_and_among_the_worst(sizes, seed):
+def test_each_error_is_in_its_maps_and_among_the_worst(sizes, seed):
     errors = np.random.default_rng(seed).choice(ERRORS, sizes)
     found = broken(errors)
     long = [axis for axis, size in enumerate(sizes) if size > 1]
@@ -52,9 +52,6 @@ def test_each_error_is_in_its_maps_its_bin_and_among_the_worst(sizes, seed):
         cells = [power(moved[place]) for place in np.ndindex(moved.shape[: len(pair)])]
         assert [level for row in shown.levels for level in row] == cells
     judged = errors[~np.isnan(errors)]
-    powers = [power(error) for error in judged]
-    assert sum(found.histogram) == len(judged)
-    assert all(count == powers.count(found.lowest + place) for place, count in enumerate(found.histogram))
     expected = sorted(abs(judged[judged != 0]), reverse=True)[:MOST_ELEMENTS]
     assert [one.ratio for one in found.worst] == expected
     for one in found.worst:

@@ -1,4 +1,4 @@
-"""Where in a tensor its error lies: over its axes, over its sizes, and at its worst elements."""
+"""Where in a tensor its error lies: over its axes, and at its worst elements."""
 
 from __future__ import annotations
 
@@ -83,14 +83,10 @@ class Breakdown:
 
     Attributes:
         maps: over two axes at a time, which stand side by side in the tensor.
-        lowest: the power of two, in tolerances, that the first bin of the histogram begins at.
-        histogram: how many elements have an error in each bin; each ends at twice where it begins.
         worst: the worst elements, the worst first.
     """
 
     maps: tuple[HeatMap, ...]
-    lowest: Power
-    histogram: tuple[Count, ...]
     worst: tuple[Element, ...]
 
 
@@ -111,14 +107,7 @@ def break_down(
         rows: which rows of a table these are, if not all.
     """
     levels = np.floor(np.log2(np.clip(scores / Z, 2.0**SMALLEST, 2.0**LARGEST)))
-    counted = np.bincount((levels[~np.isnan(levels)] - SMALLEST).astype(np.int64), minlength=1)
-    first = int(np.flatnonzero(counted)[0]) if counted.any() else 0
-    return Breakdown(
-        _maps(levels, axes),
-        SMALLEST + first,
-        tuple(counted[first:].tolist()),
-        _worst(actual, value, sigma, scores, rows),
-    )
+    return Breakdown(_maps(levels, axes), _worst(actual, value, sigma, scores, rows))
 
 
 def _maps(levels: Array, axes: tuple[str, ...]) -> tuple[HeatMap, ...]:
