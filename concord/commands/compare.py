@@ -42,8 +42,8 @@ def compare(
         candidate (CANDIDATE): A graph (.onnx), arrays by name (.safetensors),
             package.module:function of any framework that takes and returns arrays by name, or a
             folder. Default: the reference itself, as --as says.
-        way (WAY, --as): eager, sdpa, compile, bfloat16, float16, cuda or tf32: how the reference
-            runs again.
+        way (WAY, --as): eager, sdpa, compile, bfloat16, float16, int8, cuda or tf32: how the
+            reference runs again.
         inputs: Arrays by name (.safetensors). Default: standard texts.
         text (TEXT): A text for the folder's tokenizer; may be repeated.
         gradients: Judge gradients of parameters and activations too.

@@ -65,7 +65,8 @@ def prepare(
         candidate: as :func:`compare` takes it.
         inputs: as :func:`compare` takes them.
         way: how the reference's own module runs as a candidate: ``eager``, ``sdpa``, ``compile``,
-            ``bfloat16``, ``float16``, ``cuda`` or ``tf32``.
+            ``bfloat16``, ``float16``, ``cuda``, ``tf32``, or ``int8``: weights of 8 bits, by torchao, before
+            the module with the weights that those say.
         gradients: whether gradients of parameters and activations are judged too, of the sum of all outputs
             times fixed random numbers.
         names: the candidate's name of an activation to the reference's; ``{i}`` stands for a number. After a
@@ -94,9 +95,11 @@ def prepare(
     args, kwargs = candidates.called_with(reference, inputs)
     right: Reference = ModuleReference(reference) if isinstance(reference, nn.Module) else reference
     right = replace(right, args=args, kwargs=kwargs, declared=declared)
-    if isinstance(reference, nn.Module):
-        candidates.refuse_modes(reference)
-        candidate = candidates.in_way(reference, way) if candidate is None else candidate
+    if isinstance(right, ModuleReference):
+        candidates.refuse_modes(right.model)
+        candidate = candidates.in_way(right.model, way) if candidate is None else candidate
+        if way == "int8":
+            right = candidates.dequantized(right, candidate)
     module = isinstance(candidate, nn.Module)
     right = right.cast(dtype_of(candidate)) if module else right
     right = right.differentiated() if gradients else right

@@ -260,16 +260,10 @@ class ExactMode(TorchDispatchMode):
     def _added(self, y: Tensor, dtype: torch.dtype, args: Sequence[Any]) -> Tensor:
         """Add: a term that is lost beside a large one is lost for all, else the sum errs by a rounding."""
         found = self.erred(y, dtype, 1)
-        terms = (
-            x if isinstance(x, Tensor) else torch.tensor(float(x), dtype=torch.float64) for x in args[:2]
-        )
-        a, b = (_wide(x).abs() for x in terms)  # a mask of truth values may be one
+        a, b = (_wide(torch.as_tensor(x)).abs() for x in args[:2])  # a mask of truth values may be one
         large = torch.maximum(a, b)
-        if not bool((large >= ABSORBS).any()):
-            return found
-        small = torch.minimum(a, b)
-        lost = (large >= ABSORBS) & (small <= 4 * ROUNDOFF[dtype] * large)
-        return torch.where(lost, _wide(y.to(dtype)), found)
+        lost = (large >= ABSORBS) & (torch.minimum(a, b) <= 4 * ROUNDOFF[dtype] * large)
+        return torch.where(lost, _wide(y.to(dtype)), found) if bool(lost.any()) else found
 
 
 class Perturbed(ExactMode):

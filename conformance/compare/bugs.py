@@ -7,18 +7,17 @@ exactly, it is an explanation of what a candidate computed.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import starmap
+from itertools import count, starmap
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 from concord.conformance.compare.arithmetic import Computed, value_of
 from concord.spec.arrays import Array
@@ -65,11 +64,6 @@ class Operation:
         """What it is called, without its overload and whether it works in place."""
         return str(self.func.overloadpacket.__name__).rstrip("_")
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Its operands that are tensors, those of lists too."""
-        return [one for one in tree_leaves(self.args) if isinstance(one, Tensor)]
-
     def replaced(self, place: int, value: Any) -> Any:
         """Compute it with another operand in one place."""
         return self.func(*self.args[:place], value, *self.args[place + 1 :], **self.kwargs)
@@ -77,10 +71,6 @@ class Operation:
     def changed(self, place: int, function: Callable[[Any], Any]) -> Any:
         """Compute it with what a function makes of the operand in one place."""
         return self.replaced(place, function(self.args[place]))
-
-    def operand(self, place: int) -> Any:
-        """Return an operand as the result, in a tensor of its own."""
-        return self.args[place] + 0.0
 
     def floats(self, count: int) -> bool:
         """Return whether so many of its first operands are tensors of floating-point numbers."""
@@ -118,28 +108,37 @@ class OperationBug:
 
 
 class Injected:
-    """Makes what operations give: with a bug in one of those that can have it, or in all of them.
+    """Makes what operations give, with a bug in some of them.
 
     Args:
-        bug: by default none.
-        site: the number of the operation; None: all of them.
-
-    Attributes:
-        sites: how many operations could have had each bug.
+        sites: the numbers of those operations.
     """
 
-    def __init__(self, bug: OperationBug | None = None, site: int | None = None) -> None:
-        self.bug, self.site = bug, site
-        self.sites = Counter[OperationBug]()
+    def __init__(self, bug: OperationBug, sites: Collection[int]) -> None:
+        self.bug, self.sites, self.numbers = bug, sites, count()
 
     def __call__(self, operation: Operation) -> Any:
-        """Return what an operation gives."""
+        """Return what an operation gives; one that cannot have the bug is as it is."""
+        own = bugs(operation) if next(self.numbers) in self.sites else ()
+        return next((bug.make for bug in own if bug == self.bug), operation)()
+
+
+def sites(run: Callable[[Callable[[Operation], Any]], Any]) -> Mapping[OperationBug, list[int]]:
+    """Return the numbers of the operations of a run that may have each bug.
+
+    Args:
+        run: takes what makes what each operation gives.
+    """
+    found, numbers = defaultdict[OperationBug, list[int]](list), count()
+
+    def note(operation: Operation) -> Any:
+        number = next(numbers)
         for bug in bugs(operation):
-            number = self.sites[bug]
-            self.sites[bug] += 1
-            if bug == self.bug and self.site in (None, number):
-                return bug.make()
+            found[bug].append(number)
         return operation()
+
+    run(note)
+    return found
 
 
 Found = Iterator[tuple[str, str, Callable[[], Any]]]
@@ -172,7 +171,11 @@ def _left_out(it: Operation) -> Found:
         elif first.shape == second.shape and first.ndim > 1:
             left |= {"first term": 1, "second term": 0}
     for what, kept in left.items():
-        yield f"{what.replace(' ', '_')}_left_out", f"leaving out the {what}", partial(it.operand, kept)
+        yield (
+            f"{what.replace(' ', '_')}_left_out",
+            f"leaving out the {what}",
+            partial(torch.clone, it.args[kept]),
+        )
     if it.name == "addmm":
         yield "bias_left_out", "leaving out the bias", partial(torch.mm, *it.args[1:3])
 
@@ -223,9 +226,11 @@ def _mask_place(it: Operation) -> int | None:
     if it.name == "masked_fill" and not isinstance(it.args[2], Tensor) and it.args[2] < HIDDEN:
         return 1
     for place in (1, 0) if it.name == "add" and it.floats(2) else ():
-        hidden = (it.args[place] < HIDDEN) | ~torch.isfinite(it.args[place])
-        if bool(hidden.any()) and bool((hidden | (it.args[place] == 0)).all()):
-            return place
+        with _disable_current_modes():
+            added = value_of(it.args[place])
+            hidden = (added < HIDDEN) | ~torch.isfinite(added)
+            if bool(hidden.any()) and bool((hidden | (added == 0)).all()):
+                return place
     return None
 
 
@@ -308,9 +313,8 @@ def _weight_place(it: Operation) -> int:
 
 
 def _multiplied(it: Operation, right: int, function: Callable[[Tensor], Tensor]) -> Any:
-    return Operation(it.func, [*it.args[:right], function(it.args[right])], it.kwargs).changed(
-        right - 1, function
-    )
+    factors = map(function, it.args[right - 1 : right + 1])
+    return it.func(*it.args[: right - 1], *factors, **it.kwargs)
 
 
 def _computed_in(rounded: Callable[[Tensor], Tensor], it: Operation) -> Tensor:

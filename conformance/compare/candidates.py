@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,15 @@ from safetensors.numpy import save_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from concord.conformance.compare import alone
-from concord.conformance.compare.reference import OUTPUT, Reference, dtype_of, numbers, running
+from concord.conformance.compare import alone, names
+from concord.conformance.compare.reference import (
+    OUTPUT,
+    ModuleReference,
+    Reference,
+    dtype_of,
+    numbers,
+    running,
+)
 from concord.spec.arrays import Arrays
 from concord.spec.errors import SpecError, optional, refuse, unknown
 from concord.spec.files import read_arrays
@@ -34,7 +42,7 @@ Array = NDArray[Any]
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
-WAYS = ("eager", "sdpa", "compile", *DTYPES, "cuda", "tf32")
+WAYS = ("eager", "sdpa", "compile", *DTYPES, "int8", "cuda", "tf32")
 """Ways to compute the same module."""
 
 TOKENS = 11
@@ -167,7 +175,32 @@ def in_way(reference: Any, way: str) -> nn.Module:
         model.to("cuda")
         torch.set_float32_matmul_precision("high" if way == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = way == "tf32"
+    if way == "int8":
+        with optional("way 'int8'", "peers"):
+            from torchao.quantization import Int8WeightOnlyConfig, quantize_
+        quantize_(model, Int8WeightOnlyConfig())
     return model
+
+
+def dequantized(reference: ModuleReference, candidate: nn.Module) -> ModuleReference:
+    """Return the reference with the weights that a candidate keeps in 8 bits.
+
+    Raises:
+        SpecError: if no layer has any.
+    """
+    model = reference.model
+    made, apart = copy.deepcopy(model), dict[str, float]()
+    for path, module in candidate.named_modules():
+        for name, weight in module.named_parameters(path, recurse=False):
+            if type(weight.detach()) is not Tensor:
+                right = weight.detach().dequantize()
+                setattr(made.get_submodule(path), name.rpartition(".")[2], nn.Parameter(right))
+                apart[name] = names.apart(numbers(right), numbers(model.get_parameter(name)))
+    if not apart:
+        raise SpecError(
+            f"{type(model).__name__} has no nn.Linear but must: those are what way 'int8' quantizes"
+        )
+    return replace(reference, model=made, quantized=apart)
 
 
 def run(reference: Reference, candidate: Any, python: str | None) -> Arrays:
@@ -239,9 +272,9 @@ def run_graph(reference: Reference, path: Path) -> Arrays:
     start = functools.partial(onnxruntime.InferenceSession, sess_options=options)
     plain = reference.values
     session, model = start(str(path)), onnx.load(str(path), load_external_data=False)
-    given, names = reference.inputs, [entry.name for entry in session.get_inputs()]
-    by_place = dict(zip(names, given.values(), strict=False)) if len(names) == len(given) else {}
-    given = {name: array for name, array in (by_place | given).items() if name in names}
+    given, taken = reference.inputs, [entry.name for entry in session.get_inputs()]
+    by_place = dict(zip(taken, given.values(), strict=False)) if len(taken) == len(given) else {}
+    given = {name: array for name, array in (by_place | given).items() if name in taken}
     outputs = [output.name for output in model.graph.output]
     made = session.run(outputs, given)
     found, shown = by_name(reference, dict(zip(outputs, made, strict=True))), show(model.graph, plain)

@@ -29,7 +29,7 @@ from concord.conformance.compare.reference import (
 from concord.conformance.compare.stretch import Stretch, StretchComputation, cause, opened
 from concord.conformance.estimate import SAMPLES, Estimate
 from concord.conformance.expectation import Expectation, is_gradient
-from concord.conformance.explain import Cause, Diagnosis
+from concord.conformance.explain import Diagnosis
 from concord.conformance.explain.computation import Prediction
 from concord.conformance.judging import GROWN, NEAR, PADDING
 from concord.conformance.scoring import OUT_OF_RANGE, judge_tensor
@@ -129,6 +129,12 @@ class ModelComparison:
     def notes(self) -> dict[str, str]:
         """What is to be said besides the verdict, by what it is about."""
         found = {}
+        if isinstance(self.reference, ModuleReference) and (apart := self.reference.quantized):
+            worst = max(apart, key=apart.__getitem__)
+            found["weights of 8 bits"] = (
+                f"the reference has the {len(apart)} that the candidate keeps so; "
+                f"{worst} lies farthest off the given one, by {apart[worst]:.2%} of its size"
+            )
         if self.strange:
             found["not compared"] = (
                 f"{first_of([*self.strange], 3)}: the reference has no activation of that name"
@@ -248,25 +254,18 @@ class ModelComparison:
         ]
         start = agreeing[-1] if agreeing else ""
         beginning = "the outputs" if backward else "the inputs"
-        notes, why, undeclared = [f"made between {start or beginning} and {end}"], None, ""
-        if not backward:
-            undeclared = self.undeclared()
-            if isinstance(self.reference, ModuleReference):
-                more, why = self.opened(self.reference, start, end, not undeclared)
-                notes += more
+        notes, why = [f"made between {start or beginning} and {end}"], None
+        undeclared = "" if backward else self.undeclared()
+        if not backward and isinstance(self.reference, ModuleReference):
+            forward = dataclasses.replace(self.reference, cotangents=None)
+            right = Stretch(forward, start, end, self.pin)
+            notes.append(f"computed by {right.lines}")
+            if end in self.wrong and not undeclared:
+                if self.theirs and not self.theirs.program:
+                    theirs = dataclasses.replace(self.theirs, cotangents=None)
+                    notes += opened(right, Stretch(theirs, self.own.get(start, ""), self.own[end]))
+                actual = self.given[end].astype(np.float64)
+                asked = StretchComputation(end, actual, self.dtypes[end], self.wrong[end])
+                why, said = cause(right, asked, self.strange)
+                notes += said
         return Diagnosis(end, ("",), why, notes=tuple(notes)), undeclared
-
-    def opened(
-        self, reference: ModuleReference, start: str, end: str, why: bool
-    ) -> tuple[list[str], Cause | None]:
-        """Say what is to be said of a stretch of a module, and what explains its end if that is asked."""
-        right = Stretch(dataclasses.replace(reference, cotangents=None), start, end, self.pin)
-        notes = [f"computed by {right.lines}"]
-        if not why or end not in self.wrong:
-            return notes, None
-        actual = self.given[end].astype(np.float64)
-        asked = StretchComputation(end, actual, self.dtypes[end], self.wrong[end])
-        if self.theirs and not self.theirs.program:
-            theirs = dataclasses.replace(self.theirs, cotangents=None)
-            notes += opened(right, Stretch(theirs, self.own.get(start, ""), self.own[end]))
-        return notes, cause(right, asked, self.strange)

@@ -82,12 +82,12 @@ def proposed(given: Mapping[str, Array], plain: Mapping[str, Array]) -> dict[str
         outline = _outline(array)
         layouts = ["", *(" ".join(map(str, order)) for order in permutations(range(array.ndim)))]
         near = (
-            (apart, name, layout)
+            (distance, name, layout)
             for name, right in left.items()
-            if array.size == right.size > 1 and _apart(outline, outlines[name]) < NEAREST
+            if array.size == right.size > 1 and apart(outline, outlines[name]) < NEAREST
             for layout in layouts
             if layout or array.shape == right.shape
-            if (apart := _apart(laid_out(array, layout, right.shape), right)) < NEAREST
+            if (distance := apart(laid_out(array, layout, right.shape), right)) < NEAREST
         )
         if best := min(near, default=None):
             _, name, layout = best
@@ -102,6 +102,6 @@ def _outline(array: Array) -> Array:
     return np.sort(array, None)[places.astype(int)].astype(np.float64)
 
 
-def _apart(one: Array, other: Array) -> float:
+def apart(one: Array, other: Array) -> float:
     """Return how far an array lies from another, as a share of that one's size."""
     return root_mean_square(one - other) / (root_mean_square(other) or 1.0)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from concord.conformance.compare.bugs import Injected, OperationBug, Watched
+from concord.conformance.compare.bugs import Injected, OperationBug, Watched, sites
 from concord.conformance.compare.comparison import ModelComparison
 from concord.conformance.compare.reference import ModuleReference, Reference, numbers
 from concord.conformance.verdict import Verdict
@@ -32,13 +32,12 @@ def prove(comparison: ModelComparison, progress: Callable[[str], None] = lambda 
     plain = ModelComparison(reference, reference.arrays)
     given = [name for name in comparison.given if name in plain.plain]
     *_, end = plain.expected(False)
-    counted, proof = Injected(), defaultdict[OperationBug, Counter[str]](Counter)
-    reference.watched(Watched(counted))
-    for bug, count in counted.sites.items():
-        for site in dict.fromkeys((None, 0, count - 1)) if count > 1 else [None]:
+    proof = defaultdict[OperationBug, Counter[str]](Counter)
+    for bug, found in sites(lambda make: reference.watched(Watched(make))).items():
+        for chosen in (found, found[:1], found[-1:]) if len(found) > 1 else [found]:
             progress(f"would {bug.text} be found?")
             try:
-                made = reference.watched(Watched(Injected(bug, site)))
+                made = reference.watched(Watched(Injected(bug, chosen)))
             except SpecError:  # the bug does not fit this operation
                 continue
             plain.given = {name: numbers(made[name]) for name in given if name in made}

@@ -171,10 +171,13 @@ class ModuleReference(Reference):
     Attributes:
         model: the module.
         program: what runs in its place, such as what a compiler made of it: it shows outputs alone.
+        quantized: weights that have other values than the user's, and how far they lie off, as a share of
+            their size.
     """
 
     model: nn.Module
     program: Any = None
+    quantized: Mapping[str, float] = field(default_factory=dict)
 
     def cast(self, dtype: torch.dtype) -> ModuleReference:
         """Return the same in another dtype; float64 is none that a reference has."""
@@ -270,45 +273,39 @@ class ModuleReference(Reference):
                 arithmetic.backward = self.cotangents is not None
             self._differentiate(outputs, parameters or dict(self.model.named_parameters()), take)
 
-    def _hook(self, take: Take, pin: Pin, arithmetic: ExactMode | None) -> Callable[..., Any]:
-        """Return what takes up what a submodule returns, and returns it with what is used in its place."""
+    def _hook(self, take: Take, pin: Pin, arithmetic: ExactMode | None) -> Callable[..., None]:
+        """Return what takes up what a submodule returns, and gives it the value that is used from then on."""
         calls, known = Counter[str](), WeakIdKeyDictionary()
 
-        def pinned(name: str, dtype: torch.dtype) -> Tensor | None:
+        def pinned(name: str, tensor: Computed) -> Tensor:
             array = pin(name)
-            if array is None or arithmetic is None:
-                return None
+            if array is None or array.shape != tensor.shape:
+                return tensor.value
             with _disable_current_modes():
-                value = torch.from_numpy(array.astype(np.float64))
-                if dtype in HALF and not is_gradient(name):  # it may have been used before it was rounded
-                    value = arithmetic.varied(value, lambda value: ROUNDOFF[dtype] * value.abs())
-                return Computed(value, dtype)
+                value = torch.empty_like(tensor.value).copy_(torch.from_numpy(array))
+                if arithmetic and tensor.dtype in HALF and not is_gradient(name):
+                    # It may have been used before it was rounded.
+                    value = arithmetic.varied(value, lambda value: ROUNDOFF[tensor.dtype] * value.abs())
+                return value
 
-        def used(name: str, tensor: Tensor) -> Tensor:
-            """Return the tensor that what follows an activation goes on with."""
-            value, of = pinned(name, tensor.dtype), f"gradients.taps.{name}"
-            value = None if value is None or value.shape != tensor.shape else value
-            if self.cotangents is None or not tensor.requires_grad:
-                return tensor if value is None else value
+        def back(name: str, gradient: Tensor) -> Tensor | None:
+            take(name, gradient)
+            if not isinstance(gradient, Computed):
+                return None
+            return Computed(pinned(name, gradient), gradient.dtype)
 
-            def back(gradient: Tensor) -> Tensor:
-                take(of, gradient)
-                made = pinned(of, gradient.dtype)
-                return gradient if made is None else made
-
-            return _Pinned.apply(tensor, value, back)
-
-        def called(path: str, _module: nn.Module, _given: Any, result: Any) -> Any:
+        def called(path: str, _module: nn.Module, _given: Any, result: Any) -> None:
             calls[path] += 1
             stem = path if calls[path] == 1 else f"{path}#{calls[path]}"
-            new: dict[int, Tensor] = {}
             for name, tensor in named(result, stem).items():
-                if tensor not in known:
-                    take(name, tensor)
-                    made = new[id(tensor)] = used(name, tensor)
-                    known[tensor] = known[made] = True
-            changed = any(id(made) != old for old, made in new.items())
-            return tree_map(lambda part: new.get(id(part), part), result) if changed else None
+                if tensor in known:
+                    continue
+                known[tensor] = True
+                take(name, tensor)
+                if isinstance(tensor, Computed):
+                    tensor.value = pinned(name, tensor)
+                if self.cotangents is not None and tensor.requires_grad:
+                    tensor.register_hook(partial(back, f"gradients.taps.{name}"))
 
         return called
 
@@ -326,21 +323,6 @@ class ModuleReference(Reference):
             for name, tensor in trained.items():
                 stack.callback(tensor.register_hook(partial(take, f"gradients.{name}")).remove)
             torch.autograd.grad([*used.values()], [*trained.values()], back, allow_unused=True)
-
-
-class _Pinned(torch.autograd.Function):
-    """A tensor in whose place another one is used, and so is another gradient on the way back."""
-
-    @staticmethod
-    def forward(
-        context: Any, tensor: Tensor, value: Tensor | None, back: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        context.back = back
-        return (tensor if value is None else value).clone()
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
-        return context.back(gradient), None, None
 
 
 def numbers(tensor: Tensor) -> NDArray[np.floating]:

@@ -6,11 +6,11 @@ computes otherwise; with a bug in one of them, what the bug would explain.
 
 from __future__ import annotations
 
+import math
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -23,18 +23,19 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from concord.conformance.compare import reference as modules
 from concord.conformance.compare.arithmetic import EXACT, plainly
-from concord.conformance.compare.bugs import Injected, Operation, OperationBug, Watched
+from concord.conformance.compare.bugs import Injected, Operation, OperationBug, Watched, sites
 from concord.conformance.compare.reference import Finished, ModuleReference, Pin, dtype_name, named, numbers
-from concord.conformance.estimate import SAMPLES, Observer, estimate
+from concord.conformance.estimate import SAMPLES, Observer, Z, estimate
 from concord.conformance.explain import Cause
 from concord.conformance.explain.computation import Computation, Prediction
+from concord.conformance.explain.description import nearest
 from concord.conformance.explain.hypothesis import Hypothesis
 from concord.conformance.explain.search import Effort, Search
 from concord.conformance.scoring import judge_tensor
 from concord.spec.arrays import Array
 from concord.spec.text import first_of
 
-LONGEST = 60.0
+LONGEST = 20.0
 """Seconds of the processor that the search for a cause may take."""
 
 OWN, TORCH = (str(Path(file).parent) for file in (__file__, torch.__file__))
@@ -49,17 +50,20 @@ class Recorded:
         line: where the source asks for it, ``file:line``.
         made: what it gave.
         tensors: copies of it by name, since what follows may work on it in place.
-        given: what earlier operations gave it, each by its name; None for another operand.
     """
 
     operation: Operation
     line: str
     made: Any
     tensors: Mapping[str, Tensor]
-    given: Sequence[tuple[str, Tensor] | None]
 
     def __str__(self) -> str:
         return f"{self.operation.name} ({self.line})"
+
+    @property
+    def computes(self) -> bool:
+        """Whether it computes numbers of others, and does not select or make them."""
+        return self.operation.name not in EXACT and self.operation.floats(1)
 
 
 class Stretch:
@@ -74,7 +78,6 @@ class Stretch:
     def __init__(self, module: ModuleReference, start: str, end: str, pin: Pin | None = None) -> None:
         self.module, self.start, self.end, self.on = module, start, end, not start
         self.steps: list[Recorded] = []
-        self.latest: dict[int, tuple[str, Tensor]] = {}
         self.result: Any = None
         self.before: dict[int, Tensor] = {}  # what operations change in place, as it was
 
@@ -97,12 +100,10 @@ class Stretch:
             return operation()
         if operation.func._schema.is_mutable:  # noqa: SLF001 – nothing else says it
             self.before.setdefault(id(operation.args[0]), operation.args[0].clone())
-        given = [self.latest.get(id(one)) for one in operation.tensors]
         made = operation()
         own = named(made, str(len(self.steps)))
         copies = {name: one.detach().clone() for name, one in own.items()}
-        self.latest |= {id(one): (name, copies[name]) for name, one in own.items()}
-        self.steps.append(Recorded(operation, line, made, copies, given))
+        self.steps.append(Recorded(operation, line, made, copies))
         return made
 
     def again(
@@ -141,17 +142,14 @@ class Stretch:
         observe(self.end, present(self.result))
 
     @property
-    def computing(self) -> Iterator[Recorded]:
-        """The operations that round, and depend on an activation and not on parameters alone."""
-        fixed, depends = set(map(id, self.module.parameters.values())), set[str]()
-        for step in self.steps:
-            if any(
-                given[0] in depends if given else id(one) not in fixed
-                for one, given in zip(step.operation.tensors, step.given, strict=True)
-            ):
-                depends |= {*step.tensors}
-                if step.operation.name not in EXACT:
-                    yield step
+    def telling(self) -> list[tuple[Recorded, str, Array]]:
+        """What its operations give that is no constant, by name."""
+        return [
+            (step, name, numbers(tensor).astype(np.float64))
+            for step in self.steps
+            for name, tensor in step.tensors.items()
+            if tensor.unique().numel() > 1
+        ]
 
     @property
     def lines(self) -> str:
@@ -175,10 +173,9 @@ def source_line() -> str | None:
 
 
 def opened(right: Stretch, theirs: Stretch) -> list[str]:
-    """Say where the operations of both sides part, and which is the first to give something else.
+    """Say which operation is the first whose result the candidate lacks, and what stands in its place there.
 
-    Where they have parted, operations that look alike need not be the same. So one that differs is named only
-    if it was given what the reference's was; and else the last number that both sides compute.
+    A candidate may compute some numbers otherwise and be right. So the last that both compute is said too.
     """
     dtypes = {name: dtype_name(one.dtype) for step in right.steps for name, one in step.tensors.items()}
     dtypes[right.end] = dtype_name(right.result.dtype)
@@ -189,42 +186,46 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
         arithmetics=right.module.runs(range(SAMPLES)),
         doing="opening the stretch",
     )
+    ours = [one for one in right.telling if one[0].computes]
+    others = theirs.telling
 
-    def ratio(name: str, tensor: Tensor) -> float:
-        """Return by how many tolerances a tensor lies off the reference's."""
-        array = numbers(tensor).astype(np.float64)
+    def ratio(own: int, other: int) -> float:
+        """Return by how many tolerances a number of the candidate lies off one of the reference's."""
+        name, array = ours[own][1], others[other][2]
+        if array.shape != values[name].shape:
+            return math.inf
         judged = judge_tensor(array, values[name], sigmas[name], dtypes[name])
         return judged.ratio if judged.status == "diverges" else 0.0
 
-    said: list[str] = []
-    a, b = (
-        [f"{step.operation.name} {[one.shape for one in step.tensors.values()]}" for step in side.steps]
-        for side in (right, theirs)
-    )
-    for tag, i, until, j, end in SequenceMatcher(a=a, b=b, autojunk=False).get_opcodes():
-        ours, others = right.steps[i:until], theirs.steps[j:end]
-        if tag != "equal":
-            here, there = ([*map(str, side), "nothing"][0] for side in (ours, others))
-            said = said or [f"its operations part: {here} in the reference, {there} in the candidate"]
-            continue
-        for own, other in zip(ours, others, strict=True):
-            found = [ratio(name, one) for name, one in zip(own.tensors, other.tensors.values(), strict=True)]
-            operands = zip(own.given, other.given, strict=False)
-            if any(found) and not any(ratio(one[0], two[1]) for one, two in operands if one and two):
-                words = f"its first operation that differs is {own}, by {max(found):.3g} tolerances"
-                return [*said, f"{words}; the candidate's stands at {other.line}"]
-    shared, left = list[str](), [(name, step) for step in right.computing for name in step.tensors]
-    for step in theirs.steps:
-        for tensor in step.tensors.values():
-            alike = (
-                place
-                for place, (name, _) in enumerate(left)
-                if values[name].shape == tensor.shape and not ratio(name, tensor)
+    def near(own: int, other: int) -> bool:
+        """Return whether a number may be one of the reference's, by its first element: it takes no time."""
+        name, array = ours[own][1], others[other][2]
+        return not abs(array.flat[0] - values[name].flat[0]) > Z * sigmas[name].flat[0]
+
+    same, latest = dict[int, int](), -1  # which number of the candidate is which of the reference
+    for own in range(len(ours)):
+        for other in chain(range(latest + 1, len(others)), range(latest + 1)):
+            if near(own, other) and not ratio(own, other):
+                same[own] = latest = other
+                break
+    said, last = list[str](), max(same, default=-1)
+    first = next((own for own in range(len(ours)) if own not in same), None)
+    if first is not None:
+        here, around = ours[first][0], range(same.get(first - 1, -1) + 1, len(others))
+        free = [other for other in around if others[other][0].computes and other not in same.values()]
+        there = others[free[0]][0] if free else None
+        if there and there.operation.name == here.operation.name:
+            off = f"by {ratio(first, free[0]):.3g} tolerances; the candidate's stands at {there.line}"
+            said.append(f"its first operation that differs is {here}, {off}")
+            last = -1 if last < first else last
+        else:
+            said.append(
+                f"its operations part: {here} in the reference, {there or 'nothing'} in the candidate"
             )
-            if tensor.unique().numel() > 1 and (place := next(alike, None)) is not None:
-                shared = [f"the last that both compute is {left[place][1]}; in the candidate it is {step}"]
-                left = left[place:]
-    return [*said, *shared]
+    if last >= 0:
+        beside = others[same[last]][0]
+        said.append(f"the last that both compute is {ours[last][0]}; in the candidate it is {beside}")
+    return said
 
 
 # Why: a bug in what computes the last activation, or the order of its elements.
@@ -260,8 +261,10 @@ class StretchComputation(Computation):
         return Prediction(np.where(known, made.value, self.right.value), made.sigma)
 
 
-def cause(stretch: Stretch, asked: StretchComputation, strange: Iterable[str]) -> Cause | None:
-    """Return what explains the last activation of a stretch.
+def cause(
+    stretch: Stretch, asked: StretchComputation, strange: Iterable[str]
+) -> tuple[Cause | None, list[str]]:
+    """Return what explains the last activation of a stretch, and what is to be said of the search.
 
     Args:
         strange: tensors that the candidate has alone.
@@ -273,7 +276,8 @@ def cause(stretch: Stretch, asked: StretchComputation, strange: Iterable[str]) -
         if isinstance(within.get(name), nn.Dropout)
     ]
     tried = chain(reordered(asked.actual, asked.right), changed(stretch, asked.right))
-    return Search(asked, Effort(LONGEST)).cause([tried], active)
+    effort = Effort(LONGEST)
+    return Search(asked, effort).cause([tried], active), effort.notes
 
 
 def changed(stretch: Stretch, right: Prediction) -> Iterator[Made]:
@@ -285,17 +289,16 @@ def changed(stretch: Stretch, right: Prediction) -> Iterator[Made]:
             stretch.again(stretch.module.exact(), found.__setitem__, make, others)
         return Prediction(found[stretch.end], right.sigma)
 
-    def injected(bug: OperationBug, site: int | None) -> Prediction:
-        return again({}, Injected(bug, site))  # which counts operations, anew each time
+    def injected(bug: OperationBug, chosen: list[int]) -> Prediction:
+        return again({}, Injected(bug, chosen))  # which counts operations, anew each time
 
     for path, others in exchanged(stretch):
         made = partial(again, others, Operation.__call__)
         yield Made("parameters_exchanged", f"the parameters of {path}", "", made=made)
-    counted = Injected()
-    again({}, counted)
-    for bug, count in counted.sites.items():
-        for site in (None, *range(count if count > 1 else 0)):
-            yield Made(bug.name, bug.text, "", made=partial(injected, bug, site))
+    found = sites(partial(again, {}))
+    each = [(bug, [one]) for bug, places in found.items() if len(places) > 1 for one in places]
+    for bug, chosen in [*found.items(), *each]:
+        yield Made(bug.name, bug.text, "", made=partial(injected, bug, chosen))
 
 
 def exchanged(stretch: Stretch) -> Iterator[tuple[str, dict[int, Tensor]]]:
@@ -311,13 +314,11 @@ def exchanged(stretch: Stretch) -> Iterator[tuple[str, dict[int, Tensor]]]:
 
 def reordered(actual: Array, right: Prediction) -> Iterator[Made]:
     """Yield the right elements along an axis in the order in which they come nearest to the candidate's."""
+    known = np.isfinite(actual)
     for axis in range(actual.ndim):
-        value, own = (
-            np.nan_to_num(np.moveaxis(x, axis, -1).reshape(-1, x.shape[axis])) for x in (right.value, actual)
-        )
-        order = (np.square(value).sum(0) - 2 * own.T @ value).argmin(1)
+        order = nearest(axis, known, *map(np.nan_to_num, (actual, right.value)))
         moved = np.flatnonzero(order != np.arange(len(order)))
         if len(moved):
             text = f"another order of axis {axis}: {moved[0]} holds what belongs to {order[moved[0]]}"
-            taken = [np.take(x, order, axis) for x in (right.value, right.sigma)]
-            yield Made("elements_reordered", text, "", made=partial(Prediction, *taken))
+            value, sigma = (np.take(x, order, axis) for x in (right.value, right.sigma))
+            yield Made("elements_reordered", text, "", made=partial(Prediction, value, sigma))

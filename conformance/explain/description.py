@@ -211,7 +211,7 @@ def _relations(
         yield f"is {constant:.6g} throughout" if constant else "is zero", np.full_like(right, constant), 0.0
     for place, axis in enumerate(axes):
         if 2 <= right.shape[place] <= MOST_PLACES and right.size > 2 * right.shape[place]:
-            source = _sources(place, region, actual, right)
+            source = nearest(place, region, actual, right)
             moved = [f"{i} from {j}" for i, j in enumerate(source) if i != j]
             if moved:
                 text = f"is the right one with each {WORDS.get(axis, axis)} taken from another: {few(moved)}"
@@ -238,7 +238,7 @@ def _relations(
         yield added, right + offset, 1.0
 
 
-def _sources(place: int, region: Flags, actual: Array, right: Array) -> NDArray[np.integer]:
+def nearest(place: int, region: Flags, actual: Array, right: Array) -> NDArray[np.integer]:
     """Return for each place along an axis which place of the right tensor comes nearest to it."""
     size = right.shape[place]
     where, made, meant = (

@@ -18,10 +18,12 @@ class Attention(nn.Module):
         self.scaling = (WIDTH // HEADS) ** -0.5
 
     def forward(self, x, mask):
-        q, k, v = (self.apart(layer(x)) for layer in (self.query, self.key, self.value))
-        hidden = torch.finfo(x.dtype).min * (1 - mask[:, None, None, :].to(x.dtype))
-        weights = F.softmax(q @ k.transpose(-1, -2) * self.scaling + hidden, dim=-1)
-        return self.output((weights @ v).transpose(1, 2).reshape(x.shape))
+        heads = (self.apart(layer(x)) for layer in (self.query, self.key, self.value))
+        return self.output(self.context(*heads, mask).transpose(1, 2).reshape(x.shape))
+
+    def context(self, q, k, v, mask):
+        hidden = torch.finfo(q.dtype).min * (1 - mask[:, None, None, :].to(q.dtype))
+        return F.softmax(q @ k.transpose(-1, -2) * self.scaling + hidden, dim=-1) @ v
 
     def apart(self, x):
         return x.view(*x.shape[:2], HEADS, -1).transpose(1, 2)
@@ -30,11 +32,8 @@ class Attention(nn.Module):
 class Fused(Attention):
     """The same in one call."""
 
-    def forward(self, x, mask):
-        q, k, v = (self.apart(layer(x)) for layer in (self.query, self.key, self.value))
-        seen = mask[:, None, None, :].bool()
-        context = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
-        return self.output(context.transpose(1, 2).reshape(x.shape))
+    def context(self, q, k, v, mask):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :].bool())
 
 
 class Layer(nn.Module):
