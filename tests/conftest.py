@@ -188,3 +188,30 @@ def invoke(monkeypatch, capsys):
         return ended.value.code, printed.out, errors(printed.err).splitlines()
 
     return run
+
+
+@pytest.fixture
+def entered(invoke):
+    """Return a function that runs the command line here, and gives output and lines of errors.
+
+    It holds the command to the exit code with which it ends.
+    """
+
+    def run(*words, ends=0, **how):
+        code, *said = invoke(*words, **how)
+        assert code == ends, said
+        return said
+
+    return run
+
+
+@pytest.fixture
+def refused(entered):
+    """Return a function that gives the lines in which the command line refuses words, and does nothing."""
+
+    def run(*words, **how):
+        output, lines = entered(*words, ends=2, **how)
+        assert output == ""
+        return [line.removeprefix("concord: error: ") for line in lines]
+
+    return run

@@ -24,20 +24,19 @@ CARRIED = {
 
 
 @pytest.mark.parametrize("name", CARRIED)
-def test_what_a_backend_carries_into_a_later_run_diverges_in_a_plain_check(name, invoke):
+def test_what_a_backend_carries_into_a_later_run_diverges_in_a_plain_check(name, entered):
     cases, tensor, when = CARRIED[name]
-    code, output, _ = invoke(
+    output, _ = entered(
         f"check --variant bert --quick --backend {toy(name)}",
         *options("--case", (f"bert-{case}" for case in cases)),
+        ends=1,
     )
-    assert code == 1
     assert f"first at {tensor} " in output
     assert (f"diverges only when it is run again: {when}" in output) == bool(when)
 
 
-def test_what_fails_only_when_it_is_run_again_says_so(invoke):
-    code, output, _ = invoke(f"check --quick --backend {toy('FailsAgain')} --case bert-ragged")
-    assert code == 3
+def test_what_fails_only_when_it_is_run_again_says_so(entered):
+    output, _ = entered(f"check --quick --backend {toy('FailsAgain')} --case bert-ragged", ends=3)
     assert (
         "ArithmeticError: it has been here (only when it is run again: run 2 of 2; the first agrees)"
         in output

@@ -368,7 +368,7 @@ def test_the_commands_reject_altered_files(invoke, tmp_path):
     assert "extra.bin was not there" in said
 
 
-def test_a_certificate_is_written_beside_the_weights_alone(invoke, tmp_path):
+def test_a_certificate_is_written_beside_the_weights_alone(entered, tmp_path):
     source, target = folder(tmp_path / "a", "concord"), folder(tmp_path / "b", "torch-safetensors")
-    assert invoke("certify", source, target, "--certificate", target / "proof.json")[0] == 2
+    entered("certify", source, target, "--certificate", target / "proof.json", ends=2)
     assert not (target / "proof.json").exists()

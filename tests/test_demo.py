@@ -7,12 +7,11 @@ from concord.conformance.bugs.catalogue import BUGS
 
 
 def test_demo_names_the_bug_that_it_plants_and_ends_with_what_to_do(
-    invoke, tmp_path, monkeypatch, open_worker
+    entered, tmp_path, monkeypatch, open_worker
 ):
     open_worker("torch")  # skips where it is not installed
     monkeypatch.chdir(tmp_path)
-    code, said, _ = invoke("demo --backend torch")
-    assert code == 0, said
+    said, _ = entered("demo --backend torch")
     assert "torch: agrees" in said
     assert "torch with a bug diverges: bert-ragged, float32" in said
     assert "activation = gelu_tanh instead of gelu_erf (FFN-2)" in said
@@ -21,16 +20,16 @@ def test_demo_names_the_bug_that_it_plants_and_ends_with_what_to_do(
     assert "torch with a bug diverges from the oracle" in page
 
 
-def test_demo_fails_where_what_it_plants_is_not_named(invoke, tmp_path, monkeypatch, open_worker):
+def test_demo_fails_where_what_it_plants_is_not_named(entered, tmp_path, monkeypatch, open_worker):
     open_worker("torch")
     monkeypatch.chdir(tmp_path)
     other = dataclasses.replace(BUGS["gelu_tanh_for_erf"], cause="norm_epsilon")
     monkeypatch.setattr(demo, "PLANTED", other)
-    code, said, _ = invoke("demo --backend torch")
-    assert code == 1, said
+    _said, _ = entered("demo --backend torch", ends=1)
 
 
-def test_demo_refuses_what_is_no_backend_of_concord(invoke, tmp_path, monkeypatch):
+def test_demo_refuses_what_is_no_backend_of_concord(refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, _, said = invoke("demo --backend tests.toys.numpy_backend:Right")
-    assert (code, "numpy_backend" in said[0], list(tmp_path.iterdir())) == (2, True, [])
+    said = refused("demo --backend tests.toys.numpy_backend:Right")
+    assert "numpy_backend" in said[0]
+    assert not list(tmp_path.iterdir())

@@ -85,12 +85,13 @@ def test_a_sound_backend_survives_and_is_measured():
         assert statistics.z.tensor.startswith("gradients.") == (kind == "gradients")
 
 
-def test_a_wrong_backend_is_found_made_small_and_run_again(invoke, tmp_path):
-    code, output, errors = invoke(
+def test_a_wrong_backend_is_found_made_small_and_run_again(entered, tmp_path):
+    output, errors = entered(
         f"--backend {RIGHT} --backend {WRONG} --cases 8 --part model --shapes 3 --out {tmp_path / 'out'} "
-        f"--json {tmp_path / 'out.json'} --html {tmp_path / 'out.html'}"
+        f"--json {tmp_path / 'out.json'} --html {tmp_path / 'out.html'}",
+        ends=1,
     )
-    assert (code, errors) == (1, [])
+    assert not errors
     (folder,) = (tmp_path / "out").iterdir()
     found = json.loads((folder / "found.json").read_text())
     case = typed(FuzzCase, json.dumps(found["case"]))
@@ -113,12 +114,12 @@ def test_a_wrong_backend_is_found_made_small_and_run_again(invoke, tmp_path):
     assert f"{WRONG} failed in {read.failures[0].times} runs of 8 random cases, in 1 way." in page
     assert "Where its error lies" in page
 
-    code, output, errors = invoke(f"--backend {WRONG} --from-cases {folder}", command="check")
-    assert (code, errors) == (1, [])
+    output, errors = entered(f"--backend {WRONG} --from-cases {folder}", command="check", ends=1)
+    assert not errors
     assert "first at layers.1.attention.scores" in output
     assert f"tests-toys-numpy-backend-WrongAfterTheFirstLayer-0-{index}" in output
-    code, output, errors = invoke(f"--backend {RIGHT} --from-cases {tmp_path / 'out'}", command="check")
-    assert (code, errors) == (0, [])
+    output, errors = entered(f"--backend {RIGHT} --from-cases {tmp_path / 'out'}", command="check")
+    assert not errors
     assert "1 run: 1 agrees" in output
 
 
@@ -214,41 +215,36 @@ def test_the_chunks_may_be_tasks_of_dask():
     assert comparable(found) == comparable(hunt(plan, settings))
 
 
-def test_without_dask_the_extra_is_named(invoke, monkeypatch):
+def test_without_dask_the_extra_is_named(refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
-    code, output, (error,) = invoke(f"--backend {RIGHT} --scheduler tcp://localhost:1")
-    assert (code, output) == (2, "")
+    (error,) = refused(f"--backend {RIGHT} --scheduler tcp://localhost:1")
     assert error == (
-        "concord: error: --scheduler needs distributed, which is not installed: pip install -e "
+        "--scheduler needs distributed, which is not installed: pip install -e "
         "'.[dask]' -c constraints/py311.txt"
     )
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_scheduler_that_is_not_there_is_named_soon(invoke, monkeypatch):
+def test_a_scheduler_that_is_not_there_is_named_soon(refused, monkeypatch):
     pytest.importorskip("distributed", reason="distributed is not installed")
     monkeypatch.setattr("concord.conformance.fuzz.hunting.PATIENCE", 0.5)
-    code, output, (error,) = invoke(f"--backend {RIGHT} --scheduler tcp://127.0.0.1:9")
-    assert (code, output) == (2, "")
+    (error,) = refused(f"--backend {RIGHT} --scheduler tcp://127.0.0.1:9")
     assert error.startswith(
-        "concord: error: --scheduler is 'tcp://127.0.0.1:9' but no scheduler answers there within 0.5 s: "
+        "--scheduler is 'tcp://127.0.0.1:9' but no scheduler answers there within 0.5 s: "
     )
 
 
 # The command line.
 
 
-def test_a_folder_without_cases_or_with_broken_ones_cannot_be_run_again(invoke, tmp_path):
-    assert invoke(f"--from-cases {tmp_path}", command="check") == (
-        2,
-        "",
-        [f"concord: error: {tmp_path}: holds no case.json; export cases with 'concord case export'"],
-    )
+def test_a_folder_without_cases_or_with_broken_ones_cannot_be_run_again(refused, tmp_path):
+    assert refused(f"--from-cases {tmp_path}", command="check") == [
+        f"{tmp_path}: holds no case.json; export cases with 'concord case export'"
+    ]
     for name, text in (("a", "{"), ("b", '{"format": "concord.case/1"}')):
         (tmp_path / name).mkdir()
         (tmp_path / name / "case.json").write_text(text)
-    code, _, errors = invoke(f"--from-cases {tmp_path}", command="check")
-    assert code == 2
+    errors = refused(f"--from-cases {tmp_path}", command="check")
     for name in "ab":
         assert any(str(tmp_path / name / "case.json") in error for error in errors)
 
@@ -272,16 +268,15 @@ ALWAYS = f"--backend {toy('ReturnsNaN')} --part dot_product --shapes 2"
 
 
 @pytest.mark.usefixtures("hasty")
-def test_findings_that_cannot_be_written_are_shown_and_recorded(invoke, monkeypatch, tmp_path):
+def test_findings_that_cannot_be_written_are_shown_and_recorded(entered, monkeypatch, tmp_path):
     def full(folder, files):
         raise spec.SpecError(f"{folder.parent}: cannot be written: No space left on device")
 
     monkeypatch.setattr("concord.conformance.fuzz.failures.write_folder", full)
-    code, output, said = invoke(f"{ALWAYS} --cases 1 --out {tmp_path / 'out'} --json {tmp_path / 'out.json'}")
-    assert (code, said) == (
-        2,
-        [f"concord: error: {tmp_path / 'out'}: cannot be written: No space left on device"],
+    output, said = entered(
+        f"{ALWAYS} --cases 1 --out {tmp_path / 'out'} --json {tmp_path / 'out.json'}", ends=2
     )
+    assert said == [f"concord: error: {tmp_path / 'out'}: cannot be written: No space left on device"]
     assert "1 failure found" in output
     assert len(json.loads((tmp_path / "out.json").read_text())["failures"]) == 1
     assert not list((tmp_path / "out").rglob("*"))
@@ -349,7 +344,7 @@ def test_thousands_of_random_cases_agree(worker):
         assert_agrees(worker, case)
 
 
-def test_the_built_in_backends_are_hunted_by_default(invoke, monkeypatch):
+def test_the_built_in_backends_are_hunted_by_default(entered, monkeypatch):
     asked = []
 
     def noted(plan, *rest):
@@ -357,7 +352,7 @@ def test_the_built_in_backends_are_hunted_by_default(invoke, monkeypatch):
         return Findings(owed=True)
 
     monkeypatch.setattr("concord.conformance.fuzz.hunting.hunt", noted)
-    assert invoke()[0] == 3
+    entered(ends=3)
     (plan,) = asked
     assert plan == Plan(names=tuple(backends.names()))
     assert (plan.cases, plan.dtypes, plan.seed, plan.shapes) == (100, ("float32",), 0, 12)

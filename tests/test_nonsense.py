@@ -70,14 +70,11 @@ def test_a_run_that_is_none_is_refused_in_words(name):
     assert "\n" not in str(refused.value)
 
 
-def test_a_plug_in_that_returns_none_by_name_is_judged_on_its_output(invoke):
+def test_a_plug_in_that_returns_none_by_name_is_judged_on_its_output(entered):
     check = ("check", "--case", "bert-single", "--dtype", "float32", "--backend")
-    code, output, _ = invoke(*check, toy("ReturnsNoneByName"), "--forward-only")
-    assert (code, "1 agrees" in output) == (0, True)
-    code, output, _ = invoke(*check, toy("ReturnsNoneByName"))
-    assert (code, "first at loss (SPEC LOS-2): missing" in output) == (1, True)
-    code, output, _ = invoke(*check, toy("ReturnsNoOutput"), "--forward-only")
-    assert (
-        code,
-        "run() returned a Run whose output is a NoneType but must be an array of numbers" in output,
-    ) == (3, True)
+    output, _ = entered(*check, toy("ReturnsNoneByName"), "--forward-only")
+    assert "1 agrees" in output
+    output, _ = entered(*check, toy("ReturnsNoneByName"), ends=1)
+    assert "first at loss (SPEC LOS-2): missing" in output
+    output, _ = entered(*check, toy("ReturnsNoOutput"), "--forward-only", ends=3)
+    assert "run() returned a Run whose output is a NoneType but must be an array of numbers" in output

@@ -58,25 +58,22 @@ def places(tmp_path):
     ids=lambda text: text[:24],
 )
 def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(
-    invoke, places, monkeypatch, line, expected
+    refused, places, monkeypatch, line, expected
 ):
     monkeypatch.chdir(places)
     before = sorted(os.listdir(places))
     for command in ("check --backend tests.toys.numpy_backend:NumpyBackend", "check --from-dump dumps"):
-        code, output, lines = invoke(f"{command} {line}")
-        assert (code, output, lines) == (2, "", [f"concord: error: {expected}"])
+        lines = refused(f"{command} {line}")
+        assert lines == [expected]
     assert sorted(os.listdir(places)) == before
     assert (places / "one").read_text() == "kept"
 
 
-def test_a_name_that_is_no_text_is_written_and_read(invoke, answered, tmp_path):
+def test_a_name_that_is_no_text_is_written_and_read(entered, answered, tmp_path):
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe"))
     shutil.copytree(answered, folder)
-    assert (
-        invoke(f"check --from-dump {folder} --json {folder / 'out.json'} --html {folder / 'out.html'}")[0]
-        == 0
-    )
-    assert invoke(f"show report {folder / 'out.json'} --html {tmp_path / 'page.html'}")[0] == 0
+    entered(f"check --from-dump {folder} --json {folder / 'out.json'} --html {folder / 'out.html'}")
+    entered(f"show report {folder / 'out.json'} --html {tmp_path / 'page.html'}")
 
 
 # A full disk.
@@ -134,15 +131,14 @@ def test_a_full_disk_leaves_each_output_as_it_was_or_as_it_should_be(invoke, ans
             assert (found[name] == OLD[name]) == (place == at)
 
 
-def test_a_full_disk_leaves_no_half_of_an_export(invoke, tmp_path, full):
+def test_a_full_disk_leaves_no_half_of_an_export(entered, refused, tmp_path, full):
     for at in range(4):
         full(at)
-        code, output, (line,) = invoke(f"case export {tmp_path / 'cases'} --case bert-single")
-        assert (code, output) == (2, "")
+        (line,) = refused(f"case export {tmp_path / 'cases'} --case bert-single")
         assert line.endswith(": cannot be written: No space left on device")
         assert not contents(tmp_path)
     full(4)
-    assert invoke(f"case export {tmp_path / 'cases'} --case bert-single")[0] == 0
+    entered(f"case export {tmp_path / 'cases'} --case bert-single")
     assert len(contents(tmp_path)) == 4
 
 

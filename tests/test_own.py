@@ -178,12 +178,11 @@ def test_inputs_that_do_not_fit_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["model", "encoder"])
-def test_a_plugin_is_judged_on_a_checkpoint_and_texts(invoke, tmp_path, part):
+def test_a_plugin_is_judged_on_a_checkpoint_and_texts(entered, tmp_path, part):
     folder, path = hugging_face(tmp_path / "bert", part), texts(tmp_path / "t.txt")
-    code, output, said = invoke(
+    output, _said = entered(
         f"check {folder} --texts {path} --backend {NUMPY} --dtype float32 --json {tmp_path / 'r.json'}"
     )
-    assert code == 0, said
     assert ("Conformance: encoder" in output) == (part == "encoder")
     result, tensors = judged(tmp_path / "r.json")
     assert (result["group"], result["case"], result["part"], result["status"]) == (
@@ -195,15 +194,14 @@ def test_a_plugin_is_judged_on_a_checkpoint_and_texts(invoke, tmp_path, part):
     assert any(name.startswith("gradients.") for name in tensors)
 
 
-def test_options_about_a_checkpoint_need_one_and_exclude_standard_cases(invoke, tmp_path):
+def test_options_about_a_checkpoint_need_one_and_exclude_standard_cases(refused, tmp_path):
     folder = hugging_face(tmp_path / "bert")
-    code, _, said = invoke(f"check --texts {texts(tmp_path / 't.txt')} --backend {NUMPY}")
-    assert (code, said) == (2, ["concord: error: --texts is given but CHECKPOINT is not: whose weights?"])
-    code, _, said = invoke(f"check {folder} --variant bert --case bert-tiny --backend {NUMPY}")
-    assert code == 2
+    said = refused(f"check --texts {texts(tmp_path / 't.txt')} --backend {NUMPY}")
+    assert said == ["--texts is given but CHECKPOINT is not: whose weights?"]
+    said = refused(f"check {folder} --variant bert --case bert-tiny --backend {NUMPY}")
     assert [line.partition(" is given beside")[0].split()[-1] for line in said] == ["--variant", "--case"]
-    code, _, said = invoke(f"check {folder} --part stack --backend {NUMPY}")
-    assert (code, "--part is 'stack' but must be model or pooled or encoder" in said[-1]) == (2, True)
+    said = refused(f"check {folder} --part stack --backend {NUMPY}")
+    assert "--part is 'stack' but must be model or pooled or encoder" in said[-1]
 
 
 # Files alone.
@@ -228,7 +226,7 @@ def exported(invoke, folder, part="encoder"):
 
 
 @pytest.mark.parametrize("part", ["model", "encoder"])
-def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(invoke, tmp_path, part):
+def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(invoke, entered, tmp_path, part):
     cases = exported(invoke, tmp_path, part)
     (path,) = cases.rglob("case.json")
     case = json.loads(path.read_text())
@@ -237,8 +235,7 @@ def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(invoke, tmp_pat
         [],
         False,
     )
-    code, output, said = invoke(f"check --from-dump {answered(cases)}")
-    assert code == 0, said
+    output, _said = entered(f"check --from-dump {answered(cases)}")
     assert "1 run: 1 agrees" in output
 
 
@@ -246,12 +243,11 @@ def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(invoke, tmp_pat
 
 
 @pytest.mark.parametrize("more", [["--taps", "--gradients"], ["--batch", "2"]])
-def test_run_writes_what_a_backend_computes(invoke, tmp_path, more):
+def test_run_writes_what_a_backend_computes(entered, tmp_path, more):
     folder, path, out = hugging_face(tmp_path / "bert"), texts(tmp_path / "t.txt"), tmp_path / "o.safetensors"
-    code, output, said = invoke(
+    output, _said = entered(
         f"case run {folder} --backend {NUMPY} --texts {path} -o {out} --dtype float64", *more
     )
-    assert code == 0, said
     assert f"written: {out}: output float64 (5, 3)" in output
     arrays = load_file(out)
     found = OwnModel(folder, texts=path).load()
@@ -266,35 +262,31 @@ def test_run_writes_what_a_backend_computes(invoke, tmp_path, more):
     assert arrays["output"].shape == truth.logits.shape
 
 
-def test_run_refuses_what_it_cannot_do_and_writes_nothing(invoke, tmp_path):
+def test_run_refuses_what_it_cannot_do_and_writes_nothing(entered, refused, tmp_path):
     folder, out = hugging_face(tmp_path / "bert"), tmp_path / "o.safetensors"
-    code, _, said = invoke(f"case run {folder} --backend {NUMPY} -o {out}")
-    assert (code, said[0]) == (
-        2,
-        "concord: error: neither --texts nor --inputs is given: what is it to be run on?",
-    )
-    code, _, said = invoke(
+    said = refused(f"case run {folder} --backend {NUMPY} -o {out}")
+    assert said[0] == "neither --texts nor --inputs is given: what is it to be run on?"
+    said = refused(
         f"case run {folder} --backend {NUMPY} --texts {texts(tmp_path / 't.txt')} -o {tmp_path / 't.txt'}"
     )
-    assert (code, "is read; name another file to write" in said[0]) == (2, True)
-    code, _, said = invoke(
-        f"case run {folder} --backend {toy('SaysUnsupported')} --texts {tmp_path / 't.txt'} -o {out}"
+    assert "is read; name another file to write" in said[0]
+    _, said = entered(
+        f"case run {folder} --backend {toy('SaysUnsupported')} --texts {tmp_path / 't.txt'} -o {out}", ends=3
     )
-    assert code == 3
     assert not out.exists()
     assert (tmp_path / "t.txt").read_text().splitlines() == list(SENTENCES)
 
 
-def test_a_case_without_a_cotangent_is_judged_where_it_wants_no_gradients(invoke, tmp_path):
+def test_a_case_without_a_cotangent_is_judged_where_it_wants_no_gradients(invoke, entered, refused, tmp_path):
     cases = answered(exported(invoke, tmp_path))
     (path,) = cases.rglob("case.safetensors")
     arrays = load_file(path)
     save_file({name: array for name, array in arrays.items() if name != "inputs/cotangent"}, path)
-    assert invoke(f"check --from-dump {cases}")[0] == 0
+    entered(f"check --from-dump {cases}")
     manifest = path.with_name("case.json")
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "gradients": True}))
-    code, _, said = invoke(f"check --from-dump {cases}")
-    assert (code, "'cotangent' is missing but is required" in said[0]) == (2, True)
+    said = refused(f"check --from-dump {cases}")
+    assert "'cotangent' is missing but is required" in said[0]
 
 
 def test_a_workload_is_as_long_as_texts_are(tmp_path):

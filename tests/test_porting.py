@@ -114,18 +114,18 @@ def test_what_is_there_is_replaced_by_force_alone_and_nothing_is_left_of_a_failu
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other", "out"]
 
 
-def test_the_command_says_what_it_found(tmp_path, invoke):
+def test_the_command_says_what_it_found(tmp_path, entered):
     source = hugging_face(tmp_path / "source", change=with_positions)
-    code, output, errors = invoke("port", source, "-o", tmp_path / "own", "--to", "concord")
-    assert (code, errors) == (0, [])
+    output, errors = entered("port", source, "-o", tmp_path / "own", "--to", "concord")
+    assert not errors
     for said in (
         "hugging-face: model.safetensors has 100% of the names",
         "part model, 41 parameters, float32; tensors: 41 read, 1 ignored",
         "ignored: bert.embeddings.position_ids: a buffer",
     ):
         assert said in output
-    code, _, errors = invoke("port", source, "-o", tmp_path / "new", "--to", "conkord")
-    assert (code, "did you mean 'concord'" in errors[0]) == (2, True)
+    _, errors = entered("port", source, "-o", tmp_path / "new", "--to", "conkord", ends=2)
+    assert "did you mean 'concord'" in errors[0]
 
 
 def test_a_table_of_ones_own_is_read(tmp_path):
@@ -326,19 +326,17 @@ LOADED = {"torch-safetensors": "torch", "paddle": "paddle", "keras-h5": "tf", "j
     "form",
     [pytest.param(form, marks=[pytest.mark.slow] * (form in ("paddle", "keras-h5"))) for form in LOADED],
 )
-def test_port_prints_lines_that_load_the_result_in_its_framework(form, tmp_path, invoke, open_worker):
+def test_port_prints_lines_that_load_the_result_in_its_framework(form, tmp_path, entered, open_worker):
     open_worker(LOADED[form])  # skips where it is not installed
     hugging_face(tmp_path / "bert")
-    code, output, _ = invoke("port", tmp_path / "bert", "-o", tmp_path / "out", "--to", form)
-    assert code == 0
+    output, _ = entered("port", tmp_path / "bert", "-o", tmp_path / "out", "--to", form)
     lines = re.findall("^  (.*)", output.partition("load it with\n")[2], re.MULTILINE)
     done = python("-c", "\n".join([*lines, "assert type(model).__name__ == 'TextClassifier'"]))
     assert done.returncode == 0, done.stderr
 
 
-def test_formats_are_asked_for_by_their_frameworks_too(tmp_path, invoke):
-    code, _, errors = invoke("port", tmp_path, "-o", tmp_path / "out")
-    assert code == 2
+def test_formats_are_asked_for_by_their_frameworks_too(tmp_path, refused):
+    errors = refused("port", tmp_path, "-o", tmp_path / "out")
     assert all(name in errors[0] for name in porting.formats())
     assert [
         registry.known(name).name for name in ("flax", "jax", "pytorch", "hf", "keras", "paddle", "tf")

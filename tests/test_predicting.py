@@ -104,13 +104,13 @@ def same(found, line):
     assert {**found, "probabilities": 0} == {**line, "probabilities": 0}
 
 
-def test_single_texts_and_pairs_are_predicted(invoke, tmp_path, small, monkeypatch):
+def test_single_texts_and_pairs_are_predicted(invoke, entered, tmp_path, small, monkeypatch):
     folder, usual = (
         trained(tmp_path / "model", small("bert")),
         f"--backend {NUMPY} --dtype float64".split(),
     )
-    code, output, errors = invoke(f"predict {folder} abc 你好 --pair", *usual)
-    assert (code, errors) == (0, [])
+    output, errors = entered(f"predict {folder} abc 你好 --pair", *usual)
+    assert not errors
     line = json.loads(output)
     assert (line["text_a"], line["text_b"]) == ("abc", "你好")
     path = written(tmp_path, "pairs.tsv", "abc\t你好\nabd\tc\n")
@@ -127,11 +127,10 @@ def test_single_texts_and_pairs_are_predicted(invoke, tmp_path, small, monkeypat
     assert not any("text_b" in line for line in lines)
 
 
-def test_on_a_terminal_predictions_are_a_table(invoke, tmp_path, small, monkeypatch):
+def test_on_a_terminal_predictions_are_a_table(entered, tmp_path, small, monkeypatch):
     folder = trained(tmp_path / "model", small("bert"))
     monkeypatch.setattr(predict, "Terminal", lambda **how: Terminal(**how) if how else terminal())
-    code, output, _ = invoke(f"predict {folder} abc 你好 --backend {NUMPY}")
-    assert code == 0
+    output, _ = entered(f"predict {folder} abc 你好 --backend {NUMPY}")
     assert re.search(r"text +label +bad +good +so so", output)
     assert re.search(r"^你好 +(bad|good|so so) ( +0\.\d{3}){3}", output, re.MULTILINE)
 
@@ -174,7 +173,7 @@ def test_a_loaded_checkpoint_says_what_the_command_says(invoke, tmp_path, small)
         ]
 
 
-def test_bad_lines_are_told_in_their_place_or_end_it(invoke, tmp_path, small):
+def test_bad_lines_are_told_in_their_place_or_end_it(entered, refused, tmp_path, small):
     folder, out = trained(tmp_path / "model", small("bert")), tmp_path / "out.jsonl"
     path = written(tmp_path, "texts.txt", b"abc\n\nd\xff\ne\n \n")
     usual = f"predict {folder} --texts {path} -o {out} --backend {NUMPY}".split()
@@ -183,9 +182,9 @@ def test_bad_lines_are_told_in_their_place_or_end_it(invoke, tmp_path, small):
         f"{path}:3: is no text in utf-8: invalid start byte at byte 1",
         f"{path}:5: 'text_a' is empty",
     ]
-    assert invoke(*usual) == (2, "", [f"concord: error: {problem}" for problem in problems])
+    assert refused(*usual) == problems
     assert sorted(one.name for one in tmp_path.iterdir()) == ["model", "texts.txt"]
-    assert invoke(*usual, "--on-error", "skip")[0] == 0
+    entered(*usual, "--on-error", "skip")
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line.get("problem", line.get("line")) for line in lines] == [1, *problems[:2], 4, problems[2]]
 
@@ -216,7 +215,7 @@ def test_bad_lines_are_told_in_their_place_or_end_it(invoke, tmp_path, small):
     ],
 )
 def test_what_cannot_be_predicted_is_refused(
-    invoke,
+    refused,
     tmp_path,
     small,
     monkeypatch,
@@ -226,24 +225,22 @@ def test_what_cannot_be_predicted_is_refused(
     monkeypatch.chdir(tmp_path)
     trained(tmp_path / "model", small("bert"))
     written(tmp_path, "dev.tsv", "ab\tugly\n")
-    code, output, errors = invoke(*arguments)
-    assert (code, output) == (2, "")
-    assert [line.removeprefix("concord: error: ")[:60] for line in errors] == [
-        problem[:60] for problem in problems
-    ]
+    errors = refused(*arguments)
+    assert [line[:60] for line in errors] == [problem[:60] for problem in problems]
 
 
-def test_a_backend_that_gives_nothing_ends_with_its_own_exit_code(invoke, tmp_path, small):
+def test_a_backend_that_gives_nothing_ends_with_its_own_exit_code(entered, tmp_path, small):
     folder = trained(tmp_path / "model", small("bert"))
     dies, out = name_of("SIGKILL"), tmp_path / "out.jsonl"
-    code, _, errors = invoke(f"predict {folder} abc --backend {dies} -o {out}")
-    assert (code, out.exists(), dies in errors[0]) == (3, False, True)
+    _, errors = entered(f"predict {folder} abc --backend {dies} -o {out}", ends=3)
+    assert not out.exists()
+    assert dies in errors[0]
 
 
 # Evaluating.
 
 
-def test_an_evaluation_is_what_the_predictions_come_to(invoke, tmp_path, small):
+def test_an_evaluation_is_what_the_predictions_come_to(entered, tmp_path, small):
     folder, texts = trained(tmp_path / "model", small("bert")), texts_of(29)
     model = reader(folder, spelled=False)
     lines = [f"{text}\t{NAMES[number % 3]}" for number, text in enumerate(texts)]
@@ -251,11 +248,11 @@ def test_an_evaluation_is_what_the_predictions_come_to(invoke, tmp_path, small):
         written(tmp_path, "dev.tsv", "\n".join([*lines, "no label", "", "x\tugly"]) + "\n"),
         tmp_path / "out.json",
     )
-    code, output, errors = invoke(
+    output, errors = entered(
         f"predict {folder} --evaluate {path} --backend {NUMPY} --dtype float64 --on-error skip --json "
         f"{out} --html {tmp_path / 'page.html'}"
     )
-    assert (code, errors) == (0, [])
+    assert not errors
     found = json.loads(out.read_text())
     logits = np.concatenate(
         [
@@ -285,11 +282,11 @@ def test_an_evaluation_is_what_the_predictions_come_to(invoke, tmp_path, small):
         assert (f'<td class="text">{text}</td><td>{NAMES[right]}</td>' in page) == (right != chosen)
 
 
-def test_a_checkpoint_from_elsewhere_predicts_with_its_own_tokenizer(invoke, tmp_path):
+def test_a_checkpoint_from_elsewhere_predicts_with_its_own_tokenizer(entered, tmp_path):
     names = ("no", "maybe", "yes")
     folder = hugging_face(tmp_path / "there", id2label=dict(enumerate(names)))
-    code, said, problems = invoke("predict", folder, "the cats", "a zebra", "--pair", "--backend", NUMPY)
-    assert (code, problems) == (0, [])
+    said, problems = entered("predict", folder, "the cats", "a zebra", "--pair", "--backend", NUMPY)
+    assert not problems
     found, made = json.loads(said), reader(folder, spelled=False)
     words = ["[CLS]", "the", "cat", "##s", "[SEP]", "a", "[UNK]", "[SEP]"]
     ids, segments = np.array([[*map(WORDS.index, words)]]), np.array([[0, 0, 0, 0, 0, 1, 1, 1]])

@@ -443,12 +443,11 @@ SMALL = "speed --preset nndl --implementation explicit --execution eager --quick
 
 
 @pytest.mark.usefixtures("small_presets")
-def test_the_command_measures_prints_and_writes(invoke, tmp_path):
+def test_the_command_measures_prints_and_writes(entered, tmp_path):
     columns = 80
     (tmp_path / "a.md").write_text("before\n<!-- begin speed -->\n<!-- end speed -->\nafter\n")
     written = ("--json", tmp_path / "a.json", "--html", tmp_path / "a.html", "--markdown", tmp_path / "a.md")
-    code, out, _ = invoke(f"{SMALL} --backend {RIGHT} --backend {WRONG}", *written, columns=columns)
-    assert code == 1
+    out, _ = entered(f"{SMALL} --backend {RIGHT} --backend {WRONG}", *written, columns=columns, ends=1)
     assert f"{WRONG} withheld: what it computed is wrong: logits" in " ".join(out.split())
     assert f"| {RIGHT} | explicit eager |" in (tmp_path / "a.md").read_text()
     assert "nndl inference full" in out
@@ -458,7 +457,7 @@ def test_the_command_measures_prints_and_writes(invoke, tmp_path):
 
 
 @pytest.mark.usefixtures("small_presets")
-def test_an_interrupted_run_keeps_what_it_has_and_goes_on(invoke, tmp_path, monkeypatch):
+def test_an_interrupted_run_keeps_what_it_has_and_goes_on(entered, refused, tmp_path, monkeypatch):
     path, right = tmp_path / "a.json", command.measure
 
     def interrupted(plan, done, keep, tell):
@@ -470,16 +469,15 @@ def test_an_interrupted_run_keeps_what_it_has_and_goes_on(invoke, tmp_path, monk
 
     monkeypatch.setattr(command, "measure", interrupted)
     both = f"{SMALL} --backend {RIGHT} --backend {SLOW}"
-    code, _, errors = invoke(f"{both} --json {path}")
-    assert (code, errors[-1]) == (130, "concord: interrupted")
+    _, errors = entered(f"{both} --json {path}", ends=130)
+    assert errors[-1] == "concord: interrupted"
     kept = read(path)
     assert not kept["complete"]
     assert [entry["backend"] for entry in kept["entries"]] == [RIGHT]
     monkeypatch.setattr(command, "measure", right)
-    code, _, errors = invoke(f"{both} --execution compiled --resume {path}")
-    assert code == 2
+    errors = refused(f"{both} --execution compiled --resume {path}")
     assert "was begun with the modes" in errors[-1]
-    assert invoke(f"{both} --resume {path}")[0] == 0
+    entered(f"{both} --resume {path}")
     whole = read(path)
     assert whole["complete"]
     assert whole["entries"][0]["turns"] == kept["entries"][0]["turns"]

@@ -55,11 +55,10 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("what", STRANGE)
-def test_a_refusal_says_what_a_checkpoint_is_and_what_differs(tmp_path, what, invoke):
+def test_a_refusal_says_what_a_checkpoint_is_and_what_differs(tmp_path, what, entered):
     change, stated, said = STRANGE[what]
     source = hugging_face(tmp_path / "source", change=change, **stated)
-    code, output, lines = invoke("port", source, "-o", tmp_path / "out", "--to", "concord")
-    assert code == 2
+    output, lines = entered("port", source, "-o", tmp_path / "out", "--to", "concord", ends=2)
     assert all(any(words in line for line in lines) for words in said), lines
     assert all(len(line) < 900 and line.isprintable() for line in lines)
     assert "\x1b" not in output

@@ -70,11 +70,11 @@ COMMANDS = {
 
 @pytest.mark.parametrize("backend", [NOTHING, A_SECTION], ids=["nothing", "a section"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_does_not_pass_what_it_did_not_judge(command, backend, invoke, tmp_path):
+def test_a_command_does_not_pass_what_it_did_not_judge(command, backend, invoke, entered, tmp_path):
     if why := ELSEWISE.get((command, backend)):
         pytest.skip(why)
-    code, output, lines = invoke(COMMANDS[command](invoke, tmp_path, backend))
-    assert (code, [line for line in lines if line.startswith("concord: ")]) == (3, [])
+    output, lines = entered(COMMANDS[command](invoke, tmp_path, backend), ends=3)
+    assert not ([line for line in lines if line.startswith("concord: ")])
     assert "✓" not in output
     if command != "report":
         assert any(words in output for words in ("unsupported", "undetermined", "nothing was judged"))
@@ -123,17 +123,17 @@ def unjudged():
     )
 
 
-def test_speed_of_what_was_not_judged_is_not_measured(invoke, monkeypatch, tmp_path):
+def test_speed_of_what_was_not_judged_is_not_measured(entered, monkeypatch, tmp_path):
     expected = truth.expected
     monkeypatch.setattr(presets, "presets", lambda: {"nndl": small_preset("nndl")})
     monkeypatch.setattr(
         truth, "expected", lambda *what: dataclasses.replace(expected(*what), sigmas={"logits": np.nan})
     )
-    code, output, _ = invoke(
+    output, _ = entered(
         "speed --preset nndl --implementation explicit --execution eager --quick --threads 1 "
-        f"--backend {toy('Measurable', 'measurable')} --json {tmp_path / 'out.json'}"
+        f"--backend {toy('Measurable', 'measurable')} --json {tmp_path / 'out.json'}",
+        ends=3,
     )
-    assert code == 3
     assert "undetermined: what it computed was not judged: float32 does not determine logits" in output
     assert {
         (entry["status"], entry["summary"])
