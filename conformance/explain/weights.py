@@ -199,11 +199,6 @@ def _sinusoids(config: EncoderConfig, stored: Array) -> Iterator[tuple[str, str,
         for option in options(config, field, values, clause):
             yield field, option.text, clause, sinusoid(config.replace(**option.fields))
     yield "position_exponent", "an exponent without its factor 2", "POS-3", exponent_halved(config)
-    # Rolled, a table lacks the last rows that a longer one has.
-    longer = sinusoid(config.replace(max_positions=config.max_positions + 2))
-    for by in (1, 2):
-        rows = longer[by:][: config.max_positions]
-        yield "position_start", f"positions that are {by} too high", "POS-5", rows
     text = "sine and cosine in each other's place"
     yield "sine_and_cosine_swapped", text, "POS-2", exchanged(config, stored)
     other = stored.copy()
