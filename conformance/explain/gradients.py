@@ -21,11 +21,8 @@ LIMITS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 def of_gradient(question: Question, parameter: str) -> Iterator[Hypothesis]:
     """Yield what may be wrong with the gradient of a parameter."""
-    batch = len(next(iter(question.case.batch.arrays().values())))
-    summed = f"the gradient of the sum over {batch} samples instead of the mean"
     for name, text, factor, clause in (
         ("no_gradient", "no gradient at all", 0.0, "GRD-1"),
-        ("gradient_of_sum", summed, batch, "LOS-2"),
         ("gradient_accumulated", "a gradient that was counted twice", 2.0, "GRD-1"),
         *_clipped(question),
     ):
