@@ -49,11 +49,12 @@ HIDDEN = -1e3
 
 @dataclass(frozen=True)
 class Operation:
-    """An ATen operation and its operands."""
+    """An ATen operation, its operands, and its number in a run."""
 
     func: Any
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
+    number: int
 
     def __call__(self) -> Any:
         """Compute it."""
@@ -79,17 +80,21 @@ class Operation:
         )
 
 
+Make = Callable[[Operation], Any]
+"""Makes what an operation gives."""
+
+
 class Watched(TorchDispatchMode):
     """Has a function make what each operation in its block gives; its own operations are not watched."""
 
-    def __init__(self, make: Callable[[Operation], Any]) -> None:
+    def __init__(self, make: Make) -> None:
         super().__init__()
-        self.make = make
+        self.make, self.numbers = make, count()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return self.make(Operation(func, args, kwargs or {}))
+        return self.make(Operation(func, args, kwargs or {}, next(self.numbers)))
 
 
 @dataclass(frozen=True)
@@ -107,34 +112,27 @@ class OperationBug:
     make: Callable[[], Any] = field(compare=False)
 
 
-class Injected:
-    """Makes what operations give, with a bug in some of them.
+def injected(bug: OperationBug, chosen: Collection[int]) -> Make:
+    """Return what makes what operations give, with a bug in those with these numbers that can have it."""
 
-    Args:
-        sites: the numbers of those operations.
-    """
+    def make(operation: Operation) -> Any:
+        own = bugs(operation) if operation.number in chosen else ()
+        return next((one.make for one in own if one == bug), operation)()
 
-    def __init__(self, bug: OperationBug, sites: Collection[int]) -> None:
-        self.bug, self.sites, self.numbers = bug, sites, count()
-
-    def __call__(self, operation: Operation) -> Any:
-        """Return what an operation gives; one that cannot have the bug is as it is."""
-        own = bugs(operation) if next(self.numbers) in self.sites else ()
-        return next((bug.make for bug in own if bug == self.bug), operation)()
+    return make
 
 
-def sites(run: Callable[[Callable[[Operation], Any]], Any]) -> Mapping[OperationBug, list[int]]:
+def sites(run: Callable[[Make], Any]) -> Mapping[OperationBug, list[int]]:
     """Return the numbers of the operations of a run that may have each bug.
 
     Args:
         run: takes what makes what each operation gives.
     """
-    found, numbers = defaultdict[OperationBug, list[int]](list), count()
+    found = defaultdict[OperationBug, list[int]](list)
 
     def note(operation: Operation) -> Any:
-        number = next(numbers)
         for bug in bugs(operation):
-            found[bug].append(number)
+            found[bug].append(operation.number)
         return operation()
 
     run(note)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from concord.conformance.compare.bugs import Injected, OperationBug, Watched, sites
+from concord.conformance.compare.bugs import OperationBug, Watched, injected, sites
 from concord.conformance.compare.comparison import ModelComparison
 from concord.conformance.compare.reference import ModuleReference, Reference, numbers
 from concord.conformance.verdict import Verdict
@@ -37,7 +37,7 @@ def prove(comparison: ModelComparison, progress: Callable[[str], None] = lambda 
         for chosen in (found, found[:1], found[-1:]) if len(found) > 1 else [found]:
             progress(f"would {bug.text} be found?")
             try:
-                made = reference.watched(Watched(Injected(bug, chosen)))
+                made = reference.watched(Watched(injected(bug, chosen)))
             except SpecError:  # the bug does not fit this operation
                 continue
             plain.given = {name: numbers(made[name]) for name in given if name in made}

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from concord.conformance.compare import reference as modules
-from concord.conformance.compare.arithmetic import EXACT, plainly
-from concord.conformance.compare.bugs import Injected, Operation, OperationBug, Watched, sites
+from concord.conformance.compare.arithmetic import plainly
+from concord.conformance.compare.bugs import Make, Operation, Watched, injected, sites
 from concord.conformance.compare.reference import Finished, ModuleReference, Pin, dtype_name, named, numbers
 from concord.conformance.estimate import SAMPLES, Observer, Z, estimate
 from concord.conformance.explain import Cause
@@ -37,6 +37,9 @@ from concord.spec.text import first_of
 
 LONGEST = 20.0
 """Seconds of the processor that the search for a cause may take."""
+
+MOVING = ("_unsafe_view", "clone", "copy", "repeat", "unsafe_split", "_reshape_copy", "roll", "flip")
+"""Operations that hand on their first operand in another layout, and are no views of it."""
 
 OWN, TORCH = (str(Path(file).parent) for file in (__file__, torch.__file__))
 
@@ -62,8 +65,9 @@ class Recorded:
 
     @property
     def computes(self) -> bool:
-        """Whether it computes numbers of others, and does not select or make them."""
-        return self.operation.name not in EXACT and self.operation.floats(1)
+        """Whether it makes other numbers of those that it is given, and does not only move them."""
+        moves = self.operation.func.is_view or self.operation.name in MOVING
+        return not moves and self.operation.floats(1)
 
 
 class Stretch:
@@ -110,7 +114,7 @@ class Stretch:
         self,
         arithmetic: Any,
         observer: Observer,
-        make: Callable[[Operation], Any] = Operation.__call__,
+        make: Make = Operation.__call__,
         others: Mapping[int, Tensor] | None = None,
     ) -> None:
         """Compute all operations again.
@@ -135,7 +139,7 @@ class Stretch:
             for number, step in enumerate(self.steps):
                 given = (tuple(step.operation.args), dict(step.operation.kwargs))
                 args, kwargs = tree_map(present, given)
-                made = make(Operation(step.operation.func, args, kwargs))
+                made = make(Operation(step.operation.func, args, kwargs, number))
                 for name, tensor in named(made, str(number)).items():
                     observe(name, tensor)
                 known |= zip(map(id, tree_leaves(step.made)), tree_leaves(made), strict=True)
@@ -217,7 +221,7 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
         if there and there.operation.name == here.operation.name:
             off = f"by {ratio(first, free[0]):.3g} tolerances; the candidate's stands at {there.line}"
             said.append(f"its first operation that differs is {here}, {off}")
-            last = -1 if last < first else last
+            last = last if last > first and ours[last][0] is not here else -1
         else:
             said.append(
                 f"its operations part: {here} in the reference, {there or 'nothing'} in the candidate"
@@ -283,14 +287,11 @@ def cause(
 def changed(stretch: Stretch, right: Prediction) -> Iterator[Made]:
     """Yield a stretch with the parameters of other modules, and with a bug in one operation or in all."""
 
-    def again(others: Mapping[int, Tensor], make: Callable[[Operation], Any]) -> Prediction:
+    def again(others: Mapping[int, Tensor], make: Make) -> Prediction:
         found: dict[str, Array] = {}
         with modules.running("the stretch with a bug"):
             stretch.again(stretch.module.exact(), found.__setitem__, make, others)
         return Prediction(found[stretch.end], right.sigma)
-
-    def injected(bug: OperationBug, chosen: list[int]) -> Prediction:
-        return again({}, Injected(bug, chosen))  # which counts operations, anew each time
 
     for path, others in exchanged(stretch):
         made = partial(again, others, Operation.__call__)
@@ -298,15 +299,15 @@ def changed(stretch: Stretch, right: Prediction) -> Iterator[Made]:
     found = sites(partial(again, {}))
     each = [(bug, [one]) for bug, places in found.items() if len(places) > 1 for one in places]
     for bug, chosen in [*found.items(), *each]:
-        yield Made(bug.name, bug.text, "", made=partial(injected, bug, chosen))
+        yield Made(bug.name, bug.text, "", made=partial(again, {}, injected(bug, chosen)))
 
 
 def exchanged(stretch: Stretch) -> Iterator[tuple[str, dict[int, Tensor]]]:
     """Yield the parameters of each module that the one which the stretch ends in may be confused with."""
     within, parameters = dict(stretch.module.model.named_modules()), stretch.module.parameters
     own = re.split(r"[#\[]", stretch.end)[0]
-    module = within.pop(own, None)
-    shapes = {name: tensor.shape for name, tensor in module.named_parameters()} if module else {}
+    module = within.pop(own, nn.Module())
+    shapes = {name: tensor.shape for name, tensor in module.named_parameters()}
     for path, other in within.items():
         if shapes and shapes == {name: tensor.shape for name, tensor in other.named_parameters()}:
             yield path, {id(parameters[f"{own}.{name}"]): parameters[f"{path}.{name}"] for name in shapes}
