@@ -157,7 +157,7 @@ def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
         and is_gradient(name) == is_gradient(tensor)
         and is_tap_gradient(name) == is_tap_gradient(tensor)
     ]
-    return [f"wrong by themselves too: {few(others)}"] if others else []
+    return [f"wrong too, judged alone: {few(others)}"] if others else []
 
 
 class InPlace(Question):
