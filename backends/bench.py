@@ -257,7 +257,7 @@ def moved(
 
     Args:
         changes: of parameters, by name.
-        kept: what the optimizer keeps, among others, as ``<slot>.<name>``. The first moments are reported,
+        kept: what the optimizer keeps, among others, as ``<moment>.<name>``. The first moments are reported,
             which have a gradient's errors in proportion; the second ones show in the changes.
 
     Returns:

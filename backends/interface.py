@@ -162,7 +162,8 @@ class Request(Settings, Problem):
 
         Args:
             state: ``parameters.<name>`` of everything that is trained, and of other parameters if they are to
-                change; ``<slot>.<name>`` (:func:`concord.spec.training.optimizers.slots`), zero if missing.
+                change; ``<moment>.<name>`` (:func:`concord.spec.training.optimizers.moments`), zero if
+                missing.
             step: how many steps have been made.
 
         Raises:
@@ -431,9 +432,9 @@ class TrainingSession(Protocol):
         """Go on from where training stood after so many steps, with the bits that going on would have had.
 
         Args:
-            state: ``parameters.<canonical name>`` of all that is trained, and ``<slot>.<canonical name>``
-                (:func:`concord.spec.training.optimizers.slots`) in shapes of the parameters; slots that are
-                missing are as at the start. It may come in the dtype that is stored or in a wider one.
+            state: ``parameters.<canonical name>`` of all that is trained, and ``<moment>.<canonical name>``
+                (:func:`concord.spec.training.optimizers.moments`) in shapes of the parameters; those that
+                are missing are as at the start. It may come in the dtype that is stored or in a wider one.
         """
 
     def step(self, batches: Sequence[Batch], report: bool = False) -> Mapping[str, Array]:

@@ -147,14 +147,14 @@ class KeptRows(NamedTuple):
 
     real: Any
     rows: Any
-    slots: Any
+    places: Any
 
 
 def indices(request: Request) -> dict[str, Ids]:
     """Return what puts rows where they are needed; nothing for a request that keeps its padding.
 
     Returns:
-        ``rows`` (N,): for each row that is kept, its number among the B T. ``slots`` (B, T): for each token,
+        ``rows`` (N,): for each row that is kept, its number among the B T. ``places`` (B, T): for each token,
         its place among the rows kept; a padded one that was dropped gets place 0, where any finite row will
         do.
     """
@@ -163,12 +163,12 @@ def indices(request: Request) -> dict[str, Ids]:
     kept = real_tokens(request.config, request.batch.required("input_ids"))  # (B, T)
     kept[:, 0] = True
     rows = np.flatnonzero(kept)
-    slots = np.where(kept, np.cumsum(kept).reshape(kept.shape) - 1, 0)
+    places = np.where(kept, np.cumsum(kept).reshape(kept.shape) - 1, 0)
     if request.execution.endswith("compiled"):
-        # The first row once more; no slot names the copies, so that nothing depends on them.
+        # The first row once more; no place names the copies, so that nothing depends on them.
         filled = min(-(-len(rows) // MULTIPLE) * MULTIPLE, kept.size)
         rows = np.concatenate([rows, np.full(filled - len(rows), rows[0])])
-    return {"rows": rows.astype(np.int64), "slots": slots.astype(np.int64)}
+    return {"rows": rows.astype(np.int64), "places": places.astype(np.int64)}
 
 
 def padding_reasons(request: Request) -> list[str]:

@@ -56,7 +56,7 @@ class Optimizer:
 
     Attributes:
         state: what a step is given and leaves behind besides the variables: here what is kept, as
-            ``<slot>.<native name>``.
+            ``<moment>.<native name>``.
     """
 
     known_deviations: Sequence[Mapping[str, Any]] = ()
@@ -132,11 +132,11 @@ class Optimizer:
             self.operations.assign(variable, updated)
 
     def kept(self) -> dict[str, Tensor]:
-        """Return what is kept, as ``<slot>.<native name>``."""
+        """Return what is kept, as ``<moment>.<native name>``."""
         return dict(self.state)
 
     def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:  # noqa: ARG002 - frameworks' own count
-        """Go on from what was kept, of every slot of every parameter, after so many steps."""
+        """Go on from what was kept, of every moment of every parameter, after so many steps."""
         self.state = dict(kept)
 
     def rate(self, numbers: Mapping[str, Tensor]) -> Any:
@@ -174,9 +174,9 @@ class Optimizer:
         velocity = self.state[key] = recipe.momentum * self.state[key] + damped
         return rate * (gradient + recipe.momentum * velocity if recipe.nesterov else velocity)
 
-    def average(self, slot: str, name: str, value: Tensor, beta: float) -> Tensor:
+    def average(self, moment: str, name: str, value: Tensor, beta: float) -> Tensor:
         """Move a kept average on by a value."""
-        key = f"{slot}.{name}"
+        key = f"{moment}.{name}"
         self.state[key] = beta * self.state[key] + (1 - beta) * value
         return self.state[key]
 

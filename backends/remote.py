@@ -259,7 +259,7 @@ class HeldTraining(StaysHere):
         return arrays_of("predict", {"output": self.session.predict(self._fit(batch))})["output"]
 
     def state(self) -> Arrays:
-        """Return where training stands: ``parameters.<name>`` of all parameters, and ``<slot>.<name>``."""
+        """Return where training stands: ``parameters.<name>`` of all parameters, and ``<moment>.<name>``."""
         return arrays_of("state", self.session.state())
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from concord.spec.batch import Batch
 from concord.spec.parameters import parameters
 from concord.spec.precision import precision
 from concord.spec.training.dropout import rate_of, seed_of
-from concord.spec.training.optimizers import slots
+from concord.spec.training.optimizers import moments
 from concord.spec.training.trajectory import Course, rows_of
 
 if TYPE_CHECKING:
@@ -150,19 +150,19 @@ class Trainer(Course):
         kept = {}
         with self.session.context():
             for name, entry in self.entries.items():
-                for slot in slots(self.recipe):
+                for moment in moments(self.recipe):
                     array = state.get(
-                        f"{slot}.{name}", np.zeros(self.request.weights[name].shape, np.float32)
+                        f"{moment}.{name}", np.zeros(self.request.weights[name].shape, np.float32)
                     )
                     native = np.ascontiguousarray(self.adapter.relaid(array, entry.kind))
-                    kept[f"{slot}.{self.native[name]}"] = self.adapter.tensor(
+                    kept[f"{moment}.{self.native[name]}"] = self.adapter.tensor(
                         native, self.request.dtype, self.session.device
                     )
             self.resume(kept, step)
         self.steps = step
 
     def resume(self, kept: Mapping[str, Tensor], step: int) -> None:
-        """Give the optimizer what was kept, by slot and native name."""
+        """Give the optimizer what was kept, by moment and native name."""
         self.optimizer.resume(kept, step)
 
     def step(self, batches: Sequence[Batch], report: bool = False) -> Arrays:
@@ -189,7 +189,7 @@ class Trainer(Course):
         """Return the parameters and what is kept, as :meth:`load` takes them."""
         parameters = self.adapter.parameters(self.session.model, self.request)
         return {f"parameters.{name}": array for name, array in parameters.items()} | self.reported(
-            self.slots()
+            self.moments()
         )
 
     def info(self) -> dict[str, Any]:
@@ -298,7 +298,7 @@ class Trainer(Course):
         optimizer.begin(numbers)
         self.update(limited, numbers, rows)
         if report:
-            found |= self.slots()
+            found |= self.moments()
             found["rate"] = optimizer.rate(numbers)
             found["parameters"] = {
                 name: self.operations.value(variable) for name, variable in optimizer.variables.items()
@@ -451,12 +451,12 @@ class Trainer(Course):
 
     # What is reported.
 
-    def slots(self) -> dict[str, dict[str, Tensor]]:
-        """Return what is kept now, by slot and native name."""
+    def moments(self) -> dict[str, dict[str, Tensor]]:
+        """Return what is kept now, by moment and native name."""
         found: dict[str, dict[str, Tensor]] = {}
         for name, tensor in self.optimizer.kept().items():
-            slot, _, native = name.partition(".")
-            found.setdefault(slot, {})[native] = tensor
+            moment, _, native = name.partition(".")
+            found.setdefault(moment, {})[native] = tensor
         return found
 
     def exported(self, tensors: Mapping[str, Tensor]) -> Arrays:

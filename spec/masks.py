@@ -31,8 +31,8 @@ def visible_keys(config: EncoderConfig, key_mask: Mask, num_heads: int) -> Mask:
     if config.mask_assignment == "per_sample":
         return per_query[:, None]
     batch = len(key_mask)
-    slot = np.arange(num_heads)[None, :] * batch + np.arange(batch)[:, None]  # (B, H)
-    assigned: Mask = per_query[slot // num_heads]
+    place = np.arange(num_heads)[None, :] * batch + np.arange(batch)[:, None]  # (B, H)
+    assigned: Mask = per_query[place // num_heads]
     return assigned
 
 

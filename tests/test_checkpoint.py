@@ -24,8 +24,8 @@ def trained(config, step=7, dtype="float32"):
     weights = {name: array.astype(dtype) for name, array in spec.initialize(config, seed=5).items()}
     generator = np.random.default_rng(step)
     state = {
-        f"{slot}.{name}": generator.standard_normal(weights[name].shape).astype(dtype)
-        for slot in ("first_moment", "second_moment")
+        f"{moment}.{name}": generator.standard_normal(weights[name].shape).astype(dtype)
+        for moment in ("first_moment", "second_moment")
         for name in spec.trainable(config)
     }
     progress = Progress(

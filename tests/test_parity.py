@@ -68,7 +68,7 @@ jax           | optimizers.py | + direction(recipe)                    | own opt
 jax           | optimizers.py | + OwnOptimizer.*                       | own optimizer trains
 jax           | optimizers.py | - OwnOptimizer.begin(*                 | own optimizer trains
 jax           | optimizers.py | - OwnOptimizer.rate(*                  | own optimizer trains
-tf            | optimizers.py | - SLOTS                                | own optimizer trains
+tf            | optimizers.py | - MOMENTS                                | own optimizer trains
 tf            | optimizers.py | + ORDER                                | own optimizer trains
 tf paddle jax | optimizers.py | [+-] own(*                             | own optimizer trains
 """.strip().splitlines()

@@ -85,8 +85,8 @@ def attention(config, weights, name, taps, given, key_mask, query_mask):
     yield "scores", (q[:, :, None] * k[:, None]).sum(-1).transpose(0, 3, 1, 2) / math.sqrt(config.head_dim)
     scores, hidden = taps[f"{name}.scores"], np.zeros(taps[f"{name}.scores"].shape, bool)
     for sample, head in np.ndindex(scores.shape[:2]):
-        slot = (head * len(q) + sample) // config.num_heads
-        own = slot if config.mask_assignment == "batch_major" else sample
+        place = (head * len(q) + sample) // config.num_heads
+        own = place if config.mask_assignment == "batch_major" else sample
         hidden[sample, head] = ~key_mask[own]
     added = scores if config.mask_fill == "add" else 0.0
     yield "masked_scores", np.where(hidden, added + config.mask_value, scores)

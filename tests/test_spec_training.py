@@ -9,7 +9,7 @@ import pytest
 from concord import spec
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.training.dropout import kept, philox
-from concord.spec.training.optimizers import ReferenceOptimizer, batch_weights, clipped, slots
+from concord.spec.training.optimizers import ReferenceOptimizer, batch_weights, clipped, moments
 from concord.spec.training.recipe import Recipe, recipe_from_mapping, rounded_hyperparameters
 from concord.spec.training.schedules import learning_rate
 from concord.spec.training.trajectory import Training, Trajectory
@@ -216,7 +216,7 @@ def test_optimizer_computes_its_formula(name):
         expected = stepped(described, state, expected, gradient, rate, step)
         node = optimizer.update({"w": node}, {"w": arithmetic.leaf(gradient)}, rate)["w"]
     assert np.abs(node.value - expected).max() < 1e-14
-    assert {key.partition(".")[0] for key in optimizer.state} == set(slots(described))
+    assert {key.partition(".")[0] for key in optimizer.state} == set(moments(described))
 
 
 def updated(fields, kind="kernel", rows=None):

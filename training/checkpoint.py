@@ -89,7 +89,7 @@ class TrainingCheckpoint:
         encoder: how texts are encoded; None: samples are numbers.
         recipe: of the optimizer; None: for prediction alone.
         state: what the optimizer keeps, as ``first_moment.<canonical name>`` and so on
-            (:func:`concord.spec.training.optimizers.slots`).
+            (:func:`concord.spec.training.optimizers.moments`).
         progress: how far training has come.
     """
 

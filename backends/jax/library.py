@@ -141,7 +141,7 @@ def unpad(x: Array, kept: KeptRows) -> Array:
 
 def pad(x: Array, kept: KeptRows) -> Array:
     """Put rows in their places; in those of padding any row stands: (1, N, ...) to (B, T, ...)."""
-    return x[0].at[kept.slots].get(mode="promise_in_bounds")
+    return x[0].at[kept.places].get(mode="promise_in_bounds")
 
 
 class UnpaddedAttention(FusedAttention):
@@ -159,9 +159,9 @@ class UnpaddedClassifier(TextClassifier):
     """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-5): (B, T) to (B, C)."""
 
     def __call__(
-        self, input_ids: Array, segment_ids: Array | None = None, *, rows: Array, slots: Array
+        self, input_ids: Array, segment_ids: Array | None = None, *, rows: Array, places: Array
     ) -> Array:
-        kept = KeptRows(self.real_tokens(input_ids), rows, slots)
+        kept = KeptRows(self.real_tokens(input_ids), rows, places)
         x = unpad(self.embeddings(input_ids, segment_ids, kept.real), kept)  # (1, N, D)
         return self.classify(self.pool(pad(self.encode(x, kept), kept), kept.real))
 

@@ -12,7 +12,7 @@ from jax import Array
 from concord.backends.optimizers import Operations, Optimizer
 from concord.spec.training.recipe import Recipe
 
-SLOTS = {"trace": "momentum", "mu": "first_moment", "nu": "second_moment"}
+MOMENTS = {"trace": "momentum", "mu": "first_moment", "nu": "second_moment"}
 """What Optax keeps, by its own name."""
 
 
@@ -98,9 +98,9 @@ class OwnOptimizer(Optimizer):
         """Return what is kept (:meth:`concord.backends.optimizers.Optimizer.kept`)."""
         parts = jax.tree.leaves(self.state, is_leaf=_keeps)
         return {
-            f"{slot}.{name}": getattr(part, key)[name]
+            f"{moment}.{name}": getattr(part, key)[name]
             for part in parts
-            for key, slot in SLOTS.items()
+            for key, moment in MOMENTS.items()
             if hasattr(part, key)
             for name in self.variables
         }
@@ -112,8 +112,8 @@ class OwnOptimizer(Optimizer):
             if not _keeps(part):
                 return part
             found = {
-                key: {name: kept[f"{slot}.{name}"] for name in self.variables}
-                for key, slot in SLOTS.items()
+                key: {name: kept[f"{moment}.{name}"] for name in self.variables}
+                for key, moment in MOMENTS.items()
                 if hasattr(part, key)
             }
             counted = (
@@ -126,7 +126,7 @@ class OwnOptimizer(Optimizer):
 
 def _keeps(part: Any) -> bool:
     """Return whether a part of Optax's state keeps something of parameters."""
-    return any(hasattr(part, key) for key in SLOTS)
+    return any(hasattr(part, key) for key in MOMENTS)
 
 
 def optimizer(recipe: Recipe, variables: Mapping[str, nnx.Param], kinds: Mapping[str, str]) -> Optimizer:

@@ -10,7 +10,7 @@ from paddle import Tensor
 from concord.backends.optimizers import Operations, Optimizer
 from concord.spec.training.recipe import Recipe
 
-SLOTS = {
+MOMENTS = {
     "velocity_0": "momentum",
     "moment1_0": "first_moment",
     "moment2_0": "second_moment",
@@ -100,19 +100,19 @@ class OwnOptimizer(Optimizer):
     def kept(self) -> dict[str, Tensor]:
         """Return what is kept (:meth:`concord.backends.optimizers.Optimizer.kept`)."""
         kept = {
-            f"{variable.name}_{key}": f"{slot}.{name}"
+            f"{variable.name}_{key}": f"{moment}.{name}"
             for name, variable in self.variables.items()
-            for key, slot in SLOTS.items()
+            for key, moment in MOMENTS.items()
         }
         return {kept[key]: tensor for key, tensor in self.native.state_dict().items() if key in kept}
 
     def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:
         """Go on from what was kept (:meth:`concord.backends.optimizers.Optimizer.resume`)."""
         found = {
-            f"{variable.name}_{key}": kept[f"{slot}.{name}"]
+            f"{variable.name}_{key}": kept[f"{moment}.{name}"]
             for name, variable in self.variables.items()
-            for key, slot in SLOTS.items()
-            if f"{slot}.{name}" in kept
+            for key, moment in MOMENTS.items()
+            if f"{moment}.{name}" in kept
         }
         if self.recipe.algorithm == "adam":
             for number, beta in enumerate((self.recipe.beta1, self.recipe.beta2), 1):

@@ -142,8 +142,8 @@ def mask_per_sample(mask: Tensor, heads: int) -> Tensor:
 def mask_batch_major(mask: Tensor, heads: int) -> Tensor:
     # The published mistake: heads are stacked before samples, masks are repeated sample by sample.
     batch = ops.shape(mask)[0]
-    slot = ops.arange(heads)[None, :] * batch + ops.arange(batch)[:, None]  # (B, H)
-    return ops.take(mask, slot // heads, axis=0)  # (B, H, 1 or Q, S)
+    place = ops.arange(heads)[None, :] * batch + ops.arange(batch)[:, None]  # (B, H)
+    return ops.take(mask, place // heads, axis=0)  # (B, H, 1 or Q, S)
 
 
 ASSIGNMENTS = {"per_sample": mask_per_sample, "batch_major": mask_batch_major}  # MSK-7

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tensorflow import Tensor
 
 from concord.backends.optimizers import Operations, Optimizer
-from concord.spec.training.optimizers import slots
+from concord.spec.training.optimizers import moments
 from concord.spec.training.recipe import Recipe
 
 ORDER = {
@@ -68,11 +68,11 @@ class OwnOptimizer(Optimizer):
         """Return where Keras keeps what."""
         kept = iter(self.native.variables[2:])  # after the number of steps and the learning rate
         return {
-            f"{slot}.{name}": next(kept)
+            f"{moment}.{name}": next(kept)
             for group in ORDER[self.recipe.algorithm]
             for name in self.variables
-            for slot in group
-            if slot in slots(self.recipe)
+            for moment in group
+            if moment in moments(self.recipe)
         }
 
     def kept(self) -> dict[str, Tensor]:

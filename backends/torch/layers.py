@@ -80,11 +80,11 @@ def mask_per_sample(mask: Tensor, heads: int) -> Tensor:
 def mask_batch_major(mask: Tensor, heads: int) -> Tensor:
     # The published mistake: heads are stacked before samples, masks are repeated sample by sample.
     batch = mask.shape[0]
-    slot = (
+    place = (
         torch.arange(heads, device=mask.device)[None, :] * batch
         + torch.arange(batch, device=mask.device)[:, None]
     )  # (B, H)
-    return mask[slot // heads]  # (B, H, 1 or Q, S)
+    return mask[place // heads]  # (B, H, 1 or Q, S)
 
 
 ASSIGNMENTS = {"per_sample": mask_per_sample, "batch_major": mask_batch_major}  # MSK-7

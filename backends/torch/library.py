@@ -309,7 +309,7 @@ def unpad(x: Tensor, kept: KeptRows) -> Tensor:
 
 def pad(x: Tensor, kept: KeptRows) -> Tensor:
     """Put rows in their places; in those of padding any row stands: (1, N, ...) to (B, T, ...)."""
-    return x[0][kept.slots]
+    return x[0][kept.places]
 
 
 class UnpaddedAttention(FusedAttention):
@@ -327,9 +327,9 @@ class UnpaddedClassifier(TextClassifier):
     """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-5): (B, T) to (B, C)."""
 
     def forward(
-        self, input_ids: Tensor, segment_ids: Tensor | None = None, *, rows: Tensor, slots: Tensor
+        self, input_ids: Tensor, segment_ids: Tensor | None = None, *, rows: Tensor, places: Tensor
     ) -> Tensor:
-        kept = KeptRows(self.real_tokens(input_ids), rows, slots)
+        kept = KeptRows(self.real_tokens(input_ids), rows, places)
         x = unpad(self.embeddings(input_ids, segment_ids, kept.real), kept)  # (1, N, D)
         return self.classify(self.pool(pad(self.encode(x, kept), kept), kept.real))
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from concord.backends.optimizers import Operations, Optimizer
 from concord.spec.training.recipe import Recipe
 
-SLOTS = {
+MOMENTS = {
     "sgd": {"momentum": "momentum_buffer"},
     "adam": {
         "first_moment": "exp_avg",
@@ -96,9 +96,9 @@ class OwnOptimizer(Optimizer):
         """Return what is kept (:meth:`concord.backends.optimizers.Optimizer.kept`)."""
         kept = {name: self.native.state[variable] for name, variable in self.variables.items()}
         return {
-            f"{slot}.{name}": found[key]
+            f"{moment}.{name}": found[key]
             for name, found in kept.items()
-            for slot, key in SLOTS[self.recipe.algorithm].items()
+            for moment, key in MOMENTS[self.recipe.algorithm].items()
             if key in found
         }
 
@@ -110,9 +110,9 @@ class OwnOptimizer(Optimizer):
         counted = {} if self.recipe.algorithm == "sgd" else {"step": torch.tensor(float(steps))}
         for name, variable in self.variables.items():
             found = {
-                key: kept[f"{slot}.{name}"]
-                for slot, key in SLOTS[self.recipe.algorithm].items()
-                if f"{slot}.{name}" in kept
+                key: kept[f"{moment}.{name}"]
+                for moment, key in MOMENTS[self.recipe.algorithm].items()
+                if f"{moment}.{name}" in kept
             }
             self.native.state[variable] = {key: tensor.clone() for key, tensor in (counted | found).items()}
 

@@ -58,7 +58,7 @@ class Change:
             sees.
         rate: the learning rate of a step.
         optimizer: what updates parameters.
-        keeps: the optimizer state after a step, as ``<slot>.<parameter>``.
+        keeps: the optimizer state after a step, as ``<moment>.<parameter>``.
         skips: whether a step updates nothing; given how many batches it has.
         load: what training goes on from: ``<section>.<name>``, and how many steps the optimizer has made.
     """

@@ -14,7 +14,7 @@ from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
 from concord.spec.batch import Batch
 from concord.spec.precision import precision
-from concord.spec.training.optimizers import slots
+from concord.spec.training.optimizers import moments
 from concord.spec.training.trajectory import Trajectory
 
 
@@ -23,7 +23,7 @@ class Start:
     """A step, and where training stood before it.
 
     Attributes:
-        state, step: ``parameters.<name>`` and ``<slot>.<name>``, and how many steps were made before.
+        state, step: ``parameters.<name>`` and ``<moment>.<name>``, and how many steps were made before.
         batches: of the step.
         carried: sigma of the state, where rounding was carried on to it.
         earlier: the step before, if there was one.
@@ -180,7 +180,7 @@ def rounded(case: JudgedTraining, state: Mapping[str, Array]) -> dict[str, Array
 
 def carried(case: JudgedTraining, step: int, expected: Expectation) -> dict[str, Array]:
     """Return how far correct training may be from the oracle after a step: sigma of the next one's state."""
-    prefix, kept = f"steps.{step}.", ("parameters", *slots(case.training.recipe))
+    prefix, kept = f"steps.{step}.", ("parameters", *moments(case.training.recipe))
     return {
         name.removeprefix(prefix): sigma
         for name, sigma in expected.sigmas.items()

@@ -17,7 +17,7 @@ from concord.conformance.bugs.operations import SIGNIFICANT_BITS
 from concord.conformance.bugs.training.step import Bugged, TrainingStep
 from concord.spec.batch import Batch
 from concord.spec.precision import round_to_bits
-from concord.spec.training.optimizers import slots
+from concord.spec.training.optimizers import moments
 
 if TYPE_CHECKING:
     from concord.backends.session import FrameworkSession
@@ -59,7 +59,7 @@ class MutatedTrainer(Bugged, Trainer):
         return self.change.optimizer(right.operations, self.recipe, variables, self.kinds)
 
     def load(self, state: Mapping[str, NDArray[np.floating]], step: int) -> None:
-        known = ("parameters", *slots(self.recipe))
+        known = ("parameters", *moments(self.recipe))
         state = {name: array for name, array in state.items() if name.partition(".")[0] in known}
         self.place.resumed = step
         state, counted = self.change.load(self.place, (state, step)) if step else (state, step)

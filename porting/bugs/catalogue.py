@@ -356,9 +356,9 @@ def shifted(array: Array, rows: int) -> Array:
 
 
 @tensors
-def slots_of_adam(found: Arrays) -> Arrays:
-    slots = {f"{name}/adam_{moment}": np.ones_like(found[name]) for name in found for moment in "mv"}
-    return {**found, **slots, "global_step": np.array(7)}
+def moments_of_adam(found: Arrays) -> Arrays:
+    moments = {f"{name}/adam_{moment}": np.ones_like(found[name]) for name in found for moment in "mv"}
+    return {**found, **moments, "global_step": np.array(7)}
 
 
 shortened = each(lambda array: array[:2])

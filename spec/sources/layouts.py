@@ -106,7 +106,7 @@ TENSOR_LAYOUTS: dict[str, tuple[str, Callable[[Array, Sizes], Array]]] = {
     "flat": ("(B, 1) or (B) to (B)", lambda a, s: a.reshape(-1)),
     "per_sample": ("(T, D), the same for every sample, to (B, T, D)", _per_sample),
     "head_axis": ("(B, T, K), one head without an axis for it, to (B, T, 1, K)", lambda a, s: a[:, :, None]),
-    "head_major": ("(H * B, Q, S), slot h * B + b, to (B, H, Q, S)", _head_major),
+    "head_major": ("(H * B, Q, S), place h * B + b, to (B, H, Q, S)", _head_major),
     "heads_last": ("(B, Q, H * S), head after head, to (B, H, Q, S)", _heads_last),
 }
 """Every layout of an input or output by name: its meaning, and the way to the canonical layout.

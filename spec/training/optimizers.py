@@ -20,15 +20,15 @@ from concord.spec.training.recipe import Recipe
 
 Nodes = Mapping[str, Node]
 
-SLOTS: dict[str, tuple[str, ...]] = {
+MOMENTS: dict[str, tuple[str, ...]] = {
     "sgd": ("momentum",),
     "adam": ("first_moment", "second_moment", "largest_second_moment"),
     "rmsprop": ("second_moment", "first_moment", "momentum"),
 }
-"""What an algorithm may keep for each parameter; :func:`slots` says what a recipe keeps."""
+"""What an algorithm may keep for each parameter; :func:`moments` says what a recipe keeps."""
 
 
-def slots(recipe: Recipe) -> tuple[str, ...]:
+def moments(recipe: Recipe) -> tuple[str, ...]:
     """Return what a recipe keeps for each parameter, each a tensor of its shape that begins as zero."""
     kept = {
         "momentum": recipe.momentum > 0,
@@ -36,15 +36,15 @@ def slots(recipe: Recipe) -> tuple[str, ...]:
         "second_moment": True,
         "largest_second_moment": recipe.amsgrad,
     }
-    return tuple(slot for slot in SLOTS[recipe.algorithm] if kept[slot])
+    return tuple(moment for moment in MOMENTS[recipe.algorithm] if kept[moment])
 
 
 def state_shapes(config: EncoderConfig, recipe: Recipe, part: str = "model") -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the optimizer state of a part, as ``<slot>.<canonical name>``."""
+    """Return the shapes of the optimizer state of a part, as ``<moment>.<canonical name>``."""
     trained = {
         name: shape_of(config, entry) for name, entry in parameters(config, part).items() if entry.trainable
     }
-    return {f"{slot}.{name}": shape for slot in slots(recipe) for name, shape in trained.items()}
+    return {f"{moment}.{name}": shape for moment in moments(recipe) for name, shape in trained.items()}
 
 
 class ReferenceOptimizer:
@@ -70,7 +70,7 @@ class ReferenceOptimizer:
         """Go on from what was kept after so many steps.
 
         Args:
-            state: as ``<slot>.<parameter>``; what it lacks is as before the first step.
+            state: as ``<moment>.<parameter>``; what it lacks is as before the first step.
         """
         self.state = {name: self.a.leaf(values) for name, values in state.items()}
         self.steps = steps
@@ -122,14 +122,14 @@ class ReferenceOptimizer:
 
     def updated(self, name: str, parameter: Node, gradient: Node, rate: float, rows: Ids | None) -> Node:
         """Return a parameter after one step; rows of a table that are left alone as they were (OPT-8)."""
-        before = {slot: self.slot(slot, name, parameter) for slot in slots(self.recipe)}
+        before = {moment: self.moment(moment, name, parameter) for moment in moments(self.recipe)}
         after = self.stepped(name, parameter, gradient, rate)
         if self.recipe.embedding_updates == "lazy" and rows is not None:  # OPT-8
             touched = np.zeros((parameter.shape[0], *(1,) * (len(parameter.shape) - 1)), bool)
             touched[rows] = True
             self.state |= {
-                f"{slot}.{name}": self.a.choose(touched, self.state[f"{slot}.{name}"], old)
-                for slot, old in before.items()
+                f"{moment}.{name}": self.a.choose(touched, self.state[f"{moment}.{name}"], old)
+                for moment, old in before.items()
             }
             after = self.a.choose(touched, after, parameter)
         return after
@@ -154,11 +154,11 @@ class ReferenceOptimizer:
             decayed = parameter
         return a.subtract(decayed, direct(name, gradient, rate))
 
-    def slot(self, slot: str, name: str, like: Node) -> Node:
+    def moment(self, moment: str, name: str, like: Node) -> Node:
         """Return what is kept for a parameter; before the first step, zero."""
-        if f"{slot}.{name}" not in self.state:
-            self.state[f"{slot}.{name}"] = self.a.leaf(np.zeros(like.shape))
-        return self.state[f"{slot}.{name}"]
+        if f"{moment}.{name}" not in self.state:
+            self.state[f"{moment}.{name}"] = self.a.leaf(np.zeros(like.shape))
+        return self.state[f"{moment}.{name}"]
 
     # By how much a parameter moves.
 
@@ -171,7 +171,7 @@ class ReferenceOptimizer:
     def with_momentum(self, name: str, gradient: Node, rate: float) -> Node:
         """Return the step of a gradient, or of what stands for one, with momentum."""
         a, recipe, factor = self.a, self.recipe, self.held(self.recipe.momentum)
-        kept = self.slot("momentum", name, gradient)
+        kept = self.moment("momentum", name, gradient)
         if recipe.momentum_form == "displacement":
             moved = a.add(a.scale(kept, factor), a.scale(gradient, rate))
             self.state[f"momentum.{name}"] = moved
@@ -182,11 +182,11 @@ class ReferenceOptimizer:
         self.state[f"momentum.{name}"] = velocity
         return a.scale(a.add(gradient, a.scale(velocity, factor)) if recipe.nesterov else velocity, rate)
 
-    def average(self, slot: str, name: str, value: Node, beta: float) -> Node:
+    def average(self, moment: str, name: str, value: Node, beta: float) -> Node:
         """Move a kept average on by a value."""
         a, beta = self.a, self.held(beta)
-        moved = a.add(a.scale(self.slot(slot, name, value), beta), a.scale(value, 1 - beta))
-        self.state[f"{slot}.{name}"] = moved
+        moved = a.add(a.scale(self.moment(moment, name, value), beta), a.scale(value, 1 - beta))
+        self.state[f"{moment}.{name}"] = moved
         return moved
 
     def adam(self, name: str, gradient: Node, rate: float) -> Node:
@@ -196,7 +196,7 @@ class ReferenceOptimizer:
         second = self.average("second_moment", name, a.multiply(gradient, gradient), recipe.beta2)
         if recipe.amsgrad:
             second = self.state[f"largest_second_moment.{name}"] = a.larger(
-                self.slot("largest_second_moment", name, second), second
+                self.moment("largest_second_moment", name, second), second
             )
         root, epsilon = a.sqrt(second), self.held(recipe.epsilon)
         if not recipe.bias_correction:

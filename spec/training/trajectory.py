@@ -29,7 +29,7 @@ Observer = Callable[[str, Array], None]
 """Takes the tensors of a step as they are computed.
 
 ``losses.<number>`` of its batches, ``gradients.<name>`` before clipping, ``norm``, ``clipped.<name>``,
-``rate``, ``<slot>.<name>`` and ``parameters.<name>`` after the step."""
+``rate``, ``<moment>.<name>`` and ``parameters.<name>`` after the step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Trajectory(Course):
         """Go on from where training stands after so many steps.
 
         Args:
-            state: ``parameters.<name>`` of everything that is trained, and ``<slot>.<name>``; slots that
+            state: ``parameters.<name>`` of everything that is trained, and ``<moment>.<name>``; moments that
                 it lacks are as at the start.
         """
         self.parameters |= {name: self.a.leaf(state[f"parameters.{name}"]) for name in self.trained}

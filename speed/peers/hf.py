@@ -92,11 +92,11 @@ class HuggingFaceModel:
         """Return the parameters and what the optimizer keeps."""
         kept: dict[str, dict[str, torch.Tensor]] = {"parameters": dict(self.model.named_parameters())}
         for key, tensor in self.optimizer.kept().items():
-            slot, _, name = key.partition(".")
-            kept.setdefault(slot, {})[name] = tensor
+            section, _, name = key.partition(".")
+            kept.setdefault(section, {})[name] = tensor
         return {
-            f"{slot}.{name}": array
-            for slot, tensors in kept.items()
+            f"{section}.{name}": array
+            for section, tensors in kept.items()
             for name, array in gathered(self.parts, tensors).items()
         }
 

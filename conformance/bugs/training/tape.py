@@ -20,7 +20,7 @@ from concord.spec.arrays import Array
 from concord.spec.batch import Batch
 from concord.spec.precision import precision
 from concord.spec.tape import Node
-from concord.spec.training.optimizers import ReferenceOptimizer, slots
+from concord.spec.training.optimizers import ReferenceOptimizer, moments
 from concord.spec.training.trajectory import Observer, Trajectory
 
 
@@ -63,8 +63,8 @@ class EditedOptimizer(ReferenceOptimizer):
         held = {name: Held(of(parameter)) for name, parameter in parameters.items()}
         optimizer = self.kind(self.operations, self.recipe, held, self.kinds)
         kept = {
-            f"{slot}.{name}": of(self.slot(slot, name, parameter))
-            for slot in slots(self.recipe)
+            f"{moment}.{name}": of(self.moment(moment, name, parameter))
+            for moment in moments(self.recipe)
             for name, parameter in parameters.items()
         }
         optimizer.resume(kept, self.steps)
