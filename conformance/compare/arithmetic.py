@@ -133,12 +133,6 @@ def _wide(x: Tensor) -> Tensor:
     return x.to(torch.complex128 if x.is_complex() else torch.float64)
 
 
-def _whole(x: Tensor) -> bool:
-    """Return whether all numbers are whole and not negative; mostly the first ones tell that they are not."""
-    x = value_of(x).reshape(-1)
-    return all(bool((part == part.abs().floor()).all()) for part in (x[:8], x))
-
-
 def _squared(x: Tensor) -> Tensor:
     return x.abs().square() if x.is_complex() else x * x
 
@@ -234,8 +228,10 @@ class ExactMode(TorchDispatchMode):
             return y if held else self.erred(y, dtype, 1)
         if name in EXACT or not floats:
             return y
-        if name in COUNTING and _whole(floats[0]) and bool((y.abs() * ROUNDOFF[dtype] <= 1).all()):
-            return y
+        if name in COUNTING:
+            whole, held = args[0] == args[0].abs().floor(), y.abs() * ROUNDOFF[dtype] <= 1
+            if bool(whole.all() & held.all()):
+                return y
         if name in SUMS:
             accumulation = ROUNDOFF[dtype] if name in IN_PLACE else SUMMED
             counted: Any = cache(lambda: SUMS[name](y, *args, **kwargs))
