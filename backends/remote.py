@@ -100,11 +100,11 @@ def failure(error: BaseException) -> tuple[str, Any]:
     if isinstance(error, WorkerFailure):
         return error.status, error.detail
     if isinstance(error, MemoryError):
-        return "out of memory", told(error)
-    return "error" if isinstance(error, Exception) else "crashed", told(error)
+        return "out of memory", in_one_line(error)
+    return "error" if isinstance(error, Exception) else "crashed", in_one_line(error)
 
 
-def told(error: BaseException) -> str:
+def in_one_line(error: BaseException) -> str:
     """Return an error in one line, and write all of it to standard error."""
     try:
         traceback.print_exception(error, file=sys.stderr)
@@ -142,13 +142,13 @@ class Service:
         except (WorkerFailure, MemoryError):
             raise
         except Exception as error:
-            raise WorkerFailure("broken", told(error)) from None
+            raise WorkerFailure("broken", in_one_line(error)) from None
         try:
             described = check_description(received(json.dumps(self.backend.describe())))
         except MemoryError:
             raise
         except Exception as error:
-            raise WorkerFailure("broken", told(error)) from None
+            raise WorkerFailure("broken", in_one_line(error)) from None
         return described, time.perf_counter() - started
 
     @cached_property

@@ -181,7 +181,7 @@ class OwnModel(Trained):
         weights = {name: array for name, array in found.weights().items() if name in known}
         return Own(name, config, part, weights, cases, remarks, batches.tokens)
 
-    def told(self, part: str = "model", gradients: bool = True) -> Own:
+    def announced(self, part: str = "model", gradients: bool = True) -> Own:
         """Read the checkpoint, as :meth:`load` does, and say on standard error what is run."""
         found, console = self.load(part, gradients), Terminal(stderr=True)
         for line in (*found.remarks, *(found.tokens if self.show_tokens else ())):
@@ -195,7 +195,7 @@ class OwnModel(Trained):
             SpecError: as :meth:`load`, and for an unknown precision.
         """
         refuse(unknowns("dtype", dtypes, PRECISIONS))
-        own = self.told(part, gradients)
+        own = self.announced(part, gradients)
         about = (own.part, own.config, own.weights)
         return [
             Job(own.name, case, dtype, *about, batch, gradients=gradients)

@@ -23,12 +23,12 @@ EVERY = 100
 MINUTE = 60.0
 """Seconds after which there is another line."""
 
-Reached = Callable[[str, int, str], None]
-"""Called with who has reached how much of the work, and what was done last."""
+Advance = Callable[[str, int, str], None]
+"""Called with a name, how much of its work is done, and what was done last."""
 
 
 @contextmanager
-def bars(names: Sequence[str], total: int | None, unit: str = "", quiet: float = 0.0) -> Iterator[Reached]:
+def bars(names: Sequence[str], total: int | None, unit: str = "", quiet: float = 0.0) -> Iterator[Advance]:
     """Show how far each has come.
 
     Args:
@@ -56,11 +56,11 @@ def bars(names: Sequence[str], total: int | None, unit: str = "", quiet: float =
 def counting(names: Sequence[str], total: int) -> Iterator[Callable[[str, str], None]]:
     """Show how far each has come, told of every job that one has done, and that it has ``"started"``."""
     done = dict.fromkeys(names, 0)
-    with bars(names, total) as reached:
+    with bars(names, total) as advance:
 
         def progress(name: str, now: str) -> None:
             done[name] += now != "started" and not isinstance(now, Underway)
-            reached(name, done[name], now)
+            advance(name, done[name], now)
 
         yield progress
 
@@ -83,11 +83,11 @@ def telling() -> Iterator[Callable[[str], None]]:
 _text = partial(TextColumn, markup=False)
 
 
-def _lines(console: Console, total: int | None, unit: str, quiet: float) -> Reached:
+def _lines(console: Console, total: int | None, unit: str, quiet: float) -> Advance:
     """Return what prints a line at the start, for each part, and each minute in which something was done."""
     started, said = time.perf_counter(), dict[str, tuple[int, int, int]]()
 
-    def reached(name: str, done: int, now: str) -> None:
+    def advance(name: str, done: int, now: str) -> None:
         seconds = time.perf_counter() - started
         part, minute = done * PARTS // total if total else done // EVERY, int(seconds // MINUTE)
         last_part, last_minute, last_done = said.get(name, (-1, 0, -1))
@@ -100,4 +100,4 @@ def _lines(console: Console, total: int | None, unit: str, quiet: float) -> Reac
                 f"{seconds:4.0f} s  {name}: {' '.join(filter(None, words))}", highlight=False, soft_wrap=True
             )
 
-    return reached
+    return advance

@@ -71,7 +71,7 @@ def load(folder: str | Path, backend: str | None = None, dtype: str = "float32",
     """Return the classifier of a checkpoint of any format, or of the best step of a run, ready for texts.
 
     Args:
-        backend: by default that of the checkpoint's format (:func:`home_of`).
+        backend: by default that of the checkpoint's format (:func:`framework_of`).
         setup: fields of :class:`concord.conformance.campaign.Setup`, such as ``device``.
 
     Raises:
@@ -81,10 +81,10 @@ def load(folder: str | Path, backend: str | None = None, dtype: str = "float32",
     with optional("concord.load", "training"):
         import concord.training.data  # noqa: F401
     model, where = model_of(Path(folder)), Setup(**setup)
-    return Classifier(model, backend or home_of(Path(folder)), where, where.how(dtype))
+    return Classifier(model, backend or framework_of(Path(folder)), where, where.how(dtype))
 
 
-def home_of(path: Path) -> str:
+def framework_of(path: Path) -> str:
     """Return the backend of a checkpoint: that it was trained in, or that of its format.
 
     Raises:

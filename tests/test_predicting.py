@@ -143,18 +143,18 @@ def terminal():
 
 def test_the_backend_is_that_of_training_or_of_the_format(tmp_path, small):
     folder = trained(tmp_path / "model", small("bert"))
-    assert using.home_of(folder) == "torch"
+    assert using.framework_of(folder) == "torch"
     found = porting.read(folder)
     for form, name in (("jax-msgpack", "jax"), ("keras-h5", "tf"), ("paddle", "paddle")):
         porting.write(found, tmp_path / form, form)
-        assert using.home_of(tmp_path / form) == name
+        assert using.framework_of(tmp_path / form) == name
 
 
 def test_a_run_says_what_trained_it_and_whether_on_pairs(tmp_path, small):
     for name, lines in (("single", "abc\tbad\n"), ("pairs", "abc\td\tbad\n")):
         files = Files(train=str(written(tmp_path, f"{name}.tsv", lines)))
         folder = trained(tmp_path / name, small("bert"), plan=TrainingPlan(backend="jax", files=files))
-        assert (using.home_of(folder), using.knows_pairs(folder)) == ("jax", name == "pairs")
+        assert (using.framework_of(folder), using.knows_pairs(folder)) == ("jax", name == "pairs")
     (tmp_path / "single.tsv").unlink()
     assert using.knows_pairs(tmp_path / "single")
 

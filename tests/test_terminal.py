@@ -114,10 +114,10 @@ def test_each_tenth_has_a_line(capsys):
 def test_where_nobody_knows_how_many_there_will_be_every_hundredth_has_a_line(
     capsys,
 ):
-    with bars(["here", "there"], None, "cases") as reached:
+    with bars(["here", "there"], None, "cases") as advance:
         for done in range(0, 230, 23):
-            reached("here", done, "")
-        reached("there", 17, "")
+            advance("here", done, "")
+        advance("there", 17, "")
     assert lines(capsys) == ["here: 0 cases", "here: 115 cases", "here: 207 cases", "there: 17 cases"]
 
 

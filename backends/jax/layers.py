@@ -80,7 +80,7 @@ def mask_per_sample(mask: Array, heads: int) -> Array:
 
 
 def mask_batch_major(mask: Array, heads: int) -> Array:
-    # The published mistake: heads are stacked before samples, masks are repeated sample by sample.
+    # The published bug: heads are stacked before samples, masks are repeated sample by sample.
     batch = mask.shape[0]
     place = jnp.arange(heads)[None, :] * batch + jnp.arange(batch)[:, None]  # (B, H)
     return mask[place // heads]  # (B, H, 1 or Q, S)

@@ -140,7 +140,7 @@ def mask_per_sample(mask: Tensor, heads: int) -> Tensor:
 
 
 def mask_batch_major(mask: Tensor, heads: int) -> Tensor:
-    # The published mistake: heads are stacked before samples, masks are repeated sample by sample.
+    # The published bug: heads are stacked before samples, masks are repeated sample by sample.
     batch = ops.shape(mask)[0]
     place = ops.arange(heads)[None, :] * batch + ops.arange(batch)[:, None]  # (B, H)
     return ops.take(mask, place // heads, axis=0)  # (B, H, 1 or Q, S)

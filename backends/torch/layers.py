@@ -78,7 +78,7 @@ def mask_per_sample(mask: Tensor, heads: int) -> Tensor:
 
 
 def mask_batch_major(mask: Tensor, heads: int) -> Tensor:
-    # The published mistake: heads are stacked before samples, masks are repeated sample by sample.
+    # The published bug: heads are stacked before samples, masks are repeated sample by sample.
     batch = mask.shape[0]
     place = (
         torch.arange(heads, device=mask.device)[None, :] * batch

@@ -92,18 +92,18 @@ def run(
         model.check,
         lambda: refuse(unknowns("dtype", [dtype], PRECISIONS)),
     )
-    found = dataclasses.replace(model, batch=ALL).told(part, gradients)
+    found = dataclasses.replace(model, batch=ALL).announced(part, gradients)
     (batch,) = found.batches.values()
     given = batch.arrays()
     count = len(given["input_ids"])
     rows = count if whole else model.batch or ROWS
-    with opened(backend, settings) as worker, bars([backend], count, "samples") as reached:
+    with opened(backend, settings) as worker, bars([backend], count, "samples") as advance:
         runs = []
         for start in range(0, count, rows):
             some = from_arrays({name: array[start : start + rows] for name, array in given.items()})
             how = (dtype, settings.implementation, settings.execution, taps, gradients, settings.precision)
             runs.append(worker.run(found.config, found.weights, some, found.part, *how))
-            reached(backend, min(start + rows, count), "")
+            advance(backend, min(start + rows, count), "")
     arrays = {f"inputs/{name}": array for name, array in given.items()}
     if len(runs) > 1:
         arrays["output"] = np.concatenate([one.output for one in runs])
@@ -154,9 +154,9 @@ def reduce(
     job = _job(case)
 
     def tell(tried: int, sizes: Mapping[str, int]) -> None:
-        reached(backend, tried, ", ".join(f"{size} {length}" for size, length in sizes.items()))
+        advance(backend, tried, ", ".join(f"{size} {length}" for size, length in sizes.items()))
 
-    with bars([backend], None, "cases") as reached:
+    with bars([backend], None, "cases") as advance:
         found = reducing.reduce(job, backend, settings, tell)
     console = Terminal()
     if found.failed:

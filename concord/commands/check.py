@@ -83,7 +83,7 @@ def check(
     """
     record.check(markdown=markdown, markers="check")
     if from_dump is not None:
-        with bars(["judging"], None) as reached, listening(lambda text: reached("judging", 0, text)):
+        with bars(["judging"], None) as advance, listening(lambda text: advance("judging", 0, text)):
             judged = dump.judge_dumps(from_dump)
         finish(judged, record, "check", "variant", f"Runs from {from_dump}", markdown)
     if from_cases is not None and (model.checkpoint or quick or cases != Selection()):

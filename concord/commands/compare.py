@@ -67,7 +67,7 @@ def compare(
 
         from concord.conformance.compare import candidates, proof
     started = time.perf_counter()
-    with bars(["comparing"], None) as reached:
+    with bars(["comparing"], None) as advance:
         given: Any = read_arrays(inputs) if inputs else None
         made = prepare(
             candidates.load(reference),
@@ -78,7 +78,7 @@ def compare(
             names=read_names(names) if names and not proposing else None,
             declared=declare or (),
             python=python,
-            progress=lambda words: reached("comparing", 0, words),
+            progress=lambda words: advance("comparing", 0, words),
         )
         if names and proposing:
             lines = "".join(f"{line}\n" for line in made.lines)
@@ -94,7 +94,7 @@ def compare(
         ]
         notes = made.notes
         if prove:
-            notes |= proof.said(proof.prove(made, lambda words: reached("comparing", 0, words)))
+            notes |= proof.said(proof.prove(made, lambda words: advance("comparing", 0, words)))
     versions = {name: {"reference": f"PyTorch {torch.__version__}"}}
     report = Report(results, versions, Setup(), time.perf_counter() - started, notes)
     finish(report, record, "compare", "reference", f"{name} beside {reference}")

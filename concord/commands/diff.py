@@ -45,8 +45,8 @@ def diff(
 
     writing.check(json)
     a, b = collect(lambda: read(first, from_a), lambda: read(second, from_b))
-    with bars(["tensors"], len(a.tensors), quiet=QUIET) as reached:
-        found = compare(a, b, lambda done: reached("tensors", done, ""))
+    with bars(["tensors"], len(a.tensors), quiet=QUIET) as advance:
+        found = compare(a, b, lambda done: advance("tensors", done, ""))
     console = Terminal()
     _show(found, console)
     writing.write(console, (json, lambda: record.lines(record.plain(found))))

@@ -124,8 +124,8 @@ def fuzz(
     )
     # A signal ends the hunt, and the command once what was found is shown and written.
     with halting() as stopped:
-        with bars(["cases"], plan.cases, "cases") as reached:
-            findings = hunt(plan, settings, scheduler, lambda done: reached("cases", done, ""), stopped)
+        with bars(["cases"], plan.cases, "cases") as advance:
+            findings = hunt(plan, settings, scheduler, lambda done: advance("cases", done, ""), stopped)
         problems = write_failures(out, findings, settings)
         record.finish(
             findings,

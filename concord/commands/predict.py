@@ -21,7 +21,7 @@ from concord.spec.files import writing as written
 from concord.spec.precision import PRECISIONS
 from concord.spec.text import shown
 from concord.terminal import Terminal, figures
-from concord.using import home_of, knows_pairs, line_of, model_of, samples_of
+from concord.using import framework_of, knows_pairs, line_of, model_of, samples_of
 
 if TYPE_CHECKING:
     from concord.training.data import Bad, Sample
@@ -81,7 +81,7 @@ def predict(
     def place() -> tuple[str, Setup]:
         problems = unknowns("dtype", [dtype], PRECISIONS) + options.too_small(("batch", batch, 1))
         refuse(problems)
-        name = workers.one("one framework computes") if workers.backend else home_of(checkpoint)
+        name = workers.one("one framework computes") if workers.backend else framework_of(checkpoint)
         return name, workers.settings()
 
     (backend, where), model, given = collect(
@@ -104,8 +104,8 @@ def predict(
     @contextmanager
     def computing(total: int | None = None) -> Iterator[tuple[Predict, Callable[[int], None]]]:
         """Have the backend compute, and show how far it has come."""
-        with opened_worker(backend, where) as worker, bars([backend], total, "samples") as reached:
-            yield prediction.predictor(worker, model, how), lambda done: reached(backend, done, "")
+        with opened_worker(backend, where) as worker, bars([backend], total, "samples") as advance:
+            yield prediction.predictor(worker, model, how), lambda done: advance(backend, done, "")
 
     if evaluate is None:
         samples: Any = _typed(model, text or [], pair) if texts is None else _read(texts, lines)

@@ -416,10 +416,10 @@ def _fit(start: TrainingCheckpoint, corpora: dict[str, Corpus], folder: Path, se
     )
     with (
         place.open(plan.backend) as worker,
-        bars([plan.backend], total, "steps") as reached,
+        bars([plan.backend], total, "steps") as advance,
         halting() as halted,
     ):
-        outcome = fit(worker, start, source(start, corpora), folder, halted, partial(reached, plan.backend))
+        outcome = fit(worker, start, source(start, corpora), folder, halted, partial(advance, plan.backend))
         if not outcome.last.progress.ended:
             Terminal(stderr=True).tell(
                 f"a checkpoint of step {outcome.last.progress.step} was kept; --resume {folder} goes on"
@@ -454,9 +454,9 @@ def _in_lockstep(
     settings, names, case = collect(workers.settings, workers.names, made)
     mode, count, console = MODES[how.free_running], len(case.training.steps), Terminal()
     _warn(case.training.recipe, case.dtype)
-    with bars(names, count, "steps") as reached:
+    with bars(names, count, "steps") as advance:
         found = conduct(
-            case, names, settings, mode, how.stop_first, lambda name, done: reached(name, done, "")
+            case, names, settings, mode, how.stop_first, lambda name, done: advance(name, done, "")
         )
     title = f"Lockstep: {count} steps, {case.dtype}, {mode}, seed {case.training.seed}"
     record.finish(found, "lockstep", title, lambda: show(found, console, title))
