@@ -6,12 +6,11 @@ from random import Random
 import pytest
 
 from concord.spec.batch import validate_batch
-from concord.spec.errors import SpecError
 from concord.training import data
 from concord.training.data import corpus as corpora
 from concord.training.data.batching import order
 from concord.training.data.lines import LONGEST, SHOWN
-from tests.toys.surroundings import ROOT, python
+from tests.toys.surroundings import ROOT, python, refusal
 
 PAIRS = (
     "谁有狂三这张高清的\t这张高清图，谁有\t0\n"
@@ -29,12 +28,6 @@ def written(folder, name, content):
     path = folder / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
-
-
-def refusal(function, *arguments, **options):
-    with pytest.raises(SpecError) as refused:
-        function(*arguments, **options)
-    return refused.value.problems
 
 
 # Formats.

@@ -8,7 +8,6 @@ from typing import Literal
 
 import pytest
 
-from concord.spec.errors import SpecError
 from concord.spec.files import (
     LARGEST,
     find,
@@ -19,13 +18,12 @@ from concord.spec.files import (
     read_text,
     write_text,
 )
+from tests.toys import surroundings
 
 
 def refusal(function, *arguments):
-    with pytest.raises(SpecError) as refused:
-        function(*arguments)
-    assert len(refused.value.problems) == 1
-    return refused.value.problems[0]
+    (line,) = surroundings.refusal(function, *arguments)
+    return line
 
 
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
@@ -85,9 +83,7 @@ def test_types_are_checked_and_everything_wrong_is_said_at_once(tmp_path):
     path.write_text('{"format": "a/1", "inner": {"x": {"count": 3, "names": ["n"]}}, "unknown": 1}')
     assert read_as(path, Outer) == Outer("a/1", {"x": Inner(3, ["n"])})
     path.write_text('{"format": "a/1", "inner": {"x": {"count": "3", "names": [1]}, "y": {}}, "rest": null}')
-    with pytest.raises(SpecError) as refused:
-        read_as(path, Outer)
-    assert refused.value.problems == [
+    assert surroundings.refusal(read_as, path, Outer) == [
         f"{path}: 'inner.x.count' is '3' but must be an integer",
         f"{path}: 'inner.x.names[0]' is 1 but must be a string",
         f"{path}: 'rest' is null but must be a number",

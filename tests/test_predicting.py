@@ -21,10 +21,10 @@ from concord.training import checkpoint, data, prediction
 from concord.training.data.ready import encoder_of
 from concord.training.metrics import losses, predicted, probabilities
 from concord.training.plan import Files, TrainingPlan
-from tests.test_data import VOCABULARY, refusal, written
+from tests.test_data import VOCABULARY, written
 from tests.toys.disturbed import name_of
 from tests.toys.ready import WORDS, hugging_face
-from tests.toys.surroundings import toy
+from tests.toys.surroundings import refusal, toy
 
 NUMPY = toy("NumpyBackend")
 NAMES = ("bad", "good", "so so")
@@ -104,26 +104,27 @@ def same(found, line):
     assert {**found, "probabilities": 0} == {**line, "probabilities": 0}
 
 
-def test_single_texts_and_pairs_are_predicted(invoke, entered, tmp_path, small, monkeypatch):
-    folder, usual = (
-        trained(tmp_path / "model", small("bert")),
-        f"--backend {NUMPY} --dtype float64".split(),
-    )
-    output, errors = entered(f"predict {folder} abc 你好 --pair", *usual)
-    assert not errors
-    line = json.loads(output)
-    assert (line["text_a"], line["text_b"]) == ("abc", "你好")
+@pytest.fixture
+def predictions(entered):
+    """Return a function that predicts in float64, and gives what is said of each text."""
+    usual = f"--backend {NUMPY} --dtype float64".split()
+    return lambda line: [json.loads(one) for one in entered(f"predict {line}", *usual)[0].splitlines()]
+
+
+def test_single_texts_and_pairs_are_predicted(predictions, tmp_path, small, monkeypatch):
+    folder = trained(tmp_path / "model", small("bert"))
+    (pair,) = predictions(f"{folder} abc 你好 --pair")
+    assert (pair["text_a"], pair["text_b"]) == ("abc", "你好")
     path = written(tmp_path, "pairs.tsv", "abc\t你好\nabd\tc\n")
-    lines = invoke(f"predict {folder} --texts {path} --columns text_a,text_b", *usual)[1].splitlines()
-    same(json.loads(lines[0]), line)
-    assert farthest(*(json.loads(line)["probabilities"].values() for line in lines)) > 1e-6
+    first, second = predictions(f"{folder} --texts {path} --columns text_a,text_b")
+    same(first, pair)
+    assert farthest(first["probabilities"].values(), second["probabilities"].values()) > 1e-6
     text = '{"text_a": "abc", "text_b": "你好"}\n'
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    found = json.loads(invoke(f"predict {folder} --texts - --layout jsonl", *usual)[1])
-    same({**found, "line": 1}, line)
-    code, output, _ = invoke(f"predict {folder} abc 你好 d", *usual)
-    lines = [json.loads(line) for line in output.splitlines()]
-    assert (code, [line["text_a"] for line in lines]) == (0, ["abc", "你好", "d"])
+    (found,) = predictions(f"{folder} --texts - --layout jsonl")
+    same({**found, "line": 1}, pair)
+    lines = predictions(f"{folder} abc 你好 d")
+    assert [line["text_a"] for line in lines] == ["abc", "你好", "d"]
     assert not any("text_b" in line for line in lines)
 
 
@@ -159,13 +160,13 @@ def test_a_run_says_what_trained_it_and_whether_on_pairs(tmp_path, small):
     assert using.knows_pairs(tmp_path / "single")
 
 
-def test_a_loaded_checkpoint_says_what_the_command_says(invoke, tmp_path, small):
+def test_a_loaded_checkpoint_says_what_the_command_says(predictions, tmp_path, small):
     folder = trained(tmp_path / "model", small("bert"))
-    lines = invoke(f"predict {folder} abc 你好 --pair --backend {NUMPY} --dtype float64")[1]
+    said = predictions(f"{folder} abc 你好 --pair")
     with concord.load(folder, NUMPY, "float64") as model:
         assert (model.backend, model.labels) == (NUMPY, NAMES)
         (found,) = model([("abc", "你好")])
-        assert found == json.loads(lines)
+        assert [found] == said
         alone = model("abc")
         assert alone["label"] == model(["abc", "d"])[0]["label"]
         assert refusal(model, ["a", ("a", "b", "c")]) == [
@@ -318,21 +319,12 @@ def test_texts_are_those_of_a_roberta():
     assert [one.encode("a </s> b").ids.tolist().count(2) for one in (made, own)] == [1, 2]
 
 
-def test_a_model_whose_logits_are_nan_is_undecided(invoke, tmp_path, small):
-    folder = trained(tmp_path / "model", small("bert"))
-    path = written(tmp_path, "dev.tsv", "ab\tbad\nc\tgood\n")
-    code, output, errors = invoke(
-        f"predict {folder} --evaluate {path} --backend {toy('ReturnsNaN')} --json {tmp_path / 'out.json'}"
-    )
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert (code, errors, found["undecided"], found["accuracy"], found["loss"]) == (
-        0,
-        [],
-        [1, 1, 0],
-        0.0,
-        None,
-    )
+def test_a_model_whose_logits_are_nan_is_undecided(entered, tmp_path, small):
+    folder, nan = trained(tmp_path / "model", small("bert")), f"--backend {toy('ReturnsNaN')}"
+    path, out = written(tmp_path, "dev.tsv", "ab\tbad\nc\tgood\n"), tmp_path / "out.json"
+    output, _ = entered(f"predict {folder} --evaluate {path} --json {out} {nan}")
+    found = json.loads(out.read_text())
+    assert (found["undecided"], found["accuracy"], found["loss"]) == ([1, 1, 0], 0.0, None)
     assert "none: NaN" in output
-    code, output, _ = invoke(f"predict {folder} ab --backend {toy('ReturnsNaN')}")
-    line = json.loads(output)
-    assert (code, line["label"], set(line["probabilities"].values())) == (0, None, {None})
+    line = json.loads(entered(f"predict {folder} ab {nan}")[0])
+    assert (line["label"], set(line["probabilities"].values())) == (None, {None})

@@ -12,6 +12,7 @@ import pytest
 from typer.main import get_command
 
 from concord import backends, cli
+from concord.spec.errors import SpecError
 
 T = TypeVar("T")
 
@@ -98,6 +99,13 @@ def contents(folder):
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.is_symlink()
     }
+
+
+def refusal(function, *arguments, **options):
+    """Return the lines in which a function refuses what it is given."""
+    with pytest.raises(SpecError) as refused:
+        function(*arguments, **options)
+    return refused.value.problems
 
 
 def options(option, values):
