@@ -281,15 +281,12 @@ def test_inputs_are_those_that_ports_get_wrong(variant, part):
     assert {*given.batches, *given.left_out} == {*DRAWN}
     if part == "attention":
         return
-    ids = given.batches["awkward rows"].input_ids
-    assert ids is not None
-    real = ids != config.pad_id
-    assert sorted(real.sum(1).tolist())[:2] == [0, 1]
+    named = ("awkward rows", "padding first", "longest input")
+    awkward, first, longest = (given.batches[name].required("input_ids") for name in named)
+    assert sorted((awkward != config.pad_id).sum(1).tolist())[:2] == [0, 1]
     words = [word for word in range(config.vocab_size) if word != config.pad_id]
-    assert {*ids[0]} == {words[0], words[-1]}
-    assert given.batches["padding first"].input_ids[0, 0] == config.pad_id
-    longest = given.batches["longest input"].input_ids
-    assert longest is not None
+    assert {*awkward[0]} == {words[0], words[-1]}
+    assert first[0, 0] == config.pad_id
     assert longest.shape[1] == config.max_positions - config.position_start
 
 

@@ -361,19 +361,15 @@ def test_a_batch_is_what_the_model_takes(tmp_path, variant_config):
     seen = []
     for numbers, batch in data.batches(made, config, batch_size=5, seed=1):
         validate_batch(config, batch)
-        for number, row, label, at in zip(
-            numbers, batch.input_ids, batch.labels, range(len(numbers)), strict=True
-        ):
+        width = batch.input_ids.shape[1]
+        for at, number in enumerate(numbers):
             index = made.numbers.tolist().index(number)
             seen.append(index)
-            length = made.lengths[index]
-            places = slice(*made.starts[index : index + 2])
-            assert row[:length].tolist() == made.ids[places].tolist()
-            assert (row[length:] == config.pad_id).all()
-            assert label == made.labels[index] == index % 3
+            places, padding = slice(*made.starts[index : index + 2]), width - made.lengths[index]
+            assert batch.input_ids[at].tolist() == [*made.ids[places], *[config.pad_id] * padding]
+            assert batch.labels[at] == made.labels[index] == index % 3
             if config.num_segments:
-                assert batch.segment_ids[at, :length].tolist() == made.segment_ids[places].tolist()
-                assert (batch.segment_ids[at, length:] == 0).all()
+                assert batch.segment_ids[at].tolist() == [*made.segment_ids[places], *[0] * padding]
     assert sorted(seen) == list(range(23))
 
 

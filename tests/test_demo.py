@@ -25,7 +25,7 @@ def test_demo_fails_where_what_it_plants_is_not_named(entered, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     other = dataclasses.replace(BUGS["gelu_tanh_for_erf"], cause="norm_epsilon")
     monkeypatch.setattr(demo, "PLANTED", other)
-    _said, _ = entered("demo --backend torch", ends=1)
+    entered("demo --backend torch", ends=1)
 
 
 def test_demo_refuses_what_is_no_backend_of_concord(refused, tmp_path, monkeypatch):

@@ -108,9 +108,6 @@ def test_shapes_are_shared_few_and_apart():
     assert set(FIXED) <= set(shapes)
     assert len(set(shapes)) == 12
     assert sum(sizes.apart for sizes in shapes) >= 11
-    assert {1, 37} <= {sizes.tokens for sizes in shapes}
-    assert {1, 64} <= {sizes.num_heads * sizes.head_dim for sizes in shapes}
-    assert 1 in {sizes.num_heads for sizes in shapes}
     assert list(shapes) == sorted(shapes, key=lambda sizes: (sizes.large, sizes.volume))
     drawn = {
         (case.batch, case.tokens, case.config.d_model) for case in sample(Plan(names=(), seed=3), range(60))

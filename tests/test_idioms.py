@@ -5,15 +5,11 @@ Called, saved and loaded as anyone's own would be.
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from concord.backends.process import ROOT
 from concord.backends.worker import environment
-from tests.toys.surroundings import EACH_BACKEND
+from tests.toys.surroundings import EACH_BACKEND, ROOT, python
 
 GIVEN = """
 import json, sys
@@ -133,27 +129,14 @@ found["param_dtype reaches each weight"] = dtypes == {"bfloat16"}
 }
 
 
-def run(backend, folder):
-    """Run a framework's program in a process of its own, and return what it found."""
-    settings = {**os.environ, **environment("cpu", 1), "PYTHONPATH": str(ROOT)}
-    program = GIVEN + PROGRAMS[backend] + "print(json.dumps(found))"
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(folder / "model")],
-        env=settings,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 @pytest.mark.parametrize("backend", EACH_BACKEND)
 def test_model_lives_outside_the_harness(backend, tmp_path):
     if importlib.util.find_spec({"tf": "tensorflow"}.get(backend, backend)) is None:
         pytest.skip(f"{backend} is not installed")
-    found = run(backend, tmp_path)
+    program = GIVEN + PROGRAMS[backend] + "print(json.dumps(found))"
+    settings = {**environment("cpu", 1), "PYTHONPATH": str(ROOT)}
+    done = python("-c", program, tmp_path / "model", patience=240, **settings)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
     assert len(found) >= 3
     assert [name for name, value in found.items() if value is not True] == []

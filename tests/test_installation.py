@@ -13,7 +13,7 @@ import pytest
 
 from tests.toys import elsewhere
 from tests.toys.elsewhere import MINUTES
-from tests.toys.surroundings import ROOT
+from tests.toys.surroundings import ROOT, hide
 
 PARTS = ("spec", "backends", "conformance", "training", "porting", "speed")
 TAKEN = (*PARTS, "tests")
@@ -77,14 +77,6 @@ def test_the_public_face_is_that_of_the_package_installed(place):
     assert names.startswith("['torch', 'tf', 'paddle', 'jax'")
 
 
-def hidden(folder, *names):
-    """Make packages look as if they were not installed; return what PYTHONPATH has to hold."""
-    for name in names:
-        raising = f"raise ModuleNotFoundError(\"No module named '{name}'\", name='{name}')\n"
-        (folder / f"{name}.py").write_text(raising)
-    return str(folder)
-
-
 @pytest.mark.parametrize(
     ("line", "absent", "code", "said"),
     [
@@ -101,7 +93,7 @@ def hidden(folder, *names):
 )
 def test_commands_run_where_others_have_folders_of_these_names(place, tmp_path, line, absent, code, said):
     """Beside packages that are absent; what a command needs is named with how to install it."""
-    done = place.run("-m", "concord", *line.split(), PYTHONPATH=hidden(tmp_path, *absent.split()))
+    done = place.run("-m", "concord", *line.split(), PYTHONPATH=str(hide(tmp_path, *absent.split())))
     assert done.returncode == code, done.stdout + done.stderr
     assert said in done.stdout + done.stderr
 

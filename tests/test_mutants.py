@@ -259,9 +259,7 @@ def test_matrix_is_legible(capsys, monkeypatch):
     assert "…" not in printed
     assert printed.count("3e12 ✓") == len(names) * 4 - 1
     assert f"torch: {names[0]} misplaced at logits, not" in printed
-    assert f"tf: found {len(names)} of {len(names)}; first tensor right in 100 %" in printed
     assert f"equivalent in float64 and float32: {EQUIVALENT[0].name}" in printed.replace("\n", " ")
-    assert all(name in printed for name in names)
 
 
 @pytest.mark.xdist_group("torch")

@@ -8,7 +8,6 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from concord.conformance.fuzz.plan import Plan, sample
 from concord.conformance.verdict import Result
 from concord.spec import files, folders
 from tests.toys.dumps import answer, exported
-from tests.toys.surroundings import PATIENCE, ROOT, contents
+from tests.toys.surroundings import contents, program
 
 MARKED = "before\n<!-- begin check -->\nold\n<!-- end check -->\nafter\n"
 
@@ -168,19 +167,6 @@ def test_a_finding_never_takes_the_place_of_another(findings, tmp_path):
 # The terminal.
 
 
-def shell(command, **environment):
-    line = f"set -o pipefail; {shlex.quote(sys.executable)} -m concord {command}"
-    return subprocess.run(
-        ["bash", "-c", line],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize(
     ("behind", "environment", "code", "said"),
     [
@@ -196,6 +182,7 @@ def shell(command, **environment):
     ],
 )
 def test_what_becomes_of_standard_output_loses_no_file(answered, tmp_path, behind, environment, code, said):
-    done = shell(f"check --from-dump {answered} --json {tmp_path / 'out.json'} {behind}", **environment)
+    line = f"-m concord check --from-dump {answered} --json {tmp_path / 'out.json'} {behind}"
+    done = program("bash", "-c", f"set -o pipefail; {shlex.quote(sys.executable)} {line}", **environment)
     assert (done.returncode, done.stderr) == (code, said)
     assert json.loads((tmp_path / "out.json").read_text())["exit_code"] == 0

@@ -169,7 +169,7 @@ def test_inputs_that_do_not_fit_are_refused(tmp_path):
 @pytest.mark.parametrize("part", ["model", "encoder"])
 def test_a_plugin_is_judged_on_a_checkpoint_and_texts(entered, tmp_path, part):
     folder, path = hugging_face(tmp_path / "bert", part), texts(tmp_path / "t.txt")
-    output, _said = entered(
+    output, _ = entered(
         f"check {folder} --texts {path} --backend {NUMPY} --dtype float32 --json {tmp_path / 'r.json'}"
     )
     assert ("Conformance: encoder" in output) == (part == "encoder")
@@ -223,7 +223,7 @@ def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(entered, tmp_pa
         [],
         False,
     )
-    output, _said = entered(f"check --from-dump {answered(cases)}")
+    output, _ = entered(f"check --from-dump {answered(cases)}")
     assert "1 run: 1 agrees" in output
 
 
@@ -233,21 +233,16 @@ def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(entered, tmp_pa
 @pytest.mark.parametrize("more", [["--taps", "--gradients"], ["--batch", "2"]])
 def test_run_writes_what_a_backend_computes(entered, tmp_path, more):
     folder, path, out = hugging_face(tmp_path / "bert"), texts(tmp_path / "t.txt"), tmp_path / "o.safetensors"
-    output, _said = entered(
-        f"case run {folder} --backend {NUMPY} --texts {path} -o {out} --dtype float64", *more
-    )
+    output, _ = entered(f"case run {folder} --backend {NUMPY} --texts {path} -o {out} --dtype float64", *more)
     assert f"written: {out}: output float64 (5, 3)" in output
-    arrays = load_file(out)
-    found = OwnModel(folder, texts=path).load()
+    arrays, found = load_file(out), OwnModel(folder, texts=path).load()
     (given,) = found.batches.values()
-    assert (set(spec.taps(CONFIG)) <= {name.removeprefix("taps/") for name in arrays}) == ("--taps" in more)
-    gradients = {f"gradients/{name}" for name in spec.trainable(CONFIG)}
-    assert (gradients <= arrays.keys()) == ("--gradients" in more)
+    wanted = [f"taps/{name}" for name in spec.taps(CONFIG)]
+    wanted += [f"gradients/{name}" for name in spec.trainable(CONFIG)]
+    assert {name in arrays for name in wanted} == {"--taps" in more}
     assert np.array_equal(arrays["inputs/input_ids"], given.input_ids)
-    truth = spec.reference(CONFIG, found.weights, given)
     made = Run(arrays["output"], None, dtype="float64", requested=())
     assert conformance.judge(CONFIG, found.weights, given, made).passed
-    assert arrays["output"].shape == truth.logits.shape
 
 
 def test_run_refuses_what_it_cannot_do_and_writes_nothing(entered, refused, tmp_path):

@@ -111,7 +111,7 @@ def test_a_run_goes_on_from_a_checkpoint_and_another_from_the_run(entered, tmp_p
         "train", *common, *f"{run} --out {second} --steps 1 --recipe adamw --warmup 0 --seed 5".split()
     )
     assert errors[0].startswith(f"{run}: part model, 41 of 41 parameters taken; nothing drawn anew")
-    _said, _ = entered(
+    entered(
         f"predict {second} --evaluate {data / 'train.tsv'} --backend torch --json {tmp_path / 'found.json'}"
     )
     assert json.loads((tmp_path / "found.json").read_text())["samples"] == 31
@@ -148,7 +148,7 @@ def test_lockstep_judges_a_checkpoint_of_ones_own(entered, tmp_path):
     given = (
         f"--lockstep {path} --data {data} --steps 2 --batch 5 --threads 1 --backend torch --json {page}"
     ).split()
-    _said, errors = entered("train", *given)
+    _, errors = entered("train", *given)
     assert json.loads(page.read_text())["tracks"][0]["steps"] == 2
     assert (
         "37 of 41 parameters taken; drawn anew: pooler.weight, pooler.bias, classifier.weight, "

@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -174,7 +173,7 @@ def test_a_checkpoint_is_judged_run_and_exported_as_the_guide_shows(
     shown = commands(section)
     assert [line.split()[1] for line in shown] == ["check", "case", "case", "speed"]
     for line in shown[:3]:  # the others are the same but for what is asked
-        _, _said = entered(*shlex.split(line)[1:])
+        entered(*shlex.split(line)[1:])
     assert load_file("out.safetensors")["output"].shape == (3, 3)
     assert len([*Path("cases").rglob("case.json")]) == 1
 
@@ -217,15 +216,8 @@ def without_numbers(text):
 
 def test_guides_and_reference_make_a_site_without_dead_links(tmp_path):
     pytest.importorskip("mkdocs")
-    done = subprocess.run(
-        f"make tree && {sys.executable} -m mkdocs build --strict --site-dir {tmp_path}",
-        shell=True,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    build = f"make tree && {sys.executable} -m mkdocs build --strict --site-dir {tmp_path}"
+    done = surroundings.program("bash", "-c", build, patience=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "side-by-side" / "layers.html").is_file()
     page = (tmp_path / "reference" / "spec" / "index.html").read_text()
@@ -233,14 +225,7 @@ def test_guides_and_reference_make_a_site_without_dead_links(tmp_path):
 
 
 def test_every_record_of_a_gpu_is_made_by_a_command_that_exists(tmp_path):
-    done = subprocess.run(
-        ["make", "-n", "gpu-records", "DEVICE=tpu", f"GPU={tmp_path}"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = surroundings.program("make", "-n", "gpu-records", "DEVICE=tpu", f"GPU={tmp_path}")
     commands = [
         line.partition(" -m concord ")[2].partition(" > ")[0].partition(" || ")[0].split()
         for line in done.stdout.splitlines()

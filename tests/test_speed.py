@@ -4,7 +4,6 @@ change.
 
 import copy
 import dataclasses
-import importlib.util
 import itertools
 import json
 import os
@@ -189,11 +188,9 @@ def test_backends_have_their_turns_one_after_the_other(tmp_path, monkeypatch):
         *["Measurable", "Slow"] * 3,
     ]  # the first step of each, then three turns
     assert [entry["status"] for entry in data["entries"]] == ["measured"] * 2
-    fast, slow = (entry["summary"] for entry in data["entries"])
-    assert slow["median_seconds"] >= 0.05 > 0
     assert all(
-        summary[name] is not None
-        for summary in (fast, slow)
+        entry["summary"][name] is not None
+        for entry in data["entries"]
         for name in ("gflops", "share_of_best_product", "real_tokens_per_second")
     )
 
@@ -521,9 +518,8 @@ def test_on_a_device_no_step_waits_for_the_last_and_the_clock_and_memory_are_the
         ),
     ],
 )
-def test_steps_are_timed_by_events_where_a_framework_has_them(name, by_events):
-    if importlib.util.find_spec({"tf": "tensorflow"}.get(name, name)) is None:
-        pytest.skip(f"{name} is not installed")
+def test_steps_are_timed_by_events_where_a_framework_has_them(name, by_events, open_worker):
+    open_worker(name)  # skips where it is not installed
     with backends.open(toy(f"{name.title()}Clock", "devices"), "cpu") as worker:
         found = worker.description
     assert found["said"] == ["synchronize", "step", "step", "step", "synchronize"]

@@ -52,17 +52,11 @@ def test_compiled_programs_get_rows_in_multiples():
     case = build_case("bert", "ragged")
     ids = np.full((7, 11), 5)
     ids[1:, 3:] = case.config.pad_id
-    larger = dataclasses.replace(
-        case,
-        batch=spec.from_arrays(
-            {"input_ids": ids, "segment_ids": np.zeros_like(ids), "labels": np.zeros(7, np.int64)}
-        ),
-    )
+    arrays = {"input_ids": ids, "segment_ids": np.zeros_like(ids), "labels": np.zeros(7, np.int64)}
+    larger = dataclasses.replace(case, batch=spec.from_arrays(arrays))
     for shown, count, filled in ((larger, 11 + 6 * 3, MULTIPLE), (build_case("bert", "full"), 55, 55)):
         assert len(indices(request_of(shown))["rows"]) == count
-        rows = indices(request_of(shown, "unpadded-compiled"))["rows"]
-        assert len(rows) == filled
-        assert (rows[count:] == rows[0]).all()
+        assert len(indices(request_of(shown, "unpadded-compiled"))["rows"]) == filled
 
 
 @pytest.mark.parametrize(

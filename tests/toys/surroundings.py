@@ -63,10 +63,10 @@ def toy(name, module="numpy_backend"):
     return f"tests.toys.{module}:{name}"
 
 
-def python(*words, folder=ROOT, patience=PATIENCE, **environment):
-    """Run Python in a process of its own, from a folder."""
+def program(*words, folder=ROOT, patience=PATIENCE, **environment):
+    """Run a program in a process of its own, from a folder."""
     return subprocess.run(
-        [sys.executable, *map(str, words)],
+        [*map(str, words)],
         cwd=folder,
         env={**os.environ, **environment},
         capture_output=True,
@@ -74,6 +74,11 @@ def python(*words, folder=ROOT, patience=PATIENCE, **environment):
         timeout=patience,
         check=False,
     )
+
+
+def python(*words, **settings):
+    """Run Python in a process of its own."""
+    return program(sys.executable, *words, **settings)
 
 
 def concord(line, *words, **settings):
@@ -123,14 +128,18 @@ def offer(folder, **backends):
     return folder
 
 
-def hide_frameworks(folder):
-    """Write modules that make the four frameworks look absent; return what PYTHONPATH has to hold."""
-    for name in ("torch", "tensorflow", "keras", "paddle", "jax", "jaxlib", "flax"):
-        (folder / name).mkdir(parents=True)
-        (folder / name / "__init__.py").write_text(
+def hide(folder, *names):
+    """Write modules that make packages look absent; return what PYTHONPATH has to hold."""
+    for name in names:
+        (folder / f"{name}.py").write_text(
             f"raise ModuleNotFoundError(\"No module named '{name}'\", name='{name}')\n"
         )
     return folder
+
+
+def hide_frameworks(folder):
+    """Make the four frameworks look absent."""
+    return hide(folder, "torch", "tensorflow", "keras", "paddle", "jax", "jaxlib", "flax")
 
 
 def script(path, text):
