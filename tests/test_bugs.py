@@ -7,7 +7,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from concord.backends.interface import Run
 from concord.conformance.bugs.bug import REFUSED, Change
 from concord.conformance.bugs.catalogue import (
     ALL,
@@ -25,6 +24,7 @@ from concord.spec.cases import build_case
 from concord.spec.montecarlo import MonteCarlo
 from concord.spec.reference import compute
 from tests.toys.ports import truth_with
+from tests.toys.rounded import as_run
 from tests.toys.surroundings import sample_of
 
 EDITED = [bug for bug in ALL if bug.change.edit]
@@ -161,15 +161,7 @@ def verdict_of(bug):
     """Judge the reference with a bug, whose sums are in another order, in float64."""
     case = build_case(bug.variant, bug.scenario, options=dict(bug.options))
     truth = truth_of(bug, case, Arithmetic("float64", shuffle=5))
-    run = Run(
-        truth.output,
-        truth.loss,
-        dict(truth.taps),
-        dict(truth.gradients),
-        "numpy",
-        "float64",
-        tap_gradients=dict(truth.tap_gradients),
-    )
+    run = as_run(truth, "float64", info={}, tap_gradients=dict(truth.tap_gradients))
     return judge(case.config, case.weights, case.batch, run, end_to_end=False).explained()
 
 

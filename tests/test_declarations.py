@@ -10,6 +10,7 @@ import pytest
 
 from concord.conformance.campaign import Job
 from concord.conformance.judging import Misfit
+from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case
 from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING, WIDER_OUTPUT
 from tests.toys import rounded
@@ -101,14 +102,10 @@ def wide(case, taps=True):
     if not taps:
         return dataclasses.replace(run, output=exact.output, loss=exact.loss, taps={})
     # What a classifier in float32 makes of the run's own vector.
-    pooled = run.taps["pooler.output"].astype(np.float64)
-    weights, bias = (case.weights[f"classifier.{leaf}"] for leaf in ("weight", "bias"))
-    logits = (pooled @ weights + bias).astype(np.float32)
-    shifted = logits - logits.max(-1, keepdims=True)
-    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    losses = -log_probabilities[np.arange(len(logits)), case.batch.labels]
-    made = {"logits": logits, "log_probabilities": log_probabilities, "losses": losses, "loss": losses.mean()}
-    return dataclasses.replace(run, output=logits, loss=made["loss"], taps={**run.taps, **made})
+    pinned = {"pooler.output": run.taps["pooler.output"]}
+    head = rounded.truth_of(case, "bfloat16", Arithmetic("float32"), pinned=pinned).taps
+    made = {name: head[name].astype(np.float32) for name in ("logits", "log_probabilities", "losses", "loss")}
+    return dataclasses.replace(run, output=made["logits"], loss=made["loss"], taps={**run.taps, **made})
 
 
 @pytest.mark.clause("PRC-2")

@@ -278,12 +278,7 @@ def test_command_shows_the_matrix(entered, open_worker, tmp_path):
         ("norm_gain_missing", "found"),
         ("last_batch_dropped", "found"),
     ]
-    assert (data["kind"], data["exit_code"], data["findings"][1]["tensor"]) == (
-        "mutants",
-        0,
-        "embeddings.norm",
-    )
-    assert data["findings"][1]["row"]["local"]["breakdown"]["worst"]
+    assert (data["exit_code"], data["findings"][1]["tensor"]) == (0, "embeddings.norm")
     assert "missing: the backend returned no such tensor" in (page := (tmp_path / "matrix.html").read_text())
     assert 'class="heat"' in page
 

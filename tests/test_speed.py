@@ -413,11 +413,8 @@ def test_a_model_of_ones_own_is_measured_as_it_is_configured(tmp_path):
         13,
         14,
     )
-    names = [
-        model.name
-        for model in Models(preset=["nndl"], variant=["bert", "tf1-text-classifier"]).presets("cpu")
-    ]
-    assert names == ["nndl", "bert", "tf1-text-classifier"]
+    models = Models(preset=["nndl"], variant=["bert", "tf1-text-classifier"]).presets("cpu")
+    assert [model.name for model in models] == ["nndl", "bert", "tf1-text-classifier"]
 
 
 def test_a_busy_machine_is_said_before_anything_is_measured(monkeypatch, capsys):

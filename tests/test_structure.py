@@ -74,10 +74,14 @@ def relative(path):
 # Imports: arrows point one way.
 
 
-def imports(path):
-    """Yield line and dotted name of every module that a file imports, inside functions too."""
+def imports(path, nodes=None):
+    """Yield line and dotted name of every module that a file imports, inside functions too.
+
+    Args:
+        nodes: among which of its nodes, if not among all.
+    """
     package = relative(path).removesuffix(".py").split("/")[:-1]
-    for node in ast.walk(tree(path)):
+    for node in nodes or ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -118,14 +118,10 @@ def campaign(
                 tally.counts["read"] += 1
             except SpecError as error:
                 tally.counts["refused: its process ended" if ENDED in str(error) else "refused"] += 1
-                lines = [
-                    line
-                    for line in error.problems
-                    if "\n" in line or not any(where in line for where in (str(here), name, *PLACES))
-                ]
-                tally.wrong += [
-                    f"{seed} {name}: not one line that names the file: {line[:200]!r}" for line in lines[:1]
-                ]
+                where = (str(here), name, *PLACES)
+                for line in error.problems:
+                    if "\n" in line or not any(place in line for place in where):
+                        tally.wrong.append(f"{seed} {name}: not one line that names the file: {line[:200]!r}")
             except KeyboardInterrupt:
                 raise
             except BaseException:  # noqa: BLE001 - whatever is raised is wrong
