@@ -121,13 +121,6 @@ def run_folder(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("runs") / "chinese", small_config("bert"))
 
 
-def test_a_checkpoint_reads_a_pair_token_by_token(run_folder):
-    found = show.reading_of(run_folder, "你们好", "很好吗")
-    assert found.tokens == ("[CLS]", "你", "们", "好", "[SEP]", "很", "好", "吗", "[SEP]")
-    assert found.segments == [0] * 5 + [1] * 4
-    assert found.batch.required("segment_ids").tolist() == [[0] * 5 + [1] * 4]
-
-
 def test_somebody_elses_model_reads_by_its_own_tokenizer(entered, tmp_path):
     for part, kept in (("model", "classifier.weight"), ("encoder", "layers.1.norm2.weight")):
         path = hugging_face(tmp_path / part, part)

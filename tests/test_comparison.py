@@ -11,7 +11,7 @@ from concord import porting
 from concord.porting.comparison import classify as classify_in
 from concord.porting.comparison import compare
 from concord.spec.precision import precision
-from tests.toys.checkpoints import CONFIG, WEIGHTS
+from tests.toys.checkpoints import CONFIG, POOLED, WEIGHTS
 from tests.toys.ready import headed
 
 QUERY = "layers.0.attention.query.weight"
@@ -81,11 +81,16 @@ WRONG = {
 }
 
 
+def compared(weights, config=CONFIG, part="model"):
+    """Return the comparison of the usual checkpoint with one of these."""
+    return compare(porting.from_weights(CONFIG, WEIGHTS), porting.from_weights(config, weights, part))
+
+
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_mistake_has_a_name_and_a_cause(mistake):
     name, change, words, cause = WRONG[mistake]
     other = {**WEIGHTS, name: np.asarray(change(WEIGHTS[name]), np.float32, order="C")}
-    found = compare(porting.from_weights(CONFIG, WEIGHTS), porting.from_weights(CONFIG, other))
+    found = compared(other)
     (pair,) = found.pairs
     assert (pair.name, found.same, found.exit_code) == (name, len(WEIGHTS) - 1, 1)
     assert words in pair.words
@@ -112,10 +117,7 @@ def test_tensors_in_each_others_place_are_named():
         QUERY: WEIGHTS[key],
         value: WEIGHTS["layers.0.attention.value.weight"],
     }
-    pairs = {
-        pair.name: pair
-        for pair in compare(porting.from_weights(CONFIG, WEIGHTS), porting.from_weights(CONFIG, other)).pairs
-    }
+    pairs = {pair.name: pair for pair in compared(other).pairs}
     assert (pairs[key].other, pairs[QUERY].other) == (QUERY, key)
     assert "the wrong way" in pairs[key].cause
     assert "another" in pairs[value].cause
@@ -123,7 +125,7 @@ def test_tensors_in_each_others_place_are_named():
 
 def test_the_same_numbers_in_another_dtype_are_told_from_others():
     wide = {name: array.astype(np.float64) for name, array in WEIGHTS.items()}
-    found = compare(porting.from_weights(CONFIG, WEIGHTS), porting.from_weights(CONFIG, wide))
+    found = compared(wide)
     assert {pair.kind for pair in found.pairs} == {"same numbers"}
     assert "float32 in A, float64 in B" in found.pairs[0].words
 
@@ -131,15 +133,10 @@ def test_the_same_numbers_in_another_dtype_are_told_from_others():
 def test_rows_that_one_alone_has_and_options_are_named():
     padded = CONFIG.replace(vocab_size=31)
     other = {**WEIGHTS, TOKEN: np.concatenate([WEIGHTS[TOKEN], np.zeros((2, 14), np.float32)])}
-    found = compare(porting.from_weights(CONFIG, WEIGHTS), porting.from_weights(padded, other))
+    found = compared(other, padded)
     assert found.pairs[0].words == "B has 2 more rows; all others are the same"
     assert found.config == {"vocab_size": ("29", "31")}
-    smaller = porting.from_weights(
-        CONFIG,
-        {name: array for name, array in WEIGHTS.items() if not name.startswith(("pooler", "classifier"))},
-        "encoder",
-    )
-    found = compare(porting.from_weights(CONFIG, WEIGHTS), smaller)
+    found = compared(POOLED, part="encoder")
     assert found.missing == ("pooler.weight", "pooler.bias", "classifier.weight", "classifier.bias")
     assert "4 missing in B" in found.summary
     assert found.exit_code == 1

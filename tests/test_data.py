@@ -231,26 +231,21 @@ def encoder_of(config, tokenization="characters", max_tokens=None):
 
 
 def test_texts_and_pairs_are_put_together(small):
-    encoder = encoder_of(small("bert"))
-    one, pair = encoder.encode("A你 好"), encoder.encode("ab", "你z")
+    def encoded(*texts, variant="bert", tokenization="characters"):
+        return encoder_of(small(variant), tokenization).encode(*texts)
+
+    one, pair = encoded("A你 好"), encoded("ab", "你z")
     assert one.tokens == ("[CLS]", "a", "你", "好", "[SEP]")
     assert one.ids.tolist() == [2, 4, 12, 13, 3]
     assert pair.tokens == ("[CLS]", "a", "b", "[SEP]", "你", "z", "[SEP]")
     assert pair.ids.tolist() == [2, 4, 5, 3, 12, 1, 3]
     assert pair.texts == (None, 0, 0, None, 1, 1, None)
-    assert pair.segment_ids.tolist() == [0, 0, 0, 0, 1, 1, 1]
-    assert encoder_of(small("bert-pytorch")).encode("ab", "你z").segment_ids.tolist() == [1, 1, 1, 1, 2, 2, 2]
-    assert encoder_of(small("vanilla-encoder")).encode("ab", "你z").segment_ids.tolist() == [0] * 7
-    assert encoder_of(small("bert"), "wordpiece").encode("abcde 你好").tokens == (
-        "[CLS]",
-        "ab",
-        "##cd",
-        "##e",
-        "你",
-        "好",
-        "[SEP]",
-    )
-    assert encoder_of(small("bert"), "words").encode("ab abc h").ids.tolist() == [2, 15, 1, 11, 3]
+    for variant, first, second in (("bert", 0, 1), ("bert-pytorch", 1, 2), ("vanilla-encoder", 0, 0)):
+        segments = encoded("ab", "你z", variant=variant).segment_ids.tolist()
+        assert segments == [first] * 4 + [second] * 3
+    pieces = encoded("abcde 你好", tokenization="wordpiece").tokens
+    assert pieces == ("[CLS]", "ab", "##cd", "##e", "你", "好", "[SEP]")
+    assert encoded("ab abc h", tokenization="words").ids.tolist() == [2, 15, 1, 11, 3]
 
 
 def test_truncation_keeps_both_texts(small):

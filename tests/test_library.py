@@ -3,7 +3,6 @@
 That the rest conforms: ``tests/test_conforming.py``.
 """
 
-import numpy as np
 import pytest
 from rich.console import Console
 
@@ -27,15 +26,6 @@ def library_run(worker, case, dtype, implementation="library", **settings):
         implementation=implementation,
         **settings,
     )
-
-
-@pytest.mark.clause("WGT-4")
-def test_weights_come_back_from_library_layers(worker):
-    case = build_case("bert", "ragged")
-    for implementation in ("library", *(["library:layer"] if worker.name in HAS_A_LAYER else [])):
-        returned = worker.round_trip(case.config, case.weights, case.batch, implementation=implementation)
-        assert returned.keys() == case.weights.keys()
-        assert all(np.array_equal(returned[name], case.weights[name]) for name in returned)
 
 
 # What is not delivered, and what is declared.

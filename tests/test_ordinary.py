@@ -16,23 +16,12 @@ from concord.training.metrics import measure
 from concord.training.ordinary import Source, fit
 from concord.training.plan import TrainingPlan
 from tests.conftest import small_config
+from tests.test_lockstep import ADAMW
 from tests.toys.checkpoints import in_bytes
 from tests.toys.stepping import Infinite, Right
 from tests.toys.surroundings import refusal
 
-RECIPE = Recipe(
-    algorithm="adam",
-    learning_rate=0.02,
-    clipping="global_norm",
-    clip_at=1.0,
-    schedule="linear",
-    warmup_steps=2,
-    total_steps=13,
-    accumulation=2,
-    accumulation_mean="samples",
-    dropout_attention=0.1,
-    dropout_head=0.2,
-)
+RECIPE = Recipe(**ADAMW).replace(learning_rate=0.02, total_steps=13)
 CONFIG = small_config(d_model=6, d_ff=7, num_layers=1)
 
 

@@ -11,6 +11,7 @@ from concord.spec import runs
 from concord.spec.files import TEMPORARY
 from concord.training import checkpoint
 from tests.test_ordinary import same, timeless
+from tests.test_train_command import write_pairs
 from tests.toys.running import BOUND, Running
 
 STEPS, SAVED = 23, 3
@@ -24,18 +25,6 @@ LINE = (
 
 MOMENTS = ("any", "any", "writing", "evaluated")
 """When a run is killed: at any time, while a checkpoint is written, or just after an evaluation."""
-
-
-def write_samples(folder):
-    """Write samples of which the characters say the class."""
-    generator = np.random.default_rng(17)
-    for split, count in (("train", 29), ("dev", 7)):
-        labels = generator.integers(0, 2, count)
-        lines = [
-            "".join(generator.choice(list("甲乙丙丁" if label else "戊己庚辛"), 7)) + f"\t{label}"
-            for label in labels
-        ]
-        (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n")
 
 
 def start(backend, folder, run):
@@ -93,7 +82,7 @@ def ended(backend, folder, run):
 def test_killed_run_ends_with_the_same_bits(open_worker, backend, kills, tmp_path):
     """Runs are killed until there were enough kills, each compared with one that was not killed."""
     open_worker(backend)  # skips where it is not installed
-    write_samples(tmp_path)
+    write_pairs(tmp_path, train=29, dev=7)
     whole = ended(backend, tmp_path, tmp_path / "whole")
     assert whole.progress.step == STEPS
     generator, survived, number = np.random.default_rng(2026), 0, 0

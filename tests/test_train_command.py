@@ -17,14 +17,18 @@ from tests.toys.surroundings import EACH_BACKEND, toy
 SIZES = ("d_model=16", "num_heads=2", "d_ff=32", "num_layers=2", "max_positions=16")
 
 
-def write_pairs(folder):
-    """Write pairs in the layout of LCQMC: they are alike if both are of the same four characters."""
+def write_pairs(folder, **counts):
+    """Write pairs in the layout of LCQMC: they are alike if both are of the same four characters.
+
+    Args:
+        counts: how many, by split.
+    """
     generator, kinds = np.random.default_rng(5), ("甲乙丙丁", "戊己庚辛")
 
     def text(kind):
         return "".join(generator.choice(list(kinds[kind]), generator.integers(2, 6)))
 
-    for split, count in (("train", 601), ("dev", 97), ("test", 101)):
+    for split, count in (counts or {"train": 601, "dev": 97, "test": 101}).items():
         lines = [f"{text(a)}\t{text(b)}\t{int(a == b)}" for a, b in generator.integers(0, 2, (count, 2))]
         (folder / f"{split}.tsv").write_text("\n".join(["text_a\ttext_b\tlabel", *lines]) + "\n")
     return folder

@@ -272,22 +272,6 @@ class AddsGradients(NumpyBackend):
         return run
 
 
-class KeepsItsMask(NumpyBackend):
-    """Makes a mask for each model and shape, once."""
-
-    masks = {}
-
-    def run(self, request):
-        kept = self.masks.setdefault((model_of(request), tokens_of(request)), {})
-
-        class Masked(Model):
-            def dot_product(self, name, q, k, v, key_mask, query_mask):
-                return super().dot_product(name, q, k, v, *kept.setdefault(name, (key_mask, query_mask)))
-
-        self.model = Masked
-        return super().run(request)
-
-
 class ShiftsAfterALongerText(NumpyBackend):
     """Has a buffer of positions for each configuration that grows with its texts, and reads it from its
     end.
