@@ -4,6 +4,7 @@ import math
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,9 +16,11 @@ from torch import nn
 from concord.conformance.compare import assert_same, compare, prepare
 from concord.conformance.compare.arithmetic import ExactMode, Perturbed, Rounded, computed, value_of
 from concord.conformance.compare.candidates import SCOPES, standard
+from concord.conformance.compare.comparison import ModelComparison
 from concord.conformance.compare.proof import batched, prove
 from concord.conformance.compare.reference import ModuleReference
 from concord.spec.errors import SpecError
+from concord.spec.precision import cut_to_bits, round_to_bits
 from tests.toys.modules import TOKENS, WIDTH, Encoder, Fused, encoder, texts
 from tests.toys.surroundings import sample_of
 
@@ -142,6 +145,37 @@ def test_another_form_of_attention_agrees(gradients):
 @pytest.mark.parametrize("way", ["bfloat16", "float16"])
 def test_a_lower_precision_agrees_by_its_own_rules(way):
     assert 0 < compare(encoder(), inputs=texts(), way=way).worst <= 1
+
+
+class Shortened(nn.Linear):
+    """Its factors have 11 bits, as in TF32."""
+
+    shorten = staticmethod(round_to_bits)
+
+    def forward(self, x):
+        made = (self.shorten(y.detach().numpy(), 11) for y in (x, self.weight))
+        return nn.functional.linear(*map(torch.from_numpy, made), self.bias)
+
+
+class CutOff(Shortened):
+    """They are cut off."""
+
+    shorten = staticmethod(cut_to_bits)
+
+
+@pytest.mark.parametrize("kind", [Shortened, CutOff])
+def test_a_product_of_tf32_agrees_by_its_own_rules_alone(kind):
+    right, port = (nn.Sequential(made(131, 17)).eval() for made in (nn.Linear, kind))
+    port.load_state_dict(right.state_dict())
+
+    def judged(**rules):
+        made = prepare(right, port, torch.randn(5, 131))
+        return ModelComparison(replace(made.reference, **rules), made.given).verdict()
+
+    assert judged().first == judged().table[0].tensor
+    assert judged(tf32=True).passed
+    port[0].bias.data += 0.1
+    assert not judged(tf32=True).passed
 
 
 def test_weights_of_8_bits_are_judged_by_what_they_say():

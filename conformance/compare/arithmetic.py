@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import (
 from torch.utils._pytree import tree_leaves, tree_map
 
 from concord.spec.errors import SpecError
+from concord.spec.precision import precision
 from concord.spec.text import first_line
 
 aten = torch.ops.aten
@@ -71,6 +72,16 @@ SATURATING = ("erf", "tanh", "sin", "cos")
 
 CONSTANT = ("mul", "div")
 """Operations that err by one unit more where the other operand is a number that the dtype cannot hold."""
+
+TF32 = precision("tf32").factors
+"""Share by which TF32 rounds factors of products."""
+
+FACTORS = {
+    **dict.fromkeys(("mm", "bmm", "mv", "dot", "convolution"), range(2)),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv"), range(1, 3)),
+    "convolution_backward": range(3),
+}
+"""Which operands of products are their factors."""
 
 CONVERTING = ("_to_copy", "copy")
 """Operations that round to another dtype, if that is narrower."""
@@ -145,9 +156,10 @@ class ExactMode(TorchDispatchMode):
         foreign: operations without a rule that occurred.
         samples, corner: as those of :class:`concord.spec.arithmetic.Arithmetic`.
         backward: whether it is on the way back.
+        tf32: whether factors of products in float32 may be those of TF32.
     """
 
-    samples, corner, backward, blind_rows_zero = 0, 0.0, False, False
+    samples, corner, backward, blind_rows_zero, tf32 = 0, 0.0, False, False, False
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,6 +178,10 @@ class ExactMode(TorchDispatchMode):
     ) -> Tensor:
         """Return a sum; how many terms it has and the sum of their squares is counted where it is needed."""
         return self.erred(y, dtype, 1)
+
+    def shortened(self, x: Tensor) -> Tensor:
+        """Return a factor of a product as TF32 may have it."""
+        return x
 
     def remember(self, weights: Tensor, scores: Tensor) -> None:
         """Note of which scores weights come that are used on the way back too."""
@@ -196,6 +212,9 @@ class ExactMode(TorchDispatchMode):
         )
         dtype = stated if stated in ROUNDOFF else reduce(torch.promote_types, ranked)
         given, named = tree_map(self.operand, (tuple(args), kwargs))
+        if self.tf32 and dtype == torch.float32:
+            factors = FACTORS.get(bare, range(0))
+            given = [self.shortened(x) if place in factors else x for place, x in enumerate(given)]
         try:
             y = func(*given, **named)
         except (RuntimeError, TypeError, ValueError) as error:  # an operator of the user's may refuse them
@@ -273,6 +292,7 @@ class Perturbed(ExactMode):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
+        self.cut = seed % 2  # every second sample cuts factors off in TF32
         self.weights: dict[int, tuple[Tensor, Tensor]] = {}  # with scores, by storage
         self.generator = np.random.Generator(np.random.SFC64(seed))  # PyTorch's takes nine times as long
 
@@ -310,6 +330,10 @@ class Perturbed(ExactMode):
         lost = torch.where((total > 0) | (y != 0), least, 0.0)
         y = self.varied(y, lambda _: accumulation * torch.sqrt(variance) + lost)
         return self.erred(y, dtype, 1) if ROUNDOFF[dtype] > SUMMED else y
+
+    def shortened(self, x: Tensor) -> Tensor:
+        """Perturb a factor by what rounding it may change, or cutting it off."""
+        return self.varied(x * (1 - self.cut * TF32), lambda x: TF32 * x)
 
     def remember(self, weights: Tensor, scores: Tensor) -> None:
         """Note of which scores weights come that are used on the way back too."""

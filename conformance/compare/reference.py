@@ -173,11 +173,13 @@ class ModuleReference(Reference):
         program: what runs in its place, such as what a compiler made of it: it shows outputs alone.
         quantized: weights that have other values than the user's, and how far they lie off, as a share of
             their size.
+        tf32: whether candidates may compute products in TF32.
     """
 
     model: nn.Module
     program: Any = None
     quantized: Mapping[str, float] = field(default_factory=dict)
+    tf32: bool = False
 
     def cast(self, dtype: torch.dtype) -> ModuleReference:
         """Return the same in another dtype; float64 is none that a reference has."""
@@ -257,7 +259,7 @@ class ModuleReference(Reference):
                     stack.callback(module.register_forward_hook(partial(hook, path)).remove)
             stack.enter_context(torch.set_grad_enabled(self.cotangents is not None))
             if arithmetic:
-                arithmetic.blind_rows_zero = self.blind_rows_zero
+                arithmetic.blind_rows_zero, arithmetic.tf32 = self.blind_rows_zero, self.tf32
                 stack.enter_context(plainly())
             for mode in modes:
                 stack.enter_context(mode)
