@@ -93,11 +93,10 @@ def prepare(
     if way and candidate is not None:
         raise SpecError(f"way is {way!r}, but a candidate is given too: it is for the reference's own module")
     args, kwargs = candidates.called_with(reference, inputs)
-    right: Reference = reference
-    if isinstance(reference, nn.Module):
-        right = ModuleReference(reference, tf32=way == "tf32")
+    right: Reference = ModuleReference(reference) if isinstance(reference, nn.Module) else reference
     right = replace(right, args=args, kwargs=kwargs, declared=declared)
     if isinstance(right, ModuleReference):
+        right = replace(right, tf32=way == "tf32")
         candidates.refuse_modes(right.model)
         candidate = candidates.in_way(right.model, way) if candidate is None else candidate
         if way == "int8":
