@@ -18,7 +18,7 @@ SMALL = 1e-6
 
 @dataclass(frozen=True)
 class Bounds:
-    """Where the mistake lies.
+    """Where the bug lies.
 
     Attributes:
         text: a sentence.
@@ -30,7 +30,7 @@ class Bounds:
 
 
 def bounds(question: Question, statuses: Mapping[str, str]) -> Bounds | None:
-    """Return between which gradients the mistake lies; None where no single step uses the parameter.
+    """Return between which gradients the bug lies; None where no single step uses the parameter.
 
     Args:
         question: the gradient in question.

@@ -1,4 +1,4 @@
-"""A computation that went wrong, and what it would have come to with a mistake: what a search asks of it."""
+"""A computation that went wrong, and what it would have come to with a bug: what a search asks of it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Computation(ABC):
         actual: what was delivered of it.
         dtype: the precision.
         delivered: other tensors that were delivered with it, by name.
-        same_name: whether only explanations of one name are one mistake in other words where they come to the
+        same_name: whether only explanations of one name are one bug in other words where they come to the
             same.
         trial: the share of the time that trying may take; the rest is for tolerances.
     """
@@ -132,7 +132,7 @@ class Computation(ABC):
         return max((self.judged(self.actual, prediction).ratio, *beside))
 
     def compatible(self, hypothesis: Hypothesis) -> bool:
-        """Return whether what is right here may have been made with a mistake."""
+        """Return whether what is right here may have been made with a bug."""
         value = self.values(hypothesis)
         shown = value.shape == self.actual.shape and self.judged(value, self.right).status == "diverges"
         return not shown

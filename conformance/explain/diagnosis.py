@@ -25,13 +25,13 @@ from concord.spec.arrays import Array
 from concord.spec.tensors import clause_of
 
 LONGEST = 60.0
-"""Seconds of the processor that the search for a mistake may take.
+"""Seconds of the processor that the search for a bug may take.
 
 A step of a large model takes long, and all of it longer.
 """
 
 BUDGET = 10.0
-"""Seconds of the processor that may be spent on mistakes made in one place."""
+"""Seconds of the processor that may be spent on bugs made in one place."""
 
 FITTING = 2
 """What more hypotheses explain in one place says nothing of it."""
@@ -187,7 +187,7 @@ def _in_place(question: Question, region: Flags, where: str, effort: Effort) -> 
     """
     of_place = Effort(BUDGET)
     of_place.failures = effort.failures
-    tried = (one for one in suspects.mistakes(question) if not one.rare)
+    tried = (one for one in suspects.bugs(question) if not one.rare)
     found = [one.hypothesis for one in Search(InPlace(question, region), of_place).explaining(tried)]
     if not 0 < len(found) <= FITTING:
         return None

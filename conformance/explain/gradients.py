@@ -1,4 +1,4 @@
-"""Mistakes in gradients of parameters.
+"""Bugs in gradients of parameters.
 
 What became of them afterwards, and which rows of a table count (SPEC GRD-1, GRD-2).
 """

@@ -28,10 +28,10 @@ RIGHTLY = Change()
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A mistake that a run may contain.
+    """A bug that a run may contain.
 
     Attributes:
-        name: of the kind of mistake.
+        name: of the kind of bug.
         text: what would explain the tensor, in words that follow "is explained by".
         clause: of SPEC.md that it breaks.
         fields: of the configuration, that are others.
@@ -74,7 +74,7 @@ def loaded(name: str, text: str, clause: str, weights: Mapping[str, Callable[[],
 
 
 RIGHT = Hypothesis("right", "nothing", "PRT-1")
-"""No mistake at all."""
+"""No bug at all."""
 
 
 def options(

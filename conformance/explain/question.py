@@ -71,7 +71,7 @@ class Question(Computation):
 
     @functools.cached_property
     def span(self) -> tuple[str, ...]:
-        """The taps in which the mistake may lie.
+        """The taps in which the bug may lie.
 
         The one in question, and those before it that the run does not deliver.
         """
@@ -83,7 +83,7 @@ class Question(Computation):
 
     @functools.cached_property
     def exact(self) -> Step:
-        """The run without any mistake."""
+        """The run without any bug."""
         return self.run(RIGHT, Exact(self.case.dtype, keeping=True), whole=self.parameter is not None)
 
     def values(self, hypothesis: Hypothesis) -> Array:

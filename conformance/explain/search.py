@@ -136,7 +136,7 @@ class Search:
     def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[Explanation]:
         """Return the hypotheses under which the tensor is right, and which do not leave it as it should be.
 
-        Of several that are one mistake in other words, the first.
+        Of several that are one bug in other words, the first.
         """
         found: list[Explanation] = []
         asked = self.computation

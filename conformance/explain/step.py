@@ -1,5 +1,5 @@
 """One step of the model, recomputed from what a run had when it came to it, as the model would be with
-some mistake.
+some bug.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ LIKELY = (
     ("transposed_weight", "weight_in_wrong_order", "swapped_weights", "heads_*", "fused_weight"),
     ("*scale*",),
 )
-"""Kinds of mistakes (patterns of names) that people make most often, the most frequent first.
+"""Kinds of bugs (patterns of names) that people make most often, the most frequent first.
 
 They are tried first, and the rest after them.
 """
@@ -167,11 +167,11 @@ def readings(question: Question) -> Iterator[Hypothesis]:
 
 
 def simple(question: Question) -> Iterator[Hypothesis]:
-    """Yield single mistakes."""
+    """Yield single bugs."""
     if question.parameter:
         yield from of_gradient(question, question.parameter)
         yield from of_backward(question)
-    yield from mistakes(question)
+    yield from bugs(question)
     yield from of_factors(question)
 
 
@@ -185,14 +185,14 @@ def unusual(question: Question) -> Iterator[Hypothesis]:
             yield from of_other_constants(question, tap)
 
 
-def mistakes(question: Question) -> Iterator[Hypothesis]:
-    """Yield the single mistakes that the step of a tap may contain."""
+def bugs(question: Question) -> Iterator[Hypothesis]:
+    """Yield the single bugs that the step of a tap may contain."""
     for tap in question.span:
         yield from mistakes_at(question, tap)
 
 
 def mistakes_at(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Yield the single mistakes that may be made at one tap."""
+    """Yield the single bugs that may be made at one tap."""
     for family in FAMILIES:
         yield from (hypothesis.at(tap) for hypothesis in family(question, tap))
 

@@ -1,8 +1,8 @@
 """What explains an output that comes without the taps before it.
 
-Each mistake in all layers at once, the whole table, and each in one layer.
+Each bug in all layers at once, the whole table, and each in one layer.
 
-Of a model that hands back its output alone nothing says where a mistake lies, and each has to be run through
+Of a model that hands back its output alone nothing says where a bug lies, and each has to be run through
 the whole model. So it is looked for in one sample, first in the arithmetic of the run and then, where that
 comes near, with its own tolerance.
 """
@@ -34,7 +34,7 @@ from concord.spec.precision import PRECISIONS
 from concord.spec.tensors import taps
 
 LARGE_ERROR = 0.1
-"""Share of the largest error of a sample from which on another one shows the mistake as well."""
+"""Share of the largest error of a sample from which on another one shows the bug as well."""
 
 MOST_NEAR = 5
 """How many hypotheses of a kind are held against the tensor with a tolerance of their own."""
@@ -53,7 +53,7 @@ def hidden(question: Question) -> list[str]:
 
 
 def reaches_far(question: Question) -> bool:
-    """Return whether a mistake may lie in another layer than the one that a tensor belongs to."""
+    """Return whether a bug may lie in another layer than the one that a tensor belongs to."""
     return any(group_of(name) != group_of(question.tensor) for name in hidden(question))
 
 
@@ -74,7 +74,7 @@ class Whole(Question):
     def values(self, hypothesis: Hypothesis) -> Array:
         """Return the tensor under a hypothesis, rounded as the run is.
 
-        What comes before the mistake is computed once for all.
+        What comes before the bug is computed once for all.
         """
         with contextlib.suppress(KeyError):  # it takes something of what is not computed again
             return self._rounded(
@@ -171,7 +171,7 @@ class Whole(Question):
 def stages(question: Whole) -> Iterator[Iterable[Hypothesis]]:
     """Yield what may be wrong before a tensor before which nothing was delivered.
 
-    An option or one mistake in all layers, one layer, the table.
+    An option or one bug in all layers, one layer, the table.
     """
     yield likeliest_first(everywhere(question))
     yield likeliest_first(somewhere(question))
@@ -179,7 +179,7 @@ def stages(question: Whole) -> Iterator[Iterable[Hypothesis]]:
 
 
 def everywhere(question: Whole) -> Iterator[Hypothesis]:
-    """Yield options, mistakes outside of layers, and those that are made in each layer."""
+    """Yield options, bugs outside of layers, and those that are made in each layer."""
     options: set[str] = set()
     for places in _kinds(question):
         alike = gather((one for tap in places for one in mistakes_at(question, tap)), _key)
@@ -192,7 +192,7 @@ def everywhere(question: Whole) -> Iterator[Hypothesis]:
 
 
 def somewhere(question: Whole) -> Iterator[Hypothesis]:
-    """Yield mistakes that are made in one of several layers."""
+    """Yield bugs that are made in one of several layers."""
     for places in _kinds(question):
         for tap in places if len(places) > 1 else ():
             for one in mistakes_at(question, tap):
@@ -207,12 +207,12 @@ def _kinds(question: Question) -> Iterable[list[str]]:
 
 
 def _key(one: Hypothesis) -> tuple[str, str]:
-    """Return what a mistake is called, whatever the layer."""
+    """Return what a bug is called, whatever the layer."""
     return one.name, LAYER.sub("layers.*", one.text)
 
 
 def _in_all(ones: Sequence[Hypothesis]) -> Hypothesis:
-    """Return a mistake that is made in each of several layers."""
+    """Return a bug that is made in each of several layers."""
     by_tap = {one.on[0]: one.change for one in ones if one.change}
 
     def change(m: Context) -> Value:

@@ -200,7 +200,7 @@ class MadeStep(Computation):
         return shown and self.distance(prediction) <= 1
 
     def compatible(self, hypothesis: Hypothesis) -> bool:
-        """Return whether what was reported may have been made with a mistake."""
+        """Return whether what was reported may have been made with a bug."""
         return self.agrees(hypothesis)
 
     def agrees(self, hypothesis: Hypothesis) -> bool:
