@@ -13,7 +13,7 @@ from concord.conformance.lockstep.outcome import MODES
 from concord.spec.training.recipe import Recipe
 from tests.test_lockstep import ADAMW
 from tests.test_lockstep import CONFIG as SMALL
-from tests.toys.surroundings import concord, toy
+from tests.toys.surroundings import options, toy
 
 CONFIG = SMALL.replace(d_ff=11)
 """Of the sizes of the runs of training bugs: what JAX has compiled serves both."""
@@ -46,28 +46,21 @@ def test_backend_agrees_in_lockstep(worker, mode, dtype):
     assert found.exit_code == 0
 
 
-def test_command_says_what_is_wrong_with_each_backend(tmp_path):
-    fields = {
-        **{"d_model": 6, "num_heads": 2, "d_ff": 5, "num_layers": 1, "vocab_size": 17, "max_positions": 7},
-        **{"schedule": "linear", "warmup_steps": 3, "total_steps": 7, "learning_rate": 0.01},
-        **{"accumulation": 2, "algorithm": "adam", "weight_decay": 0.1, "decay_form": "times_rate"},
-        "undecayed": '["bias", "gamma", "beta"]',
-    }
-    named = [
-        toy("Late", "stepping"),
-        toy("Decaying", "stepping"),
-        toy("NumpyBackend"),
-        "nowhere.at_all:Backend",
-    ]
-    ran = concord(
-        *["train", "--lockstep", "--variant", "nndl-paddle", "--steps", "3", "--tokens", "5", "--json"],
-        tmp_path / "found.json",
-        *(f"--set={name}={value}" for name, value in fields.items()),
-        *(word for name in named for word in ("--backend", name)),
+def test_command_says_what_is_wrong_with_each_backend(entered, tmp_path):
+    fields = (
+        "d_model=6 num_heads=2 d_ff=5 num_layers=1 vocab_size=17 max_positions=7 schedule=linear "
+        "warmup_steps=3 total_steps=7 learning_rate=0.01 accumulation=2 algorithm=adam weight_decay=0.1 "
+        "decay_form=times_rate"
     )
-    assert ran.returncode == 1, ran.stderr
-    assert "diverges first at step 3, parameters." in ran.stdout
-    assert "undecayed = " in ran.stdout
+    named = [toy("Late", "stepping"), toy("Decaying", "stepping"), toy("NumpyBackend"), "nowhere.at_all:Its"]
+    output, _ = entered(
+        f"train --lockstep --variant nndl-paddle --steps 3 --tokens 5 --json {tmp_path / 'found.json'}",
+        *options("--set", [*fields.split(), 'undecayed=["bias", "gamma", "beta"]']),
+        *options("--backend", named),
+        ends=1,
+    )
+    assert "diverges first at step 3, parameters." in output
+    assert "undecayed = " in output
     data = json.loads((tmp_path / "found.json").read_text())
     assert (data["kind"], data["exit_code"], data["mode"]) == ("lockstep", 1, "resynchronised")
     late, _, numpy, nowhere = data["tracks"]

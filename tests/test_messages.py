@@ -53,7 +53,7 @@ def test_arrays_of_any_bits_pass_through_messages_bit_for_bit(dtype, view):
     assert (found.backend, found.dtype, found.info) == ("toy", dtype, {"version": "1"})
 
 
-def awkward(config, dtype, part="model"):
+def awkward(config, dtype):
     """Return weights with the numbers of a precision that are lost most easily.
 
     -0, subnormals, the largest.
@@ -61,7 +61,7 @@ def awkward(config, dtype, part="model"):
     target = spec.precision(dtype)
     least = target.smallest_normal * (2 * target.unit_roundoff)
     numbers = [-0.0, least, -3 * least, target.largest, -target.largest, 1 + 2 * target.unit_roundoff]
-    weights = spec.initialize(config, part=part)
+    weights = spec.initialize(config)
     for array in weights.values():
         array.reshape(-1)[: len(numbers)] = numbers[: array.size]
     return weights

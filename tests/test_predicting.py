@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from concord.spec.batch import Batch
 from concord.terminal import Terminal
 from concord.training import checkpoint, data, prediction
 from concord.training.data.ready import encoder_of
-from concord.training.metrics import losses, predicted, probabilities
+from concord.training.metrics import probabilities
 from concord.training.plan import Files, TrainingPlan
 from tests.test_data import VOCABULARY, written
 from tests.toys.disturbed import name_of
@@ -52,8 +53,8 @@ def by_the_reference(model):
     return lambda batch: spec.reference(model.config, model.weights, batch).logits
 
 
-def texts_of(count, seed=5):
-    random = Random(seed)
+def texts_of(count):
+    random = Random(5)
     return ["".join(random.choices("abcdefgh你好吗", k=random.randint(1, 15))) for _ in range(count)]
 
 
@@ -241,46 +242,28 @@ def test_a_backend_that_gives_nothing_ends_with_its_own_exit_code(entered, tmp_p
 # Evaluating.
 
 
-def test_an_evaluation_is_what_the_predictions_come_to(entered, tmp_path, small):
+def test_an_evaluation_is_what_the_predictions_come_to(entered, predictions, tmp_path, small):
     folder, texts = trained(tmp_path / "model", small("bert")), texts_of(29)
-    model = reader(folder, spelled=False)
-    lines = [f"{text}\t{NAMES[number % 3]}" for number, text in enumerate(texts)]
-    path, out = (
-        written(tmp_path, "dev.tsv", "\n".join([*lines, "no label", "", "x\tugly"]) + "\n"),
-        tmp_path / "out.json",
-    )
+    labels = [NAMES[number % 3] for number in range(29)]
+    lines = [f"{text}\t{label}" for text, label in zip(texts, labels, strict=True)]
+    path = written(tmp_path, "dev.tsv", "\n".join([*lines, "no label", "", "x\tugly"]) + "\n")
+    out, html = tmp_path / "out.json", tmp_path / "page.html"
     output, errors = entered(
-        f"predict {folder} --evaluate {path} --backend {NUMPY} --dtype float64 --on-error skip --json "
-        f"{out} --html {tmp_path / 'page.html'}"
+        f"predict {folder} --evaluate {path} --backend {NUMPY} --dtype float64 --on-error skip "
+        f"--json {out} --html {html}"
     )
     assert not errors
-    found = json.loads(out.read_text())
-    logits = np.concatenate(
-        [
-            by_the_reference(model)(batch)
-            for _, batch in data.batches(
-                data.encode(data.read(written(tmp_path, "good.tsv", "\n".join(lines))), model.encoder),
-                model.config,
-                1,
-            )
-        ]
-    )
-    truth, best = np.arange(29) % 3, predicted(logits)
-    assert (found["samples"], found["bad_lines"], found["accuracy"], found["labels"]) == (
-        29,
-        3,
-        float((truth == best).mean()),
-        list(NAMES),
-    )
-    assert abs(found["loss"] - losses(logits, truth).mean()) < 1e-12
-    assert (
-        f"accuracy {found['accuracy']:.4f}, macro F1 {found['macro_f1']:.4f}, loss {found['loss']:.4f}"
-        in output
-    )
+    found, page = json.loads(out.read_text()), html.read_text()
+    said = predictions(f"{folder} --texts {written(tmp_path, 'good.txt', chr(10).join(texts))}")
+    right = [one["label"] == label for one, label in zip(said, labels, strict=True)]
+    loss = -np.mean([math.log(one["probabilities"][label]) for one, label in zip(said, labels, strict=True)])
+    assert (found["samples"], found["bad_lines"], found["labels"]) == (29, 3, list(NAMES))
+    assert (found["accuracy"], abs(found["loss"] - loss) < 1e-12) == (sum(right) / 29, True)
+    scores = f"macro F1 {found['macro_f1']:.4f}, loss {found['loss']:.4f}"
+    assert f"accuracy {found['accuracy']:.4f}, {scores}" in output
     assert f"left out: {path}:31: has 1 columns but must have 2: text_a, label" in output
-    page = (tmp_path / "page.html").read_text()
-    for text, right, chosen in zip(texts, truth, best, strict=True):
-        assert (f'<td class="text">{text}</td><td>{NAMES[right]}</td>' in page) == (right != chosen)
+    for text, label, is_right in zip(texts, labels, right, strict=True):
+        assert (f'<td class="text">{text}</td><td>{label}</td>' in page) != is_right
 
 
 def test_a_checkpoint_from_elsewhere_predicts_with_its_own_tokenizer(entered, tmp_path):

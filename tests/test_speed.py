@@ -86,8 +86,8 @@ def plan_of(
     return SpeedPlan(names, works or (small(),), modes, Z, Setup(**where), **given)
 
 
-def measured(plan, data=None):
-    kept = SpeedRecord(plan, data)
+def measured(plan):
+    kept = SpeedRecord(plan)
     measure(plan, kept.done, kept.add)
     kept.complete = True
     return json.loads(files.text(kept.record()))
@@ -198,7 +198,6 @@ def test_backends_have_their_turns_one_after_the_other(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "kind", "tensor"),
     [
-        ("WrongLogits", "inference", "logits"),
         ("WrongLogits", "training", "loss"),
         ("WrongUpdate", "training", "updates/classifier.bias"),
     ],

@@ -14,7 +14,7 @@ from concord.training.log import read_log
 from concord.training.plan import TrainingPlan
 from tests.toys.surroundings import EACH_BACKEND, toy
 
-SIZES = ("d_model=16", "num_heads=2", "d_ff=32", "num_layers=2", "max_positions=16")
+SIZES = "--set d_model=16 --set num_heads=2 --set d_ff=32 --set num_layers=2 --set max_positions=16"
 
 
 def write_pairs(folder, **counts):
@@ -34,37 +34,16 @@ def write_pairs(folder, **counts):
     return folder
 
 
-def options(backend, data, out, *further):
-    named = [word for size in SIZES for word in ("--set", size)]
-    return [
-        *f"train --backend {backend} --variant bert --vocabulary 20 --data".split(),
-        str(data),
-        "--out",
-        str(out),
-        *["--batch", "29", "--threads", "1"],
-        *named,
-        *further,
-    ]
+def line(backend, run, words):
+    """Return a command line that trains a small model."""
+    model = f"--variant bert --vocabulary 20 --batch 29 {SIZES}"
+    return f"train --backend {backend} {model} --threads 1 --out {run} {words}"
 
 
 def learn_pairs(open_worker, entered, backend, folder):
     open_worker(backend)  # skips where it is not installed
-    run = folder / "run"
-    said, errors = entered(
-        *options(
-            backend,
-            write_pairs(folder),
-            run,
-            "--epochs",
-            "7",
-            "--dropout",
-            "0",
-            "--learning-rate",
-            "5e-3",
-            "--warmup",
-            "20",
-        )
-    )
+    run, how = folder / "run", "--epochs 7 --dropout 0 --learning-rate 5e-3 --warmup 20"
+    said, errors = entered(line(backend, run, f"--data {write_pairs(folder)} {how}"))
     assert not errors
     assert "7 epochs" in said
     assert f"the best checkpoint: {run}/step-" in said
@@ -95,36 +74,35 @@ def test_every_framework_learns_pairs(open_worker, entered, tmp_path, backend):
 
 
 def test_what_cannot_be_trained_is_refused_in_lines(refused, tmp_path):
-    data = write_pairs(tmp_path)
+    data, none = f"--data {write_pairs(tmp_path)}", tmp_path / "none"
 
-    def refusal(*further, without=()):
-        given = options("torch", data, tmp_path / "run", *further)
-        return refused(*(word for word in given if word not in without))
+    def refusal(words):
+        return refused(line("torch", tmp_path / "run", words))
 
-    assert refusal("--backend", "jax") == [
+    assert refusal(f"{data} --backend jax") == [
         "--backend is given 2 times but must be given once: one framework trains the model"
     ]
-    assert refusal(without=("--data", str(data))) == [
+    assert refusal("") == [
         "--data is not given: what is the model to be trained on? (--resume DIR goes on with a run)"
     ]
-    assert refusal("--set", "num_heads=3")[0].startswith(
+    assert refusal(f"{data} --set num_heads=3")[0].startswith(
         "'d_model' is 16 but must be divisible by 'num_heads', which is 3"
     )
-    assert refusal("--batch", "0", "--minutes", "-1") == [
+    assert refusal(f"{data} --batch 0 --minutes -1") == [
         "--batch is 0 but must be at least 1",
         "--minutes is -1 but must be above 0",
     ]
-    assert refusal("--recipe", "adamm")[0].startswith("unknown recipe 'adamm': did you mean 'adamw'")
-    assert refusal("--resume", str(tmp_path / "none"))[0] == f"{tmp_path / 'none'}: no such folder"
-    assert refusal("--steps", "5", "--warmup", "5") == [
+    assert refusal(f"{data} --recipe adamm")[0].startswith("unknown recipe 'adamm': did you mean 'adamw'")
+    assert refusal(f"{data} --resume {none}")[0] == f"{none}: no such folder"
+    assert refusal(f"{data} --steps 5 --warmup 5") == [
         "the run has 5 steps but must have more than the 5 in which its learning rate rises: --warmup "
         "takes fewer [clause=OPT-9]"
     ]
-    assert refusal("--dropout-by", "me", "--pad-to", "0") == [
+    assert refusal(f"{data} --dropout-by me --pad-to 0") == [
         "--pad-to is 0 but must be at least 1",
         "--dropout-by is 'me' but must be spec or native",
     ]
-    assert refusal("--lockstep", "--dropout-by", "native")[-2:] == [
+    assert refusal(f"{data} --lockstep --dropout-by native")[-2:] == [
         "--dropout-by is given but --lockstep is too: what a framework's own dropout drops cannot be known "
         "to the oracle",
         "--out is given but --lockstep is too: it leaves no run that is evaluated, kept or gone on with",
@@ -163,12 +141,8 @@ def test_what_a_precision_does_to_the_recipe_is_said_before_the_first_step(enter
         ),
         ("float32", []),
     ):
-        ordinary = options(cannot, data, tmp_path / dtype, "--warmup", "2")
-        said, errors = entered(
-            *(f"train --lockstep --backend {cannot} --steps 1".split() if lockstep else ordinary),
-            "--dtype",
-            dtype,
-            ends=3,
-        )
-        assert [line for line in errors if line.startswith("warning: beta2")] == warned
+        ordinary = line(cannot, tmp_path / dtype, f"--data {data} --warmup 2")
+        words = f"train --lockstep --backend {cannot} --steps 1" if lockstep else ordinary
+        said, errors = entered(f"{words} --dtype {dtype}", ends=3)
+        assert [one for one in errors if one.startswith("warning: beta2")] == warned
         assert "cannot hold training open" in said + "".join(errors)

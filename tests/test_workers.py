@@ -259,20 +259,19 @@ CASES = ("ragged", "peaked", "tiny", "single", "full")
 
 
 @pytest.mark.parametrize(
-    ("names", "settings", "expected", "started"),
+    ("name", "settings", "expected", "started"),
     [
         # The cases come in their own order: the fourth is the batch of one.
-        ([name_of("SIGKILL", "alone")], {}, ["agrees"] * 3 + ["crashed", "agrees"], 2),
-        ([name_of("hangs")], {"time_limit": 2.0}, ["timed out"] * 5, 1),
-        ([UNIMPORTABLE], {}, ["broken"] * 5, 0),
+        (name_of("SIGKILL", "alone"), {}, ["agrees"] * 3 + ["crashed", "agrees"], 2),
+        (name_of("hangs"), {"time_limit": 2.0}, ["timed out"] * 5, 1),
+        (UNIMPORTABLE, {}, ["broken"] * 5, 0),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_a_worker_that_died_is_started_again_unless_that_is_hopeless(
-    tmp_path, monkeypatch, names, settings, expected, started
+    tmp_path, monkeypatch, name, settings, expected, started
 ):
     began = time.monotonic()
-    report = conducted(names, list(CASES), monkeypatch, tmp_path, **settings)
+    report = conducted([name], list(CASES), monkeypatch, tmp_path, **settings)
     assert statuses(report) == expected
     assert len(noted(tmp_path, "started")) == started
     assert report.exit_code == 3

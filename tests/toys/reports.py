@@ -63,7 +63,7 @@ def mixed():
     return Report(results, environments, Setup(), 12.0, notes).explained()
 
 
-def many(kind="right", cases=44):
+def many(kind):
     """Return a report as large as that of a whole check: 352 runs of 50 tensors.
 
     The verdicts of one of four backends are of a kind.
@@ -75,7 +75,7 @@ def many(kind="right", cases=44):
         [
             result(name, verdict=few[kind if name == "torch" else "right"], case=f"case-{case}", dtype=dtype)
             for name in ("torch", "tf", "paddle", "jax")
-            for case in range(cases)
+            for case in range(44)
             for dtype in ("float64", "float32")
         ],
         {},
