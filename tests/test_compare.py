@@ -5,6 +5,7 @@ import re
 import sys
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -145,6 +146,17 @@ def test_another_form_of_attention_agrees(gradients):
 @pytest.mark.parametrize("way", ["bfloat16", "float16"])
 def test_a_lower_precision_agrees_by_its_own_rules(way):
     assert 0 < compare(encoder(), inputs=texts(), way=way).worst <= 1
+
+
+def test_a_compiled_module_agrees(monkeypatch):
+    """Its compiler, which takes long, hands it on as it is."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    verdict = compare(encoder(), inputs=texts(), way="compile")
+    assert verdict.passed
+    assert [row.tensor for row in verdict.table if row.status == "agrees"] == [
+        "output[hidden]",
+        "output[logits]",
+    ]
 
 
 class Shortened(nn.Linear):

@@ -264,7 +264,10 @@ class ModuleReference(Reference):
             for mode in modes:
                 stack.enter_context(mode)
             result = torch.func.functional_call(
-                self.program or self.model, parameters, given["args"], given["kwargs"]
+                self.model if self.program is None else self.program,
+                parameters,
+                given["args"],
+                given["kwargs"],
             )
             outputs = named(result, OUTPUT)
             if not outputs:
