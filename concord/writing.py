@@ -47,14 +47,11 @@ def output(text: str) -> Path:
     return Path(text)
 
 
-def check(
-    *paths: Path | None, markdown: Path | None = None, markers: str = "", goes_on: Path | None = None
-) -> None:
+def check(*paths: Path | None, markdown: Path | None = None, markers: str = "") -> None:
     """Refuse files that cannot be written, are one and the same, or would replace what the command reads.
 
     Args:
         markdown: a file that has to have markers of this name.
-        goes_on: what is read and the first file may be, which then goes on with it.
 
     Raises:
         SpecError: listing every problem.
@@ -63,13 +60,7 @@ def check(
     problems = [problem for path in given if (problem := obstacle(path))]
     problems += [f"{other}: is named twice" for one, other in combinations(given, 2) if same_file(one, other)]
     refuse(problems)
-    refuse(
-        [
-            f"{one}: {why}; name another file to write"
-            for one in given
-            if (why := _why_kept(one, goes_on if one is paths[0] else None))
-        ]
-    )
+    refuse([f"{one}: {why}; name another file to write" for one in given if (why := _why_kept(one))])
     if markdown is not None:
         around(markdown, markers)
 
@@ -157,21 +148,20 @@ PICTURES = (".html", ".svg", ".png", ".pdf", ".md")
 """How names end of what no command reads."""
 
 
-def _places(*others: Path | None) -> Iterator[Path]:
-    """Yield what the command reads, but for others; a file of a checkpoint stands for its folder too."""
+def _places() -> Iterator[Path]:
+    """Yield what the command reads; a file of a checkpoint stands for its folder too."""
     from concord.porting.folder import CONFIGS  # what reads checkpoints need not be loaded by other commands
 
     for read in READ:
-        if read not in others:
-            yield read
-            folder = read.absolute().parent
-            if read.is_file() and any((folder / mark).exists() for mark in (checkpoints.CONFIG, *CONFIGS)):
-                yield folder
+        yield read
+        folder = read.absolute().parent
+        if read.is_file() and any((folder / mark).exists() for mark in (checkpoints.CONFIG, *CONFIGS)):
+            yield folder
 
 
-def _why_kept(written: Path, *others: Path | None) -> str:
+def _why_kept(written: Path) -> str:
     """Return why a file may not be written, if so; what commands made in a folder may be made anew."""
-    for read in _places(*others):
+    for read in _places():
         if same_file(written, read):
             return "is read"
         inside = _held(read)

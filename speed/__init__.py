@@ -3,7 +3,7 @@
 from concord.speed.measure import measure
 from concord.speed.plan import Mode, SpeedPlan
 from concord.speed.presets import PRESETS, Workload, workload
-from concord.speed.record import SpeedRecord, read
+from concord.speed.record import SpeedRecord
 
 __all__ = [
     "PRESETS",
@@ -12,6 +12,5 @@ __all__ = [
     "SpeedRecord",
     "Workload",
     "measure",
-    "read",
     "workload",
 ]

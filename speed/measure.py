@@ -18,14 +18,12 @@ Keep = Callable[[dict[str, Any]], None]
 
 def measure(
     plan: SpeedPlan,
-    done: Sequence[tuple[str, str, str]] = (),
     keep: Keep = lambda entry: None,
     tell: Tell = lambda text: None,
 ) -> bool:
-    """Measure all that a plan names and that is not done yet; return whether the time sufficed for all of it.
+    """Measure all that a plan names; return whether the time sufficed for all of it.
 
     Args:
-        done: backend, mode and workload of what an earlier run measured.
         keep: called with each entry of the record.
     """
     left = {
@@ -35,22 +33,16 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="concord-", ignore_cleanup_errors=True) as folder:
         for mode, works in left.items():
             names = [name for name in plan.names if takes_part(name, mode, known.offered)]
-            asked = {
-                work: wanted
-                for work in works
-                if (wanted := [name for name in names if (name, mode.name, work.name) not in done])
-            }
-            known.ahead -= len(works) - len(asked)
-            if not asked:
+            if not (names and works):
+                known.ahead -= len(works)
                 continue
             if time.perf_counter() > known.end:
                 return False
-            needed = [name for name in names if any(name in wanted for wanted in asked.values())]
-            with Team(plan, mode, needed, list(asked), known, Path(folder), tell) as team:
-                for work, wanted in asked.items():
-                    if not known.suffices(work, team.different(wanted)):
+            with Team(plan, mode, names, works, known, Path(folder), tell) as team:
+                for work in works:
+                    if not known.suffices(work, team.different()):
                         return False
-                    for entry in team.measure(work, wanted):
+                    for entry in team.measure(work):
                         keep(entry)
     return True
 

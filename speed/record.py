@@ -1,19 +1,15 @@
-"""The measurement as data.
-
-What ``--json`` writes, what a page is made from, and what ``--resume`` goes on from.
-"""
+"""The measurement as data: what ``--json`` writes, and what a page is made from."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from concord.conformance import record
 from concord.conformance.verdict import FAILED_WORKER
 from concord.spec.config import from_mapping
-from concord.spec.errors import collecting, located, refuse
+from concord.spec.errors import collecting, refuse
 from concord.speed import statistics
 from concord.speed.plan import SpeedPlan
 from concord.speed.presets import Workload
@@ -30,51 +26,18 @@ class SpeedRecord:
 
     Args:
         plan: what is being measured.
-        data: of a record to go on with.
-
-    Raises:
-        SpecError: naming every workload that the record has measured otherwise than it is measured now, and
-            everything that it was not begun with.
     """
 
-    def __init__(self, plan: SpeedPlan, data: Mapping[str, Any] | None = None) -> None:
-        earlier = data or {}
-        before = earlier.get("workloads", {})
-        planned = {
-            "backends": list(plan.names),
-            "workloads": [work.name for work in plan.workloads],
-            "modes": [mode.name for mode in plan.modes],
-        }
-        begun = earlier["settings"]["plan"] if earlier else planned
-        refuse(
-            [
-                f"the record to go on with has measured another {work.name!r} than this version measures: "
-                "it must be measured anew"
-                for work in plan.workloads
-                if work.name in before and before[work.name]["key"] != work.key
-            ]
-            + [
-                f"the record to go on with was begun with the {kind} {', '.join(begun[kind])}, not "
-                f"{', '.join(names)}: its options must be given again"
-                for kind, names in planned.items()
-                if begun[kind] != names
-            ]
-        )
-        self.seconds = float(earlier.get("seconds", 0.0))
+    def __init__(self, plan: SpeedPlan) -> None:
+        self.seconds = 0.0
         self.complete = False
-        self.backends = dict(earlier.get("backends", {}))
+        self.backends: dict[str, Any] = {}
         self.workloads = {work.name: described(work) for work in plan.workloads}
         self.settings = {
             **{name: getattr(plan.settings, name) for name in ("device", "precision", "threads")},
             **{name: getattr(plan, name) for name in ("turns", "budget", "limit")},
-            "plan": planned,
         }
-        self.entries: list[dict[str, Any]] = list(earlier.get("entries", []))
-
-    @property
-    def done(self) -> list[tuple[str, str, str]]:
-        """What has been measured, or cannot be."""
-        return [(entry["backend"], entry["mode"], entry["workload"]) for entry in self.entries]
+        self.entries: list[dict[str, Any]] = []
 
     def add(self, entry: Mapping[str, Any]) -> None:
         """Take in one entry."""
@@ -165,18 +128,6 @@ def summary(
         "peak_memory_bytes": max(peaks, default=None),
         "busy_cores": sum(busy) / len(busy) if busy else None,
     }
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Read a record.
-
-    Raises:
-        SpecError: if the file is missing, no JSON, of another schema, or lacks something.
-    """
-    data = record.data(record.read(path, {KIND: "concord.speed.schema:Measurements"}))
-    with located(str(path)):
-        check(data)
-    return data
 
 
 def check(data: Mapping[str, Any]) -> None:

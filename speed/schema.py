@@ -33,14 +33,6 @@ class Machine(TypedDict):
     concord: NotRequired[str | None]
 
 
-class Planned(TypedDict):
-    """What was to be measured: each mode of each workload on each backend or peer."""
-
-    backends: list[str]
-    workloads: list[str]
-    modes: list[str]
-
-
 class SpeedSettings(TypedDict):
     """How it was measured."""
 
@@ -53,7 +45,6 @@ class SpeedSettings(TypedDict):
     threads: Count | None
     limit: Positive
     cores_busy_before: NotRequired[Number]
-    plan: Planned
 
 
 class BackendAbout(TypedDict):

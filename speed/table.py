@@ -162,7 +162,7 @@ def notes(data: Entry) -> Iterator[tuple[str, str]]:
             "bold yellow",
         )
     if not data["complete"]:
-        yield "not complete: what was measured until then is above; --resume FILE goes on", "yellow"
+        yield "not complete: what was measured until then is above", "yellow"
 
 
 # In a terminal.

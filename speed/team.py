@@ -191,10 +191,9 @@ class Team:
     def __exit__(self, *error: object) -> None:
         self.pool.close()
 
-    def measure(self, work: Workload, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    def measure(self, work: Workload) -> Iterator[dict[str, Any]]:
         """Measure one workload on every backend, and yield an entry for each."""
-        members, until = [member for member in self.members if member.name in names], self.known.until()
-        different = self.different(names)
+        until, different = self.known.until(), self.different()
         entries = {
             member.name: self._entry(member, work)
             | {
@@ -202,7 +201,7 @@ class Team:
                 "detail": f"as shipped it computes with {member.about['threads']} threads too, and none of "
                 "the switches is for it",
             }
-            for member in members
+            for member in self.members
             if member not in different
         }
         for sizes in self._sizes(work):
@@ -214,7 +213,7 @@ class Team:
             entries[member.name]["turns"].append(turn)
         if different:
             self.known.took[work] = (time.perf_counter() - began) / len(different)
-        for member in members:
+        for member in self.members:
             entry = entries[member.name]
             if member.failure and entry["status"] == "measured":
                 entry |= {"status": member.failure[0], "detail": member.failure[1]}
@@ -230,9 +229,9 @@ class Team:
             product_sizes(work),
         )
 
-    def different(self, names: Sequence[str]) -> list[Member]:
-        """Return those of the backends to which the mode's profile makes a difference."""
-        return [member for member in self.members if member.name in names and not self._as_tuned(member)]
+    def different(self) -> list[Member]:
+        """Return the backends to which the mode's profile makes a difference."""
+        return [member for member in self.members if not self._as_tuned(member)]
 
     def _as_tuned(self, member: Member) -> bool:
         """Whether a backend as shipped says that it has the settings of a tuned one that is measured."""

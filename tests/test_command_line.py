@@ -133,7 +133,6 @@ REFUSED = {
         "--turns is 0",
         "--budget is -1 s",
     ),
-    "speed --resume nowhere.json": ("nowhere.json: no such file",),
     "speed --markdown pyproject.toml": ("pyproject.toml: lacks the lines '<!-- begin speed -->'",),
     "train --lockstep --batch 3 --recipe adamw": (
         "--batch, --tokens, --set and --recipe are for --variant and --config",

@@ -25,7 +25,6 @@ from concord.conformance import record as files
 from concord.conformance.campaign import Setup
 from concord.conformance.estimate import Z
 from concord.spec.cases import build_case
-from concord.spec.errors import SpecError
 from concord.speed import (
     Mode,
     SpeedPlan,
@@ -33,7 +32,6 @@ from concord.speed import (
     Workload,
     measure,
     presets,
-    read,
     statistics,
     truth,
     workload,
@@ -88,7 +86,7 @@ def plan_of(
 
 def measured(plan):
     kept = SpeedRecord(plan)
-    measure(plan, kept.done, kept.add)
+    measure(plan, kept.add)
     kept.complete = True
     return json.loads(files.text(kept.record()))
 
@@ -263,12 +261,12 @@ def test_a_process_at_rest_is_told_from_one_that_computes():
     assert 0.1 <= hurried < 0.9 < rested < 30
 
 
-def test_what_the_budget_has_no_time_for_is_left_for_another_run():
+def test_what_the_budget_has_no_time_for_is_not_begun():
     plan = plan_of(RIGHT, works=(small(), small(padding="full")), budget=0.0)
     kept = SpeedRecord(plan)
-    assert not measure(plan, kept.done, kept.add)
+    assert not measure(plan, kept.add)
     assert not kept.entries
-    assert measure(dataclasses.replace(plan, budget=None), kept.done, kept.add)
+    assert measure(dataclasses.replace(plan, budget=None), kept.add)
     assert [entry["status"] for entry in kept.entries] == ["measured"] * 2
 
 
@@ -418,7 +416,7 @@ def test_a_model_of_ones_own_is_measured_as_it_is_configured(tmp_path):
 
 def test_a_busy_machine_is_said_before_anything_is_measured(monkeypatch, capsys):
     monkeypatch.setattr("concord.backends.machine.cores_busy", lambda: 1.3)
-    assert command._measure(plan_of(RIGHT), options.Outputs(), None, None) == 0
+    assert command._measure(plan_of(RIGHT), options.Outputs(), None) == 0
     assert capsys.readouterr().err.startswith(
         f"warning: other processes keep 1.3 of {os.cpu_count()} cores busy; "
     )
@@ -445,36 +443,28 @@ def test_the_command_measures_prints_and_writes(entered, tmp_path):
     assert f"| {RIGHT} | explicit eager |" in (tmp_path / "a.md").read_text()
     assert "nndl inference full" in out
     assert max(len(line) for line in out.splitlines() if not line.startswith("written: ")) <= columns
-    assert read(tmp_path / "a.json")["complete"]
+    assert files.data(files.read(tmp_path / "a.json", KINDS))["complete"]
     assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
 
 
 @pytest.mark.usefixtures("small_presets")
-def test_an_interrupted_run_keeps_what_it_has_and_goes_on(entered, refused, tmp_path, monkeypatch):
+def test_an_interrupted_run_keeps_what_it_has(entered, tmp_path, monkeypatch):
     path, right = tmp_path / "a.json", command.measure
 
-    def interrupted(plan, done, keep, tell):
+    def interrupted(plan, keep, tell):
         def once(entry):
             keep(entry)
             raise KeyboardInterrupt
 
-        right(plan, done, once, tell)
+        right(plan, once, tell)
 
     monkeypatch.setattr(command, "measure", interrupted)
     both = f"{SMALL} --backend {RIGHT} --backend {SLOW}"
     _, errors = entered(f"{both} --json {path}", ends=130)
     assert errors[-1] == "concord: interrupted"
-    kept = read(path)
+    kept = files.data(files.read(path, KINDS))
     assert not kept["complete"]
     assert [entry["backend"] for entry in kept["entries"]] == [RIGHT]
-    monkeypatch.setattr(command, "measure", right)
-    errors = refused(f"{both} --execution compiled --resume {path}")
-    assert "was begun with the modes" in errors[-1]
-    entered(f"{both} --resume {path}")
-    whole = read(path)
-    assert whole["complete"]
-    assert whole["entries"][0]["turns"] == kept["entries"][0]["turns"]
-    assert [entry["backend"] for entry in whole["entries"]] == [RIGHT, SLOW]
 
 
 # Speed on a GPU, which is made up here: its clock, its memory, its precision.
@@ -605,12 +595,6 @@ def test_a_session_that_does_not_show_its_optimizer_is_not_measured():
         prepared(running(WithoutItsState)(), small("training"))
 
 
-def test_what_was_measured_otherwise_is_not_gone_on_with():
-    old = measured(plan_of(RIGHT, thorough=False))
-    old["workloads"]["small inference ragged"]["key"] = "another"
-    with pytest.raises(
-        SpecError, match="has measured another 'small inference ragged' than this version measures"
-    ):
-        SpeedRecord(plan_of(RIGHT), old)
+def test_the_size_of_training_says_its_optimizer():
     assert size_of(described(small("training"))).endswith(" a step; updated by AdamW, rate 0.0004")
     assert size_of(described(small())).endswith(" a step")

@@ -25,7 +25,7 @@ from concord.options import Written
 from concord.progress import telling
 from concord.spec.errors import SpecError, collect, collecting, refuse, unknowns
 from concord.spec.precision import PRECISIONS
-from concord.speed import Mode, SpeedPlan, SpeedRecord, Workload, measure, read, workload
+from concord.speed import Mode, SpeedPlan, SpeedRecord, Workload, measure, workload
 from concord.speed.peers import PEERS
 from concord.speed.plan import PATIENCE, PROFILES, TURNS
 from concord.speed.presets import Preset, named, of_size, own, own_config, own_variant
@@ -181,8 +181,8 @@ class Modes(options.OptionGroup):
         quick: Two turns, library layers in the tuned profile only; imports and a large product
             are not timed.
         turns: How often each backend has its turn, at least. Default: {TURNS}.
-        budget (SECONDS): Seconds within which to stay; --resume goes on with what is left.
-            Default: {BUDGET:g} if nothing is chosen, else no limit.
+        budget (SECONDS): Seconds within which to stay. Default: {BUDGET:g} if nothing is chosen,
+            else no limit.
     """
 
     panel = "Measurement"
@@ -234,15 +234,10 @@ def speed(
     modes: Modes,
     record: options.Outputs,
     texts: Path | None = None,
-    resume: Path | None = None,
     markdown: Written | None = None,
 ) -> None:
-    """Measure backends side by side, in turns, if they conform.
-
-    Args:
-        resume: Go on with a record that was interrupted, with the options that it was begun with.
-    """
-    record.check(markdown=markdown, markers="speed", goes_on=resume)
+    """Measure backends side by side, in turns, if they conform."""
+    record.check(markdown=markdown, markers="speed")
     drawn = {"preset": models.preset, "variant": models.variant, "config": models.config}
     sizes = {"batch": models.batch, "tokens": models.tokens} if texts else {}
     if own_model.checkpoint is None and texts is not None:
@@ -278,7 +273,7 @@ def speed(
         left_out=frozenset((EXPLICIT, work) for work in works[1:]) if usual else frozenset(),
         thorough=not modes.quick,
     )
-    raise typer.Exit(_measure(plan, record, resume, markdown))
+    raise typer.Exit(_measure(plan, record, markdown))
 
 
 def _own(model: Trained, texts: Path | None, asked: Models) -> list[Preset]:
@@ -303,14 +298,14 @@ def _known(work: Workload) -> bool:
     return (config.pooler, config.positions, config.position_of_padding) == ("tanh", "learned", "counted")
 
 
-def _measure(chosen: SpeedPlan, record: options.Outputs, resume: Path | None, markdown: Path | None) -> int:
+def _measure(chosen: SpeedPlan, record: options.Outputs, markdown: Path | None) -> int:
     """Measure, print and write; return the exit code.
 
     Raises:
-        SpecError: if a record cannot be gone on with, or something cannot be written.
+        SpecError: if something cannot be written.
         KeyboardInterrupt: when interrupted; what was measured until then has been printed and written.
     """
-    kept = SpeedRecord(chosen, read(resume) if resume else None)
+    kept = SpeedRecord(chosen)
     kept.settings["cores_busy_before"] = busy = machine.cores_busy()
     if busy > NOISE:
         Terminal(stderr=True).tell(
@@ -318,8 +313,8 @@ def _measure(chosen: SpeedPlan, record: options.Outputs, resume: Path | None, ma
             "what is measured beside them says little",
             style="yellow",
         )
-    json, console = record.json or resume, Terminal()
-    began = time.perf_counter() - kept.seconds
+    json, console = record.json, Terminal()
+    began = time.perf_counter()
 
     def made() -> files.Record:
         kept.seconds = time.perf_counter() - began
@@ -332,7 +327,7 @@ def _measure(chosen: SpeedPlan, record: options.Outputs, resume: Path | None, ma
 
     try:
         with telling() as tell:
-            kept.complete = measure(chosen, kept.done, keep, tell)
+            kept.complete = measure(chosen, keep, tell)
     finally:
         last = made()
         data = files.data(last)
