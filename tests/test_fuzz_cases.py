@@ -9,7 +9,7 @@ import pytest
 
 from concord import spec
 from concord.conformance.fuzz.cases import KEY_MASKS, PADDINGS, FuzzCase
-from concord.conformance.fuzz.plan import Failed, Plan, draw, files_elsewhere, sample
+from concord.conformance.fuzz.plan import Plan, sample
 from concord.conformance.fuzz.strategies import FIXED, MASK_VALUES, pool
 from concord.spec.batch import validate_batch
 from concord.spec.config import CHOICES
@@ -123,25 +123,3 @@ def test_a_large_table_is_used_to_its_end_and_often():
     )
     assert {255, 256, 257, 65_535, 65_536, 65_537, 70_000} <= set(ids.ravel().tolist())
     assert np.unique(ids, return_counts=True)[1].max() > 9
-
-
-def test_a_large_case_shrinks_to_a_small_one():
-    """Whatever made a case fail, but for its size: what is left is small again."""
-    plan = Plan(names=())
-    number, case = next(
-        (i, case) for i, case in enumerate(drawn_cases()) if case.tokens > 64 or case.config.vocab_size > 256
-    )
-    plan = dataclasses.replace(plan, dtypes=tuple(spec.PRECISIONS))
-    failing = []
-
-    def look(drawn):
-        if drawn.part == case.part:
-            failing.append(drawn)
-            raise Failed
-
-    with pytest.raises(Failed), files_elsewhere():
-        draw(plan, number, look, lambda smallest: None)
-    assert failing[0] == case
-    last = failing[-1]
-    assert (last.tokens, last.config.num_heads, last.config.vocab_size) <= (13, 4, 61)
-    assert last.batch * last.tokens * last.config.d_model < 100

@@ -146,7 +146,7 @@ def findings():
     """Two failures, of which nobody has to be found first."""
     cases = sample(Plan(names=(), parts=("dot_product",), shapes=1), range(2))
     failures = [
-        Failure(Result(f"b{i}", "fuzz", f"fuzz-0-{i}", case.dtype, "refused"), case, case, 0)
+        Failure(Result(f"b{i}", "fuzz", f"fuzz-0-{i}", case.dtype, "refused"), case)
         for i, case in enumerate(cases)
     ]
     return Findings(failures=failures)

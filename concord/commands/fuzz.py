@@ -103,7 +103,7 @@ def fuzz(
     scheduler: str | None = None,
     out: Written = Path("concord-fuzz"),
 ) -> None:
-    """Run random cases on every backend; make failures small.
+    """Run random cases on every backend.
 
     Args:
         scheduler (ADDRESS): Run on a Dask cluster instead, for example tcp://host:8786.

@@ -52,19 +52,19 @@ def write_failures(folder: Path, findings: Findings, settings: Setup) -> list[st
     return problems
 
 
-def command(failure: Failure, settings: Setup) -> str:
-    """Return the command that runs a failure again, from the folder that it was written to."""
+def commands(failure: Failure, settings: Setup) -> list[str]:
+    """Return the commands that run a failure again, and make it small, from the folder that it was
+    written to.
+    """
     usual = Setup()
     options = [
         f"--{name} {getattr(settings, name)}"
         for name in SETTINGS
         if getattr(settings, name) != getattr(usual, name)
     ]
-    return " ".join(
-        [
-            "concord check",
-            *options,
-            f"--backend {shlex.quote(failure.result.backend)}",
-            f"--from-cases {shlex.quote(failure.folder)}",
-        ]
-    )
+    how = " ".join([*options, f"--backend {shlex.quote(failure.result.backend)}"])
+    folder = shlex.quote(failure.folder)
+    return [
+        f"concord check {how} --from-cases {folder}",
+        f"concord case reduce {folder} {how} -o smaller",
+    ]

@@ -37,21 +37,17 @@ def signature_of(result: Result) -> Signature:
 
 @dataclass
 class Failure:
-    """A case that fails, shrunk to the smallest that fails in the same way.
+    """A way to fail, with the smallest case of a hunt that fails in it.
 
     Attributes:
-        result: what came of the smallest case, with what explains it.
-        case: the smallest case.
-        found_as: the case that it was shrunk from.
-        attempts: how many smaller cases were tried.
+        result: what came of the case, with what explains it.
+        case: the smallest that failed in this way.
         times: how many cases of the run failed in this way.
         folder: where it was written; empty where it was not.
     """
 
     result: Result
     case: FuzzCase
-    found_as: FuzzCase
-    attempts: Count
     times: Count = 1
     folder: str = ""
 
@@ -115,9 +111,15 @@ class Findings:
             (backend, dtype, tally) for backend, of in self.tallies.items() for dtype, tally in of.items()
         ]
 
-    def known(self, signature: Signature) -> Failure | None:
-        """Return the failure that has a signature."""
-        return next((one for one in self.failures if one.signature == signature), None)
+    def add(self, failure: Failure) -> None:
+        """Count a failure. Of those that share a signature, the smaller case stays."""
+        for place, known in enumerate(self.failures):
+            if known.signature == failure.signature:
+                smaller = min(known, failure, key=lambda one: _size(one.case))
+                times = known.times + failure.times
+                self.failures[place] = dataclasses.replace(smaller, times=times)
+                return
+        self.failures.append(failure)
 
     def note(self, text: str) -> None:
         """Keep a note, once."""
@@ -125,17 +127,11 @@ class Findings:
             self.notes.append(text)
 
     def merge(self, other: Findings) -> None:
-        """Take over what another has found. Of failures that share a signature, the smaller case stays."""
+        """Take over what another has found."""
         for backend, dtype, tally in other.each():
             self.tally(backend, dtype).merge(tally)
         for failure in other.failures:
-            known = self.known(failure.signature)
-            if known is None:
-                self.failures.append(failure)
-                continue
-            smaller = min(known, failure, key=lambda one: _size(one.case))
-            times = known.times + failure.times
-            self.failures[self.failures.index(known)] = dataclasses.replace(smaller, times=times)
+            self.add(failure)
         self.environments = {**other.environments, **self.environments}
         for text in other.notes:
             self.note(text)

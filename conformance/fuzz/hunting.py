@@ -1,6 +1,4 @@
-"""A hunt: random cases on every backend, here or as tasks of a Dask cluster, and each failure made as small
-as can be.
-"""
+"""A hunt: random cases on every backend, here or as tasks of a Dask cluster."""
 
 from __future__ import annotations
 
@@ -13,8 +11,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from hypothesis.errors import Flaky
-
 from concord.backends.pool import Pool
 from concord.conformance.campaign import Runner, Setup, own_bug
 from concord.conformance.fuzz.cases import FuzzCase
@@ -24,18 +20,11 @@ from concord.conformance.fuzz.findings import (
     Failure,
     Findings,
     explained,
-    signature_of,
 )
-from concord.conformance.fuzz.plan import Failed, Plan, draw, drawn, files_elsewhere
-from concord.conformance.verdict import NOT_JUDGED, Result
+from concord.conformance.fuzz.plan import Plan, drawn, files_elsewhere
+from concord.conformance.verdict import NOT_JUDGED
 from concord.spec.errors import SpecError, optional
 from concord.spec.text import first_line
-
-ATTEMPTS = {"diverges": 200, "error": 100, "refused": 100, "crashed": 25, "out of memory": 10, "timed out": 0}
-"""How many smaller cases are tried for a failure. After a crash each costs the start of a worker."""
-
-SHRUNK = 5
-"""How many failures of a backend are made smaller: one that fails in more ways needs no smaller cases."""
 
 RESTARTS = 5
 """How often a worker is started again in one chunk, after crashes of a kind that is known already."""
@@ -46,10 +35,6 @@ PATIENCE = 8.0
 
 class Over(BaseException):  # hypothesis lets through what is no Exception
     """The hunt ends here."""
-
-
-class Enough(BaseException):
-    """As many smaller cases were tried as may be."""
 
 
 def hunt(
@@ -106,7 +91,7 @@ class _Hunt:
                 try:
                     self.examine(drawn(self.plan, index), index)
                 except Exception as error:
-                    self.unjudged(self.name(index), type(error).__name__, str(error))
+                    self.unjudged(f"fuzz-{self.plan.seed}-{index}", type(error).__name__, str(error))
         self.renew()
         return self.findings
 
@@ -131,24 +116,15 @@ class _Hunt:
         if not any(note.endswith(f" could not be judged: {said}") for note in self.findings.notes):
             self.findings.note(f"{case} could not be judged: {said}")
 
-    def name(self, index: int) -> str:
-        """Return the name of a case, and of those that it is shrunk to."""
-        return f"fuzz-{self.plan.seed}-{index}"
-
-    def attempt(self, case: FuzzCase, index: int, *names: str) -> list[Result]:
-        """Run a case on backends at the same time, by default on all that are left, and judge the runs."""
-        job = case.job(self.name(index), self.plan.end_to_end and not names)
-        left = [name for name, runner in self.runners.items() if not runner.supervisor.failure]
-        results = self.pool.map(lambda name: self.runners[name].attempt(job), names or left)
-        if self.pool.stopped:  # the workers were ended in the middle of it
-            raise Over
-        return results
-
     def examine(self, case: FuzzCase, index: int) -> None:
-        """Run a case on every backend, count what comes of it, and make each new failure small."""
+        """Run a case on all backends that are left, at the same time, and count what comes of it."""
         if self.over:
             raise Over
-        results, findings = self.attempt(case, index), self.findings
+        job, findings = case.job(f"fuzz-{self.plan.seed}-{index}", self.plan.end_to_end), self.findings
+        left = [runner for runner in self.runners.values() if not runner.supervisor.failure]
+        results = self.pool.map(lambda runner: runner.attempt(job), left)
+        if self.pool.stopped:  # the workers were ended in the middle of it
+            raise Over
         there = [result for result in results if result.status not in NOT_THERE]
         for result in results:
             if result.status in NOT_THERE:
@@ -164,48 +140,10 @@ class _Hunt:
         findings.cases += 1
         self.progress(findings.cases)
         for result in there:
-            if result.status not in FAILED:
-                continue
-            if known := findings.known(signature_of(result)):
-                known.times += 1
-            else:
-                self.pursue(result, case, index)
-
-    def pursue(self, result: Result, case: FuzzCase, index: int) -> None:
-        """Record a failure, with the smallest case that fails in the same way.
-
-        Whatever becomes of the search, what was seen is recorded.
-        """
-        signature, most = signature_of(result), ATTEMPTS[result.status]
-        if sum(failure.result.backend == result.backend for failure in self.findings.failures) >= SHRUNK:
-            most = 0
-        tried, smallest, failing = {case: True}, list[FuzzCase](), (result, case)
-
-        def fails(other: FuzzCase) -> bool:
-            """Return whether a case fails in the same way."""
-            nonlocal failing
-            if other not in tried:
-                if len(tried) > most or self.over:
-                    raise Enough
-                self.runners[result.backend].supervisor.refresh(RESTARTS)
-                (found,) = self.attempt(other, index, result.backend)
-                tried[other] = signature_of(found) == signature
-                failing = (found, other) if tried[other] else failing
-            return tried[other]
-
-        def look(other: FuzzCase) -> None:
-            if fails(other):
-                raise Failed  # in one place: hypothesis takes failures of different lines for different ones
-
-        try:
-            with contextlib.suppress(Enough):
-                with contextlib.suppress(Failed, Flaky):  # the latter: a backend that does not fail each time
-                    draw(self.plan, index, look, smallest.append)
-                for passed in smallest:
-                    fails(passed)  # hypothesis believes that it passes
-        finally:
-            found, smallest_failing = failing
-            self.findings.failures.append(Failure(explained(found), smallest_failing, case, len(tried) - 1))
+            if result.status in FAILED:
+                findings.add(Failure(result, case))
+        for failure in findings.failures:
+            failure.result = explained(failure.result)
 
 
 def _on_dask(

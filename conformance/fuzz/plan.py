@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -67,10 +67,6 @@ class Plan:
         return self.until is not None and time.time() >= self.until
 
 
-class Failed(Exception):
-    """What hypothesis shrinks: a case that fails in the way that is being looked at."""
-
-
 def sample(plan: Plan, indices: Iterable[int]) -> list[FuzzCase]:
     """Return the cases of a run with these numbers, without running them."""
     with files_elsewhere():
@@ -78,45 +74,31 @@ def sample(plan: Plan, indices: Iterable[int]) -> list[FuzzCase]:
 
 
 def drawn(plan: Plan, index: int) -> FuzzCase:
-    """Return the case of a number, without running it."""
-    found: list[FuzzCase] = []
-    draw(plan, index, found.append, found.append)
-    return found[-1]
-
-
-def draw(
-    plan: Plan, index: int, look: Callable[[FuzzCase], None], smallest: Callable[[FuzzCase], None]
-) -> None:
-    """Have hypothesis draw one case, the same each time, and shrink it if ``look`` raises Failed.
+    """Return the case of a number, without running it: hypothesis draws the same each time.
 
     Hypothesis draws the smallest case first, and then most cases from earlier ones, with a value or two
     exchanged. So each case has a run of its own, in which it is the second: cases are independent of each
     other, and each follows from the seed and its number alone.
-
-    Args:
-        smallest: what is called with the first.
     """
     chosen = hypothesis.settings(
         max_examples=2,
-        phases=(Phase.generate, Phase.shrink),
+        phases=(Phase.generate,),
         database=None,
         deadline=None,
         derandomize=False,
-        report_multiple_bugs=False,
         print_blob=False,
         verbosity=Verbosity.quiet,
         suppress_health_check=list(HealthCheck),
     )
-    calls = itertools.count()
-
-    def test(case: FuzzCase) -> None:
-        (look if next(calls) else smallest)(
-            case if plan.gradients else dataclasses.replace(case, gradients=False)
-        )
-
     seed = int(np.random.SeedSequence([plan.seed, index]).generate_state(1, np.uint64)[0])
     given = hypothesis.given(fuzz_cases(plan.dtypes, plan.parts, pool(plan.seed, plan.shapes)))
-    hypothesis.seed(seed)(chosen(given(test)))()
+    cases: list[FuzzCase] = []
+
+    def keep(case: FuzzCase) -> None:
+        cases.append(case)
+
+    hypothesis.seed(seed)(chosen(given(keep)))()
+    return dataclasses.replace(cases[-1], gradients=cases[-1].gradients and plan.gradients)
 
 
 @contextmanager

@@ -2,8 +2,6 @@
 
 No draw has 100 values or more. Hypothesis mixes numbers that it finds in the source code of loaded modules
 into wider ranges; what a seed gives would depend on what else has been imported.
-
-Every strategy has its simplest value first: that is where hypothesis shrinks to.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ class Sizes:
 
     @property
     def volume(self) -> int:
-        """Numbers in one activation: what shrinking makes small."""
+        """Numbers in one activation: by which the sizes of a run are sorted."""
         return self.batch * self.tokens * self.num_heads * self.head_dim
 
     @property

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from concord.conformance.campaign import Setup
 from concord.conformance.estimate import R, Z
-from concord.conformance.fuzz.failures import command
+from concord.conformance.fuzz.failures import commands
 from concord.conformance.fuzz.findings import FAILED, Findings
 from concord.conformance.report import SHORT, indented
 from concord.conformance.tally import KINDS, WAYS, Tally, Way
@@ -87,11 +87,10 @@ def show(findings: Findings, console: Console, settings: Setup) -> None:
         console.print(Text(head, style="bold red"))
         for line in rest:
             console.print(indented(line))
-        smaller = f"the smallest of {failure.attempts + 1} tried" if failure.attempts else "as found"
-        times = f"{counted(failure.times, 'case')} failed in this way"
-        console.print(indented(f"  {times}; this one is {smaller}"))
+        console.print(indented(f"  {counted(failure.times, 'case')} failed in this way"))
         if failure.folder:
-            console.print(Text(f"  {command(failure, settings)}"), soft_wrap=True)
+            for line in commands(failure, settings):
+                console.print(Text(f"  {line}"), soft_wrap=True)
     for note in findings.notes:
         console.print(Text(note, style="magenta"))
     found = (

@@ -225,21 +225,6 @@ class Counting(NumpyBackend):
         return self.changed(super().run(request))
 
 
-class WrongNowAndThen(Counting):
-    """Errs every other time, whatever it is asked."""
-
-    def changed(self, run):
-        return every(run, lambda array: array + 1) if self.count % 2 else run
-
-
-class WrongInOtherWays(Counting):
-    """Errs in another tensor each time."""
-
-    def changed(self, run):
-        name = list(run.taps)[self.count % len(run.taps)]
-        return replace(run, taps={**run.taps, name: run.taps[name] + 1})
-
-
 class AddsNoise(Counting):
     """From the second run on a gradient, and for texts of several samples a tap, differ in the last bit."""
 
