@@ -89,9 +89,12 @@ class Channel:
         """Wait for a message.
 
         Raises:
-            EOFError, OSError: if the other process is gone.
+            EOFError, OSError: if the other process is gone, or something else has written into the pipe.
         """
-        return self.reading.recv_bytes().decode(), self.reading.recv_bytes()
+        try:
+            return self.reading.recv_bytes().decode(), self.reading.recv_bytes()
+        except (OverflowError, UnicodeDecodeError) as error:  # no length and no text of a message
+            raise OSError(str(error)) from None
 
 
 def encode(value: Any) -> Message:

@@ -1,12 +1,14 @@
 """What a backend says of itself and of its runs is read with care: nonsense is refused, in words."""
 
 import json
+import os
+from multiprocessing import Pipe
 
 import numpy as np
 import pytest
 
 from concord.backends.interface import Run
-from concord.backends.wire import check_description, check_info, received, returned
+from concord.backends.wire import Channel, check_description, check_info, received, returned
 from tests.toys.surroundings import refusal, toy
 
 
@@ -66,6 +68,13 @@ def test_a_run_that_is_none_is_refused_in_words(name):
         returned(run)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_bytes_in_the_pipe_that_are_no_message_are_those_of_a_worker_that_is_gone():
+    reading, writing = Pipe()
+    os.write(writing.fileno(), b"\xff" * 100)
+    with pytest.raises(OSError, match="too large"):
+        Channel(reading, writing).receive()
 
 
 def test_a_plug_in_that_returns_none_by_name_is_judged_on_its_output(entered):
