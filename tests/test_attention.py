@@ -115,12 +115,6 @@ def test_overwritten_weights_of_padded_queries_are_no_weights():
     assert 0 < float(maps.table()[1][0][2]) <= round(np.log2(8), 2)
 
 
-@pytest.fixture(scope="module")
-def run_folder(tmp_path_factory):
-    """A checkpoint of a model that reads Chinese, by characters."""
-    return trained(tmp_path_factory.mktemp("runs") / "chinese", small_config("bert"))
-
-
 def test_somebody_elses_model_reads_by_its_own_tokenizer(entered, tmp_path):
     for part, kept in (("model", "classifier.weight"), ("encoder", "layers.1.norm2.weight")):
         path = hugging_face(tmp_path / part, part)
@@ -132,6 +126,7 @@ def test_somebody_elses_model_reads_by_its_own_tokenizer(entered, tmp_path):
     assert '"cat", "##s", "sat"' in page.read_text()
 
 
-def test_a_library_that_keeps_its_weights_to_itself_is_said(entered, run_folder):
-    output, _ = entered(f"show attention {run_folder} 天气 --backend {toy('DeclaresNotExposed')}")
+def test_a_library_that_keeps_its_weights_to_itself_is_said(entered, tmp_path):
+    folder = trained(tmp_path / "chinese", small_config("bert"))
+    output, _ = entered(f"show attention {folder} 天气 --backend {toy('DeclaresNotExposed')}")
     assert "does not expose attention weights" in output

@@ -104,11 +104,6 @@ REFUSED = {
     "check --backend torch --python jax=/usr/bin/python3": (
         "'jax' is given an interpreter but does not run; add --backend jax",
     ),
-    "check --variant brt --dtype float46 --threads 0": (
-        "--threads is 0",
-        "unknown dtype 'float46'",
-        "unknown variant 'brt'",
-    ),
     "check --json /no/such/folder/out.json": (
         "/no/such/folder/out.json: cannot be written: No such file or directory",
     ),

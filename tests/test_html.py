@@ -92,14 +92,10 @@ def assert_whole(text):
     assert all(after <= before + 1 for before, after in pairwise(headings))
 
 
-@pytest.fixture(scope="module")
-def mixed():
-    return page_of(reports.mixed())
-
-
-def test_a_page_tells_everything_once(mixed):
-    assert_whole(mixed)
-    words, made = said(mixed), reports.verdicts()
+def test_a_page_tells_everything_once():
+    text, made = page_of(reports.mixed()), reports.verdicts()
+    assert_whole(text)
+    words = said(text)
     bug, nothing = (made[name].first_divergence for name in ("bug", "no number"))
     told = (
         *("torch", reports.WRONG, "half", "bert-ragged", "bert-full", "what was run"),

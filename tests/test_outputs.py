@@ -141,18 +141,14 @@ def test_a_full_disk_leaves_no_half_of_an_export(entered, refused, tmp_path, ful
     assert len(contents(tmp_path)) == 4
 
 
-@pytest.fixture
-def findings():
-    """Two failures, of which nobody has to be found first."""
+def test_a_finding_never_takes_the_place_of_another(tmp_path):
     cases = sample(Plan(names=(), parts=("dot_product",), shapes=1), range(2))
     failures = [
         Failure(Result(f"b{i}", "fuzz", f"fuzz-0-{i}", case.dtype, "refused"), case)
         for i, case in enumerate(cases)
     ]
-    return Findings(failures=failures)
+    findings = Findings(failures=failures)
 
-
-def test_a_finding_never_takes_the_place_of_another(findings, tmp_path):
     def written(**fields):
         assert write_failures(tmp_path, findings, Setup(**fields)) == []
         return [Path(failure.folder) for failure in findings.failures]
