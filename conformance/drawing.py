@@ -6,7 +6,7 @@ import functools
 import math
 from bisect import bisect
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ HEIGHTS = (3, 5, 7, 9, 14, 14, 14, 14)
 What lies beyond its tolerance fills the strip, so that colour alone says nothing.
 """
 
-CHART = 120
-"""Height of a line chart."""
+CHART, BARS = 120, 60
+"""Height of a line chart, and of a histogram."""
 
 Lines = Sequence[Sequence[float | None]]
 
@@ -141,3 +141,30 @@ def ticks(lowest: int, highest: int, most: int = 5) -> list[tuple[float, str]]:
         for i in range(lowest, highest + 1)
         if i % step == 0
     ]
+
+
+def histogram(
+    filled: Sequence[int], outlined: Sequence[int], edges: Sequence[float], limit: float, label: str
+) -> Markup:
+    """Draw how many elements have an error in each bin, both on logarithmic scales.
+
+    Args:
+        filled, outlined: two counts for each bin: as bars, and as a line around bars.
+        edges: between the bins; the first bin lies below the first edge and the last above the last.
+        limit: where the error ends that is allowed.
+    """
+    largest = math.log10(1 + max([1, *filled, *outlined]))
+    bars, around = (
+        [round(BARS * (1 - 0.95 * math.log10(1 + count) / largest), 1) for count in counts]
+        for counts in (filled, outlined if any(outlined) else ())
+    )
+    over, at = bisect(edges, limit - 1e-9 * limit) + 1, 10 * position(limit, edges)
+    return Markup(_drawings().histogram(bars, around, over, at, shortened(label)))
+
+
+def position(value: float, edges: Sequence[float]) -> float:
+    """Return where a value lies on the axis of a histogram, in bins from its left end."""
+    for place, (low, high) in enumerate(pairwise(edges)):
+        if low <= value <= high:
+            return place + 1 + math.log(value / low) / math.log(high / low)
+    return 0.5 if not edges or value < edges[0] else len(edges) + 0.5

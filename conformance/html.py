@@ -27,11 +27,12 @@ from concord.conformance.report import (
     select,
     summary,
 )
-from concord.conformance.tally import WAYS
+from concord.conformance.tally import WAYS, Tally, Way
 from concord.conformance.verdict import (
     FAILED_WORKER,
     NOT_JUDGED,
     STATUSES,
+    Z_BINS,
     Result,
     Row,
     number,
@@ -56,8 +57,11 @@ TRUTH = {"check": "oracle", "golden": "published tensors", "compare": "reference
 MEASURED = ("import_seconds", "start_seconds", "run_seconds", "peak_memory_bytes")
 
 
-LIMITS = {"z": Z, "rms": R}
-"""The largest error of an element and of a tensor, in sigma."""
+LIMITS: dict[str, Any] = {"z": Z, "rms": R, "bins": Z_BINS}
+"""What errors are measured by.
+
+The largest of an element and of a tensor, and the edges of histograms, in sigma.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +174,12 @@ def _of_report(made: Record, report: Report) -> str:
         failures=_failures(results),
         cases=cases,
         opened=opened,
+        histograms=[
+            (name, dtype, histogram(_tallied(found), f"{name}, {dtype}"))
+            for name in names
+            for dtype in dtypes
+            if (found := [one for one in select(report, backend=name, dtype=dtype) if one.verdict])
+        ],
         environments=[_about(name, report) for name in names],
         known=KNOWN_DEVIATIONS,
         figure=partial(_figures, brief=large),
@@ -375,3 +385,45 @@ def _bands(names: Sequence[str]) -> list[tuple[str, int]]:
         return f"layer {layer[1]}" if layer else kind
 
     return [(found, len(list(those))) for found, those in groupby(map(band, names))]
+
+
+def histogram(tally: Tally, whose: str) -> dict[str, Any]:
+    """Return the drawing of how many elements have which error in sigma, and what is said below it.
+
+    Bars are of errors at their step, where any were judged; a line around them of errors end to end.
+    """
+    step, whole = (
+        [
+            sum(column)
+            for column in zip(*(one.histogram for one in tally.statistics[way].values()), strict=True)
+        ]
+        for way in WAYS
+    )
+    way: Way = "local" if any(step) else "end_to_end"
+    filled, outlined = (step, whole) if any(step) else (whole, [])
+    over = sum(count for count, edge in zip(filled, [0.0, *Z_BINS], strict=True) if edge >= Z)
+    most = {way: max(one.z.value for one in of.values()) for way, of in tally.statistics.items()}
+    return {
+        "kind": way,
+        "largest": most[way],
+        "end_to_end": most["end_to_end"],
+        "elements": sum(filled),
+        "below": sum(count for count, edge in zip(filled, Z_BINS, strict=False) if edge <= 1),
+        "beyond": over,
+        "at": round(100 * drawing.position(Z, Z_BINS) / (len(Z_BINS) + 1), 1),
+        "one": round(100 * drawing.position(1.0, Z_BINS) / (len(Z_BINS) + 1), 1),
+        "svg": drawing.histogram(
+            filled,
+            outlined,
+            Z_BINS,
+            Z,
+            f"{whose}: errors of {sum(filled)} elements in sigma; {over} beyond {Z:g}",
+        ),
+    }
+
+
+def _tallied(results: Iterable[Result]) -> Tally:
+    tally = Tally()
+    for result in results:
+        tally.add(result)
+    return tally

@@ -7,12 +7,16 @@ from numpy.typing import NDArray
 
 from concord.conformance.estimate import R, Z, rms_limit
 from concord.conformance.expectation import root_mean_square
-from concord.conformance.verdict import Judgement
+from concord.conformance.verdict import Z_BINS, Judgement
 from concord.spec.arrays import Array
 from concord.spec.precision import precision
 
 SAFE = (1e-200, 1e200)
 """Within these a sum of squares of float64 has neither lost anything nor overflowed."""
+
+LOWEST = int(np.log2(Z_BINS[0]))
+"""The exponent of the first of :data:`concord.conformance.verdict.Z_BINS`; each is twice the one before."""
+
 
 OUT_OF_RANGE = "out of range"
 """Why elements are not judged, where nothing else says it."""
@@ -72,6 +76,8 @@ def judge_tensor(
     independent = (
         independent_elements(flat[judged], allowed[judged], dtype) if R < rms < np.inf else float(value.size)
     )
+    # Z_BINS are powers of two: the exponent says in which bin a score lies.
+    exponents = np.frexp(np.clip(scores[judged], Z_BINS[0] / 2, Z_BINS[-1]))[1]
     return Judgement(
         status="diverges" if beyond or rms > rms_limit(independent) else "agrees",
         z=z,
@@ -83,6 +89,7 @@ def judge_tensor(
         beyond=beyond,
         size=value.size,
         independent=independent,
+        histogram=tuple(np.bincount(exponents - LOWEST, minlength=len(Z_BINS) + 1).tolist()),
         note=note,
     )
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from concord.conformance.expectation import is_gradient
 from concord.conformance.fields import Count, Number, also
-from concord.conformance.verdict import Judgement, Result
+from concord.conformance.verdict import Z_BINS, Judgement, Result
 
 Way = Literal["local", "end_to_end"]
 Kind = Literal["taps", "gradients"]
@@ -18,6 +18,8 @@ WAYS: tuple[Way, ...] = ("local", "end_to_end")
 KINDS: tuple[Kind, ...] = ("taps", "gradients")
 WHOLE = Field(min_length=2)
 """Of a table that has an entry for each of two."""
+
+BINS = len(Z_BINS) + 1
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,17 @@ class Statistics:
         undetermined: how many could not be.
         z: the largest error of an element, in sigma.
         rms: the largest root mean square error of a tensor, in root mean square sigma.
+        histogram: how many elements have an error in each bin of :data:`concord.conformance.verdict.Z_BINS`,
+            and beyond the last.
     """
 
     tensors: Count = 0
     undetermined: Count = 0
     z: Peak = Peak()
     rms: Peak = Peak()
+    histogram: Annotated[list[Count], Field(min_length=BINS, max_length=BINS)] = field(
+        default_factory=lambda: [0] * BINS
+    )
 
     def add(self, judgement: Judgement, tensor: str, case: str) -> None:
         """Count the judgement of a tensor of a case."""
@@ -57,7 +64,7 @@ class Statistics:
             self.undetermined += 1
             return
         z, rms = (Peak(value, tensor, case) for value in (judgement.z, judgement.rms))
-        self.merge(Statistics(1, 0, z, rms))
+        self.merge(Statistics(1, 0, z, rms, [*judgement.histogram]))
 
     def merge(self, other: Statistics) -> None:
         """Count what another has counted."""
@@ -65,6 +72,7 @@ class Statistics:
         self.undetermined += other.undetermined
         self.z = max(self.z, other.z, key=lambda peak: peak.value)  # the first of equal ones
         self.rms = max(self.rms, other.rms, key=lambda peak: peak.value)
+        self.histogram = [ours + theirs for ours, theirs in zip(self.histogram, other.histogram, strict=True)]
 
 
 @dataclass

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer
+from pydantic import AfterValidator, SerializerFunctionWrapHandler, model_serializer
 
 from concord.conformance.estimate import Z, rms_limit
 from concord.conformance.expectation import is_gradient, is_tap_gradient
@@ -52,6 +52,9 @@ STATUSES = (
 STEP_SECTIONS = ("losses", "gradients", "norm", "clipped", "rate", "moments", "parameters")
 """What a step of training is judged by, in the order of computation."""
 
+Z_BINS = tuple(2.0**i for i in range(-8, 9))
+"""Edges of the bins in which the errors of a tensor's elements are counted, in sigma."""
+
 
 def section_of(tensor: str) -> str:
     """Return to which section of a run a tensor belongs: ``"forward"`` or ``"gradients"``.
@@ -88,6 +91,12 @@ AT_WORST = ("element", "actual", "expected", "sigma")
 """What a judgement says of the element with the largest error."""
 
 
+def _counted(histogram: tuple[int, ...]) -> tuple[int, ...]:
+    if len(histogram) not in (0, len(Z_BINS) + 1):
+        raise ValueError(f"must have {len(Z_BINS) + 1} entries, or none")
+    return histogram
+
+
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """One tensor, judged in one way.
@@ -103,6 +112,7 @@ class Judgement:
         size: how many elements there are.
         independent: of how many of them the root mean square says something
             (:func:`concord.conformance.scoring.independent_elements`); 0: of all.
+        histogram: how many elements have an error in each bin of :data:`Z_BINS`, and beyond the last.
         note: what else is to be said.
         breakdown: where in the tensor the error lies, if it diverges and this judgement decides.
     """
@@ -117,6 +127,7 @@ class Judgement:
     beyond: Count = 0
     size: Count = 0
     independent: Number = 0.0
+    histogram: Annotated[tuple[Count, ...], AfterValidator(_counted)] = ()
     note: str = ""
     breakdown: Breakdown | None = None
 
