@@ -384,13 +384,3 @@ def check_description(described: Any) -> dict[str, Any]:
 
 def _is_list_of(kind: type, value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(entry, kind) for entry in value)
-
-
-def run_arrays(run: Run) -> Arrays:
-    """Return every array of a run under the name that it has in a message or a file."""
-    taps = {f"taps/{name}": array for name, array in run.taps.items()}
-    by_taps = {f"taps.{name}": array for name, array in run.tap_gradients.items() if array is not None}
-    gradients = {f"gradients/{name}": array for name, array in {**run.gradients, **by_taps}.items()}
-    steps = {f"steps/{name.removeprefix('steps.')}": array for name, array in run.steps.items()}
-    loss = {} if run.loss is None else {"loss": np.asarray(run.loss)}
-    return {"output": np.asarray(run.output), **loss, **taps, **gradients, **steps}

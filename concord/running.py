@@ -31,6 +31,23 @@ def run(jobs: Sequence[campaign.Job], names: Sequence[str], settings: campaign.S
         return campaign.conduct(jobs, names, settings, progress)
 
 
+def judged(
+    jobs: Sequence[campaign.Job],
+    names: Sequence[str],
+    settings: campaign.Setup,
+    record: Outputs,
+    group: str,
+    what: str,
+    markdown: Path | None = None,
+) -> NoReturn:
+    """Run and judge jobs, and end the command; see :func:`finish`."""
+    devices = settings.devices or [settings.device]
+    how = [what, settings.implementation, settings.execution, *devices]
+    how += [f"precision {settings.precision}"] * (settings.precision != "strict")
+    how += ["deterministic"] * settings.deterministic
+    finish(run(jobs, names, settings), record, "check", group, f"Conformance: {', '.join(how)}", markdown)
+
+
 def finish(
     found: campaign.Report,
     record: Outputs,

@@ -126,8 +126,7 @@ def model_of(path: Path, max_tokens: int | None = None) -> TextModel:
     found = reader(path, spelled=False, max_tokens=max_tokens)
     if found.part != "model":
         raise SpecError(
-            f"{path}: has no classifier: 'concord case run --texts' says what the part {found.part!r} "
-            "computes"
+            f"{path}: holds the part {found.part!r} but must hold a classifier: nothing else has labels"
         )
     return found
 

@@ -107,7 +107,6 @@ REFUSED = {
     "check --json /no/such/folder/out.json": (
         "/no/such/folder/out.json: cannot be written: No such file or directory",
     ),
-    "check --from-cases . --variant bert": ("--from-cases is given beside other cases",),
     "golden docs/guides": ("docs/guides: holds no golden files (*.safetensors)",),
     "fuzz --time inf": ("--time is inf but must be finite and above 0",),
     "fuzz --out /dev/null/x": ("--out /dev/null/x: cannot be written: Not a directory",),

@@ -94,7 +94,7 @@ def test_a_wrong_backend_is_found_run_again_and_made_small(entered, tmp_path):
     assert case == cases[index] == min(wrong, key=lambda one: one.batch * one.tokens * one.config.d_model)
     assert (result["backend"], result["status"]) == (WRONG, "diverges")
     assert f"{WRONG} diverges: fuzz-0-{index}, float32" in told
-    assert f"concord check --backend {WRONG} --from-cases {folder}" in told
+    assert f"concord case run {folder} --backend {WRONG}" in told
     assert "8 random cases" in told
     read = record.read(tmp_path / "out.json").outcome
     assert (read.failures[0].case, read.plan.seed, read.exit_code, read.cases) == (case, 0, 1, 8)
@@ -103,11 +103,11 @@ def test_a_wrong_backend_is_found_run_again_and_made_small(entered, tmp_path):
     assert f"{WRONG} failed in {read.failures[0].times} runs of 8 random cases, in 1 way." in page
     assert "Where its error lies" in page
 
-    output, errors = entered(f"--backend {WRONG} --from-cases {folder}", command="check", ends=1)
+    output, errors = entered(f"run {folder} --backend {WRONG}", command="case", ends=1)
     assert not errors
     assert "first at layers.1.attention.scores" in output
     assert f"tests-toys-numpy-backend-WrongAfterTheFirstLayer-0-{index}" in output
-    output, errors = entered(f"--backend {RIGHT} --from-cases {tmp_path / 'out'}", command="check")
+    output, errors = entered(f"run {tmp_path / 'out'} --backend {RIGHT}", command="case")
     assert not errors
     assert "1 run: 1 agrees" in output
     again = f"case reduce {folder} --backend {WRONG} -o "
@@ -228,13 +228,13 @@ def test_a_scheduler_that_is_not_there_is_named_soon(refused, monkeypatch):
 
 
 def test_a_folder_without_cases_or_with_broken_ones_cannot_be_run_again(refused, tmp_path):
-    assert refused(f"--from-cases {tmp_path}", command="check") == [
+    assert refused(f"run {tmp_path}", command="case") == [
         f"{tmp_path}: holds no case.json; export cases with 'concord case export'"
     ]
     for name, text in (("a", "{"), ("b", '{"format": "concord.case/1"}')):
         (tmp_path / name).mkdir()
         (tmp_path / name / "case.json").write_text(text)
-    errors = refused(f"--from-cases {tmp_path}", command="check")
+    errors = refused(f"run {tmp_path}", command="case")
     for name in "ab":
         assert any(str(tmp_path / name / "case.json") in error for error in errors)
 

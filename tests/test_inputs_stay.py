@@ -85,7 +85,6 @@ def test_a_folder_beside_is_written(tmp_path, source, entered, monkeypatch):
 # Files that commands write.
 
 LINES = {
-    "run": ("case run {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} -o {out}"),
     "predict": "predict {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} -o {out}",
     "evaluate": "predict {source} --backend tests.toys.numpy_backend:NumpyBackend --evaluate {texts} --json "
     "{out}",

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from concord import conformance, spec
-from concord.backends import Run
 from concord.commands.speed import Models, _own
 from concord.model import OwnModel, Trained
 from concord.speed import Workload
 from tests.toys.dumps import answer, leave
-from tests.toys.ready import CONFIG, WORDS, hugging_face, texts
+from tests.toys.ready import WORDS, hugging_face, texts
 from tests.toys.surroundings import refusal, toy
 
 NUMPY = toy("NumpyBackend")
@@ -228,30 +226,6 @@ def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(entered, tmp_pa
 
 
 # Running.
-
-
-@pytest.mark.parametrize("more", [["--taps", "--gradients"], ["--batch", "2"]])
-def test_run_writes_what_a_backend_computes(entered, tmp_path, more):
-    folder, path, out = hugging_face(tmp_path / "bert"), texts(tmp_path / "t.txt"), tmp_path / "o.safetensors"
-    output, _ = entered(f"case run {folder} --backend {NUMPY} --texts {path} -o {out} --dtype float64", *more)
-    assert f"written: {out}: output float64 (5, 3)" in output
-    arrays, found = load_file(out), OwnModel(folder, texts=path).load()
-    (given,) = found.batches.values()
-    wanted = [f"taps/{name}" for name in spec.taps(CONFIG)]
-    wanted += [f"gradients/{name}" for name in spec.trainable(CONFIG)]
-    assert {name in arrays for name in wanted} == {"--taps" in more}
-    assert np.array_equal(arrays["inputs/input_ids"], given.input_ids)
-    made = Run(arrays["output"], None, dtype="float64", requested=())
-    assert conformance.judge(CONFIG, found.weights, given, made).passed
-
-
-def test_run_refuses_what_it_cannot_do_and_writes_nothing(entered, refused, tmp_path):
-    folder, out = hugging_face(tmp_path / "bert"), tmp_path / "o.safetensors"
-    said = refused(f"case run {folder} --backend {NUMPY} -o {out}")
-    assert said[0] == "neither --texts nor --inputs is given: what is it to be run on?"
-    cannot, path = toy("SaysUnsupported"), texts(tmp_path / "t.txt")
-    entered(f"case run {folder} --backend {cannot} --texts {path} -o {out}", ends=3)
-    assert not out.exists()
 
 
 def test_a_case_without_a_cotangent_is_judged_where_it_wants_no_gradients(entered, refused, tmp_path):

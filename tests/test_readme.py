@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from concord import DISTRIBUTION, backends, porting, spec
@@ -162,19 +161,16 @@ def test_guide_from_a_model_to_its_verdict_says_what_the_programs_say(tmp_path, 
         assert cause in done.stdout
 
 
-def test_a_checkpoint_is_judged_run_and_exported_as_the_guide_shows(
-    tmp_path, entered, monkeypatch, open_worker
-):
+def test_a_checkpoint_is_judged_and_exported_as_the_guide_shows(tmp_path, entered, monkeypatch, open_worker):
     open_worker("torch")  # skips where it is not installed
     section = GUIDE.partition("\n## 7. ")[2]
     hugging_face(tmp_path / "my-bert")
     (tmp_path / "sentences.txt").write_text(blocks(section, "text")[0])
     monkeypatch.chdir(tmp_path)
     shown = commands(section)
-    assert [line.split()[1] for line in shown] == ["check", "case", "case", "speed"]
-    for line in shown[:3]:  # the others are the same but for what is asked
+    assert [line.split()[1] for line in shown] == ["check", "case", "speed"]
+    for line in shown[:2]:  # the other is the same but for what is asked
         entered(*shlex.split(line)[1:])
-    assert load_file("out.safetensors")["output"].shape == (3, 3)
     assert len([*Path("cases").rglob("case.json")]) == 1
 
 

@@ -1,39 +1,21 @@
-"""``concord case``: cases as files, a model of one's own run without a judgement, and failures made small."""
+"""``concord case``: cases as files, written, run and made small."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
-from safetensors.numpy import save
 
 from concord import options, writing
-from concord.backends.wire import run_arrays
-from concord.commands.check import Selection
+from concord.commands.check import Checked, Selection
 from concord.conformance import campaign, dump, report
 from concord.model import OwnModel
 from concord.options import Written
 from concord.progress import bars
-from concord.running import opened
-from concord.spec.batch import from_arrays
-from concord.spec.errors import SpecError, collect, refuse, unknowns
-from concord.spec.files import write_bytes
-from concord.spec.precision import PRECISIONS
+from concord.running import judged
+from concord.spec.errors import SpecError, collect
 from concord.terminal import Terminal, figures
-
-ROWS = 32
-"""Samples that are computed at once, where nothing but the output is wanted."""
-
-ALL = 2**62
-"""More samples than any file has: they are one batch, of one width."""
-
-FORMAT = "concord.run/1"
 
 
 def export(
@@ -61,77 +43,19 @@ def export(
 
 
 def run(
+    directory: Path,
     *,
-    workers: options.Runs,
-    model: OwnModel,
-    out: Written,
-    taps: bool = False,
-    gradients: bool = False,
-    part: str = "model",
-    dtype: str = "float32",
+    workers: Checked,
+    record: options.Outputs,
 ) -> None:
-    """Run a model of your own on one backend, and write what it computes.
+    """Run cases as files on every backend, and judge them.
 
     Args:
-        out (-o, --out): Where to write the arrays, as safetensors.
-        taps: Write every activation too, as taps/NAME.
-        gradients: Write the gradient of the loss for every parameter too, as gradients/NAME.
+        directory (DIR): A folder of cases that 'concord case export' or 'concord fuzz' wrote.
     """
-    writing.check(out)
-    whole = taps or gradients
-    wrong = {
-        "CHECKPOINT is not given: what is to be run?": model.checkpoint is None,
-        "neither --texts nor --inputs is given: what is it to be run on?": not (model.texts or model.inputs),
-        "--batch is given beside --taps or --gradients: those are of all samples at once": model.batch
-        and whole,
-    }
-    refuse([problem for problem, there in wrong.items() if there])
-    settings, backend, *_ = collect(
-        workers.settings,
-        lambda: workers.one("one framework computes"),
-        model.check,
-        lambda: refuse(unknowns("dtype", [dtype], PRECISIONS)),
-    )
-    found = dataclasses.replace(model, batch=ALL).announced(part, gradients)
-    (batch,) = found.batches.values()
-    given = batch.arrays()
-    count = len(given["input_ids"])
-    rows = count if whole else model.batch or ROWS
-    with opened(backend, settings) as worker, bars([backend], count, "samples") as advance:
-        runs = []
-        for start in range(0, count, rows):
-            some = from_arrays({name: array[start : start + rows] for name, array in given.items()})
-            how = (dtype, settings.implementation, settings.execution, taps, gradients, settings.precision)
-            runs.append(worker.run(found.config, found.weights, some, found.part, *how))
-            advance(backend, min(start + rows, count), "")
-    arrays = {f"inputs/{name}": array for name, array in given.items()}
-    if len(runs) > 1:
-        arrays["output"] = np.concatenate([one.output for one in runs])
-    else:
-        arrays |= run_arrays(runs[0])
-    if not gradients:
-        arrays = {name: array for name, array in arrays.items() if name.removeprefix("inputs/") not in LOSS}
-    header = {
-        "format": FORMAT,
-        "checkpoint": str(model.checkpoint),
-        "part": found.part,
-        "dtype": dtype,
-        "backend": backend,
-        "info": json.dumps(runs[0].info, sort_keys=True),
-    }
-    write_bytes(out, save({name: np.asarray(array, order="C") for name, array in arrays.items()}, header))
-    Terminal().tell(f"written: {out}: {', '.join(_shown(arrays))}")
-
-
-LOSS = ("labels", "cotangent", "loss", "taps/loss", "taps/losses")
-"""Arrays that the loss alone takes or gives."""
-
-
-def _shown(arrays: Mapping[str, NDArray[Any]]) -> Iterator[str]:
-    """Yield what was written, in words: arrays by name, those of a kind by their number."""
-    yield from (f"{name} {array.dtype} {array.shape}" for name, array in arrays.items() if "/" not in name)
-    kinds = [name.partition("/")[0] for name in arrays if "/" in name]
-    yield from (f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    record.check()
+    settings, names, jobs = collect(workers.settings, workers.names, lambda: dump.read_jobs(directory))
+    judged(jobs, names, settings, record, "group", str(directory))
 
 
 def reduce(

@@ -14,8 +14,8 @@ from concord.conformance.watching import listening
 from concord.model import OwnModel
 from concord.options import Written
 from concord.progress import bars
-from concord.running import finish, run
-from concord.spec.errors import SpecError, collect
+from concord.running import finish, judged
+from concord.spec.errors import collect
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,6 @@ def check(
     model: OwnModel,
     record: options.Outputs,
     quick: bool = False,
-    from_cases: Path | None = None,
     from_dump: Path | None = None,
     markdown: Written | None = None,
 ) -> None:
@@ -78,28 +77,18 @@ def check(
     Args:
         quick: Only float32, unless --dtype says otherwise: half the time; float64 shows what this
             does not.
-        from_cases (DIR): Run cases instead that 'concord case export' or 'concord fuzz' wrote.
         from_dump (DIR): Judge runs that came back as files for cases of 'concord case export'.
     """
     record.check(markdown=markdown, markers="check")
     if from_dump is not None:
         with bars(["judging"], None) as advance, listening(lambda text: advance("judging", 0, text)):
-            judged = dump.judge_dumps(from_dump)
-        finish(judged, record, "check", "variant", f"Runs from {from_dump}", markdown)
-    if from_cases is not None and (model.checkpoint or quick or cases != Selection()):
-        raise SpecError("--from-cases is given beside other cases, whose place it takes; leave one out")
+            found = dump.judge_dumps(from_dump)
+        finish(found, record, "check", "variant", f"Runs from {from_dump}", markdown)
     settings, names, jobs = collect(
         workers.settings,
         workers.names,
-        lambda: (
-            dump.read_jobs(from_cases) if from_cases else cases.jobs(model, list(QUICK) if quick else None)
-        ),
+        lambda: cases.jobs(model, list(QUICK) if quick else None),
     )
     own = model.checkpoint is not None
-    found = run(jobs if own or from_cases else sequence(jobs), names, settings)
-    devices = settings.devices or [settings.device]
-    how = [str(from_cases or jobs[0].part), settings.implementation, settings.execution, *devices]
-    how += [f"precision {settings.precision}"] * (settings.precision != "strict")
-    how += ["deterministic"] * settings.deterministic
-    group = "checkpoint" if own else "group" if from_cases else "variant"
-    finish(found, record, "check", group, f"Conformance: {', '.join(how)}", markdown)
+    group = "checkpoint" if own else "variant"
+    judged(jobs if own else sequence(jobs), names, settings, record, group, jobs[0].part, markdown)

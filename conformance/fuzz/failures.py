@@ -22,7 +22,7 @@ SETTINGS = ("device", "implementation", "execution", "precision")
 
 
 def write_failures(folder: Path, findings: Findings, settings: Setup) -> list[str]:
-    """Write each failure as a folder that ``concord check --from-cases`` runs again.
+    """Write each failure as a folder that ``concord case run`` runs again.
 
     Each then says where. The names of folders say what is in them: the same finding under
     the same settings is written once, and none takes the place of another.
@@ -65,6 +65,6 @@ def commands(failure: Failure, settings: Setup) -> list[str]:
     how = " ".join([*options, f"--backend {shlex.quote(failure.result.backend)}"])
     folder = shlex.quote(failure.folder)
     return [
-        f"concord check {how} --from-cases {folder}",
+        f"concord case run {folder} {how}",
         f"concord case reduce {folder} {how} -o smaller",
     ]
