@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import metadata
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer.core import TyperGroup
@@ -56,13 +56,7 @@ EXAMPLES = "Examples: concord demo Â· concord compare my.model:build port.onnx Â
 
 
 class Grouped(TyperGroup):
-    """Commands in the order of :data:`PANELS`, in a help that fits a screen."""
-
-    def format_help(self, *how: Any) -> None:
-        """Write the help, without options that nobody needs twice."""
-        for param in self.params:
-            param.hidden = "completion" in str(param.name)  # type: ignore[attr-defined]
-        super().format_help(*how)
+    """Commands in the order of :data:`PANELS`."""
 
     def list_commands(self, ctx: object) -> list[str]:  # noqa: ARG002
         """Return their names."""
@@ -72,6 +66,7 @@ class Grouped(TyperGroup):
 new = partial(
     typer.Typer,
     no_args_is_help=True,
+    add_completion=False,
     context_settings={"help_option_names": ["--help", "-h"]},
     rich_markup_mode="rich",
 )

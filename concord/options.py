@@ -21,8 +21,6 @@ from concord.conformance import record
 from concord.conformance.campaign import Setup
 from concord.conformance.compare import DECLARATIONS
 from concord.spec.errors import SpecError, collecting, refuse, unknowns
-from concord.spec.training.dropout import GENERATORS
-from concord.spec.training.recipe import recipes
 
 T = TypeVar("T")
 
@@ -40,31 +38,13 @@ Written = Annotated[Path, writing.output]
 PLUGIN = "torch, tf, paddle, jax, an installed plug-in, or package.module:Class"
 
 
-def formats() -> list[str]:
-    """Return the formats of checkpoints."""
-    from concord import porting  # its containers are read by what few commands need
-
-    return list(porting.formats())
-
-
-VALUES: dict[str, Callable[[], Iterable[str]]] = {
-    "backend": backends.names,
-    "declare": lambda: DECLARATIONS,
-    "dropout_by": lambda: GENERATORS,
-    "source_backend": backends.names,
-    "dtype": lambda: spec.PRECISIONS,
-    "execution": lambda: EXECUTIONS,
-    "form": formats,
-    "from_a": formats,
-    "from_b": formats,
-    "to": formats,
-    "implementation": lambda: IMPLEMENTATIONS,
-    "part": lambda: spec.PARTS,
-    "precision": lambda: PRECISION_MODES,
-    "recipe": recipes,
-    "variant": spec.variants,
+VALUES: dict[str, Iterable[str]] = {
+    "declare": DECLARATIONS,
+    "dtype": spec.PRECISIONS,
+    "part": spec.PARTS,
+    "precision": PRECISION_MODES,
 }
-"""What completes an option in the shell, and stands for ``{values}`` in its help."""
+"""What stands for ``{values}`` in the help of an option."""
 
 ENTRY = re.compile(r"^    (\w+)(?: \((.*?)\))?: (.*\n(?: {5,}.*\n)*)", re.M)
 """An entry of a docstring: a name, in brackets its metavar and its names on the command line, its help."""
@@ -138,7 +118,7 @@ def _said(*documented: Any) -> dict[str, tuple[list[str], str]]:
         for name, brackets, text in ENTRY.findall(inspect.cleandoc(one.__doc__ or "") + "\n"):
             words, known = " ".join(text.split()), vars(sys.modules[one.__module__])
             if "{values}" in words:
-                known = {"values": ", ".join(VALUES[name]())}
+                known = {"values": ", ".join(VALUES[name])}
             said[name] = brackets.split(", ") if brackets else [], words.format_map(known)
     return said
 
@@ -156,8 +136,6 @@ def _parameter(
         names = [each for each in brackets if each.startswith("-")]
         metavar = next((each for each in brackets if each not in names), "FILE" if parser else None)
         about: dict[str, Any] = {"metavar": metavar, "help": text, "parser": parser, "rich_help_panel": panel}
-        if name in VALUES:
-            about["autocompletion"] = _completion(VALUES[name])
         if hint is bool and not names:
             names = [f"--{name.replace('_', '-')}"]
         made = typer.Argument(**about) if positional else typer.Option(*names, **about)
@@ -172,10 +150,6 @@ def _parser(hint: Any) -> Any:
     if hasattr(hint, "__metadata__"):
         return hint.__metadata__[0]
     return next(filter(None, map(_parser, get_args(hint))), None)
-
-
-def _completion(values: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    return lambda incomplete: [name for name in values() if name.startswith(incomplete)]
 
 
 # Groups.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -26,13 +24,7 @@ class Terminal(Console):
     """A console that prints text as :func:`~concord.spec.text.shown` has it; brackets are no markup."""
 
     def __init__(self, stderr: bool = False) -> None:
-        sizes = {
-            name: os.environ[name]
-            for name in ("COLUMNS", "LINES")
-            if re.fullmatch(r"[1-9][0-9]{0,4}", os.environ.get(name, ""))
-        }
-        others = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False, _environ=others | sizes)
+        super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
         if self.width < NARROWEST:
             self.width = USUAL
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from concord import writing
-from concord.options import Written, formats
+from concord.options import Written
 from concord.spec.errors import SpecError
 from concord.terminal import Terminal
 
@@ -41,7 +41,7 @@ def port(
 
     console = Terminal()
     if to is None:
-        raise SpecError(f"--to is not given but must be one of {', '.join(formats())}")
+        raise SpecError(f"--to is not given but must be one of {', '.join(porting.formats())}")
     writing.check_apart(output, replaced=True)
     if form == "auto" and table is None:
         found = porting.recognise(source)
