@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +50,6 @@ class Own:
         part: one of :data:`PARTS`.
         batches: by the name of the case.
         remarks: what is to be said of it, a line each.
-        tokens: what each text became, a line each.
     """
 
     name: str
@@ -59,7 +58,6 @@ class Own:
     weights: Weights
     batches: Mapping[str, Batch]
     remarks: Sequence[str] = ()
-    tokens: Sequence[str] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -113,14 +111,12 @@ class OwnModel(Trained):
         batch: Samples in a batch. Default: 8 texts, or all samples of --inputs.
         max_tokens: With --texts: tokens that a text may have; what is longer is cut off. Default:
             as many as the model takes.
-        show_tokens: With --texts: print what tokens each text became.
     """
 
     texts: Path | None = None
     inputs: Path | None = None
     batch: int | None = None
     max_tokens: int | None = None
-    show_tokens: bool = False
 
     def _about(self) -> dict[str, Any]:
         about = {"texts": self.texts, "inputs": self.inputs, "max-tokens": self.max_tokens}
@@ -164,7 +160,7 @@ class OwnModel(Trained):
             batches = given.of_arrays(self.inputs, config, part, self.batch)
         else:
             drawn = "neither --texts nor --inputs is given: ids are drawn, with rows of every awkward kind"
-            batches = given.GivenBatches({"drawn": _drawn(config, part)}, [drawn], [])
+            batches = given.GivenBatches({"drawn": _drawn(config, part)}, [drawn])
         made: set[str] = set()
         cases = {}
         for case, batch in batches.batches.items():
@@ -179,12 +175,12 @@ class OwnModel(Trained):
                 "gradients are those of the loss that follows"
             )
         weights = {name: array for name, array in found.weights().items() if name in known}
-        return Own(name, config, part, weights, cases, remarks, batches.tokens)
+        return Own(name, config, part, weights, cases, remarks)
 
     def announced(self, part: str = "model", gradients: bool = True) -> Own:
         """Read the checkpoint, as :meth:`load` does, and say on standard error what is run."""
         found, console = self.load(part, gradients), Terminal(stderr=True)
-        for line in (*found.remarks, *(found.tokens if self.show_tokens else ())):
+        for line in found.remarks:
             console.print(line, highlight=False, soft_wrap=True)
         return found
 

@@ -35,7 +35,6 @@ def test_texts_become_the_ids_of_the_models_own_tokenizer(tmp_path):
     assert batch.input_ids[1].tolist() == ids_of(row)
     assert batch.input_ids[2].tolist() == ids_of("[CLS] short . [SEP]") + [0] * 9
     assert found.batches["bert-t-4"].input_ids.shape == (2, 12)
-    assert found.tokens[4].endswith("t.txt:5: [CLS] the cat ##s said [SEP]")
     assert found.part == "model"
 
 

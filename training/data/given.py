@@ -34,12 +34,10 @@ class GivenBatches(NamedTuple):
     Attributes:
         batches: by the number of the first sample, from 1.
         remarks: what was changed or left out, a line each.
-        tokens: what each text became, a line each.
     """
 
     batches: dict[str, Batch]
     remarks: list[str]
-    tokens: list[str]
 
 
 def legible(text: str) -> str:
@@ -72,7 +70,7 @@ def of_arrays(path: Path, config: EncoderConfig, part: str, size: int | None) ->
         )
         for start in range(0, count, size)
     }
-    return GivenBatches(batches, remarks, [])
+    return GivenBatches(batches, remarks)
 
 
 def _named(found: Mapping[str, NDArray[Any]], config: EncoderConfig) -> dict[str, NDArray[Any]]:
@@ -145,8 +143,7 @@ def of_texts(
         if one.truncated
     ]
     more = [f"and {len(cut) - MOST_SHOWN} more texts were cut off"] if len(cut) > MOST_SHOWN else []
-    tokens = [f"{where}: {' '.join(one.tokens)}" for where, one in encoded.items()]
-    return GivenBatches(batches, cut[:MOST_SHOWN] + more, tokens)
+    return GivenBatches(batches, cut[:MOST_SHOWN] + more)
 
 
 def _unfit(where: str, one: Encoded, config: EncoderConfig) -> Iterator[str]:
