@@ -27,7 +27,6 @@ from concord.conformance.report import (
     select,
     summary,
 )
-from concord.conformance.tally import WAYS, Tally, Way
 from concord.conformance.verdict import (
     FAILED_WORKER,
     NOT_JUDGED,
@@ -51,6 +50,9 @@ CELLS = 15_000
 
 Beyond, those that are not unfolded tell of the worst alone.
 """
+
+WAYS = ("local", "end_to_end")
+"""How the error of a tensor is judged."""
 
 GROUPS = {"check": "variant", "golden": "source", "compare": "reference"}
 TRUTH = {"check": "oracle", "golden": "published tensors", "compare": "reference"}
@@ -175,7 +177,7 @@ def _of_report(made: Record, report: Report) -> str:
         cases=cases,
         opened=opened,
         histograms=[
-            (name, dtype, histogram(_tallied(found), f"{name}, {dtype}"))
+            (name, dtype, _errors(found, f"{name}, {dtype}"))
             for name in names
             for dtype in dtypes
             if (found := [one for one in select(report, backend=name, dtype=dtype) if one.verdict])
@@ -387,26 +389,31 @@ def _bands(names: Sequence[str]) -> list[tuple[str, int]]:
     return [(found, len(list(those))) for found, those in groupby(map(band, names))]
 
 
-def histogram(tally: Tally, whose: str) -> dict[str, Any]:
+def _errors(results: Sequence[Result], whose: str) -> dict[str, Any]:
+    """Return the drawing of errors of single elements, at their step and end to end, and the largest."""
+    judged = {
+        way: [one for result in results for row in result.table if (one := row.judged(way))] for way in WAYS
+    }
+    step, whole = (summed(one.histogram for one in found) for found in judged.values())
+    kind = "local" if any(step) else "end_to_end"
+    most = {way: max((one.z for one in found), default=0.0) for way, found in judged.items()}
+    drawn = histogram(step, whole, whose) if any(step) else histogram(whole, [], whose)
+    return {**drawn, "kind": kind, "largest": most[kind], "end_to_end": most["end_to_end"]}
+
+
+def summed(histograms: Iterable[Sequence[int]]) -> list[int]:
+    """Return how many elements have an error in each bin, over several tensors."""
+    return [sum(column) for column in zip([0] * (len(Z_BINS) + 1), *histograms, strict=True)]
+
+
+def histogram(filled: Sequence[int], outlined: Sequence[int], whose: str) -> dict[str, Any]:
     """Return the drawing of how many elements have which error in sigma, and what is said below it.
 
-    Bars are of errors at their step, where any were judged; a line around them of errors end to end.
+    Args:
+        filled, outlined: two counts for each bin: as bars, and as a line around bars.
     """
-    step, whole = (
-        [
-            sum(column)
-            for column in zip(*(one.histogram for one in tally.statistics[way].values()), strict=True)
-        ]
-        for way in WAYS
-    )
-    way: Way = "local" if any(step) else "end_to_end"
-    filled, outlined = (step, whole) if any(step) else (whole, [])
     over = sum(count for count, edge in zip(filled, [0.0, *Z_BINS], strict=True) if edge >= Z)
-    most = {way: max(one.z.value for one in of.values()) for way, of in tally.statistics.items()}
     return {
-        "kind": way,
-        "largest": most[way],
-        "end_to_end": most["end_to_end"],
         "elements": sum(filled),
         "below": sum(count for count, edge in zip(filled, Z_BINS, strict=False) if edge <= 1),
         "beyond": over,
@@ -420,10 +427,3 @@ def histogram(tally: Tally, whose: str) -> dict[str, Any]:
             f"{whose}: errors of {sum(filled)} elements in sigma; {over} beyond {Z:g}",
         ),
     }
-
-
-def _tallied(results: Iterable[Result]) -> Tally:
-    tally = Tally()
-    for result in results:
-        tally.add(result)
-    return tally

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concord.conformance.bugs.catalogue import KNOWN
-from concord.conformance.html import LIMITS, histogram
+from concord.conformance.html import LIMITS, histogram, summed
 from concord.conformance.layout import render
 from concord.conformance.lockstep.page import page as of_lockstep
 from concord.conformance.record import Record
@@ -19,10 +19,10 @@ def page(made: Record) -> str:
 
 
 def _of_findings(made: Record) -> str:
-    tallies = [
-        (backend, dtype, tally, histogram(tally, f"{backend}, {dtype}"))
-        for backend, dtype, tally in sorted(made.outcome.each(), key=lambda one: one[:2])
-    ]
+    tallies = []
+    for backend, dtype, tally in sorted(made.outcome.each(), key=lambda one: one[:2]):
+        counts = summed(one.histogram for one in tally.statistics.values())
+        tallies.append((backend, dtype, tally, histogram(counts, [], f"{backend}, {dtype}")))
     names = {id(failure.result): failure.name for failure in made.outcome.failures}
     return render(
         "fuzz.html",

@@ -12,12 +12,8 @@ from concord.conformance.expectation import is_gradient
 from concord.conformance.fields import Count, Number, also
 from concord.conformance.verdict import Z_BINS, Judgement, Result
 
-Way = Literal["local", "end_to_end"]
 Kind = Literal["taps", "gradients"]
-WAYS: tuple[Way, ...] = ("local", "end_to_end")
 KINDS: tuple[Kind, ...] = ("taps", "gradients")
-WHOLE = Field(min_length=2)
-"""Of a table that has an entry for each of two."""
 
 BINS = len(Z_BINS) + 1
 
@@ -39,7 +35,7 @@ class Peak:
 
 @dataclass
 class Statistics:
-    """The judgements of one kind of tensor in one way.
+    """The judgements of one kind of tensor.
 
     Attributes:
         tensors: how many were judged.
@@ -82,15 +78,15 @@ class Tally:
     Attributes:
         statuses: how many cases came to each.
         tensors: how many tensors were judged.
-        statistics: by way (:data:`WAYS`) and kind (:data:`KINDS`).
+        statistics: of what decides, by kind (:data:`KINDS`).
     """
 
     written = also("cases")
 
     statuses: Counter[str] = field(default_factory=Counter)
     tensors: Count = 0
-    statistics: Annotated[dict[Way, Annotated[dict[Kind, Statistics], WHOLE]], WHOLE] = field(
-        default_factory=lambda: {way: {kind: Statistics() for kind in KINDS} for way in WAYS}
+    statistics: Annotated[dict[Kind, Statistics], Field(min_length=2)] = field(
+        default_factory=lambda: {kind: Statistics() for kind in KINDS}
     )
 
     @property
@@ -98,26 +94,18 @@ class Tally:
         """How many cases were run."""
         return self.statuses.total()
 
-    @property
-    def end_to_end(self) -> bool:
-        """Whether anything was judged end to end."""
-        return any(statistics.tensors for statistics in self.statistics["end_to_end"].values())
-
     def add(self, result: Result) -> None:
         """Count a result."""
         self.statuses[result.status] += 1
         for row in result.table:
             self.tensors += row.status in ("agrees", "diverges")
-            for way, of_kinds in self.statistics.items():
-                judgement: Judgement | None = getattr(row, way)
-                if judgement is not None:
-                    kind: Kind = "gradients" if is_gradient(row.tensor) else "taps"
-                    of_kinds[kind].add(judgement, row.tensor, result.case)
+            if row.deciding is not None:
+                kind: Kind = "gradients" if is_gradient(row.tensor) else "taps"
+                self.statistics[kind].add(row.deciding, row.tensor, result.case)
 
     def merge(self, other: Tally) -> None:
         """Count what another has counted."""
         self.statuses += other.statuses
         self.tensors += other.tensors
-        for way, of_kinds in self.statistics.items():
-            for kind, statistics in of_kinds.items():
-                statistics.merge(other.statistics[way][kind])
+        for kind, statistics in self.statistics.items():
+            statistics.merge(other.statistics[kind])

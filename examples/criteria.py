@@ -9,6 +9,7 @@ random cases are spread over the four backends, so that each is run once.
 import itertools
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -118,7 +119,7 @@ def flags_of(job, run):
 def random_jobs(dtype, count, seed):
     """Return random cases, judged end to end too: usual criteria look at outputs."""
     drawn = sample(Plan(names=(), dtypes=(dtype,), seed=seed), range(count))
-    return [case.job(f"random {i}", end_to_end=True) for i, case in enumerate(drawn)]
+    return [replace(case.job(f"random {i}"), end_to_end=True) for i, case in enumerate(drawn)]
 
 
 def run_of(worker, job, implementation="explicit"):

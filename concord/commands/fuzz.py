@@ -50,7 +50,6 @@ class Drawn(options.OptionGroup):
         part (P): A part of the model; may be repeated. Default: all, mostly model.
         dtype (D): {values}; may be repeated.
         shapes: How many tuples of sizes the cases share.
-        end_to_end: Judge end to end too; it decides nothing, and takes as long again.
     """
 
     panel = "Cases"
@@ -61,7 +60,6 @@ class Drawn(options.OptionGroup):
     dtype: list[str] | None = None
     part: list[str] | None = None
     shapes: int = 12
-    end_to_end: bool = False
     forward_only: bool = False
 
     def plan(self, names: Sequence[str]) -> Any:
@@ -89,7 +87,6 @@ class Drawn(options.OptionGroup):
             dtypes=tuple(dtypes or ("float32",)),
             parts=tuple(parts or spec.PARTS),
             shapes=self.shapes,
-            end_to_end=self.end_to_end,
             gradients=not self.forward_only,
             until=None if seconds is None else time.time() + seconds,
         )

@@ -69,19 +69,15 @@ class FuzzCase:
         """Return configuration, weights and inputs. All floating-point values are float32 numbers."""
         return self.config, self._weights(), self.inputs()
 
-    def job(self, name: str, end_to_end: bool = False) -> Job:
-        """Return the job that runs this case and judges each step by itself, which decides.
-
-        Args:
-            end_to_end: whether to judge end to end too, which takes as long again.
-        """
+    def job(self, name: str) -> Job:
+        """Return the job that runs this case and judges each step by itself, which decides."""
         return Job(
             "fuzz",
             name,
             self.dtype,
             self.part,
             *self.build(),
-            end_to_end=end_to_end or not self.gradients,
+            end_to_end=False,
             gradients=self.gradients,
         )
 

@@ -120,7 +120,7 @@ class _Hunt:
         """Run a case on all backends that are left, at the same time, and count what comes of it."""
         if self.over:
             raise Over
-        job, findings = case.job(f"fuzz-{self.plan.seed}-{index}", self.plan.end_to_end), self.findings
+        job, findings = case.job(f"fuzz-{self.plan.seed}-{index}"), self.findings
         left = [runner for runner in self.runners.values() if not runner.supervisor.failure]
         results = self.pool.map(lambda runner: runner.attempt(job), left)
         if self.pool.stopped:  # the workers were ended in the middle of it

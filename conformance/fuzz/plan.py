@@ -34,7 +34,6 @@ class Plan:
         dtypes, parts: what cases choose from.
         shapes: how many tuples of sizes the cases share.
         chunk: how many cases are given out at a time (:data:`CHUNK`).
-        end_to_end: whether to judge end to end too.
         gradients: whether they are asked for and judged too.
         until: when to stop, in seconds since the epoch.
     """
@@ -46,7 +45,6 @@ class Plan:
     parts: tuple[str, ...] = tuple(PARTS)
     shapes: Count = SHAPES
     chunk: Count = CHUNK
-    end_to_end: bool = False
     gradients: bool = True
     until: Number | None = None
 

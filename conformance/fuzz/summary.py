@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -14,7 +13,7 @@ from concord.conformance.estimate import R, Z
 from concord.conformance.fuzz.failures import commands
 from concord.conformance.fuzz.findings import FAILED, Findings
 from concord.conformance.report import SHORT, indented
-from concord.conformance.tally import KINDS, WAYS, Tally, Way
+from concord.conformance.tally import KINDS, Tally
 from concord.conformance.verdict import number, result_lines
 from concord.conformance.wording import counted
 
@@ -42,13 +41,13 @@ def _counts(tally: Tally) -> dict[str, Text]:
     }
 
 
-def _errors(tally: Tally, ways: tuple[Way, ...]) -> dict[str, Text]:
+def _errors(tally: Tally) -> dict[str, Text]:
     """Return the largest errors, by the heading of a column."""
-    found = {}
-    for way, kind in product(ways, KINDS):
-        one = tally.statistics[way][kind]
+    found = dict[str, Text]()
+    for kind in KINDS:
+        one = tally.statistics[kind]
         beyond = one.z.value > Z or one.rms.value > R
-        found[f"{kind}\n{'at its step' if way == 'local' else 'end to end'}"] = (
+        found[kind] = (
             Text(f"{number(one.z.value)} / {number(one.rms.value)}", style="bold red" if beyond else "")
             if one.tensors
             else Text("–", style="dim")
@@ -61,7 +60,7 @@ def _table(findings: Findings, cells: Callable[[Tally], dict[str, Text]], title:
     table.add_column("backend", overflow="fold")
     table.add_column("", no_wrap=True)
     for name in cells(Tally()):
-        table.add_column(Group(*name.split("\n")), justify="right", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=True)
     for backend, dtype, tally in sorted(findings.each(), key=lambda one: one[:2]):
         table.add_row(backend, SHORT.get(dtype, dtype), *cells(tally).values())
     return table
@@ -70,13 +69,12 @@ def _table(findings: Findings, cells: Callable[[Tally], dict[str, Text]], title:
 def show(findings: Findings, console: Console, settings: Setup) -> None:
     """Print counts, largest errors, failures and notes."""
     errors = "Largest error of an element in sigma / of a tensor in RMS sigma"
-    ways = WAYS if any(tally.end_to_end for _, _, tally in findings.each()) else WAYS[:1]
     if findings.tallies and console.width >= WIDE:
         title = f"Random cases. {errors}"
-        console.print(_table(findings, lambda tally: _counts(tally) | _errors(tally, ways), title))
+        console.print(_table(findings, lambda tally: _counts(tally) | _errors(tally), title))
     elif findings.tallies:
         console.print(_table(findings, _counts, "Random cases"))
-        console.print(_table(findings, lambda tally: _errors(tally, ways), errors))
+        console.print(_table(findings, _errors, errors))
     console.print(
         f"An element may err by {Z:g} sigma, a tensor by {R:g} RMS sigma; what happens at its step decides.",
         style="dim",
