@@ -67,7 +67,7 @@ def timeless(run):
 
 
 def test_training_makes_the_steps_of_its_recipe_and_keeps_the_best(tmp_path):
-    last = fit(Right(), beginning(), SOURCE, tmp_path).last
+    last = fit(Right(), beginning(), SOURCE, tmp_path)
     assert (last.progress.step, last.progress.epoch, last.progress.position, last.progress.ended) == (
         11,
         3,
@@ -89,16 +89,16 @@ def test_training_makes_the_steps_of_its_recipe_and_keeps_the_best(tmp_path):
 
 @pytest.mark.parametrize("halts", [[1, 4], [2, 3], [5, 6]])
 def test_interrupted_run_ends_with_the_same_bits_and_the_same_log(tmp_path, halts):
-    whole = fit(Right(), beginning(), SOURCE, tmp_path / "whole").last
+    whole = fit(Right(), beginning(), SOURCE, tmp_path / "whole")
     run, start = tmp_path / "run", beginning()
     for steps in halts:
-        halted = fit(Right(), start, SOURCE, run, halted=after(steps)).last
+        halted = fit(Right(), start, SOURCE, run, halted=after(steps))
         start = checkpoint.read(run, "last")
         same(start, halted)
         # What a kill leaves behind: lines of steps that are lost, and half of one.
         with (run / "log.jsonl").open("a") as file:
             file.write("lost\n{")
-    same(fit(Right(), start, SOURCE, run).last, whole)
+    same(fit(Right(), start, SOURCE, run), whole)
     assert timeless(run) == timeless(tmp_path / "whole")
 
 
@@ -106,13 +106,11 @@ def test_patience_minutes_and_epochs_end_a_run(tmp_path):
     frozen = dataclasses.replace(
         beginning(steps=None, patience=2), recipe=dataclasses.replace(RECIPE, learning_rate=0.0)
     )
-    assert (
-        fit(Right(), frozen, SOURCE, tmp_path / "a").last.progress.ended == "no improvement in 2 evaluations"
-    )
+    assert fit(Right(), frozen, SOURCE, tmp_path / "a").progress.ended == "no improvement in 2 evaluations"
     assert checkpoint.read(tmp_path / "a", "last").progress.epoch == 3
     assert checkpoint.read(tmp_path / "a").progress.step == 3
-    assert fit(Right(), beginning(steps=None, epochs=2), SOURCE, tmp_path / "b").last.progress.step == 6
-    ended = fit(Right(), beginning(steps=None, minutes=1e-9), SOURCE, tmp_path / "c").last.progress
+    assert fit(Right(), beginning(steps=None, epochs=2), SOURCE, tmp_path / "b").progress.step == 6
+    ended = fit(Right(), beginning(steps=None, minutes=1e-9), SOURCE, tmp_path / "c").progress
     assert (ended.step, ended.ended) == (1, "1e-09 minutes")
 
 

@@ -23,9 +23,9 @@ from concord.spec.training.recipe import RATES, Recipe
 from concord.training.checkpoint import Progress, TrainingCheckpoint
 from concord.training.data import Corpus, Labels, Samples, TextEncoder, batches, encode, fitted, read
 from concord.training.data.encoder import unfit
-from concord.training.data.samples import SPLITS, by_split
+from concord.training.data.samples import by_split
 from concord.training.ordinary import Numbered, Source
-from concord.training.plan import Files, TrainingPlan
+from concord.training.plan import PAD_TO, Files, TrainingPlan
 from concord.training.prediction import TextModel
 
 USUAL_EPOCHS = 3
@@ -72,19 +72,20 @@ def kept(model: TextModel, config: EncoderConfig, labels: Labels) -> dict[str, N
     }
 
 
-def files(data: Path, dev: Path | None = None, test: Path | None = None, **options: Any) -> Files:
+def files(data: Path, dev: Path | None = None, **options: Any) -> Files:
     """Return where samples come from.
 
     Args:
-        data: the training samples, or a folder with ``train``, ``dev`` and ``test``.
+        data: the training samples, or a folder with ``train`` and ``dev``.
         options: ``layout``, ``columns`` and ``on_error`` of :class:`~concord.training.plan.Files`.
 
     Raises:
         SpecError: if the folder has no training samples.
     """
-    found = by_split(data) | {name: path for name, path in (("dev", dev), ("test", test)) if path is not None}
-    paths: dict[str, Any] = {name: str(path.absolute()) for name, path in found.items()}
-    return Files(**paths, **options)
+    found = by_split(data)
+    dev = dev or found.get("dev")
+    train, dev_name = str(found["train"].absolute()), str(dev.absolute()) if dev else None
+    return Files(train=train, dev=dev_name, **options)
 
 
 def samples(where: Files) -> dict[str, Samples]:
@@ -94,7 +95,7 @@ def samples(where: Files) -> dict[str, Samples]:
         SpecError: listing what cannot be read.
     """
     options: dict[str, Any] = {"layout": where.layout, "columns": where.columns, "on_error": where.on_error}
-    paths = {split: Path(path) for split in SPLITS if (path := getattr(where, split)) is not None}
+    paths = {"train": Path(where.train)} | ({"dev": Path(where.dev)} if where.dev else {})
     found = collect(*(partial(read, path, **options) for path in paths.values()))
     return dict(zip(paths, found, strict=True))
 
@@ -211,15 +212,12 @@ def source(start: TrainingCheckpoint, corpora: Mapping[str, Corpus]) -> Source:
     train = partial(batches, corpora["train"], config, plan.batch, seed, bucketed=True)
 
     def epoch(number: int) -> Iterator[Numbered]:
-        for numbers, batch in train(epoch=number, multiple=plan.pad_to, together=recipe.accumulation):
+        for numbers, batch in train(epoch=number, multiple=PAD_TO, together=recipe.accumulation):
             yield numbers.tolist(), batch
 
-    others = {
-        split: partial(batches, corpus, config, EVALUATED, bucketed=True, multiple=plan.pad_to)
-        for split, corpus in corpora.items()
-        if split != "train"
-    }
-    return Source(epoch=epoch, **others)
+    if "dev" not in corpora:
+        return Source(epoch)
+    return Source(epoch, partial(batches, corpora["dev"], config, EVALUATED, bucketed=True, multiple=PAD_TO))
 
 
 def accumulations(start: TrainingCheckpoint, corpora: Mapping[str, Corpus]) -> Iterator[list[Batch]]:

@@ -10,11 +10,8 @@ from statistics import median
 from typing import Any
 
 from concord.spec.errors import collect
-from concord.spec.files import read_as
 from concord.training import checkpoint, figures
-from concord.training.checkpoint import Best
 from concord.training.log import read_log
-from concord.training.ordinary import RESULT
 
 PANELS = {
     "loss": {"loss": "loss", "dev_loss": "dev loss"},
@@ -72,7 +69,6 @@ def row(run: Path, name: str, log: Sequence[Mapping[str, Any]]) -> dict[str, str
     """
     model = checkpoint.read(run, "last")
     done, plan = model.progress, model.progress.plan
-    test = read_as(run / RESULT, Best) if (run / RESULT).exists() else None
 
     def number(value: float | None) -> str:
         return "–" if value is None else f"{value:,.0f}"
@@ -92,6 +88,5 @@ def row(run: Path, name: str, log: Sequence[Mapping[str, Any]]) -> dict[str, str
         "MiB": number(max(logged("memory_mib"), default=None)),
         "best dev accuracy": f"{100 * done.best.accuracy:.2f} %" if done.best else "–",
         "at step": str(done.best.step) if done.best else "–",
-        "test accuracy": f"{100 * test.accuracy:.2f} %" if test else "–",
         "ended by": done.ended or "not over",
     }

@@ -7,11 +7,10 @@ alone, which are weights, optimizer state, number of the step, epoch and positio
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from concord.backends.worker import Worker
 from concord.spec import runs
 from concord.spec.batch import Batch
 from concord.spec.errors import SpecError
-from concord.spec.files import section, write_text
+from concord.spec.files import section
 from concord.spec.parameters import parameters
 from concord.spec.training.optimizers import batch_weights
 from concord.spec.training.schedules import learning_rate
@@ -31,9 +30,6 @@ from concord.spec.training.trajectory import Training, counts
 from concord.training import checkpoint, log
 from concord.training.checkpoint import Best, TrainingCheckpoint
 from concord.training.metrics import NumberedBatches, measure
-
-RESULT = "test.json"
-"""The file of a run that says what its best model does on the test samples."""
 
 Numbered = tuple[Sequence[int], Batch]
 """A batch, and the ids of its samples."""
@@ -49,25 +45,10 @@ class Source:
     Attributes:
         epoch: gives the batches of an epoch, the same ones each time.
         dev: gives the batches that it is evaluated on; None: it is not evaluated.
-        test: gives those that the best model is evaluated on in the end.
     """
 
     epoch: Callable[[int], Iterable[Numbered]]
     dev: Callable[[], NumberedBatches] | None = None
-    test: Callable[[], NumberedBatches] | None = None
-
-
-@dataclass(frozen=True)
-class FitOutcome:
-    """What a run came to.
-
-    Attributes:
-        last: the last checkpoint; ``last.progress.ended`` is empty if it was halted.
-        test: what the best model does on the test samples, if there are any and the run is over.
-    """
-
-    last: TrainingCheckpoint
-    test: Best | None = None
 
 
 class Fitting:
@@ -173,17 +154,18 @@ class Fitting:
     def evaluated(self) -> dict[str, Any]:
         """Evaluate the model, and note whether it is the best so far."""
         assert self.source.dev is not None
-        best, found = self.progress.best, self.judged(self.progress.step, self.source.dev())
+        best, measured = (
+            self.progress.best,
+            measure(self.session.predict, self.start.config, self.source.dev()),
+        )
+        # Where no sample counts, there is no loss.
+        loss = math.nan if measured.loss is None else measured.loss
+        found = Best(self.progress.step, loss, measured.accuracy or 0.0)
         if best is None or (found.accuracy, -found.loss) > (best.accuracy, -best.loss):
             self.progress = replace(self.progress, best=found, unimproved=0)
         else:
             self.progress = replace(self.progress, unimproved=self.progress.unimproved + 1)
         return {"dev_loss": found.loss, "dev_accuracy": found.accuracy}
-
-    def judged(self, step: int, batches: NumberedBatches) -> Best:
-        """Return what the model of a step does on batches; where no sample of them counts, a loss of NaN."""
-        found = measure(self.session.predict, self.start.config, batches)
-        return Best(step, math.nan if found.loss is None else found.loss, found.accuracy or 0.0)
 
     def ended(self) -> str:
         """Return why training is over, if it is."""
@@ -197,13 +179,6 @@ class Fitting:
         if plan.patience is not None and done.unimproved >= plan.patience:
             return f"no improvement in {plan.patience} evaluations"
         return ""
-
-    def tested(self) -> Best:
-        """Evaluate the best model on the test samples."""
-        assert self.source.test is not None
-        best = checkpoint.read(self.run)
-        self.session.load(everything(best), best.progress.step)
-        return self.judged(best.progress.step, self.source.test())
 
     def save(self) -> None:
         """Keep a checkpoint, and remove those that are no longer needed."""
@@ -233,8 +208,8 @@ def fit(
     run: Path,
     halted: Callable[[], bool] = lambda: False,
     callback: StepCallback = lambda step, now: None,
-) -> FitOutcome:
-    """Train a model from a checkpoint on, until its plan is fulfilled.
+) -> TrainingCheckpoint:
+    """Train a model from a checkpoint on, until its plan is fulfilled or it is halted; return the last one.
 
     Args:
         worker: of the backend that the plan names.
@@ -251,12 +226,7 @@ def fit(
     if not start.progress.step and not runs.steps(run):
         checkpoint.write(runs.step_folder(run, 0), start)
     log.cut(run, start.progress.log)
-    fitting = Fitting(worker, start, source, run)
-    last = fitting.go(halted, callback)
-    test = fitting.tested() if last.progress.ended and source.test is not None else None
-    if test is not None:
-        write_text(run / RESULT, json.dumps(asdict(test)) + "\n")
-    return FitOutcome(last, test)
+    return Fitting(worker, start, source, run).go(halted, callback)
 
 
 def everything(model: TrainingCheckpoint) -> dict[str, NDArray[Any]]:

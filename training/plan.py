@@ -18,13 +18,12 @@ class Files:
     """Where samples come from.
 
     Attributes:
-        train, dev, test: files or folders of samples; None: there are none.
+        train, dev: files or folders of samples; None: there are none.
         layout, columns, on_error: how they are read (:func:`concord.training.data.read`).
     """
 
     train: str
     dev: str | None = None
-    test: str | None = None
     layout: str | None = None
     columns: list[str] | None = None
     on_error: str = "fail"
@@ -39,7 +38,6 @@ class TrainingPlan(Settings):
         files: of samples; None: whoever starts the run has them.
         samples: SHA-256 of the training samples as they are encoded: a run goes on with these alone.
         batch: samples in a batch; a step accumulates as many as the recipe says.
-        pad_to: the tokens of a batch are a multiple of it.
         epochs, steps, minutes: whichever is reached first ends the run; None: no limit.
         log_every: steps between two lines of the log.
         evaluate_every: steps between two evaluations; None: after each epoch.
@@ -57,7 +55,6 @@ class TrainingPlan(Settings):
     files: Files | None = None
     samples: str = ""
     batch: int = 32
-    pad_to: int = PAD_TO
     epochs: int | None = None
     steps: int | None = None
     minutes: float | None = None
@@ -71,7 +68,6 @@ class TrainingPlan(Settings):
     def __post_init__(self) -> None:
         counts = (
             "batch",
-            "pad_to",
             "epochs",
             "steps",
             "log_every",

@@ -52,14 +52,14 @@ def _each(names: str, why: str) -> dict[str, str]:
 
 
 ORDINARY = {
-    **_each("dev test patience log_every evaluate_every save_every out resume", OF_RUNS),
+    **_each("dev patience log_every evaluate_every save_every out resume", OF_RUNS),
     "dropout_by": "what a framework's own dropout drops cannot be known to the oracle",
     **_each("epochs minutes", "--steps ends it"),
 }
 """Options of ordinary training that lockstep has no use for, and why."""
 
 WITH_DATA = {
-    **_each("layout columns on_error tokenization vocabulary pad_to", OF_DATA),
+    **_each("layout columns on_error tokenization vocabulary", OF_DATA),
     **_each("learning_rate schedule warmup dropout accumulation", OF_RECIPE),
 }
 """Options of ordinary training that lockstep takes with ``--data`` alone, and why."""
@@ -95,14 +95,12 @@ class LockstepOptions(options.OptionGroup):
         lockstep: Train the same batches in every framework instead, and judge each step. Without
             a model: the standard case, with batches and a recipe of its own.
         free_running: Each backend goes on from its own step, not from the oracle's.
-        stop_first: Leave a backend out after its first divergence.
     """
 
     panel = "Lockstep"
 
     lockstep: bool = False
     free_running: bool = False
-    stop_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -190,27 +188,23 @@ class SampleOptions(options.Lines):
     """The samples.
 
     Attributes:
-        data (PATH): Training samples, or a folder with train, dev and test.
+        data (PATH): Training samples, or a folder with train and dev.
         dev (PATH): Samples to evaluate on.
-        test (PATH): Samples that the best model is evaluated on in the end.
         tokenization (T): characters, wordpiece or words.
         vocabulary: Tokens that are learnt at most. Default: as many as the model has.
         tokens: Tokens of a sample; longer ones are cut. Default: as many as the model has
             positions for.
         batch: Samples in a batch. Default: 32; in lockstep 4.
-        pad_to: Tokens of a batch are a multiple of this. Frameworks compile for each width.
     """
 
     panel = "Samples"
 
     data: Path | None = None
     dev: Path | None = None
-    test: Path | None = None
     tokenization: str = "characters"
     vocabulary: int | None = None
     tokens: int | None = None
     batch: int | None = None
-    pad_to: int = 16
 
 
 @dataclass(frozen=True)
@@ -262,7 +256,7 @@ def train(
     if lockstep.lockstep:
         refuse(_beside(context, "--lockstep", ORDINARY if samples.data else {**WITH_DATA, **ORDINARY}))
         _in_lockstep(workers, start, samples, run, lockstep, record, dtype)
-    alone = options.typed(context, _each("free_running stop_first json html", ""))
+    alone = options.typed(context, _each("free_running json html", ""))
     refuse([f"{name} is given but --lockstep is not: it is for that alone" for name, _ in alone])
     settings = workers.settings()
     if run.resume is not None:
@@ -313,7 +307,6 @@ def _begun(
     files = beginning.files(
         samples.data,
         samples.dev,
-        samples.test,
         layout=samples.layout,
         columns=samples.names,
         on_error=samples.on_error,
@@ -419,10 +412,10 @@ def _fit(start: TrainingCheckpoint, corpora: dict[str, Corpus], folder: Path, se
         bars([plan.backend], total, "steps") as advance,
         halting() as halted,
     ):
-        outcome = fit(worker, start, source(start, corpora), folder, halted, partial(advance, plan.backend))
-        if not outcome.last.progress.ended:
+        last = fit(worker, start, source(start, corpora), folder, halted, partial(advance, plan.backend))
+        if not last.progress.ended:
             Terminal(stderr=True).tell(
-                f"a checkpoint of step {outcome.last.progress.step} was kept; --resume {folder} goes on"
+                f"a checkpoint of step {last.progress.step} was kept; --resume {folder} goes on"
             )
 
 
@@ -455,9 +448,7 @@ def _in_lockstep(
     mode, count, console = MODES[how.free_running], len(case.training.steps), Terminal()
     _warn(case.training.recipe, case.dtype)
     with bars(names, count, "steps") as advance:
-        found = conduct(
-            case, names, settings, mode, how.stop_first, lambda name, done: advance(name, done, "")
-        )
+        found = conduct(case, names, settings, mode, callback=lambda name, done: advance(name, done, ""))
     title = f"Lockstep: {count} steps, {case.dtype}, {mode}, seed {case.training.seed}"
     record.finish(found, "lockstep", title, lambda: show(found, console, title))
     raise typer.Exit(found.exit_code)

@@ -68,7 +68,7 @@ def train(asked: argparse.Namespace, models: Callable[[spec.EncoderConfig], Mode
             else:
                 start, corpora = begin(config, how, plan, texts, seed)
                 run.mkdir(parents=True)
-            best = fit(worker, start, source(start, corpora), run).last.progress.best
+            best = fit(worker, start, source(start, corpora), run).progress.best
             assert best is not None, "there are no dev samples"
             found.setdefault(name, []).append(best.accuracy)
             print(f"{name}, seed {seed}: {best.accuracy:.2%} after {best.step} steps", flush=True)
