@@ -99,7 +99,7 @@ class Sevens(Stepping):
 def test_right_training_agrees_at_every_step(mode, dtype):
     asked = case(dtype)
     (track,) = mode(asked, [Candidate("toy", Stepping(asked))])
-    assert (track.status, track.steps, track.first_divergence) == ("agrees", 5, None)
+    assert (track.status, track.steps, track.first) == ("agrees", 5, None)
     assert 0 < track.worst < 1
     assert all(len(curve.ratio) == 5 for curve in track.curves)
 
@@ -115,12 +115,9 @@ def test_right_training_agrees_at_every_step(mode, dtype):
 def test_wrong_step_shows_at_its_own_step_with_its_cause(fields, tensor, clause, explained):
     asked = case()
     (track,) = resynchronised(asked, [Candidate("toy", Stepping(case(**fields), late=2, usual=asked))])
-    assert track.first_divergence is not None
-    step, name, broken, ratio = track.first_divergence
-    assert (step, broken, track.steps) == (2, clause, 5)
-    assert name.startswith(tensor)
-    assert ratio > 1
-    assert track.first is not None
+    assert (track.first.step, track.first.row.clause, track.steps) == (2, clause, 5)
+    assert track.first.tensor.startswith(tensor)
+    assert track.first.row.ratio > 1
     assert (track.first.cause.clauses if track.first.cause else ()) == explained
     assert "from step 3 on" in track.first.text
 
@@ -212,7 +209,7 @@ def test_clipping_by_the_norm_of_one_flat_buffer_is_right_and_by_one_that_is_off
     ways = {"right": 0.0, "within its tolerance": within, "off": 0.25}
     tracks = resynchronised(asked, [Candidate(name, Flat(asked, off)) for name, off in ways.items()])
     assert [track.status for track in tracks] == ["agrees", "agrees", "diverges"], tracks[0].first
-    assert tracks[2].first_divergence[1] == "norm"
+    assert tracks[2].first.tensor == "norm"
 
 
 @pytest.mark.parametrize("mode", [resynchronised, free_running])
@@ -430,10 +427,7 @@ def test_standard_case_shows_means_of_means_and_positions_that_are_not_trained(u
     tracks = resynchronised(
         asked, [Candidate(name, Bugged(asked, TRAINING[name].change)) for name in first], steps=1
     )
-    found = {
-        track.backend: track.first_divergence[1] if track.first_divergence else track.status
-        for track in tracks
-    }
+    found = {track.backend: track.first.tensor if track.first else track.status for track in tracks}
     assert {name: tensor.split(".")[0] for name, tensor in found.items()} == first
     assert all(
         found[name].endswith("embeddings.position.weight")

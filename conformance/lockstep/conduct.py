@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from typing import Any
 
 from pydantic_core import to_jsonable_python
 from threadpoolctl import threadpool_limits
@@ -19,7 +18,7 @@ from concord.backends.interface import Request
 from concord.conformance.campaign import Setup, environment_of, own_bug
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.lockstep.candidate import Candidate, failure_of
-from concord.conformance.lockstep.outcome import MODES, Lockstep, Track
+from concord.conformance.lockstep.outcome import MODES, Lockstep, LockstepCase, Track
 from concord.conformance.lockstep.running import Callback, in_lockstep
 from concord.conformance.verdict import NOT_JUDGED
 from concord.spec.deviations import declared, in_precision
@@ -110,15 +109,18 @@ def conduct(
     )
 
 
-def about(case: JudgedTraining, settings: Setup) -> dict[str, Any]:
+def about(case: JudgedTraining, settings: Setup) -> LockstepCase:
     """Return what was trained and how."""
     training = case.training
-    return {
-        "steps": len(training.steps),
-        "seed": training.seed,
-        "part": case.part,
-        "batches": sum(map(len, training.steps)),
-        "config": to_jsonable_python(case.config.as_dict()),
-        "recipe": to_jsonable_python(training.recipe.as_dict()),
-        **{name: getattr(settings, name) for name in ("implementation", "execution", "device", "precision")},
-    }
+    return LockstepCase(
+        len(training.steps),
+        training.seed,
+        case.part,
+        sum(map(len, training.steps)),
+        case.config,
+        to_jsonable_python(training.recipe.as_dict()),
+        settings.implementation,
+        settings.execution,
+        settings.device,
+        settings.precision,
+    )

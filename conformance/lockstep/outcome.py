@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from concord.conformance.explain import Cause
-from concord.conformance.fields import Count, Number, also
+from concord.conformance.fields import Config, Count, Number, also
 from concord.conformance.lockstep.made import MadeStep
 from concord.conformance.verdict import Row
 
@@ -65,10 +64,14 @@ class Divergence:
         return cls(made.start.step, first, None, len(more))
 
     @property
+    def tensor(self) -> str:
+        """The name of the tensor, without that of the step."""
+        return self.row.tensor.split(".", 2)[-1]
+
+    @property
     def text(self) -> str:
         """It in a sentence."""
         row = self.row
-        name = row.tensor.split(".", 2)[2]
         where = (
             f" at {list(row.element)}: {row.actual:.9g}, but {row.expected:.9g} ± "
             f"{row.tolerance:.2g} is right"
@@ -86,7 +89,7 @@ class Divergence:
         )
         why = f"; {self.cause.text}" if self.cause else ""
         clauses = ", ".join(self.cause.clauses) if self.cause else row.clause
-        return f"step {self.step + 1}, {name} ({clauses}), by {size}{where}{more}{why}"
+        return f"step {self.step + 1}, {self.tensor} ({clauses}), by {size}{where}{more}{why}"
 
 
 @dataclass(frozen=True)
@@ -128,13 +131,29 @@ class Track:
         """The sections that were judged at no step."""
         return tuple(curve.section for curve in self.curves if not curve.judged)
 
-    @property
-    def first_divergence(self) -> tuple[int, str, str, float] | None:
-        """Step, tensor, clause and error in tolerances of the first divergence, or None."""
-        if self.first is None:
-            return None
-        row = self.first.row
-        return self.first.step, row.tensor.split(".", 2)[2], row.clause, row.ratio
+
+@dataclass(frozen=True)
+class LockstepCase:
+    """What was trained and how.
+
+    Attributes:
+        steps, batches: how many there are.
+        seed: of batches, weights and dropout.
+        part: one of :data:`concord.spec.tensors.PARTS`.
+        config, recipe: of the model, and of its training.
+        implementation, execution, device, precision: how backends ran.
+    """
+
+    steps: Count
+    seed: int
+    part: str
+    batches: Count
+    config: Config
+    recipe: dict[str, Any]
+    implementation: str
+    execution: str
+    device: str
+    precision: str
 
 
 @dataclass(frozen=True)
@@ -144,7 +163,7 @@ class Lockstep:
     Attributes:
         mode: resynchronised (each step starts from the oracle's weights and state) or free-running.
         dtype: the precision.
-        about: what was trained and how: configuration, recipe, seed, sizes.
+        about: what was trained and how.
         tracks: one for each backend.
         environments: what each backend says of itself.
         seconds: that it took in all.
@@ -153,7 +172,7 @@ class Lockstep:
 
     mode: str
     dtype: str
-    about: dict[str, Any]
+    about: LockstepCase
     tracks: tuple[Track, ...] = ()
     environments: dict[str, dict[str, Any]] = field(default_factory=dict)
     seconds: Number = 0.0
@@ -166,18 +185,3 @@ class Lockstep:
         if "diverges" in statuses:
             return 1
         return 3 if "agrees" not in statuses or statuses - {"agrees", "unsupported", "absent"} else 0
-
-    def contradictions(self) -> Iterator[str]:
-        """Yield what no page can be made of."""
-        for key, kind in (("steps", int), ("seed", int), ("config", dict), ("recipe", dict)):
-            if not isinstance(self.about.get(key), kind):
-                yield f"about.{key} is {self.about.get(key)!r} but must be of type {kind.__name__}"
-        config = self.about.get("config")
-        if isinstance(config, dict) and not {"num_layers", "d_model"} <= config.keys():
-            yield "about.config lacks 'num_layers' or 'd_model'"
-        for i, track in enumerate(self.tracks):
-            if track.first and track.first.row.tensor.count(".") < 2:
-                yield (
-                    f"tracks[{i}].first.row.tensor is {track.first.row.tensor!r} but must be "
-                    f"steps.NUMBER.NAME"
-                )

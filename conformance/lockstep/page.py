@@ -70,17 +70,17 @@ def headline(found: Lockstep) -> str:
 def compared(found: Lockstep) -> str:
     """Return what was compared."""
     config, names = (
-        found.about["config"],
+        found.about.config,
         [
             f"{track.backend} {found.environments.get(track.backend, {}).get('version', '')}".strip()
             for track in found.tracks
         ],
     )
-    size = f"{config['num_layers']} layers of {config['d_model']}"
+    size = f"{config.num_layers} layers of {config.d_model}"
     return (
-        f"Compared: every loss, gradient, norm, moment and weight of {found.about['steps']} steps of "
+        f"Compared: every loss, gradient, norm, moment and weight of {found.about.steps} steps of "
         f"{', '.join(names)}, {size}, {found.dtype}, {found.mode}, with the oracle's, seed "
-        f"{found.about['seed']}."
+        f"{found.about.seed}."
     )
 
 
