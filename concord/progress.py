@@ -28,17 +28,16 @@ Advance = Callable[[str, int, str], None]
 
 
 @contextmanager
-def bars(names: Sequence[str], total: int | None, unit: str = "", quiet: float = 0.0) -> Iterator[Advance]:
+def bars(names: Sequence[str], total: int | None, unit: str = "") -> Iterator[Advance]:
     """Show how far each has come.
 
     Args:
         total: how much there is to do for each, if that is known.
         unit: what is counted.
-        quiet: seconds in which there is no line yet: what mostly is over by then needs none.
     """
     console = Terminal(stderr=True)
     if not console.is_terminal:
-        yield _lines(console, total, unit, quiet)
+        yield _lines(console, total, unit)
         return
     columns = (
         _text("{task.description:>8}"),
@@ -83,7 +82,7 @@ def telling() -> Iterator[Callable[[str], None]]:
 _text = partial(TextColumn, markup=False)
 
 
-def _lines(console: Console, total: int | None, unit: str, quiet: float) -> Advance:
+def _lines(console: Console, total: int | None, unit: str) -> Advance:
     """Return what prints a line at the start, for each part, and each minute in which something was done."""
     started, said = time.perf_counter(), dict[str, tuple[int, int, int]]()
 
@@ -91,8 +90,6 @@ def _lines(console: Console, total: int | None, unit: str, quiet: float) -> Adva
         seconds = time.perf_counter() - started
         part, minute = done * PARTS // total if total else done // EVERY, int(seconds // MINUTE)
         last_part, last_minute, last_done = said.get(name, (-1, 0, -1))
-        if seconds < quiet:
-            return
         if part > last_part or (minute > last_minute and (done > last_done or isinstance(now, Underway))):
             said[name] = part, minute, done
             words = (f"{done} of {total}" if total else str(done), unit, f"({now})" if now else "")

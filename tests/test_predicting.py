@@ -1,10 +1,8 @@
 """``concord predict``: what a model says of texts, in order, whatever they are."""
 
-import io
 import json
 import math
 import re
-import sys
 from pathlib import Path
 from random import Random
 
@@ -112,7 +110,7 @@ def predictions(entered):
     return lambda line: [json.loads(one) for one in entered(f"predict {line}", *usual)[0].splitlines()]
 
 
-def test_single_texts_and_pairs_are_predicted(predictions, tmp_path, small, monkeypatch):
+def test_single_texts_and_pairs_are_predicted(predictions, tmp_path, small):
     folder = trained(tmp_path / "model", small("bert"))
     (pair,) = predictions(f"{folder} abc 你好 --pair")
     assert (pair["text_a"], pair["text_b"]) == ("abc", "你好")
@@ -120,9 +118,8 @@ def test_single_texts_and_pairs_are_predicted(predictions, tmp_path, small, monk
     first, second = predictions(f"{folder} --texts {path} --columns text_a,text_b")
     same(first, pair)
     assert farthest(first["probabilities"].values(), second["probabilities"].values()) > 1e-6
-    text = '{"text_a": "abc", "text_b": "你好"}\n'
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    (found,) = predictions(f"{folder} --texts - --layout jsonl")
+    (tmp_path / "given").write_text('{"text_a": "abc", "text_b": "你好"}\n')
+    (found,) = predictions(f"{folder} --texts {tmp_path / 'given'} --layout jsonl")
     same({**found, "line": 1}, pair)
     lines = predictions(f"{folder} abc 你好 d")
     assert [line["text_a"] for line in lines] == ["abc", "你好", "d"]

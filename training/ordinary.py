@@ -154,13 +154,9 @@ class Fitting:
     def evaluated(self) -> dict[str, Any]:
         """Evaluate the model, and note whether it is the best so far."""
         assert self.source.dev is not None
-        best, measured = (
-            self.progress.best,
-            measure(self.session.predict, self.start.config, self.source.dev()),
-        )
-        # Where no sample counts, there is no loss.
-        loss = math.nan if measured.loss is None else measured.loss
-        found = Best(self.progress.step, loss, measured.accuracy or 0.0)
+        said = measure(self.session.predict, self.start.config, self.source.dev())
+        loss = math.nan if said.loss is None else said.loss  # no sample counts
+        found, best = Best(self.progress.step, loss, said.accuracy or 0.0), self.progress.best
         if best is None or (found.accuracy, -found.loss) > (best.accuracy, -best.loss):
             self.progress = replace(self.progress, best=found, unimproved=0)
         else:

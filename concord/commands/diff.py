@@ -10,15 +10,11 @@ import typer
 from concord import writing
 from concord.conformance import record
 from concord.options import Written
-from concord.progress import bars
 from concord.spec.errors import collect
 from concord.terminal import Terminal
 
 if TYPE_CHECKING:
     from concord.porting.comparison import Comparison
-
-QUIET = 2.0
-"""Seconds that most comparisons of two checkpoints take, and say nothing of."""
 
 MOST = 40
 """Tensors that differ of which there is a row."""
@@ -45,8 +41,8 @@ def diff(
 
     writing.check(json)
     a, b = collect(lambda: read(first, from_a), lambda: read(second, from_b))
-    with bars(["tensors"], len(a.tensors), quiet=QUIET) as advance:
-        found = compare(a, b, lambda done: advance("tensors", done, ""))
+    with Terminal(stderr=True).status("comparing tensors", spinner="line"):
+        found = compare(a, b)
     console = Terminal()
     _show(found, console)
     writing.write(console, (json, lambda: record.lines(record.plain(found))))

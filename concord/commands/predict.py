@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as json_text
 import math
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -56,8 +55,7 @@ def predict(
             the best.
         text ([TEXT]...): Texts, each for itself; see --pair.
         pair: Take the texts two by two: each two are a pair.
-        texts: Instead: texts or pairs, one on each line or as --layout says; '-' reads standard
-            input.
+        texts: Instead: texts or pairs, one on each line or as --layout says.
         out (-o, --out): Where to write, as JSON Lines. Default: standard output, as a table on a
             terminal.
         evaluate: Instead: labelled texts, to count how often the model is right; may be repeated.
@@ -208,13 +206,9 @@ def _typed(model: TextModel, texts: list[str], pair: bool) -> list[Sample]:
 
 
 def _read(path: Path, lines: options.Lines) -> Iterator[Sample | Bad]:
-    """Return the texts of a file, or of standard input, as they come."""
-    from concord.training.data.lines import numbered
-    from concord.training.data.samples import from_lines, from_path, known_layout, layout_of
+    """Return the texts of a file as they come."""
+    from concord.training.data.samples import from_path, layout_of
 
-    if str(path) == "-":
-        kind, name = known_layout(lines.layout or "plain"), "standard input"
-        return from_lines(numbered(sys.stdin.buffer, name), name, 0, kind, lines.names)
     kind = layout_of(path, lines.layout)
     if not path.is_dir():
         with opened(path):  # what cannot be read is refused before a worker is started

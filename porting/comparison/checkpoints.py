@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -156,16 +156,10 @@ class Comparison:
         return "; ".join(said)
 
 
-def compare(
-    first: Checkpoint,
-    second: Checkpoint,
-    progress: Callable[[int], None] = lambda done: None,
-    sides: tuple[str, str] = ("A", "B"),
-) -> Comparison:
+def compare(first: Checkpoint, second: Checkpoint, sides: tuple[str, str] = ("A", "B")) -> Comparison:
     """Compare two checkpoints.
 
     Args:
-        progress: takes how many parameters have been looked at.
         sides: what the two are called where files and what is no parameter differ.
     """
     common = [name for name in first.tensors if name in second.tensors]
@@ -174,9 +168,8 @@ def compare(
     ours, theirs = _beside(first), _beside(second)
     apart = {name: _apart(ours[name], theirs[name], sides) for name in ours if name in theirs}
     pairs = []
-    for number, name in enumerate(common, start=1):
+    for name in common:
         pairs += _pair(name, first.tensors, second.tensors, first.config, held)
-        progress(number)
     return Comparison(
         len(common) - len(pairs),
         tuple(pairs),

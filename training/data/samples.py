@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,9 @@ def layout_of(path: Path, asked: str | None) -> str:
         SpecError: if it cannot be read.
     """
     if asked is not None:
-        return known_layout(asked)
+        if asked not in LAYOUTS:
+            raise unknown("layout", asked, list(LAYOUTS))
+        return asked
     if path.is_dir():
         return "dataset"
     if _ENDINGS.get(path.suffix):
@@ -170,17 +172,6 @@ def first_line_of(path: Path) -> str:
         return next((text for _, text in numbered(file, str(path)) if isinstance(text, str)), "")
 
 
-def known_layout(asked: str) -> str:
-    """Return a layout if it is one of :data:`LAYOUTS`.
-
-    Raises:
-        UnknownNameError: with the nearest names.
-    """
-    if asked not in LAYOUTS:
-        raise unknown("layout", asked, list(LAYOUTS))
-    return asked
-
-
 def from_path(path: Path, file: int, layout: str, columns: Sequence[str] | None) -> Iterator[Sample | Bad]:
     """Yield the samples of a file or folder as they come, and its bad lines in their place.
 
@@ -190,23 +181,16 @@ def from_path(path: Path, file: int, layout: str, columns: Sequence[str] | None)
     if layout == "dataset":
         yield from _dataset(path, file)
         return
-    with opened(path) as stream:
-        yield from from_lines(numbered(stream, str(path)), str(path), file, layout, columns)
-
-
-def from_lines(
-    lines: Iterable[tuple[int, str | Bad]], name: str, file: int, layout: str, columns: Sequence[str] | None
-) -> Iterator[Sample | Bad]:
-    """Yield the samples of lines as they come, and bad lines in their place."""
     parse = _Tabs(columns).parse if layout == "tsv" else _PARSERS[layout]
-    for number, text in lines:
-        try:
-            if isinstance(text, Bad):
-                yield text
-            elif fields := parse(text):
-                yield sample_of(file, number, fields)
-        except SpecError as error:
-            yield Bad(f"{name}:{number}", error.problems[0].removeprefix(": "))
+    with opened(path) as stream:
+        for number, text in numbered(stream, str(path)):
+            try:
+                if isinstance(text, Bad):
+                    yield text
+                elif fields := parse(text):
+                    yield sample_of(file, number, fields)
+            except SpecError as error:
+                yield Bad(f"{path}:{number}", error.problems[0].removeprefix(": "))
 
 
 def sample_of(file: int, number: int, fields: dict[str, Any]) -> Sample:
