@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -161,21 +160,6 @@ class Findings:
             (backend, status) for backend, _, tally in self.each() for status in tally.statuses
         )
         return unjudged
-
-    @property
-    def said_of_unjudged(self) -> list[str]:
-        """A line for each of those that did run: what its cases came to instead, and what to do."""
-        lines = []
-        for name in self.unjudged:
-            found = sum((tally.statuses for tally in self.tallies[name].values()), Counter[str]())
-            counts = [f"{found[one]} {one}" for one in ("unsupported", "undetermined") if found[one]]
-            advice = "; a backend of a fixed architecture is judged on its own weights: concord check PATH"
-            if counts:
-                lines.append(
-                    f"{name}: nothing was judged: of {found.total()} cases {', '.join(counts)}"
-                    f"{advice if found['unsupported'] else ''}"
-                )
-        return lines
 
 
 def _size(case: FuzzCase) -> tuple[int, int]:

@@ -61,8 +61,10 @@ def hunt(
     else:
         findings = _on_dask(plan, settings, connected(scheduler), progress, stopped)
     findings.plan = plan
-    for note in findings.said_of_unjudged:
-        findings.note(note)
+    for name in findings.unjudged:
+        if any(tally.statuses["unsupported"] for tally in findings.tallies[name].values()):
+            own = "a backend of a fixed architecture is judged on its own weights: concord check PATH"
+            findings.note(f"{name}: nothing was judged; {own}")
     findings.interrupted = stopped()
     findings.seconds = time.time() - started
     return findings

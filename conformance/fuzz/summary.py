@@ -17,9 +17,6 @@ from concord.conformance.tally import KINDS, Tally
 from concord.conformance.verdict import number, result_lines
 from concord.conformance.wording import counted
 
-WIDE = 140
-"""Columns of a terminal from which counts and errors stand in one table."""
-
 STYLES = {"diverges": "bold red", "undetermined": "yellow", "failed": "bold magenta"}
 
 
@@ -68,12 +65,9 @@ def _table(findings: Findings, cells: Callable[[Tally], dict[str, Text]], title:
 
 def show(findings: Findings, console: Console, settings: Setup) -> None:
     """Print counts, largest errors, failures and notes."""
-    errors = "Largest error of an element in sigma / of a tensor in RMS sigma"
-    if findings.tallies and console.width >= WIDE:
-        title = f"Random cases. {errors}"
-        console.print(_table(findings, lambda tally: _counts(tally) | _errors(tally), title))
-    elif findings.tallies:
+    if findings.tallies:
         console.print(_table(findings, _counts, "Random cases"))
+        errors = "Largest error of an element in sigma / of a tensor in RMS sigma"
         console.print(_table(findings, _errors, errors))
     console.print(
         f"An element may err by {Z:g} sigma, a tensor by {R:g} RMS sigma; what happens at its step decides.",
