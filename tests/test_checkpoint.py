@@ -36,9 +36,7 @@ def trained(config, step=7, dtype="float32"):
         seed=11,
         best=Best(step, 0.5, 0.75),
         log=13,
-        plan=TrainingPlan(
-            backend="torch", minutes=2.5, files=Files(train="a.tsv", columns=["text_a", "label"])
-        ),
+        plan=TrainingPlan(backend="torch", epochs=2, files=Files(train="a.tsv", columns=["text_a", "label"])),
     )
     return TrainingCheckpoint(config, weights, labels, encoder, recipe("nndl-paddle"), state, progress)
 

@@ -14,9 +14,9 @@ SIZES = {
     "backends": (59_000, 52_000),
     "conformance": (145_061, 95_000),
     "porting": (37_000, 34_000),
-    "training": (22_000, 20_000),
+    "training": (21_940, 20_000),
     "speed": (14_000, 14_000),
-    "concord": (23_990, 18_000),
+    "concord": (23_920, 18_000),
     "tests": (148_908, 130_000),
 }
 """Tokens of Python that a folder may have, and the aim.

@@ -87,9 +87,9 @@ def test_what_cannot_be_trained_is_refused_in_lines(refused, tmp_path):
     assert refusal(f"{data} --set num_heads=3")[0].startswith(
         "'d_model' is 16 but must be divisible by 'num_heads', which is 3"
     )
-    assert refusal(f"{data} --batch 0 --minutes -1") == [
+    assert refusal(f"{data} --batch 0 --patience -1") == [
         "--batch is 0 but must be at least 1",
-        "--minutes is -1 but must be above 0",
+        "--patience is -1 but must be at least 1",
     ]
     assert refusal(f"{data} --recipe adamm")[0].startswith("unknown recipe 'adamm': did you mean 'adamw'")
     assert refusal(f"{data} --resume {none}")[0] == f"{none}: no such folder"

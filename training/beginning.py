@@ -134,7 +134,7 @@ def begin(
         config = config.replace(num_classes=labels.num_classes(config))
         refuse(unfit(config, encoder, labels))
     corpora = {split: encode(some, encoder, labels) for split, some in found.items()}
-    if not (plan.epochs or plan.steps or plan.minutes):
+    if not (plan.epochs or plan.steps):
         plan = replace(plan, epochs=USUAL_EPOCHS)
     recipe = fitted_recipe(recipe, planned_steps(recipe, plan, corpora["train"]))
     plan = replace(plan, samples=digest(corpora["train"]))

@@ -170,8 +170,6 @@ class Fitting:
             return f"{plan.steps} steps"
         if plan.epochs is not None and done.epoch >= plan.epochs:
             return f"{plan.epochs} epochs"
-        if plan.minutes is not None and done.seconds >= 60 * plan.minutes:
-            return f"{plan.minutes:g} minutes"
         if plan.patience is not None and done.unimproved >= plan.patience:
             return f"no improvement in {plan.patience} evaluations"
         return ""

@@ -38,7 +38,7 @@ class TrainingPlan(Settings):
         files: of samples; None: whoever starts the run has them.
         samples: SHA-256 of the training samples as they are encoded: a run goes on with these alone.
         batch: samples in a batch; a step accumulates as many as the recipe says.
-        epochs, steps, minutes: whichever is reached first ends the run; None: no limit.
+        epochs, steps: whichever is reached first ends the run; None: no limit.
         log_every: steps between two lines of the log.
         evaluate_every: steps between two evaluations; None: after each epoch.
         save_every: steps between two checkpoints besides those at evaluations; None: no others.
@@ -57,7 +57,6 @@ class TrainingPlan(Settings):
     batch: int = 32
     epochs: int | None = None
     steps: int | None = None
-    minutes: float | None = None
     log_every: int = 20
     evaluate_every: int | None = None
     save_every: int | None = None
@@ -81,8 +80,6 @@ class TrainingPlan(Settings):
             for name in counts
             if (value := getattr(self, name)) is not None and value < 1
         ]
-        if self.minutes is not None and not self.minutes > 0:
-            problems.append(f"--minutes is {self.minutes:g} but must be above 0")
         if self.dropout_by not in GENERATORS:
             problems.append(f"--dropout-by is {self.dropout_by!r} but must be {' or '.join(GENERATORS)}")
         refuse(problems + unknowns("dtype", [self.dtype], PRECISIONS))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 from concord import options
@@ -16,7 +15,6 @@ def golden(
     *,
     workers: options.Runs,
     record: options.Outputs,
-    forward_only: bool = False,
 ) -> None:
     """Compare backends with tensors of the published sources.
 
@@ -24,14 +22,9 @@ def golden(
         directory (DIR): A folder of golden files, with subfolders.
     """
     record.check()
-    settings, names, (known, notes) = collect(
+    settings, names, (jobs, notes) = collect(
         workers.settings, workers.names, lambda: published.collect(directory)
     )
-    jobs = known
-    if forward_only:
-        jobs = [dataclasses.replace(job, gradients=False) for job in jobs if job.training is None]
     found = run(jobs, names, settings)
     found.notes.update(notes)
-    if left := len(known) - len(jobs):
-        found.notes["--forward-only"] = f"{left} runs of training are left out"
     finish(found, record, "golden", "source", f"Golden files of {directory}")

@@ -54,7 +54,7 @@ def _each(names: str, why: str) -> dict[str, str]:
 ORDINARY = {
     **_each("dev patience log_every evaluate_every save_every out resume", OF_RUNS),
     "dropout_by": "what a framework's own dropout drops cannot be known to the oracle",
-    **_each("epochs minutes", "--steps ends it"),
+    "epochs": "--steps ends it",
 }
 """Options of ordinary training that lockstep has no use for, and why."""
 
@@ -214,7 +214,6 @@ class RunOptions(options.OptionGroup):
     Attributes:
         epochs: Default: 3, if nothing else ends the run.
         steps: End after so many steps.
-        minutes: End after this time.
         patience: End after so many evaluations without improvement.
         log_every: Steps between two lines of the log.
         evaluate_every: Steps between two evaluations. Default: after each epoch.
@@ -227,7 +226,6 @@ class RunOptions(options.OptionGroup):
 
     epochs: int | None = None
     steps: int | None = None
-    minutes: float | None = None
     patience: int | None = None
     log_every: int = 20
     evaluate_every: int | None = None
@@ -371,7 +369,7 @@ def _resumed(
     from concord.training.beginning import again
 
     start = checkpoint.read(folder, "last")
-    named = {name: getattr(limits, name) for name in ("epochs", "steps", "minutes", "patience")}
+    named = {name: getattr(limits, name) for name in ("epochs", "steps", "patience")}
     plan, anew = start.progress.plan, {name: value for name, value in named.items() if value is not None}
     if plan is not None:
         options.names([plan.backend], workers.python)
