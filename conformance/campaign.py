@@ -183,12 +183,12 @@ class Setup:
             for device in self.devices
         }
 
-    def status_of(self, name: str, failure: WorkerFailure) -> str:
-        """Return what a backend that gave no result is.
+    def status_of(self, name: str, status: str) -> str:
+        """Return what a backend that gave no result is, from the status of its worker.
 
         One that is not installed is missing only if it was asked for.
         """
-        return "missing" if failure.status == "absent" and name in self.asked else failure.status
+        return "missing" if status == "absent" and name in self.asked else status
 
     def open(self, name: str, opened: Callable[[Worker], None] = lambda worker: None, **more: Any) -> Worker:
         """Start the worker of a backend.
@@ -467,13 +467,10 @@ class Runner:
             run = self.run(job, self.settings.precision)
             if (judgeable := job.judgeable(run)) is not job:
                 job, run = judgeable, self.run(judgeable, self.settings.precision)
-        except Unsupported as reason:
-            return made("unsupported", str(reason))
-        except SpecError as error:
-            return made("refused", error.problems[0])
-        except WorkerFailure as failure:
-            return made(self.settings.status_of(self.name, failure), failure.detail, stderr=failure.stderr)
         except Exception as error:
+            if failure := failure_of(error):
+                status, detail, stderr = failure
+                return made(self.settings.status_of(self.name, status), detail, stderr=stderr)
             return failed("running it", error)
         found = delivered(run, output_name(job.config, job.part)) if job.times > 1 else {}
         first = found if before is None or before.first is None else before.first
@@ -590,6 +587,15 @@ def _same_bits(a: NDArray[np.floating] | None, b: NDArray[np.floating] | None) -
     return (
         a is not None and b is not None and (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
     )
+
+
+def failure_of(error: Exception) -> tuple[str, str, str] | None:
+    """Return status, line and last output of a worker that an error stopped; None for another error."""
+    if isinstance(error, WorkerFailure):
+        return error.status, error.detail, error.stderr
+    if isinstance(error, SpecError):
+        return "refused", "; ".join(error.problems), ""
+    return ("unsupported", str(error), "") if isinstance(error, Unsupported) else None
 
 
 def own_bug(doing: str, error: Exception) -> str:

@@ -107,7 +107,7 @@ class Member:
         try:
             self.about = {**self.supervisor.get().description}
         except WorkerFailure as failure:
-            self.failure = self.settings.status_of(self.name, failure), failure.detail
+            self.failure = self.settings.status_of(self.name, failure.status), failure.detail
 
     def ask(self, operation: str, **asked: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Have the worker do something; None if it did not, and :attr:`failure` says why."""

@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from concord.backends.interface import TrainingSession, Unsupported
-from concord.backends.wire import WorkerFailure, arrays_of
-from concord.conformance.campaign import own_bug
+from concord.backends.interface import TrainingSession
+from concord.backends.wire import arrays_of
+from concord.conformance.campaign import failure_of, own_bug
 from concord.conformance.fields import short
 from concord.conformance.judging import NEAR
 from concord.conformance.lockstep.cause import cause_of
@@ -23,7 +23,6 @@ from concord.conformance.wording import few
 from concord.spec.arrays import Array
 from concord.spec.batch import Batch
 from concord.spec.deviations import NONE, Deviations
-from concord.spec.errors import SpecError
 from concord.spec.text import first_line, shown
 
 WITNESSES = 3
@@ -157,15 +156,6 @@ def extended(curve: Curve | None, section: str, rows: list[Row], made: MadeStep)
         curve = replace(curve, worst=worst.tensor.split(".", 2)[2], at=made.start.step)
     judged = any(row.status in ("agrees", "diverges") for row in rows)
     return replace(curve, unjudged=curve.unjudged + (not judged), ratio=[*curve.ratio, short(worst.ratio)])
-
-
-def failure_of(error: Exception) -> tuple[str, str, str] | None:
-    """Return status, line and last output of a worker that an error stopped; None for another error."""
-    if isinstance(error, WorkerFailure):
-        return error.status, error.detail, error.stderr
-    if isinstance(error, SpecError):
-        return "refused", "; ".join(error.problems), ""
-    return ("unsupported", str(error), "") if isinstance(error, Unsupported) else None
 
 
 def misfits(delivered: Mapping[str, Array], expected: Mapping[str, Array]) -> list[str]:

@@ -15,9 +15,9 @@ from threadpoolctl import threadpool_limits
 
 from concord.backends import heaps
 from concord.backends.interface import Request
-from concord.conformance.campaign import Setup, environment_of, own_bug
+from concord.conformance.campaign import Setup, environment_of, failure_of, own_bug
 from concord.conformance.expectation import JudgedTraining
-from concord.conformance.lockstep.candidate import Candidate, failure_of
+from concord.conformance.lockstep.candidate import Candidate
 from concord.conformance.lockstep.outcome import MODES, Lockstep, LockstepCase, Track
 from concord.conformance.lockstep.running import Callback, in_lockstep
 from concord.conformance.verdict import NOT_JUDGED
@@ -41,8 +41,7 @@ def opened(name: str, case: JudgedTraining, settings: Setup, stack: ExitStack) -
     except Exception as error:  # whatever keeps one backend from training keeps no other
         own = (NOT_JUDGED, own_bug("opening it", error), traceback.format_exc())
         status, detail, stderr = failure_of(error) or own
-        missing = status == "absent" and name in settings.asked
-        return Track(name, "missing" if missing else status, detail=detail, stderr=stderr)
+        return Track(name, settings.status_of(name, status), detail=detail, stderr=stderr)
     return Candidate(name, session, deviations, environment)
 
 
