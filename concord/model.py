@@ -177,13 +177,6 @@ class OwnModel(Trained):
         weights = {name: array for name, array in found.weights().items() if name in known}
         return Own(name, config, part, weights, cases, remarks)
 
-    def announced(self, part: str = "model", gradients: bool = True) -> Own:
-        """Read the checkpoint, as :meth:`load` does, and say on standard error what is run."""
-        found, console = self.load(part, gradients), Terminal(stderr=True)
-        for line in found.remarks:
-            console.print(line, highlight=False, soft_wrap=True)
-        return found
-
     def jobs(self, part: str, dtypes: Sequence[str], gradients: bool) -> list[Job]:
         """Return the jobs of the model, and say on standard error what it is.
 
@@ -191,7 +184,9 @@ class OwnModel(Trained):
             SpecError: as :meth:`load`, and for an unknown precision.
         """
         refuse(unknowns("dtype", dtypes, PRECISIONS))
-        own = self.announced(part, gradients)
+        own, console = self.load(part, gradients), Terminal(stderr=True)
+        for line in own.remarks:
+            console.print(line, highlight=False, soft_wrap=True)
         about = (own.part, own.config, own.weights)
         return [
             Job(own.name, case, dtype, *about, batch, gradients=gradients)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import pkgutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 
@@ -161,11 +159,12 @@ def _places() -> Iterator[Path]:
 
 def _why_kept(written: Path) -> str:
     """Return why a file may not be written, if so; what commands made in a folder may be made anew."""
+    names = (written.resolve(), written.parent.resolve() / written.name)
     for read in _places():
         if same_file(written, read):
             return "is read"
-        inside = _held(read)
-        if written.is_file() and not all(_made(inside[one]) for one in _held(written) if one in inside):
+        inside = read.is_dir() and any(name.is_relative_to(read.resolve()) for name in names)
+        if inside and written.is_file() and not _made(written):
             return f"is a file of {read}, which is read"
     return ""
 
@@ -178,31 +177,21 @@ def _made(path: Path) -> bool:
         return False
 
 
-def _held(path: Path) -> dict[tuple[int, int], Path]:
-    """Return a file, or a folder and all that is in it, by what all names of each have in common."""
-    found = {}
-    inside = (Path(place) / name for place, *names in os.walk(path) for name in (*names[0], *names[1]))
-    for one in (path, *inside):
-        with suppress(OSError):  # a link that leads nowhere
-            found[one.stat().st_dev, one.stat().st_ino] = one
-    return found
-
-
 def check_apart(folder: Path, replaced: bool = False) -> None:
     """Refuse a folder to write into that is one that the command reads.
 
     Args:
-        replaced: whether all that is there goes: then it may neither hold, nor lie in, nor share a file with
-            what is read.
+        replaced: whether all that is there goes: then it may neither hold nor lie in what is read.
 
     Raises:
         SpecError: saying which.
     """
+    target = folder.resolve()
     for read in _places():
-        within = read in READ and read.is_dir() and folder.resolve().is_relative_to(read.resolve())
-        if folder.resolve() == read.resolve() or (
-            replaced and (within or _held(folder).keys() & _held(read).keys())
-        ):
+        place = read.resolve()
+        within = read in READ and place.is_dir() and target.is_relative_to(place)
+        gone = any(one.resolve().is_relative_to(target) for one in (read, *read.rglob("*")))
+        if target == place or (replaced and (within or gone)):
             raise SpecError(
                 f"{folder}: is, holds or lies in {read}, which is read; name another folder to write"
             )

@@ -1,7 +1,5 @@
 """Nothing that a command reads is lost by what it writes, however either is spelled."""
 
-import os
-
 import pytest
 
 from concord import porting, writing
@@ -30,22 +28,13 @@ def linked(source):
     return path
 
 
-def hard(source):
-    """A folder whose files are the same."""
-    path = source.parent.parent / "hard"
+def links(source, kind):
+    """A folder of links to all files."""
+    path = source.parent.parent / "links"
     path.mkdir()
-    for name in os.listdir(source):
-        if (source / name).is_file():
-            (path / name).hardlink_to(source / name)
-    return path
-
-
-def soft(source):
-    """A folder whose files lead to others, one of them to a file of the source."""
-    path = source.parent.parent / "soft"
-    path.mkdir()
-    (path / "config.json").write_text("{}")
-    (path / "model-00001-of-00002.safetensors").symlink_to(source / "model-00001-of-00002.safetensors")
+    for file in source.iterdir():
+        if file.is_file():
+            getattr(path / file.name, kind)(file)
     return path
 
 
@@ -55,9 +44,8 @@ SPELLINGS = {
     "above": lambda source: (source, source.parent),
     "above a link": lambda source: (linked(source), source.parent),
     "inside, new": lambda source: (source, source / "new" / "one"),
-    "hard links": lambda source: (source, hard(source)),
-    "soft links": lambda source: (source, soft(source)),
     "a file": lambda source: (source, source / "config.json"),
+    "where a link leads": lambda source: (links(source, "symlink_to"), source),
 }
 
 
@@ -73,6 +61,13 @@ def test_a_checkpoint_is_not_ported_onto_itself(tmp_path, source, spelling, refu
         or "is no folder" in lines[0]
     )
     assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("kind", ["hardlink_to", "symlink_to"])
+def test_a_folder_of_links_is_replaced_and_what_they_lead_to_stays(tmp_path, source, kind, entered):
+    target, before = links(source, kind), contents(source)
+    entered(f"port {source} -o {target} --to concord --force")
+    assert contents(source) == before
 
 
 def test_a_folder_beside_is_written(tmp_path, source, entered, monkeypatch):
