@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from concord.backends.pool import Pool
 from concord.conformance.campaign import Job, Runner, Setup
-from concord.conformance.fuzz.findings import FAILED, signature_of
 from concord.conformance.verdict import Result
 from concord.spec.batch import from_arrays, validate_batch
 from concord.spec.errors import SpecError
@@ -24,6 +23,24 @@ from concord.spec.parameters import Weights, parameters, validate_weights
 from concord.spec.tensors import inputs
 
 Array = NDArray[Any]
+
+FAILED = ("diverges", "refused", "error", "crashed", "timed out", "out of memory")
+"""Statuses of a case that has found something."""
+
+Signature = tuple[str, str, str]
+"""Backend, status, and the tensor that diverges first, or what the backend said.
+
+Failures that share it are one finding.
+"""
+
+
+def signature_of(result: Result) -> Signature:
+    """Return what a failure is known by: whatever layer and part it shows in, it is the same."""
+    row = result.first_divergence
+    note = result.detail if row is None else row.note if row.deciding is None else ""
+    words = f"{row.tensor if row else ''} {re.sub('[0-9]+', '#', note)}"
+    return result.backend, result.status, re.sub(r"\blayers\.\d+\.", "", words).strip()
+
 
 SIZES = (
     "num_layers",
@@ -37,12 +54,6 @@ SIZES = (
     "max_positions",
 )
 """What is made smaller, in this order: what makes a case cheap comes first."""
-
-ROUNDS = 4
-"""How often all sizes are gone through, as long as one of them gets smaller.
-
-A bug may need less of one thing when there is less of another.
-"""
 
 
 @dataclass
@@ -76,8 +87,11 @@ class Reduction:
         return sizes_of(self.job)
 
     def run(self) -> None:
-        """Go through all sizes until none gets smaller."""
-        for _ in range(ROUNDS):
+        """Go through all sizes until none gets smaller.
+
+        A bug may need less of one thing when there is less of another.
+        """
+        while True:
             before = self.after
             for size in SIZES:
                 self.smaller(size)

@@ -9,7 +9,7 @@ import typer
 
 from concord import options, writing
 from concord.commands.check import Checked, Selection
-from concord.conformance import campaign, dump, report
+from concord.conformance import campaign, dump, reducing, report
 from concord.model import OwnModel
 from concord.options import Written
 from concord.progress import bars
@@ -71,8 +71,6 @@ def reduce(
         out (DIR, -o, --out): An empty folder for the smallest case, written as 'concord case
             export' does.
     """
-    from concord.conformance import reducing  # draws cases, as few commands do
-
     writing.check_folder(out)
     settings, backend = collect(workers.settings, lambda: workers.one("it is the one that fails"))
     job = _job(case)

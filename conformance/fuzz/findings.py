@@ -10,28 +10,12 @@ from typing import Any
 from concord.conformance.fields import Count, Number
 from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.plan import Plan
+from concord.conformance.reducing import Signature, signature_of
 from concord.conformance.tally import Tally
 from concord.conformance.verdict import FAILED_WORKER, Result, conclude
 
-FAILED = ("diverges", "refused", "error", "crashed", "timed out", "out of memory")
-"""Statuses of a case that has found something."""
-
 NOT_THERE = ("absent", "missing", "broken")
 """Statuses of a backend that cannot be had at all; that is no finding."""
-
-Signature = tuple[str, str, str]
-"""Backend, status, and the tensor that diverges first, or what the backend said.
-
-Failures that share it are one finding.
-"""
-
-
-def signature_of(result: Result) -> Signature:
-    """Return what a failure is known by: whatever layer and part it shows in, it is the same."""
-    row = result.first_divergence
-    note = result.detail if row is None else row.note if row.deciding is None else ""
-    words = f"{row.tensor if row else ''} {re.sub('[0-9]+', '#', note)}"
-    return result.backend, result.status, re.sub(r"\blayers\.\d+\.", "", words).strip()
 
 
 @dataclass

@@ -11,7 +11,8 @@ from rich.text import Text
 from concord.conformance.campaign import Setup
 from concord.conformance.estimate import R, Z
 from concord.conformance.fuzz.failures import commands
-from concord.conformance.fuzz.findings import FAILED, Findings
+from concord.conformance.fuzz.findings import Findings
+from concord.conformance.reducing import FAILED
 from concord.conformance.report import SHORT, indented
 from concord.conformance.tally import KINDS, Tally
 from concord.conformance.verdict import number, result_lines
