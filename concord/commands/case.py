@@ -72,14 +72,17 @@ def reduce(
             export' does.
     """
     writing.check_folder(out)
-    settings, backend = collect(workers.settings, lambda: workers.one("it is the one that fails"))
-    job = _job(case)
+    settings, backend, jobs = collect(
+        workers.settings, lambda: workers.one("it is the one that fails"), lambda: dump.read_jobs(case)
+    )
+    if len(jobs) > 1:
+        raise SpecError(f"{case}: holds {len(jobs)} cases but must hold one: name its folder")
 
     def tell(tried: int, sizes: Mapping[str, int]) -> None:
         advance(backend, tried, ", ".join(f"{size} {length}" for size, length in sizes.items()))
 
     with bars([backend], None, "cases") as advance:
-        found = reducing.reduce(job, backend, settings, tell)
+        found = reducing.reduce(jobs[0], backend, settings, tell)
     console = Terminal()
     if found.failed:
         rows = [[size, str(before), str(found.after[size])] for size, before in found.before.items()]
@@ -96,18 +99,3 @@ def reduce(
     outcome = campaign.Report([found.result], {}, settings)
     report.show(outcome, console, f"{found.job.case} on {backend}", "case")
     raise typer.Exit(outcome.exit_code)
-
-
-def _job(folder: Path) -> campaign.Job:
-    """Return the case of a folder.
-
-    Raises:
-        SpecError: if there is none, or it cannot be read.
-    """
-    if folder.is_dir() and not (folder / "case.json").exists():
-        inside = sorted(path.parent.name for path in folder.glob("*/case.json"))
-        hint = "'concord case export' writes cases"
-        if inside:
-            hint = f"it holds cases: name one, for example {folder / inside[0]}"
-        raise SpecError(f"{folder}: holds no case.json; {hint}")
-    return dump.read_job(folder)
