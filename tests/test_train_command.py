@@ -1,6 +1,7 @@
 """``concord train`` and ``concord show curves``, as somebody types them."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def write_pairs(folder, **counts):
     def text(kind):
         return "".join(generator.choice(list(kinds[kind]), generator.integers(2, 6)))
 
-    for split, count in (counts or {"train": 601, "dev": 97}).items():
+    for split, count in (counts or {"train": 601, "dev": 97, "test": 101}).items():
         lines = [f"{text(a)}\t{text(b)}\t{int(a == b)}" for a, b in generator.integers(0, 2, (count, 2))]
         (folder / f"{split}.tsv").write_text("\n".join(["text_a\ttext_b\tlabel", *lines]) + "\n")
     return folder
@@ -47,8 +48,9 @@ def learn_pairs(open_worker, entered, backend, folder):
     assert "7 epochs" in said
     assert f"the best checkpoint: {run}/step-" in said
     assert f'next: concord predict {run} "a text"' in said
-    best = checkpoint.read(run).progress.best
-    assert best.accuracy > 0.9  # of 97 pairs; by chance fewer than 0.7
+    entered(f"predict {run} --evaluate {folder / 'test.tsv'} --json {folder / 'test.json'}")
+    found = json.loads((folder / "test.json").read_text())
+    assert found["accuracy"] > 0.9  # of 101 pairs; by chance fewer than 0.7
     return run
 
 
