@@ -21,7 +21,6 @@ from concord.spec.errors import SpecError
 from concord.spec.files import read_json, write_text
 from concord.spec.sources import table
 from concord.speed import presets
-from concord.speed import record as speed_record
 from concord.speed.table import markdown, show
 from concord.training import data
 from tests.conftest import small_config
@@ -94,9 +93,8 @@ def show_dumps(folder):
 
 
 def show_speed(folder):
-    path = folder / "speed-forward.json"
-    writing.read_page(path)
-    data = speed_record.read(path)
+    made, _ = writing.read_page(folder / "speed-forward.json")
+    data = record.data(made)
     show(data, quietly())
     markdown(data)
 
