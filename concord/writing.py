@@ -190,8 +190,10 @@ def check_apart(folder: Path, replaced: bool = False) -> None:
     for read in _places():
         place = read.resolve()
         within = read in READ and place.is_dir() and target.is_relative_to(place)
-        gone = any(one.resolve().is_relative_to(target) for one in (read, *read.rglob("*")))
-        if target == place or (replaced and (within or gone)):
+        if target == place or (
+            replaced
+            and (within or any(one.resolve().is_relative_to(target) for one in (read, *read.rglob("*"))))
+        ):
             raise SpecError(
                 f"{folder}: is, holds or lies in {read}, which is read; name another folder to write"
             )

@@ -96,7 +96,6 @@ def test_standard_case_raises_no_false_alarm(dtype, mode, seed):
         names,
         Setup(threads=1, asked=names),
         mode,
-        stop_first=mode == MODES[0],
     )
     assert [(track.backend, track.status, track.steps) for track in found.tracks] == [
         (name, "agrees", 200) for name in names

@@ -188,10 +188,10 @@ def unusual(question: Question) -> Iterator[Hypothesis]:
 def bugs(question: Question) -> Iterator[Hypothesis]:
     """Yield the single bugs that the step of a tap may contain."""
     for tap in question.span:
-        yield from mistakes_at(question, tap)
+        yield from bugs_at(question, tap)
 
 
-def mistakes_at(question: Question, tap: str) -> Iterator[Hypothesis]:
+def bugs_at(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield the single bugs that may be made at one tap."""
     for family in FAMILIES:
         yield from (hypothesis.at(tap) for hypothesis in family(question, tap))

@@ -25,7 +25,7 @@ from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.search import MUCH_BETTER
 from concord.conformance.explain.step import group_of, place_of
-from concord.conformance.explain.suspects import likeliest_first, mistakes_at, of_hidden
+from concord.conformance.explain.suspects import bugs_at, likeliest_first, of_hidden
 from concord.conformance.wording import gather
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
@@ -182,7 +182,7 @@ def everywhere(question: Whole) -> Iterator[Hypothesis]:
     """Yield options, bugs outside of layers, and those that are made in each layer."""
     options: set[str] = set()
     for places in _kinds(question):
-        alike = gather((one for tap in places for one in mistakes_at(question, tap)), _key)
+        alike = gather((one for tap in places for one in bugs_at(question, tap)), _key)
         for first, *others in alike.values():
             if first.fields and first.text not in options:
                 options.add(first.text)
@@ -195,7 +195,7 @@ def somewhere(question: Whole) -> Iterator[Hypothesis]:
     """Yield bugs that are made in one of several layers."""
     for places in _kinds(question):
         for tap in places if len(places) > 1 else ():
-            for one in mistakes_at(question, tap):
+            for one in bugs_at(question, tap):
                 if not one.fields:
                     at = "" if LAYER.search(one.text) else f" at `{tap}`"
                     yield dataclasses.replace(one, text=f"{one.text}{at}")

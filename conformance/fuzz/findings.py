@@ -48,12 +48,13 @@ class Failure:
 
 def explained(result: Result) -> Result:
     """Return a result with what explains it, and without what only the search for that needs."""
-    if result.verdict is None:
+    found = result.verdict
+    if found is None or (found.search is None and found.case is None):
         return result
     try:
-        verdict = result.verdict.explained()
+        verdict = found.explained()
     except Exception as error:  # random cases are hard on the search for causes; what was found matters more
-        verdict = dataclasses.replace(result.verdict, search=None)
+        verdict = dataclasses.replace(found, search=None)
         result = dataclasses.replace(result, attribution=f"looking for its cause failed: {error!r}")
     return dataclasses.replace(result, verdict=dataclasses.replace(verdict, case=None))
 

@@ -28,7 +28,7 @@ PATIENCE = 8.0
 """Seconds that a scheduler has to answer."""
 
 
-class Over(BaseException):  # hypothesis lets through what is no Exception
+class Over(BaseException):  # an Exception would be noted, and the hunt go on
     """The hunt ends here."""
 
 

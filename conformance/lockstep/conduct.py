@@ -64,7 +64,6 @@ def conduct(
     names: Sequence[str],
     settings: Setup,
     mode: str = MODES[0],
-    stop_first: bool = False,
     callback: Callback = lambda name, steps: None,
 ) -> Lockstep:
     """Train in lockstep on backends.
@@ -73,7 +72,6 @@ def conduct(
         settings: unless they say how many threads each worker has, backends and oracle share this
             machine's cores.
         mode: one of :data:`concord.conformance.lockstep.outcome.MODES`.
-        stop_first: whether a backend is left out after its first divergence.
         callback: is told of progress.
 
     Raises:
@@ -94,8 +92,7 @@ def conduct(
         with ThreadPoolExecutor(max_workers=cores) as pool:
             places = list(pool.map(lambda name: opened(name, case, settings, stack), names))
         candidates = [place for place in places if isinstance(place, Candidate)]
-        again = mode == MODES[0]
-        tracks = in_lockstep(again, case, candidates, stop_first=stop_first, callback=callback)
+        tracks = in_lockstep(mode == MODES[0], case, candidates, callback=callback)
     tracks += [place for place in places if isinstance(place, Track)]
     return Lockstep(
         mode,
