@@ -19,7 +19,6 @@ from concord.conformance.html import page
 from concord.porting import certificate
 from concord.spec.errors import SpecError
 from concord.spec.files import read_json, write_text
-from concord.spec.sources import table
 from concord.speed import presets
 from concord.speed.table import markdown, show
 from concord.training import data
@@ -109,7 +108,6 @@ def verify(folder):
     certificate.verify(certificate.read(path).outcome, folder, folder, files_alone=True)
 
 
-SOURCE = ROOT / "spec" / "sources" / "keras-attention.toml"
 GOLDEN = sorted(published.INCLUDED.rglob("*.safetensors"), key=lambda path: path.stat().st_size)
 TRAINING = sorted(published.SHARED.glob("*/train_*.safetensors"), key=lambda path: path.stat().st_size)
 CONFIG = ROOT / "spec" / "variants" / "bert.toml"
@@ -131,7 +129,6 @@ READERS = {
     "a certificate": (functools.partial(records.write, "certificate"), verify),
     "a speed record": (copied(ROOT / "conformance" / "results" / "speed-forward.json"), show_speed),
     "a configuration": (copied(CONFIG), lambda folder: presets.own_config(folder / CONFIG.name)),
-    "a table of a source": (copied(SOURCE), lambda folder: table.read(folder / SOURCE.name)),
     **{
         f"texts in {name}": (
             functools.partial(written_as, name=name, content=content),
