@@ -25,7 +25,7 @@ from concord.backends.worker import TIME_LIMIT, Worker
 from concord.conformance import verdict as verdicts
 from concord.conformance.explain.conclusions import Conclusion, conclude
 from concord.conformance.fields import Count, Number
-from concord.conformance.judging import Derivation, Misfit, Published, delivered, judge
+from concord.conformance.judging import Misfit, Published, delivered, judge
 from concord.conformance.padding import independent_batch
 from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED, Repeats, Result, Verdict
 from concord.conformance.watching import listening
@@ -47,7 +47,6 @@ class Job:
         group: what results are gathered under: a variant, or a published source.
         case: the name of the case.
         expectation: gives tensors to compare with in place of the reference's.
-        derive: how the tensors of a run become those that are expected, where they are not the same.
         end_to_end: whether to judge end to end too where that does not decide.
         training: what is done to the model, where it is not only run.
         gradients: whether gradients are computed and judged.
@@ -62,7 +61,6 @@ class Job:
     weights: Weights
     batch: Batch
     expectation: Published | None = None
-    derive: Derivation | None = None
     end_to_end: bool = True
     training: Training | None = None
     gradients: bool = True
@@ -89,7 +87,6 @@ class Job:
             run,
             self.part,
             self.expectation,
-            self.derive,
             rules,
             self.end_to_end,
         )

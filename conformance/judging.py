@@ -64,7 +64,8 @@ ZERO = 2.0**-24
 Then rounding is all that there is to judge.
 """
 
-Derivation = Callable[[Mapping[str, Array]], dict[str, Array]]
+SUM = " + "
+"""Stands between the names of tensors of which a published one is the sum."""
 
 Published = Callable[[Deviations], Expectation]
 """Gives what was published, for a backend that declares deviations."""
@@ -77,7 +78,6 @@ def judge(
     run: Run,
     part: str = "model",
     expectation: Published | None = None,
-    derive: Derivation | None = None,
     dtype: str | None = None,
     end_to_end: bool = True,
 ) -> Verdict:
@@ -95,8 +95,8 @@ def judge(
             anywhere. A tap that it lacks is not judged, and :attr:`Verdict.unchecked` says so; if
             ``run.info`` declares ``not_exposed``, any other that it lacks diverges. Gradients come all
             or none. ``run.info`` may declare ``deviations`` too (:mod:`concord.spec.deviations`, SPEC PRC-4).
-        expectation: gives tensors to compare with in place of the reference's, end to end.
-        derive: how the tensors of the run become those that are expected, where they are not the same.
+        expectation: gives tensors to compare with in place of the reference's, end to end; one may be the sum
+            of several, by all their names (:data:`SUM`).
         dtype: the precision or mode to judge by; by default the run's.
         end_to_end: whether to judge end to end too where that does not decide: forward alone for a large
             model; else it takes as long as all the rest.
@@ -121,7 +121,6 @@ def judge(
         judging = _Judging(
             replace(case, deviations=followed),
             run,
-            derive,
             {name for name, value in declaring.items() if value and name not in followed},
         )
         return judging.verdict(expectation, expectation is None and bool(run.taps), end_to_end)
@@ -190,9 +189,7 @@ class _Judging:
             (:attr:`concord.spec.deviations.KnownDeviation.excuses`).
     """
 
-    def __init__(
-        self, case: JudgedProblem, run: Run, derive: Derivation | None, excuses: Set[str] = frozenset()
-    ) -> None:
+    def __init__(self, case: JudgedProblem, run: Run, excuses: Set[str] = frozenset()) -> None:
         self.case, self.run, self.excuses = case, run, excuses
         self.output, self.precision = output_name(case.config, case.part), precision(case.dtype)
         # Whether the precision sums in a wider one.
@@ -202,8 +199,6 @@ class _Judging:
             excused = self.excused(name, array.ndim) if array.ndim else False
             if np.any(excused):  # what is not finite would spread to what is judged
                 self.delivered[name] = np.where(excused & ~np.isfinite(array), array.dtype.type(0), array)
-        if derive:
-            self.delivered = derive(self.delivered)
         self.declared = run.info.get("not_exposed")
         self.stepping = "steps" in run.requested
         self.unused: frozenset[str] = frozenset()  # taps that the model turned out not to go on with
@@ -211,6 +206,10 @@ class _Judging:
     def verdict(self, expectation: Published | None, local: bool, end_to_end: bool) -> Verdict:
         """Judge every requested tensor, in one way or both."""
         expected = expectation(self.case.deviations) if expectation else self.from_inputs(local, end_to_end)
+        for name in expected.values:
+            parts = name.split(SUM)
+            if len(parts) > 1 and self.delivered.keys() >= {*parts}:
+                self.delivered[name] = functools.reduce(np.add, [self.delivered[part] for part in parts])
         shapes = {name: self.shape(name, expected) for name in expected.shapes or expected.values}
         wanted = [name for name in shapes if self.requested(name) and (local or name in expected.values)]
         clauses = expected.clauses

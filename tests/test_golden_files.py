@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from concord import spec
 from concord.conformance import golden_files as golden
 from concord.conformance.estimate import Z
-from concord.conformance.published import computed, expectation_of
+from concord.conformance.golden_files import INCLUDED
 from concord.spec.deviations import NONE
 from concord.spec.errors import SpecError
 
@@ -61,38 +61,38 @@ def refusal(path):
 
 
 def test_a_stored_mask_for_each_query_is_read(tmp_path):
-    file = golden.read(attention_file(tmp_path / "x.safetensors"))
-    (run,) = file.runs
-    assert run.part == "dot_product"
-    assert run.batch.key_mask is not None
-    assert run.batch.key_mask.shape == (2, 3, 5)
-    truth = spec.reference(run.config, run.weights, run.batch, part=run.part)
-    found = computed(run, "float64", truth.taps)
-    assert set(found) == {"attention.weights", "attention.context", "loss"}
-    expectation = expectation_of(file, run, NONE)
-    for name in run.expected:
-        assert (abs(found[name] - expectation.values[name]) <= Z * expectation.sigmas[name]).all(), name
+    (job,) = golden.read(attention_file(tmp_path / "x.safetensors")).jobs
+    assert job.part == "dot_product"
+    assert job.batch.key_mask is not None
+    assert job.batch.key_mask.shape == (2, 3, 5)
+    truth = spec.reference(job.config, job.weights, job.batch, part=job.part)
+    expectation = job.expectation(NONE)
+    assert set(expectation.values) == {"attention.weights", "attention.context", "loss"}
+    for name, value in expectation.values.items():
+        assert (abs(truth.taps[name] - value) <= Z * expectation.sigmas[name]).all(), name
 
 
-def test_two_tensors_of_one_tap_are_both_expected_where_they_differ(tmp_path):
-    files = [path for path in FILES if path.parent.name == "vanilla-encoder"]
-    if not files:
-        pytest.skip(ABSENT)
-    with safe_open(files[0], framework="numpy") as file:
+@pytest.mark.parametrize(
+    ("source", "name", "message"),
+    [
+        ("vanilla-encoder", "encoder_output", "'outputs/encoder_output' differs from another tensor that is"),
+        ("tf1-text-classifier", "predictions", "the predictions are not the classes of the logits"),
+    ],
+)
+def test_tensors_of_a_source_that_contradict_each_other_are_refused(tmp_path, source, name, message):
+    path = next(path for path in INCLUDED.glob(f"{source}/*.safetensors") if "train" not in path.name)
+    with safe_open(path, framework="numpy") as file:
         names = file.keys()  # a file is no mapping
         metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in names}
-    tensors["outputs/encoder_output"] = tensors["outputs/encoder_output"] + 1e-3
+    tensors[f"outputs/{name}"] = tensors[f"outputs/{name}"] + 1
     save_file(tensors, tmp_path / "x.safetensors", metadata)
-    (run,) = golden.read(tmp_path / "x.safetensors").runs
-    (key,) = [key for key in run.expected if " as " in key]
-    assert key == "layers.0.norm2 as outputs/encoder_output"
-    assert key in computed(run, "float64", {"layers.0.norm2": run.expected["layers.0.norm2"]})
+    assert message in refusal(tmp_path / "x.safetensors")
 
 
 DOT_PRODUCT = '{"kind": "ScaledDotProductAttention", "pad_id": 0, "mask_value": -1.0}'
 
 SPOILT = [
-    ("source", "gpt", "the metadata's 'source' is 'gpt' but must be one of bert-hugging-face, bert-pytorch"),
+    ("source", "gpt", "unknown source 'gpt': must be one of bert-hugging-face, bert-pytorch"),
     ("dtype", "float16", "'dtype' is 'float16' but must be 'float64' or 'float32'"),
     (
         "config",
@@ -127,4 +127,4 @@ def test_golden_files_are_consumed(path):
     file = golden.read(path)
     assert not [name for name in file.unchecked if name.startswith(("weights/", "grads/"))]
     assert not [name for name, reason in file.unchecked.items() if "has no place" in reason]
-    assert (not file.runs) == ("train" in path.name)
+    assert [job.training is not None for job in file.jobs][:1] == ["train" in path.name]

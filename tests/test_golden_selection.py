@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from concord.backends.interface import Run
-from concord.conformance.golden_files import read
+from concord.conformance.golden_files import DEFAULT, INCLUDED, SHARED, collect, expectation_of, read
 from concord.conformance.judging import judge
-from concord.conformance.published import DEFAULT, INCLUDED, SHARED, collect, expectation_of_training
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.deviations import NONE
 from concord.spec.precision import precision
@@ -44,7 +43,7 @@ def test_reference_reproduces_the_source(job):
         {name: held(array) for name, array in named.items()} for named in (truth.taps, truth.gradients)
     )
     run = Run(held(truth.output), held(truth.loss), taps, gradients, "reference", job.dtype)
-    verdict = judge(job.config, job.weights, job.batch, run, job.part, job.expectation, job.derive)
+    verdict = judge(job.config, job.weights, job.batch, run, job.part, job.expectation)
     assert verdict.passed, verdict.first_divergence
 
 
@@ -53,26 +52,23 @@ def test_reference_reproduces_the_source(job):
     "path", sorted(SHARED.glob("*/train_*.safetensors")), ids=lambda path: f"{path.parent.name}/{path.name}"
 )
 def test_reference_trains_as_the_source_did(path):
-    file = read(path)
+    (job,) = read(path).jobs
+    problem, published = job.expectation.args
     steps = 3  # a share of the twenty, which take long
-    training = replace(file.training.problem.training, steps=file.training.problem.training.steps[:steps])
-    expected = {
-        name: array for name, array in file.training.expected.items() if int(name.split(".")[1]) < steps
-    }
+    problem = replace(problem, training=replace(problem.training, steps=problem.training.steps[:steps]))
+    expected = {name: array for name, array in published.items() if int(name.split(".")[1]) < steps}
     assert {name.split(".")[2] for name in expected} >= {"losses", "parameters"}
-    problem, reported = replace(file.training.problem, training=training), {}
-    golden = replace(file.training, problem=problem, expected=expected)
+    reported = {}
     replace(problem, uncertain={}).trajectory(Arithmetic()).run(reported.__setitem__)
-    held = {name: precision(file.dtype).round(array) for name, array in reported.items()}
-    batch = training.steps[0][0]
+    held = {name: precision(job.dtype).round(array) for name, array in reported.items()}
     run = Run(
-        np.zeros(1), np.zeros(1), backend="reference", dtype=file.dtype, requested=("steps",), steps=held
+        np.zeros(1), np.zeros(1), backend="reference", dtype=job.dtype, requested=("steps",), steps=held
     )
     run.info["deviations"] = [
         {"name": name, "value": value, "reason": "the source's"} for name, value in problem.deviations.items()
     ]
-    published = partial(expectation_of_training, golden)
-    verdict = judge(problem.config, problem.weights, batch, run, problem.part, published)
+    expectation = partial(expectation_of, problem, expected)
+    verdict = judge(job.config, job.weights, job.batch, run, job.part, expectation)
     assert verdict.passed, verdict.first_divergence
 
 

@@ -13,8 +13,7 @@ import pytest
 from rich.console import Console
 
 from concord import writing
-from concord.conformance import dump, published, record, report
-from concord.conformance.golden_files import read as read_golden
+from concord.conformance import dump, golden_files, record, report
 from concord.conformance.html import page
 from concord.porting import certificate
 from concord.spec.errors import SpecError
@@ -108,15 +107,18 @@ def verify(folder):
     certificate.verify(certificate.read(path).outcome, folder, folder, files_alone=True)
 
 
-GOLDEN = sorted(published.INCLUDED.rglob("*.safetensors"), key=lambda path: path.stat().st_size)
-TRAINING = sorted(published.SHARED.glob("*/train_*.safetensors"), key=lambda path: path.stat().st_size)
+GOLDEN = sorted(golden_files.INCLUDED.rglob("*.safetensors"), key=lambda path: path.stat().st_size)
+TRAINING = sorted(golden_files.SHARED.glob("*/train_*.safetensors"), key=lambda path: path.stat().st_size)
 CONFIG = ROOT / "spec" / "variants" / "bert.toml"
 
 READERS = {
     "a case and its run": (answered, show_dumps),
-    "a folder of golden files": (copied(GOLDEN[len(GOLDEN) // 2]), published.collect),
+    "a folder of golden files": (copied(GOLDEN[len(GOLDEN) // 2]), golden_files.collect),
     **{
-        f"a golden file of {kind}": (copied(path), lambda folder, path=path: read_golden(folder / path.name))
+        f"a golden file of {kind}": (
+            copied(path),
+            lambda folder, path=path: golden_files.read(folder / path.name),
+        )
         for kind, path in (("outputs", GOLDEN[0]), *(("training", path) for path in TRAINING[:1]))
     },
     **{

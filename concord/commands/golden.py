@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from concord import options
-from concord.conformance import published
+from concord.conformance import golden_files
 from concord.running import finish, run
 from concord.spec.errors import collect
 
 
 def golden(
-    directory: Path = published.INCLUDED,
+    directory: Path = golden_files.INCLUDED,
     *,
     workers: options.Runs,
     record: options.Outputs,
@@ -23,7 +23,7 @@ def golden(
     """
     record.check()
     settings, names, (jobs, notes) = collect(
-        workers.settings, workers.names, lambda: published.collect(directory)
+        workers.settings, workers.names, lambda: golden_files.collect(directory)
     )
     found = run(jobs, names, settings)
     found.notes.update(notes)

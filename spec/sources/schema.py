@@ -27,7 +27,7 @@ the first entry of a list, where the source has it; ``deviations``, those of the
 ``outputs``     the source's output = ``{ tap, layout, required }``
 ``gradients``   ``under``: a prefix of all their names; ``inputs``: the source's input = ``{ sum_of, layout
                 }``
-``unchecked``   the source's output, or a prefix that ends in ``/`` = why it is not checked
+``unchecked``   the source's output = why it is not checked
 ``checkpoint``  what files of weights have besides (:class:`CheckpointTable`); a published source's files of
                 tensors have nothing of it
 ``like``        another part above: what this one does not state is as there, but for the weights in the
