@@ -73,6 +73,7 @@ class Trained(OptionGroup):
 
     checkpoint: Path | None = None
     form: str = "auto"
+    table: Path | None = None
 
     def check(self, **instead: Any) -> bool:
         """Return whether there is a model of one's own.
@@ -93,11 +94,11 @@ class Trained(OptionGroup):
         return there
 
     def _about(self) -> dict[str, Any]:
-        return {"from": self.form != "auto"}
+        return {"from": self.form != "auto", "table": self.table}
 
     def model(self, **on: Any) -> OwnModel:
         """Return the same model with what it is run on."""
-        return OwnModel(self.checkpoint, self.form, **on)
+        return OwnModel(self.checkpoint, self.form, self.table, **on)
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class OwnModel(Trained):
 
         self.check()
         assert self.checkpoint is not None
-        found = porting.read(self.checkpoint, self.form)
+        found = porting.read(self.checkpoint, self.form, self.table)
         remarks = [*self._of_checkpoint(found)]
         part = _part(found, part, remarks)
         config, name = found.config, given.legible(name_of(self.checkpoint))

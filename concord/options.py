@@ -68,6 +68,7 @@ class OptionGroup:
         part (P): The part of the model that runs: one of {values}.
         seed (S): The seed of everything that is drawn.
         svg (FILE, --svg, -o): Write a figure as SVG, whose text stays text.
+        table: Names and layouts of the checkpoint's tensors, as TOML, in place of the format's own.
         texts: Texts to run it on. One on a line, or two with a tab between them; or JSON Lines with
             text, or text_a and text_b.
         variant (V): A variant; may be repeated. Default: all.

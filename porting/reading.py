@@ -21,12 +21,14 @@ from concord.spec.sources import table as tables
 from concord.spec.sources.schema import CheckpointTable, Table
 
 
-def read(path: Path, format: str = AUTO) -> Checkpoint:
+def read(path: Path, format: str = AUTO, table: Path | None = None) -> Checkpoint:
     """Read a checkpoint; of its weights only where they lie.
 
     Args:
         path: a folder, or the file of weights in it.
         format: one of :func:`concord.porting.formats`, or ``"auto"``.
+        table: names, layouts and words of the configuration in place of the format's
+            (:mod:`concord.spec.sources.schema`).
 
     Raises:
         UnknownNameError: for an unknown format.
@@ -34,8 +36,10 @@ def read(path: Path, format: str = AUTO) -> Checkpoint:
             not have,
             tensors that are missing, unexpected or misshapen.
     """
-    seen = recognise(path, format)
+    own = tables.read(table) if table else None
+    seen = recognise(path, table, format)
     form = known(seen.format)
+    form = replace(form, own=own, modules=False) if own else form
     if form.table is None:
         found = _native(seen.folder, form, seen.weights)
     else:

@@ -54,11 +54,12 @@ class Recognition:
     weights: Path
 
 
-def recognise(path: Path, format: str = AUTO) -> Recognition:
+def recognise(path: Path, table: Path | None = None, format: str = AUTO) -> Recognition:
     """Say which format a path holds, and how that is known; no weights are read.
 
     Args:
         path: a folder, or the file of weights in it.
+        table: somebody's own, that says names and layouts: only the kind of file is looked for.
         format: the one that it holds, if that is known.
 
     Raises:
@@ -67,20 +68,23 @@ def recognise(path: Path, format: str = AUTO) -> Recognition:
     """
     folder, marks = folders.folder_of(path), (checkpoints.CONTENTS, checkpoints.CONFIG)
     said = known(format) if format != AUTO else None
-    if not said and all((folder / mark).exists() for mark in marks):
+    if not (said or table) and all((folder / mark).exists() for mark in marks):
         why = f"{' and '.join(marks)} are those of this project's own checkpoints"
         return Recognition(OWN, why, folder, path)
-    modules = said.modules if said else (folder / sentences.MODULES).exists()
+    modules = not table and (said.modules if said else (folder / sentences.MODULES).exists())
     inner = sentences.inner(folder) if modules else folder
     if said:
         whole = folders.is_weights(path) or said.name == OWN
         weights = path if whole else _weights([said], path, inner)
         return Recognition(said.name, "it was said with --from", inner, weights)
     candidates = [form for form in FORMATS.values() if form.modules == modules and form.name != OWN]
+    candidates = [form for form in candidates if form.source or not table]
     weights = _weights(candidates, path, inner)
     fitting = [form for form in candidates if form.container.is_one(weights)]
     native = next((form for form in fitting if form.backend), None)
-    if native and (folder / checkpoints.CONFIG).exists():
+    if table:
+        form, why = fitting[0], f"it is such a file; {table.name} says names and layouts"
+    elif native and (folder / checkpoints.CONFIG).exists():
         why = f"{checkpoints.CONFIG} states a configuration of the family"
         form, why = native, f"{why}, and {weights.name} holds {native.meaning}"
     else:

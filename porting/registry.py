@@ -90,10 +90,13 @@ class Format:
     also: Sequence[str] = ()
     loading: str = ""
 
+    own: Table | None = None
+    """Somebody's own table in place of the source's."""
+
     @cached_property
     def table(self) -> Table | None:
         """What names its tensors, if it is no backend's."""
-        return tables.load(self.source) if self.source else None
+        return self.own or (tables.load(self.source) if self.source else None)
 
     @property
     def title(self) -> str:

@@ -146,3 +146,12 @@ def test_every_option_for_a_file_says_whether_it_is_read_or_written(command):
             about = one.type_descriptor.parameter_info
             written = bool(WRITTEN & {*one.opts}) or str(about.help).startswith("An empty folder")
             assert about.parser is (writing.output if written else writing.path), one.name
+
+
+def test_a_table_is_not_replaced_by_the_checkpoint(tmp_path, source, refused):
+    target = hugging_face(tmp_path / "target")
+    given = texts(target / "given.txt")
+    before = contents(tmp_path)
+    lines = refused(f"port {source} -o {target} --to concord --force --table {given}")
+    assert "given.txt, which is read" in lines[0]
+    assert contents(tmp_path) == before

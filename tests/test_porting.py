@@ -128,6 +128,20 @@ def test_the_command_says_what_it_found(tmp_path, entered):
     assert "did you mean 'concord'" in errors[0]
 
 
+def test_a_table_of_ones_own_is_read(tmp_path):
+    text = (table.TABLES / "bert-hugging-face.toml").read_text().replace("bert.encoder.layer", "bert.blocks")
+    (tmp_path / "mine.toml").write_text(text.replace('source = "bert-hugging-face"', 'source = "mine"'))
+    source = hugging_face(
+        tmp_path / "source",
+        change=lambda found: {
+            name.replace("bert.encoder.layer", "bert.blocks"): array for name, array in found.items()
+        },
+    )
+    assert porting.read(source, table=tmp_path / "mine.toml").weights().keys() == WEIGHTS.keys()
+    with pytest.raises(SpecError, match="names of no format"):
+        porting.read(source)
+
+
 # Every format there is.
 
 NATIVE = [name for name, form in registry.FORMATS.items() if not form.source and name != registry.ONNX]

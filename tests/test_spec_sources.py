@@ -5,9 +5,8 @@ import pytest
 
 from concord import spec
 from concord.spec.errors import SpecError, WeightsError
-from concord.spec.parameters import parameters
 from concord.spec.sources import table
-from concord.spec.sources.names import fill
+from concord.spec.sources.names import problem
 from tests.toys.checkpoints import SIZES
 from tests.toys.surroundings import refusal
 
@@ -48,29 +47,41 @@ def test_a_configuration_that_the_source_cannot_hold_is_refused():
         table.native(table.load("nndl-paddle"), config, spec.initialize(config))
 
 
-PARTS = [(source, part) for source in table.sources() for part in table.load(source).parts]
+@pytest.mark.parametrize("pattern", ["a{j}", "a{i*2}", "a{i", "a{}"])
+def test_placeholders_that_cannot_be_read_are_refused(pattern):
+    assert "cannot be read" in str(problem(pattern))
 
 
-@pytest.mark.parametrize(("source", "part"), PARTS, ids=map(" ".join, PARTS))
-def test_a_table_names_what_the_family_has_and_gives_each_parameter_a_place(source, part):
-    entry, config = table.load(source).parts[part], config_for(source, part)
-    required, places = parameters(config, part), table.bindings(entry, config)
-    computed = {table.POSITIONS} if config.positions == "sinusoidal" else set()
-    assert required.keys() - places.keys() <= computed
-    carried = {name for name in entry.checkpoint.carried if not name.startswith("heads.")}
-    assert not carried - parameters(config).keys()
-    assert not {fill(pattern, {"i": 0}) for pattern in entry.weights} - required.keys()
-    natives = [name for place in places.values() for name in place.names]
-    assert len(natives) == len({*natives})
-    assert not {*entry.fields, *entry.options, *entry.constants} - spec.FIELDS.keys()
-    known = spec.inputs(config, part)
-    assert {name for name, one in known.items() if one.required} <= entry.inputs.keys() or not entry.runs
-    assert not entry.inputs.keys() - known.keys()
-    activations = {*spec.taps(config, part), "predictions"}
-    runs = [output for run in entry.runs for output in run.outputs.values()]
-    numbers = {"i": 0, "n": config.num_layers}
-    for output in (*entry.outputs.values(), *runs):
-        assert fill(output.tap, numbers) in activations
+def test_a_wrong_table_is_refused_with_everything_that_is_wrong(tmp_path):
+    text = (table.TABLES / "vanilla-encoder.toml").read_text()
+    path = tmp_path / "wrong.toml"
+    wrong = text.replace('layout = "out_in"', 'layout = "in_aut"', 1).replace("under =", "udner =")
+    path.write_text(wrong.replace("w_k.bias", "w_k{j}.bias"))
+    raised = refusal(table.read, path)
+    assert len(raised) == 3
+    assert any("'parts.encoder.gradients.udner' is '' but must be left out" in it for it in raised)
+    path.write_text("".join(line for line in text.splitlines(True) if not line.startswith("under =")))
+    with pytest.raises(SpecError, match=r"'gradients\.under' is missing but must be text"):
+        table.read(path)
+    path.write_text(text.replace('{i}.attention.query.weight"', '{i}.attention.quarry.weight"'))
+    with pytest.raises(SpecError, match=r"'parts.encoder.weights' lacks 'layers.0.attention.query.weight'"):
+        table.read(path)
+
+
+def test_a_table_that_is_like_another_has_its_other_parts_too(tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        'source = "mine"\nvariant = "bert"\nlike = "bert-hugging-face"\n[parts.model.checkpoint]\nprefixes '
+        "= []\n"
+    )
+    mine, bert = table.read(tmp_path / "mine.toml"), table.load("bert-hugging-face")
+    assert (mine.parts["model"].checkpoint.prefixes, mine.parts["encoder"].checkpoint) == (
+        [],
+        bert.parts["encoder"].checkpoint,
+    )
+    assert (table.words(mine), table.words(table.load("sentence-bert-hugging-face"))) == (
+        "bert-hugging-face",
+        "bert-hugging-face",
+    )
 
 
 def test_a_model_that_the_source_does_not_have_is_refused_with_every_reason():

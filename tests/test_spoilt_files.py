@@ -18,6 +18,7 @@ from concord.conformance.html import page
 from concord.porting import certificate
 from concord.spec.errors import SpecError
 from concord.spec.files import read_json, write_text
+from concord.spec.sources import table
 from concord.speed import presets
 from concord.speed.table import markdown, show
 from concord.training import data
@@ -107,6 +108,7 @@ def verify(folder):
     certificate.verify(certificate.read(path).outcome, folder, folder, files_alone=True)
 
 
+SOURCE = ROOT / "spec" / "sources" / "keras-attention.toml"
 GOLDEN = sorted(golden_files.INCLUDED.rglob("*.safetensors"), key=lambda path: path.stat().st_size)
 TRAINING = sorted(golden_files.SHARED.glob("*/train_*.safetensors"), key=lambda path: path.stat().st_size)
 CONFIG = ROOT / "spec" / "variants" / "bert.toml"
@@ -131,6 +133,7 @@ READERS = {
     "a certificate": (functools.partial(records.write, "certificate"), verify),
     "a speed record": (copied(ROOT / "conformance" / "results" / "speed-forward.json"), show_speed),
     "a configuration": (copied(CONFIG), lambda folder: presets.own_config(folder / CONFIG.name)),
+    "a table of a source": (copied(SOURCE), lambda folder: table.read(folder / SOURCE.name)),
     **{
         f"texts in {name}": (
             functools.partial(written_as, name=name, content=content),

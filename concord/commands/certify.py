@@ -28,6 +28,7 @@ OF_MAKING = (
     "source_backend",
     "form",
     "to",
+    "table",
     "texts",
     "dtype",
     "seed",
@@ -56,6 +57,7 @@ def certify(
     source_backend: str | None = None,
     form: str = "auto",
     to: str = "auto",
+    table: Path | None = None,
     texts: Path | None = None,
     dtype: list[str] | None = None,
     seed: int = 0,
@@ -104,9 +106,10 @@ def certify(
     asked = Asked(
         source_format=form,
         target_format=to,
+        source_table=str(table) if table else None,
         backends=options.once(workers.backend) or [],
         home=source_backend or "",
-        texts=_rows_of(source, form, texts),
+        texts=_rows_of(source, form, table, texts),
         seed=seed,
         extent="quick" if quick else "all" if all else "usual",
         dtypes=options.once(dtype) or [],
@@ -118,7 +121,9 @@ def certify(
     raise typer.Exit(found.exit_code)
 
 
-def _rows_of(source: Path, form: str, texts: Path | None) -> list[tuple[list[int], list[int]]] | None:
+def _rows_of(
+    source: Path, form: str, table: Path | None, texts: Path | None
+) -> list[tuple[list[int], list[int]]] | None:
     """Return the ids and segments of each text of a file; None: there is no file.
 
     Raises:
@@ -126,7 +131,7 @@ def _rows_of(source: Path, form: str, texts: Path | None) -> list[tuple[list[int
     """
     if texts is None:
         return None
-    found = OwnModel(source, form, texts).load(gradients=False)
+    found = OwnModel(source, form, table, texts).load(gradients=False)
     rows = []
     for batch in found.batches.values():
         ids = batch.required("input_ids")

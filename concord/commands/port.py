@@ -23,6 +23,7 @@ def port(
     output: Written,
     to: str | None = None,
     form: str = "auto",
+    table: Path | None = None,
     taps: bool = False,
     force: bool = False,
 ) -> None:
@@ -42,10 +43,10 @@ def port(
     if to is None:
         raise SpecError(f"--to is not given but must be one of {', '.join(porting.formats())}")
     writing.check_apart(output, replaced=True)
-    if form == "auto":
+    if form == "auto" and table is None:
         found = porting.recognise(source)
         console.tell(f"{source}: {found.format}: {found.why}")
-    checkpoint = porting.read(source, form)
+    checkpoint = porting.read(source, form, table)
     checkpoint.checked()
     _show(checkpoint, console)
     porting.write(checkpoint, output, to, force, taps)

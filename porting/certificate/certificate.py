@@ -146,6 +146,7 @@ class Asked:
 
     Attributes:
         source_format, target_format: of :func:`concord.porting.formats`, or ``"auto"``.
+        source_table: the file with names and layouts of the source in place of its format's.
         backends: that compute the target; empty: that of the target's format.
         home: the backend that computes the source; empty: that of its format.
         texts: ids and segments of each sentence; none: drawn.
@@ -156,6 +157,7 @@ class Asked:
 
     source_format: str = AUTO
     target_format: str = AUTO
+    source_table: str | None = None
     backends: list[str] = field(default_factory=list)
     home: str = ""
     texts: Rows | None = None

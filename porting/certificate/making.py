@@ -59,8 +59,9 @@ def certify(
             why.
     """
     asked, settings, paths = asked or Asked(), settings or Setup(), (source_path, target_path)
+    table = Path(asked.source_table) if asked.source_table else None
     tell("reading both checkpoints")
-    source = read(source_path, asked.source_format)
+    source = read(source_path, asked.source_format, table)
     target = read(target_path, asked.target_format)
     tell("comparing every tensor")
     sides = files.side_of(source_path, source), files.side_of(target_path, target)

@@ -38,3 +38,14 @@ def fill(pattern: str, values: Mapping[str, int | str]) -> str:
 def variables(pattern: str) -> set[str]:
     """Return the variables that a name has placeholders for."""
     return {match[3] for match in _PLACEHOLDER.finditer(pattern)}
+
+
+def problem(pattern: str) -> str | None:
+    """Return what is wrong with the placeholders of a name, if anything is."""
+    rest = _PLACEHOLDER.sub("", pattern)
+    if "{" in rest or "}" in rest:
+        return (
+            f"{pattern!r} holds a placeholder that cannot be read; it must look like {{i}}, {{_3i+1}}, "
+            f"{{h}}, {{n-1}} or {{run}}"
+        )
+    return None

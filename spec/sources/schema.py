@@ -45,16 +45,42 @@ Names may hold the placeholders of :mod:`concord.spec.sources.names`; layouts ar
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from concord.spec.deviations import Deviations, declared
+from concord.spec.sources.layouts import TENSOR_LAYOUTS, WEIGHT_LAYOUTS
+from concord.spec.sources.names import problem
+
+
+def _pattern(name: str) -> str:
+    if wrong := problem(name):
+        raise ValueError(wrong)
+    return name
+
+
+def _one_of(known: Mapping[str, Any]) -> Callable[[str], str]:
+    def check(name: str) -> str:
+        if name not in known:
+            raise ValueError(f"is {name!r} but must be one of {', '.join(known)}")
+        return name
+
+    return check
 
 
 def _declared(entries: Any) -> Any:
-    return declared(entries) if isinstance(entries, list) else entries
+    plain = isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
+    return declared(entries) if plain else entries
 
+
+Pattern = Annotated[str, AfterValidator(_pattern)]
+"""A name that may hold placeholders."""
+
+WeightLayoutName = Annotated[str, AfterValidator(_one_of(WEIGHT_LAYOUTS))]
+
+TensorLayoutName = Annotated[str, AfterValidator(_one_of(TENSOR_LAYOUTS))]
 
 Declared = Annotated[Deviations, BeforeValidator(_declared)]
 
@@ -68,15 +94,15 @@ class _Section(BaseModel):
 class Native(_Section):
     """A weight of a source: its name and layout."""
 
-    name: str
-    layout: str
+    name: Pattern
+    layout: WeightLayoutName
 
 
 class NativeInput(_Section):
     """An input of a source: its name and layout."""
 
-    name: str
-    layout: str = "same"
+    name: Pattern
+    layout: TensorLayoutName = "same"
 
 
 class Option(_Section):
@@ -116,8 +142,8 @@ class MaskSource(_Section):
 class Output(_Section):
     """The activation that an output of a source is."""
 
-    tap: str
-    layout: str = "same"
+    tap: Pattern
+    layout: TensorLayoutName = "same"
     required: bool = False
 
 
@@ -125,14 +151,14 @@ class InputGradient(_Section):
     """The inputs whose gradients sum up to a source's gradient."""
 
     sum_of: list[str]
-    layout: str = "same"
+    layout: TensorLayoutName = "same"
 
 
 class Gradients(_Section):
     """Where a source's file keeps gradients: what their names begin with, and those of inputs."""
 
-    under: str = ""
-    inputs: dict[str, InputGradient] = {}
+    under: Pattern = ""
+    inputs: dict[Pattern, InputGradient] = {}
 
 
 class Positions(_Section):
@@ -146,8 +172,8 @@ class RunEntry(_Section):
 
     label: str
     fields: dict[str, Any] = {}
-    outputs: dict[str, Output] = {}
-    gradients: dict[str, Native] = {}
+    outputs: dict[Pattern, Output] = {}
+    gradients: dict[Pattern, Native] = {}
     only: bool = False
 
 
@@ -202,7 +228,7 @@ class CheckpointTable(_Section):
     ignored: dict[str, Annotated[Ignored, BeforeValidator(_ignored)]] = {}
     tied: dict[str, str] = {}
     positions: Native | None = None
-    carried: dict[str, Native] = {}
+    carried: dict[Pattern, Native] = {}
     requires: dict[str, Annotated[list[Any], BeforeValidator(_listed)]] = {}
     equal: dict[str, str] = {}
     defaults: dict[str, Any] = {}
@@ -217,17 +243,23 @@ class PartTable(_Section):
     name: str
     kind: str = ""
     fields: dict[str, str] = {}
-    options: dict[str, Option] = {}
+    options: dict[Pattern, Option] = {}
     constants: dict[str, Any] = {}
-    weights: dict[str, Native] = {}
+    weights: dict[Pattern, Native] = {}
     positions: Positions = Positions()
-    inputs: dict[str, NativeInput] = {}
+    inputs: dict[Pattern, NativeInput] = {}
     mask: MaskSource | None = None
-    outputs: dict[str, Output] = {}
+    outputs: dict[Pattern, Output] = {}
     gradients: Gradients = Gradients()
     unchecked: dict[str, str] = {}
     checkpoint: CheckpointTable = CheckpointTable()
     runs: list[RunEntry] = []
+
+    @model_validator(mode="after")
+    def _gradients_have_a_place(self) -> PartTable:
+        if self.runs and "under" not in self.gradients.model_fields_set:
+            raise ValueError("'gradients.under' is missing but must be text, for there are runs")
+        return self
 
 
 class TrainingTable(_Section):
@@ -244,7 +276,7 @@ class Table(_Section):
 
     source: str
     variant: str
-    parts: dict[str, PartTable]
+    parts: dict[Pattern, PartTable] = Field(min_length=1)
     part_key: str | None = None
     deviations: Declared = {}
     training: TrainingTable | None = None

@@ -14,19 +14,18 @@ from numpy.typing import NDArray
 
 from concord.spec.arrays import Arrays, wrong_shape, wrong_type
 from concord.spec.config import EncoderConfig, from_mapping, variant
-from concord.spec.errors import SpecError, WeightsError, located, unknown
-from concord.spec.files import parse_toml, read_text, typed
+from concord.spec.errors import SpecError, WeightsError, unknown
+from concord.spec.files import parse_toml, read_text
 from concord.spec.parameters import MANY_LAYERS, Weights, parameters, shape_of, validate_weights
 from concord.spec.positions import sinusoid
+from concord.spec.sources.check import check
 from concord.spec.sources.layouts import WEIGHT_LAYOUTS, Shape, contiguous
 from concord.spec.sources.names import fill, variables
+from concord.spec.sources.parse import inherited, parse
 from concord.spec.sources.schema import Native, PartTable, Table
 
 TABLES = Path(__file__).parent
 POSITIONS = "embeddings.position.weight"
-RUN = ("outputs", "gradients", "unchecked", "runs")
-"""What a part has not from another one."""
-
 LARGEST_TABLE = 2**26
 """Numbers of a table of positions that no file holds."""
 
@@ -42,36 +41,42 @@ def load(source: str) -> Table:
 
     Raises:
         UnknownNameError: with the nearest names.
-        SpecError: listing every key that is missing, unknown or of the wrong type.
+        SpecError: if the table itself is wrong.
     """
     if source not in sources():
         raise unknown("source", source, sources())
-    data = _read(source)
-    parts = data["parts"]
-    if like := data.get("like"):
-        others = _read(like)["parts"]
-        parts = {name: _like(others.get(name, {}), parts.get(name, {})) for name in {**others, **parts}}
-    for name, part in parts.items():
-        part["name"] = name
-        if model := parts.get(part.pop("like", "")):
-            left = part.pop("without", [])
-            weights = {key: native for key, native in model["weights"].items() if key not in left}
-            ignored = [one.get("checkpoint", {}).get("ignored", {}) for one in (model, part)]
-            parts[name] = _like({**model, "weights": weights}, part)
-            parts[name]["checkpoint"]["ignored"] = {**ignored[0], **ignored[1]}
-    with located(source):
-        return typed(Table, {**data, "parts": parts})
+    return read(TABLES / f"{source}.toml")
 
 
-def _read(source: str) -> dict[str, Any]:
-    """Return what the file of a table says."""
-    return parse_toml(read_text(TABLES / f"{source}.toml"), source)
+def read(path: Path) -> Table:
+    """Read a table, and check it against the parameters, taps and inputs of the family.
+
+    Raises:
+        SpecError: listing everything that is wrong: the file, the key and what is required.
+    """
+    table = parse(_whole(parse_toml(read_text(path), str(path))), path.name)
+    problems = check(table, path.name)
+    if problems:
+        raise SpecError(problems)
+    return table
 
 
-def _like(model: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Return a part with all that it has from another one: not what was run, and what that gave."""
-    kept = {key: value for key, value in model.items() if key not in RUN}
-    return {**kept, **own, "checkpoint": {**model.get("checkpoint", {}), **own.get("checkpoint", {})}}
+def _whole(data: dict[str, Any]) -> dict[str, Any]:
+    """Return what a table says, with all that it has from another one."""
+    like = data.get("like")
+    if not isinstance(like, str) or like not in sources() or not isinstance(data.get("parts"), dict):
+        return data
+    other = parse_toml(read_text(TABLES / f"{like}.toml"), like)
+    parts = {name: inherited(part) for name, part in other["parts"].items()}
+    for name, part in data["parts"].items():
+        before = parts.get(name, {})
+        own = part.get("checkpoint", {}) if isinstance(part, dict) else None
+        parts[name] = (
+            {**before, **part, "checkpoint": {**before.get("checkpoint", {}), **own}}
+            if isinstance(own, dict)
+            else part
+        )  # complained of later
+    return {**data, "parts": parts}
 
 
 def words(table: Table) -> str:

@@ -1,0 +1,121 @@
+"""Whether the table of a source fits the family.
+
+Every name on our side exists, and every parameter has a place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from concord.spec.config import FIELDS, EncoderConfig, variant, variants
+from concord.spec.errors import SpecError
+from concord.spec.parameters import parameters
+from concord.spec.sources.layouts import WEIGHT_LAYOUTS
+from concord.spec.sources.names import fill
+from concord.spec.sources.schema import Native, Output, PartTable, Table
+from concord.spec.tensors import PARTS, differentiable_inputs, inputs, taps
+
+HEADS = "heads."
+"""How the names begin of what files carry of heads that the family does not have."""
+
+
+def check(table: Table, where: str) -> list[str]:
+    """Return what is wrong with a table, one line each: the file, the key and what is required."""
+    if table.variant not in variants():
+        return [f"{where}: 'variant' is {table.variant!r} but must be one of {', '.join(variants())}"]
+    problems = []
+    for name, part in table.parts.items():
+        if name not in PARTS:
+            problems.append(f"{where}: 'parts.{name}' must be one of {', '.join(PARTS)}")
+            continue
+        # Two layers, so that names that forget the layer's number collide.
+        try:
+            config = variant(
+                table.variant,
+                **{
+                    **{field: value for field, value in part.constants.items() if field in FIELDS},
+                    "num_layers": 2,
+                },
+            )
+        except SpecError as error:
+            problems += [f"{where}: 'parts.{name}.constants': {problem}" for problem in error.problems]
+            continue
+        problems += [f"{where}: 'parts.{name}.{problem}" for problem in _part_problems(part, config)]
+        if table.part_key is not None and not part.kind:
+            problems.append(
+                f"{where}: 'parts.{name}.kind' is missing but must say how {table.part_key!r} begins"
+            )
+    return problems
+
+
+def _part_problems(part: PartTable, config: EncoderConfig) -> Iterator[str]:
+    yield from _unknown("fields", part.fields, FIELDS)
+    yield from _unknown("options", part.options, FIELDS)
+    yield from _unknown("constants", part.constants, FIELDS)
+    yield from _weight_problems("weights", part.weights, part, config)
+    yield from _unknown(
+        "checkpoint.carried",
+        [name for name in part.checkpoint.carried if not name.startswith(HEADS)],
+        parameters(config),
+    )
+    known = inputs(config, part.name)
+    yield from _unknown("inputs", part.inputs, known)
+    for name, tensor in known.items():
+        if tensor.required and name not in part.inputs:
+            yield f"inputs' lacks {name!r}, which the part requires"
+    yield from _output_problems("outputs", part.outputs, part, config)
+    for gradient in part.gradients.inputs.values():
+        yield from _unknown("gradients.inputs", gradient.sum_of, differentiable_inputs(part.name))
+    if part.outputs and not part.runs:
+        yield "runs' is empty but must hold at least one run, for there are outputs"
+    for run in part.runs:
+        yield from _unknown("runs.fields", run.fields, FIELDS)
+        yield from _output_problems("runs.outputs", run.outputs, part, config)
+        yield from _weight_problems("runs.gradients", {**part.weights, **run.gradients}, part, config)
+
+
+def _unknown(key: str, names: Iterable[str], known: Iterable[str]) -> Iterator[str]:
+    known = list(known)
+    for name in names:
+        if name not in known:
+            yield f"{key}' names {name!r} but must name one of {', '.join(known)}"
+
+
+def _weight_problems(
+    key: str, weights: Mapping[str, Native], part: PartTable, config: EncoderConfig
+) -> Iterator[str]:
+    required = parameters(config, part.name)
+    taken: dict[str, str] = {}
+    filled = {
+        fill(pattern, {"i": i}): (fill(native.name, {"i": i}), native)
+        for pattern, native in weights.items()
+        for i in range(config.num_layers)
+    }
+    for name, (source_name, native) in filled.items():
+        if name not in required:
+            yield f"{key}' names {name!r}, which is no parameter of the part"
+            continue
+        if taken.setdefault(source_name, name) != name:
+            yield (
+                f"{key}' gives {source_name!r} to both {taken[source_name]!r} and {name!r}; it must "
+                f"belong to one"
+            )
+        rank, wanted = len(required[name].shape.split()), WEIGHT_LAYOUTS[native.layout].rank
+        if rank != wanted:
+            yield (
+                f"{key}' gives {name!r} the layout {native.layout!r} for rank {wanted}; it must be one "
+                f"for rank {rank}"
+            )
+    for name, parameter in required.items():
+        if name not in filled and (parameter.kind != "positions" or part.positions.output is None):
+            yield f"{key}' lacks {name!r}, which the part requires"
+
+
+def _output_problems(
+    key: str, outputs: Mapping[str, Output], part: PartTable, config: EncoderConfig
+) -> Iterator[str]:
+    known = taps(config, part.name)
+    for name, output in outputs.items():
+        tap = fill(output.tap, {"i": 0, "n": config.num_layers})
+        if tap not in known and tap != "predictions":
+            yield f"{key}' maps {name!r} to {tap!r}, which is no tap of the part"
