@@ -57,8 +57,6 @@ class FrameworkAdapter(ABC):
         optimizer: returns what updates parameters, by native name, as a recipe says, given the kind of each.
         named: returns the parameters of a model by native name.
         trained: returns those that a gradient is taken by.
-        explicit_names: returns tensors by native name, those of an encoder layer of the framework's by the
-            names that the explicit one has.
         differentiate: returns what a session evaluates, with gradients.
         synchronize: waits until what it is given is computed.
         timed: runs so many steps on a device, and returns their seconds
@@ -79,9 +77,6 @@ class FrameworkAdapter(ABC):
     optimizer: ClassVar[staticmethod[[Recipe, Mapping[str, Any], Mapping[str, str]], Optimizer]]
     named: ClassVar[staticmethod[[Any], Mapping[str, Tensor]]]
     trained: ClassVar[staticmethod[[Any], Mapping[str, Tensor]]]
-    explicit_names: ClassVar[staticmethod[[Mapping[str, Tensor]], Mapping[str, Tensor]]] = staticmethod(
-        lambda named: named
-    )
     differentiate: ClassVar[staticmethod[..., Observation]]
     synchronize: ClassVar[staticmethod[[Any], None]]
     timed: ClassVar[staticmethod[[Steps, int], list[float]]]
@@ -210,7 +205,7 @@ class FrameworkAdapter(ABC):
 
         SPEC PRC-2, WGT-4.
         """
-        named = self.explicit_names(self.named(model))
+        named = self.named(model)
         for name, parameter in parameters(config, part).items():
             self.assign(
                 named[self.naming.native_name(name, parameter.kind)],
@@ -219,7 +214,7 @@ class FrameworkAdapter(ABC):
 
     def export(self, named: Mapping[str, Tensor], config: EncoderConfig, part: str) -> Arrays:
         """Return tensors of native names, a model's parameters or their gradients, as canonical arrays."""
-        found, named = {}, self.explicit_names(named)
+        found = {}
         for name, parameter in parameters(config, part).items():
             native = self.naming.native_name(name, parameter.kind)
             if native in named:

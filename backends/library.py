@@ -20,25 +20,13 @@ import numpy as np
 
 from concord.backends.interface import UNPADDED, Implementation, Request
 from concord.spec.arrays import Ids
-from concord.spec.config import EncoderConfig
 from concord.spec.masks import mask_constant, real_tokens, sees_nothing
 
 ATTENTION_ALONE = ("attention", "dot_product")
 """The parts that have no norm."""
 
-ENCODER_PARTS = ("model", "pooled", "encoder", "stack")
-"""The parts that have encoder layers."""
-
 NOT_EXPOSED = ("*attention.scores", "*attention.masked_scores", "*attention.weights")
 """Patterns of the taps that stay inside the kernel."""
-
-NOT_EXPOSED_BY_LAYERS = (
-    "layers.*.attention.*",
-    "layers.*.feed_forward.*",
-    "layers.*.norm?",
-    "layers.*.residual?",
-)
-"""Patterns of the taps that stay inside an encoder layer of the framework's own. Its result is exposed."""
 
 NOT_EXPOSED_BY_MODELS = ("embeddings.*", "layers.*", "final_norm", "pooling", "pooler.*", "normalized")
 """Patterns of the taps that stay inside a program for the whole model. Its logits are exposed."""
@@ -55,24 +43,6 @@ CERTAIN = 1e8
 
 NOT_EXPOSED_UNPADDED = ("embeddings.*", "layers.*", "final_norm")
 """Patterns of the taps that have another shape without padding, or none."""
-
-ENCODER_LAYER = {
-    ("qkv_bias", False): "nn.TransformerEncoderLayer has biases everywhere or nowhere (ATT-1)",
-    ("qkv_activation", "relu"): "nn.TransformerEncoderLayer has none on query, key and value (ATT-1)",
-    ("output_projection", False): "nn.TransformerEncoderLayer always has one (ATT-6)",
-    ("norm_sharing", "shared"): "nn.TransformerEncoderLayer has two norms (NRM-5)",
-    ("mask_assignment", "batch_major"): "its mask is one for all heads of a sample (MSK-7)",
-}
-"""What PyTorch's encoder layer cannot express, and Paddle's neither, which was made after it."""
-
-
-def reasons_of(config: EncoderConfig, options: Mapping[tuple[str, Any], str]) -> list[str]:
-    """Return what keeps a configuration from being computed, one line for each option that it has."""
-    return [
-        f"{option}={value!r}: {why}"
-        for (option, value), why in options.items()
-        if getattr(config, option) == value
-    ]
 
 
 @dataclass(frozen=True)
@@ -93,12 +63,12 @@ class LibraryLayers:
 
         Nothing if they can.
         """
-        found = reasons_of(
-            request.config,
-            self.of_attention()
-            if request.part in ATTENTION_ALONE
-            else {**self.of_attention(), **self.of_norms()},
-        )
+        options = self.of_attention() | ({} if request.part in ATTENTION_ALONE else self.of_norms())
+        found = [
+            f"{option}={value!r}: {why}"
+            for (option, value), why in options.items()
+            if getattr(request.config, option) == value
+        ]
         constant = mask_constant(request.config, request.dtype)
         half = self.float32_scores and request.dtype in ("bfloat16", "float16")
         if half and sees_nothing(request.config, request.batch) and abs(constant) < ABSORBING:

@@ -111,21 +111,7 @@ class Trainer(Course):
         return found
 
     def refuse(self) -> None:
-        """Refuse what layers keep to themselves.
-
-        Parameters that lie within others, and taps whose elements are to be dropped.
-        """
-        name, implementation = self.adapter.name, self.request.implementation
-        within = [
-            native
-            for native in self.native.values()
-            if native not in self.adapter.trained(self.session.model)
-        ]
-        if within:
-            raise Unsupported(
-                f"{name} cannot train its implementation {implementation!r}: {within[0]!r} is a part of "
-                "another parameter there"
-            )
+        """Refuse to drop elements of taps that layers keep to themselves."""
         hidden = [
             site
             for tap, site in self.sites.items()
@@ -133,8 +119,8 @@ class Trainer(Course):
         ]
         if hidden:
             raise Unsupported(
-                f"{name} cannot drop elements of {', '.join(hidden)} in its implementation "
-                f"{implementation!r}, which keeps them to itself [clause=DRP-2]"
+                f"{self.adapter.name} cannot drop elements of {', '.join(hidden)} in its implementation "
+                f"{self.request.implementation!r}, which keeps them to itself [clause=DRP-2]"
             )
 
     # The protocol.

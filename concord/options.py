@@ -275,7 +275,7 @@ class Runs(Places):
             as float32.
         implementation (I): explicit: written out as the sources write it; library: the
             framework's own layers, where they can express it; or a backend's own, for example
-            library:layer (torch), library:onednn (torch, paddle).
+            library:fused (torch), library:onednn (torch, paddle).
         execution (E): eager, compiled, unpadded (library layers without the rows of padding) or
             unpadded-compiled.
     """

@@ -22,7 +22,6 @@ BOTH = ("float64", "float32")
 HALVES = ("bfloat16", "float16")
 PADDING = "unpadded"
 EVERYWHERE = len(BUILT_IN)
-HAS_A_LAYER = ("torch",)
 
 
 @dataclass(eq=False)
@@ -84,7 +83,7 @@ def refusal(backend, variant, dtype, implementation="explicit"):
     return "softmax in float32" if (backend, dtype) == ("jax", "float64") else ""
 
 
-LIBRARY, LAYER, FUSED = ({"implementation": name} for name in ("library", "library:layer", "library:fused"))
+LIBRARY, FUSED = ({"implementation": name} for name in ("library", "library:fused"))
 PREDICTOR = {"implementation": "library:onednn", "gradients": False}
 KEPT_OUT = {**LIBRARY, "execution": PADDING}
 OTHER_LAYERS = (
@@ -164,17 +163,6 @@ ASKED = [
             (PADDING, without_empty_samples),
         )
     ),
-    # A whole layer; without gradients there is a fast path with other rules for masks.
-    *(
-        Asked(name, scenario, dtypes=BOTH, settings=LAYER, turns=1, only=HAS_A_LAYER)
-        for name in ("bert", "nndl-paddle-api")
-        for scenario in ("ragged", "peaked", "tiny")
-    ),
-    *(
-        Asked("bert", part=part, options=PRE, dtypes=BOTH, settings=LAYER, turns=1, only=HAS_A_LAYER)
-        for part in ("model", "encoder", "stack")
-    ),
-    Asked("bert", dtypes=BOTH, settings={**LAYER, "gradients": False}, only=HAS_A_LAYER),
     # Without padding.
     *(
         Asked(

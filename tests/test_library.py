@@ -11,7 +11,7 @@ from concord.conformance.campaign import Report, Setup, deviations_of
 from concord.conformance.report import failures
 from concord.conformance.verdict import Result
 from concord.spec.cases import build_case
-from tests.test_conforming import HAS_A_LAYER, LIBRARY, Asked, each, run_of
+from tests.test_conforming import LIBRARY, Asked, each, run_of
 from tests.toys.rounded import verdict_of
 from tests.toys.small import run_case
 
@@ -38,17 +38,6 @@ def test_taps_inside_the_kernel_are_not_exposed_and_no_others(worker):
     not_exposed = [row.tensor for row in verdict.table if row.status == "not exposed"]
     assert not_exposed == [f"layers.{i}.attention.{step}" for i in range(2) for step in INNER]
     assert library_run(worker, case, "float32", "explicit").info["not_exposed"] == []
-
-
-@pytest.mark.xdist_group("torch")
-def test_whole_layer_delivers_its_result(open_worker):
-    for placement, result in (("post", "norm2"), ("pre", "residual2")):
-        case = build_case("bert", "ragged", options={"norm_placement": placement})
-        run = library_run(open_worker("torch"), case, "float32", "library:layer")
-        assert [name for name in run.taps if name.startswith("layers.")] == [
-            f"layers.0.{result}",
-            f"layers.1.{result}",
-        ]
 
 
 @pytest.mark.clause("PRC-4")
@@ -88,14 +77,6 @@ def test_without_its_declaration_a_deviation_is_found(open_worker, backend, name
 
 # What cannot be expressed is refused, with every reason.
 
-LAYER = {"implementation": "library:layer"}
-NOT_IN_A_LAYER = {
-    "qkv_bias": False,
-    "qkv_activation": "relu",
-    "output_projection": False,
-    "norm_sharing": "shared",
-    "mask_assignment": "batch_major",
-}
 KEPT = "keeps padding in its implementation 'explicit'; 'library' can run without"
 
 
@@ -113,18 +94,10 @@ REFUSED = [
     ),
     refused("mask_fill='replace': ", variant="vanilla-encoder"),
     refused("norm_epsilon_placement='outside': ", variant="keras-attention"),
-    refused("has no implementation 'library:layer'", settings=LAYER, only=("paddle", "jax", "tf")),
     refused(
-        *(f"{name}={value!r}: " for name, value in NOT_IN_A_LAYER.items()),
-        options=NOT_IN_A_LAYER,
-        settings=LAYER,
-        only=HAS_A_LAYER,
-    ),
-    refused(
-        "has no part 'attention' in its implementation 'library:layer'",
-        part="attention",
-        settings=LAYER,
-        only=HAS_A_LAYER,
+        "has no implementation 'library:fused'",
+        settings={"implementation": "library:fused"},
+        only=("paddle", "jax", "tf"),
     ),
     refused(
         "norm_epsilon=0.01: nn.LayerNorm takes none above 0.001",

@@ -21,7 +21,6 @@ tf jax        | backend.py    | - ModelSession.prepare(self)                | co
 tf jax        | backend.py    | + ModelSession.number(*                     | compiles a whole step
 tf jax        | backend.py    | + ModelSession.traced(*                     | compiles a whole step
 tf jax        | backend.py    | - Adapter.without_gradients(*          | compiles a whole step
-tf paddle jax | backend.py    | - Adapter.explicit_names               | has no encoder layer
 tf paddle jax | backend.py    | - MODES                                | no graph:
 tf paddle jax | backend.py    | - ModelSession.captured                     | no graph:
 tf            | backend.py    | + Adapter.forward(self, model, inputs) | takes its inputs in a mapping
@@ -45,11 +44,6 @@ tf            | layers.py     | + Layer*                               | weights
 tf            | layers.py     | + Linear*                              | weights made by `build`
 tf            | layers.py     | + Model*                               | weights made by `build`
 paddle        | library.py    | + UNPADDED_DEVIATIONS                  | `padding_left_out`
-tf paddle jax | library.py    | - LibraryEncoderLayer*                 | has no encoder layer
-tf paddle jax | library.py    | - NAMES                                | has no encoder layer
-tf paddle jax | library.py    | - explicit_names(*                     | has no encoder layer
-tf paddle jax | library.py    | - layer_reasons(*                      | has no encoder layer
-tf paddle jax | library.py    | - without_fast_path(*                  | has no encoder layer
 tf paddle jax | library.py    | - kernels(request)                     | has one kernel
 tf paddle jax | library.py    | - fused_reasons(request)               | has one kernel
 paddle        | library.py    | + KNOWN_DEVIATIONS                     | holds epsilon as a float32

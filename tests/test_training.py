@@ -180,11 +180,6 @@ def test_library_layers_train_and_drop_what_they_show(open_worker, backend):
             {"dropout_weights": 0.1},
             "cannot drop elements of layers.0.attention.weights in its implementation 'library'",
         ),
-        (
-            "library:layer",
-            {},
-            "cannot train its implementation 'library:layer': .*query.weight' is a part of another parameter",
-        ),
         ("library:onednn", {}, "reordered weights have none"),
     ],
 )

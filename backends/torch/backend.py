@@ -118,7 +118,6 @@ class Adapter(FrameworkAdapter):
     named = staticmethod(named)
     trained = staticmethod(trained)
     differentiate = staticmethod(differentiate)
-    explicit_names = staticmethod(library.explicit_names)
     synchronize = staticmethod(synchronize)
     timed = staticmethod(timed)
     session_type = ModelSession

@@ -8,8 +8,7 @@ rows is the explicit one's.
 """
 
 import functools
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
@@ -21,15 +20,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from concord.backends.interface import Implementation, Request
 from concord.backends.library import (
-    ENCODER_LAYER,
-    ENCODER_PARTS,
     NOT_EXPOSED,
-    NOT_EXPOSED_BY_LAYERS,
     KeptRows,
     Layers,
     LibraryLayers,
     parts_of,
-    reasons_of,
     unpadded,
 )
 from concord.backends.taps import Tapped
@@ -164,83 +159,6 @@ def kernels(request: Request) -> AbstractContextManager[None]:
     return sdpa_kernel(SDPBackend.MATH) if request.gradients else nullcontext()
 
 
-# The framework's encoder layer as a whole, which Keras and Flax do not have.
-
-
-class LibraryEncoderLayer(Tapped, nn.TransformerEncoderLayer):
-    """The framework's encoder layer (SPEC NRM-1, RES-1, ATT-1 to ATT-6, FFN-1): (B, T, D) to (B, T, D)."""
-
-    def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
-        pre = config.norm_placement == "pre"
-        options: dict[str, Any] = {
-            "layer_norm_eps": config.norm_epsilon,
-            "batch_first": True,
-            "norm_first": pre,
-            "bias": True,
-        }
-        super().__init__(
-            config.d_model,
-            config.num_heads,
-            config.d_ff,
-            dropout=0.0,
-            activation=ACTIVATIONS[config.activation],
-            **options,
-            **kwargs,
-        )
-        self.mask_constant = mask_constant(config, dtype_name(**kwargs))  # MSK-6
-        self.result = "residual2" if pre else "norm2"
-
-    def forward(self, x: Tensor, real: Tensor) -> Tensor:
-        zeros = torch.zeros(real.shape, dtype=x.dtype, device=x.device)
-        bias = explicit.add_to_masked(zeros, real, self.mask_constant)  # (B, S)
-        result = super().forward(x, src_mask=None, src_key_padding_mask=bias, is_causal=False)
-        return self.tap(self.result, result)
-
-
-NAMES = {
-    ".self_attn.out_proj.": ".attention.output.",
-    ".linear1.": ".feed_forward.inner.",
-    ".linear2.": ".feed_forward.outer.",
-}
-
-
-def explicit_names(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors by the names of the explicit model, those of the framework's encoder layer too."""
-    found: dict[str, Tensor] = {}
-    for name, tensor in named.items():
-        layer, stacked, leaf = name.rpartition(".self_attn.in_proj_")
-        if stacked:  # (3 D, D) or (3 D,): query, key and value below each other
-            found |= {
-                f"{layer}.attention.{role}.{leaf}": rows
-                for role, rows in zip(("query", "key", "value"), torch.chunk(tensor, 3, dim=0), strict=True)
-            }
-            continue
-        found[functools.reduce(lambda path, names: path.replace(*names), NAMES.items(), name)] = tensor
-    return found
-
-
-def layer_reasons(request: Request) -> list[str]:
-    """Return what keeps a request from being computed by the framework's encoder layer.
-
-    Nothing if it can be.
-    """
-    return unsupported_reasons(request) + reasons_of(request.config, ENCODER_LAYER)
-
-
-@contextmanager
-def without_fast_path(request: Request) -> Iterator[None]:
-    """Keep to the kernels of a request, and from the layer's fast path, which is taken without gradients."""
-    # It makes a boolean mask of numbers: the constant becomes minus infinity, and a row whose keys are all
-    # masked becomes NaN.
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with kernels(request):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
 # Linear layers by oneDNN's kernel: on the CPU ``F.linear`` calls MKL, which is slow on some processors.
 
 
@@ -345,12 +263,4 @@ WITH_PADDING = {
 IMPLEMENTATIONS = {
     **WITH_PADDING,
     **unpadded(WITH_PADDING, functools.partial(UnpaddedClassifier, make=UNPADDED_LAYERS)),
-    "library:layer": Implementation(
-        parts_of(
-            {part: PARTS[part] for part in ENCODER_PARTS}, replace(LIBRARY, encoder_layer=LibraryEncoderLayer)
-        ),
-        layer_reasons,
-        NOT_EXPOSED_BY_LAYERS,
-        context=without_fast_path,
-    ),
 }
