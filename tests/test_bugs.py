@@ -18,20 +18,18 @@ from concord.conformance.bugs.catalogue import (
     training,
 )
 from concord.conformance.bugs.tape import TapeContext, Value, with_edits
-from concord.conformance.judging import judge
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case
 from concord.spec.montecarlo import MonteCarlo
 from concord.spec.reference import compute
-from tests.toys.ports import truth_with
-from tests.toys.rounded import as_run
+from tests.toys.rounded import explained, run_with, truth_with
 from tests.toys.surroundings import sample_of
 
 EDITED = [bug for bug in ALL if bug.change.edit]
 
 
-def truth_of(bug, case, arithmetic=None, memory=None):
-    return truth_with(bug.change if bug else Change(), case, arithmetic or Arithmetic(), "float64", memory)
+def truth_of(bug, case, memory=None):
+    return truth_with(bug.change if bug else Change(), case, "float64", Arithmetic(), memory)
 
 
 def differ(right, wrong, limit):
@@ -138,15 +136,6 @@ def test_context_recomputes_what_a_fused_kernel_keeps():
         np.testing.assert_allclose(value, right.taps[name], rtol=1e-12)
 
 
-SAID = [
-    bug
-    for bug in EDITED
-    if not bug.after
-    and (
-        bug.of_gradients
-        or (bug.cause == bug.name and bug.group in ("kernels", "places", "saturation", "rounding"))
-    )
-]
 FORMS = [
     dataclasses.replace(bug, variant="bert", name=f"{bug.cause}: {bug.what}")
     for bug in ENTRIES
@@ -157,29 +146,11 @@ cotangent.
 """
 
 
-def verdict_of(bug):
-    """Judge the reference with a bug, whose sums are in another order, in float64."""
-    case = build_case(bug.variant, bug.scenario, options=dict(bug.options))
-    truth = truth_of(bug, case, Arithmetic("float64", shuffle=5))
-    run = as_run(truth, "float64", info={}, tap_gradients=dict(truth.tap_gradients))
-    return judge(case.config, case.weights, case.batch, run, end_to_end=False).explained()
-
-
-@pytest.mark.parametrize("bug", sample_of(SAID, lambda place, bug: place % 16 == 0), ids=lambda bug: bug.name)
-def test_bug_of_a_run_is_placed_and_named(bug):
-    verdict = verdict_of(bug)
-    assert verdict.first_divergence is not None
-    assert bug.rightly_first(verdict.first_divergence.tensor)
-    assert verdict.diagnosis is not None
-    assert not [note for note in verdict.diagnosis.notes if " failed: " in note]
-    if bug.cause:
-        assert bug.diagnosed(verdict.cause.hypothesis if verdict.cause else "") == "right"
-
-
 @pytest.mark.parametrize(
     "form", sample_of(FORMS, lambda place, form: place % 11 == 0), ids=lambda form: form.name
 )
 def test_other_form_of_a_bug_is_named_where_it_shows(form):
-    verdict = verdict_of(form)
+    case = build_case(form.variant, form.scenario, options=dict(form.options))
+    verdict = explained(case, run_with(form.change, case, "float64"))
     if verdict.status == "diverges":
         assert form.diagnosed(verdict.cause.hypothesis if verdict.cause else "") == "right", verdict.cause

@@ -14,7 +14,7 @@ from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case, standard_cases
 from concord.spec.deviations import KNOWN_DEVIATIONS
 from concord.spec.reference import reference
-from tests.toys.rounded import as_run, other, put, run_of, truth_of, verdict_of, without
+from tests.toys.rounded import as_run, declaring, other, put, run_of, truth_of, verdict_of, without
 from tests.toys.surroundings import quick_case, sample_of
 
 
@@ -299,12 +299,6 @@ def test_end_to_end_says_nothing_from_where_rounding_may_have_grown_too_large():
 
 
 # Declared deviations.
-
-
-def declaring(run, name, value):
-    return dataclasses.replace(
-        run, info={"deviations": [{"name": name, "value": value, "reason": "made so"}]}
-    )
 
 
 @pytest.mark.clause("PRC-4")

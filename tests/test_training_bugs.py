@@ -10,8 +10,8 @@ from concord.conformance.expectation import JudgedTraining
 from concord.conformance.lockstep import Candidate, Lockstep, Track, free_running, resynchronised
 from concord.conformance.mutants.matrix import Hunt, plugin
 from concord.conformance.mutants.trained import divergence_of, shown
+from tests.toys.stepping import Bugged
 from tests.toys.surroundings import sample_of
-from tests.toys.trained import Bugged
 
 SAMPLE = (
     "adam_first_moment_uncorrected",

@@ -8,7 +8,7 @@ import numpy as np
 from concord.conformance.campaign import Report, Setup
 from concord.conformance.verdict import Result
 from concord.spec.cases import build_case
-from tests.toys import ports, rounded
+from tests.toys import rounded
 
 WRONG = "my.plugin:Backend"
 
@@ -24,10 +24,10 @@ def verdicts():
     """Return verdicts: right, with a known bug, of no number, of another shape, and without any."""
     case = build_case("bert", "ragged")
     right = rounded.run_of(case)
-    few = dataclasses.replace(ports.run_of(build_case("bert", "peaked"), ports.SOUND, "bfloat16"), taps={})
+    few = dataclasses.replace(rounded.run_of(build_case("bert", "peaked"), "bfloat16"), taps={}, info={})
     runs = {
         "right": right,
-        "bug": ports.run_of(case, ports.option(activation="gelu_tanh")),
+        "bug": rounded.run_with(rounded.option(activation="gelu_tanh"), case),
         "no number": rounded.other(right, "layers.1.norm1", rounded.put((2, 3, 5), np.nan)),
         "hidden": dataclasses.replace(
             rounded.without(right, "layers.0.attention.scores"), info={"not_exposed": ["*.scores"]}

@@ -1,8 +1,11 @@
-"""What a right backend returns, or one with another model: the reference in rounded arithmetic, judged."""
+"""What a right backend returns, or one with a bug: the reference in rounded arithmetic, judged."""
 
 import dataclasses
 
-from concord.backends.interface import Run
+from concord.backends.interface import Request, Run
+from concord.conformance.bugs import bug
+from concord.conformance.bugs.bug import Change
+from concord.conformance.bugs.tape import with_edits
 from concord.conformance.judging import judge
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.reference import compute
@@ -12,6 +15,22 @@ def truth_of(case, dtype="float32", arithmetic=None, **more):
     """Return what the reference computes of a case, with gradients; by default in the dtype's arithmetic."""
     arithmetic = arithmetic or Arithmetic(dtype, shuffle=97)
     return compute(case.config, case.weights, case.batch, arithmetic, True, case.part, dtype, **more)
+
+
+def truth_with(change, case, dtype="float32", arithmetic=None, memory=None):
+    """Return what the reference yields with the change of a bug.
+
+    Args:
+        memory: what the bug keeps from one call to the next.
+    """
+    model = with_edits(change.at)
+    model.memory = {} if memory is None else memory
+    asked = change.request(Request(case.config, case.weights, case.batch, case.part, dtype))
+    made = dataclasses.replace(case, config=asked.config, weights=asked.weights, batch=asked.batch)
+    truth = truth_of(made, dtype, arithmetic, model=model)
+    if change.handed_out:
+        truth.gradients = dict(change.handed_out(truth.gradients))
+    return truth
 
 
 def as_run(truth, dtype="float32", **fields):
@@ -24,8 +43,30 @@ def run_of(case, dtype="float32", arithmetic=None, **more):
     return as_run(truth_of(case, dtype, arithmetic, **more), dtype)
 
 
+def run_with(change, case, dtype="float32"):
+    """Return what a port with a bug would, which says nothing of itself."""
+    return as_run(truth_with(change, case, dtype), dtype, info={})
+
+
+def declaring(run, name, value=1):
+    """Return a run that declares a deviation."""
+    return dataclasses.replace(
+        run, info={"deviations": [{"name": name, "value": value, "reason": "made so"}]}
+    )
+
+
+def option(**fields):
+    """Return the change of fields of the configuration."""
+    return Change(request=lambda request: bug.option(request, **fields))
+
+
 def verdict_of(case, run, **more):
     return judge(case.config, case.weights, case.batch, run, case.part, **more)
+
+
+def explained(case, run):
+    """Return what is said of a run, its cause looked for."""
+    return verdict_of(case, run).explained()
 
 
 def other(run, name, change):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from concord.backends.interface import Run, Unsupported
+from concord.conformance.bugs.training.tape import BuggedTrajectory
 from concord.conformance.expectation import JudgedTraining
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.files import section
@@ -48,6 +49,27 @@ class Stepping:
     def trajectory(self, case):
         """Return the training in low precision, before its first step."""
         return case.trajectory(Arithmetic(case.dtype))
+
+
+class Bugged(Stepping):
+    """The same with a bug of training, rounded after each operation in another order.
+
+    Args:
+        change: that makes the bug.
+    """
+
+    def __init__(self, case, change):
+        super().__init__(case)
+        self.made = BuggedTrajectory(case, Arithmetic(case.dtype, shuffle=5), change)
+
+    def load(self, state, step):
+        """Go on from elsewhere, as from a checkpoint."""
+        super().load(state, step)
+        self.made.resume = step
+
+    def trajectory(self, case):
+        """Return the training, which keeps what a bug remembers."""
+        return self.made
 
 
 class Session(Stepping):
