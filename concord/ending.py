@@ -6,6 +6,7 @@ Imports nothing that takes a while: a signal may come at once.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -15,51 +16,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from concord.streams import standard_streams
-
 REFUSED, FAULT, INTERRUPTED = 2, 3, 130
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """What ends a command so that it lets its workers go first: Ctrl-C, ``kill``, a closed terminal."""
 
 PATIENCE = 3.0
-"""Seconds after which a second signal ends a command at once; its workers notice."""
-
-
-class Ended(KeyboardInterrupt):
-    """A signal has ended the command."""
-
-
-class _Signals:
-    """What has come: the first ends the command in an orderly way."""
-
-    def __init__(self) -> None:
-        self.first: signal.Signals | None = None
-        self.since = 0.0
-        self.over = False
-
-    def __call__(self, number: int, _frame: object) -> None:
-        if self.over:
-            return
-        if self.first is None:
-            self.first, self.since = signal.Signals(number), time.monotonic()
-            raise Ended
-        if time.monotonic() - self.since > PATIENCE:
-            os._exit(128 + number)
-
-    def lost(self, unraisable: Any) -> bool:
-        """Whether the end was raised where Python lets nothing be raised; then it is raised again."""
-        if not isinstance(unraisable.exc_value, Ended) or self.first is None:
-            return False
-        again = threading.Timer(0.1, os.kill, (os.getpid(), self.first))
-        again.daemon, self.first = True, None
-        again.start()
-        return True
-
-    def tell(self) -> int:
-        """Say what has ended the command, and return the exit code."""
-        number = self.first or signal.SIGINT
-        return _told(128 + number, "interrupted" if number == signal.SIGINT else f"ended by {number.name}")
+"""Seconds within which a second signal changes nothing: several may come for one reason."""
 
 
 def _handlers() -> dict[int, Any]:
@@ -76,20 +39,27 @@ def _put(handlers: Mapping[int, Any]) -> None:
 
 
 @contextmanager
-def _heeded(last: bool) -> Iterator[_Signals]:
+def _heeded(last: bool) -> Iterator[list[tuple[int, float]]]:
     """Have signals end the command.
 
     Args:
         last: whether nothing follows that they could end.
+
+    Yields:
+        Those that have come, each with its time.
     """
-    signals, former, hook = _Signals(), _handlers(), sys.unraisablehook
-    sys.unraisablehook = lambda unraisable: None if signals.lost(unraisable) else hook(unraisable)
-    _put(dict.fromkeys(former, signals))
+    came, former = list[tuple[int, float]](), _handlers()
+
+    def interrupt(number: int, _frame: object) -> None:
+        now = time.monotonic()
+        if not came or now - came[-1][1] > PATIENCE:
+            came.append((number, now))
+            raise KeyboardInterrupt
+
+    _put(dict.fromkeys(former, interrupt))
     try:
-        yield signals
+        yield came
     finally:
-        signals.over = True
-        sys.unraisablehook = hook
         # Python, as it ends, gives others back their deadly default.
         _put(dict.fromkeys(former, signal.SIG_IGN) if last else former)
 
@@ -125,29 +95,27 @@ def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
     Args:
         last: whether the process ends then.
     """
-    with standard_streams() as lost, _heeded(last) as signals:
-        code = _outcome(command, signals)
-        if reason := lost():
-            code = _told(REFUSED, f"error: standard output: cannot be written: {reason}")
-    sys.exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    with _heeded(last) as came:
+        try:
+            code = command()
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else REFUSED if end.code else 0
+        except Exception as error:
+            code = _failed(error)
+        if code == INTERRUPTED:  # typer may have caught it
+            number = signal.Signals(came[0][0]) if came else signal.SIGINT
+            words = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
+            code = _said(128 + number, words)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
-def _outcome(command: Callable[[], Any], signals: _Signals) -> int:
-    """Do what a command does, and return the exit code."""
-    try:
-        code = command()
-    except KeyboardInterrupt:
-        return signals.tell()
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else REFUSED if end.code else 0
-    except Exception as error:
-        return _failed(error)
-    if code == INTERRUPTED:  # typer has caught it
-        return signals.tell()
-    return code if isinstance(code, int) else 0
-
-
-def _told(code: int, *lines: str) -> int:
+def _said(code: int, *lines: str) -> int:
     for line in lines:
         print(f"concord: {line}", file=sys.stderr)
     return code
@@ -162,10 +130,10 @@ def _failed(error: Exception) -> int:
     from concord.backends.wire import WorkerFailure
     from concord.spec.errors import SpecError
     from concord.spec.text import first_line
-    from concord.terminal import complain
+    from concord.terminal import complain, discard
 
     if isinstance(error, WorkerFailure):
-        return _told(FAULT, f"error: the backend gave no result: {error}", *error.stderr.splitlines())
+        return _said(FAULT, f"error: the backend gave no result: {error}", *error.stderr.splitlines())
     if isinstance(error, TyperException):
         error.show()  # type: ignore[attr-defined]
         return REFUSED
@@ -173,16 +141,18 @@ def _failed(error: Exception) -> int:
         for problem in error.problems:
             complain(problem)
         return REFUSED
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG and error.filename is not None:
-        complain(
-            f"{os.fsdecode(error.filename)}: {error.strerror}"
-        )  # pathlib says of no other name that it cannot tell whether it is there
+    if isinstance(error, OSError) and error.filename is not None:
+        complain(f"{os.fsdecode(error.filename)}: {error.strerror}")
+        return REFUSED
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        discard(sys.stdout)
+        complain(f"standard output: cannot be written: {error.strerror}")
         return REFUSED
     if os.environ.get("CONCORD_TRACEBACK"):
         traceback.print_exception(error)
     place = traceback.extract_tb(error.__traceback__)[-1]
     what = f"{type(error).__name__}: {first_line(error)}"
     where = f"{os.path.basename(place.filename)}:{place.lineno}"
-    return _told(
+    return _said(
         FAULT, f"a bug in Concord: {what} ({where}); with CONCORD_TRACEBACK=1 it says where it comes from"
     )

@@ -397,6 +397,17 @@ class Outputs(OptionGroup):
         """Refuse files that cannot be written, before anything runs; see :func:`concord.writing.check`."""
         writing.check(self.json, self.html, *more, **how)
 
-    def finish(self, found: Any, kind: str, title: str, show: Callable[[], None], **more: Any) -> None:
-        """Write what a command came to, and show it; see :func:`concord.writing.outcome`."""
-        writing.outcome(record.made(found, kind, title), self.json, self.html, show, **more)
+    def finish(
+        self,
+        found: Any,
+        kind: str,
+        title: str,
+        show: Callable[[], None],
+        *more: writing.Output,
+        problems: Sequence[str] = (),
+    ) -> int:
+        """Write what a command came to, show it, and return its exit code."""
+        made = record.made(found, kind, title)
+        json, html = (self.json, lambda: record.text(made)), (self.html, lambda: writing.page(made))
+        writing.write(json, html, *more, show=show, problems=problems)
+        return made.exit_code

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -22,8 +19,6 @@ from concord.options import Outputs
 from concord.progress import counting
 from concord.terminal import Terminal, complain
 
-STARTED = time.perf_counter()
-
 
 def run(jobs: Sequence[campaign.Job], names: Sequence[str], settings: campaign.Setup) -> campaign.Report:
     """Run jobs on backends, judge them, and show how far each has come."""
@@ -35,7 +30,7 @@ def judged(
     jobs: Sequence[campaign.Job],
     names: Sequence[str],
     settings: campaign.Setup,
-    record: Outputs,
+    outputs: Outputs,
     group: str,
     what: str,
     markdown: Path | None = None,
@@ -45,12 +40,13 @@ def judged(
     how = [what, settings.implementation, settings.execution, *devices]
     how += [f"precision {settings.precision}"] * (settings.precision != "strict")
     how += ["deterministic"] * settings.deterministic
-    finish(run(jobs, names, settings), record, "check", group, f"Conformance: {', '.join(how)}", markdown)
+    title = f"Conformance: {', '.join(how)}"
+    finish(run(jobs, names, settings), outputs, "check", group, title, markdown)
 
 
 def finish(
     found: campaign.Report,
-    record: Outputs,
+    outputs: Outputs,
     kind: str,
     group: str,
     title: str,
@@ -62,21 +58,12 @@ def finish(
         group: what a line of the table stands for.
         markdown: a file that gets the table between its markers.
     """
-    console, found = Terminal(), found.explained()
+    found = found.explained()
     put = partial(report.within, markdown, "check") if markdown else str
-    record.finish(
-        found,
-        kind,
-        title,
-        lambda: report.show(found, console, title, group),
-        markdown=(markdown, lambda: put(report.markdown(found))),
+    table = (markdown, lambda: put(report.markdown(found)))
+    raise typer.Exit(
+        outputs.finish(found, kind, title, lambda: report.show(found, Terminal(), title, group), table)
     )
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-    console.tell(
-        f"{time.perf_counter() - STARTED:.0f} s in all, imports included; "
-        f"this process held at most {peak:.0f} MiB"
-    )
-    raise typer.Exit(found.exit_code)
 
 
 @contextmanager

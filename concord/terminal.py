@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import IO, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -27,6 +30,11 @@ class Terminal(Console):
         super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
         if self.width < NARROWEST:
             self.width = USUAL
+
+    def on_broken_pipe(self) -> None:
+        """Go on when the reader has had enough: what was asked for is done, and its exit code holds."""
+        self.quiet = True
+        discard(self.file)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Return a string as what is printed; tables measure it so too."""
@@ -82,6 +90,12 @@ def figures(
     for row in rows:
         table.add_row(*(text for heading, text in zip(headings, row, strict=True) if heading in widths))
     console.print(table)
+
+
+def discard(stream: IO[str]) -> None:
+    """Have nobody get what is written to a stream that takes nothing more."""
+    with suppress(OSError, io.UnsupportedOperation), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def complain(problem: str) -> None:

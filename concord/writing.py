@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -11,7 +11,6 @@ import typer
 
 from concord.conformance import record
 from concord.conformance.report import around
-from concord.spec import checkpoints
 from concord.spec.errors import SpecError, collecting, located, refuse
 from concord.spec.files import obstacle, read_json, same_file, write_text
 from concord.terminal import Terminal
@@ -58,57 +57,30 @@ def check(*paths: Path | None, markdown: Path | None = None, markers: str = "") 
     problems = [problem for path in given if (problem := obstacle(path))]
     problems += [f"{other}: is named twice" for one, other in combinations(given, 2) if same_file(one, other)]
     refuse(problems)
-    refuse([f"{one}: {why}; name another file to write" for one in given if (why := _why_kept(one))])
+    refuse([f"{one}: is read; name another file to write" for one in given if _is_read(one)])
     if markdown is not None:
         around(markdown, markers)
 
 
-def write(console: Terminal, *outputs: Output, problems: Sequence[str] = ()) -> None:
-    """Write each file, whatever becomes of the others.
+def write(*outputs: Output, show: Callable[[], None] = lambda: None, problems: Sequence[str] = ()) -> None:
+    """Write each file, whatever becomes of the others, then show what a command came to.
 
     Args:
         problems: what could not be written before.
-
-    Raises:
-        SpecError: listing what could not be written.
-    """
-    problems = list(problems)
-    for path, make in outputs:
-        if path is not None:
-            with collecting(problems):
-                write_text(path, make())
-                console.tell(f"written: {path}")
-    refuse(problems)
-
-
-def outcome(
-    made: record.Record,
-    json: Path | None,
-    html: Path | None,
-    show: Callable[[], None],
-    markdown: Output = (None, str),
-    problems: Sequence[str] = (),
-    text: Callable[[record.Record], str] = record.text,
-) -> None:
-    """Write what a command came to, and show it.
-
-    The record is written before anything is shown, so that it is not lost, whatever becomes of the rest.
-
-    Args:
-        problems: what could not be written before.
-        text: makes the record's text.
 
     Raises:
         SpecError: listing what could not be written, when the rest was done.
     """
-    lost, console = list(problems), Terminal()
-    with collecting(lost):
-        if json is not None:
-            write_text(json, text(made))
+    problems, console, written = list(problems), Terminal(), list[Path]()
+    for path, make in outputs:
+        if path is not None:
+            with collecting(problems):
+                write_text(path, make())
+                written.append(path)
     show()
-    if json is not None and len(lost) == len(problems):
-        console.tell(f"written: {json}")
-    write(console, (html, lambda: page(made)), markdown, problems=lost)
+    for path in written:
+        console.tell(f"written: {path}")
+    refuse(problems)
 
 
 KINDS = {
@@ -146,27 +118,13 @@ PICTURES = (".html", ".svg", ".png", ".pdf", ".md")
 """How names end of what no command reads."""
 
 
-def _places() -> Iterator[Path]:
-    """Yield what the command reads; a file of a checkpoint stands for its folder too."""
-    from concord.porting.folder import CONFIGS  # what reads checkpoints need not be loaded by other commands
-
-    for read in READ:
-        yield read
-        folder = read.absolute().parent
-        if read.is_file() and any((folder / mark).exists() for mark in (checkpoints.CONFIG, *CONFIGS)):
-            yield folder
-
-
-def _why_kept(written: Path) -> str:
-    """Return why a file may not be written, if so; what commands made in a folder may be made anew."""
+def _is_read(written: Path) -> bool:
+    """Return whether a file is read, or is one of a folder that is; what commands made may be made anew."""
     names = (written.resolve(), written.parent.resolve() / written.name)
-    for read in _places():
-        if same_file(written, read):
-            return "is read"
-        inside = read.is_dir() and any(name.is_relative_to(read.resolve()) for name in names)
-        if inside and written.is_file() and not _made(written):
-            return f"is a file of {read}, which is read"
-    return ""
+    inside = any(name.is_relative_to(read.resolve()) for name in names for read in READ)
+    return any(same_file(written, read) for read in READ) or (
+        inside and written.is_file() and not _made(written)
+    )
 
 
 def _made(path: Path) -> bool:
@@ -177,23 +135,16 @@ def _made(path: Path) -> bool:
         return False
 
 
-def check_apart(folder: Path, replaced: bool = False) -> None:
-    """Refuse a folder to write into that is one that the command reads.
-
-    Args:
-        replaced: whether all that is there goes: then it may neither hold nor lie in what is read.
+def check_apart(folder: Path) -> None:
+    """Refuse a folder to be replaced that is, holds or lies in what the command reads.
 
     Raises:
         SpecError: saying which.
     """
     target = folder.resolve()
-    for read in _places():
-        place = read.resolve()
-        within = read in READ and place.is_dir() and target.is_relative_to(place)
-        if target == place or (
-            replaced
-            and (within or any(one.resolve().is_relative_to(target) for one in (read, *read.rglob("*"))))
-        ):
+    for read in READ:
+        held = any(one.resolve().is_relative_to(target) for one in (read, *read.rglob("*")))
+        if held or target.is_relative_to(read.resolve()):
             raise SpecError(
                 f"{folder}: is, holds or lies in {read}, which is read; name another folder to write"
             )

@@ -1,14 +1,8 @@
 """How a command ends that is not done: with a line and a code, never with that of a divergence."""
 
 import json
-import os
-import signal
-import time
 
-import pytest
-
-from concord.ending import end
-from tests.toys.surroundings import PATIENCE, toy
+from tests.toys.surroundings import toy
 
 ONE_RUN = f"check --backend {toy('NumpyBackend')} --case bert-single --dtype float32 --threads 1"
 
@@ -22,23 +16,6 @@ def test_a_fault_of_concord_is_told_in_a_line(invoke, entered, monkeypatch):
     assert said.startswith("concord: a bug in Concord: ZeroDivisionError: of Concord (test_ending.py:")
     monkeypatch.setenv("CONCORD_TRACEBACK", "1")
     assert "in fails" in "\n".join(invoke(ONE_RUN)[2])
-
-
-def test_a_signal_is_not_lost_where_nothing_can_be_raised(capsys):
-    class Ending:
-        def __del__(self):
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.01)
-
-    def command():
-        Ending()
-        time.sleep(PATIENCE)
-
-    with pytest.raises(SystemExit) as ended:
-        end(command)
-    assert ended.value.code == 128 + signal.SIGTERM
-    assert capsys.readouterr().err == "concord: ended by SIGTERM\n"
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_the_record_is_written_before_anything_is_shown(entered, tmp_path, monkeypatch):

@@ -123,19 +123,6 @@ def test_what_a_command_made_of_a_folder_may_be_made_anew(tmp_path, entered):
         entered(f"show positions {source} --svg {source / 'positions.svg'}")
 
 
-def test_a_run_is_not_begun_in_its_own_checkpoint(tmp_path, refused):
-    source, data = hugging_face(tmp_path / "source"), tmp_path / "train.tsv"
-    data.write_text("0\tthe cat\n")
-    before = contents(tmp_path)
-    for checkpoint in (source, source / "model.safetensors"):
-        lines = refused(
-            f"train {checkpoint} --data {data} --backend tests.toys.numpy_backend:NumpyBackend --out {source}"
-        )
-        assert len(lines) == 1
-        assert f"{source}: is, holds or lies in " in lines[0]
-    assert contents(tmp_path) == before
-
-
 WRITTEN = {"--json", "--html", "--markdown", "--svg", "--certificate", "--out", "--output"}
 
 

@@ -174,7 +174,6 @@ def test_a_finding_never_takes_the_place_of_another(tmp_path):
             "concord: error: standard output: cannot be written: No space left on device\n",
         ),
         ("| cat", {"PYTHONIOENCODING": "ascii"}, 0, ""),
-        (">&-", {}, 0, ""),
     ],
 )
 def test_what_becomes_of_standard_output_loses_no_file(answered, tmp_path, behind, environment, code, said):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from concord.spec.errors import optional
-from concord.spec.files import write_text
 
 STYLE: dict[Any, Any] = {
     "font.size": 8.0,
@@ -44,17 +42,6 @@ def draw(paint: Callable[[Any], None], width: float, height: float) -> str:
         paint(made)
         made.savefig(kept, format="svg", metadata={"Date": None, "Creator": "Concord"})
     return kept.getvalue()
-
-
-def write(console: Any, file: Path | None, svg: Callable[[], str]) -> None:
-    """Write a figure to a file, if it was asked for, and say so.
-
-    Raises:
-        SpecError: if matplotlib is not installed, or the file cannot be written.
-    """
-    if file is not None:
-        write_text(file, svg())
-        console.print(f"written: {file}", highlight=False, soft_wrap=True)
 
 
 def check_matplotlib() -> None:

@@ -46,16 +46,16 @@ def run(
     directory: Path,
     *,
     workers: Checked,
-    record: options.Outputs,
+    outputs: options.Outputs,
 ) -> None:
     """Run cases as files on every backend, and judge them.
 
     Args:
         directory (DIR): A folder of cases that 'concord case export' or 'concord fuzz' wrote.
     """
-    record.check()
+    outputs.check()
     settings, names, jobs = collect(workers.settings, workers.names, lambda: dump.read_jobs(directory))
-    judged(jobs, names, settings, record, "group", str(directory))
+    judged(jobs, names, settings, outputs, "group", str(directory))
 
 
 def reduce(

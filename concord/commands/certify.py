@@ -117,7 +117,11 @@ def certify(
     with telling() as tell:
         found = certificates.certify(source, target, asked, settings, tell)
     made = certificates.recorded(found)
-    writing.outcome(made, certificate, html, lambda: _show(found, Terminal()), text=certificates.text)
+    writing.write(
+        (certificate, lambda: certificates.text(made)),
+        (html, lambda: writing.page(made)),
+        show=lambda: _show(found, Terminal()),
+    )
     raise typer.Exit(found.exit_code)
 
 

@@ -67,7 +67,7 @@ def check(
     workers: Checked,
     cases: Selection,
     model: OwnModel,
-    record: options.Outputs,
+    outputs: options.Outputs,
     quick: bool = False,
     from_dump: Path | None = None,
     markdown: Written | None = None,
@@ -79,11 +79,11 @@ def check(
             does not.
         from_dump (DIR): Judge runs that came back as files for cases of 'concord case export'.
     """
-    record.check(markdown=markdown, markers="check")
+    outputs.check(markdown=markdown, markers="check")
     if from_dump is not None:
         with bars(["judging"], None) as advance, listening(lambda text: advance("judging", 0, text)):
             found = dump.judge_dumps(from_dump)
-        finish(found, record, "check", "variant", f"Runs from {from_dump}", markdown)
+        finish(found, outputs, "check", "variant", f"Runs from {from_dump}", markdown)
     settings, names, jobs = collect(
         workers.settings,
         workers.names,
@@ -91,4 +91,4 @@ def check(
     )
     own = model.checkpoint is not None
     group = "checkpoint" if own else "variant"
-    judged(jobs if own else sequence(jobs), names, settings, record, group, jobs[0].part, markdown)
+    judged(jobs if own else sequence(jobs), names, settings, outputs, group, jobs[0].part, markdown)

@@ -23,7 +23,7 @@ def compare(
     reference: str,
     candidate: str | None = None,
     *,
-    record: options.Outputs,
+    outputs: options.Outputs,
     way: str = "",
     inputs: Path | None = None,
     text: list[str] | None = None,
@@ -55,7 +55,7 @@ def compare(
         alone_and_batched: Judge each sample of a batch by the same sample alone, without padding.
         python (PATH): The interpreter in which the candidate's function is called.
     """
-    record.check()
+    outputs.check()
     problems = ["--text and --inputs are both given but one of them alone may be"] if text and inputs else []
     problems += (
         ["CANDIDATE and --as are both given but one of them alone may be"] if candidate and way else []
@@ -97,7 +97,7 @@ def compare(
             notes |= proof.said(proof.prove(made, lambda words: advance("comparing", 0, words)))
     versions = {name: {"reference": f"PyTorch {torch.__version__}"}}
     report = Report(results, versions, Setup(), time.perf_counter() - started, notes)
-    finish(report, record, "compare", "reference", f"{name} beside {reference}")
+    finish(report, outputs, "compare", "reference", f"{name} beside {reference}")
 
 
 def read_names(path: Path) -> dict[str, str]:

@@ -77,7 +77,7 @@ def demo(
     console.print()
     title = f"Demonstration: {PLANTED.what}"
     made = record.made(Report(results, dict.fromkeys(runs, about), Setup()), "check", title)
-    writing.write(console, (html, lambda: writing.page(made)))
+    writing.write((html, lambda: writing.page(made)))
     for line in NEXT:
         console.tell(line)
     cause = verdicts[buggy].cause

@@ -43,9 +43,7 @@ def diff(
     a, b = collect(lambda: read(first, from_a), lambda: read(second, from_b))
     with Terminal(stderr=True).status("comparing tensors", spinner="line"):
         found = compare(a, b)
-    console = Terminal()
-    _show(found, console)
-    writing.write(console, (json, lambda: record.lines(record.plain(found))))
+    writing.write((json, lambda: record.lines(record.plain(found))), show=lambda: _show(found, Terminal()))
     raise typer.Exit(found.exit_code)
 
 

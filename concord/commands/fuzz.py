@@ -96,7 +96,7 @@ def fuzz(
     *,
     workers: Fuzzed,
     drawn: Drawn,
-    record: options.Outputs,
+    outputs: options.Outputs,
     scheduler: str | None = None,
     out: Written = Path("concord-fuzz"),
 ) -> None:
@@ -111,7 +111,7 @@ def fuzz(
         from concord.conformance.fuzz.failures import write_failures
         from concord.conformance.fuzz.hunting import hunt
 
-    record.check()
+    outputs.check()
     settings, _, plan, _, _ = collect(
         workers.settings,
         workers.names,
@@ -124,14 +124,14 @@ def fuzz(
         with bars(["cases"], plan.cases, "cases") as advance:
             findings = hunt(plan, settings, scheduler, lambda done: advance("cases", done, ""), stopped)
         problems = write_failures(out, findings, settings)
-        record.finish(
+        code = outputs.finish(
             findings,
             "fuzz",
             f"Random cases, seed {plan.seed}, {', '.join(plan.dtypes)}",
             lambda: summary.show(findings, Terminal(), settings),
             problems=problems,
         )
-    raise typer.Exit(findings.exit_code)
+    raise typer.Exit(code)
 
 
 def _check_address(scheduler: str | None) -> None:

@@ -14,17 +14,17 @@ def golden(
     directory: Path = golden_files.INCLUDED,
     *,
     workers: options.Runs,
-    record: options.Outputs,
+    outputs: options.Outputs,
 ) -> None:
     """Compare backends with tensors of the published sources.
 
     Args:
         directory (DIR): A folder of golden files, with subfolders.
     """
-    record.check()
+    outputs.check()
     settings, names, (jobs, notes) = collect(
         workers.settings, workers.names, lambda: golden_files.collect(directory)
     )
     found = run(jobs, names, settings)
     found.notes.update(notes)
-    finish(found, record, "golden", "source", f"Golden files of {directory}")
+    finish(found, outputs, "golden", "source", f"Golden files of {directory}")

@@ -14,7 +14,7 @@ from concord.terminal import Terminal
 def mutants(
     *,
     workers: options.Workers,
-    record: options.Outputs,
+    outputs: options.Outputs,
     mutant: list[str] | None = None,
 ) -> None:
     """Put porting bugs into every backend, and show what is found.
@@ -22,8 +22,7 @@ def mutants(
     Args:
         mutant (M): A mutant by name, or a group of them; may be repeated. Default: all.
     """
-    console = Terminal()
-    record.check()
+    outputs.check()
     settings, names, chosen = collect(
         workers.settings,
         lambda: matrix.mutable(options.once(workers.backend)),
@@ -32,5 +31,4 @@ def mutants(
     with counting(names, len(chosen)) as progress:
         found = matrix.conduct(chosen, names, settings, progress)
     title = f"{len(chosen)} mutant{'' if len(chosen) == 1 else 's'}"
-    record.finish(found, "mutants", title, lambda: table.show(found, console))
-    raise typer.Exit(found.exit_code)
+    raise typer.Exit(outputs.finish(found, "mutants", title, lambda: table.show(found, Terminal())))

@@ -42,7 +42,7 @@ def port(
     console = Terminal()
     if to is None:
         raise SpecError(f"--to is not given but must be one of {', '.join(porting.formats())}")
-    writing.check_apart(output, replaced=True)
+    writing.check_apart(output)
     if form == "auto" and table is None:
         found = porting.recognise(source)
         console.tell(f"{source}: {found.format}: {found.why}")

@@ -124,7 +124,6 @@ def predict(
     for line in given.complaints.listed():
         console.tell(f"left out: {line}", style="yellow")
     writing.write(
-        console,
         (json, lambda: json_text.dumps(found, ensure_ascii=False, indent=1) + "\n"),
         (html, lambda: evaluation.page(found, predictions, given.samples)),
     )

@@ -64,7 +64,7 @@ def report(
     """
     writing.check(html)
     made, page = writing.read_page(file)
-    writing.write(Terminal(), (html, lambda: page))
+    writing.write((html, lambda: page))
     raise typer.Exit(made.exit_code)
 
 
@@ -103,7 +103,7 @@ def attention(
         console.tell(note, style="yellow")
     if found.sides:
         figures(console, *found.table(), less=("bits", "masked"), texts=())
-    writing.write(console, (html, lambda: page(found)))
+    writing.write((html, lambda: page(found)))
     raise typer.Exit(found.report.exit_code)
 
 
@@ -131,7 +131,7 @@ def positions(
     console = Terminal()
     title = "Products of two positions by their distance, relative to that at distance 0"
     figures(console, *tables.table_of(forms), (), ("form",), title)
-    drawing.write(console, svg, lambda: tables.figure(forms))
+    writing.write((svg, lambda: tables.figure(forms)))
 
 
 def forms_of(path: Path) -> list[Form]:
@@ -186,4 +186,4 @@ def compare(runs: Sequence[Path], picture: Path | None = None) -> None:
     rows = [drawn.row(run, *named) for run, named in zip(runs, logs.items(), strict=True)]
     cells = [list(row.values()) for row in rows]
     figures(console, list(rows[0]), cells, drawn.LESS, ("run", "backend", "ended by"))
-    writing.write(console, (picture, lambda: drawn.figure(logs)))
+    writing.write((picture, lambda: drawn.figure(logs)))

@@ -336,7 +336,6 @@ def _measure(chosen: SpeedPlan, record: options.Outputs, markdown: Path | None) 
         finished = markdown if kept.complete else None
         put = partial(within, finished, "speed") if finished else str
         writing.write(
-            console,
             (json, lambda: files.text(last)),
             (record.html, lambda: writing.page(last)),
             (finished, lambda: put(as_markdown(data))),

@@ -242,7 +242,7 @@ def train(
     samples: SampleOptions,
     run: RunOptions,
     lockstep: LockstepOptions,
-    record: options.Outputs,
+    outputs: options.Outputs,
     dtype: str = "float32",
 ) -> None:
     """Train a model in one framework, or in lockstep in several."""
@@ -253,7 +253,7 @@ def train(
         refuse(problems)
     if lockstep.lockstep:
         refuse(_beside(context, "--lockstep", ORDINARY if samples.data else {**WITH_DATA, **ORDINARY}))
-        _in_lockstep(workers, start, samples, run, lockstep, record, dtype)
+        _in_lockstep(workers, start, samples, run, lockstep, outputs, dtype)
     alone = options.typed(context, _each("free_running json html", ""))
     refuse([f"{name} is given but --lockstep is not: it is for that alone" for name, _ in alone])
     settings = workers.settings()
@@ -265,7 +265,6 @@ def train(
             raise SpecError(
                 "--data is not given: what is the model to be trained on? (--resume DIR goes on with a run)"
             )
-        writing.check_apart(run.out)
         if runs.steps(run.out):
             raise SpecError(
                 f"{run.out}: holds a run already; --resume {run.out} goes on with it, "
@@ -426,7 +425,7 @@ def _in_lockstep(
     samples: SampleOptions,
     run: RunOptions,
     how: LockstepOptions,
-    record: options.Outputs,
+    outputs: options.Outputs,
     dtype: str,
 ) -> None:
     """Train in lockstep, print what came of it, write it, and leave with its exit code.
@@ -441,15 +440,14 @@ def _in_lockstep(
         size = {"batch": samples.batch or BATCH, "steps": run.steps or STEPS, "dtype": dtype}
         return on_samples(*_begun(start, samples, backend="", **size))
 
-    record.check()
+    outputs.check()
     settings, names, case = collect(workers.settings, workers.names, made)
-    mode, count, console = MODES[how.free_running], len(case.training.steps), Terminal()
+    mode, count = MODES[how.free_running], len(case.training.steps)
     _warn(case.training.recipe, case.dtype)
     with bars(names, count, "steps") as advance:
         found = conduct(case, names, settings, mode, callback=lambda name, done: advance(name, done, ""))
     title = f"Lockstep: {count} steps, {case.dtype}, {mode}, seed {case.training.seed}"
-    record.finish(found, "lockstep", title, lambda: show(found, console, title))
-    raise typer.Exit(found.exit_code)
+    raise typer.Exit(outputs.finish(found, "lockstep", title, lambda: show(found, Terminal(), title)))
 
 
 def on_samples(start: TrainingCheckpoint, corpora: Mapping[str, Corpus]) -> JudgedTraining:
