@@ -15,21 +15,19 @@ from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.catalogue import TRAINING
 from concord.conformance.campaign import Setup
 from concord.conformance.estimate import estimate
-from concord.conformance.expectation import Expectation
+from concord.conformance.expectation import Expectation, JudgedTraining
 from concord.conformance.html import page
-from concord.conformance.lockstep import (
+from concord.conformance.lockstep.cases import standard
+from concord.conformance.lockstep.envelope import in_range
+from concord.conformance.lockstep.outcome import Lockstep, Track
+from concord.conformance.lockstep.report import show
+from concord.conformance.lockstep.running import (
     Candidate,
-    JudgedTraining,
-    Lockstep,
-    Track,
+    about,
+    first_divergence,
     free_running,
     resynchronised,
-    running,
 )
-from concord.conformance.lockstep.cases import standard
-from concord.conformance.lockstep.conduct import about
-from concord.conformance.lockstep.envelope import in_range
-from concord.conformance.lockstep.report import show
 from concord.conformance.scoring import judge_tensor
 from concord.spec.errors import SpecError
 from concord.spec.training.optimizers import ReferenceOptimizer, clipped
@@ -120,9 +118,9 @@ def test_wrong_step_shows_at_its_own_step_with_its_cause(fields, tensor, clause,
 
 
 def test_cause_that_steps_which_agree_contradict_is_not_named():
-    asked = case()
-    late = Candidate("toy", Stepping(case(epsilon=1e-6), late=2, usual=asked))
-    (track,) = resynchronised(asked, [late], stop_first=True)
+    asked = case(steps=3)
+    late = Candidate("toy", Stepping(case(steps=3, epsilon=1e-6), late=2, usual=asked))
+    (track,) = resynchronised(asked, [late])
     assert track.first is not None
     assert (track.first.step, track.first.cause) == (2, None)
 
@@ -130,7 +128,7 @@ def test_cause_that_steps_which_agree_contradict_is_not_named():
 @pytest.fixture
 def unexplained(monkeypatch):
     """Where no cause is asked for, none is searched, which takes longer than all the rest."""
-    monkeypatch.setattr("concord.conformance.lockstep.candidate.cause_of", lambda first, others: None)
+    monkeypatch.setattr("concord.conformance.lockstep.running.cause_of", lambda first, others: None)
 
 
 def test_free_running_leaves_its_envelope_after_a_wrong_step_and_stays_beyond(unexplained):
@@ -143,14 +141,13 @@ def test_free_running_leaves_its_envelope_after_a_wrong_step_and_stays_beyond(un
 
 
 def test_backends_with_and_without_deviations_are_each_judged_by_their_own(unexplained):
-    asked = case()
+    asked = case(steps=2)
     rounding = {"optimizer_constant_bits": 12.0}
     own = replace(asked, deviations=rounding)
     for mode in (resynchronised, free_running):
         plain, declared, silent = mode(
             asked,
-            steps=2,
-            candidates=[
+            [
                 Candidate("plain", Stepping(asked)),
                 Candidate("declared", Stepping(own), rounding),
                 Candidate("silent", Stepping(own)),
@@ -271,13 +268,15 @@ def test_session_that_returns_or_raises_nonsense_is_a_row_and_the_others_go_on()
         "ReturningUnknown": (
             "broken",
             0,
-            "step() returned 'velocity.pooler.bias', 'loss', but this training has only losses, "
-            "gradients, norm, clipped, rate, first_moment, second_moment, parameters",
+            "step() returned 'velocity.pooler.bias', which this training has not, "
+            "'loss', which this training has not",
         ),
         "ReturningRows": (
             "broken",
             0,
-            "step() returned 'losses.0' of shape (1,) but must be () (and 113 like it)",
+            "step() returned 'losses.0' of shape (1,) but must be (), 'losses.1' of shape (1,) but "
+            "must be (), 'gradients.embeddings.token.weight' of shape (1, 17, 6) but must be (17, 6) "
+            "and 111 more",
         ),
         "ReturningFew": (
             "diverges",
@@ -301,7 +300,7 @@ def test_session_that_returns_or_raises_nonsense_is_a_row_and_the_others_go_on()
 
 def test_fault_of_the_judge_is_a_row_and_is_not_the_backends(monkeypatch):
     asked = case(steps=2)
-    monkeypatch.setattr("concord.conformance.lockstep.candidate.cause_of", lambda first, others: 1 / 0)
+    monkeypatch.setattr("concord.conformance.lockstep.running.cause_of", lambda first, others: 1 / 0)
     tracks = resynchronised(
         asked, [Candidate("right", Stepping(asked)), Candidate("wrong", Stepping(case(epsilon=1e-6)))]
     )
@@ -371,9 +370,7 @@ def test_training_of_which_a_section_is_judged_nowhere_is_not_said_to_be_right()
     asked = replace(asked, training=replace(asked.training, reported=(0, 1)))
     session = Stepping(asked)
     with pytest.raises(SpecError, match="no step of this training was judged in its parameters"):
-        running.first_divergence(
-            asked, [session.step(batches, report=True) for batches in asked.training.steps]
-        )
+        first_divergence(asked, [session.step(batches, report=True) for batches in asked.training.steps])
 
 
 def test_standard_case_shows_means_of_means_and_positions_that_are_not_trained(unexplained):
@@ -385,9 +382,7 @@ def test_standard_case_shows_means_of_means_and_positions_that_are_not_trained(u
         "dense_as_lazy": "parameters.",
     }
     asked = standard(steps=2)
-    tracks = resynchronised(
-        asked, [Candidate(name, Bugged(asked, TRAINING[name].change)) for name in first], steps=1
-    )
+    tracks = resynchronised(asked, [Candidate(name, Bugged(asked, TRAINING[name].change)) for name in first])
     for track, tensor in zip(tracks, first.values(), strict=True):
         assert track.first.tensor.startswith(tensor)
 

@@ -8,8 +8,8 @@ import pytest
 from concord import backends
 from concord.conformance.campaign import Setup
 from concord.conformance.lockstep.cases import example, standard
-from concord.conformance.lockstep.conduct import conduct
 from concord.conformance.lockstep.outcome import MODES
+from concord.conformance.lockstep.running import conduct
 from concord.spec.training.recipe import Recipe
 from tests.test_lockstep import ADAMW
 from tests.test_lockstep import CONFIG as SMALL

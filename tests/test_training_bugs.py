@@ -7,7 +7,8 @@ from concord.conformance.bugs.bug import Change, recipe
 from concord.conformance.bugs.catalogue import TRAINING
 from concord.conformance.bugs.training.runs import RUNS, model, training_of
 from concord.conformance.expectation import JudgedTraining
-from concord.conformance.lockstep import Candidate, Lockstep, Track, free_running, resynchronised
+from concord.conformance.lockstep.outcome import Lockstep, Track
+from concord.conformance.lockstep.running import Candidate, free_running, resynchronised
 from concord.conformance.mutants.matrix import Hunt, plugin
 from concord.conformance.mutants.trained import divergence_of, shown
 from tests.toys.stepping import Bugged
@@ -92,7 +93,7 @@ def test_right_training_has_no_cause(open_worker, name, run):
 
 def track_of(run, change, mode=free_running):
     case = JudgedTraining(*model(), training_of(run))
-    (track,) = mode(case, [Candidate("toy", Bugged(case, change))], stop_first=True)
+    (track,) = mode(case, [Candidate("toy", Bugged(case, change))])
     return track
 
 

@@ -17,9 +17,9 @@ from concord.commands.show import compare
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.lockstep.cases import STEPS as STANDARD_STEPS
 from concord.conformance.lockstep.cases import example, standard
-from concord.conformance.lockstep.conduct import conduct
 from concord.conformance.lockstep.outcome import MODES
 from concord.conformance.lockstep.report import show
+from concord.conformance.lockstep.running import conduct
 from concord.ending import halting
 from concord.model import reader
 from concord.options import Written

@@ -1,25 +1,34 @@
 """What explains steps that diverge: they are made again with one thing wrong on purpose.
 
-That is a bug of the catalogue, a recipe with another field, or a number that a step tells.
+That is a bug of the catalogue, a recipe with another field, or one with a number that is fitted to what was
+reported.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
+
 from concord.conformance.bugs.bug import Change
+from concord.conformance.bugs.bug import recipe as with_recipe
 from concord.conformance.bugs.catalogue import TRAINING
 from concord.conformance.bugs.training.step import CLAUSE_OF, text
 from concord.conformance.explain import Cause
-from concord.conformance.explain.hypothesis import Hypothesis
+from concord.conformance.explain.fitting import Left, fitted, power
+from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.explain.search import Search
 from concord.conformance.lockstep.made import MadeStep
-from concord.conformance.lockstep.recovered import recovered
 from concord.conformance.wording import instead
+from concord.spec.arrays import Array
 from concord.spec.errors import ConfigError
 from concord.spec.training.recipe import CHOICES, KINDS_OF_PARAMETERS, RATES, Recipe
+from concord.spec.training.schedules import learning_rate
 
 NUMBERS: dict[str, tuple[Any, ...]] = {
     "clip_epsilon": (0.0, 1e-8, 1e-7, 1e-6),
@@ -32,10 +41,13 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     "centered": (False, True),
     **dict.fromkeys(RATES, (0.0, 0.1, 0.5)),
 }
-"""Other values that fields of a recipe are given by mistake; of a choice every other one is tried.
+"""Other values that fields of a recipe are given by mistake; of a choice every other one is tried."""
 
-Numbers that a step tells of are fitted (:mod:`concord.conformance.lockstep.recovered`).
-"""
+SAME_RATE = 1e-6
+"""Share by which a rate may differ from one that is rounded to float32."""
+
+LONGEST = 2_000
+"""By how many steps a schedule may be longer or shorter."""
 
 
 def cause_of(first: MadeStep, others: Sequence[MadeStep] = ()) -> Cause | None:
@@ -47,13 +59,6 @@ def cause_of(first: MadeStep, others: Sequence[MadeStep] = ()) -> Cause | None:
     Args:
         others: steps before it, which agree, and after it, which diverge too.
     """
-    right = first.expected.values
-    if any(
-        array.dtype.kind != "f" or array.shape != right[name].shape
-        for name, array in first.delivered.items()
-        if name in right
-    ):
-        return None  # numbers that cannot be compared
     search, diverging = Search(first, others=others), [other for other in others if other.tensor]
     cause = search.cause((suspects(first.case.training.recipe), recovered(first)))
     for failure in search.effort.failures:
@@ -79,18 +84,15 @@ def suspects(recipe: Recipe) -> Iterator[Hypothesis]:
                 continue
             told.add(made)
         yield Hypothesis(bug.name, text(bug, recipe), bug.clause, step=bug.change)
-    for name, value, made in alternatives(recipe):
-        if made not in told:
-            what = f"{name} = {instead(value, getattr(recipe, name))}"
-            yield Hypothesis(name, what, CLAUSE_OF[name], step=_trained_by(made))
+    for name, fields in alternatives(recipe):
+        with contextlib.suppress(ConfigError):
+            if recipe.replace(**fields) not in told:
+                what = f"{name} = {instead(fields[name], getattr(recipe, name))}"
+                yield Hypothesis(name, what, CLAUSE_OF[name], step=with_recipe(**fields))
 
 
-def _trained_by(recipe: Recipe) -> Change:
-    return Change(recipe=lambda given: recipe)
-
-
-def alternatives(recipe: Recipe) -> Iterator[tuple[str, Any, Recipe]]:
-    """Yield fields of a recipe, another value of each, and the recipe with it."""
+def alternatives(recipe: Recipe) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield fields of a recipe, each with another value and what has to be otherwise with it."""
     total, warmup, accumulation = recipe.total_steps or 0, recipe.warmup_steps, recipe.accumulation
     numbers = {
         **NUMBERS,
@@ -101,23 +103,16 @@ def alternatives(recipe: Recipe) -> Iterator[tuple[str, Any, Recipe]]:
     }
     for name in CLAUSE_OF:
         for value in CHOICES.get(name) or numbers.get(name, ()):
-            if value == getattr(recipe, name):
-                continue
-            try:
-                yield name, value, recipe.replace(**{name: value}, **_besides(name, value))
-            except ConfigError:
-                continue
+            if value != getattr(recipe, name):
+                yield name, {name: value, **_besides(name, value)}
 
 
 def _besides(name: str, value: Any) -> dict[str, Any]:
     """Return what has to be otherwise with a field."""
-    together: dict[tuple[str, Any], dict[str, Any]] = {
-        ("clipping", "none"): {"clip_at": None},
-        ("decay_form", "none"): {"weight_decay": 0.0},
-    }
     if name == "schedule" and value not in ("linear", "cosine"):
         return {"total_steps": None}
-    return together.get((name, value), {})
+    none: dict[str, dict[str, Any]] = {"clipping": {"clip_at": None}, "decay_form": {"weight_decay": 0.0}}
+    return none.get(name, {}) if value == "none" else {}
 
 
 def _others(undecayed: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -126,3 +121,103 @@ def _others(undecayed: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     toggled = [{one, other} for place, one in enumerate(kinds) for other in kinds[place:]]
     for changed in (now, set(kinds), *toggled):
         yield tuple(kind for kind in kinds if kind in now ^ changed)
+
+
+# Numbers of a recipe that nobody would guess.
+
+
+def recovered(made: MadeStep) -> Iterator[Hypothesis]:
+    """Yield the numbers that a step would have been computed with, by the stage where it is first wrong."""
+    for look in LOOKS.get(made.stage, ()):
+        with contextlib.suppress(*INAPPLICABLE):  # no such training, or other tensors than it has
+            yield from look(made)
+
+
+def _number(made: MadeStep, name: str, value: float) -> Hypothesis:
+    """Return training by a recipe with another number."""
+    what = f"{name} = {instead(value, getattr(made.case.training.recipe, name), digits=4)}"
+    return Hypothesis(name, what, CLAUSE_OF[name], step=with_recipe(**{name: value}))
+
+
+def _left(made: MadeStep, section: str, change: Callable[[float], Change]) -> Left:
+    """Return what is left between a section as it was reported, and as a number of a change makes it."""
+    prefix = f"steps.{made.start.step}.{section}."
+    wanted = {name: array for name, array in made.delivered.items() if name.startswith(prefix)}
+
+    def left(numbers: Array) -> Array:
+        found = made.exactly(change(float(numbers[0])))
+        shared = [(wanted[name] - found[name]).reshape(-1) for name in wanted if name in found]
+        return np.concatenate(shared) if shared else np.zeros(0)
+
+    return left
+
+
+def _schedule(made: MadeStep) -> Iterator[Hypothesis]:
+    """With which number of steps a schedule has the rate that was reported."""
+    recipe, step = made.case.training.recipe, made.start.step
+    reported = float(made.delivered.get(f"steps.{step}.rate", math.nan))
+
+    def fits(name: str, value: int) -> bool:
+        try:
+            rate = learning_rate(recipe.replace(**{name: value}), step)
+        except ConfigError:
+            return False
+        return abs(rate - reported) <= SAME_RATE * abs(rate)
+
+    for name in ("warmup_steps", "total_steps"):
+        if meant := getattr(recipe, name):
+            near = range(max(1, meant - LONGEST), meant + LONGEST)
+            nearest = sorted(near, key=lambda value: abs(value - meant))
+            found = next((value for value in nearest if fits(name, value)), meant)
+            if found != meant:
+                yield _number(made, name, found)
+
+
+def _fitted(name: str, section: str, made: MadeStep) -> Iterator[Hypothesis]:
+    """With which number of the recipe a section was computed."""
+    start = getattr(made.case.training.recipe, name)
+    if name == "clip_at":  # below the norm clipped gradients are proportional to it
+        start = float(made.exactly(Change())[f"steps.{made.start.step}.norm"]) / 4
+    left = _left(made, section, lambda number: with_recipe(**{name: number}))
+    yield _number(made, name, *fitted(left, start))
+
+
+def _epsilon(made: MadeStep) -> Iterator[Hypothesis]:
+    """With which epsilon parameters moved."""
+    if made.case.training.recipe.algorithm != "sgd":
+        found = power(_left(made, "parameters", lambda exponent: with_recipe(epsilon=10.0**exponent)))
+        yield _number(made, "epsilon", 10.0**found)
+
+
+def _rate(made: MadeStep) -> Iterator[Hypothesis]:
+    """By which rate parameters moved."""
+    step = made.start.step
+    rate = learning_rate(made.case.training.recipe, step)
+
+    def moved(factor: float) -> Change:
+        return Change(rate=lambda _, right: factor * right)
+
+    (factor,) = fitted(_left(made, "parameters", moved), 1.0)
+    reported = float(made.delivered.get(f"steps.{step}.rate", rate))
+    # What it says is nearer than what parameters, rounded, show.
+    moved_by = reported if reported != rate else factor * rate
+    what = f"a learning rate of {instead(moved_by, rate, digits=4)}"
+    if rate:
+        yield Hypothesis("learning_rate", what, "OPT-9", step=moved(moved_by / rate))
+    always = Change(rate=lambda *_: moved_by)
+    yield Hypothesis("learning_rate", f"{what} in every step", "OPT-9", step=always)
+
+
+LOOKS: dict[str, tuple[Callable[[MadeStep], Iterator[Hypothesis]], ...]] = {
+    "clipped": (partial(_fitted, "clip_at", "clipped"),),
+    "moments": (
+        _schedule,
+        partial(_fitted, "beta1", "first_moment"),
+        partial(_fitted, "beta2", "second_moment"),
+        partial(_fitted, "momentum", "momentum"),
+        partial(_fitted, "weight_decay", "parameters"),
+        _rate,
+        _epsilon,
+    ),
+}
+"""What a step tells that is first wrong at a stage of it."""

@@ -12,12 +12,12 @@ from concord.backends.interface import Run
 from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.training.step import STAGES, stages
 from concord.conformance.bugs.training.tape import BuggedTrajectory
-from concord.conformance.estimate import FEW, Cache, Observer, estimate, exact
-from concord.conformance.expectation import Expectation, JudgedTraining, digest, root_mean_square
+from concord.conformance.estimate import FEW, Observer, estimate, exact
+from concord.conformance.expectation import Expectation, JudgedTraining, root_mean_square
 from concord.conformance.explain.computation import CLEAR, Computation, Prediction
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.judging import judge
-from concord.conformance.lockstep.envelope import Start, expectation
+from concord.conformance.lockstep.envelope import Start
 from concord.conformance.verdict import Judgement, section_of
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
@@ -62,11 +62,6 @@ class MadeStep(Computation):
         self.tensor = row.tensor if row else ""
         self.actual = delivered.get(self.tensor, MISSING)
 
-    @property
-    def statuses(self) -> set[tuple[str, str]]:
-        """Of each tensor, its section and its status."""
-        return {(section_of(row.tensor), row.status) for row in self.verdict.table}
-
     @cached_property
     def right(self) -> Prediction:
         """What the tensor should be."""
@@ -105,35 +100,20 @@ class MadeStep(Computation):
         """Return the same in exact arithmetic."""
         return self.step(change, exact(self.dtype), self.known)
 
-    @cached_property
-    def key(self) -> str:
-        """A digest of what the step is made from."""
-        given = {
-            f"{place}.{name}": np.asarray(array)
-            for place, start in (("start", self.start), ("earlier", self.start.earlier))
-            if start
-            for name, array in start.state.items()
-        }
-        return digest([self.case.key, self.start.step, self.start.resumed], given)
-
-    def tried(self, hypothesis: Hypothesis) -> Mapping[str, Array]:
-        """Return what the step comes to under a hypothesis, in exact arithmetic: the same for all backends.
+    def tried(self, hypothesis: Hypothesis) -> dict[str, Array]:
+        """Return what the step comes to under a hypothesis, in exact arithmetic.
 
         Raises:
             LookupError: if it reports other tensors than the backend did.
         """
-
-        def make() -> Expectation:
-            return expectation(self.case, self.exactly(hypothesis.step), {})
-
-        found: Expectation = _tried.get(f"{self.key} {hypothesis.name} {hypothesis.text}", make)
-        shapes, made = (
+        made = self.exactly(hypothesis.step)
+        reported, shapes = (
             {name: array.shape for name, array in arrays.items() if name in self.asked}
-            for arrays in (self.delivered, found.values)
+            for arrays in (self.delivered, made)
         )
-        if shapes != made:
+        if reported != shapes:
             raise LookupError("other tensors than were reported")
-        return found.values
+        return made
 
     @cached_property
     def asked(self) -> set[str]:
@@ -200,26 +180,17 @@ class MadeStep(Computation):
         return shown and self.distance(prediction) <= 1
 
     def compatible(self, hypothesis: Hypothesis) -> bool:
-        """Return whether what was reported may have been made with a bug."""
-        return self.agrees(hypothesis)
-
-    def agrees(self, hypothesis: Hypothesis) -> bool:
         """Return whether what was reported may be that of training with a bug, as far as it can be known."""
+        change = hypothesis.step
         try:
-            if self.tensor and self.remembers(hypothesis.step):
-                return True  # of more steps than are made again
+            trajectory = self.trajectory(change, exact(self.dtype), self.known, self.start.earlier)
+            if self.tensor and trajectory.place.memory:
+                return True  # it keeps something of more steps than are made again
             every = self.predictions(hypothesis)
             return all(self.judged(self.delivered[name], one).ratio <= 1 for name, one in every.items())
         except INAPPLICABLE:
             return False
 
-    def remembers(self, change: Change) -> bool:
-        """Return whether a bug keeps something from step to step."""
-        trajectory = self.trajectory(change, exact(self.dtype), self.known, self.start.earlier)
-        return bool(trajectory.place.memory)
-
-
-_tried = Cache()
 
 MISSING = np.zeros(0)
 """What there is of a tensor that was not reported."""

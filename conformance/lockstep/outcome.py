@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from concord.conformance.campaign import Setup
 from concord.conformance.explain import Cause
-from concord.conformance.fields import Config, Count, Number, also
-from concord.conformance.lockstep.made import MadeStep
-from concord.conformance.verdict import Row
+from concord.conformance.fields import Config, Count, Number, also, short
+from concord.conformance.verdict import STEP_SECTIONS, Row, Verdict
+from concord.conformance.wording import counted
 
 MODES = ("resynchronised", "free-running")
 
@@ -33,10 +35,28 @@ class Curve:
     at: Count = 0
     unjudged: Count = 0
 
+    @classmethod
+    def of(cls, section: str, rows: Sequence[Row]) -> Curve:
+        """Return the curve of a section, of which each step has the row with the largest error."""
+        worst = max(rows, key=lambda row: row.ratio)
+        _, step, tensor = worst.tensor.split(".", 2)
+        unjudged = sum(not judged(row) for row in rows)
+        return cls(section, [short(row.ratio) for row in rows], tensor, int(step), unjudged)
+
     @property
     def judged(self) -> bool:
         """Whether one of its tensors was judged at any step."""
         return self.unjudged < len(self.ratio)
+
+    @property
+    def largest(self) -> float:
+        """The largest error in tolerances."""
+        return max(self.ratio, default=0.0)
+
+
+def judged(row: Row) -> bool:
+    """Return whether somebody looked at a tensor."""
+    return row.status in ("agrees", "diverges")
 
 
 @dataclass(frozen=True)
@@ -58,10 +78,10 @@ class Divergence:
     more: Count = 0
 
     @classmethod
-    def of(cls, made: MadeStep) -> Divergence:
+    def of(cls, verdict: Verdict) -> Divergence:
         """Return where a step that diverges does so first."""
-        first, *more = [row for row in made.verdict.table if row.status == "diverges"]
-        return cls(made.start.step, first, None, len(more))
+        first, *more = [row for row in verdict.table if row.status == "diverges"]
+        return cls(int(first.tensor.split(".")[1]), first, more=len(more))
 
     @property
     def tensor(self) -> str:
@@ -71,25 +91,18 @@ class Divergence:
     @property
     def text(self) -> str:
         """It in a sentence."""
-        row = self.row
-        where = (
-            f" at {list(row.element)}: {row.actual:.9g}, but {row.expected:.9g} ± "
-            f"{row.tolerance:.2g} is right"
-            if row.deciding and (row.element or row.size == 1)
-            else ""
-        )
-        size = (
-            f"{row.ratio:.3g} tolerances" if np.isfinite(row.ratio) else row.note or "nothing can be compared"
-        )
-        more = (
-            f"; {self.more} more tensor{'' if self.more == 1 else 's'} of the step "
-            f"diverge{'s' if self.more == 1 else ''}"
-            if self.more
-            else ""
-        )
-        why = f"; {self.cause.text}" if self.cause else ""
-        clauses = ", ".join(self.cause.clauses) if self.cause else row.clause
-        return f"step {self.step + 1}, {self.tensor} ({clauses}), by {size}{where}{more}{why}"
+        row, cause = self.row, self.cause
+        clauses = ", ".join(cause.clauses) if cause else row.clause
+        finite = np.isfinite(row.ratio)
+        size = f"{row.ratio:.3g} tolerances" if finite else row.note or "nothing can be compared"
+        text = f"step {self.step + 1}, {self.tensor} ({clauses}), by {size}"
+        if row.deciding and (row.element or row.size == 1):
+            right = f"{row.expected:.9g} ± {row.tolerance:.2g} is right"
+            text += f" at {list(row.element)}: {row.actual:.9g}, but {right}"
+        if self.more:
+            diverge = "diverges" if self.more == 1 else "diverge"
+            text += f"; {counted(self.more, 'more tensor')} of the step {diverge}"
+        return f"{text}; {cause.text}" if cause else text
 
 
 @dataclass(frozen=True)
@@ -124,12 +137,16 @@ class Track:
     @property
     def worst(self) -> float:
         """The largest error in tolerances."""
-        return max((ratio for curve in self.curves for ratio in curve.ratio), default=0.0)
+        return max((curve.largest for curve in self.curves), default=0.0)
 
     @property
     def unjudged(self) -> tuple[str, ...]:
         """The sections that were judged at no step."""
         return tuple(curve.section for curve in self.curves if not curve.judged)
+
+    def curve(self, section: str) -> Curve | None:
+        """Return the curve of a section, if it has one."""
+        return next((curve for curve in self.curves if curve.section == section), None)
 
 
 @dataclass(frozen=True)
@@ -137,23 +154,19 @@ class LockstepCase:
     """What was trained and how.
 
     Attributes:
-        steps, batches: how many there are.
+        steps: how many there are.
         seed: of batches, weights and dropout.
         part: one of :data:`concord.spec.tensors.PARTS`.
         config, recipe: of the model, and of its training.
-        implementation, execution, device, precision: how backends ran.
+        settings: of the backends.
     """
 
     steps: Count
     seed: int
     part: str
-    batches: Count
     config: Config
     recipe: dict[str, Any]
-    implementation: str
-    execution: str
-    device: str
-    precision: str
+    settings: Setup
 
 
 @dataclass(frozen=True)
@@ -177,6 +190,11 @@ class Lockstep:
     environments: dict[str, dict[str, Any]] = field(default_factory=dict)
     seconds: Number = 0.0
     lost: list[str] = field(default_factory=list)
+
+    @property
+    def sections(self) -> list[str]:
+        """The sections that a backend has a curve of."""
+        return [name for name in STEP_SECTIONS if any(track.curve(name) for track in self.tracks)]
 
     @property
     def exit_code(self) -> int:

@@ -6,10 +6,9 @@ from typing import Any
 
 from concord.conformance import drawing
 from concord.conformance.layout import render
-from concord.conformance.lockstep.outcome import Curve, Lockstep
+from concord.conformance.lockstep.outcome import Lockstep
 from concord.conformance.lockstep.report import explanation, unjudged
 from concord.conformance.record import Record
-from concord.conformance.verdict import NOT_JUDGED, STEP_SECTIONS
 from concord.conformance.wording import joined
 
 DRAWN = 400
@@ -19,10 +18,9 @@ DRAWN = 400
 def page(made: Record) -> str:
     """Return the page of a record of lockstep."""
     found: Lockstep = made.outcome
-    sections = {
-        **({"lost": "Lost in this precision"} if found.lost else {}),
-        **({"first": "First divergences"} if any(track.first for track in found.tracks) else {}),
-    }
+    sections = {"lost": "Lost in this precision"} if found.lost else {}
+    if any(track.first for track in found.tracks):
+        sections["first"] = "First divergences"
     return render(
         "lockstep.html",
         made,
@@ -30,11 +28,7 @@ def page(made: Record) -> str:
         compared=[compared(found)],
         sections={**sections, "errors": "Errors over the steps", "about": "Recipe and data"},
         found=found,
-        figures=[
-            figure(found, section)
-            for section in STEP_SECTIONS
-            if any(curve.section == section for track in found.tracks for curve in track.curves)
-        ],
+        figures=[figure(found, section) for section in found.sections],
         explanation=explanation(found),
         why={track.backend: unjudged(track, found) for track in found.tracks},
     )
@@ -42,78 +36,43 @@ def page(made: Record) -> str:
 
 def headline(found: Lockstep) -> str:
     """Return the verdict in a sentence."""
-    wrong = [track for track in found.tracks if track.first]
-    if wrong:
-        return (
-            "; ".join(
-                f"{track.backend} diverges first at step {track.first.step + 1}"
-                for track in wrong
-                if track.first
-            )
-            + "."
-        )
-    unjudged = [track for track in found.tracks if track.unjudged]
-    if unjudged:
-        return (
-            "; ".join(f"{track.backend}: {', '.join(track.unjudged)} not judged" for track in unjudged) + "."
-        )
-    right = [track for track in found.tracks if track.status == "agrees"]
-    steps = max((track.steps for track in right), default=0)
-    return (
-        f"{joined([track.backend for track in right])} agree{'s' if len(right) == 1 else ''} with the "
-        f"oracle at each of {steps} steps."
-        if right
-        else "Nothing was judged."
-    )
+    tracks = found.tracks
+    wrong = [f"{one.backend} diverges first at step {one.first.step + 1}" for one in tracks if one.first]
+    missing = [f"{one.backend}: {', '.join(one.unjudged)} not judged" for one in tracks if one.unjudged]
+    right = [track for track in tracks if track.status == "agrees"]
+    if wrong or missing or not right:
+        return f"{'; '.join(wrong or missing) or 'Nothing was judged'}."
+    agree = "agree" if len(right) > 1 else "agrees"
+    steps = max(track.steps for track in right)
+    return f"{joined([track.backend for track in right])} {agree} with the oracle at each of {steps} steps."
 
 
 def compared(found: Lockstep) -> str:
     """Return what was compared."""
-    config, names = (
-        found.about.config,
-        [
-            f"{track.backend} {found.environments.get(track.backend, {}).get('version', '')}".strip()
-            for track in found.tracks
-        ],
-    )
-    size = f"{config.num_layers} layers of {config.d_model}"
+    about, versions = found.about, found.environments
+    names = [
+        f"{track.backend} {versions.get(track.backend, {}).get('version', '')}".strip()
+        for track in found.tracks
+    ]
     return (
-        f"Compared: every loss, gradient, norm, moment and weight of {found.about.steps} steps of "
-        f"{', '.join(names)}, {size}, {found.dtype}, {found.mode}, with the oracle's, seed "
-        f"{found.about.seed}."
+        f"Compared: every loss, gradient, norm, moment and weight of {about.steps} steps of "
+        f"{', '.join(names)}, {about.config.num_layers} layers of {about.config.d_model}, {found.dtype}, "
+        f"{found.mode}, with the oracle's, seed {about.seed}."
     )
 
 
 def figure(found: Lockstep, section: str) -> dict[str, Any]:
     """Return the curves of a section: the largest error of each step, in tolerances."""
-    curves = [(track, curve) for track in found.tracks for curve in track.curves if curve.section == section]
+    curves = [(track.backend, curve) for track in found.tracks if (curve := track.curve(section))]
     ratios = [thinned(curve.ratio) for _, curve in curves]
+    label = f"{section}: largest error of each step, in tolerances"
     return {
         "section": section,
-        "columns": max((len(line) for line in ratios), default=1),
-        "curves": [
-            {
-                "backend": track.backend,
-                "worst": max(curve.ratio, default=0.0),
-                "tensor": curve.worst,
-                "step": curve.at + 1,
-                "judged": curve.judged,
-            }
-            for track, curve in curves
-        ],
-        "picture": drawing.growth(
-            ratios, f"{section}: largest error of each step, in tolerances: {said(curves)}", []
-        ),
+        "columns": max(map(len, ratios)),
+        "curves": curves,
+        "picture": drawing.growth(ratios, label, []),
         "ticks": drawing.ticks(*drawing.decades(ratios)),
     }
-
-
-def said(curves: list[tuple[Any, Curve]]) -> str:
-    """Return the largest errors in words."""
-    return "; ".join(
-        f"{track.backend} {f'{max(curve.ratio):.2g}' if curve.judged else NOT_JUDGED}"
-        for track, curve in curves
-    )
 
 
 def thinned(values: list[float]) -> list[float]:

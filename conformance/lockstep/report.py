@@ -6,12 +6,12 @@ A table of the largest errors of each backend by section, and each first diverge
 from __future__ import annotations
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from concord.conformance.lockstep.outcome import Curve, Lockstep, Track
+from concord.conformance.lockstep.outcome import MODES, Curve, Lockstep, Track
 from concord.conformance.report import STYLES, indented
-from concord.conformance.verdict import NOT_JUDGED, STEP_SECTIONS, number
+from concord.conformance.verdict import NOT_JUDGED, number
 
 
 def show(found: Lockstep, console: Console, title: str) -> None:
@@ -27,27 +27,15 @@ def show(found: Lockstep, console: Console, title: str) -> None:
 
 def table(found: Lockstep) -> Table:
     """Return the largest errors in tolerances: a column for each backend, and a line for each section."""
-    sections = [
-        section
-        for section in STEP_SECTIONS
-        if any(curve.section == section for track in found.tracks for curve in track.curves)
-    ]
-    drawn = Table(padding=(0, 1), expand=False)
-    drawn.add_column("")
-    for track in found.tracks:
-        drawn.add_column(track.backend, justify="right", overflow="fold")
-    columns = [
-        [
-            Text(track.status, style=STYLES.get(track.status, "bold magenta")),
-            Text(str(track.steps)),
-            Text(str(track.diverged)),
-            *(_error(curves.get(section)) for section in sections),
-        ]
-        for track in found.tracks
-        for curves in [{curve.section: curve for curve in track.curves}]
-    ]
-    for heading, *entries in zip(["", "steps", "diverge", *sections], *columns, strict=True):
-        drawn.add_row(heading, *entries)
+    tracks = found.tracks
+    columns = [Column(track.backend, justify="right", overflow="fold") for track in tracks]
+    drawn = Table("", *columns, padding=(0, 1), expand=False)
+    statuses = ((track.status, STYLES.get(track.status, "bold magenta")) for track in tracks)
+    drawn.add_row("", *(Text(status, style) for status, style in statuses))
+    drawn.add_row("steps", *(str(track.steps) for track in tracks))
+    drawn.add_row("diverge", *(str(track.diverged) for track in tracks))
+    for section in found.sections:
+        drawn.add_row(section, *(_error(track.curve(section)) for track in tracks))
     return drawn
 
 
@@ -56,15 +44,14 @@ def _error(curve: Curve | None) -> Text:
         return Text("–")
     if not curve.judged:
         return Text(NOT_JUDGED, style="yellow")
-    worst = max(curve.ratio)
-    return Text(number(worst), style="bold red" if worst > 1 else "")
+    return Text(number(curve.largest), style="bold red" if curve.largest > 1 else "")
 
 
 def explanation(found: Lockstep) -> str:
     """Return what the numbers of the table are."""
     how = (
         "each step starts from the oracle's weights and state"
-        if found.mode == "resynchronised"
+        if found.mode == MODES[0]
         else "each step goes on from the one before, within what rounding alone explains"
     )
     return f"Largest error in tolerances of any step; {found.mode}: {how}."
@@ -103,11 +90,6 @@ def lines(track: Track, found: Lockstep) -> list[tuple[str, str]]:
     if why := unjudged(track, found):
         said.append((f"{track.backend}: {why}", "yellow"))
     if track.detail:
-        said.append(
-            (
-                f"{track.backend}: {track.status}{f' after {track.steps} steps' if track.steps else ''}: "
-                f"{track.detail}",
-                "bold magenta",
-            )
-        )
+        after = f" after {track.steps} steps" if track.steps else ""
+        said.append((f"{track.backend}: {track.status}{after}: {track.detail}", "bold magenta"))
     return said + [(f"  {line}", "dim") for line in track.stderr.splitlines()[-4:]]

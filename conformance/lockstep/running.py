@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+from pydantic_core import to_jsonable_python
+from threadpoolctl import threadpool_limits
 
+from concord.backends import heaps
+from concord.backends.interface import Request, TrainingSession
+from concord.backends.wire import arrays_of
+from concord.conformance.campaign import Setup, environment_of, failure_of, own_bug
 from concord.conformance.expectation import JudgedTraining
-from concord.conformance.lockstep.candidate import Candidate
+from concord.conformance.judging import NEAR
 from concord.conformance.lockstep.cause import cause_of
 from concord.conformance.lockstep.envelope import (
     Envelope,
@@ -24,22 +33,167 @@ from concord.conformance.lockstep.envelope import (
     rounded,
 )
 from concord.conformance.lockstep.made import MadeStep
-from concord.conformance.lockstep.outcome import Divergence, Track
-from concord.conformance.verdict import conclude
+from concord.conformance.lockstep.outcome import (
+    MODES,
+    Curve,
+    Divergence,
+    Lockstep,
+    LockstepCase,
+    Track,
+    judged,
+)
+from concord.conformance.verdict import NOT_JUDGED, Row, conclude, section_of
+from concord.conformance.wording import gather
 from concord.spec.arrays import Array
-from concord.spec.deviations import NONE, Deviations
+from concord.spec.batch import Batch
+from concord.spec.deviations import NONE, Deviations, declared, in_precision
 from concord.spec.errors import SpecError
+from concord.spec.text import first_line, first_of, shown
+from concord.spec.training.recipe import rounded_hyperparameters
+
+WITNESSES = 3
+"""Steps that diverge by which causes are told apart."""
+
+WITNESSED = 4_000_000
+"""Numbers of a state beyond which only the first step that diverges is kept."""
 
 Callback = Callable[[str, int], None]
 """Takes the name of a backend and how many steps it has made."""
+
+
+@dataclass
+class Candidate:
+    """A backend in lockstep.
+
+    Attributes:
+        session: its training.
+        deviations: that it declares.
+        environment: what it says of itself.
+        failure: status, line and last output of what kept it from going on, if anything did.
+        rows: of each section, the row with the largest error of each step.
+        agreed, diverging: steps that tell causes apart: the first and last that agree, and the first that
+            diverge.
+    """
+
+    name: str
+    session: TrainingSession
+    deviations: Deviations = field(default_factory=lambda: NONE)
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.failure: tuple[str, str, str] | None = None
+        self.steps, self.diverged, self.seconds = 0, 0, 0.0
+        self.rows: dict[str, list[Row]] = {}
+        self.agreed: list[MadeStep] = []
+        self.diverging: list[MadeStep] = []
+        self.carried: dict[str, Array] = {}
+
+    def step(
+        self, state: Mapping[str, Array] | None, step: int, batches: Sequence[Batch]
+    ) -> dict[str, Array]:
+        """Return what the backend reports of a step, from a state or from where it stands."""
+        started = time.perf_counter()
+        try:
+            if state is not None:
+                self.session.load(state, step)
+            found = arrays_of("step", self.session.step(batches, report=True))
+        finally:
+            self.seconds += time.perf_counter() - started
+        return {f"steps.{step}.{name}": array for name, array in found.items()}
+
+    def receive(self, asked: Future[dict[str, Array]], envelope: Envelope, start: Start) -> None:
+        """Take up what came of a step."""
+        try:
+            delivered = asked.result()
+        except Exception as error:  # whatever keeps one backend from going on keeps no other
+            line = f"{type(error).__name__}: {first_line(error)}"
+            self.failure = failure_of(error) or ("error", line, traceback.format_exc())
+            return
+        if wrong := misfits(delivered, envelope.values):
+            self.failure = ("broken", f"step() returned {wrong}", "")
+            return
+        try:
+            self.judge(delivered, envelope, start)
+        except Exception as error:  # what was delivered is in order
+            self.fail(f"judging step {start.step + 1}", error)
+
+    def judge(self, delivered: dict[str, Array], envelope: Envelope, start: Start) -> None:
+        """Judge a step; what comes near a tolerance by a first look is judged by the whole."""
+        again = envelope.again
+        start = replace(start, carried=self.carried, resumed=start.step if again else 0)
+        made = MadeStep(envelope.case, start, delivered, envelope.of_run(delivered, whole=not again))
+        if again and not self.diverging and (made.tensor or made.verdict.worst > NEAR):
+            made = MadeStep(envelope.case, start, delivered, envelope.of_run(delivered))
+        self.add(made, again)
+        if not again:
+            self.carried = carried(envelope.case, start.step, made.expected)
+
+    def add(self, made: MadeStep, again: bool) -> None:
+        """Keep what is to be said of a step.
+
+        Args:
+            again: whether each step starts from the oracle's state; else those after the first divergence
+                explain nothing.
+        """
+        large = sum(array.size for array in made.start.state.values()) > WITNESSED
+        if made.tensor:
+            if not self.diverging or (again and not large and len(self.diverging) < WITNESSES):
+                self.diverging.append(made)
+        elif not self.diverging and not large:
+            self.agreed = [*self.agreed[:1], made]
+        self.steps += 1
+        self.diverged += bool(made.tensor)
+        for section, rows in gather(made.verdict.table, lambda row: section_of(row.tensor)).items():
+            worst = max(rows, key=lambda row: (judged(row), row.ratio))
+            self.rows.setdefault(section, []).append(worst)
+
+    def fail(self, doing: str, error: Exception) -> None:
+        """Keep that Concord itself failed, while the backend did not."""
+        self.failure = (NOT_JUDGED, own_bug(doing, error), traceback.format_exc())
+
+    def track(self) -> Track:
+        """Return what it came to, with the cause of its first divergence."""
+        first = None
+        if self.diverging:
+            made, *more = self.diverging
+            first = Divergence.of(made.verdict)
+            try:
+                first = replace(first, cause=cause_of(made, [*self.agreed, *more]))
+            except Exception as error:  # the divergence stands
+                self.fail(f"explaining step {first.step + 1}", error)
+        found = conclude((section, row.status) for section, rows in self.rows.items() for row in rows)
+        status, detail, stderr = self.failure or (found[0], "", "")
+        return Track(
+            self.name,
+            "diverges" if self.diverged else status,
+            self.steps,
+            self.diverged,
+            tuple(Curve.of(section, rows) for section, rows in self.rows.items()),
+            first,
+            detail,
+            stderr,
+            self.seconds,
+        )
+
+
+def misfits(delivered: Mapping[str, Array], expected: Mapping[str, Array]) -> str:
+    """Return what of a step is unknown, or of a wrong shape or type, in words; empty if nothing is."""
+    problems = list[str]()
+    for name, array in delivered.items():
+        said, right = repr(shown(name.split(".", 2)[2])), expected.get(name)
+        if right is None:
+            problems.append(f"{said}, which this training has not")
+        elif array.shape != right.shape:
+            problems.append(f"{said} of shape {array.shape} but must be {right.shape}")
+        elif array.dtype.kind != "f":
+            problems.append(f"{said} of dtype {array.dtype} but must be a floating-point type")
+    return first_of(problems, 3)
 
 
 def in_lockstep(
     again: bool,
     case: JudgedTraining,
     candidates: Sequence[Candidate],
-    steps: int | None = None,
-    stop_first: bool = False,
     callback: Callback = lambda name, steps: None,
 ) -> list[Track]:
     """Let backends train beside the oracle: while one step is judged, they make the next.
@@ -48,8 +202,6 @@ def in_lockstep(
         again: whether each step starts from the oracle's weights and state, so that a bug shows at its own
             step. Else backends train by themselves, and rounding is carried through the steps.
         case: the training; its deviations are of no account.
-        steps: how many to make, by default all.
-        stop_first: whether a backend is left out after its first divergence.
         callback: is told of progress.
     """
     # An envelope for each set of deviations; from the one without comes the oracle's state.
@@ -57,13 +209,10 @@ def in_lockstep(
         key_of(one): Envelope(replace(case, deviations=one), again)
         for one in (NONE, *(candidate.deviations for candidate in candidates))
     }
-    batches = case.training.steps[:steps]
+    batches = case.training.steps
     with ExitStack() as stack:
         # Each backend answers in its own time, and one request after the other.
         lines = [stack.enter_context(ThreadPoolExecutor(max_workers=1)) for _ in candidates]
-
-        def goes_on(one: Candidate) -> bool:
-            return not one.failure and not (stop_first and one.diverging)
 
         def ask(state: Mapping[str, Array], step: int) -> list[Any]:
             """Have every backend that goes on make a step."""
@@ -71,7 +220,7 @@ def in_lockstep(
             return [
                 (one, line.submit(one.step, given, step, batches[step]))
                 for one, line in zip(candidates, lines, strict=True)
-                if step < len(batches) and goes_on(one)
+                if step < len(batches) and not one.failure
             ]
 
         state, earlier = rounded(case, case.start), None
@@ -87,7 +236,7 @@ def in_lockstep(
             for one, answer in asked:
                 one.receive(answer, envelopes[key_of(one.deviations)], start)
                 callback(one.name, step + 1)
-            asked = [(one, answer) for one, answer in following if goes_on(one)]
+            asked = [(one, answer) for one, answer in following if not one.failure]
             earlier = replace(start, earlier=None)
     return [one.track() for one in candidates]
 
@@ -99,6 +248,103 @@ resynchronised, free_running = partial(in_lockstep, True), partial(in_lockstep, 
 def key_of(deviations: Deviations) -> str:
     """Return a text that says which deviations these are."""
     return ", ".join(f"{name}={value!r}" for name, value in sorted(deviations.items()))
+
+
+# In workers.
+
+
+def conduct(
+    case: JudgedTraining,
+    names: Sequence[str],
+    settings: Setup,
+    mode: str = MODES[0],
+    callback: Callback = lambda name, steps: None,
+) -> Lockstep:
+    """Train in lockstep on backends in their workers.
+
+    Args:
+        settings: unless they say how many threads each worker has, backends and oracle share this
+            machine's cores.
+        mode: one of :data:`concord.conformance.lockstep.outcome.MODES`.
+        callback: is told of progress.
+
+    Raises:
+        SpecError: where the frameworks' own dropout decides what is dropped.
+    """
+    training = case.training
+    if training.dropout_by != "spec":
+        raise SpecError(
+            f"dropout by {training.dropout_by!r} cannot be judged: the oracle does not know what a "
+            "framework drops, and it must be 'spec' [clause=DRP-3]"
+        )
+    heaps.share()
+    started, cores = time.perf_counter(), os.cpu_count() or 1
+    # More threads than cores wait for each other: small products take ten times as long.
+    share = max(1, cores // (len(names) + 1))
+    settings = settings if settings.threads else replace(settings, threads=share)
+    with ExitStack() as stack, threadpool_limits(share, user_api="blas"):
+        with ThreadPoolExecutor(max_workers=cores) as pool:
+            places = list(pool.map(lambda name: opened(name, case, settings, stack), names))
+        candidates = [place for place in places if isinstance(place, Candidate)]
+        tracks = in_lockstep(mode == MODES[0], case, candidates, callback)
+    tracks += [place for place in places if isinstance(place, Track)]
+    return Lockstep(
+        mode,
+        case.dtype,
+        about(case, settings),
+        tuple(sorted(tracks, key=lambda track: list(names).index(track.backend))),
+        {one.name: one.environment for one in candidates},
+        time.perf_counter() - started,
+        [one.text for one in rounded_hyperparameters(training.recipe, case.dtype)],
+    )
+
+
+def opened(name: str, case: JudgedTraining, settings: Setup, stack: ExitStack) -> Candidate | Track:
+    """Open a backend and its session; return its track if it cannot train.
+
+    Args:
+        stack: by which workers are closed.
+    """
+    try:
+        worker = stack.enter_context(settings.open(name))
+        session = worker.train(request_of(case, settings))
+        stated = session.info().get("deviations", [])
+        deviations = in_precision(declared(stated), case.dtype)
+        return Candidate(name, session, deviations, environment_of(worker, stated))
+    except Exception as error:  # whatever keeps one backend from training keeps no other
+        own = (NOT_JUDGED, own_bug("opening it", error), traceback.format_exc())
+        status, detail, stderr = failure_of(error) or own
+        return Track(name, settings.status_of(name, status), detail=detail, stderr=stderr)
+
+
+def request_of(case: JudgedTraining, settings: Setup) -> Request:
+    """Return what a session is asked for; batches come with the steps."""
+    return Request(
+        case.config,
+        case.weights,
+        case.training.steps[0][0],
+        case.part,
+        **asdict(settings.how(case.dtype)),
+        taps=False,
+        gradients=False,
+        training=replace(case.training, steps=[]),
+    )
+
+
+def about(case: JudgedTraining, settings: Setup) -> LockstepCase:
+    """Return what was trained and how."""
+    training = case.training
+    return LockstepCase(
+        len(training.steps),
+        training.seed,
+        case.part,
+        case.config,
+        to_jsonable_python(training.recipe.as_dict()),
+        settings,
+    )
+
+
+# Training that was made by itself.
 
 
 def judged_steps(
@@ -129,7 +375,7 @@ def judged_steps(
         yield one
         if one.tensor:
             return
-        statuses |= one.statuses
+        statuses |= {(section_of(row.tensor), row.status) for row in one.verdict.table}
         sigmas = carried(case, step, expected)
         state = rounded(case, {name: values[f"{prefix}{name}"] for name in sigmas})
     status, unjudged = conclude(statuses)
@@ -151,4 +397,4 @@ def first_divergence(
     *agreed, last = judged_steps(case, made, resumed)
     if not last.tensor:
         return None
-    return replace(Divergence.of(last), cause=cause_of(last, agreed) if explaining else None)
+    return replace(Divergence.of(last.verdict), cause=cause_of(last, agreed) if explaining else None)
