@@ -176,7 +176,7 @@ class Bug:
         """What explains a tensor, in words that follow "is explained by"."""
         if not self.what.endswith("."):
             return self.what
-        start = self.what[0].lower() if self.what[1:2].islower() else self.what[0]
+        start = self.what[0] if self.what[1:2].isupper() else self.what[0].lower()
         return f"this: {start}{self.what[1:].rstrip('.')}"
 
     def rightly_first(self, tensor: str) -> bool:

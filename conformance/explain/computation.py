@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,16 +54,12 @@ class Computation(ABC):
         actual: what was delivered of it.
         dtype: the precision.
         delivered: other tensors that were delivered with it, by name.
-        same_name: whether only explanations of one name are one bug in other words where they come to the
-            same.
-        trial: the share of the time that trying may take; the rest is for tolerances.
     """
 
     tensor: str
     actual: Array
     dtype: str
     delivered: Mapping[str, Array] = {}
-    same_name, trial = True, 1.0
 
     @property
     def subject(self) -> str:
@@ -82,10 +78,6 @@ class Computation(ABC):
     def right(self) -> Prediction:
         """What the tensor should be."""
         return self.predict(RIGHT)
-
-    def chosen(self, tried: Iterator[tuple[Hypothesis, Array]]) -> Iterable[Hypothesis]:
-        """Return those of several hypotheses that come near whose own tolerance is worth deriving."""
-        return (hypothesis for hypothesis, _ in tried)
 
     def near(self, hypothesis: Hypothesis, value: Array) -> bool:
         """Return whether a value halves the error where there is one, in most places.

@@ -10,7 +10,7 @@ import numpy as np
 
 from concord.conformance.bugs.context import Flags
 from concord.conformance.expectation import JudgedProblem, is_gradient, is_tap_gradient, root_mean_square
-from concord.conformance.explain import suspects, whole
+from concord.conformance.explain import suspects
 from concord.conformance.explain.backward import Bounds, bounds
 from concord.conformance.explain.computation import Prediction
 from concord.conformance.explain.description import clauses_of, describe
@@ -61,23 +61,17 @@ def diagnose(
         statuses: what each was judged to be.
     """
     question, effort = Question(case, pinned, tensor, delivered[tensor]), Effort(LONGEST)
-    far, defining = whole.reaches_far(question), clause_of(case.config, tensor, case.part)
+    defining = clause_of(case.config, tensor, case.part)
     cause: Cause | None = None
     seen: Description | None = None
     placed: Bounds | None = None
     with np.errstate(all="ignore"):  # what is not finite is compared as such
-        if far:
+        if question.hidden:
             say(f"looking for what explains {tensor}, {LONGEST:.0f} s of the processor at most")
-            with effort.attempt("the search for a cause in the whole model"):
-                one = whole.Whole(case, pinned, tensor, delivered[tensor]).of_one_sample()
-                cause = Search(one, effort).cause(whole.stages(one))
-            if cause and cause.confident:
-                return Diagnosis(tensor, cause.clauses, cause, notes=tuple(effort.notes))
-        if cause is None and not effort.untried:
-            with effort.attempt("the search for a cause"):
-                search = Search(question, effort)
-                cause = search.cause(suspects.stages(question), suspects.readings(question))
-        if cause and not far:
+        with effort.attempt("the search for a cause"):
+            search = Search(question, effort)
+            cause = search.cause(suspects.stages(question), suspects.readings(question))
+        if cause:
             with effort.attempt("trying the cause in the whole run"):
                 cause = _in_its_place(question, cause, delivered, statuses)
         with effort.attempt("the description"):

@@ -37,7 +37,6 @@ class Hypothesis:
         fields: of the configuration, that are others.
         weights: that are others, each made when it is wanted: of a large model there is no room for all that
             may be tried.
-        inputs: taps that the step in question is made of, that are others.
         change: what is made of a tap.
         on: patterns of the taps that ``change`` changes; by default the one in question.
         gradient: what is made of the gradient in question.
@@ -51,7 +50,6 @@ class Hypothesis:
     clause: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, Callable[[], Array]] = field(default_factory=dict)
-    inputs: Mapping[str, Array] = field(default_factory=dict)
     change: Edit | None = None
     on: tuple[str, ...] = ()
     gradient: Callable[[Array], Array] | None = None

@@ -69,6 +69,11 @@ class Question(Computation):
         """The taps before the one in question; none of a gradient."""
         return self.names[: self.names.index(self.tensor)] if self.tensor in self.names else []
 
+    @property
+    def hidden(self) -> list[str]:
+        """The taps before the one in question that the run does not deliver."""
+        return [name for name in self.before if name not in self.pinned]
+
     @functools.cached_property
     def span(self) -> tuple[str, ...]:
         """The taps in which the bug may lie.
@@ -78,13 +83,17 @@ class Question(Computation):
         if self.tensor not in self.names:
             return ()
         group = group_of(self.tensor)
-        hidden = (name for name in self.before if name not in self.pinned and group_of(name) == group)
-        return (*hidden, self.tensor)
+        return (*(name for name in self.hidden if group_of(name) == group), self.tensor)
 
     @functools.cached_property
     def exact(self) -> Step:
         """The run without any bug."""
         return self.run(RIGHT, Exact(self.case.dtype, keeping=True), whole=self.parameter is not None)
+
+    @property
+    def entered(self) -> Array:
+        """What went into the step of the tensor; of a residual what stands beside the sublayer."""
+        return np.asarray(self.exact.context.source(of=self.tensor).tensor.value)
 
     def values(self, hypothesis: Hypothesis) -> Array:
         """Return the tensor under a hypothesis, in exact arithmetic."""
@@ -106,8 +115,7 @@ class Question(Computation):
                     **{name: target.round(made()) for name, made in hypothesis.weights.items()},
                 },
             )
-        pinned = {**self.pinned, **hypothesis.inputs}
-        step = Step(case, arithmetic, pinned, self.tensor, hypothesis.changes, whole)
+        step = Step(case, arithmetic, self.pinned, self.tensor, hypothesis.changes, whole)
         with (
             np.errstate(all="ignore"),
             contextlib.suppress(Reached),
@@ -131,7 +139,7 @@ class Question(Computation):
         def compute(arithmetic: Arithmetic, observer: Observer) -> int:
             run = self.run(base, arithmetic, whole=base is RIGHT and self.parameter is not None)
             observer(self.tensor, made(self._taken(run)))
-            return self.side_by_side(arithmetic.elements)
+            return arithmetic.elements
 
         values, sigmas = estimate(compute, dtype, truth=Exact(dtype))
         return Prediction(values[self.tensor], sigmas[self.tensor])
@@ -140,10 +148,6 @@ class Question(Computation):
         if self.parameter and hypothesis.name != "no_gradient" and not value.any():
             return False  # a reason for having no gradient, and not told apart from others
         return super().near(hypothesis, value)
-
-    def side_by_side(self, elements: int) -> int:
-        """Return how many numbers a sample counts as that computes so many."""
-        return elements
 
     def rounded(self, dtype: str) -> Array:
         """Return the tensor as it comes out in a precision."""

@@ -104,7 +104,7 @@ def of_dropout(question: Question) -> Iterator[Hypothesis]:
     if question.is_tap(DROPPED):
         base: Array = np.zeros_like(question.actual)
     elif question.is_tap(RESIDUALS):
-        base = question.exact.entered[question.tensor.replace("residual", "norm")].value
+        base = question.entered
     else:
         return
     right, actual, sigma = question.right.value - base, question.actual - base, question.right.sigma
@@ -209,7 +209,7 @@ def of_recovered(question: Question) -> Iterator[Hypothesis]:
     name = parameters_of(question.tensor)
     weight = question.case.weights[f"{name}.weight"].astype(np.float64)  # (in, out)
     # What is wrong is far larger than rounding: float64 is enough, and what linear algebra there is.
-    inputs = question.exact.inputs[question.tensor].value.reshape(-1, len(weight)).astype(np.float64)
+    inputs = question.entered.reshape(-1, len(weight)).astype(np.float64)
     right, sigma, error = (
         np.broadcast_to(array, question.actual.shape).reshape(len(inputs), -1).astype(np.float64)
         for array in (question.right.value, question.right.sigma, question.actual - question.right.value)

@@ -17,7 +17,6 @@ from threadpoolctl import threadpool_limits
 
 from concord.conformance.explain.computation import Computation, Prediction
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Cause, Hypothesis, caused
-from concord.spec.arrays import Array
 
 MUCH_BETTER = 8.0
 """How many times smaller the error under one hypothesis must be for another, at the edge of its tolerance,
@@ -45,14 +44,14 @@ class Effort:
         self.tried = self.untried = 0
         self.failures: list[str] = []
 
-    def spent(self, share: float = 1.0) -> bool:
-        """Return whether a share of the time is spent."""
-        return time.thread_time() - self.started > share * self.seconds
+    def spent(self) -> bool:
+        """Return whether the time is spent."""
+        return time.thread_time() - self.started > self.seconds
 
-    def among(self, hypotheses: Iterable[Hypothesis], share: float = 1.0) -> Iterator[Hypothesis]:
-        """Yield hypotheses until a share of the time is spent, and count the others."""
+    def among(self, hypotheses: Iterable[Hypothesis]) -> Iterator[Hypothesis]:
+        """Yield hypotheses until the time is spent, and count the others."""
         for hypothesis in hypotheses:
-            if self.spent(share):
+            if self.spent():
                 self.untried += 1
             else:
                 self.tried += 1
@@ -141,15 +140,14 @@ class Search:
         found: list[Explanation] = []
         asked = self.computation
         with self.effort.attempt("a list of explanations"):
-            for one in asked.chosen(self.tried(hypotheses)):
+            for one in self.near(hypotheses):
                 if found and self.effort.spent():
                     self.effort.untried += 1
                     continue
                 with self.applying(one):
                     prediction = asked.predict(one)
                     known = any(
-                        (one.name == other.hypothesis.name or not asked.same_name)
-                        and asked.same(prediction, other.prediction)
+                        one.name == other.hypothesis.name and asked.same(prediction, other.prediction)
                         for other in found
                     )
                     if not known and asked.explains(prediction):
@@ -158,15 +156,14 @@ class Search:
                         (found if holds else self.refuted).append(explanation)
         return found
 
-    def tried(self, hypotheses: Iterable[Hypothesis]) -> Iterator[tuple[Hypothesis, Array]]:
-        """Yield hypotheses that come near the tensor, and what it is under each."""
-        for hypothesis in self.effort.among(hypotheses, self.computation.trial):
-            value = None
+    def near(self, hypotheses: Iterable[Hypothesis]) -> Iterator[Hypothesis]:
+        """Yield hypotheses that come near the tensor: their own tolerance is worth deriving."""
+        for hypothesis in self.effort.among(hypotheses):
+            near = False
             with self.applying(hypothesis):
-                value = self.computation.values(hypothesis)
-                value = value if self.computation.near(hypothesis, value) else None
-            if value is not None:
-                yield hypothesis, value
+                near = self.computation.near(hypothesis, self.computation.values(hypothesis))
+            if near:
+                yield hypothesis
 
     @contextlib.contextmanager
     def applying(self, one: Hypothesis) -> Iterator[None]:

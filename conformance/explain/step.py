@@ -30,11 +30,6 @@ class Step(Edited):
         wanted: the tensor in question.
         edits: gives, for the name of a tap, what is made of it.
         whole: whether everything is computed, and not only what the tensor in question depends on.
-
-    Attributes:
-        x: what went into the last linear layer or norm.
-        inputs: the same, by the name of the tap that followed.
-        entered: what went into each sublayer, by its norm's name.
     """
 
     def __init__(
@@ -53,9 +48,6 @@ class Step(Edited):
         self.gradients: dict[str, Array] = {}
         self.wanted, self.whole, self.part = wanted, whole, case.part
         self.edits = edits
-        self.x = self.a.leaf(np.zeros(()))
-        self.inputs: dict[str, Node] = {}
-        self.entered: dict[str, Node] = {}
 
     def compute(self, part: str) -> None:
         """Compute the part, and the gradients of everything that has one."""
@@ -80,25 +72,10 @@ class Step(Edited):
         return {**self.weights, **self.looked_up}
 
     def tap(self, name: str, tensor: Node) -> Node:
-        self.inputs[name] = self.x
         tensor = super().tap(name, tensor)
         if name == self.wanted:
             raise Reached
         return tensor
-
-    # What went into a step is kept, for whoever looks for something else in it.
-
-    def linear(self, name: str, x: Node) -> Node:
-        self.x = x
-        return super().linear(name, x)
-
-    def norm(self, name: str, x: Node) -> Node:
-        self.x = x
-        return super().norm(name, x)
-
-    def sublayer(self, name: str, number: int, x: Node, function: Callable[[Node], Node]) -> Node:
-        self.entered[f"{name}.norm{number}"] = x
-        return super().sublayer(name, number, x, function)
 
     # Layers that are not in question are not computed where the run says what came out of them.
 

@@ -30,6 +30,7 @@ from concord.conformance.explain.readings import (
     of_limit,
     of_recovered,
 )
+from concord.conformance.explain.step import group_of
 from concord.conformance.explain.weights import of_weights
 from concord.spec.precision import PRECISIONS
 
@@ -71,13 +72,11 @@ def of_hidden(question: Question) -> Iterator[Hypothesis]:
 
     There one bug may change several taps, or weights, which explanations of a single tap do not stand for.
     """
-    hidden = [name for name in question.before if name not in question.pinned]
-    if not hidden:
-        return
-    for bug in ALL:
+    for bug in ALL if question.hidden else ():
         if bug.after or bug.of_gradients:
             continue
-        edit, changed = bug.change.edit, [name for name in (*hidden, question.tensor) if _edits(bug, name)]
+        edit = bug.change.edit
+        changed = [name for name in (*question.hidden, question.tensor) if _edits(bug, name)]
         if edit and changed:
             yield hypothesis(bug, edit, *changed)
         elif not edit:
@@ -155,9 +154,13 @@ READINGS = (of_format, of_limit, of_dropout, of_dropped_weights, of_recovered, o
 
 
 def stages(question: Question) -> Iterator[Iterable[Hypothesis]]:
-    """Yield what may be wrong: what is tried together."""
-    yield likeliest_first(simple(question))
-    yield unusual(question)
+    """Yield what may be wrong: what is tried together.
+
+    Where other layers are hidden too, a bug of all of them comes first.
+    """
+    far = any(group_of(name) != group_of(question.tensor) for name in question.hidden)
+    both = likeliest_first(simple(question)), unusual(question)
+    yield from reversed(both) if far else both
 
 
 def readings(question: Question) -> Iterator[Hypothesis]:
