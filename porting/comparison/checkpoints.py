@@ -17,13 +17,13 @@ from concord.porting.sentences import ARGUMENTS
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
 from concord.spec.files import parse_json
-from concord.spec.text import first_of
+from concord.spec.text import first_of, shown
 
 BESIDE = tuple(name for name in (*CARRIED, *SENTENCES) if name != LABELS)
 """The files; labels are compared by what they are, which a configuration may say too."""
 
-MOST = 3
-"""Entries that differ of which a file's line tells."""
+MOST, LONGEST = 3, 60
+"""Entries that differ of which a file's line tells, and characters of each that it shows."""
 
 Place = tuple[str | int, ...]
 """The keys and numbers that lead to an entry of JSON."""
@@ -58,8 +58,8 @@ def _said(name: str, content: bytes) -> dict[Place, str]:
 def _apart(mine: Mapping[Place, str], other: Mapping[Place, str], sides: tuple[str, str]) -> str:
     """Return which entries are not the same, in words; empty: all are."""
     apart = [
-        f"{_spelled(place)} is {_brief(mine.get(place, 'absent'))} in {sides[0]} and "
-        f"{_brief(other.get(place, 'absent'))} in {sides[1]}"
+        f"{_spelled(place)} is {shown(mine.get(place, 'absent'), LONGEST)} in {sides[0]} and "
+        f"{shown(other.get(place, 'absent'), LONGEST)} in {sides[1]}"
         for place in {**mine, **other}
         if mine.get(place) != other.get(place)
     ]
@@ -77,12 +77,7 @@ def _entries(value: Any, place: Place = ()) -> Iterator[tuple[Place, str]]:
 
 def _spelled(place: Place) -> str:
     steps = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
-    return _brief("".join(steps).removeprefix(".")) or "all of it"
-
-
-def _brief(text: str) -> str:
-    shown = text if text.isprintable() else repr(text)
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+    return shown("".join(steps).removeprefix("."), LONGEST) or "all of it"
 
 
 @dataclass(frozen=True)

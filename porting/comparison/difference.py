@@ -30,24 +30,14 @@ LOWER = ("bfloat16", "float16", "float32")
 """Precisions that tensors are rounded to."""
 
 LAST_DIGITS = 8
-"""Units in the last place of float32, of a tensor's largest number, that count as rounding."""
+"""Units in the last place of float32 that count as rounding."""
 
 FEW_ROWS = 0.25
 """Share of rows up to which it is some rows that differ."""
 
-LEVELS = 256
-"""Different numbers that what went through 8 bits or fewer has, at most."""
-
-ALIKE = 0.5
-"""Root mean square of the differences, by that of the numbers, up to which few numbers may be the many of the
-other, quantised."""
-
 WHOLE = 2**22
 """Numbers up to which all of a tensor is looked at for what is dear to find; of a larger one so many, from
 its beginning, to find what all of it is held to."""
-
-CALLED = ("a number", "NaN", "infinity", "-infinity")
-"""What a number may be, as far as differences go."""
 
 
 @dataclass(frozen=True)
@@ -156,28 +146,10 @@ def _longer(both: _Both) -> Iterator[Found]:
             yield _of_shift(both.name, "+" if which == "A" else "-", shift)
 
 
-def _signs(both: _Both) -> Iterator[Found]:
-    strips = [*both.strips()]
-    if both.first.dtype == both.second.dtype and all((one == other).all() for one, other in strips):
-        by = int(sum(np.count_nonzero(~_alike(one, other)) for one, other in strips))
-        zeros = "zero has" if by == 1 else "zeros have"
-        yield "signs of zeros", f"{by} {zeros} the other sign; all other bits are the same", ""
-
-
-def _heads(both: _Both) -> Iterator[Found]:
+def _interleaved(both: _Both) -> Iterator[Found]:
     first, heads, axis = both.first, both.config.num_heads, head_axis(both.name)
-    if axis is None or heads < 2 or first.shape[axis] % heads:
+    if axis is None or first.shape[axis] % heads:
         return
-    mine, other = ([digest(one) for one in np.split(array, heads, axis)] for array in (first, both.second))
-    if sorted(mine) == sorted(other):
-        order = [mine.index(key) for key in other]
-        yield (
-            "heads permuted",
-            "heads permuted: B's heads are A's "
-            f"{', '.join(map(str, order[:16]))}{' …' if len(order) > 16 else ''}",
-            "the heads of this tensor alone were reordered, or all of the layer's: then the model computes "
-            "the same",
-        )
     width = first.shape[axis] // heads
     for split in ((heads, width), (width, heads)):
         shape = (*first.shape[:axis], *split, *first.shape[axis + 1 :])
@@ -231,28 +203,28 @@ HIDDEN = (
 
 
 def _reordered(both: _Both) -> Iterator[Found]:
-    """Look for rows, columns or elements in another order."""
-    if both.first.dtype != both.second.dtype:
-        return
-    for axis, what in enumerate(PERMUTED.get(both.first.ndim, ())):
-        mine, other = (contiguous(np.moveaxis(array, axis, 0)) for array in (both.first, both.second))
-        moved = np.flatnonzero(~_alike(mine, other).reshape(len(mine), -1).all(1))
-        if sorted(digest(mine[place]) for place in moved) == sorted(digest(other[place]) for place in moved):
-            places = ", ".join(map(str, moved[:5]))
-            words = f"{len(moved)} {what} stand in another order, the first at {places}"
+    """Look for heads, rows, columns or elements in another order."""
+    shape, heads, axis = both.first.shape, both.config.num_heads, head_axis(both.name)
+    ways = [] if axis is None or shape[axis] % heads else [("heads", axis, heads)]
+    ways += [(what, axis, shape[axis]) for axis, what in enumerate(PERMUTED.get(len(shape), ()))]
+    for what, axis, count in ways if both.first.dtype == both.second.dtype else ():
+        turned = (contiguous(np.moveaxis(array, axis, 0)) for array in (both.first, both.second))
+        mine, other = ([digest(part) for part in array.reshape(count, -1)] for array in turned)
+        if sorted(mine) == sorted(other):
+            moved = [str(place) for place in range(count) if mine[place] != other[place]]
+            words = f"{len(moved)} {what} stand in another order, the first at {', '.join(moved[:5])}"
             yield f"{what} permuted", words, _of_order(both.name, what)
 
 
 def _of_order(name: str, what: str) -> str:
+    if what == "heads":
+        return "heads were reordered: the model computes the same if all of the layer's tensors were"
     if "token" in name and what == "rows":
         return "the vocabulary was reordered"
     if name.startswith("classifier") and what != "rows":
         return "the classes were reordered"
     if any(name.endswith(end) and what == along for end, along in HIDDEN):
-        return (
-            "the units between the two feed-forward layers were reordered: the model computes the same if "
-            "all of the layer's tensors were"
-        )
+        return "hidden units were reordered: the model computes the same if all of the layer's tensors were"
     return "they were sorted or mapped anew"
 
 
@@ -265,15 +237,12 @@ def _rounded(both: _Both) -> Iterator[Found]:
 
 
 def _constant(both: _Both) -> Iterator[Found]:
-    if both.first.size < 2 or (np.isnan(both.first).all() and np.isnan(both.second).all()):
-        return
     for one, _, which in both.sides():
-        if (one == one.flat[0]).all() or np.isnan(one).all():
+        if one.size > 1 and _equal(one, np.full_like(one, one.flat[0])):
             number = float(one.flat[0])
-            cause = "it was never loaded: this is how a new model begins"
-            cause = cause if number in (0.0, 1.0) else "it was filled, not loaded"
-            said = "NaN" if math.isnan(number) else f"{number:g}"
-            yield "all the same", f"all numbers of {which} are {said}", cause
+            new = number in (0.0, 1.0)
+            cause = "it was never loaded: a new model begins so" if new else "it was filled, not loaded"
+            yield "all the same", f"all numbers of {which} are {number:g}", cause
 
 
 def _scaled(both: _Both) -> Iterator[Found]:
@@ -282,7 +251,7 @@ def _scaled(both: _Both) -> Iterator[Found]:
     by = float(mine @ other) / squares if squares else 0.0
     if mine.size < 2 or not by or not np.isfinite(by) or abs(by - 1) < 1e-6:
         return
-    if _near(both, lambda numbers: numbers * by):
+    if _near(both, by):
         yield "scaled", f"B is A times {by:.9g}", _of_scale(by, both.config)
 
 
@@ -297,17 +266,6 @@ def _of_scale(by: float, config: EncoderConfig) -> str:
             if math.isclose(factor, math.sqrt(number), rel_tol=1e-5):
                 return f"{word}the root of {what}: {why}"
     return "its sign is the other one" if math.isclose(by, -1, rel_tol=1e-6) else ""
-
-
-def _offset(both: _Both) -> Iterator[Found]:
-    by = float(np.median(_wide(both.second) - _wide(both.first)))
-    if both.first.size < 2 or not by or not np.isfinite(by):
-        return
-    largest = max(_largest(wide.astype(np.float64)) for pair in both.strips() for wide in pair)
-    if abs(by) > 1e-5 * largest and _near(both, lambda numbers: numbers + by, largest):
-        gamma = both.name.endswith(".weight") and abs(abs(by) - 1) < 1e-5
-        cause = "one of them keeps a gamma without its 1" if gamma else ""
-        yield "offset", f"B is A plus {by:.9g}", cause
 
 
 def _rounding(both: _Both) -> Iterator[Found]:
@@ -325,40 +283,16 @@ def _rows(both: _Both) -> Iterator[Found]:
         yield "some rows", words, "the row of padding was zeroed, or trained" if padding else ""
 
 
-def _quantised(both: _Both) -> Iterator[Found]:
-    if both.first.ndim != 2 or _sizes(both)[0]["relative"] > ALIKE:
-        return
-    for low, high, which in both.sides():
-        for axis, among in ((None, "all"), (0, "each row"), (1, "each column")):
-            few, many = _levels(low, axis), _levels(high, axis)
-            if few <= LEVELS and 2 * few < many:
-                words = f"{which} has at most {few} different numbers in {among}:"
-                cause = f"it was quantised to {max(math.ceil(math.log2(few)), 1)} bits, and back"
-                yield "quantised", words, cause
-
-
-def _levels(array: Array, axis: int | None) -> int:
-    """Return how many different numbers a matrix has, or the most that a row or column has: axis 0 or 1."""
-    if axis is None:
-        beginning = np.unique(array.reshape(-1)[:WHOLE]).size
-        return beginning if beginning > LEVELS or array.size <= WHOLE else np.unique(array).size
-    ordered = np.sort(np.moveaxis(array, axis, 0), axis=1)
-    return int(np.count_nonzero(np.diff(ordered, axis=1), axis=1).max(initial=0)) + 1
-
-
 LOOKS: tuple[Look, ...] = (
-    _signs,
     _transposed,
-    _heads,
+    _interleaved,
     _shifted,
     _reordered,
     _rounded,
     _constant,
     _scaled,
-    _offset,
     _rounding,
     _rows,
-    _quantised,
 )
 """What is looked for between tensors of one shape."""
 
@@ -393,20 +327,13 @@ def _wide(array: Array) -> NDArray[np.float64]:
     return np.ascontiguousarray(array.reshape(-1)[:WHOLE], np.float64)
 
 
-def _near(
-    both: _Both, change: Callable[[Array], Array] = lambda numbers: numbers, scale: float | None = None
-) -> bool:
-    """Say whether all numbers are the same but for their last digits.
-
-    Args:
-        change: is made of the first one's numbers.
-        scale: whose last digits count; None: those of each number.
-    """
+def _near(both: _Both, factor: float = 1.0) -> bool:
+    """Say whether all numbers are the same, those of the first times a factor, but for their last digits."""
     digits = max(precision(array.dtype.name).unit_roundoff for array in (both.first, both.second))
     for one, other in both.strips():
-        mine, theirs = change(one.astype(np.float64)), other.astype(np.float64)
+        mine, theirs = one.astype(np.float64) * factor, other.astype(np.float64)
         size = np.maximum(abs(mine), abs(theirs))
-        close = abs(mine - theirs) <= LAST_DIGITS * digits * (size if scale is None else scale)
+        close = abs(mine - theirs) <= LAST_DIGITS * digits * size
         if not np.where(np.isfinite(size), close, (mine == theirs) | _alike(one, other)).all():
             return False
     return True
@@ -414,39 +341,21 @@ def _near(
 
 def _sizes(both: _Both) -> tuple[dict[str, Any], str]:
     """Return how many numbers differ and how much, as fields of the difference and in words."""
-    count, largest, squares, whole = 0, 0.0, 0.0, 0.0
-    odd = np.zeros((len(CALLED), len(CALLED)), np.int64)
-    scale = max((_largest(one.astype(np.float64)) for one, _ in both.strips()), default=0.0) or 1.0
-    for one, other in both.strips():  # squares need not be finite
+    count, odd, largest, squares, whole = 0, 0, 0.0, 0.0, 0.0
+    for one, other in both.strips():
         differ, mine, theirs = ~_alike(one, other), one.astype(np.float64), other.astype(np.float64)
         finite = np.isfinite(mine) & np.isfinite(theirs)
-        gaps = np.where(finite, abs(theirs - mine), 0.0)
+        gaps = abs(theirs - mine)[finite]
         count += int(np.count_nonzero(differ))
+        odd += int(np.count_nonzero(differ & ~finite))
         largest = max(largest, float(np.max(gaps, initial=0.0)))
-        squares += float(np.square(gaps / scale).sum())
-        whole += float(np.square(np.where(finite, mine, 0.0) / scale).sum())
-        np.add.at(odd, tuple(_kinds(array[differ & ~finite]) for array in (mine, theirs)), 1)
-    relative = float(np.sqrt(squares / whole)) if whole else float("inf") if squares else 0.0
+        squares += float(gaps @ gaps)
+        whole += float(mine[finite] @ mine[finite])
+    relative = math.sqrt(squares / whole) if whole else math.inf if squares else 0.0
     said = f"{count} of {both.first.size} numbers differ"
-    if largest:
-        most = f"at most {largest:.3g}" if math.isfinite(largest) else "more than float64 holds"
-        said += f", by {most}"
+    said += f", by at most {largest:.3g}" if largest else ""
     if largest and math.isfinite(relative):
         said += f", {relative:.2g} of their size (root mean square)"
-    apart = [
-        f"{odd[a, b]} {'are' if odd[a, b] > 1 else 'is'} {CALLED[a]} in "
-        f"{'both, of other bits' if a == b else f'A and {CALLED[b]} in B'}"
-        for a, b in np.argwhere(odd)
-    ]
-    said += f"; of these {', '.join(apart)}" if apart else ""
+    said += f"; of these {odd} {'is' if odd == 1 else 'are'} not finite" if odd else ""
     fields = {"elements": count, "size": both.first.size, "largest": largest, "relative": relative}
     return fields, said
-
-
-def _largest(array: Array) -> float:
-    return float(np.max(abs(array), where=np.isfinite(array), initial=0.0))
-
-
-def _kinds(array: Array) -> NDArray[np.int64]:
-    """Return what each number is, by its place in :data:`CALLED`."""
-    return np.select([np.isnan(array), np.isposinf(array), np.isneginf(array)], [1, 2, 3], 0).astype(np.int64)
