@@ -56,11 +56,11 @@ def each(change: Callable[..., Any]) -> Edit:
     return edit
 
 
-def content(change: Callable[[bytes], bytes], name: str = "") -> Edit:
-    """Make an edit of a function of the bytes of a file; of no name: of the weights."""
+def content(change: Callable[[bytes], bytes]) -> Edit:
+    """Make an edit of a function of the bytes of the file of weights."""
 
     def edit(folder: Path, form: Format) -> None:
-        path = folder / (name or form.weights[0])
+        path = folder / form.weights[0]
         path.write_bytes(change(path.read_bytes()))
 
     return edit
@@ -74,9 +74,11 @@ def _stored(one: Any) -> StoredTensor:
 
 
 @tensors
-def renamed(found: Arrays, pattern: str, other: str) -> Arrays:
-    """Change what fits a regular expression in the names of tensors."""
-    return {re.sub(pattern, other, name): array for name, array in found.items()}
+def renamed(found: Arrays, *pairs: str) -> Arrays:
+    """Change what fits regular expressions in the names of tensors, each followed by what it becomes."""
+    for pattern, other in zip(pairs[::2], pairs[1::2], strict=True):
+        found = {re.sub(pattern, other, name): array for name, array in found.items()}
+    return found
 
 
 @tensors
@@ -97,7 +99,25 @@ def without(found: Arrays, word: str) -> Arrays:
 @tensors
 def filled(found: Arrays, name: str, value: float, *shape: int) -> Arrays:
     """Add a tensor of one number."""
-    return {**found, name: np.full(shape, value, np.float32)}
+    return {**found, name: np.full(shape, value)}
+
+
+@tensors
+def counted(found: Arrays, name: str, *ends: int) -> Arrays:
+    """Add a row of whole numbers, by the first, the end and the step."""
+    return {**found, name: np.arange(*ends)[None]}
+
+
+@tensors
+def copied(found: Arrays, name: str, other: str, more: float) -> Arrays:
+    """Add a copy of a tensor, with a number added to each of its numbers."""
+    return {**found, name: found[other] + np.float32(more)}
+
+
+def gone(folder: Path, form: Format, *names: str) -> None:
+    """Remove files."""
+    for name in names:
+        (folder / name).unlink()
 
 
 def entries(folder: Path, form: Format, name: str, said: dict[str, Any]) -> None:
@@ -125,8 +145,6 @@ POINTER = (
 )
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-
-BIAS_OF_CLASSES = "classifier.bias"
 
 MADE = "made-by-a-pickle"
 """The folder that :class:`RunsCode` would make beside the checkpoint."""
@@ -156,11 +174,6 @@ def another_file_beside_the_shards(folder: Path, form: Format) -> None:
     (folder / f"{form.weights[0]}{INDEX}").write_text(json.dumps(index))
 
 
-def shard_left_out(folder: Path, form: Format) -> None:
-    shards(folder, form)
-    (folder / SECOND).unlink()
-
-
 def tensor_in_two_files(folder: Path, form: Format) -> None:
     """Put a stale copy of a tensor into the other file too."""
     shards(folder, form)
@@ -168,38 +181,17 @@ def tensor_in_two_files(folder: Path, form: Format) -> None:
     saved(folder / SECOND, {**loaded(folder / SECOND), name: stale + 1})
 
 
-def indexed(change: Callable[[Path, str, str], str]) -> Edit:
-    """Make an edit of what an index says: of a function of the folder, a tensor and its file; empty: none."""
+def indexed(folder: Path, form: Format, pattern: str, other: str, name: str = "") -> None:
+    """Change in an index what fits a regular expression in the file of one tensor, or of all.
 
-    def edit(folder: Path, form: Format) -> None:
-        shards(folder, form)
-        path = folder / f"{form.weights[0]}{INDEX}"
-        places = json.loads(path.read_bytes())["weight_map"]
-        said = {name: change(folder, name, shard) for name, shard in places.items()}
-        said = {name: shard for name, shard in said.items() if shard}
-        path.write_text(json.dumps({"metadata": {}, "weight_map": said}))
-
-    return edit
-
-
-@indexed
-def index_of_other_files(folder: Path, name: str, shard: str) -> str:
-    return shard.replace("of-00002", "of-00004")
-
-
-@indexed
-def index_names_the_other_file(folder: Path, name: str, shard: str) -> str:
-    return shard if name != BIAS_OF_CLASSES else FIRST if shard == SECOND else SECOND
-
-
-@indexed
-def tensor_not_in_the_index(folder: Path, name: str, shard: str) -> str:
-    return "" if name == BIAS_OF_CLASSES else shard
-
-
-@indexed
-def index_leads_outside(folder: Path, name: str, shard: str) -> str:
-    return f"../{folder.name}/{shard}"
+    A tensor whose file has no name is left out.
+    """
+    shards(folder, form)
+    path = folder / f"{form.weights[0]}{INDEX}"
+    places = json.loads(path.read_bytes())["weight_map"]
+    said = {one: re.sub(pattern, other, shard) if name in one else shard for one, shard in places.items()}
+    said = {one: shard for one, shard in said.items() if shard}
+    path.write_text(json.dumps({"metadata": {}, "weight_map": said}))
 
 
 def torch_file_by_another_name(folder: Path, form: Format) -> None:
@@ -245,24 +237,14 @@ pointer_instead_of_the_file = content(lambda given: POINTER)
 # Which tensor is which (SPEC WGT-1).
 
 
-def layers(number: Callable[[int, int], int]) -> Edit:
-    """Make an edit of a function that gives each layer another number, by its own and that of layers."""
+@tensors
+def layers(found: Arrays, *numbers: int) -> Arrays:
+    """Give each layer another number."""
 
-    @tensors
-    def edit(found: Arrays) -> Arrays:
-        count = len({match[0] for name in found if (match := re.search(r"\.layer\.\d+\.", name))})
+    def other(match: re.Match[str]) -> str:
+        return f".layer.{numbers[int(match[1])]}."
 
-        def other(match: re.Match[str]) -> str:
-            return f".layer.{number(int(match[1]), count)}."
-
-        return {re.sub(r"\.layer\.(\d+)\.", other, name): array for name, array in found.items()}
-
-    return edit
-
-
-layers_counted_from_one = layers(lambda place, count: place + 1)
-layers_sorted_as_text = layers(lambda place, count: sorted(map(str, range(count))).index(str(place)))
-layers_reversed = layers(lambda place, count: count - 1 - place)
+    return {re.sub(r"\.layer\.(\d+)\.", other, name): array for name, array in found.items()}
 
 
 @tensors
@@ -275,12 +257,6 @@ def slices(found: Arrays, order: str) -> Arrays:
         return words[roles[match[0]]]
 
     return {name: found[re.sub(r"(?<=self\.)[a-z]+", other, name)] for name in found}
-
-
-@tensors
-def gamma_and_beta_of_norms(found: Arrays) -> Arrays:
-    older = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-    return {re.sub(r"LayerNorm\.\w+", lambda match: older[match[0]], name): found[name] for name in found}
 
 
 # How tensors are laid out (SPEC WGT-2).
@@ -333,15 +309,6 @@ stored_by_column = each(lambda array: array.T.flatten().reshape(array.shape))
 
 # Which tensors there are, and how many rows they have (SPEC WGT-1).
 
-TOKEN, DECODER = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"
-IDS = "bert.embeddings.position_ids"
-SEGMENTS = "bert.embeddings.token_type_ids"
-
-
-def added(name: str, make: Callable[[Arrays], Array]) -> Edit:
-    """Return the edit that adds a tensor, made of those that are there."""
-    return tensors(lambda found: {**found, name: make(found)})
-
 
 @each
 def padded(array: Array, rows: int) -> Array:
@@ -362,12 +329,6 @@ def moments_of_adam(found: Arrays) -> Arrays:
 
 
 shortened = each(lambda array: array[:2])
-decoder_tied = added(DECODER, lambda found: found[TOKEN].copy())
-decoder_not_tied = added(DECODER, lambda found: found[TOKEN] + 1)
-buffer_of_positions = added(IDS, lambda found: np.arange(13)[None])
-buffer_of_positions_backwards = added(IDS, lambda found: np.arange(13)[None, ::-1].copy())
-buffer_of_segments = added(SEGMENTS, lambda found: np.zeros((1, 13), np.int64))
-buffer_of_segments_of_ones = added(SEGMENTS, lambda found: np.ones((1, 13), np.int64))
 
 
 # What is in tensors (SPEC WGT-3, WGT-4).
@@ -405,11 +366,6 @@ swapped = each(lambda array: array.byteswap())
 
 
 # What lies beside the weights and belongs to the model: labels and the tokenizer.
-
-
-def tokenizer_left_out(folder: Path, form: Format) -> None:
-    for name in ("tokenizer.json", "vocab.txt"):
-        (folder / name).unlink()
 
 
 def vocabulary_of_another_order(folder: Path, form: Format) -> None:
