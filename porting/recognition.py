@@ -1,4 +1,4 @@
-"""Which format a checkpoint is, by its files and the names of its tensors; and what a stranger is like."""
+"""Which format a checkpoint is, by its files and the names of its tensors; and what a stranger is."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ KIND, CLASSES = "model_type", "architectures"
 """The keys of a configuration by which Hugging Face knows what a model is, and of which classes it was
 saved."""
 
-LONGEST, DEEPEST = 200, 10
-"""Characters of what a configuration says, and parts of a name, that are looked at."""
+LONGEST = 200
+"""Characters of what a configuration says that are shown."""
 
 
 @dataclass(frozen=True)
@@ -149,12 +149,6 @@ def _by_names(weights: Path, fitting: Sequence[Format], folder: Path) -> tuple[F
         said.append(f"{folders.CONFIG} says {shown(json.dumps(kind), LONGEST)}")
     elif not own:
         said.append(f"one of a backend's own needs {checkpoints.CONFIG} beside it")
-    parts = [name.split(".") for name in found]
-    ends = {".".join(one[begin:]) for one in parts for begin in range(min(len(one), DEEPEST))}
-    near = [(_nearness(form.table, ends, ("",)), form.name) for form in fitting if form.table]
-    share, name = max(near, key=lambda one: one[0], default=(0.0, ""))
-    if share:
-        said.append(f"nearest is {name}, of whose names it has {share:.0%}: --from {name} says what differs")
     raise SpecError("; ".join(said))
 
 
@@ -171,14 +165,10 @@ def _of_this_kind(table: Table, stated: Mapping[str, Any]) -> bool:
     return kind is None or any(words is None or kind in words for words in wanted)
 
 
-def _nearness(table: Table, found: Collection[str], prefixes: Sequence[str] = ()) -> float:
-    """Return which share of a table's names a file has, without those of heads.
-
-    Args:
-        prefixes: how they may begin; by default as the table says.
-    """
+def _nearness(table: Table, found: Collection[str]) -> float:
+    """Return which share of a table's names a file has, without those of heads."""
     part = table.parts.get("encoder") or part_of(table)
-    first, begin = part.checkpoint.prefixes[:1] or ("",), prefixes or part.checkpoint.prefixes or ("",)
+    prefixes = part.checkpoint.prefixes or [""]
     names = (fill(native.name, {"i": 0, "h": 0, "n": 1}) for native in part.weights.values())
-    wanted = {renamed(name, first, "") for name in names}
-    return max(sum(prefix + name in found for name in wanted) for prefix in begin) / max(len(wanted), 1)
+    wanted = {renamed(name, prefixes, "") for name in names}
+    return max(sum(prefix + name in found for name in wanted) for prefix in prefixes) / max(len(wanted), 1)

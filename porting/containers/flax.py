@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from concord.porting.containers.aside import Refused, flat, tree
-from concord.porting.stored import NUMPY, Bits, StoredTensor, in_memory, shape_of, size, sliced
-from concord.spec.errors import optional
+from concord.porting.stored import NUMPY, Bits, StoredTensor, shape_of, size, sliced
+from concord.spec.errors import optional, refuse
 from concord.spec.files import Write, writing
 
-LARGEST_PIECE = 1 << 30
-"""Bytes of an array that are written in one piece, as Flax does."""
+LARGEST = (1 << 32) - (1 << 10)
+"""Bytes of an array that is written: the format counts those of an extension with four bytes."""
 
 NDARRAY, SCALAR = 1, 3
 """The types of extensions that hold numbers."""
@@ -92,18 +92,23 @@ def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Write tensors, one by one, as ``flax.serialization`` writes dictionaries in each other.
 
     Raises:
-        SpecError: if it cannot be written.
+        SpecError: if it cannot be written, or one is larger than the format can say.
     """
     with optional("to write msgpack", "porting"):
         import msgpack
 
+    refuse(
+        [
+            f"{name!r} has {tensor.size} bytes but must have at most {LARGEST}"
+            for name, tensor in tensors.items()
+            if tensor.size > LARGEST
+        ]
+    )
     with writing(path) as put:
         _put(put, msgpack.Packer(), tree(tensors))
 
 
 def _put(put: Write, packer: Any, value: Any) -> None:
-    if isinstance(value, StoredTensor) and value.size > LARGEST_PIECE:
-        value = _pieces(value)
     if isinstance(value, dict):
         put(packer.pack_map_header(len(value)))
         for key, inner in value.items():
@@ -116,15 +121,3 @@ def _put(put: Write, packer: Any, value: Any) -> None:
         put(value.data())
     else:
         put(packer.pack(value))
-
-
-def _pieces(value: StoredTensor) -> dict[str, Any]:
-    flattened = value.bits().reshape(-1)
-    step = LARGEST_PIECE // np.dtype(NUMPY[value.dtype]).itemsize
-    chunks = [flattened[begin : begin + step] for begin in range(0, len(flattened), step)]
-    pieces = [in_memory(chunk, value.dtype) for chunk in chunks]
-    return {
-        CHUNKED: True,
-        "shape": {str(axis): length for axis, length in enumerate(value.shape)},
-        "chunks": {str(number): piece for number, piece in enumerate(pieces)},
-    }
