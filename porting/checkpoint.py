@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -73,8 +72,6 @@ class Checkpoint:
         labels: the names of the classes, if somebody gave them any.
         source: the name of the table that its own names come from; empty: they are those of a backend or of
             the specification.
-        training: files with what training goes on from, by name: they are copied into another checkpoint of
-            this project's own.
         others: tensors of the file that are no parameters of this part, such as a pooler without a
             classifier, by the name that kinds of file
             share, in its layout; where none is known, by the name and in the layout of the file.
@@ -91,7 +88,6 @@ class Checkpoint:
     source: str = ""
     words: str = ""
     others: Mapping[str, LazyTensor] = field(default_factory=dict)
-    training: Mapping[str, Path] = field(default_factory=dict)
     format: str = ""
     recognised: str = ""
 

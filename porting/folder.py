@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from concord.porting.containers import orbax
 from concord.porting.containers.container import stays
 from concord.spec import runs
-from concord.spec.errors import SpecError
+from concord.spec.errors import SpecError, refuse
 from concord.spec.files import LARGEST, parse_json, read_bytes, read_json
 
 LABELS = "labels.json"
@@ -36,9 +36,6 @@ CARRIED = (
 LENGTHS, PROMPTS = SENTENCES = ("sentence_bert_config.json", "config_sentence_transformers.json")
 """The same of a folder of sentence-transformers: how long texts may be, and what is put before them. Other
 projects' folders do not have them."""
-
-TRAINING = ("recipe.toml", runs.PROGRESS, "state.safetensors")
-"""What this project's own checkpoints have to go on training with."""
 
 CONFIG = "config.json"
 """The configuration in the words of a source."""
@@ -102,26 +99,15 @@ def carried(folder: Path) -> dict[str, bytes]:
             folder.
     """
     foreign = sorted(path.name for path in folder.iterdir() if path.name.endswith(FOREIGN))
-    return {
-        name: read_bytes(path, LARGEST)
-        for name, path in lying(folder, (*CARRIED, *SENTENCES, *foreign)).items()
-    }
-
-
-def lying(folder: Path, names: Iterable[str]) -> dict[str, Path]:
-    """Return where files of a folder lie, those of them that are there.
-
-    Raises:
-        SpecError: if one is a link that leads out of the folder.
-    """
-    there = {name: folder / name for name in names if (folder / name).exists()}
-    if wrong := [
-        f"{path}: is a link that leads out of the folder: what it leads to would be written into others"
-        for path in there.values()
-        if not stays(path, folder)
-    ]:
-        raise SpecError(wrong)
-    return there
+    there = {name: folder / name for name in (*CARRIED, *SENTENCES, *foreign) if (folder / name).exists()}
+    refuse(
+        [
+            f"{path}: is a link that leads out of the folder: what it leads to would be written into others"
+            for path in there.values()
+            if not stays(path, folder)
+        ]
+    )
+    return {name: read_bytes(path, LARGEST) for name, path in there.items()}
 
 
 def stated(folder: Path, required: str) -> tuple[Path, dict[str, Any]]:

@@ -94,11 +94,10 @@ def _native(folder: Path, form: Format, weights: Path) -> Checkpoint:
 
     Of this project's own checkpoints each file is what was written.
     """
-    path, training = folder / checkpoints.CONFIG, list[str]()
+    path = folder / checkpoints.CONFIG
     if form.name == OWN:
         contents = checkpoints.read_contents(folder)
         weights, part = folder / checkpoints.WEIGHTS, contents.part
-        training += [name for name in folders.TRAINING if name in contents.sha256]
         lacking = [one.name for one in (path, weights) if one.name not in contents.sha256]
         refuse([*checkpoints.corrupt(folder, contents), *(f"{folder}: lacks {name}" for name in lacking)])
     elif not path.exists():
@@ -111,5 +110,4 @@ def _native(folder: Path, form: Format, weights: Path) -> Checkpoint:
     config = from_toml(read_text(path), str(path))
     found = match(form.container.read(weights), dict.fromkeys((part,) if part else PARTS, config), form)
     files = folders.carried(folder)
-    there = folders.lying(folder, training)
-    return replace(found, files=files, labels=folders.labels(files, {}), training=there)
+    return replace(found, files=files, labels=folders.labels(files, {}))

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from shutil import copyfile
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from concord.porting.registry import FORMATS, KERAS, ONNX, OWN, Format, known
 from concord.porting.stored import StoredTensor
 from concord.spec import checkpoints
 from concord.spec.errors import SpecError
-from concord.spec.files import parse_json, refusing, sha256_of, write_bytes
+from concord.spec.files import parse_json, sha256_of, write_bytes
 from concord.spec.folders import new_folder
 from concord.spec.positions import sinusoid
 from concord.spec.sources import table as tables
@@ -60,13 +59,7 @@ def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, 
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             write_bytes(folder / name, content)
         if form.name == OWN:
-            for name, path in checkpoint.training.items():
-                with refusing(folder / name):
-                    copyfile(path, folder / name)
-            digests = {
-                name: sha256_of(folder / name)
-                for name in sorted((*files, *checkpoint.training, form.weights[0]))
-            }
+            digests = {name: sha256_of(folder / name) for name in sorted((*files, form.weights[0]))}
             contents = asdict(checkpoints.Contents(checkpoints.FORMAT, digests, checkpoint.part))
             write_bytes(folder / checkpoints.CONTENTS, _json(contents))
 

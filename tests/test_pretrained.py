@@ -8,13 +8,10 @@ import pytest
 
 from concord import porting
 from concord.model import reader
-from concord.porting import folder as folders
-from concord.spec import runs
 from concord.spec.errors import SpecError
 from concord.spec.training.recipe import recipe
 from concord.training import beginning, checkpoint
 from concord.training.plan import TrainingPlan
-from tests.toys.checkpoints import in_bytes
 from tests.toys.ready import CONFIG, hugging_face
 
 NAMES = {"id2label": {"0": "so so", "1": "no", "2": "yes"}, "label2id": {"so so": 0, "no": 1, "yes": 2}}
@@ -118,24 +115,6 @@ def test_a_run_goes_on_from_a_checkpoint_and_another_from_the_run(entered, tmp_p
     entered(f"port {second} -o {tmp_path / 'back'} --to hugging-face")
     assert porting.read(tmp_path / "back").labels == ("so so", "no", "yes")
     entered("diff", second, tmp_path / "back")
-
-
-@pytest.mark.xdist_group("torch")
-def test_what_training_goes_on_from_is_copied_however_large_it_is(entered, tmp_path, monkeypatch):
-    path, data, run = hugging_face(tmp_path / "bert", **NAMES), samples(tmp_path / "data"), tmp_path / "run"
-    entered(f"train --backend torch --threads 1 --data {data} {path} --out {run} --steps 2 --batch 7")
-    monkeypatch.setattr(folders, "LARGEST", (runs.place(run) / "state.safetensors").stat().st_size - 1)
-    porting.write(porting.read(run), tmp_path / "copy", "concord")
-    first, copy = checkpoint.read(run), checkpoint.read(tmp_path / "copy")
-    assert (copy.progress, copy.recipe, copy.labels) == (first.progress, first.recipe, first.labels)
-    assert in_bytes(copy.state) == in_bytes(first.state)
-    porting.write(porting.read(run), tmp_path / "paddle", "paddle")
-    assert not (tmp_path / "paddle/state.safetensors").exists()
-    state = runs.place(run) / "state.safetensors"
-    state.rename(tmp_path / "elsewhere")
-    state.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(SpecError, match="is a link that leads out of the folder"):
-        porting.read(run)
 
 
 @pytest.mark.xdist_group("torch")
