@@ -94,6 +94,7 @@ UNSEEN = {
         "LOS-1",
         "only in sample 0, 3 (2 of 5 elements): there it is multiplied by 0.5",
     ),
+    "loss half as large again": ("loss", lambda m: m.y * 1.5, "LOS-2", "1 of 1 element"),
     "last sample has no gradient": (
         "logits",
         there(lambda m: np.arange(5)[:, None] == 4, lambda m: m.stop_gradient(m.y)),
@@ -113,6 +114,7 @@ def test_an_unforeseen_bug_is_placed_and_described(name):
     first = "gradients.classifier.bias" if "gradient" in name else tap
     assert (diagnosis.tensor, diagnosis.clause) == (first, clause)
     assert words in "; ".join(diagnosis.lines)
+    assert not [note for note in diagnosis.notes if " failed: " in note]
     assert not (diagnosis.cause and diagnosis.cause.confident)
     assert diagnosis.description.wrong <= diagnosis.description.size
 

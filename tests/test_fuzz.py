@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from concord import backends, spec
+from concord import spec
 from concord.backends.interface import Unsupported
 from concord.conformance import record
 from concord.conformance.campaign import Setup
-from concord.conformance.dump import read_jobs
 from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.failures import write_failures
-from concord.conformance.fuzz.findings import Findings
 from concord.conformance.fuzz.hunting import hunt
 from concord.conformance.fuzz.plan import Plan, sample
 from concord.spec.files import typed
@@ -106,11 +104,6 @@ def test_a_wrong_backend_is_found_run_again_and_made_small(entered, tmp_path):
     output, errors = entered(f"run {tmp_path / 'out'} --backend {RIGHT}", command="case")
     assert not errors
     assert "1 run: 1 agrees" in output
-    again = f"case reduce {folder} --backend {WRONG} -o "
-    assert f"concord {again}smaller" in told
-    entered(f"{again}{tmp_path / 'smaller'} --threads 1", command="", ends=1)
-    (small,) = read_jobs(tmp_path / "smaller")
-    assert (small.config.num_layers, small.config.d_model) == (2, 1)
 
 
 def test_a_crash_and_an_exception_are_findings(tmp_path):
@@ -170,20 +163,6 @@ def test_a_backend_that_is_not_there_is_owed_and_the_others_go_on():
     )
     alone = hunted("no_such_package.backend:Ghost", cases=3)
     assert (alone.exit_code, alone.cases) == (3, 0)
-
-
-def test_an_error_of_the_judge_names_its_case_and_ends_nothing(monkeypatch):
-    def judge(*arguments):
-        raise ZeroDivisionError("of the judge")
-
-    monkeypatch.setattr("concord.conformance.campaign.judge", judge)
-    found = hunted(RIGHT, cases=2)
-    assert found.notes == [
-        f"fuzz-0-0 could not be judged: {RIGHT}: a bug in Concord while judging: ZeroDivisionError: of "
-        f"the judge"
-    ]
-    assert (found.cases, found.failures, found.exit_code) == (2, [], 3)
-    assert found.tallies[RIGHT]["float32"].statuses == {"not judged": 2}
 
 
 # Who runs it.
@@ -250,23 +229,6 @@ def test_an_interrupt_keeps_what_was_found(tmp_path):
     assert (tmp_path / "out.html").is_file()
 
 
-ALWAYS = f"--backend {toy('ReturnsNaN')} --part dot_product --shapes 2"
-
-
-def test_findings_that_cannot_be_written_are_shown_and_recorded(entered, monkeypatch, tmp_path):
-    def full(folder, files):
-        raise spec.SpecError(f"{folder.parent}: cannot be written: No space left on device")
-
-    monkeypatch.setattr("concord.conformance.fuzz.failures.write_folder", full)
-    output, said = entered(
-        f"{ALWAYS} --cases 1 --out {tmp_path / 'out'} --json {tmp_path / 'out.json'}", ends=2
-    )
-    assert said == [f"concord: error: {tmp_path / 'out'}: cannot be written: No space left on device"]
-    assert "1 failure found" in output
-    assert len(json.loads((tmp_path / "out.json").read_text())["failures"]) == 1
-    assert not list((tmp_path / "out").rglob("*"))
-
-
 # The four backends.
 
 
@@ -290,17 +252,3 @@ def test_random_case_agrees(worker, index):
 def test_thousands_of_random_cases_agree(worker):
     for case in sample(Plan(names=(), seed=1, shapes=12), range(2000)):
         assert_agrees(worker, case)
-
-
-def test_the_built_in_backends_are_hunted_by_default(entered, monkeypatch):
-    asked = []
-
-    def noted(plan, *rest):
-        asked.append(plan)
-        return Findings(owed=True)
-
-    monkeypatch.setattr("concord.conformance.fuzz.hunting.hunt", noted)
-    entered(ends=3)
-    (plan,) = asked
-    assert plan == Plan(names=tuple(backends.names()))
-    assert (plan.cases, plan.dtypes, plan.seed, plan.shapes) == (100, ("float32",), 0, 12)

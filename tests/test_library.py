@@ -4,12 +4,9 @@ That the rest conforms: ``tests/test_conforming.py``.
 """
 
 import pytest
-from rich.console import Console
 
 from concord.backends.interface import Unsupported
-from concord.conformance.campaign import Report, Setup, deviations_of
-from concord.conformance.report import failures
-from concord.conformance.verdict import Result
+from concord.conformance.campaign import deviations_of
 from concord.spec.cases import build_case
 from tests.test_conforming import LIBRARY, Asked, each, run_of
 from tests.toys.rounded import verdict_of
@@ -18,14 +15,8 @@ from tests.toys.small import run_case
 INNER = ("scores", "masked_scores", "weights")
 
 
-def library_run(worker, case, dtype, implementation="library", **settings):
-    return run_case(
-        worker,
-        case,
-        dtype=dtype,
-        implementation=implementation,
-        **settings,
-    )
+def library_run(worker, case, dtype, implementation="library"):
+    return run_case(worker, case, dtype=dtype, implementation=implementation)
 
 
 # What is not delivered, and what is declared.
@@ -140,22 +131,3 @@ def test_what_cannot_be_expressed_is_refused_in_one_line_with_every_reason(backe
         found = reasons.split("; ")
         assert (who, len(found)) == (backend, len(asked.words))
         assert all(reason.endswith(")") for reason in found)
-
-
-def test_report_has_a_line_for_each_reason_and_not_for_each_run(capsys):
-    head = "torch cannot express this by its library layers: "
-    details = [
-        f"{head}mask: only added (MSK-3); norm: only inside (NRM-3)",
-        f"{head}norm: only inside (NRM-3)",
-        "sees 0 devices; none is there",
-    ]
-    results = [
-        Result("torch", "bert", f"bert-{i}", "float32", "unsupported", detail)
-        for i, detail in enumerate(details)
-    ]
-    Console(width=200).print(failures(Report(results, {}, Setup())))
-    assert capsys.readouterr().out.splitlines() == [
-        "torch unsupported: mask: only added (MSK-3) [bert-0]",
-        "torch unsupported: norm: only inside (NRM-3) [bert-0 and 1 more runs]",
-        "torch unsupported: sees 0 devices; none is there [bert-2]",
-    ]

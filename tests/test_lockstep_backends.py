@@ -68,24 +68,6 @@ def test_command_says_what_is_wrong_with_each_backend(entered, tmp_path):
     assert (numpy["status"], nowhere["status"]) == ("unsupported", "missing")
 
 
-def test_session_that_says_nonsense_is_a_row_and_the_others_go_on():
-    said = {
-        "Right": ("agrees", ""),  # without deviations in its info
-        "Silent": ("error", "its answer cannot be read: 'info' is None but must be an object"),
-        "DeclaringText": (
-            "error",
-            "its answer cannot be read: 'deviations' is 'some' but must be a list of objects [clause=PRC-4]",
-        ),
-    }
-    found = conduct(
-        example(CONFIG, RECIPE, 2, batch=2, tokens=5, seed=1),
-        [toy(name, "stepping") for name in said],
-        Setup(threads=1),
-    )
-    assert {track.backend.partition(":")[2]: (track.status, track.detail) for track in found.tracks} == said
-    assert found.exit_code == 3
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "seed"), [*((MODES[0], seed) for seed in range(20)), (MODES[1], 0)])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

@@ -5,7 +5,6 @@ What is asked for is set, read back and recorded, and what it makes of a run is 
 
 import dataclasses
 import io
-import json
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from concord.conformance import Setup, check_jobs, conduct, doctor, record
 from concord.conformance.doctor import Installed
 from concord.conformance.html import page
 from concord.conformance.judging import judge_tensor
-from concord.conformance.report import repetitions, show
+from concord.conformance.report import show
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.montecarlo import MonteCarlo
 from concord.spec.precision import precision
@@ -40,17 +39,12 @@ def statuses(report):
     return [result.status for result in report.results]
 
 
-def printed(report):
-    text = io.StringIO()
+def said_of(report):
+    """Return what is printed of a report, and on the page of its record, which is read back."""
+    text, made = io.StringIO(), record.made(report, "check")
     show(report, Console(width=200, file=text), "title")
-    return text.getvalue()
-
-
-def recorded(report):
-    """Return the data of a record, which is read back, and what its page says."""
-    made = record.made(report, "check")
     record.parsed(record.text(made).encode())
-    return json.loads(record.text(made)), said(page(made))
+    return text.getvalue(), said(page(made))
 
 
 # The four backends.
@@ -169,24 +163,16 @@ def test_tf32_is_refused_where_the_environment_switches_it_off(monkeypatch, smal
 
 
 def test_a_kernel_that_is_not_deterministic_is_unsupported_only_where_that_was_asked(small):
-    request = request_for(small("bert"), deterministic=True)
+    def fail(asked, words):
+        with refusing_nondeterminism("torch", request_for(small("bert"), deterministic=asked)):
+            raise RuntimeError(words)
 
-    def fail(asked):
-        with refusing_nondeterminism("torch", asked):
-            raise RuntimeError("scatter_add does not have a deterministic implementation\nmore")
-
-    with pytest.raises(
-        Unsupported,
-        match=(
-            r"^torch has no deterministic kernel for it: scatter_add does not have a deterministic "
-            r"implementation$"
-        ),
-    ):
-        fail(request)
-    with pytest.raises(RuntimeError, match="scatter_add"):
-        fail(dataclasses.replace(request, deterministic=False))
-    with pytest.raises(RuntimeError, match="another"), refusing_nondeterminism("torch", request):
-        raise RuntimeError("another matter")
+    words = "scatter_add does not have a deterministic implementation"
+    with pytest.raises(Unsupported, match=f"^torch has no deterministic kernel for it: {words}$"):
+        fail(True, f"{words}\nmore")
+    for asked, other in ((False, words), (True, "another matter")):
+        with pytest.raises(RuntimeError, match=other):
+            fail(asked, other)
 
 
 # By which rules a run is judged.
@@ -272,23 +258,15 @@ def test_what_agrees_under_strict_is_attributed_to_the_precision():
         "is the cause, not the port"
     )
     assert [result.attribution for result in report.results] == [line]
-    assert f"  {line}" in printed(report).splitlines()
-    data, words = recorded(report)
-    assert data["results"][0]["attribution"] == line
-    assert (data["settings"]["precision"], data["settings"].get("deterministic")) == ("default", None)
-    assert data["environments"][toy("MultipliesInTf32")]["precision_switches"] == {
-        "factors": "tf32",
-        "reductions": "full",
-    }
-    assert f"Precision: it {line}" in words
+    assert all(line in text for text in said_of(report))
+    switches = report.environments[toy("MultipliesInTf32")]["precision_switches"]
+    assert switches == {"factors": "tf32", "reductions": "full"}
 
 
 def test_what_does_not_agree_under_strict_is_not_attributed():
     report = checked(toy("WrongInEveryPrecision"), precision="default", cases=("bert-ragged",))
     assert statuses(report) == ["diverges"]
     assert report.results[0].attribution == ""
-    assert "the precision is the cause" not in printed(report)
-    assert "attribution" not in record.data(record.made(report, "check"))["results"][0]
 
 
 # The same again.
@@ -303,23 +281,10 @@ def test_repeated_runs_that_differ_are_named_in_the_order_of_computation():
         "bert-single": order[1:],
         "bert-ragged": order,
     }
-    first = report.results[0]
-    line = (
-        f"{name}: 3 runs each of 2 jobs: differ in 3 tensors of 2 jobs, first "
-        f"{differing[first.case][0]} of {first.case}, float32"
-    )
-    assert repetitions(report) == [line]
-    assert line in printed(report)
+    words = "3 runs each of 2 jobs: differ in 3 tensors of 2 jobs, first"
+    assert all(words in text for text in said_of(report))
     assert (statuses(report), report.exit_code) == (["nondeterministic"] * 2, 1)
-    assert report.results[0].verdict is not None
     assert report.results[0].verdict.passed
-    data, words = recorded(report)
-    assert data["results"][0]["repeats"] == {
-        "times": 3,
-        "equal": False,
-        "differing": list(differing[first.case]),
-    }
-    assert "repeated 3 runs each of 2 jobs: differ in 3 tensors of 2 jobs, first" in words
 
 
 # Several devices.
@@ -331,14 +296,8 @@ def test_every_backend_runs_on_every_device_under_a_name_of_its_own():
         (f"{RIGHT} cpu", "agrees"),
         (f"{RIGHT} cuda", "unsupported"),
     ]
-    assert report.results[1].detail == "numpy computes on the cpu; 'cuda' is none"
-    assert {name: about["device"] for name, about in report.environments.items()} == {
-        f"{RIGHT} cpu": "cpu",
-        f"{RIGHT} cuda": "cuda",
-    }
+    assert report.environments[f"{RIGHT} cuda"]["device"] == "cuda"
     assert report.exit_code == 3  # nothing was judged on one of the two
-    words = recorded(report)[1]
-    assert all(f"No declared deviations on {device}." in words for device in ("cpu", "cuda"))
 
 
 # What doctor says of all of them.

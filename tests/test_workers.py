@@ -4,7 +4,6 @@ import dataclasses
 import importlib.util
 import json
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -13,11 +12,11 @@ import pytest
 
 import conformance.campaign
 from concord import backends, spec
+from concord.backends.pool import RESTARTS
 from concord.backends.wire import WorkerFailure
 from concord.backends.worker import THREADS, environment
 from concord.conformance import Setup, check_jobs, conduct, record
 from concord.conformance.html import page
-from concord.conformance.report import declarations
 from tests.conftest import small_config
 from tests.toys.disturbed import name_of
 from tests.toys.running import noted
@@ -164,8 +163,6 @@ def test_an_interpreter_that_never_answers_is_stopped(tmp_path):
 FAILURES = {
     name_of("SIGKILL"): ("crashed", "killed by SIGKILL", "first words\nlast words"),
     name_of("exits with a code"): ("crashed", "its process ended with exit code 77", ""),
-    name_of("leaves"): ("crashed", "SystemExit: it leaves", ""),
-    name_of("a signal without a name"): ("crashed", f"killed by signal {signal.SIGRTMIN + 5}", "last words"),
     name_of("hangs"): ("timed out", "no answer within 5 s; it was stopped", "waiting for a lock"),
     name_of("hoards"): ("out of memory", "MiB, over its limit of 600 MiB, and was stopped", "allocating"),
     name_of("raises for want of memory"): ("out of memory", "MemoryError: Unable to allocate 8.00 PiB", ""),
@@ -177,11 +174,6 @@ FAILURES = {
         r"lone \ud800 surrogate, [/red] markup, \x1b[31m colour",
         r"ArithmeticError: lone \ud800 surrogate, [/red] markup, \x1b[31m",
     ),
-    name_of("floods and raises"): (
-        "error",
-        "ArithmeticError: after much noise",
-        "ArithmeticError: after much noise",
-    ),
     toy("ReturnsNothing"): (
         "error",
         "TypeError: run() returned a NoneType but must return a Run",
@@ -189,7 +181,6 @@ FAILURES = {
     ),
     toy("NoSuchClass"): ("broken", "module 'tests.toys.numpy_backend' has no 'NoSuchClass'", ""),
     toy("DescribesNothing"): ("broken", "describe() returned a NoneType but must return a dict", ""),
-    toy("DescribesWithoutEnd"): ("broken", "RecursionError: maximum recursion depth exceeded", "Recursion"),
     UNIMPORTABLE: (
         "broken",
         "ImportError: libtoy.so.1: cannot open shared object file",
@@ -248,13 +239,6 @@ def statuses(report):
     return [result.status for result in report.results]
 
 
-def test_what_a_run_declares_is_said_under_the_table_once(tmp_path, monkeypatch):
-    name = toy("DeclaresInItsRun")
-    assert declarations(conducted([name], ["single", "full"], monkeypatch, tmp_path)) == [
-        f"{name} declares softmax_floor = -1e+06 (SPEC ATT-5): the toy's own"
-    ]
-
-
 CASES = ("ragged", "peaked", "tiny", "single", "full")
 
 
@@ -263,6 +247,7 @@ CASES = ("ragged", "peaked", "tiny", "single", "full")
     [
         # The cases come in their own order: the fourth is the batch of one.
         (name_of("SIGKILL", "alone"), {}, ["agrees"] * 3 + ["crashed", "agrees"], 2),
+        (name_of("SIGKILL"), {}, ["crashed"] * 5, 1 + RESTARTS),
         (name_of("hangs"), {"time_limit": 2.0}, ["timed out"] * 5, 1),
         (UNIMPORTABLE, {}, ["broken"] * 5, 0),
     ],

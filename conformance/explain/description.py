@@ -216,12 +216,13 @@ def _relations(
             if moved:
                 text = f"is the right one with each {WORDS.get(axis, axis)} taken from another: {few(moved)}"
                 yield text, np.take(right, source, place), 1.0
-    rows, columns = (-1,), tuple(range(right.ndim - 1))
-    lines = {"": tuple(range(right.ndim)), "row": rows, "column": columns}
+    lines = {"": tuple(range(right.ndim))}
+    if right.ndim > 1:
+        lines |= {"row": (-1,), "column": lines[""][:-1]}
     weight = np.where(region & np.isfinite(sigma) & (sigma > 0), 1 / np.square(sigma), 0.0)
     for line, over in lines.items():
         length = math.prod(right.shape[axis] for axis in over)
-        if length < (LEAST_OF_LINE if line else 2) or (line and right.ndim < 2):
+        if length < (LEAST_OF_LINE if line else 2):
             continue
         power = (weight * np.square(right)).sum(over, keepdims=True)
         factor = (weight * right * actual).sum(over, keepdims=True) / np.where(power > 0, power, 1)

@@ -314,12 +314,6 @@ DeclaresNotExposed = handing(
 )
 SaysUnsupported = unsupported("this toy has no {0.dtype} kernels")
 SaysWhatItIsAsked = unsupported("tap_gradients={0.tap_gradients}")
-# It declares with its run, and not before, in what it deviates, as optimizers do.
-DeclaresInItsRun = handing(
-    lambda run, request: replace(
-        run, info={"deviations": [{"name": "softmax_floor", "value": -1e6, "reason": "the toy's own"}]}
-    )
-)
 DeclaresNonsense = handing(lambda run, request: replace(run, info={"not_exposed": "layers.*"}))
 SaysTheOrder = handing(lambda run, request: replace(run, info={"order": list(request.weights)}))
 ReturnsNoneByName = handing(
@@ -341,14 +335,4 @@ class Grows(NumpyBackend):
         return super().run(request)
 
 
-# What they say of themselves.
-
-
-def nested(about, depth):
-    for _ in range(depth):
-        about = {"within": about}
-    return about
-
-
 DescribesNothing = saying(lambda about: None)
-DescribesWithoutEnd = saying(lambda about: nested({}, 100_000))

@@ -165,8 +165,6 @@ def infinite(self, found):
 
 
 Late, Decaying = otherwise(late=2, epsilon=1e-6), otherwise(undecayed=())
-Silent = of(info=lambda self: None)
-DeclaringText = of(info=lambda self: {"deviations": "some"})
 Infinite = of(told=infinite)
 Returning = of(told=lambda self, found: None)
 ReturningText = of(told=lambda self, found: {**found, "norm": "large"})
