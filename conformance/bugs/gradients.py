@@ -18,7 +18,6 @@ from concord.conformance.bugs.bug import Edits, Gradients, option
 from concord.conformance.bugs.context import Context, Flags
 from concord.conformance.bugs.norms import one, zero
 from concord.conformance.bugs.operations import Array
-from concord.conformance.bugs.pooling import rightly
 from concord.spec.arrays import Ids
 
 VECTOR = 4
@@ -327,7 +326,6 @@ EDITS: Edits = {
         "that of a logistic function": lambda m: slope(m, m.y * (1.0 - m.y)),
         "taken at the result": lambda m: slope(m, 1.0 - square(m, m.y)),
     },
-    "detached_length": lambda m: m.x / m.stop_gradient(rightly(m)),
     "loss_gradient_of_sum": lambda m: instead(m, m.sum(m.x)),
     "key_bias_without_gradient": lambda m: instead(
         m, m.reshape(m.x @ m.weight(f"{m.tap}.weight"), tuple(m.y.shape))

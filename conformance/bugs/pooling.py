@@ -81,7 +81,6 @@ EDITS: Edits = {
     "mean_divided_by_all": lambda m: mean(m, m.real, every(m)),
     "mean_of_unmasked_sum": lambda m: mean(m, every(m), m.real),
     "mean_without_first": lambda m: mean(m, m.real & (np.arange(m.real.shape[1]) > 0)),
-    "mean_replaced_by_first": lambda m: m.x[:, 0],
     "length_of_sizes": lambda m: m.x / m.sum(m.abs(m.x), 1),
     "length_squared": lambda m: m.x / squares(m),
     "length_of_batch": lambda m: m.x / m.sqrt(squares(m, 0)),

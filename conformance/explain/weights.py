@@ -1,6 +1,6 @@
 """Which other weights would explain a tensor.
 
-Of linear layers, norms and tables (SPEC WGT-1 to WGT-4, NRM-2, EMB-1, POS-1).
+Of linear layers and norms; of tables, rounded ones (SPEC WGT-1 to WGT-4, NRM-2).
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ import numpy as np
 from concord.conformance.bugs.bug import fits
 from concord.conformance.bugs.context import norm_of, parameters_of
 from concord.conformance.bugs.norms import NORMS
-from concord.conformance.bugs.positions import exchanged, exponent_halved
 from concord.conformance.bugs.precision import LINEAR
 from concord.conformance.bugs.weights import cut_from_fused
-from concord.conformance.explain.hypothesis import Hypothesis, loaded, options
+from concord.conformance.explain.hypothesis import Hypothesis, loaded
 from concord.conformance.explain.question import SHORTER, Question, rounding
 from concord.spec.arrays import Array
-from concord.spec.config import EncoderConfig
 from concord.spec.parameters import parameters
-from concord.spec.positions import sinusoid
 
 Made = Mapping[str, Callable[[], Array]]
 
@@ -36,7 +33,6 @@ def of_weights(question: Question, tap: str) -> Iterator[Hypothesis]:
         yield from _of_norm(question, norm_of(question.config.norm_sharing, tap))
         yield from _rounded(question, norm_of(question.config.norm_sharing, tap))
     elif tap in ("embeddings.token", "embeddings.position", "embeddings.segment"):
-        yield from _of_table(question, tap)
         yield from _rounded(question, tap)
 
 
@@ -170,41 +166,3 @@ def _of_norm(question: Question, own: str) -> Iterator[Hypothesis]:
         kind, clause = ("norm_sharing", "NRM-5") if sibling else ("weights_of_another_norm", "WGT-1")
         text = f"the gain and offset of `{other}` instead of its own"
         yield norm(kind, text, weights[name], weights[f"{other}.bias"], clause)
-
-
-# Tables.
-
-
-def _of_table(question: Question, tap: str) -> Iterator[Hypothesis]:
-    config, name = question.config, f"{tap}.weight"
-    stored = question.case.weights[name]
-    if tap == "embeddings.token":
-        for shift in (1, -1, 2, -2):
-            text = f"ids that are {abs(shift)} too {'low' if shift > 0 else 'high'} for the table's rows"
-            yield loaded("token_ids_shifted", text, "EMB-1", {name: partial(np.roll, stored, shift, axis=0)})
-    if tap == "embeddings.position" and config.positions == "sinusoidal":
-        for cause, text, clause, table in _sinusoids(config, stored.astype(np.float64)):
-            yield loaded(cause, text, clause, {name: partial(np.asarray, table)})
-            if question.case.dtype == "float64":  # a table that a framework made in its own default
-                yield loaded(cause, text, clause, {name: partial(_shorter, "float32", table)})
-
-
-def _sinusoids(config: EncoderConfig, stored: Array) -> Iterator[tuple[str, str, str, Array]]:
-    """Yield other tables of sinusoids: the cause, what is said of it, the clause and the table."""
-    for field, values, clause in (
-        ("position_layout", ("interleaved", "halves"), "POS-2"),
-        ("position_exponent", ("pair", "column"), "POS-3"),
-        ("position_base", (1000.0, 1e5, 5e5, 1e6), "POS-4"),
-    ):
-        for option in options(config, field, values, clause):
-            yield field, option.text, clause, sinusoid(config.replace(**option.fields))
-    yield "position_exponent", "an exponent without its factor 2", "POS-3", exponent_halved(config)
-    text = "sine and cosine in each other's place"
-    yield "sine_and_cosine_swapped", text, "POS-2", exchanged(config, stored)
-    other = stored.copy()
-    zero = config.position_of_padding == "zero_row"
-    other[0] = sinusoid(config.replace(position_of_padding="counted"))[0] if zero else 0
-    text = (
-        "a row of padding that is (sin 0, cos 0, ...) and not zero" if zero else "a table whose row 0 is zero"
-    )
-    yield "position_row_of_padding", text, "POS-6", other
