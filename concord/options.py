@@ -168,8 +168,6 @@ class Workers(OptionGroup):
     """
 
     panel = "Workers"
-    elsewhere: ClassVar[bool] = False
-    """Whether several devices may be named."""
 
     backend: list[str] | None = None
     threads: int | None = None
@@ -235,16 +233,15 @@ class Places(Workers):
     """And where they run.
 
     Attributes:
-        device (D): cpu, cuda or cuda:N; where a command takes several, each backend runs on each.
+        device (D): cpu, cuda or cuda:N.
         python (B=PATH): Run a backend with the interpreter of another environment.
     """
 
-    device: list[str] | None = None
+    device: str = "cpu"
     python: list[str] | None = None
 
     def check(self, given: dict[str, Any], problems: list[str]) -> None:
         """Put values of options into the form of settings, and say what is wrong with them."""
-        devices = list(dict.fromkeys(self.device or ["cpu"]))
         python = {}
         for value in self.python or ():
             name, _, path = value.partition("=")
@@ -253,15 +250,9 @@ class Places(Workers):
                 problems.append(f"--python is {value!r} but must be BACKEND=PATH")
             else:
                 problems += [f"--python is {value!r}: {problem}" for problem in _unknown(name)]
-        problems += [
-            f"--device is {name!r} but must be cpu, cuda or cuda:N"
-            for name in devices
-            if not DEVICE.fullmatch(name)
-        ]
-        several = len(devices) > 1
-        if several and not self.elsewhere:
-            problems.append(f"--device is given {len(devices)} times but must be given once")
-        given |= {"device": devices[0], "devices": tuple(devices * several), "python": python}
+        if not DEVICE.fullmatch(self.device):
+            problems.append(f"--device is {self.device!r} but must be cpu, cuda or cuda:N")
+        given["python"] = python
         super().check(given, problems)
 
 
@@ -283,13 +274,6 @@ class Runs(Places):
     precision: str = "strict"
     implementation: str = "explicit"
     execution: str = "eager"
-
-
-@dataclass(frozen=True)
-class Spread(Runs):
-    """And on several devices, each backend on each."""
-
-    elsewhere = True
 
 
 @dataclass(frozen=True)

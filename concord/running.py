@@ -22,7 +22,7 @@ from concord.terminal import Terminal, complain
 
 def run(jobs: Sequence[campaign.Job], names: Sequence[str], settings: campaign.Setup) -> campaign.Report:
     """Run jobs on backends, judge them, and show how far each has come."""
-    with counting(list(settings.places(names)), len(repeated(jobs, settings.repeat))) as progress:
+    with counting(list(names), len(repeated(jobs, settings.repeat))) as progress:
         return campaign.conduct(jobs, names, settings, progress)
 
 
@@ -36,8 +36,7 @@ def judged(
     markdown: Path | None = None,
 ) -> NoReturn:
     """Run and judge jobs, and end the command; see :func:`finish`."""
-    devices = settings.devices or [settings.device]
-    how = [what, settings.implementation, settings.execution, *devices]
+    how = [what, settings.implementation, settings.execution, settings.device]
     how += [f"precision {settings.precision}"] * (settings.precision != "strict")
     how += ["deterministic"] * settings.deterministic
     title = f"Conformance: {', '.join(how)}"

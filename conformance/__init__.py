@@ -5,12 +5,11 @@ from concord.conformance.check import check_jobs
 from concord.conformance.expectation import Expectation
 from concord.conformance.judging import judge
 from concord.conformance.tolerance import expect
-from concord.conformance.verdict import Repeats, Result, Row, Verdict
+from concord.conformance.verdict import Result, Row, Verdict
 
 __all__ = [
     "Expectation",
     "Job",
-    "Repeats",
     "Report",
     "Result",
     "Row",

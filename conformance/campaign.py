@@ -27,7 +27,7 @@ from concord.conformance.explain.conclusions import Conclusion, conclude
 from concord.conformance.fields import Count, Number
 from concord.conformance.judging import Misfit, Published, delivered, judge
 from concord.conformance.padding import independent_batch
-from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED, Repeats, Result, Verdict
+from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED, Result, Verdict
 from concord.conformance.watching import listening
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
@@ -122,7 +122,7 @@ class Setup:
     """How the runs are made; see :class:`concord.backends.worker.Worker`.
 
     Attributes:
-        device: cpu, cuda or cuda:N; of several the first.
+        device: cpu, cuda or cuda:N.
         implementation: explicit, library, or one of a backend's own.
         execution: eager, compiled, unpadded or unpadded-compiled.
         asked: backends that were asked for by name: one of them that is not there is *missing*; another is
@@ -134,7 +134,6 @@ class Setup:
         precision: one of :data:`concord.backends.interface.PRECISION_MODES`.
         deterministic: whether only deterministic kernels may run.
         repeat: how often each job is run, at least; from 2 on what differs in its bits is *nondeterministic*.
-        devices: on which each backend runs, if on several.
     """
 
     device: str = "cpu"
@@ -148,7 +147,6 @@ class Setup:
     precision: str = "strict"
     deterministic: bool = False
     repeat: Count = 1
-    devices: tuple[str, ...] = ()
 
     def rules(self, dtype: str) -> str | None:
         """Return the mode by whose rules a run is judged, where it is not that of its precision.
@@ -169,16 +167,6 @@ class Setup:
         """Return how a run of a precision is made."""
         names = {one.name for one in dataclasses.fields(Settings)} - {"dtype"}
         return Settings(dtype, **{name: getattr(self, name) for name in names})
-
-    def places(self, names: Iterable[str]) -> dict[str, tuple[str, Setup]]:
-        """Return each result's name, to the backend and how it runs: every backend on every device."""
-        if len(self.devices) < 2:
-            return {name: (name, self) for name in names}
-        return {
-            f"{name} {device}": (name, dataclasses.replace(self, device=device, devices=()))
-            for name in names
-            for device in self.devices
-        }
 
     def status_of(self, name: str, status: str) -> str:
         """Return what a backend that gave no result is, from the status of its worker.
@@ -294,11 +282,9 @@ def conduct(
     for name in chosen:
         backends.resolve(name)
     started, environments = time.perf_counter(), dict[str, dict[str, Any]]()
-    places, turns = settings.places(chosen), repeated(jobs, settings.repeat)
-    with Pool(width=min(len(places), os.cpu_count() or 1) or 1) as pool:
-        runners = [
-            Runner(label, name, how, pool, environments, progress) for label, (name, how) in places.items()
-        ]
+    turns = repeated(jobs, settings.repeat)
+    with Pool(width=min(len(chosen), os.cpu_count() or 1) or 1) as pool:
+        runners = [Runner(name, settings, pool, environments, progress) for name in chosen]
         # Job by job: what a job is judged by is kept for a few. Each waits for its backend's turn before.
         done = [[Event() for _ in turns] for _ in runners]
         results: list[dict[int, Result]] = [{} for _ in runners]
@@ -311,7 +297,7 @@ def conduct(
                 if not pool.stopped:
                     runner, job = runners[which], turns[number]
                     results[which][id(job)] = runner.attempt(job)
-                    progress(runner.label, job.name)
+                    progress(runner.name, job.name)
             finally:
                 done[which][number].set()
 
@@ -360,27 +346,19 @@ class _Earlier:
     Attributes:
         result: what came of all its runs so far.
         first: the tensors of its first run, by name; None if the job failed, and is not run again.
-        times: how often it ran.
         turn: the turn of its backend in which it last ran.
     """
 
     result: Result
     first: Tensors | None
-    times: int
     turn: int
 
     def words(self, job: Job, turn: int) -> str:
         """Say which run of a job the next one is in its backend's turn, and what earlier ones came to."""
         between = ", after others" if turn > self.turn + 1 else ""
         came_to = _verb(self.result.verdict.status if self.result.verdict else self.result.status)
-        return f"only when it is run again: run {self.times + 1} of {job.times}{between}; the first {came_to}"
-
-    def repeats(self, others: set[str], verdict: Verdict) -> Repeats:
-        """Return what has come of all runs, with the tensors of the next one that differ from the first's."""
-        others = others | {*(self.result.repeats.differing if self.result.repeats else ())}
-        order = {row.tensor: place for place, row in enumerate(verdict.table)}
-        names = sorted(others, key=lambda name: (order.get(name, len(order)), name))
-        return Repeats(self.times + 1, tuple(names))
+        place = f"run {self.result.times + 1} of {job.times}{between}"
+        return f"only when it is run again: {place}; the first {came_to}"
 
 
 def _verb(status: str) -> str:
@@ -405,21 +383,19 @@ class Runner:
     """One backend at work: jobs one after the other on the same worker, which shows a state that it carries.
 
     Args:
-        label: what results call it: its name, or that and the device.
         pool: what supervises its worker.
         environments: what it says of itself is noted there.
     """
 
     def __init__(
         self,
-        label: str,
         name: str,
         settings: Setup,
         pool: Pool,
         environments: dict[str, dict[str, Any]],
         progress: Progress = lambda backend, done: None,
     ) -> None:
-        self.label, self.name, self.settings = label, name, settings
+        self.name, self.settings = name, settings
         self.environments, self.progress = environments, progress
         self.earlier: dict[int, _Earlier] = {}
         self.turn = 0
@@ -438,10 +414,10 @@ class Runner:
         now = before if before and before.first is None else self._made(job, before)
         if before and before.result.status == "diverges" and now.result.verdict is None:
             now = dataclasses.replace(before, first=None)  # a failure does not cover what is wrong
-        if now.times < job.times:
+        if now.result.times < job.times:
             self.earlier[id(job)] = now
-        if self.label in self.environments:
-            spent = self.environments[self.label].get("run_seconds", 0.0)
+        if self.name in self.environments:
+            spent = self.environments[self.name].get("run_seconds", 0.0)
             self.note("run_seconds", spent + time.perf_counter() - started)
         return now.result
 
@@ -453,9 +429,10 @@ class Runner:
         def made(status: str, detail: str = "", first: Tensors | None = None, **more: Any) -> _Earlier:
             seconds = time.perf_counter() - started + (before.result.seconds if before else 0)
             detail = f"{detail} ({again})" if again and detail else detail
-            about: dict[str, Any] = {"part": job.part, "detail": detail, "seconds": seconds, **more}
-            result = Result(self.label, job.group, job.case, job.dtype, status, **about)
-            return _Earlier(result, first, before.times + 1 if before else 1, self.turn)
+            times = before.result.times + 1 if before else 1
+            about: dict[str, Any] = {"part": job.part, "detail": detail, "seconds": seconds, "times": times}
+            result = Result(self.name, job.group, job.case, job.dtype, status, **about, **more)
+            return _Earlier(result, first, self.turn)
 
         def failed(doing: str, error: Exception) -> _Earlier:
             return made(NOT_JUDGED, own_bug(doing, error), stderr=traceback.format_exc())
@@ -478,10 +455,12 @@ class Runner:
             return made("broken", f"its answer cannot be judged: {'; '.join(error.problems)}")
         except Exception as error:  # what was delivered is in order: whatever is raised then is Concord's own
             return failed("judging", error)
-        repeats = before.repeats(others, verdict) if before else None
-        changes = self.settings.repeat > 1 and repeats is not None and not repeats.equal
-        status = "nondeterministic" if changes and verdict.status != "diverges" else verdict.status
-        return made(status, first=first, verdict=verdict, attribution=attribution, repeats=repeats)
+        others |= {*before.result.differing} if before else set()
+        order = {row.tensor: place for place, row in enumerate(verdict.table)}
+        differing = tuple(sorted(others, key=lambda name: (order.get(name, len(order)), name)))
+        changes = self.settings.repeat > 1 and differing and verdict.status != "diverges"
+        status = "nondeterministic" if changes else verdict.status
+        return made(status, first=first, verdict=verdict, attribution=attribution, differing=differing)
 
     def _judged(
         self, job: Job, run: Run, before: _Earlier | None, others: set[str], again: str
@@ -495,7 +474,7 @@ class Runner:
         earlier = before.result.verdict if before else None
         if before and earlier and (not others or earlier.status == "diverges"):
             return earlier, before.result.attribution
-        with listening(lambda text: self.progress(self.label, text)):
+        with listening(lambda text: self.progress(self.name, text)):
             verdict = job.judge(run, self.settings.rules(job.dtype))
         if before is None or earlier is None:
             return verdict, self.attribute(job, run, verdict)
@@ -546,12 +525,12 @@ class Runner:
                 "peak_memory_bytes",
                 max(
                     self.supervisor.worker.peak_memory,
-                    self.environments[self.label].get("peak_memory_bytes", 0),
+                    self.environments[self.name].get("peak_memory_bytes", 0),
                 ),
             )
         if precision == settings.precision and "precision_switches" in made.info:
             self.note("precision_switches", made.info["precision_switches"])
-        stated = self.environments[self.label].get("deviations", [])
+        stated = self.environments[self.name].get("deviations", [])
         made.info.setdefault("deviations", stated)
         self.note(
             "deviations",
@@ -561,8 +540,8 @@ class Runner:
 
     def started(self, worker: Worker) -> None:
         """Note what a backend says of itself."""
-        self.environments[self.label] = {
-            **self.environments.get(self.label, {}),
+        self.environments[self.name] = {
+            **self.environments.get(self.name, {}),
             **environment_of(
                 worker,
                 deviations_of(
@@ -571,13 +550,12 @@ class Runner:
                     variety(self.settings.implementation, self.settings.execution),
                 ),
             ),
-            **({"device": self.settings.device} if self.label != self.name else {}),
         }
-        self.progress(self.label, "started")
+        self.progress(self.name, "started")
 
     def note(self, key: str, value: Any) -> None:
         """Keep what is known of the backend's environment."""
-        self.environments.setdefault(self.label, {})[key] = value
+        self.environments.setdefault(self.name, {})[key] = value
 
 
 def _same_bits(a: NDArray[np.floating] | None, b: NDArray[np.floating] | None) -> bool:

@@ -277,8 +277,7 @@ def _table(case: CaseResults, brief: bool) -> dict[str, Any]:
 def _about(name: str, report: Report) -> dict[str, Any]:
     """Return what is known of a backend: facts, what was measured, and where it declares to deviate."""
     facts, settings = dict(report.environments.get(name, {})), report.settings
-    place = str(facts.get("device") or settings.device)  # its own, where there are several
-    device = place.split(":")[0]
+    device = settings.device.split(":")[0]
     declared, dtypes = facts.pop("deviations", []), facts.get("dtypes")
     if isinstance(dtypes, dict) and device in dtypes:
         facts["dtypes"] = {device: dtypes[device]}
@@ -286,7 +285,6 @@ def _about(name: str, report: Report) -> dict[str, Any]:
     results = select(report, backend=name)
     return {
         "name": name,
-        "place": place,
         "facts": {key: plain(value) for key, value in facts.items()},
         "measured": measured,
         "deviations": [
@@ -296,7 +294,7 @@ def _about(name: str, report: Report) -> dict[str, Any]:
         ],
         "statuses": Counter(result.status for result in results),
         "repeated": repeated(results),
-        "interpreter": settings.python.get(name.removesuffix(f" {place}")),
+        "interpreter": settings.python.get(name),
     }
 
 

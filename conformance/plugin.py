@@ -124,7 +124,7 @@ class Suite:
 
         runner = self.runners.pop(name, None)
         if runner is None:
-            runner = Runner(name, name, self.settings, self.pool, {})
+            runner = Runner(name, self.settings, self.pool, {})
             runner.supervisor.refresh(None)
         self.runners[name] = runner  # the last one used stands last
         if len(self.runners) > MOST:

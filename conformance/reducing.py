@@ -143,7 +143,7 @@ def reduce(
         UnknownNameError: for an unknown backend.
     """
     with Pool(width=1) as pool:
-        attempt = Runner(name, name, settings, pool, {}).attempt
+        attempt = Runner(name, settings, pool, {}).attempt
         found = Reduction(job, attempt(job), attempt, progress, sizes_of(job))
         if found.failed:
             found.run()

@@ -279,16 +279,16 @@ def repeated(results: Sequence[Result]) -> str:
 
     Nothing if none were repeated.
     """
-    runs = [(result, result.repeats) for result in results if result.repeats]
+    runs = [result for result in results if result.verdict and result.times > 1]
     if not runs:
         return ""
-    differing = [(result, repeats.differing) for result, repeats in runs if not repeats.equal]
-    head = f"{runs[0][1].times} runs each of {counted(len(runs), 'job')}: "
+    differing = [result for result in runs if result.differing]
+    head = f"{runs[0].times} runs each of {counted(len(runs), 'job')}: "
     if not differing:
         return f"{head}bit-equal"
-    (first, tensors), count = differing[0], sum(len(tensors) for _, tensors in differing)
+    first, count = differing[0], sum(len(result.differing) for result in differing)
     differ = f"differ in {counted(count, 'tensor')} of {counted(len(differing), 'job')}"
-    return f"{head}{differ}, first {tensors[0]} of {first.case}, {first.dtype}"
+    return f"{head}{differ}, first {first.differing[0]} of {first.case}, {first.dtype}"
 
 
 def repetitions(report: Report) -> list[str]:

@@ -369,32 +369,11 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Repeats:
-    """What came of running one job several times, on the same inputs and in the same process.
-
-    Attributes:
-        times: how often it ran, the first run included.
-        differing: the tensors that did not always have the same bits, in the order of computation.
-    """
-
-    written = also("equal")
-
-    times: Count
-    differing: tuple[str, ...] = ()
-
-    @property
-    def equal(self) -> bool:
-        """Whether every tensor had the same bits each time."""
-        return not self.differing
-
-
-@dataclass(frozen=True)
 class Result:
     """What came of one job on one backend.
 
     Attributes:
-        backend: as it was asked for, with the device behind it where there are several; of a run that came as
-            a file, as the file says.
+        backend: as it was asked for; of a run that came as a file, as the file says.
         group: the variant; for golden files the source.
         case: the name of the case.
         dtype: the precision, or mode, that it was judged by.
@@ -408,7 +387,8 @@ class Result:
         part: the part of the model that ran.
         attribution: one line that says that it diverges in this precision alone, or only when it is run
             again.
-        repeats: what came of running it several times, if it was.
+        times: how often it ran, on the same inputs and in the same process.
+        differing: the tensors that did not always have the same bits, in the order of computation.
     """
 
     backend: str
@@ -422,7 +402,8 @@ class Result:
     stderr: str = ""
     part: str = "model"
     attribution: str = ""
-    repeats: Repeats | None = None
+    times: Count = 1
+    differing: tuple[str, ...] = ()
 
     @property
     def table(self) -> list[Row]:

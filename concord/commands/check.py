@@ -19,7 +19,7 @@ from concord.spec.errors import collect
 
 
 @dataclass(frozen=True)
-class Checked(options.Spread):
+class Checked(options.Runs):
     """Backends that run each case repeatedly.
 
     Attributes:

@@ -73,7 +73,7 @@ def attention(
     text_a: str,
     text_b: str | None = None,
     *,
-    workers: options.Spread,
+    workers: options.Runs,
     dtype: str = "float32",
     html: Written | None = None,
 ) -> None:
@@ -95,7 +95,7 @@ def attention(
         workers.settings,
         lambda: refuse(unknowns("dtype", [dtype], PRECISIONS)),
     )
-    with counting(list(settings.places(names)), 1) as progress:
+    with counting(names, 1) as progress:
         found = look(reading, names, settings, dtype, progress)
     console = Terminal()
     report.show(found.report, console, f"Attention: {reading.title}", "text")

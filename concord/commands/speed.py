@@ -243,7 +243,7 @@ def speed(
     if own_model.checkpoint is None and texts is not None:
         raise SpecError("--texts is given but CHECKPOINT is not: whose weights?")
     given = _own(own_model, texts, models) if own_model.check(**drawn, **sizes) else []
-    device = (workers.device or ["cpu"])[0]
+    device = workers.device
     settings, names, works, chosen, _ = collect(
         workers.settings,
         workers.names,

@@ -78,7 +78,7 @@ class _Hunt:
         self.plan, self.progress, self.findings = plan, progress, Findings()
         self.pool = Pool(len(plan.names), halted)
         about = self.findings.environments
-        self.runners = {name: Runner(name, name, settings, self.pool, about) for name in plan.names}
+        self.runners = {name: Runner(name, settings, self.pool, about) for name in plan.names}
 
     def run(self, indices: Iterable[int]) -> Findings:
         with self.pool, files_elsewhere(), contextlib.suppress(Over):
