@@ -42,18 +42,10 @@ def signature_of(result: Result) -> Signature:
     return result.backend, result.status, re.sub(r"\blayers\.\d+\.", "", words).strip()
 
 
-SIZES = (
-    "num_layers",
-    "batch",
-    "tokens",
-    "num_heads",
-    "head_dim",
-    "d_ff",
-    "num_classes",
-    "vocab_size",
-    "max_positions",
-)
+SIZES = ("num_layers", "batch", "tokens", "num_heads", "head_dim", "d_ff", "vocab_size", "max_positions")
 """What is made smaller, in this order: what makes a case cheap comes first."""
+
+_LAYER = re.compile(r"layers\.(\d+)\.")
 
 
 @dataclass
@@ -101,10 +93,11 @@ class Reduction:
     def smaller(self, size: str) -> None:
         """Make one size as small as it may be."""
         least, now = 1, self.after[size]
-        if size == "num_layers" and (layer := _layer(self.result)) is not None:
-            self.accept(layers_kept(self.job, [layer]))
+        first = self.result.first_divergence
+        if size == "num_layers" and first and (layer := _LAYER.search(first.tensor)):
+            self.accept(layers_kept(self.job, [int(layer[1])]))
         if size == "batch" and now > 1:
-            any(self.accept(samples_kept(self.job, [sample])) for sample in range(now))
+            any(self.accept(kept(self.job, {"batch": [sample]})) for sample in range(now))
         now = self.after[size]
         while least < now:
             middle = 1 if least == 1 else (least + now) // 2  # most bugs need next to nothing
@@ -165,100 +158,66 @@ def sizes_of(job: Job) -> dict[str, int]:
 
 def cut(job: Job, size: str, length: int) -> Job | None:
     """Return a case with one size cut down to a length; None if there is no such case."""
-    config, labels = job.config, job.batch.labels
-    if size == "batch":
-        return samples_kept(job, list(range(length)))
+    first = slice(length)
     if size == "num_layers":
         return layers_kept(job, list(range(length)))
     if size == "vocab_size":
-        return _fewer_tokens(job, length)
-    if size == "num_classes" and (length < 2 or (labels is not None and int(labels.max()) >= length)):
-        return None
+        return _fewer_tokens(job) if length == 1 else None
+    if size == "batch":
+        return kept(job, {"batch": first})
     if size == "tokens":
-        changes = {"max_positions": length} if config.pooling == "flatten" else {}
-        return _resized(job, changes, dict.fromkeys(("tokens", "query", "key"), length))
-    heads = length if size == "num_heads" else config.num_heads
-    width = length if size == "head_dim" else config.head_dim
-    changes = {"num_heads": heads, "d_model": heads * width}
-    return _resized(job, changes if size in ("num_heads", "head_dim") else {size: length})
+        return kept(job, dict.fromkeys(("tokens", "query", "key"), first))
+    if size == "d_ff":
+        return kept(job, {"d_ff": first}, d_ff=length)
+    if size == "max_positions":
+        return kept(job, {"positions": first}, max_positions=length)
+    heads = length if size == "num_heads" else job.config.num_heads
+    width = length if size == "head_dim" else job.config.head_dim
+    axes = dict.fromkeys(("d_model", "features"), slice(heads * width))
+    axes |= {"heads": slice(heads), "head_dim": slice(width)}
+    return kept(job, axes, num_heads=heads, d_model=heads * width)
 
 
-def _resized(job: Job, changes: Mapping[str, int], shorter: Mapping[str, int] | None = None) -> Job | None:
-    """Return a case of smaller sizes, and of shorter axes of the inputs: of every axis the first entries."""
-    whole = job.config
-    try:
-        config = whole.replace(**changes)
-    except SpecError:
-        return None
-    lengths = {
-        "d_model": config.d_model,
-        "heads": config.num_heads,
-        "head_dim": config.head_dim,
-        "d_ff": config.d_ff,
-        "classes": config.num_classes,
-        "positions": config.max_positions,
-        "features": config.d_model * (config.max_positions if config.pooling == "flatten" else 1),
-    }
-    weights = {}
-    for name, parameter in parameters(whole, job.part).items():
-        array = job.weights[name]
-        if config.pooling == "flatten" and "features" in parameter.shape.split():
-            # One row for each position and column.
-            array = array.reshape(whole.max_positions, whole.d_model, -1)
-            array = array[: config.max_positions, : config.d_model].reshape(-1, array.shape[-1])
-        weights[name] = _first(array, parameter.shape, lengths)
-    arrays = {
-        name: _first(array, shape, {**lengths, **(shorter or {})}) for name, array, shape in _given(job)
-    }
-    return _remade(job, weights, arrays, **changes)
+def kept(job: Job, axes: Mapping[str, slice | list[int]], **changes: Any) -> Job | None:
+    """Return a case with some entries of axes, under a changed configuration; None if they do not fit it."""
 
+    def cut_down(array: Array, shape: str) -> Array:
+        return np.ascontiguousarray(array[tuple(axes.get(axis, slice(None)) for axis in shape.split())])
 
-def _layer(result: Result) -> int | None:
-    """Return the layer in which a failure shows first."""
-    row = result.first_divergence
-    found = re.search(r"\blayers\.(\d+)\.", row.tensor) if row is not None else None
-    return int(found[1]) if found else None
+    entries = parameters(job.config, job.part)
+    weights = {name: cut_down(array, entries[name].shape) for name, array in job.weights.items()}
+    return _remade(
+        job, weights, {name: cut_down(array, shape) for name, array, shape in _given(job)}, **changes
+    )
 
 
 def layers_kept(job: Job, layers: list[int]) -> Job | None:
     """Return a case with some of the layers, in their order; None if it has no others."""
-    if len(layers) == job.config.num_layers or not any(name.startswith("layers.") for name in job.weights):
+    weights = {}
+    for name, array in job.weights.items():
+        layer = _LAYER.match(name)
+        if layer is None:
+            weights[name] = array
+        elif (old := int(layer[1])) in layers:
+            weights[f"layers.{layers.index(old)}.{name[layer.end() :]}"] = array
+    if len(weights) == len(job.weights):
         return None
-    weights = {name: array for name, array in job.weights.items() if not name.startswith("layers.")}
-    for new, old in enumerate(layers):
-        prefix = f"layers.{old}."
-        weights |= {
-            f"layers.{new}.{name.removeprefix(prefix)}": array
-            for name, array in job.weights.items()
-            if name.startswith(prefix)
-        }
-    return _remade(job, weights, num_layers=len(layers))
+    return _remade(job, weights, job.batch.arrays(), num_layers=len(layers))
 
 
-def samples_kept(job: Job, samples: list[int]) -> Job | None:
-    """Return a case with some of the samples, in their order."""
-    return _remade(job, job.weights, {name: array[samples] for name, array in job.batch.arrays().items()})
-
-
-def _fewer_tokens(job: Job, length: int) -> Job | None:
-    """Return a case whose table has rows for the tokens that occur, for padding, and for some others."""
+def _fewer_tokens(job: Job) -> Job | None:
+    """Return a case whose table has rows for the tokens that occur and for padding alone."""
     config, ids = job.config, job.batch.input_ids
-    if ids is None or "embeddings.token.weight" not in job.weights:
+    if ids is None:
         return None
-    padding = (config.pad_id, config.token_padding_row)
-    needed = {int(i) for i in np.unique(ids)} | {row for row in padding if row is not None}
-    others = (row for row in range(config.vocab_size) if row not in needed)
-    if len(needed) > length:
+    padding = {"pad_id": config.pad_id, "token_padding_row": config.token_padding_row}
+    padding = {name: row for name, row in padding.items() if row is not None}
+    rows = sorted({*ids.reshape(-1).tolist(), *padding.values()})
+    if len(rows) == config.vocab_size:
         return None
-    rows = sorted([*needed, *(row for row, _ in zip(others, range(length - len(needed)), strict=False))])
-    place = {row: new for new, row in enumerate(rows)}
-    changes: dict[str, Any] = {"vocab_size": len(rows), "pad_id": place[config.pad_id]}
-    if config.token_padding_row is not None:
-        changes["token_padding_row"] = place[config.token_padding_row]
-    renamed = np.asarray([place[int(token)] for token in ids.reshape(-1)], ids.dtype).reshape(ids.shape)
-    table = np.ascontiguousarray(job.weights["embeddings.token.weight"][rows])
-    weights = {**job.weights, "embeddings.token.weight": table}
-    return _remade(job, weights, job.batch.arrays() | {"input_ids": renamed}, **changes)
+    changes = {name: rows.index(row) for name, row in padding.items()}
+    renamed = replace(job.batch, input_ids=np.searchsorted(rows, ids).astype(ids.dtype))
+    return kept(replace(job, batch=renamed), {"vocab": rows}, vocab_size=len(rows), **changes)
 
 
 def _given(job: Job) -> Iterator[tuple[str, Array, str]]:
@@ -269,18 +228,10 @@ def _given(job: Job) -> Iterator[tuple[str, Array, str]]:
         yield name, array, shape if len(shape.split()) == array.ndim else "batch query key"
 
 
-def _first(array: Array, shape: str, lengths: Mapping[str, int]) -> Array:
-    """Return the first entries of every axis that has a length."""
-    return np.ascontiguousarray(array[tuple(slice(lengths.get(axis)) for axis in shape.split())])
-
-
-def _remade(
-    job: Job, weights: Weights, arrays: Mapping[str, Array] | None = None, **changes: Any
-) -> Job | None:
+def _remade(job: Job, weights: Weights, arrays: Mapping[str, Array], **changes: Any) -> Job | None:
     """Return a case of other contents; None if they do not fit each other."""
     try:
-        batch = from_arrays(job.batch.arrays() if arrays is None else arrays)
-        config = job.config.replace(**changes)
+        batch, config = from_arrays(arrays), job.config.replace(**changes)
         validate_weights(config, weights, job.part)
         validate_batch(config, batch, job.part)
     except SpecError:

@@ -30,7 +30,7 @@ def test_what_a_fault_needs_is_left():
     small_one = reduce(job(num_layers=3), toy("WrongAfterTheFirstLayer"), Setup(threads=1))
     assert small_one.result.first_divergence.tensor == "layers.1.attention.scores"
     assert (small_one.failed, small_one.job.case) == (True, "made-reduced")
-    left = {"num_layers": 2, "num_classes": 2, "vocab_size": small_one.after["vocab_size"]}
+    left = {"num_layers": 2, "vocab_size": small_one.after["vocab_size"]}
     assert small_one.after == dict.fromkeys(SIZES, 1) | left
     assert small_one.after["vocab_size"] <= 2, "the token, and padding"
     whole, name = job(num_layers=3), "layers.1.feed_forward.inner.weight"
@@ -52,9 +52,10 @@ def test_smaller_case_is_a_case(variant, size):
     smaller = cut(whole, size, length)
     if (
         smaller is None
-        # one layer less than one, positions that tokens need, tokens that occur, odd widths, labels
+        # positions that tokens need, tokens that occur, odd widths, tokens whose places a classifier knows
     ):
-        assert size in ("max_positions", "vocab_size", "num_classes", "head_dim", "num_heads")
+        flat = ("tokens",) if whole.config.pooling == "flatten" else ()
+        assert size in ("max_positions", "vocab_size", "head_dim", "num_heads", *flat)
     else:
         assert sizes_of(smaller)[size] == length
         spec.reference(smaller.config, smaller.weights, smaller.batch)
