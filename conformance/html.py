@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -16,16 +16,17 @@ from typing import Any
 from concord.conformance import drawing
 from concord.conformance.campaign import Report
 from concord.conformance.estimate import R, Z
-from concord.conformance.layout import render, tail, word
+from concord.conformance.layout import render, tail
 from concord.conformance.record import Record
 from concord.conformance.report import (
-    SHORT,
     findings_of,
     gravity,
+    matrix,
     ordered,
     repeated,
     select,
     summary,
+    word,
 )
 from concord.conformance.verdict import (
     FAILED_WORKER,
@@ -36,7 +37,7 @@ from concord.conformance.verdict import (
     Row,
     number,
 )
-from concord.conformance.wording import counted, gather, joined, plain
+from concord.conformance.wording import counted, gather, joined
 from concord.spec.deviations import KNOWN_DEVIATIONS
 
 OPEN = 6
@@ -56,7 +57,6 @@ WAYS = ("local", "end_to_end")
 
 GROUPS = {"check": "variant", "golden": "source", "compare": "reference"}
 TRUTH = {"check": "oracle", "golden": "published tensors", "compare": "reference"}
-MEASURED = ("import_seconds", "start_seconds", "run_seconds", "peak_memory_bytes")
 
 
 LIMITS: dict[str, Any] = {"z": Z, "rms": R, "bins": Z_BINS}
@@ -91,19 +91,11 @@ class CaseResults:
         return gather(self.results, lambda result: result.dtype)
 
     @property
-    def chips(self) -> list[tuple[Result, str]]:
-        """The worst of each precision; unless all agree, of each backend and status, with both in few
-        letters.
-        """
-        if self.order == 2:
-            return [
-                (min(found, key=gravity), SHORT.get(dtype, dtype)) for dtype, found in self.by_dtype.items()
-            ]
-        odd = [result for result in self.results if result.status not in ("agrees", "absent", "unsupported")]
-        return [
-            (min(found, key=gravity), f"{tail(backend)} {self._precisions(found)}".strip())
-            for (backend, _), found in gather(odd, lambda result: (result.backend, result.status)).items()
-        ]
+    def chips(self) -> list[Result]:
+        """The worst result of each backend; where something is wrong, of those alone that do not agree."""
+        fine = ("absent", "unsupported", *(["agrees"] if self.order < 2 else []))
+        shown = [result for result in self.results if result.status not in fine]
+        return [min(found, key=gravity) for found in gather(shown, lambda one: one.backend).values()]
 
     @property
     def silent(self) -> list[tuple[Result, str]]:
@@ -114,12 +106,6 @@ class CaseResults:
         mute = [result for result in self.results if not result.verdict or result.status == "undetermined"]
         gathered = gather(mute, lambda result: (result.backend, result.status, result.detail))
         return [(found[0], ", ".join(result.dtype for result in found)) for found in gathered.values()]
-
-    def _precisions(self, results: Sequence[Result]) -> str:
-        """Return the precisions of some results in few letters; nothing if they are all."""
-        dtypes = ordered(result.dtype for result in results)
-        everything = len(dtypes) == len(self.by_dtype) > 1
-        return "" if everything else " ".join(SHORT.get(dtype, dtype) for dtype in dtypes)
 
 
 def cases_of(results: Sequence[Result]) -> list[CaseResults]:
@@ -168,7 +154,7 @@ def _of_report(made: Record, report: Report) -> str:
         groups=ordered(result.group for result in results),
         names=names,
         dtypes=dtypes,
-        matrix=_matrix(results, names, dtypes),
+        matrix=matrix(report),
         findings=findings[:FINDINGS],
         more_findings=len(findings[FINDINGS:]),
         anchor_of=lambda result: anchors[id(result)],
@@ -196,36 +182,30 @@ def headline(results: Sequence[Result], truth: str = "oracle") -> str:
         name: Counter(result.status for result in of_one)
         for name, of_one in gather(results, lambda result: result.backend).items()
     }
-
-    def having(*statuses: str, but: Iterable[str] = ()) -> list[str]:
-        return [name for name, counts in found.items() if name not in but and counts.keys() & {*statuses}]
-
-    def share(names: Sequence[str], *statuses: str) -> str:
-        count = sum(found[name][status] for name in names for status in statuses)
-        return f"{count} of {counted(sum(found[name].total() for name in names), 'run')}"
-
-    def who(names: Sequence[str], one: str, more: str) -> str:
-        return f"{joined(names)} {one if len(names) == 1 else more}"
-
+    agreeing = [name for name, counts in found.items() if counts["agrees"]]
     parts = []
-    if diverging := having("diverges", "refused"):
-        verb = who(diverging, "diverges", "diverge")
-        parts.append(f"{verb} from the {truth} in {share(diverging, 'diverges', 'refused')}")
-    if changing := having("nondeterministic", but=diverging):
-        verb = who(changing, "differs", "differ")
-        parts.append(f"{verb} when run again in {share(changing, 'nondeterministic')}")
-    if failing := having(*FAILED_WORKER):
-        parts.append(f"{joined(failing)} gave no result in {share(failing, *FAILED_WORKER)}")
-    if unjudged := having(NOT_JUDGED):
-        parts.append(f"Concord failed to judge {share(unjudged, NOT_JUDGED)} of {joined(unjudged)}")
-    if agreeing := having("agrees", but=[*diverging, *changing, *failing, *unjudged]):
+    for statuses, words in (
+        (("diverges", "refused"), f"diverged from the {truth}"),
+        (("nondeterministic",), "differed when run again"),
+        (FAILED_WORKER, "gave no result"),
+        ((NOT_JUDGED,), "could not be judged, by a fault of Concord,"),
+    ):
+        names = [name for name, counts in found.items() if counts.keys() & {*statuses}]
+        agreeing = [name for name in agreeing if name not in names]
+        if names:
+            parts.append(f"{joined(names)} {words} in {_share(found, names, statuses)}")
+    if agreeing:
         how = "" if parts else " to within rounding, in every tensor of every run that was judged"
-        parts.append(f"{who(agreeing, 'agrees', 'agree')} with the {truth}{how}")
-    if parts and (unsure := having("undetermined")):
-        count = share(unsure, "undetermined")
-        were = "was" if count.endswith(" of 1 run") else "were"
-        parts.append(f"{count} of {joined(unsure)} {were} not judged, or not in every section")
+        parts.append(f"{joined(agreeing)} agreed with the {truth}{how}")
+    unsure = [name for name, counts in found.items() if counts["undetermined"]]
+    if parts and unsure:
+        parts.append(f"not every section of {_share(found, unsure, ('undetermined',))} was judged")
     return "; ".join(parts) + "." if parts else "Nothing was judged."
+
+
+def _share(found: Mapping[str, Counter[str]], names: Sequence[str], statuses: Sequence[str]) -> str:
+    count = sum(found[name][status] for name in names for status in statuses)
+    return f"{count} of {counted(sum(found[name].total() for name in names), 'run')}"
 
 
 def _failures(results: Sequence[Result]) -> list[list[Result]]:
@@ -238,22 +218,6 @@ def _failures(results: Sequence[Result]) -> list[list[Result]]:
 
 
 # Tables.
-
-
-def _matrix(results: Sequence[Result], names: Sequence[str], dtypes: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a row for each group: for each backend, for each precision, the run that speaks for all."""
-    gathered = gather(results, lambda result: (result.group, result.backend, result.dtype))
-    cells = {
-        key: {"result": min(found, key=gravity), "count": Counter(result.status for result in found)}
-        for key, found in gathered.items()
-    }
-    return [
-        {
-            "group": group,
-            "cells": [[(dtype, cells.get((group, name, dtype))) for dtype in dtypes] for name in names],
-        }
-        for group in ordered(result.group for result in results)
-    ]
 
 
 def _table(case: CaseResults, brief: bool) -> dict[str, Any]:
@@ -275,18 +239,17 @@ def _table(case: CaseResults, brief: bool) -> dict[str, Any]:
 
 
 def _about(name: str, report: Report) -> dict[str, Any]:
-    """Return what is known of a backend: facts, what was measured, and where it declares to deviate."""
-    facts, settings = dict(report.environments.get(name, {})), report.settings
-    device = settings.device.split(":")[0]
+    """Return what is known of a backend: facts, with what was measured, and where it declares to deviate."""
+    facts, device = dict(report.environments.get(name, {})), report.settings.device.split(":")[0]
     declared, dtypes = facts.pop("deviations", []), facts.get("dtypes")
     if isinstance(dtypes, dict) and device in dtypes:
         facts["dtypes"] = {device: dtypes[device]}
-    measured = {key: facts.pop(key) for key in MEASURED if isinstance(facts.get(key), (int, float))}
+    if interpreter := report.settings.python.get(name):
+        facts["interpreter"] = interpreter
     results = select(report, backend=name)
     return {
         "name": name,
-        "facts": {key: plain(value) for key, value in facts.items()},
-        "measured": measured,
+        "facts": facts,
         "deviations": [
             {key: str(entry.get(key, "")) for key in ("clause", "name", "value", "reason")}
             for entry in (declared if isinstance(declared, list) else [])
@@ -294,7 +257,6 @@ def _about(name: str, report: Report) -> dict[str, Any]:
         ],
         "statuses": Counter(result.status for result in results),
         "repeated": repeated(results),
-        "interpreter": settings.python.get(name),
     }
 
 

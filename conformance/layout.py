@@ -22,9 +22,9 @@ from concord.backends.wire import legibly
 from concord.conformance import drawing
 from concord.conformance.explain.breakdown import Breakdown, HeatMap
 from concord.conformance.record import Record
-from concord.conformance.report import SHORT
-from concord.conformance.verdict import Result, number
-from concord.conformance.wording import counted, joined
+from concord.conformance.report import SHORT, word
+from concord.conformance.verdict import number
+from concord.conformance.wording import counted, joined, plain
 from concord.spec.text import first_of, legible, shortened
 
 SIGNS = {
@@ -88,6 +88,7 @@ def render(template: str, made: Record, *folders: Path, script: str = "", **part
         code=lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(shortened(text))))),
         many=counted,
         joined=joined,
+        plain=plain,
     )
     style, shared = (
         Markup((drawing.FOLDER / name).read_text(encoding="utf-8")) for name in ("report.css", "page.js")
@@ -105,11 +106,6 @@ def render(template: str, made: Record, *folders: Path, script: str = "", **part
             seal=seal,
         )
     )
-
-
-def word(result: Result) -> str:
-    """Return what became of a run, in a word or a number."""
-    return number(result.worst) if result.status in ("agrees", "diverges") else result.status
 
 
 def tail(name: str) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import starmap
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -34,8 +34,6 @@ from concord.spec.errors import SpecError
 from concord.spec.files import read_text
 
 SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
-NARROW = 100
-"""Columns of a terminal below which backends stand side by side and precisions below each other."""
 
 
 def gravity(result: Result) -> tuple[int, float]:
@@ -94,14 +92,9 @@ STYLES = {
 """How a status is printed."""
 
 
-def cell(results: Sequence[Result]) -> Text:
-    """Return what a cell of the table says: the worst of some results."""
-    if not results:
-        return Text("–", style="dim")
-    worst = min(results, key=gravity)
-    sign = {"agrees": "✓", "diverges": "✗"}.get(worst.status)
-    text = f"{number(worst.worst)} {sign}" if sign else worst.status
-    return Text(text, style=STYLES.get(worst.status, "bold magenta"))
+def word(result: Result) -> str:
+    """Return what became of a run, in a word or a number."""
+    return number(result.worst) if result.status in ("agrees", "diverges") else result.status
 
 
 def ordered(values: Iterable[str]) -> list[str]:
@@ -118,53 +111,60 @@ def select(report: Report, **fields: str) -> list[Result]:
     ]
 
 
-def cells(report: Report) -> tuple[list[str], list[str], dict[str, dict[tuple[str, str], Text]]]:
-    """Return backends, precisions, and for each group the cell of each of both."""
+def matrix(report: Report) -> dict[str, dict[str, dict[str, Result | None]]]:
+    """Return the worst result of each group, on each backend, in each precision; None: none was run."""
     groups, names, dtypes = (
         ordered(getattr(result, key) for result in report.results) for key in ("group", "backend", "dtype")
     )
-    gathered = gather(report.results, lambda result: (result.group, result.backend, result.dtype))
-    found = {
-        group: {
-            (name, dtype): cell(gathered.get((group, name, dtype), [])) for name in names for dtype in dtypes
-        }
+    found = gather(report.results, lambda result: (result.group, result.backend, result.dtype))
+
+    def worst(*key: str) -> Result | None:
+        return min(found.get(key, []), key=gravity, default=None)
+
+    return {
+        group: {name: {dtype: worst(group, name, dtype) for dtype in dtypes} for name in names}
         for group in groups
     }
-    return names, dtypes, found
 
 
-def matrix(report: Report, width: int, title: str, group: str = "variant") -> Table:
+def cell(dtype: str, result: Result | None) -> Text:
+    """Return what the table says of a precision."""
+    if result is None:
+        return Text(f"{SHORT[dtype]} –", style="dim")
+    sign = {"agrees": " ✓", "diverges": " ✗"}.get(result.status, "")
+    return Text(f"{SHORT[dtype]} {word(result)}{sign}", style=STYLES.get(result.status, "bold magenta"))
+
+
+def rows(report: Report, between: str) -> Iterator[list[Text]]:
+    """Yield the lines of the table of verdicts, the first one with the names of the backends."""
+    yield [Text(name) for name in ordered(result.backend for result in report.results)]
+    for group, backends in matrix(report).items():
+        cells = (starmap(cell, of_one.items()) for of_one in backends.values())
+        yield [Text(group), *map(Text(between).join, cells)]
+
+
+def table(report: Report, title: str, group: str = "variant") -> Table:
     """Return the table of verdicts: worst error over tolerance in each cell."""
-    names, dtypes, found = cells(report)
-    table = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1), expand=False)
-    table.add_column(group, no_wrap=True)
-    if width >= NARROW:
-        for name, dtype in product(names, dtypes):
-            table.add_column(Group(name, SHORT[dtype]), justify="right", overflow="fold")
-        for entry, of_group in found.items():
-            table.add_row(entry, *of_group.values())
-        return table
-    table.add_column("", no_wrap=True)
+    names, *lines = rows(report, "\n")
+    made = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1), expand=False)
+    made.add_column(group, no_wrap=True)
     for name in names:
-        table.add_column(name, justify="right", overflow="fold")
-    for entry, of_group in found.items():
-        for dtype in dtypes:
-            first = entry if dtype == dtypes[0] else ""
-            table.add_row(first, SHORT[dtype], *(of_group[name, dtype] for name in names))
-    return table
+        made.add_column(name, justify="right", overflow="fold")
+    for line in lines:
+        made.add_row(*line)
+    return made
 
 
 def markdown(report: Report) -> str:
     """Return the table of verdicts as Markdown, for a README."""
-    names, dtypes, found = cells(report)
-    header = ["variant", *(f"{name} {SHORT[dtype]}" for name, dtype in product(names, dtypes))]
-    rows = [[f"`{entry}`", *(text.plain for text in of_group.values())] for entry, of_group in found.items()]
-    first, *lines = (f"| {' | '.join(row)} |" for row in [header, *rows])
+    names, *found = rows(report, ", ")
+    lines = [["variant", *names], ["---", *["---:"] * len(names)]]
+    lines += [[f"`{group}`", *cells] for group, *cells in found]
     versions = ", ".join(
         f"{name} {about['version']}" for name, about in report.environments.items() if "version" in about
     )
-    rule = "|---" + "|---:" * (len(header) - 1) + "|"
-    return "\n".join([first, rule, *lines, "", f"{summary(report)}; {versions}."]) + "\n"
+    text = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    return f"{text}\n\n{summary(report)}; {versions}.\n"
 
 
 def within(path: Path, name: str, text: str) -> str:
@@ -312,7 +312,7 @@ def summary(report: Report) -> str:
 def show(report: Report, console: Console, title: str, group: str = "variant") -> None:
     """Print table, failures and summary."""
     report = report.explained()
-    console.print(matrix(report, console.width, title, group))
+    console.print(table(report, title, group))
     console.print(
         "A cell is the worst error in tolerances over all tensors of all cases: up to 1 is rounding.",
         style="dim",
