@@ -14,9 +14,6 @@ from functools import partial
 from threading import Event
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from concord import backends
 from concord.backends.interface import Run, Settings, Unsupported, variety
 from concord.backends.pool import Pool
@@ -336,7 +333,8 @@ def environment_of(worker: Worker, deviations: Sequence[Mapping[str, Any]]) -> d
     }
 
 
-Tensors = Mapping[str, NDArray[np.floating]]
+Bits = Mapping[str, tuple[str, tuple[int, ...], bytes]]
+"""Type, shape and content of each tensor."""
 
 
 @dataclass(frozen=True)
@@ -345,12 +343,12 @@ class _Earlier:
 
     Attributes:
         result: what came of all its runs so far.
-        first: the tensors of its first run, by name; None if the job failed, and is not run again.
+        first: the bits of each tensor of its first run; None if the job failed, and is not run again.
         turn: the turn of its backend in which it last ran.
     """
 
     result: Result
-    first: Tensors | None
+    first: Bits | None
     turn: int
 
     def words(self, job: Job, turn: int) -> str:
@@ -368,15 +366,16 @@ def _verb(status: str) -> str:
 def repeated(jobs: Sequence[Job], least: int = 1) -> list[Job]:
     """Return a list in which each job stands so often at least, and knows how often.
 
-    What is added follows the place where the job stood last.
+    What is added follows the place where the job stands first.
     """
-    listed = Counter(map(id, jobs))
-    counted = {id(job): dataclasses.replace(job, times=max(listed[id(job)], least)) for job in jobs}
-    missing = {key: job.times - listed[key] for key, job in counted.items()}
-    turns: list[Job] = []
-    for job in reversed(jobs):
-        turns += [counted[id(job)]] * (1 + missing.pop(id(job), 0))
-    return turns[::-1]
+    listed, counted, turns = Counter(map(id, jobs)), dict[int, Job](), list[Job]()
+    for job in jobs:
+        added = 0
+        if id(job) not in counted:
+            added = max(least - listed[id(job)], 0)
+            counted[id(job)] = dataclasses.replace(job, times=listed[id(job)] + added)
+        turns += [counted[id(job)]] * (1 + added)
+    return turns
 
 
 class Runner:
@@ -426,7 +425,7 @@ class Runner:
         started = time.perf_counter()
         again = before.words(job, self.turn) if before else ""
 
-        def made(status: str, detail: str = "", first: Tensors | None = None, **more: Any) -> _Earlier:
+        def made(status: str, detail: str = "", first: Bits | None = None, **more: Any) -> _Earlier:
             seconds = time.perf_counter() - started + (before.result.seconds if before else 0)
             detail = f"{detail} ({again})" if again and detail else detail
             times = before.result.times + 1 if before else 1
@@ -434,27 +433,24 @@ class Runner:
             result = Result(self.name, job.group, job.case, job.dtype, status, **about, **more)
             return _Earlier(result, first, self.turn)
 
-        def failed(doing: str, error: Exception) -> _Earlier:
-            return made(NOT_JUDGED, own_bug(doing, error), stderr=traceback.format_exc())
-
         try:
             run = self.run(job, self.settings.precision)
             if (judgeable := job.judgeable(run)) is not job:
                 job, run = judgeable, self.run(judgeable, self.settings.precision)
         except Exception as error:
-            if failure := failure_of(error):
-                status, detail, stderr = failure
-                return made(self.settings.status_of(self.name, status), detail, stderr=stderr)
-            return failed("running it", error)
-        found = delivered(run, output_name(job.config, job.part)) if job.times > 1 else {}
-        first = found if before is None or before.first is None else before.first
-        others = {name for name in {*first, *found} if not _same_bits(first.get(name), found.get(name))}
+            status, detail, stderr = failure_of(error) or own_failure("running it", error)
+            return made(self.settings.status_of(self.name, status), detail, stderr=stderr)
+        tensors = delivered(run, output_name(job.config, job.part)) if job.times > 1 else {}
+        bits = {name: (str(one.dtype), one.shape, one.tobytes()) for name, one in tensors.items()}
+        first = bits if before is None or before.first is None else before.first
+        others = {name for name in {*first, *bits} if first.get(name) != bits.get(name)}
         try:
             verdict, attribution = self._judged(job, run, before, others, again)
         except Misfit as error:
             return made("broken", f"its answer cannot be judged: {'; '.join(error.problems)}")
         except Exception as error:  # what was delivered is in order: whatever is raised then is Concord's own
-            return failed("judging", error)
+            status, detail, stderr = own_failure("judging", error)
+            return made(status, detail, stderr=stderr)
         others |= {*before.result.differing} if before else set()
         order = {row.tensor: place for place, row in enumerate(verdict.table)}
         differing = tuple(sorted(others, key=lambda name: (order.get(name, len(order)), name)))
@@ -558,12 +554,6 @@ class Runner:
         self.environments.setdefault(self.name, {})[key] = value
 
 
-def _same_bits(a: NDArray[np.floating] | None, b: NDArray[np.floating] | None) -> bool:
-    return (
-        a is not None and b is not None and (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
-    )
-
-
 def failure_of(error: Exception) -> tuple[str, str, str] | None:
     """Return status, line and last output of a worker that an error stopped; None for another error."""
     if isinstance(error, WorkerFailure):
@@ -571,6 +561,11 @@ def failure_of(error: Exception) -> tuple[str, str, str] | None:
     if isinstance(error, SpecError):
         return "refused", "; ".join(error.problems), ""
     return ("unsupported", str(error), "") if isinstance(error, Unsupported) else None
+
+
+def own_failure(doing: str, error: Exception) -> tuple[str, str, str]:
+    """Return the same of an error that is Concord's own fault, while it is handled."""
+    return NOT_JUDGED, own_bug(doing, error), traceback.format_exc()
 
 
 def own_bug(doing: str, error: Exception) -> str:

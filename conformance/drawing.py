@@ -6,7 +6,7 @@ import functools
 import math
 from bisect import bisect
 from collections.abc import Iterable, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,11 @@ What lies beyond its tolerance fills the strip, so that colour alone says nothin
 CHART, BARS = 120, 60
 """Height of a line chart, and of a histogram."""
 
-Lines = Sequence[Sequence[float | None]]
+DECADES = (-3, 3)
+"""The powers of ten, in tolerances, between which lines are drawn: what lies beyond lies at the edge."""
+
+TICKS = [(round(100 * (DECADES[1] - i) / (DECADES[1] - DECADES[0]), 1), f"{10.0**i:g}") for i in range(-3, 4)]
+"""Places, in percent from the top, and words of the powers of ten that are named."""
 
 
 @functools.cache
@@ -101,70 +105,34 @@ def heat_map(rows: Sequence[Sequence[int | None]], levels: Sequence[int], label:
     return Markup(_drawings().heat(dict(sorted(strokes.items())), len(rows[0]), len(rows), shortened(label)))
 
 
-def decades(lines: Lines) -> tuple[int, int]:
-    """Return the powers of ten between which lines are drawn; the largest float is above all."""
-    exponents = [
-        math.log10(value) for line in lines for value in line if value is not None and 0 < value < math.inf
-    ]
-    endless = any(value == math.inf for line in lines for value in line)
-    lowest = max(-4, math.floor(min(exponents, default=-2)))
-    highest = min(20, math.ceil(max(exponents, default=0)))
-    return min(lowest, -2), max(highest + endless, 1)
-
-
-def growth(lines: Lines, label: str, bounds: Sequence[int]) -> Markup:
+def growth(lines: Sequence[Sequence[float | None]], label: str, bounds: Sequence[int]) -> Markup:
     """Draw a line for each run over the tensors: the error end to end, on a logarithmic scale.
 
     Args:
         lines: for each run, for each tensor the error in tolerances; None interrupts the line.
     """
-    lowest, highest = decades(lines)
+    lowest, highest = (10.0**end for end in DECADES)
 
     def height(value: float) -> float:
-        exponent = math.log10(value) if 0 < value < math.inf else lowest if value <= 0 else highest
-        return round(CHART * (1 - (min(max(exponent, lowest), highest) - lowest) / (highest - lowest)), 1)
+        exponent = math.log10(min(max(value, lowest), highest))
+        return round(CHART * (DECADES[1] - exponent) / (DECADES[1] - DECADES[0]), 1)
 
     heights = [[None if y is None or math.isnan(y) else height(y) for y in line] for line in lines]
     width = 2 * max(map(len, lines), default=1)
-    grid = [CHART * place / 100 for place, _ in ticks(lowest, highest)]
+    grid = [CHART * place / 100 for place, _ in TICKS]
     return Markup(_drawings().growth(heights, width, shortened(label), bounds, grid, height(1.0)))
 
 
-def ticks(lowest: int, highest: int, most: int = 5) -> list[tuple[float, str]]:
-    """Return the places, in percent from the top, and words of the powers of ten to be named.
-
-    1 is always among them.
-    """
-    step = max(1, math.ceil((highest - lowest) / most))
-    return [
-        (round(100 * (highest - i) / (highest - lowest), 1), f"{10.0**i:g}" if -3 <= i <= 3 else f"1e{i}")
-        for i in range(lowest, highest + 1)
-        if i % step == 0
-    ]
-
-
-def histogram(
-    filled: Sequence[int], outlined: Sequence[int], edges: Sequence[float], limit: float, label: str
-) -> Markup:
+def histogram(filled: Sequence[int], outlined: Sequence[int], over: int, label: str) -> Markup:
     """Draw how many elements have an error in each bin, both on logarithmic scales.
 
     Args:
         filled, outlined: two counts for each bin: as bars, and as a line around bars.
-        edges: between the bins; the first bin lies below the first edge and the last above the last.
-        limit: where the error ends that is allowed.
+        over: the first bin of errors that are not allowed.
     """
     largest = math.log10(1 + max([1, *filled, *outlined]))
     bars, around = (
         [round(BARS * (1 - 0.95 * math.log10(1 + count) / largest), 1) for count in counts]
         for counts in (filled, outlined if any(outlined) else ())
     )
-    over, at = bisect(edges, limit - 1e-9 * limit) + 1, 10 * position(limit, edges)
-    return Markup(_drawings().histogram(bars, around, over, at, shortened(label)))
-
-
-def position(value: float, edges: Sequence[float]) -> float:
-    """Return where a value lies on the axis of a histogram, in bins from its left end."""
-    for place, (low, high) in enumerate(pairwise(edges)):
-        if low <= value <= high:
-            return place + 1 + math.log(value / low) / math.log(high / low)
-    return 0.5 if not edges or value < edges[0] else len(edges) + 0.5
+    return Markup(_drawings().histogram(bars, around, over, shortened(label)))

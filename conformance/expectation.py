@@ -33,6 +33,15 @@ UNDECIDED = 0.1
 Beyond it, and in every later tap, end to end says nothing.
 """
 
+GROWN = "rounding may have grown beyond a tenth of it"
+"""Why a tensor is undetermined end to end."""
+
+ZERO = 2.0**-24
+"""Share of sigma up to which a gradient is zero but for the oracle's own rounding.
+
+Then rounding is all that there is to judge.
+"""
+
 
 @dataclass(frozen=True)
 class JudgedProblem(Problem):
@@ -337,6 +346,41 @@ class Expectation:
         """Return which elements of a gradient have no noise, such as those behind a closed ReLU."""
         quiet: NDArray[np.bool_] = self.sigmas[name] <= 2 * least_sigma(self.values[name], self.dtype)
         return quiet
+
+    def silent(self, name: str, local: bool, sound: bool) -> str:
+        """Return why nothing can be said of a tensor; empty if something can.
+
+        Args:
+            local: whether this is expected of each step by itself.
+            sound: whether the run's forward pass is finite.
+        """
+        gradient = is_gradient(name)
+        if not local:
+            if gradient and self.overflowing:
+                return "the forward pass is out of range"
+            return GROWN if name in self.undecided else ""
+        if gradient and not sound:
+            return "the forward pass is not finite"
+        if name in self.unsettled and not self.settled(name).any():
+            return "rounding decides a layer norm that it flows through"
+        # In few bits a softmax of large scores has but one weight, and what flows back through it is a
+        # difference of equal numbers: rounding, times weights that are large. Few samples say little of how
+        # far that may go.
+        target = precision(self.dtype)
+        if gradient and target.unit_roundoff > target.accumulation:
+            size, noise = root_mean_square(self.values[name]), root_mean_square(self.sigmas[name])
+            if noise * ZERO < size < noise:
+                return "rounding leaves no digit of it"
+        return ""
+
+    def determined(self, name: str, local: bool) -> Array:
+        """Return the sigmas of a tensor, NaN where rounding alone decides what an element is."""
+        sigma = self.sigmas[name]
+        if local and name in self.unsettled:
+            sigma = np.where(self.settled(name), sigma, np.nan)
+        if name in self.undecided_rows:
+            sigma = np.where(self.undecided_rows[name], np.nan, sigma)
+        return sigma
 
 
 def digest(plain: Any, arrays: Mapping[str, NDArray[Any]]) -> str:

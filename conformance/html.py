@@ -315,7 +315,7 @@ def _drawn(results: Sequence[Result], names: Sequence[str], brief: bool) -> dict
         "growth": drawing.growth(
             lines, f"Error end to end along the {len(names)} tensors, in tolerances", bounds
         ),
-        "ticks": drawing.ticks(*drawing.decades(lines)),
+        "ticks": drawing.TICKS,
     }
 
 
@@ -372,18 +372,14 @@ def histogram(filled: Sequence[int], outlined: Sequence[int], whose: str) -> dic
     Args:
         filled, outlined: two counts for each bin: as bars, and as a line around bars.
     """
-    over = sum(count for count, edge in zip(filled, [0.0, *Z_BINS], strict=True) if edge >= Z)
+    below, over = Z_BINS.index(1.0) + 1, Z_BINS.index(Z) + 1
+    beyond = sum(filled[over:])
+    said = f"{whose}: errors of {sum(filled)} elements in sigma; {beyond} beyond {Z:g}"
     return {
         "elements": sum(filled),
-        "below": sum(count for count, edge in zip(filled, Z_BINS, strict=False) if edge <= 1),
-        "beyond": over,
-        "at": round(100 * drawing.position(Z, Z_BINS) / (len(Z_BINS) + 1), 1),
-        "one": round(100 * drawing.position(1.0, Z_BINS) / (len(Z_BINS) + 1), 1),
-        "svg": drawing.histogram(
-            filled,
-            outlined,
-            Z_BINS,
-            Z,
-            f"{whose}: errors of {sum(filled)} elements in sigma; {over} beyond {Z:g}",
-        ),
+        "below": sum(filled[:below]),
+        "beyond": beyond,
+        "at": round(100 * over / len(filled), 1),
+        "one": round(100 * below / len(filled), 1),
+        "svg": drawing.histogram(filled, outlined, over, said),
     }

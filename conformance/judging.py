@@ -21,14 +21,13 @@ from concord.conformance.expectation import (
     Pinned,
     is_gradient,
     is_tap_gradient,
-    root_mean_square,
     subject_of,
 )
 from concord.conformance.explain import Diagnosis
 from concord.conformance.explain.breakdown import axes_of, break_down
 from concord.conformance.explain.diagnosis import diagnose
 from concord.conformance.padding import blind_samples, uncomputed
-from concord.conformance.scoring import OUT_OF_RANGE, judge_tensor, scores_of
+from concord.conformance.scoring import OUT_OF_RANGE, finite_alone, judge_tensor, scores_of
 from concord.conformance.verdict import DECLARED, NOT_EXPOSED, UNUSED, Judgement, Row, Verdict
 from concord.spec.arrays import Array
 from concord.spec.batch import Batch
@@ -52,17 +51,8 @@ WIDER = "holds numbers that the precision has not: it was computed in a wider on
 PADDING = "rows of padding, which the run declares not to compute"
 """Why elements are not judged where a run declares that."""
 
-GROWN = "rounding may have grown beyond a tenth of it"
-"""Why a tensor is undetermined end to end."""
-
 NEAR = 0.5
 """Share of a tolerance from which on it is derived again: from the run's own taps, with all samples."""
-
-ZERO = 2.0**-24
-"""Share of sigma up to which a gradient is zero but for the oracle's own rounding.
-
-Then rounding is all that there is to judge.
-"""
 
 SUM = " + "
 """Stands between the names of tensors of which a published one is the sum."""
@@ -216,7 +206,7 @@ class _Judging:
         broken = {name: found for name in wanted if (found := self.unjudgeable(name, shapes[name]))}
         sound = [name for name in wanted if name not in broken]
         whole = {
-            name: self.at(name, expected, deciding=not local)
+            name: self.judged(name, expected, deciding=not local)
             for name in sound
             if name in expected.sigmas and not is_tap_gradient(name)
         }
@@ -345,7 +335,7 @@ class _Judging:
 
         def is_passed_by(tap: str) -> bool:
             closed = Pinned(passing.taps, {**passing.gradients, tap: pinned.gradients[tap]})
-            stopped = tolerance.plain(self.case, closed).values
+            stopped = tolerance.plain(self.case, closed)
             other = replace(expectation, values={**expectation.values, **stopped})
             behind = [
                 name
@@ -354,8 +344,7 @@ class _Judging:
                 and not np.array_equal(stopped[name], expectation.values[name], equal_nan=True)
             ]
             return not behind or any(
-                found[name].status == "agrees"
-                and self.locally_at(name, other, sound=True).status == "diverges"
+                found[name].status == "agrees" and self.judged(name, other, local=True).status == "diverges"
                 for name in behind
             )
 
@@ -368,7 +357,7 @@ class _Judging:
         sound = all(np.isfinite(tap).all() for tap in pinned.taps.values())
 
         def judged(expected: Expectation) -> dict[str, Judgement]:
-            return {name: self.locally_at(name, expected, sound) for name in names}
+            return {name: self.judged(name, expected, local=True, sound=sound) for name in names}
 
         if not self.half:
             large = tolerance.is_large(self.case)
@@ -385,32 +374,6 @@ class _Judging:
         exactly = tolerance.local_exactly(self.case, pinned)
         return judged(exactly), exactly
 
-    def locally_at(self, name: str, expectation: Expectation, sound: bool) -> Judgement:
-        """Judge one step; ``sound`` says whether the forward pass is finite."""
-        value, gradient, sigma = expectation.values[name], is_gradient(name), expectation.sigmas[name]
-        unsettled, why = name in expectation.unsettled, ""
-        if gradient and not sound:
-            why = "the forward pass is not finite"
-        elif unsettled and not expectation.settled(name).any():
-            why = "rounding decides a layer norm that it flows through"
-        elif gradient and self.half and _is_noise(value, sigma):
-            why = "rounding leaves no digit of it"
-        if why:
-            return Judgement("undetermined", size=value.size, note=why)
-        if unsettled:
-            sigma = np.where(expectation.settled(name), sigma, np.nan)
-        lenient = name in expectation.singular
-        return self.judged(name, expectation, sigma, sound and not lenient, lenient)
-
-    def at(self, name: str, expectation: Expectation, deciding: bool) -> Judgement:
-        """Judge one tensor from the inputs."""
-        out_of_range = is_gradient(name) and expectation.overflowing
-        if out_of_range or name in expectation.undecided:
-            note = "the forward pass is out of range" if out_of_range else GROWN
-            return Judgement("undetermined", size=expectation.values[name].size, note=note)
-        lenient = name in expectation.singular
-        return self.judged(name, expectation, expectation.sigmas[name], not lenient, lenient, deciding)
-
     def excused(self, name: str, rank: int) -> NDArray[np.bool_] | bool:
         """Return which elements are not judged, since the run declares that it does not compute them."""
         if UNCOMPUTED_PADDING not in self.excuses:
@@ -420,46 +383,40 @@ class _Judging:
     def judged(
         self,
         name: str,
-        expectation: Expectation,
-        sigma: Array,
-        strict: bool,
-        lenient: bool,
+        expected: Expectation,
+        local: bool = False,
+        sound: bool = True,
         deciding: bool = True,
     ) -> Judgement:
-        """Judge one tensor; of a table's gradient the rows that are used, if the others are zero.
+        """Judge one tensor in one way; of a table's gradient the rows that are used, if the others are zero.
 
         Args:
+            sound: whether the forward pass is finite.
             deciding: whether it is to be said where in the tensor the error lies, if it diverges.
         """
-        actual, value = self.delivered[name], expectation.values[name]
-        if name in expectation.undecided_rows:
-            sigma = np.where(expectation.undecided_rows[name], np.nan, sigma)
-        excused, why = self.excused(name, value.ndim), OUT_OF_RANGE
+        actual, value = self.delivered[name], expected.values[name]
+        if why := expected.silent(name, local, sound):
+            return Judgement("undetermined", size=value.size, note=why)
+        sigma, excused, why = expected.determined(name, local), self.excused(name, value.ndim), OUT_OF_RANGE
         if np.any(excused):
             sigma, why = np.where(excused, np.nan, sigma), PADDING
-        rows = expectation.rows.get(name)
+        rows = expected.rows.get(name)
         if rows is not None:
             others = np.delete(actual, rows, axis=0)
             if (abs(others) > Z * self.precision.smallest_normal).any() or np.isnan(others).any():
-                rows, (value, sigma) = None, expectation.whole(name, actual.shape)
+                rows, (value, sigma) = None, expected.whole(name, actual.shape)
             else:
                 actual = actual[rows]
-        found = judge_tensor(actual, value, sigma, self.case.dtype, strict, lenient, why)
+        if name in expected.singular:
+            sigma = finite_alone(sigma, value, actual)
+        elif not sound:
+            sigma = finite_alone(sigma, value)
+        found = judge_tensor(actual, value, sigma, self.case.dtype, why)
         if deciding and found.status == "diverges":
             axes = self.axes(name, value.ndim)
             axes = axes if rows is None else (f"{axes[0]} in use", *axes[1:])
-            scores = scores_of(actual, value, sigma, strict, lenient)
+            scores = scores_of(actual, value, sigma)
             found = replace(found, breakdown=break_down(actual, value, sigma, scores, axes, rows))
         if rows is None or not found.element:
             return found
         return replace(found, element=(int(rows[found.element[0]]), *found.element[1:]))
-
-
-def _is_noise(value: Array, sigma: Array) -> bool:
-    """Return whether rounding is larger than a gradient that is not zero in exact arithmetic.
-
-    In few bits a softmax of large scores has but one weight, and what flows back through it is a difference
-    of equal numbers: rounding, times weights that are large. Few samples say little of how far that may go.
-    """
-    size, noise = root_mean_square(value), root_mean_square(sigma)
-    return noise * ZERO < size < noise

@@ -210,8 +210,9 @@ def _fewer_tokens(job: Job) -> Job | None:
     config, ids = job.config, job.batch.input_ids
     if ids is None:
         return None
-    padding = {"pad_id": config.pad_id, "token_padding_row": config.token_padding_row}
-    padding = {name: row for name, row in padding.items() if row is not None}
+    padding = {"pad_id": config.pad_id}
+    if config.token_padding_row is not None:
+        padding["token_padding_row"] = config.token_padding_row
     rows = sorted({*ids.reshape(-1).tolist(), *padding.values()})
     if len(rows) == config.vocab_size:
         return None

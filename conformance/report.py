@@ -140,7 +140,7 @@ def rows(report: Report, between: str) -> Iterator[list[Text]]:
     yield [Text(name) for name in ordered(result.backend for result in report.results)]
     for group, backends in matrix(report).items():
         cells = (starmap(cell, of_one.items()) for of_one in backends.values())
-        yield [Text(group), *map(Text(between).join, cells)]
+        yield [Text(group), *(Text(between).join(of_one) for of_one in cells)]
 
 
 def table(report: Report, title: str, group: str = "variant") -> Table:

@@ -27,8 +27,6 @@ def judge_tensor(
     value: Array,
     sigma: Array,
     dtype: str,
-    strict: bool = True,
-    lenient: bool = False,
     why: str = OUT_OF_RANGE,
 ) -> Judgement:
     """Judge one tensor.
@@ -38,8 +36,6 @@ def judge_tensor(
         value: what the oracle says.
         sigma: the standard deviation of correct results; where it is not finite the element is undetermined.
         dtype: the precision or mode.
-        strict: whether an element that is not finite in the oracle must not be in the backend.
-        lenient: whether an element that is finite in the oracle need not be in the backend.
         why: elements may not be determined.
     """
     flat, allowed, found = (
@@ -56,7 +52,7 @@ def judge_tensor(
     if SAFE[0] < sigmas < SAFE[1] and (SAFE[0] < squares < SAFE[1] or not errors.any()):
         rms = float(np.sqrt(squares / sigmas))  # every element can be compared
     else:
-        scores, finite = scores_of(found, flat, allowed, strict, lenient), np.isfinite(flat)
+        scores, finite = scores_of(found, flat, allowed), np.isfinite(flat)
         known = ~np.isnan(scores)
         judged = known & finite
         if not known.any():
@@ -94,20 +90,24 @@ def judge_tensor(
     )
 
 
-def scores_of(actual: Array, value: Array, sigma: Array, strict: bool = True, lenient: bool = False) -> Array:
+def scores_of(actual: Array, value: Array, sigma: Array) -> Array:
     """Return the errors of a tensor in sigma.
 
     Infinite where something is finite that must not be or the other way round, NaN where nothing is judged.
     """
     finite, sound = np.isfinite(value), np.isfinite(actual)
-    judged = finite & np.isfinite(sigma) & (sound | (not lenient))
     with np.errstate(all="ignore"):
         errors = np.where(sound, abs(actual.astype(value.dtype, copy=False) - value) / sigma, np.inf)
     return np.where(
-        judged,
+        finite & np.isfinite(sigma),
         np.nan_to_num(errors, nan=0.0, posinf=np.inf),
-        np.where(~finite & np.isposinf(sigma) & sound & strict, np.inf, np.nan),
+        np.where(~finite & np.isposinf(sigma) & sound, np.inf, np.nan),
     )
+
+
+def finite_alone(sigma: Array, *values: Array) -> Array:
+    """Return sigma, NaN where a value is not finite: there the other one may be finite or not."""
+    return np.where(np.logical_and.reduce([np.isfinite(value) for value in values]), sigma, np.nan)
 
 
 def independent_elements(value: Array, sigma: Array, dtype: str) -> float:

@@ -92,9 +92,11 @@ def outline(case: JudgedProblem) -> Expectation:
     return _expectation(case, {}, {}, shapes)
 
 
-def plain(case: JudgedProblem, pinned: Pinned | None = None) -> Expectation:
-    """Return what the oracle yields, from the inputs or of each step from pinned taps, without tolerances."""
-    return _expectation(case, _values(case, pinned), {})
+def plain(case: JudgedProblem, pinned: Pinned | None = None) -> dict[str, Array]:
+    """Return what the oracle yields, from the inputs or of each step from pinned taps."""
+    values: dict[str, Array] = {}
+    case.observe(exact(case.dtype), values.__setitem__, pinned)
+    return values
 
 
 def local(case: JudgedProblem, pinned: Pinned) -> Expectation:
@@ -113,7 +115,7 @@ def local(case: JudgedProblem, pinned: Pinned) -> Expectation:
     usual = _estimates.get(
         key, lambda: replace(_estimate(common, _of_truth(common, pinned)), values={})
     )  # those of a run are its own
-    values = _values(case, pinned)
+    values = plain(case, pinned)
     sigmas = {
         name: np.maximum(sigma, least_sigma(values[name], case.dtype)) for name, sigma in usual.sigmas.items()
     }
@@ -148,7 +150,7 @@ def _without_deviations(case: JudgedProblem, share: float) -> JudgedProblem:
         return case
     bare = replace(case, deviations=NONE)
     apart = _estimates.get(
-        f"deviates by {case.key}", lambda: np.float64(difference(plain(case).values, plain(bare).values))
+        f"deviates by {case.key}", lambda: np.float64(difference(plain(case), plain(bare)))
     )
     return bare if apart <= share else case
 
@@ -156,27 +158,23 @@ def _without_deviations(case: JudgedProblem, share: float) -> JudgedProblem:
 def difference(values: dict[str, Array], others: dict[str, Array]) -> float:
     """Return by which share of their largest number tensors differ at most.
 
-    Infinite where what is not finite differs.
+    Infinite, or no number, where what is not finite differs.
     """
     found = 0.0
     for name, other in others.items():
-        finite = np.isfinite(other)
-        if not np.array_equal(finite, np.isfinite(values[name])) or not np.array_equal(
-            values[name][~finite], other[~finite], equal_nan=True
-        ):
+        value, finite = values[name], np.isfinite(other)
+        if not np.array_equal(value[~finite], other[~finite], equal_nan=True):
             return np.inf
-        apart = np.max(
-            abs(np.subtract(values[name], other, where=finite, out=np.zeros_like(other))), initial=0.0
-        )
-        largest = np.max(abs(other), initial=0.0, where=finite)
-        if apart:
-            found = max(found, float(apart / largest) if largest else np.inf)
-    return found
+        with np.errstate(all="ignore"):
+            apart = np.max(abs(value - other)[finite], initial=0.0)
+            share = apart / np.max(abs(other)[finite], initial=0.0) if apart else 0.0
+        found = np.maximum(found, share)
+    return float(found)
 
 
 def _of_truth(case: JudgedProblem, pinned: Pinned) -> Pinned:
     """Return the reference's own values of the tensors that a run delivered, as its precision holds them."""
-    truth, target = plain(case).values, precision(case.dtype)
+    truth, target = plain(case), precision(case.dtype)
     return Pinned(
         {name: target.round(truth[name]) for name in pinned.taps},
         {name: target.round(truth[f"gradients.taps.{name}"]) for name in pinned.gradients},
@@ -199,12 +197,6 @@ def _expectation(
         {name: rows for name, rows in case.rows.items() if name in shapes},
         shapes,
     )
-
-
-def _values(case: JudgedProblem, pinned: Pinned | None) -> dict[str, Array]:
-    values: dict[str, Array] = {}
-    case.observe(exact(case.dtype), values.__setitem__, pinned)
-    return values
 
 
 def _estimate(case: JudgedProblem, pinned: Pinned | None, brief: bool = False) -> Expectation:

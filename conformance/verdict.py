@@ -17,7 +17,7 @@ from concord.conformance.expectation import is_gradient, is_tap_gradient
 from concord.conformance.explain import Cause, Diagnosis
 from concord.conformance.explain.breakdown import Breakdown
 from concord.conformance.fields import Count, Number, Unwritten, also, among, short
-from concord.conformance.wording import distinct
+from concord.conformance.wording import distinct, gather
 from concord.spec.deviations import KNOWN_DEVIATIONS
 
 NOT_EXPOSED = "not delivered"
@@ -54,6 +54,12 @@ STEP_SECTIONS = ("losses", "gradients", "norm", "clipped", "rate", "moments", "p
 
 Z_BINS = tuple(2.0**i for i in range(-8, 9))
 """Edges of the bins in which the errors of a tensor's elements are counted, in sigma."""
+
+
+def _kind_of(tensor: str) -> str:
+    if is_tap_gradient(tensor):
+        return "gradients by taps"
+    return "gradients" if is_gradient(tensor) else "taps"
 
 
 def section_of(tensor: str) -> str:
@@ -145,6 +151,11 @@ class Judgement:
         """The error in tolerances: up to 1 is rounding."""
         return max(self.z / Z, self.rms / rms_limit(self.independent or self.size))
 
+    @property
+    def tolerance(self) -> float:
+        """How far the run may lie from what is expected, where the largest error is."""
+        return Z * self.sigma
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -192,31 +203,6 @@ class Row:
         if self.deciding is None:
             return float("inf") if self.status == "diverges" else 0.0
         return self.deciding.ratio if self.deciding.status != "undetermined" else 0.0
-
-    @property
-    def element(self) -> tuple[int, ...]:
-        """Where the largest error is."""
-        return self.deciding.element if self.deciding else ()
-
-    @property
-    def actual(self) -> float:
-        """The run's value there."""
-        return self.deciding.actual if self.deciding else float("nan")
-
-    @property
-    def expected(self) -> float:
-        """The oracle's value there."""
-        return self.deciding.expected if self.deciding else float("nan")
-
-    @property
-    def tolerance(self) -> float:
-        """How far the run may lie from it."""
-        return Z * self.deciding.sigma if self.deciding else float("nan")
-
-    @property
-    def beyond(self) -> int:
-        """How many elements lie further off."""
-        return self.deciding.beyond if self.deciding else self.size if self.status == "diverges" else 0
 
 
 @dataclass(frozen=True)
@@ -342,25 +328,14 @@ class Verdict:
     @property
     def unchecked(self) -> str:
         """What was not delivered, and so not checked, in one line; empty if everything was."""
-        kinds: dict[str, list[Row]] = {"taps": [], "gradients": [], "gradients by taps": []}
-        for row in self.table:
-            kinds[
-                "gradients by taps"
-                if is_tap_gradient(row.tensor)
-                else "gradients"
-                if is_gradient(row.tensor)
-                else "taps"
-            ].append(row)
         said = []
-        for kind, rows in kinds.items():
-            missing = [row.tensor for row in rows if row.status == "not exposed" and row.note == NOT_EXPOSED]
-            if missing:
-                few = len(missing) <= 3 and len(missing) < len(rows)
-                said.append(
-                    ", ".join(missing)
-                    if few
-                    else f"{'all' if len(missing) == len(rows) else f'{len(missing)} of'} {len(rows)} {kind}"
-                )
+        for kind, rows in gather(self.table, lambda row: _kind_of(row.tensor)).items():
+            missing = [row.tensor for row in rows if row.note == NOT_EXPOSED]
+            if missing and len(missing) == len(rows):
+                said.append(f"all {len(rows)} {kind}")
+            elif missing:
+                few = f"{len(missing)} of {len(rows)} {kind}"
+                said.append(", ".join(missing) if len(missing) <= 3 else few)
         return f"not checked, since not delivered: {'; '.join(said)}" if said else ""
 
     def row(self, tensor: str) -> Row | None:
@@ -558,14 +533,15 @@ def in_brackets(clause: str) -> str:
 
 
 def _where(row: Row, backend: str) -> str:
-    if row.deciding is None:
+    there = row.deciding
+    if there is None:
         return f": {row.note}"
-    element = f"element ({', '.join(map(str, row.element))})" if row.element else "the scalar"
-    actual, expected = distinct(row.actual, row.expected, digits=9)
-    values = f"{backend} {actual}, oracle {expected}, tolerance ±{row.tolerance:.2g}"
+    element = f"element ({', '.join(map(str, there.element))})" if there.element else "the scalar"
+    actual, expected = distinct(there.actual, there.expected, digits=9)
+    values = f"{backend} {actual}, oracle {expected}, tolerance ±{there.tolerance:.2g}"
     kind = "local error" if row.local else "end to end"
     note = f"; {row.note}" if row.note else ""
-    beyond = f"{row.beyond} of {row.size} elements beyond{note}"
+    beyond = f"{there.beyond} of {row.size} elements beyond{note}"
     return f", {element}: {values} ({number(row.ratio)} tolerances, {kind}; {beyond})"
 
 

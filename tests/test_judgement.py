@@ -108,16 +108,16 @@ def test_a_large_case_is_judged_by_a_first_look_where_that_is_enough(case, run, 
     ]
     far = 100 * max(found.row("layers.0.norm1").tolerance for found in (usual, first))
     wrong = verdict_of(case, other(run, "layers.0.norm1", put((2, 5, 7), lambda x: x + far)))
-    assert (wrong.first_divergence.tensor, wrong.first_divergence.beyond) == ("layers.0.norm1", 1)
+    assert (wrong.first_divergence.tensor, wrong.first_divergence.deciding.beyond) == ("layers.0.norm1", 1)
     assert looks == [True, True, False]
 
 
 def test_verdict_says_where_and_by_how_much(case, run):
     row = verdict_of(case, other(run, "layers.1.norm1", put((2, 5, 7), lambda x: x + 0.25))).first_divergence
-    assert (row.tensor, row.clause, row.element) == ("layers.1.norm1", "NRM-1", (2, 5, 7))
-    assert (row.beyond, row.size) == (1, 770)
-    assert abs(row.actual - row.expected - 0.25) < row.tolerance
-    assert abs(row.ratio - 0.25 / row.tolerance) < 1
+    assert (row.tensor, row.clause, row.deciding.element) == ("layers.1.norm1", "NRM-1", (2, 5, 7))
+    assert (row.deciding.beyond, row.size) == (1, 770)
+    assert abs(row.deciding.actual - row.deciding.expected - 0.25) < row.deciding.tolerance
+    assert abs(row.ratio - 0.25 / row.deciding.tolerance) < 1
 
 
 # What is not there, or not what it should be.

@@ -141,7 +141,7 @@ def test_a_row_of_a_table_that_nothing_looked_up_must_have_no_gradient(case):
     row, name = next(row for row in range(99) if row not in case.batch.input_ids), "embeddings.token.weight"
     run = other(run_of(judged(case)), f"gradients.{name}", put((row, 3), 1e-20))
     first = verdict_of(case, run).first_divergence
-    assert (first.tensor, first.element) == (f"gradients.{name}", (row, 3))
+    assert (first.tensor, first.deciding.element) == (f"gradients.{name}", (row, 3))
 
 
 def test_samples_of_monte_carlo_arithmetic_are_each_perturbed_in_another_way():

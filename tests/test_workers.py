@@ -350,4 +350,4 @@ def test_a_fault_while_judging_is_concord_s_and_all_other_results_are_kept(monke
     assert report.exit_code == 3
     made = record.made(report, "check")
     record.parsed(record.text(made).encode())
-    assert "Concord failed to judge 1 of 3 runs" in page(made)
+    assert "could not be judged, by a fault of Concord, in 1 of 3 runs" in page(made)

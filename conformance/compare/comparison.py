@@ -28,11 +28,11 @@ from concord.conformance.compare.reference import (
 )
 from concord.conformance.compare.stretch import Stretch, StretchComputation, cause, opened
 from concord.conformance.estimate import SAMPLES, Estimate
-from concord.conformance.expectation import Expectation, is_gradient
+from concord.conformance.expectation import GROWN, Expectation, is_gradient
 from concord.conformance.explain import Diagnosis
 from concord.conformance.explain.computation import Prediction
-from concord.conformance.judging import GROWN, NEAR, PADDING
-from concord.conformance.scoring import OUT_OF_RANGE, judge_tensor
+from concord.conformance.judging import NEAR, PADDING
+from concord.conformance.scoring import OUT_OF_RANGE, finite_alone, judge_tensor
 from concord.conformance.verdict import NOT_EXPOSED, Judgement, Row, Verdict
 from concord.spec.arrays import Array
 from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
@@ -233,10 +233,10 @@ class ModelComparison:
         padding, why = self.in_padding(value.shape), OUT_OF_RANGE
         if padding is not None:
             sigma, why = np.where(padding, np.nan, sigma), PADDING
-        lenient = is_gradient(name) and name in expected.singular
-        return judge_tensor(
-            self.given[name].astype(np.float64), value, sigma, self.dtypes[name], not lenient, lenient, why
-        )
+        actual = self.given[name].astype(np.float64)
+        if name in expected.singular:
+            sigma = finite_alone(sigma, value, actual)
+        return judge_tensor(actual, value, sigma, self.dtypes[name], why)
 
     # What is said of the first divergence.
 

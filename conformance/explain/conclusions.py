@@ -181,7 +181,7 @@ FEATURES: Mapping[str, Callable[[JudgedProblem], bool | None]] = {
 
 def visible(case: JudgedProblem, tensor: str, hypothesis: Hypothesis) -> bool:
     """Return whether a hypothesis of the same name and text would make a tensor of a right run wrong."""
-    truth = tolerance.plain(case).values
+    truth = tolerance.plain(case)
     if tensor not in truth:
         return False
     pinned = {name: value for name, value in truth.items() if name != "loss" and not is_gradient(name)}

@@ -91,14 +91,14 @@ class Divergence:
     @property
     def text(self) -> str:
         """It in a sentence."""
-        row, cause = self.row, self.cause
+        row, there, cause = self.row, self.row.deciding, self.cause
         clauses = ", ".join(cause.clauses) if cause else row.clause
         finite = np.isfinite(row.ratio)
         size = f"{row.ratio:.3g} tolerances" if finite else row.note or "nothing can be compared"
         text = f"step {self.step + 1}, {self.tensor} ({clauses}), by {size}"
-        if row.deciding and (row.element or row.size == 1):
-            right = f"{row.expected:.9g} ± {row.tolerance:.2g} is right"
-            text += f" at {list(row.element)}: {row.actual:.9g}, but {right}"
+        if there and (there.element or row.size == 1):
+            right = f"{there.expected:.9g} ± {there.tolerance:.2g} is right"
+            text += f" at {list(there.element)}: {there.actual:.9g}, but {right}"
         if self.more:
             diverge = "diverges" if self.more == 1 else "diverge"
             text += f"; {counted(self.more, 'more tensor')} of the step {diverge}"

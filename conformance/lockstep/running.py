@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 from concord.backends import heaps
 from concord.backends.interface import Request, TrainingSession
 from concord.backends.wire import arrays_of
-from concord.conformance.campaign import Setup, environment_of, failure_of, own_bug
+from concord.conformance.campaign import Setup, environment_of, failure_of, own_failure
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.judging import NEAR
 from concord.conformance.lockstep.cause import cause_of
@@ -149,7 +149,7 @@ class Candidate:
 
     def fail(self, doing: str, error: Exception) -> None:
         """Keep that Concord itself failed, while the backend did not."""
-        self.failure = (NOT_JUDGED, own_bug(doing, error), traceback.format_exc())
+        self.failure = own_failure(doing, error)
 
     def track(self) -> Track:
         """Return what it came to, with the cause of its first divergence."""
@@ -312,8 +312,7 @@ def opened(name: str, case: JudgedTraining, settings: Setup, stack: ExitStack) -
         deviations = in_precision(declared(stated), case.dtype)
         return Candidate(name, session, deviations, environment_of(worker, stated))
     except Exception as error:  # whatever keeps one backend from training keeps no other
-        own = (NOT_JUDGED, own_bug("opening it", error), traceback.format_exc())
-        status, detail, stderr = failure_of(error) or own
+        status, detail, stderr = failure_of(error) or own_failure("opening it", error)
         return Track(name, settings.status_of(name, status), detail=detail, stderr=stderr)
 
 
