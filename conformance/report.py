@@ -158,7 +158,7 @@ def table(report: Report, title: str, group: str = "variant") -> Table:
 def markdown(report: Report) -> str:
     """Return the table of verdicts as Markdown, for a README."""
     names, *found = rows(report, ", ")
-    lines = [["variant", *names], ["---", *["---:"] * len(names)]]
+    lines: list[list[object]] = [["variant", *names], ["---", *["---:"] * len(names)]]
     lines += [[f"`{group}`", *cells] for group, *cells in found]
     versions = ", ".join(
         f"{name} {about['version']}" for name, about in report.environments.items() if "version" in about
