@@ -42,7 +42,7 @@ from concord.conformance.lockstep.outcome import (
     Track,
     judged,
 )
-from concord.conformance.verdict import NOT_JUDGED, Row, conclude, section_of
+from concord.conformance.verdict import Row, conclude, section_of
 from concord.conformance.wording import gather
 from concord.spec.arrays import Array
 from concord.spec.batch import Batch
