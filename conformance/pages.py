@@ -20,7 +20,7 @@ def page(made: Record) -> str:
 
 def _of_findings(made: Record) -> str:
     tallies = []
-    for backend, dtype, tally in sorted(made.outcome.each(), key=lambda one: one[:2]):
+    for backend, dtype, tally in made.outcome.each():
         counts = summed(one.histogram for one in tally.statistics.values())
         tallies.append((backend, dtype, tally, histogram(counts, [], f"{backend}, {dtype}")))
     names = {id(failure.result): failure.name for failure in made.outcome.failures}

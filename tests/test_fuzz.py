@@ -14,9 +14,9 @@ from concord.backends.interface import Unsupported
 from concord.conformance import record
 from concord.conformance.campaign import Setup
 from concord.conformance.fuzz.cases import FuzzCase
-from concord.conformance.fuzz.failures import write_failures
 from concord.conformance.fuzz.hunting import hunt
 from concord.conformance.fuzz.plan import Plan, sample
+from concord.conformance.fuzz.summary import write_failures
 from concord.spec.files import typed
 from tests.toys.disturbed import name_of
 from tests.toys.running import Running, noted, until

@@ -9,8 +9,7 @@ import pytest
 
 from concord import spec
 from concord.conformance.fuzz.cases import KEY_MASKS, PADDINGS, FuzzCase
-from concord.conformance.fuzz.plan import Plan, sample
-from concord.conformance.fuzz.strategies import MASK_VALUES
+from concord.conformance.fuzz.plan import MASK_VALUES, Plan, sample
 from concord.spec.batch import validate_batch
 from concord.spec.config import CHOICES
 from concord.spec.files import typed

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from concord.conformance.campaign import Setup
-from concord.conformance.fuzz.failures import write_failures
 from concord.conformance.fuzz.findings import Failure, Findings
 from concord.conformance.fuzz.plan import Plan, sample
+from concord.conformance.fuzz.summary import write_failures
 from concord.conformance.verdict import Result
 from concord.spec import files, folders
 from tests.toys.dumps import answer, exported

@@ -108,7 +108,6 @@ def fuzz(
     """
     with optional("concord fuzz", "fuzz"):
         from concord.conformance.fuzz import summary
-        from concord.conformance.fuzz.failures import write_failures
         from concord.conformance.fuzz.hunting import hunt
 
     outputs.check()
@@ -123,7 +122,7 @@ def fuzz(
     with halting() as stopped:
         with bars(["cases"], plan.cases, "cases") as advance:
             findings = hunt(plan, settings, scheduler, lambda done: advance("cases", done, ""), stopped)
-        problems = write_failures(out, findings, settings)
+        problems = summary.write_failures(out, findings, settings)
         code = outputs.finish(
             findings,
             "fuzz",

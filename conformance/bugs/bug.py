@@ -14,7 +14,6 @@ from concord.backends.optimizers import Optimizer
 from concord.conformance.bugs.context import Context, Edit
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
-from concord.spec.cases import scenarios_of
 from concord.spec.model import Model
 from concord.spec.training.recipe import Recipe
 
@@ -157,12 +156,6 @@ class Bug:
         """The precisions that it is looked for in, in this order: what trains is float32."""
         order = ("float32", "float64") if self.of_training else ("float64", "float32")
         return tuple(dtype for dtype in order if dtype not in self.equivalent)
-
-    @property
-    def scenarios(self) -> tuple[str, ...]:
-        """Its own scenario, and after it the others of its variant."""
-        others = () if self.of_training else scenarios_of(self.variant)
-        return tuple(dict.fromkeys((self.scenario, *others)))
 
     @property
     def of_gradients(self) -> bool:

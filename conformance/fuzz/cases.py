@@ -67,7 +67,7 @@ class FuzzCase:
 
     def build(self) -> tuple[EncoderConfig, dict[str, NDArray[np.float64]], Batch]:
         """Return configuration, weights and inputs. All floating-point values are float32 numbers."""
-        return self.config, self._weights(), self.inputs()
+        return self.config, self._weights(), self._inputs()
 
     def job(self, name: str) -> Job:
         """Return the job that runs this case and judges each step by itself, which decides."""
@@ -95,8 +95,7 @@ class FuzzCase:
             drawn[token] = _single(drawn[token] + self.offset)
         return drawn
 
-    def inputs(self) -> Batch:
-        """Return inputs alone, as they are drawn."""
+    def _inputs(self) -> Batch:
         sizes = axis_sizes(
             self.config, batch=self.batch, tokens=self.tokens, key=self.tokens, query=self.queries
         )

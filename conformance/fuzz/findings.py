@@ -90,10 +90,9 @@ class Findings:
         return self.tallies.setdefault(backend, {}).setdefault(dtype, Tally())
 
     def each(self) -> list[tuple[str, str, Tally]]:
-        """Return each backend, precision and tally."""
-        return [
-            (backend, dtype, tally) for backend, of in self.tallies.items() for dtype, tally in of.items()
-        ]
+        """Return each backend, precision and tally, sorted by name."""
+        tallies = sorted(self.tallies.items())
+        return [(backend, dtype, of[dtype]) for backend, of in tallies for dtype in sorted(of)]
 
     def add(self, failure: Failure) -> None:
         """Count a failure. Of those that share a signature, the smaller case stays."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import itertools
 import time
@@ -26,10 +25,6 @@ RESTARTS = 5
 
 PATIENCE = 8.0
 """Seconds that a scheduler has to answer."""
-
-
-class Over(BaseException):  # an Exception would be noted, and the hunt go on
-    """The hunt ends here."""
 
 
 def hunt(
@@ -81,10 +76,12 @@ class _Hunt:
         self.runners = {name: Runner(name, settings, self.pool, about) for name in plan.names}
 
     def run(self, indices: Iterable[int]) -> Findings:
-        with self.pool, files_elsewhere(), contextlib.suppress(Over):
+        with self.pool, files_elsewhere():
             for count, index in enumerate(indices):
                 if count % self.plan.chunk == 0:
                     self.renew()
+                if self.pool.stopped or self.plan.late or not self.left:
+                    break
                 try:
                     self.examine(drawn(self.plan, index), index)
                 except Exception as error:
@@ -92,37 +89,32 @@ class _Hunt:
         self.renew()
         return self.findings
 
+    @property
+    def left(self) -> list[Runner]:
+        """The backends that have not died too often in this chunk."""
+        return [runner for runner in self.runners.values() if not runner.supervisor.failure]
+
     def renew(self) -> None:
         """Let every backend have its restarts again, and note which had none left."""
         for name, runner in self.runners.items():
-            if runner.supervisor.failure:
-                self.findings.note(
-                    f"{name}: {runner.supervisor.failure}; it was left out for the rest of {self.plan.chunk} "
-                    "cases"
-                )
+            if failure := runner.supervisor.failure:
+                rest = f"it was left out for the rest of {self.plan.chunk} cases"
+                self.findings.note(f"{name}: {failure}; {rest}")
             runner.supervisor.refresh(RESTARTS)
-
-    @property
-    def over(self) -> bool:
-        return self.pool.stopped or self.plan.late
 
     def unjudged(self, case: str, *what: str) -> None:
         """Note what Concord itself failed at, once in each way: that is no finding, and the hunt goes on."""
         self.findings.owed = True
-        said = ": ".join(map(first_line, what))
-        if not any(note.endswith(f" could not be judged: {said}") for note in self.findings.notes):
-            self.findings.note(f"{case} could not be judged: {said}")
+        said = f" could not be judged: {': '.join(map(first_line, what))}"
+        if not any(note.endswith(said) for note in self.findings.notes):
+            self.findings.note(case + said)
 
     def examine(self, case: FuzzCase, index: int) -> None:
         """Run a case on all backends that are left, at the same time, and count what comes of it."""
-        if self.over:
-            raise Over
         job, findings = case.job(f"fuzz-{self.plan.seed}-{index}"), self.findings
-        left = [runner for runner in self.runners.values() if not runner.supervisor.failure]
-        results = self.pool.map(lambda runner: runner.attempt(job), left)
+        results = self.pool.map(lambda runner: runner.attempt(job), self.left)
         if self.pool.stopped:  # the workers were ended in the middle of it
-            raise Over
-        there = [result for result in results if result.status not in NOT_THERE]
+            return
         for result in results:
             if result.status in NOT_THERE:
                 self.runners.pop(result.backend).supervisor.end()
@@ -132,13 +124,11 @@ class _Hunt:
             if result.status == NOT_JUDGED:
                 self.unjudged(result.case, result.backend, result.detail)
             findings.tally(result.backend, result.dtype).add(result)
-        if not there:
-            raise Over
-        findings.cases += 1
-        self.progress(findings.cases)
-        for result in there:
             if result.status in FAILED:
                 findings.add(Failure(result, case))
+        if any(result.backend in self.runners for result in results):
+            findings.cases += 1
+            self.progress(findings.cases)
         for failure in findings.failures:
             failure.result = explained(failure.result)
 

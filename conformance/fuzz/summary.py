@@ -1,75 +1,61 @@
-"""Findings as a person reads them: counts and largest errors, then each failure in words."""
+"""Findings as a person reads them: printed, and each failure as a folder.
+
+A folder has the case as ``concord case export`` writes it, and ``found.json`` that says what it found.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import hashlib
+import shlex
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from concord.backends import machine
+from concord.conformance import record
 from concord.conformance.campaign import Setup
+from concord.conformance.dump import case_files
 from concord.conformance.estimate import R, Z
-from concord.conformance.fuzz.failures import commands
-from concord.conformance.fuzz.findings import Findings
-from concord.conformance.reducing import FAILED
-from concord.conformance.report import SHORT, indented
-from concord.conformance.tally import KINDS, Tally
+from concord.conformance.fuzz.findings import Failure, Findings
+from concord.conformance.report import SHORT, STYLES, indented
+from concord.conformance.tally import KINDS, Statistics
 from concord.conformance.verdict import number, result_lines
 from concord.conformance.wording import counted
+from concord.spec.errors import collecting
+from concord.spec.folders import write_folder
 
-STYLES = {"diverges": "bold red", "undetermined": "yellow", "failed": "bold magenta"}
-
-
-def _counts(tally: Tally) -> dict[str, Text]:
-    """Return what became of the cases, by the heading of a column."""
-
-    def count(status: str, *statuses: str) -> Text:
-        found = sum(tally.statuses[one] for one in statuses or (status,))
-        return Text(str(found), style=STYLES.get(status, "") if found else "dim")
-
-    return {
-        "cases": Text(str(tally.cases)),
-        "agree": count("agrees"),
-        "diverge": count("diverges"),
-        "undet.": count("undetermined"),
-        "unsupp.": count("unsupported"),
-        "failed": count("failed", *(status for status in FAILED if status != "diverges")),
-        "tensors": Text(str(tally.tensors)),
-    }
+SETTINGS = ("device", "implementation", "execution", "precision")
+"""What of the settings of a hunt is kept: the options by which a failure is run again."""
 
 
-def _errors(tally: Tally) -> dict[str, Text]:
-    """Return the largest errors, by the heading of a column."""
-    found = dict[str, Text]()
-    for kind in KINDS:
-        one = tally.statistics[kind]
-        beyond = one.z.value > Z or one.rms.value > R
-        found[kind] = (
-            Text(f"{number(one.z.value)} / {number(one.rms.value)}", style="bold red" if beyond else "")
-            if one.tensors
-            else Text("–", style="dim")
-        )
-    return found
+def table(findings: Findings) -> Table:
+    """Return what became of the cases of each backend and precision, and the largest errors."""
+    title = "Random cases; largest error of an element in sigma / of a tensor in RMS sigma"
+    drawn = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1), expand=False)
+    drawn.add_column("backend", overflow="fold")
+    for name in ("", "cases", "tensors", *KINDS):
+        drawn.add_column(name, justify="right")
+    for backend, dtype, tally in findings.each():
+        statuses = tally.statuses.items()
+        cases = [Text(f"{count} {one}", STYLES.get(one, "bold magenta")) for one, count in statuses]
+        errors = (_error(tally.statistics[kind]) for kind in KINDS)
+        drawn.add_row(backend, SHORT.get(dtype, dtype), Text("\n").join(cases), str(tally.tensors), *errors)
+    return drawn
 
 
-def _table(findings: Findings, cells: Callable[[Tally], dict[str, Text]], title: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1), expand=False)
-    table.add_column("backend", overflow="fold")
-    table.add_column("", no_wrap=True)
-    for name in cells(Tally()):
-        table.add_column(name, justify="right", no_wrap=True)
-    for backend, dtype, tally in sorted(findings.each(), key=lambda one: one[:2]):
-        table.add_row(backend, SHORT.get(dtype, dtype), *cells(tally).values())
-    return table
+def _error(one: Statistics) -> Text:
+    beyond = one.z.value > Z or one.rms.value > R
+    said = f"{number(one.z.value)} / {number(one.rms.value)}" if one.tensors else "–"
+    return Text(said, style="bold red" if beyond else "")
 
 
 def show(findings: Findings, console: Console, settings: Setup) -> None:
     """Print counts, largest errors, failures and notes."""
     if findings.tallies:
-        console.print(_table(findings, _counts, "Random cases"))
-        errors = "Largest error of an element in sigma / of a tensor in RMS sigma"
-        console.print(_table(findings, _errors, errors))
+        console.print(table(findings))
     console.print(
         f"An element may err by {Z:g} sigma, a tensor by {R:g} RMS sigma; what happens at its step decides.",
         style="dim",
@@ -78,21 +64,60 @@ def show(findings: Findings, console: Console, settings: Setup) -> None:
     for failure in findings.failures:
         head, *rest = result_lines(failure.result)
         console.print(Text(head, style="bold red"))
-        for line in rest:
+        for line in (*rest, f"  {counted(failure.times, 'case')} failed in this way"):
             console.print(indented(line))
-        console.print(indented(f"  {counted(failure.times, 'case')} failed in this way"))
-        if failure.folder:
-            for line in commands(failure, settings):
-                console.print(Text(f"  {line}"), soft_wrap=True)
+        for line in commands(failure, settings) if failure.folder else ():
+            console.print(Text(f"  {line}"), soft_wrap=True)
     for note in findings.notes:
         console.print(Text(note, style="magenta"))
-    found = (
-        f"{counted(len(findings.failures), 'failure')} found"
-        if findings.judged or findings.failures
-        else "nothing was judged"
-    )
+    judged = findings.judged or findings.failures
+    found = f"{counted(len(findings.failures), 'failure')} found" if judged else "nothing was judged"
     console.print(
         f"{counted(findings.cases, 'random case')} in {findings.seconds:.0f} s: {found}",
         style="bold",
         highlight=False,
     )
+
+
+def commands(failure: Failure, settings: Setup) -> list[str]:
+    """Return the commands that run a failure again, and make it small, from the folder that it was
+    written to.
+    """
+    usual = vars(Setup())
+    options = [
+        f"--{name} {value}"
+        for name, value in vars(settings).items()
+        if name in SETTINGS and value != usual[name]
+    ]
+    how = " ".join([*options, f"--backend {shlex.quote(failure.result.backend)}"])
+    folder = shlex.quote(failure.folder)
+    return [
+        f"concord case run {folder} {how}",
+        f"concord case reduce {folder} {how} -o smaller",
+    ]
+
+
+def write_failures(folder: Path, findings: Findings, settings: Setup) -> list[str]:
+    """Write each failure as a folder that ``concord case run`` runs again.
+
+    Each then says where. The names of folders say what is in them: the same finding under
+    the same settings is written once, and none takes the place of another.
+
+    Returns:
+        What kept others from being written.
+    """
+    problems: list[str] = []
+    chosen = {name: getattr(settings, name) for name in SETTINGS}
+    for failure in findings.failures:
+        backend, dtype = failure.result.backend, failure.result.dtype
+        version = findings.environments.get(backend, {}).get("version")
+        about = {"versions": {**machine.describe(), backend: version}, "settings": chosen}
+        case = case_files(failure.case.job(failure.name))
+        content = hashlib.sha256(b"".join([*case.values(), str([backend, chosen]).encode()]))
+        target = folder / f"{failure.name}-{dtype}-{content.hexdigest()[:8]}"
+        found = record.lines({**record.plain(failure), **about}).encode()
+        with collecting(problems):
+            with contextlib.suppress(FileExistsError):
+                write_folder(target, {**case, "found.json": found})
+            failure.folder = str(target)
+    return problems

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from concord.conformance.check import job_of
 from concord.conformance.fields import Number
 from concord.conformance.judging import Misfit
 from concord.conformance.mutants.trained import divergence_of, shown
-from concord.conformance.verdict import Row, number
+from concord.conformance.verdict import Row, Verdict, number
 from concord.spec.cases import Case, build_case
 from concord.spec.errors import SpecError, unknowns
 
@@ -66,17 +66,6 @@ class Finding:
         if self.status == "found":
             return f"{number(self.margin)} ✓"
         return "–" if self.status == "equivalent" else self.status
-
-    def explained(self, mutant: Bug, cause: Any, clauses: Container[str]) -> Finding:
-        """Return the same with what is said of it.
-
-        Args:
-            cause: the explanation that is named, if any.
-            clauses: those that may be broken.
-        """
-        said = cause.hypothesis if cause else ""
-        clause = ("right" if mutant.clause in clauses else "wrong") if mutant.clause else ""
-        return dataclasses.replace(self, cause=mutant.diagnosed(said), said=said, clause=clause)
 
 
 @dataclass
@@ -196,26 +185,20 @@ class Hunt:
         self.version = str(worker.description.get("version", ""))
         self.progress(self.backend, "started")
 
-    def find(self, mutant: Bug, everywhere: bool = True) -> Finding:
-        """Look for a mutant, first in its own case.
-
-        Args:
-            everywhere: whether to look in the other standard cases of its variant too, if it is not found
-                there.
-        """
+    def find(self, mutant: Bug) -> Finding:
+        """Look for a mutant in each precision that can show it; where none can, it must not be found."""
         ended = partial(Finding, mutant.name, self.backend)
         try:
             for dtype in mutant.equivalent:
                 if seen := self.look(mutant, mutant.scenario, dtype, certain=True):
                     detail = f"found in {dtype}, in which nothing can show it"
                     return dataclasses.replace(seen, status="alarm", detail=detail)
-            if not mutant.precisions:
-                return ended("equivalent", detail="; ".join(dict.fromkeys(mutant.equivalent.values())))
-            for scenario in mutant.scenarios if everywhere else (mutant.scenario,):
-                for dtype in mutant.precisions:
-                    if seen := self.look(mutant, scenario, dtype):
-                        return seen
-            return ended("missed")
+            for dtype in mutant.precisions:
+                if seen := self.look(mutant, mutant.scenario, dtype):
+                    return seen
+            if mutant.precisions:
+                return ended("missed")
+            return ended("equivalent", detail="; ".join(dict.fromkeys(mutant.equivalent.values())))
         except WorkerFailure as failure:
             return ended("absent" if failure.status == "absent" else "failed", detail=str(failure))
         except (SpecError, Unsupported) as error:
@@ -230,59 +213,61 @@ class Hunt:
         Raises:
             SpecError: if that cannot be known, since a section of the run was judged nowhere.
         """
-        found = partial(Finding, mutant.name, self.backend, case=f"{mutant.variant}-{scenario}", dtype=dtype)
+        case = f"{mutant.variant}-{scenario}"
+
+        def found(right: bool, tensor: str, margin: float, **said: Any) -> Finding:
+            status = "found" if right else "misplaced"
+            return Finding(mutant.name, self.backend, status, tensor, margin, case, dtype, **said)
+
         if mutant.of_training:
             seen = self.supervisor.do(
                 partial(divergence_of, bug=mutant, dtype=dtype, explaining=self.diagnosing)
             )
             if seen is None:
                 return None
-            _, step, section = seen.row.tensor.split(".")[:3]
-            expected = shown(mutant.name, dtype)
-            right = (int(step), section) == (expected.step, expected.section)
-            where = "" if right else f"shows first in step {expected.step + 1}, in its {expected.section}"
-            ended = found("found" if right else "misplaced", seen.row.tensor, seen.row.ratio, detail=where)
-            clauses = seen.cause.clauses if seen.cause else (seen.row.clause,)
-            return dataclasses.replace(ended, row=seen.row).explained(mutant, seen.cause, clauses)
+            row, cause, expected = seen.row, seen.cause, shown(mutant.name, dtype)
+            right = (seen.step, row.tensor.split(".")[2]) == (expected.step, expected.section)
+            detail = "" if right else f"shows first in step {expected.step + 1}, in its {expected.section}"
+            clauses = cause.clauses if cause else (row.clause,)
+        else:
+            try:
+                verdict = self.verdict(mutant, scenario, dtype)
+            except (WorkerFailure, Misfit) as refusal:
+                if isinstance(refusal, WorkerFailure) and refusal.status != "error":
+                    raise
+                return found(mutant.rightly_first(REFUSED), REFUSED, float("inf"), detail=str(refusal))
+            if certain and verdict.status == "undetermined":
+                raise SpecError(f"not judged: {' and '.join(verdict.unjudged)} of {case}, {dtype}")
+            if (first := verdict.first_divergence) is None:
+                return None
+            row, right, detail = first, mutant.rightly_first(first.tensor), first.note
+            diagnosis = verdict.explained().diagnosis if self.diagnosing else None
+            if diagnosis is None:
+                return found(right, row.tensor, row.ratio, detail=detail, row=row)
+            cause, clauses = diagnosis.cause, (diagnosis.clause,)
+        said = cause.hypothesis if cause else ""
+        clause = ("right" if mutant.clause in clauses else "wrong") if mutant.clause else ""
+        named = {"cause": mutant.diagnosed(said), "said": said, "clause": clause}
+        return found(right, row.tensor, row.ratio, detail=detail, row=row, **named)
 
-        case, implementation = self.case(mutant, scenario), f"mutant:{mutant.name}"
-        refused = partial(
-            found, "found" if mutant.rightly_first(REFUSED) else "misplaced", REFUSED, float("inf")
-        )
-        try:
-            if mutant.after and mutant.after != scenario:
-                self.run(self.case(mutant, mutant.after), dtype, implementation)
-            run = self.run(case, dtype, implementation)
-        except WorkerFailure as failure:
-            if failure.status != "error":
-                raise
-            return refused(detail=failure.detail)
-        try:
-            verdict = job_of(case, dtype).judge(run)
-        except Misfit as misfit:
-            return refused(detail=str(misfit))
-        if certain and verdict.status == "undetermined":
-            raise SpecError(f"not judged: {' and '.join(verdict.unjudged)} of {case.name}, {dtype}")
-        row = verdict.first_divergence
-        if row is None:
-            return None
-        status = "found" if mutant.rightly_first(row.tensor) else "misplaced"
-        ended = found(status, row.tensor, row.ratio, detail=row.note, row=row)
-        diagnosis = verdict.explained().diagnosis if self.diagnosing else None
-        return ended.explained(mutant, diagnosis.cause, (diagnosis.clause,)) if diagnosis else ended
-
-    def case(self, mutant: Bug, scenario: str) -> Case:
-        """Return a standard case of the mutant's variant."""
-        return build_case(mutant.variant, scenario, options=dict(mutant.options))
-
-    def run(self, case: Case, dtype: str, implementation: str) -> Run:
-        """Run a case; a worker that dies is started again, a few times.
+    def verdict(self, mutant: Bug, scenario: str, dtype: str) -> Verdict:
+        """Judge a run of a mutant in a standard case; a worker that dies is started again, a few times.
 
         Raises:
             WorkerFailure: if there is no result.
+            Misfit: for a run that nobody can judge.
         """
-        return self.supervisor.do(
-            lambda worker: worker.run(
-                case.config, case.weights, case.batch, case.part, dtype, implementation, tap_gradients=True
+
+        def run(case: Case) -> Run:
+            how = (dtype, f"mutant:{mutant.name}")
+            return self.supervisor.do(
+                lambda worker: worker.run(
+                    case.config, case.weights, case.batch, case.part, *how, tap_gradients=True
+                )
             )
-        )
+
+        build = partial(build_case, mutant.variant, options=dict(mutant.options))
+        if mutant.after and mutant.after != scenario:
+            run(build(mutant.after))
+        case = build(scenario)
+        return job_of(case, dtype).judge(run(case))

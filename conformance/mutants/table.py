@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from concord.conformance.bugs.catalogue import KNOWN
-from concord.conformance.mutants.matrix import Finding, Matrix
+from concord.conformance.mutants.matrix import Matrix
 from concord.conformance.report import ordered
 
 STYLES = {"found": "green", "equivalent": "dim", "absent": "dim", "failed": "bold magenta"}
@@ -57,27 +57,24 @@ def summary(matrix: Matrix, backend: str) -> str:
 def show(matrix: Matrix, console: Console) -> None:
     """Print the matrix, what is wrong in it, what no input can show, and a summary."""
     console.print(matrix_table(matrix))
-    for finding in matrix.findings:
-        if finding.status not in ("found", "equivalent", "absent"):
-            console.print(Text(_explained(finding), style="red"), soft_wrap=False)
-    absent = {one.backend: one.detail for one in matrix.findings if one.status == "absent"}
+    absent = dict[str, str]()
+    for one in matrix.findings:
+        if one.status == "absent":
+            absent[one.backend] = one.detail
+        elif one.status not in ("found", "equivalent"):
+            first = " or ".join(KNOWN[one.mutant].first)
+            named = f" at {one.tensor}, not {first}" if one.status == "misplaced" else ""
+            where = f" ({one.case}, {one.dtype})" if one.case else ""
+            detail = f": {one.detail.replace(chr(10), '; ')}" if one.detail else ""
+            text = f"{one.backend}: {one.mutant} {one.status}{named}{where}{detail}"
+            console.print(Text(text, style="red"), soft_wrap=False)
     for name, detail in absent.items():
         console.print(Text(f"{name} is not installed: {detail}", style="dim"))
-    for finding in matrix.findings:
-        if finding.cause == "wrong":
-            console.print(
-                Text(f"{finding.backend}: {finding.mutant} is explained by {finding.said}", style="yellow")
-            )
-    for name in ordered(finding.mutant for finding in matrix.findings):
+    for one in matrix.findings:
+        if one.cause == "wrong":
+            console.print(Text(f"{one.backend}: {one.mutant} is explained by {one.said}", style="yellow"))
+    for name in ordered(one.mutant for one in matrix.findings):
         for reason, dtypes in groupby((reasons := KNOWN[name].equivalent), reasons.__getitem__):
             console.print(Text(f"equivalent in {' and '.join(dtypes)}: {name}: {reason}", style="dim"))
-    for backend in ordered(finding.backend for finding in matrix.findings):
+    for backend in ordered(one.backend for one in matrix.findings):
         console.print(summary(matrix, backend), highlight=False)
-
-
-def _explained(finding: Finding) -> str:
-    detail = f": {finding.detail.replace(chr(10), '; ')}" if finding.detail else ""
-    where = f" ({finding.case}, {finding.dtype})" if finding.case else ""
-    first = " or ".join(KNOWN[finding.mutant].first)
-    named = f" at {finding.tensor}, not {first}" if finding.status == "misplaced" else ""
-    return f"{finding.backend}: {finding.mutant} {finding.status}{named}{where}{detail}"
