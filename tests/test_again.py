@@ -7,7 +7,7 @@ import pytest
 
 from concord.conformance import Setup, check_jobs, conduct, record
 from concord.conformance.check import sequence
-from tests.toys.surroundings import options, suite, toy
+from tests.toys.surroundings import options, toy
 
 # What carries something into a later run.
 
@@ -71,15 +71,3 @@ def test_all_cases_together_say_what_comes_only_with_another_run():
     assert conclusion.text.endswith(f"bert-ragged {words}")
     assert next(one for one in report.results if one.case == "bert-ragged").attribution == words
     record.parsed(record.text(record.made(report, "check")).encode())
-
-
-def test_the_suite_runs_a_case_of_each_variant_again_under_pytest(tmp_path):
-    ran = suite(
-        f"-k ragged --concord-variant=bert --concord-backend={toy('AddsGradients')} "
-        "--concord-dtype=float32 --concord-golden=off",
-        tmp_path,
-    )
-    assert ran.returncode == 1, ran.stdout
-    assert "1 failed, 1 passed" in ran.stdout
-    assert "bert-ragged-float32-again]" in ran.stdout
-    assert "diverges only when it is run again: run 2 of 2; the first agrees" in ran.stdout

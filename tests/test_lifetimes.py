@@ -9,7 +9,6 @@ import random
 import signal
 import time
 
-import psutil
 import pytest
 
 from concord import backends
@@ -98,8 +97,8 @@ LIMITED = "--time-limit 15"
 HUNT = "fuzz --cases 100000 --shapes 2 --part dot_product --threads 1"
 
 SEED = 2026
-WITHIN, SIGNALLED, PARENTS = 110, 36, 54
-"""How many come from within workers, how many are signals to workers, and how many to their parent."""
+WITHIN, PARENTS = 110, 54
+"""How many come from within workers, and how many are signals to their parent."""
 
 TOGETHER = 11
 """Disturbances from within that meet one command, each in a backend of its own."""
@@ -107,7 +106,6 @@ TOGETHER = 11
 LATE = 10.0
 STATUSES = {"broken", "crashed", "timed out", "out of memory", "error", "absent", "missing"}
 KILLING = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGSTOP)
-TO_WORKERS = (*KILLING, signal.SIGSEGV, signal.SIGABRT, signal.SIGQUIT)
 
 
 def within():
@@ -144,29 +142,6 @@ def test_what_happens_within_a_worker_is_its_row(number, tmp_path):
     assert (found[RIGHT], found[RAISES]) == ({"agrees"}, {"error"})
     for name, what in happening.items():
         assert found[name] <= ({"agrees"} if what in HARMLESS else STATUSES | {"agrees"}), name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(0, SIGNALLED, 3))
-def test_a_signal_to_a_worker_loses_no_other_s_results(number, tmp_path):
-    drawn = random.Random(SEED + number)
-    usual = {toy("SaysUnsupported"): {"unsupported"}, name_of("raises", "alone"): {"agrees", "error"}}
-    usual |= {name: {"agrees"} for name in (RIGHT, toy("Revealing"), toy("DeclaresNotExposed"))}
-    asked = [*options("--backend", usual), "--json", tmp_path / "out.json"]
-    command, hit = Running(tmp_path, f"{CHECK} --variant bert {LIMITED}", *asked), set()
-    for how in (TO_WORKERS[(number + place) % len(TO_WORKERS)] for place in range(3)):
-        time.sleep(drawn.uniform(0, 1.5))
-        workers = {mark: pids for mark, pids in command.workers().items() if mark not in hit}
-        for mark in drawn.sample(sorted(workers), min(len(workers), 1)):
-            hit.add(mark)
-            for pid in workers[mark] if drawn.random() < 0.2 else [drawn.choice(workers[mark])]:
-                if psutil.pid_exists(pid):
-                    os.kill(pid, how)
-    assert command.end(LATE) == 3  # one of them raises
-    found = results(command)
-    assert found.keys() == usual.keys()
-    assert sum(not found[name] <= usual[name] for name in usual) <= len(hit)
-    assert all(found[name] <= STATUSES | usual[name] for name in usual)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import time
 import numpy as np
 import pytest
 
-from concord import backends, options, spec
+from concord import options, spec
 from concord.backends.bench import Bench
 from concord.backends.interface import Unsupported
 from concord.backends.machine import wait_for_rest
@@ -492,24 +492,6 @@ def test_on_a_device_no_step_waits_for_the_last_and_the_clock_and_memory_are_the
     ]  # one to see how long it takes, then all in a row
     bench.prepare(**{**asked, "device": "cpu"})
     assert bench.repeat(2, 60.0)[0]["seconds"] != [SECONDS] * 2
-
-
-@pytest.mark.parametrize(
-    ("name", "by_events"),
-    [
-        ("torch", True),
-        *(
-            pytest.param(*of_one, marks=pytest.mark.slow)
-            for of_one in (("tf", False), ("paddle", True), ("jax", False))
-        ),
-    ],
-)
-def test_steps_are_timed_by_events_where_a_framework_has_them(name, by_events, open_worker):
-    open_worker(name)  # skips where it is not installed
-    with backends.open(toy(f"{name.title()}Clock", "devices"), "cpu") as worker:
-        found = worker.description
-    assert found["said"] == ["synchronize", "step", "step", "step", "synchronize"]
-    assert found["seconds"] == [1e-3] * 3 if by_events else len(found["seconds"]) == 1
 
 
 def test_a_gpu_gets_large_models_in_two_precisions():

@@ -1,13 +1,10 @@
 """Runs without padding: the same model by the same judge, of which padded tokens are no rows."""
 
-import dataclasses
-
-import numpy as np
 import pytest
 
 from concord import spec
 from concord.backends.interface import Request
-from concord.backends.library import MULTIPLE, indices, padding_reasons
+from concord.backends.library import padding_reasons
 from concord.spec.cases import build_case
 from tests.toys.rounded import verdict_of
 from tests.toys.small import run_case
@@ -46,17 +43,6 @@ def test_only_what_follows_the_encoder_is_delivered(worker):
 
 
 # The host's share.
-
-
-def test_compiled_programs_get_rows_in_multiples():
-    case = build_case("bert", "ragged")
-    ids = np.full((7, 11), 5)
-    ids[1:, 3:] = case.config.pad_id
-    arrays = {"input_ids": ids, "segment_ids": np.zeros_like(ids), "labels": np.zeros(7, np.int64)}
-    larger = dataclasses.replace(case, batch=spec.from_arrays(arrays))
-    for shown, count, filled in ((larger, 11 + 6 * 3, MULTIPLE), (build_case("bert", "full"), 55, 55)):
-        assert len(indices(request_of(shown))["rows"]) == count
-        assert len(indices(request_of(shown, "unpadded-compiled"))["rows"]) == filled
 
 
 @pytest.mark.parametrize(

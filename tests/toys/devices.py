@@ -1,11 +1,5 @@
-"""What stands for a GPU where there is none.
+"""What stands for a GPU where there is none: a device whose clock and memory are made up."""
 
-A device whose clock and memory are made up, and the frameworks' own events.
-"""
-
-import importlib
-
-from concord.backends.interface import Unsupported
 from tests.toys.measurable import Measurable, Program
 
 SECONDS = 0.25
@@ -40,63 +34,3 @@ class WithADevice(Measurable):
 
     def peak_memory(self, device, reset=False):
         return self.held
-
-
-class _Event:
-    """An event of a device whose clock goes on by one millisecond with each."""
-
-    recorded = []
-
-    def __init__(self, enable_timing=False):
-        self.timed, self.place = enable_timing, -1
-
-    def record(self):
-        self.place = len(self.recorded)
-        self.recorded.append(self)
-
-    def elapsed_time(self, other):
-        assert self.timed
-        assert other.timed
-        return float(other.place - self.place)
-
-
-class _Steps:
-    """Steps that note what is done with it."""
-
-    def __init__(self):
-        self.said = []
-
-    def step(self):
-        self.said.append("step")
-
-    def synchronize(self):
-        self.said.append("synchronize")
-
-
-class Clock:
-    """Says what a framework's ``timed`` makes of three steps, its events being made up."""
-
-    name = "clock"
-    package, owner = "", ""
-
-    def describe(self):
-        timed = importlib.import_module(f"backends.{self.package}.backend").timed
-        if self.owner:
-            module, _, rest = self.owner.partition(".")
-            owner = importlib.import_module(module)
-            for name in filter(None, rest.split(".")):
-                owner = getattr(owner, name)
-            owner.Event = _Event
-        steps = _Steps()
-        return {"version": "", "seconds": timed(steps, 3), "said": steps.said}
-
-    def run(self, request):
-        raise Unsupported("a clock")
-
-
-def clock(package, owner=""):
-    return type("ClockOfOne", (Clock,), {"package": package, "owner": owner})
-
-
-TorchClock, PaddleClock = clock("torch", "torch.cuda"), clock("paddle", "paddle.device")
-TfClock, JaxClock = clock("tf"), clock("jax")

@@ -69,16 +69,6 @@ class Running:
         """Return the processes that the command has started and that live."""
         return [pid for pid in bootstrap.marked(self.mark) if pid not in (self.process.pid, os.getpid())]
 
-    def workers(self):
-        """Return the processes of each worker."""
-        found = {}
-        for pid in self.all():
-            try:
-                found.setdefault(psutil.Process(pid).environ().get(bootstrap.MARK, ""), []).append(pid)
-            except psutil.Error:
-                continue
-        return {mark: pids for mark, pids in found.items() if mark}
-
     def end(self, patience=5.0):
         """Wait for its end, and return its exit code.
 
