@@ -72,7 +72,7 @@ def of_hidden(question: Question) -> Iterator[Hypothesis]:
 
     There one bug may change several taps, or weights, which explanations of a single tap do not stand for.
     """
-    for bug in ALL if question.hidden else ():
+    for bug in sorted(ALL, key=lambda bug: _place(_name(bug))) if question.hidden else ():
         if bug.after or bug.of_gradients:
             continue
         edit = bug.change.edit
@@ -212,9 +212,9 @@ def likeliest_first(hypotheses: Iterable[Hypothesis]) -> Iterator[Hypothesis]:
 
     By :data:`LIKELY`, then as they come, and last what hardly anyone does.
     """
+    yield from sorted(hypotheses, key=lambda one: (one.rare, _place(one.name)))
 
-    def place(one: Hypothesis) -> int:
-        found = (i for i, names in enumerate(LIKELY) if fits(one.name, names))
-        return len(LIKELY) + 1 if one.rare else next(found, len(LIKELY))
 
-    yield from sorted(hypotheses, key=place)
+def _place(name: str) -> int:
+    """Return where an explanation stands in :data:`LIKELY`."""
+    return next((i for i, names in enumerate(LIKELY) if fits(name, names)), len(LIKELY))
