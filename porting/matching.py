@@ -20,7 +20,7 @@ from concord.spec.errors import WeightsError
 from concord.spec.parameters import parameters, shape_of
 from concord.spec.positions import sinusoid
 from concord.spec.sources.layouts import WEIGHT_LAYOUTS
-from concord.spec.sources.table import LARGEST_TABLE, POSITIONS, Binding
+from concord.spec.sources.table import POSITIONS, Binding
 
 
 def unlike(holds: str, name: str, found: Mapping[str, StoredTensor]) -> str:
@@ -56,10 +56,6 @@ WHOLE = frozenset({"positions", "zeros"})
 MOST = 20
 """Lines about the tensors of a file; the first say enough."""
 
-MOST_LAYERS, MOST_HEADS = 1 << 12, 1 << 17
-"""Layers of a model, and heads of all of them together: of more the names are not even listed, which would
-take all memory."""
-
 
 def renamed(name: str, prefixes: Sequence[str], prefix: str) -> str:
     """Return a name of a table with another of its prefixes.
@@ -85,13 +81,6 @@ def match(
         WeightsError: listing every tensor that is missing, unexpected, misshapen or of no floating-point
             type, for the part that fits best.
     """
-    for config in configs.values():
-        if config.num_layers > MOST_LAYERS or config.num_layers * config.num_heads > MOST_HEADS:
-            raise WeightsError(
-                f"the configuration has {config.num_layers} layers of {config.num_heads} heads but at "
-                f"most {MOST_LAYERS} layers, and {MOST_HEADS} heads in all, are looked for "
-                f"[source={form.title}]"
-            )
     tried = [_Matching(found, config, part, form) for part, config in configs.items()]
     best = min(tried, key=lambda one: len(one.problems))  # of equals the most complete part
     if best.problems:
@@ -183,11 +172,6 @@ class _Matching:
             self.tensors |= self._bind(name, natives, layout, shape)
         elif name != POSITIONS or self.config.positions != "sinusoidal":
             self._problem(f"{name!r} is required by this configuration but the source has no weight for it")
-        elif math.prod(shape) > LARGEST_TABLE:
-            self._problem(
-                f"the position table has {shape[0]} rows of {shape[1]} numbers but at most {LARGEST_TABLE} "
-                "numbers are computed"
-            )
         else:
             stored = in_memory(sinusoid(self.config))
             reason = "the file has no table of fixed positions: it follows from the configuration"

@@ -36,6 +36,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 """The values that each option may take (SPEC, section 2)."""
 
+MOST_LAYERS, MOST_HEADS, LARGEST_TABLE = 1 << 10, 1 << 17, 1 << 26
+"""Layers of a model, heads of all of them together, and numbers of a table of fixed positions: of more the
+names alone, or that table, would take all memory."""
+
 _AT_LEAST_ONE = ("vocab_size", "max_positions", "d_model", "num_heads", "d_ff", "num_layers", "num_classes")
 
 
@@ -285,6 +289,16 @@ def _value_problems(config: EncoderConfig) -> list[str]:
             problems.append(problem)
 
     sinusoid = (c.position_layout, c.position_exponent, c.position_base)
+    require(
+        c.num_layers <= MOST_LAYERS and c.num_layers * c.num_heads <= MOST_HEADS,
+        f"'num_layers' is {c.num_layers} and 'num_heads' {c.num_heads} but there may be at most "
+        f"{MOST_LAYERS} layers, and {MOST_HEADS} heads in all of them [clause=CFG-1]",
+    )
+    require(
+        c.positions == "learned" or c.max_positions * c.d_model <= LARGEST_TABLE,
+        f"'max_positions' is {c.max_positions} and 'd_model' {c.d_model} but a table of fixed positions may "
+        f"have at most {LARGEST_TABLE} numbers [clause=POS-1]",
+    )
     require(
         c.num_segments >= 0, f"'num_segments' is {c.num_segments} but must not be negative [clause=CFG-1]"
     )

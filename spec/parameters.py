@@ -33,10 +33,6 @@ class Parameter:
     trainable: bool = True
 
 
-MANY_LAYERS = 1000
-"""Layers whose parameters are listed though there are fewer weights."""
-
-
 def parameters(config: EncoderConfig, part: str = "model") -> dict[str, Parameter]:
     """Return every parameter of a part by canonical name, in the order of computation (SPEC WGT-1).
 
@@ -78,11 +74,6 @@ def validate_weights(config: EncoderConfig, weights: Weights, part: str = "model
         WeightsError: listing every missing, unexpected, misshapen, non-float or non-finite one.
     """
     context = f"{where}, " if where else ""
-    if config.num_layers > max(len(weights), MANY_LAYERS) and part not in ("attention", "dot_product"):
-        raise WeightsError(
-            f"'num_layers' is {config.num_layers} but there are {len(weights)} weights; each layer must "
-            f"have its own [{context}clause=WGT-1]"
-        )
     table = parameters(config, part)
     problems = [
         f"{name!r} is missing but is required [{context}clause=WGT-1]"

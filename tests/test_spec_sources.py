@@ -28,7 +28,7 @@ def test_all_problems_are_reported_at_once_in_the_source_s_names():
         table.canonical(table.load("tf1-text-classifier"), config, native)
     text = "\n".join(raised.value.problems)
     assert len(raised.value.problems) == 5
-    assert "'output_w' holds NaN or infinity but must be finite" in text
+    assert "'output_w' is nan at (2, 1) but must be finite" in text
     assert (
         "'conv1d_1/kernel' has shape (17, 14) but must be (1, 17, 14) "
         "[parameter=layers.0.feed_forward.outer.weight" in text

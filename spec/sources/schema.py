@@ -240,8 +240,10 @@ class CheckpointTable(_Section):
 class PartTable(_Section):
     """What a table says about one part of the model; the module's docstring explains each field."""
 
-    name: str
+    name: str = ""
     kind: str = ""
+    like: str = ""
+    without: list[str] = []
     fields: dict[str, str] = {}
     options: dict[Pattern, Option] = {}
     constants: dict[str, Any] = {}

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from concord.spec.arrays import Arrays, wrong_shape, wrong_type
+from concord.spec.arrays import Arrays, not_finite, wrong_shape, wrong_type
 from concord.spec.config import EncoderConfig, from_mapping, variant
-from concord.spec.errors import SpecError, WeightsError, unknown
-from concord.spec.files import parse_toml, read_text
-from concord.spec.parameters import MANY_LAYERS, Weights, parameters, shape_of, validate_weights
+from concord.spec.errors import SpecError, WeightsError, located, refuse, unknown
+from concord.spec.files import parse_toml, read_text, typed
+from concord.spec.parameters import Weights, parameters, shape_of, validate_weights
 from concord.spec.positions import sinusoid
 from concord.spec.sources.check import check
 from concord.spec.sources.layouts import WEIGHT_LAYOUTS, Shape, contiguous
 from concord.spec.sources.names import fill, variables
-from concord.spec.sources.parse import inherited, parse
 from concord.spec.sources.schema import Native, PartTable, Table
 
 TABLES = Path(__file__).parent
 POSITIONS = "embeddings.position.weight"
-LARGEST_TABLE = 2**26
-"""Numbers of a table of positions that no file holds."""
+RUN = ("outputs", "gradients", "unchecked", "runs")
+"""What a part has not from another one."""
 
 
 def sources() -> list[str]:
@@ -54,29 +52,37 @@ def read(path: Path) -> Table:
     Raises:
         SpecError: listing everything that is wrong: the file, the key and what is required.
     """
-    table = parse(_whole(parse_toml(read_text(path), str(path))), path.name)
-    problems = check(table, path.name)
-    if problems:
-        raise SpecError(problems)
+    data = _stated(path)
+    parts = data["parts"]
+    if data.get("like") in sources():
+        others = _stated(TABLES / f"{data['like']}.toml")["parts"]
+        parts = {name: _like(others.get(name, {}), parts.get(name, {})) for name in {**others, **parts}}
+    for name, part in parts.items():
+        part["name"] = name
+        if model := parts.get(part.get("like")):
+            left = part.get("without", ())
+            weights = {key: native for key, native in model.get("weights", {}).items() if key not in left}
+            ignored = [one.get("checkpoint", {}).get("ignored", {}) for one in (model, part)]
+            parts[name] = _like({**model, "weights": weights}, part)
+            parts[name]["checkpoint"]["ignored"] = {**ignored[0], **ignored[1]}
+    with located(path.name):
+        table = typed(Table, {**data, "parts": parts})
+    refuse(check(table, path.name))
     return table
 
 
-def _whole(data: dict[str, Any]) -> dict[str, Any]:
-    """Return what a table says, with all that it has from another one."""
-    like = data.get("like")
-    if not isinstance(like, str) or like not in sources() or not isinstance(data.get("parts"), dict):
-        return data
-    other = parse_toml(read_text(TABLES / f"{like}.toml"), like)
-    parts = {name: inherited(part) for name, part in other["parts"].items()}
-    for name, part in data["parts"].items():
-        before = parts.get(name, {})
-        own = part.get("checkpoint", {}) if isinstance(part, dict) else None
-        parts[name] = (
-            {**before, **part, "checkpoint": {**before.get("checkpoint", {}), **own}}
-            if isinstance(own, dict)
-            else part
-        )  # complained of later
-    return {**data, "parts": parts}
+def _stated(path: Path) -> dict[str, Any]:
+    """Return what a file says: it has the keys and types of a table."""
+    data = parse_toml(read_text(path), str(path))
+    with located(path.name):
+        typed(Table, data)
+    return data
+
+
+def _like(model: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Return a part with all that it has from another one: not what was run, and what that gave."""
+    kept = {key: value for key, value in model.items() if key not in RUN}
+    return {**kept, **own, "checkpoint": {**model.get("checkpoint", {}), **own.get("checkpoint", {})}}
 
 
 def words(table: Table) -> str:
@@ -282,43 +288,21 @@ def canonical(
             source's names, at once.
     """
     entry, context = part_of(table, part), f"source={table.source}"
-    # Whatever sizes a file states, nothing is built that its weights have not.
-    many = [
-        name for name in ("num_layers", "num_heads") if getattr(config, name) > max(len(native), MANY_LAYERS)
-    ]
-    if many and entry.weights:
-        raise WeightsError(
-            [
-                f"{name!r} is {getattr(config, name)} but there are {len(native)} weights [{context}]"
-                for name in many
-            ]
-        )
     places, required = bindings(entry, config), parameters(config, entry.name)
     found, problems = gather(places, native, context)
     known = {name for place in places.values() for name in place.names}
-    infinite = [name for name in native if name in known and not np.isfinite(native[name]).all()]
-    problems += [f"{name!r} holds NaN or infinity but must be finite [{context}]" for name in infinite]
-    unexpected = [name for name in native if name not in known]
-    problems += [
-        f"{name!r} is unexpected: the source has no such weight in this configuration [{context}]"
-        for name in unexpected
-    ]
-    problems += [
-        _homeless(name, table) for name in required if name not in places and not _is_computed(name, config)
-    ]
-    computed = POSITIONS in required and POSITIONS not in places and _is_computed(POSITIONS, config)
-    if computed and positions is None and config.max_positions * config.d_model > LARGEST_TABLE:
-        problems.append(
-            f"the position table has {config.max_positions} rows of {config.d_model} numbers but at most "
-            f"{LARGEST_TABLE} numbers are computed [{context}]"
+    for name, array in native.items():
+        wrong = (
+            not_finite(name, array)
+            if name in known
+            else (f"{name!r} is unexpected: the source has no such weight in this configuration")
         )
-    if computed and not problems:
+        problems += [f"{wrong} [{context}]"] if wrong else []
+    problems += _homeless(required, places, config, table)
+    if not problems and POSITIONS in required and POSITIONS not in places:
         found[POSITIONS] = contiguous(sinusoid(config) if positions is None else positions)
-        shape = shape_of(config, required[POSITIONS])
-        if found[POSITIONS].shape != shape:
-            problems.append(
-                f"the position table has shape {found[POSITIONS].shape} but must be {shape} [{context}]"
-            )
+        wrong = wrong_shape("the position table", found[POSITIONS], shape_of(config, required[POSITIONS]))
+        problems += [f"{wrong} [{context}]"] if wrong else []
     if problems:
         raise WeightsError(problems)
     return {name: found[name] for name in required}
@@ -335,10 +319,7 @@ def native(table: Table, config: EncoderConfig, canonical: Weights, part: str | 
     entry = part_of(table, part)
     validate_weights(config, canonical, entry.name, where=f"source={table.source}")
     places = bindings(entry, config)
-    problems = [
-        _homeless(name, table) for name in canonical if name not in places and not _is_computed(name, config)
-    ]
-    if problems:
+    if problems := _homeless(canonical, places, config, table):
         raise WeightsError(problems)
     found = {}
     for name, place in places.items():
@@ -349,13 +330,14 @@ def native(table: Table, config: EncoderConfig, canonical: Weights, part: str | 
     return found
 
 
-def _is_computed(name: str, config: EncoderConfig) -> bool:
-    """Return whether a parameter is one that a source may compute instead of keeping it."""
-    return name == POSITIONS and config.positions == "sinusoidal"
-
-
-def _homeless(name: str, table: Table) -> str:
-    return (
+def _homeless(
+    names: Iterable[str], places: Mapping[str, Binding], config: EncoderConfig, table: Table
+) -> list[str]:
+    """Return a line for each parameter that a source keeps nowhere, and that does not follow either."""
+    computed = [POSITIONS] if config.positions == "sinusoidal" else []
+    return [
         f"{name!r} is required by this configuration but the source has no weight for it "
         f"[source={table.source}]"
-    )
+        for name in names
+        if name not in (*places, *computed)
+    ]
