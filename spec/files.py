@@ -54,6 +54,9 @@ DEEPEST = 100
 LONGEST_WHOLE = 40
 """Digits of a whole number: the 31 of what transformers writes for a tokenizer that has no limit are read."""
 
+KINDS = {"d": "a folder", "p": "a pipe", "c": "a device", "b": "a device", "s": "a socket"}
+"""What a name leads to that is no regular file, as ``ls -l`` spells it."""
+
 MOST_PROBLEMS = 10
 """Lines about one file; the first say enough."""
 
@@ -110,7 +113,8 @@ def opened(path: Path) -> Iterator[BufferedReader]:
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
-            raise SpecError(f"{path}: cannot be read: is {_kind(mode)} but must be a regular file")
+            kind = KINDS.get(stat.filemode(mode)[0], "something else")
+            raise SpecError(f"{path}: cannot be read: is {kind} but must be a regular file")
         # What has become a pipe since then is not waited for.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             yield file
@@ -392,12 +396,8 @@ def write_bytes(path: Path, content: bytes) -> None:
     Raises:
         SpecError: if they cannot be written.
     """
-    with refusing(path):
-        mode = _mode(path)
-        if mode is None or stat.S_ISREG(mode):
-            _replace(path.resolve(strict=False), content, mode)
-        else:
-            put(path, content)
+    with writing(path) as write:
+        write(content)
 
 
 @contextmanager
@@ -427,15 +427,15 @@ def writing(path: Path) -> Iterator[Write]:
         yield write
         with refusing(path):
             file.close()
+            if mode is not None and regular:
+                temporary.chmod(stat.S_IMODE(mode))
             if regular:
-                temporary.chmod(stat.S_IMODE(mode) if mode is not None else temporary.stat().st_mode)
                 temporary.replace(target)
     except BaseException:
         with suppress(OSError):
             file.close()
         if regular:
-            with suppress(OSError):
-                temporary.unlink()
+            temporary.unlink(missing_ok=True)
         raise
 
 
@@ -466,26 +466,6 @@ def _mode(path: Path) -> int | None:
         return None
 
 
-def _replace(path: Path, content: bytes, mode: int | None) -> None:
-    """Put a new file in the place of a regular one, or of none."""
-    temporary = new_beside(path)
-    try:
-        put(temporary, content)
-        if mode is not None:
-            temporary.chmod(stat.S_IMODE(mode))
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-def put(path: Path, content: bytes) -> None:
-    """Write bytes: every write of a file goes through here."""
-    with path.open("wb") as file:
-        file.write(content)
-
-
 def new_beside(path: Path) -> Path:
     """Return a name that nothing bears; one that is too long shows now."""
     with suppress(FileNotFoundError):
@@ -495,14 +475,3 @@ def new_beside(path: Path) -> Path:
 
 def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
-
-
-def _kind(mode: int) -> str:
-    kinds = {
-        stat.S_ISDIR: "a folder",
-        stat.S_ISFIFO: "a pipe",
-        stat.S_ISCHR: "a device",
-        stat.S_ISBLK: "a device",
-        stat.S_ISSOCK: "a socket",
-    }
-    return next((name for test, name in kinds.items() if test(mode)), "something else")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from concord.spec.files import new_beside, put, refusing
+from concord.spec.files import new_beside, refusing
 
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
@@ -23,7 +23,7 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
     """
     with new_folder(path) as temporary, refusing(path):
         for name, content in files.items():
-            put(temporary / name, content)
+            (temporary / name).write_bytes(content)
 
 
 @contextmanager

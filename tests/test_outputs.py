@@ -4,6 +4,7 @@ And a terminal that may be gone.
 """
 
 import errno
+import io
 import json
 import os
 import shlex
@@ -18,7 +19,6 @@ from concord.conformance.fuzz.findings import Failure, Findings
 from concord.conformance.fuzz.plan import Plan, sample
 from concord.conformance.fuzz.summary import write_failures
 from concord.conformance.verdict import Result
-from concord.spec import files, folders
 from tests.toys.dumps import answer, exported
 from tests.toys.surroundings import contents, program
 
@@ -78,26 +78,33 @@ def test_a_name_that_is_no_text_is_written_and_read(entered, answered, tmp_path)
 # A full disk.
 
 
+class Full(io.BufferedWriter):
+    """A file of which half is written."""
+
+    def write(self, content):
+        super().write(content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 @pytest.fixture
 def full(monkeypatch):
     """Return a function that fills the disk in the middle of a write.
 
     It returns the list of what was to be written.
     """
-    put = files.put
+    opened = Path.open
 
     def fill(at):
         written = []
 
-        def half(path, content):
+        def half(path, mode="r", *how, **more):
+            file = opened(path, mode, *how, **more)
+            if mode != "wb":
+                return file
             written.append(path)
-            if len(written) - 1 != at:
-                return put(path, content)
-            put(path, content[: len(content) // 2])
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            return Full(file.detach()) if len(written) - 1 == at else file
 
-        for module in (files, folders):
-            monkeypatch.setattr(module, "put", half)
+        monkeypatch.setattr(Path, "open", half)
         return written
 
     return fill
