@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 from concord.backends.interface import Measurable, Request, Session, Steps, Unsupported
 from concord.backends.wire import in_order
 from concord.spec.arrays import Array, Arrays
-from concord.spec.batch import Batch, batch_of_lengths, round_inputs
+from concord.spec.batch import Batch, example_batch, round_inputs
 from concord.spec.config import EncoderConfig, from_mapping
 from concord.spec.parameters import initialize, trainable
 from concord.spec.training.recipe import recipe_from_mapping
@@ -243,9 +243,8 @@ def batches_of(
         lengths: real tokens of each sample.
         training: whether it is trained.
     """
-    return [
-        batch_of_lengths(config, lengths, tokens, seed + step) for step in range(STEPS if training else 1)
-    ]
+    steps = range(STEPS if training else 1)
+    return [example_batch(config, len(lengths), tokens, seed + step, lengths) for step in steps]
 
 
 def moved(

@@ -208,7 +208,7 @@ def example_batch(
     batch: int = 4,
     tokens: int | None = None,
     seed: int = 0,
-    padding: str = "ragged",
+    padding: str | Sequence[int] = "ragged",
     part: str = "model",
 ) -> Batch:
     """Draw a batch for a part of the model (SPEC INP-6): ids and labels int64, masks bool, numbers float64.
@@ -218,14 +218,14 @@ def example_batch(
         tokens: T; by default as many as the position table has room for. For the attention parts the number
             of keys; there are T // 2 + 1 queries.
         seed: of the random stream.
-        padding: one of :data:`PADDINGS`.
+        padding: one of :data:`PADDINGS`, or how many real tokens each sample begins with.
         part: one of :data:`concord.spec.tensors.PARTS`.
 
     Raises:
         UnknownNameError: for an unknown padding or part.
         BatchError: if the batch does not fit the configuration.
     """
-    if padding not in PADDINGS:
+    if isinstance(padding, str) and padding not in PADDINGS:
         raise unknown("padding", padding, list(PADDINGS))
     generator = np.random.default_rng([seed, batch])
     tokens = config.max_positions - config.position_start if tokens is None else tokens
@@ -269,28 +269,9 @@ def completed(
     return dataclasses.replace(batch, **values)
 
 
-def batch_of_lengths(config: EncoderConfig, lengths: Sequence[int], tokens: int, seed: int = 0) -> Batch:
-    """Draw a batch for the whole model in which each sample ends in padding.
-
-    Args:
-        lengths: the number of real tokens of each sample.
-        tokens: T; no length may be larger.
-        seed: of the random stream.
-
-    Raises:
-        BatchError: if the batch does not fit the configuration.
-    """
-    if not lengths or not all(0 <= length <= tokens for length in lengths):
-        raise BatchError(
-            [f"lengths are {list(lengths)} but must be at least one number from 0 to {tokens} [clause=INP-1]"]
-        )
-    real = np.arange(tokens) < np.asarray(lengths)[:, None]
-    drawn = Batch(**_draw(config, np.random.default_rng([seed, len(lengths)]), real, "model"))
-    validate_batch(config, drawn)
-    return drawn
-
-
-def _real_tokens(batch: int, tokens: int, padding: str) -> Mask:
+def _real_tokens(batch: int, tokens: int, padding: str | Sequence[int]) -> Mask:
+    if not isinstance(padding, str):
+        return np.arange(tokens) < np.asarray(padding)[:, None]
     real = np.ones((batch, tokens), dtype=bool)
     if padding == "equal":
         real[:, -max(1, tokens // 3) :] = tokens == 1

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from concord.backends.interface import WORKLOAD_KINDS
-from concord.spec.batch import batch_of_lengths
+from concord.spec.batch import example_batch
 from concord.spec.config import EncoderConfig, from_toml, variant
 from concord.spec.errors import SpecError, collect, located, refuse, unknown, unknowns
 from concord.spec.files import read_text
@@ -217,7 +217,7 @@ def of_size(preset: Preset, batch: int | None, tokens: int | None) -> Preset:
         if size is not None:
             preset = replace(preset, name=f"{preset.name} {axis}={size}", **{axis: size})
     with located(preset.name):
-        batch_of_lengths(preset.config, [preset.tokens], preset.tokens)
+        example_batch(preset.config, 1, preset.tokens)
     return preset
 
 

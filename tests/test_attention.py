@@ -12,7 +12,6 @@ import pytest
 from concord import spec
 from concord.commands import show
 from concord.conformance.campaign import Setup
-from concord.spec.batch import batch_of_lengths
 from concord.training.attention import ReadText, look
 from concord.training.attention.page import page
 from tests.conftest import small_config
@@ -25,7 +24,7 @@ RIGHT, WRONG = toy("NumpyBackend"), toy("WrongSecondHead")
 
 
 def reading_of(config, lengths, tokens):
-    batch = batch_of_lengths(config, [lengths], tokens)
+    batch = spec.example_batch(config, 1, tokens, padding=[lengths])
     parts = (np.arange(tokens) >= 3).astype(np.int64)
     if config.num_segments:
         batch = replace(batch, segment_ids=parts[None])

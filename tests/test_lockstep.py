@@ -335,7 +335,7 @@ def test_section_that_no_step_judges_keeps_training_from_agreeing():
     asked = case("bfloat16", steps=2)  # beta2 is 1 there: a right framework divides by zero, or does not
     tracks = resynchronised(asked, [Candidate("right", Stepping(asked)), Candidate("sevens", Sevens(asked))])
     assert [(track.status, track.unjudged) for track in tracks] == [("undetermined", ("parameters",))] * 2
-    lost = [one.text for one in rounded_hyperparameters(asked.training.recipe, "bfloat16")]
+    lost = rounded_hyperparameters(asked.training.recipe, "bfloat16")
     found = Lockstep("resynchronised", "bfloat16", about(asked, Setup()), tuple(tracks), lost=lost)
     assert found.exit_code == 3
     console = Console(width=200, file=io.StringIO())

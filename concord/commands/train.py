@@ -381,7 +381,7 @@ def _resumed(
 def _warn(recipe: Recipe, dtype: str) -> None:
     """Say before the first step what of a recipe the precision does not hold as it is meant (SPEC OPT-11)."""
     for lost in rounded_hyperparameters(recipe, dtype):
-        Terminal(stderr=True).tell(f"warning: {lost.text}", style="yellow")
+        Terminal(stderr=True).tell(f"warning: {lost}", style="yellow")
 
 
 def _fit(start: TrainingCheckpoint, corpora: dict[str, Corpus], folder: Path, settings: Setup) -> None:

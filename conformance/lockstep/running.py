@@ -295,7 +295,7 @@ def conduct(
         tuple(sorted(tracks, key=lambda track: list(names).index(track.backend))),
         {one.name: one.environment for one in candidates},
         time.perf_counter() - started,
-        [one.text for one in rounded_hyperparameters(training.recipe, case.dtype)],
+        rounded_hyperparameters(training.recipe, case.dtype),
     )
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -153,32 +153,8 @@ def recipe(name: str, **fields: Any) -> Recipe:
     return recipe_from_mapping(parse_toml(read_text(path), path.name), where=path.name).replace(**fields)
 
 
-class Lost(NamedTuple):
-    """A number of a recipe that a precision does not hold as it is meant (SPEC OPT-11).
-
-    Attributes:
-        name: of the field.
-        stated: what it is in the recipe.
-        dtype: the precision.
-        rounded: what the precision makes of it.
-        consequence: what training then does.
-    """
-
-    name: str
-    stated: float
-    dtype: str
-    rounded: float
-    consequence: str
-
-    @property
-    def text(self) -> str:
-        """It in a line."""
-        found = f"{self.stated:g} but {self.rounded:.6g} in {self.dtype}"
-        return f"{self.name} is {found}: {self.consequence} [clause=OPT-11]"
-
-
-def rounded_hyperparameters(recipe: Recipe, dtype: str) -> list[Lost]:
-    """Return what of a recipe is lost where its numbers are rounded to a precision (SPEC OPT-11).
+def rounded_hyperparameters(recipe: Recipe, dtype: str) -> list[str]:
+    """Return a line for each number of a recipe that a precision does not hold as it is meant (SPEC OPT-11).
 
     Args:
         dtype: one of :data:`concord.spec.precision.PRECISIONS`.
@@ -209,7 +185,8 @@ def rounded_hyperparameters(recipe: Recipe, dtype: str) -> list[Lost]:
         elif name in ("learning_rate", "weight_decay", "clip_epsilon") and stated and not rounded:
             consequence = "it has no effect"
         if consequence:
-            found.append(Lost(name, stated, dtype, rounded, consequence))
+            said = f"{name} is {stated:g} but {rounded:.6g} in {dtype}"
+            found.append(f"{said}: {consequence} [clause=OPT-11]")
     return found
 
 
