@@ -243,8 +243,10 @@ def batches_of(
         lengths: real tokens of each sample.
         training: whether it is trained.
     """
-    steps = range(STEPS if training else 1)
-    return [example_batch(config, len(lengths), tokens, seed + step, lengths) for step in steps]
+    return [
+        example_batch(config, len(lengths), tokens, seed + step, lengths)
+        for step in range(STEPS if training else 1)
+    ]
 
 
 def moved(
@@ -284,7 +286,7 @@ def project(name: str, change: Array) -> NDArray[np.float64]:
     flat = change.reshape(-1).astype(np.float64, copy=False)
     total = flat.sum()
     # Sums of signed terms, without an array of signs in float64: twice those that keep their sign, less all.
-    sums = [2 * flat[signs[i].view(bool)].sum() - total for i in range(VECTORS)]
+    sums = [2 * flat[signed.view(bool)].sum() - total for signed in signs]
     projected: NDArray[np.float64] = np.array(sums) / np.sqrt(change.size)
     return projected
 
