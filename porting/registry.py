@@ -143,8 +143,9 @@ class Format:
         return (*CARRIED, *(SENTENCES if self.modules or not self.source else ()))
 
 
-OWN, ONNX = "concord", "onnx"
-"""The format whose folder says itself what it is, and the one that is a graph."""
+OWN, KERAS, ONNX = "concord", "keras", "onnx"
+"""The format whose folder says itself what it is, the one whose file says how its model is made, and the one
+that is a graph."""
 
 TABLE = Path(__file__).with_name("formats.toml")
 

@@ -15,7 +15,7 @@ from concord.porting import sentences
 from concord.porting.checkpoint import Checkpoint
 from concord.porting.containers import onnx
 from concord.porting.matching import piece
-from concord.porting.registry import FORMATS, ONNX, OWN, Format, known
+from concord.porting.registry import FORMATS, KERAS, ONNX, OWN, Format, known
 from concord.porting.stored import StoredTensor
 from concord.spec import checkpoints
 from concord.spec.errors import SpecError
@@ -52,6 +52,7 @@ def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, 
     _check_part(checkpoint, form)
     files, tensors = _files(checkpoint, form), prepared(checkpoint, form)
     about = _graph(checkpoint, taps) if form.name == ONNX else {}
+    about |= {"members": _keras_members(checkpoint)} if form.name == KERAS else {}
     with new_folder(path, replace=force) as folder:
         form.container.write(folder / form.weights[0], tensors, **about)
         for name, content in files.items():
@@ -206,6 +207,27 @@ def loading(checkpoint: Checkpoint, folder: Path, format: str) -> list[str]:
     said = known(format).loading
     lines = FORMATS[said].loading if said in FORMATS else said
     return lines.format(folder=folder, name=CLASSES[checkpoint.part], head=head).splitlines()
+
+
+def _keras_members(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return what ``keras.saving.load_model`` makes this project's model from."""
+    module, name = "concord.backends.tf.model", CLASSES[checkpoint.part]
+    dtype = {
+        "module": "keras",
+        "class_name": "DTypePolicy",
+        "config": {"name": next(iter(checkpoint.tensors.values())).dtype},
+        "registered_name": None,
+    }
+    inner = {"name": checkpoint.part, "trainable": True, "dtype": dtype, "config": asdict(checkpoint.config)}
+    model = {
+        "module": module,
+        "class_name": name,
+        "config": inner,
+        "registered_name": f"{module}>{name}",
+        "build_config": {"shapes_dict": {}},
+    }
+    about = {"keras_version": "3.15.1", "date_saved": ""}
+    return {"metadata.json": json.dumps(about), "config.json": json.dumps(model)}
 
 
 def _carried(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:

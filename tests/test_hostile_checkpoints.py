@@ -9,6 +9,7 @@ import os
 import pickle
 import re
 import shutil
+import zipfile
 
 import pytest
 
@@ -39,6 +40,13 @@ def key_of_tuples():
     step = pickle.MARK + 2 * KEPT + pickle.TUPLE + KEEP + pickle.POP
     entry = pickle.EMPTY_DICT + KEPT + pickle.NONE + pickle.SETITEM
     return pickled(pickle.EMPTY_TUPLE, KEEP, pickle.POP, 40 * step, entry)
+
+
+def archive(member, content):
+    found = io.BytesIO()
+    with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+        file.writestr(member, content)
+    return found.getvalue()
 
 
 def hdf5(make):
@@ -87,6 +95,8 @@ def header(text):
 MADE = {
     "a list in lists, for Paddle": ("paddle", laughs, "more than"),
     "a key that would be hashed": ("paddle", key_of_tuples, "no answer within"),
+    "a bomb of Keras": ("keras", lambda: archive("model.weights.h5", bytes(80 << 20)), "is compressed"),
+    "a way out of the archive": ("keras", lambda: archive("../../model.weights.h5", b"x"), "has 0 members"),
     "a link to another file": ("keras-h5", lambda: hdf5(linked), "is a link that leads elsewhere"),
     "numbers in another file": ("keras-h5", lambda: hdf5(outside), "lies in another file"),
     "a view of another file": ("keras-h5", lambda: hdf5(virtual), "lies in another file"),

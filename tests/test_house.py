@@ -13,11 +13,11 @@ SIZES = {
     "spec": (44_961, 42_000),
     "backends": (58_097, 52_000),
     "conformance": (138_503, 95_000),
-    "porting": (34_769, 34_000),
+    "porting": (35_213, 34_000),
     "training": (21_880, 20_000),
     "speed": (14_000, 14_000),
     "concord": (23_025, 18_000),
-    "tests": (139_527, 130_000),
+    "tests": (139_689, 130_000),
 }
 """Tokens of Python that a folder may have, and the aim.
 

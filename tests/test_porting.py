@@ -340,6 +340,4 @@ def test_formats_are_asked_for_by_their_frameworks_too(tmp_path, refused):
     assert all(name in errors[0] for name in porting.formats())
     assert [
         registry.known(name).name for name in ("flax", "jax", "pytorch", "hf", "keras", "paddle", "tf")
-    ] == [
-        *("jax-msgpack", "jax-msgpack", "torch-safetensors", "hugging-face", "keras-h5", "paddle", "keras-h5")
-    ]
+    ] == [*("jax-msgpack", "jax-msgpack", "torch-safetensors", "hugging-face", "keras", "paddle", "keras")]

@@ -48,6 +48,7 @@ CHECKPOINTS = {
     "paddle": ("paddle", "model.pdparams"),
     "h5": ("keras-h5", "model.weights.h5"),
     "h5 of Keras 2": ("hugging-face-tf", "tf_model.h5"),
+    "keras": ("keras", "model.keras"),
     "TensorFlow": ("tensorflow", "model.ckpt.index"),
     "TensorFlow 1": ("google-bert", "bert_model.ckpt.index", "bert_model.ckpt.data-00000-of-00001"),
     "msgpack": ("jax-msgpack", "model.msgpack"),

@@ -38,6 +38,10 @@ HDF5_MODELS = Container(
     lacks=NARROWEST,
 )
 
+KERAS = Container(
+    "keras", "tf", hdf5.load_keras, hdf5.save_keras, (".keras",), (b"PK\x03\x04",), lacks=NARROWEST
+)
+
 MSGPACK = Container(
     "msgpack",
     "jax",

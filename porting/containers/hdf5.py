@@ -1,5 +1,7 @@
 """HDF5 files of Keras: groups in each other, and datasets.
 
+``.keras`` is an archive with one and the model's configuration.
+
 Links that lead elsewhere, to another name or another file, are refused, and so are datasets in pieces or
 compressed: Keras writes none.
 """
@@ -7,10 +9,13 @@ compressed: Keras writes none.
 from __future__ import annotations
 
 import itertools
+import shutil
+import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -21,16 +26,36 @@ from concord.spec.files import refusing
 
 BFLOAT16 = "bfloat16"
 
+WEIGHTS = "model.weights.h5"
+"""The member of an archive of Keras that holds the weights."""
+
 MODEL = "tf_model"
 """What a model of Hugging Face is called in what is written."""
 
 
-def load(path: Path) -> dict[str, StoredTensor]:
+def load(path: Path | IO[bytes]) -> dict[str, StoredTensor]:
     """Return the datasets of a file by their paths."""
     with optional("an HDF5 file", "porting"):
         import h5py
 
     return dict(_datasets(h5py.File(path, "r"), "", 0, itertools.count()))
+
+
+def load_keras(path: Path) -> dict[str, StoredTensor]:
+    """Return the weights of an archive by their paths; its configuration may name code, and stays unread."""
+    # Without a name: nothing is left of it, however this process ends.
+    copy = tempfile.TemporaryFile()  # noqa: SIM115
+    with zipfile.ZipFile(path) as archive:
+        entries = [entry for entry in archive.infolist() if entry.filename == WEIGHTS]
+        if len(entries) != 1:
+            raise Refused(
+                f"the archive has {len(entries)} members that are called {WEIGHTS} but must have one"
+            )
+        if entries[0].compress_type != zipfile.ZIP_STORED:
+            raise Refused(f"its member {WEIGHTS!r} is compressed; Keras' is not")
+        with archive.open(entries[0]) as member:
+            shutil.copyfileobj(member, copy)
+    return load(copy)
 
 
 def load_models(path: Path) -> dict[str, StoredTensor]:
@@ -110,3 +135,17 @@ def save_models(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
             group.attrs["weight_names"] = [f"{MODEL}/{name}:0".encode() for name in names]
             for name in names:
                 _put(group, f"{MODEL}/{name}:0", tensors[name])
+
+
+def save_keras(path: Path, tensors: Mapping[str, StoredTensor], members: Mapping[str, str]) -> None:
+    """Write the weights into an archive.
+
+    Args:
+        members: what else Keras wants in it, to make the model from it.
+    """
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        save(Path(folder) / WEIGHTS, tensors)
+        with refusing(path), zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+            archive.write(Path(folder) / WEIGHTS, WEIGHTS)
+            for name, content in members.items():
+                archive.writestr(zipfile.ZipInfo(name), content)

@@ -200,6 +200,6 @@ WAYS = {
     "_METADATA": (json_changed, json_nested),
     "safetensors": (header_changed,),
     "toml": (toml_changed,),
-    **dict.fromkeys(("pt", "bin"), (archive_changed,)),
+    **dict.fromkeys(("pt", "bin", "keras"), (archive_changed,)),
 }
 """By how a file's name ends; what else is read in test_containers.py takes any bytes there."""
