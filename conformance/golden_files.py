@@ -223,11 +223,22 @@ class GoldenFile:
         validate_batch(self.config, batch, self.part.name)
         return batch
 
-    def _key_mask(self) -> Arrays:
-        """Return the key mask, (B, S) or (B, Q, S), True where a key is visible; nothing: there is none."""
+    def _key_mask(self, inputs: Arrays) -> Arrays:
+        """Return the key mask, (B, S) or (B, Q, S), True where a key is visible; nothing: there is none.
+
+        Raises:
+            SpecError: if a stored mask is not that of the ids, where the part makes its own (SPEC MSK-1).
+        """
         source = self.part.mask
         if source is None:
-            self.take("inputs/mask")  # the part makes its own of the ids (SPEC MSK-1)
+            stored, real = self.take("inputs/mask"), inputs["input_ids"] != self.config.pad_id
+            if stored is None:
+                return {}
+            visible = stored[:, None] != 0 if stored.ndim == 2 else stored != 0  # (B, 1 or Q, S)
+            if visible.ndim != 3 or visible.shape[::2] != real.shape or (visible != real[:, None]).any():
+                raise SpecError(
+                    "'inputs/mask' is not the mask of the ids, but must be: this part takes no other"
+                )
             return {}
         masks = fnmatch.filter(self.tensors, f"inputs/{source.stored}")
         if len(masks) > 1:
@@ -250,7 +261,7 @@ class GoldenFile:
     def _ran(self) -> list[Job]:
         """Return a job for each run on the inputs, and one for what clipping made of its gradients."""
         (inputs,) = self._inputs()
-        batch = self._batch({**inputs, **self._key_mask()})
+        batch = self._batch({**inputs, **self._key_mask(inputs)})
         entries = [
             entry
             for entry in self.part.runs

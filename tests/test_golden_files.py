@@ -91,6 +91,17 @@ def test_tensors_of_a_source_that_contradict_each_other_are_refused(tmp_path, so
 
 DOT_PRODUCT = '{"kind": "ScaledDotProductAttention", "pad_id": 0, "mask_value": -1.0}'
 
+
+def test_a_stored_mask_that_a_source_cannot_have_used_is_refused(tmp_path):
+    path = INCLUDED / "vanilla-encoder" / "a_nopad.f64.safetensors"
+    with safe_open(path, "numpy") as opened:
+        metadata = opened.metadata()
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    tensors["inputs/mask"] = (tensors["inputs/input_ids"] == 0).astype(np.int64)
+    save_file(tensors, tmp_path / "x.safetensors", metadata)
+    assert "'inputs/mask' is not the mask of the ids" in refusal(tmp_path / "x.safetensors")
+
+
 SPOILT = [
     ("source", "gpt", "unknown source 'gpt': must be one of bert-hugging-face, bert-pytorch"),
     ("dtype", "float16", "'dtype' is 'float16' but must be 'float64' or 'float32'"),
