@@ -59,8 +59,6 @@ class FrameworkAdapter(ABC):
         trained: returns those that a gradient is taken by.
         differentiate: returns what a session evaluates, with gradients.
         synchronize: waits until what it is given is computed.
-        timed: runs so many steps on a device, and returns their seconds
-            (:meth:`concord.backends.interface.Steps.timed`).
     """
 
     name: ClassVar[str]
@@ -79,7 +77,6 @@ class FrameworkAdapter(ABC):
     trained: ClassVar[staticmethod[[Any], Mapping[str, Tensor]]]
     differentiate: ClassVar[staticmethod[..., Observation]]
     synchronize: ClassVar[staticmethod[[Any], None]]
-    timed: ClassVar[staticmethod[[Steps, int], list[float]]]
 
     def __init__(self) -> None:
         self.defaults = self.read_switches()
@@ -333,10 +330,6 @@ class Product:
     def synchronize(self) -> None:
         """Wait until the device is done."""
         self.adapter.synchronize(self.product)
-
-    def timed(self, steps: int) -> list[float]:
-        """Return the seconds of steps on a device that are started one after another."""
-        return self.adapter.timed(self, steps)
 
     def results(self) -> Arrays:
         """Return what the last step computed."""

@@ -10,7 +10,6 @@ import gc
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -180,16 +179,13 @@ class Bench:
         """Time steps one by one."""
         taken: list[float] = []
         while not taken or (len(taken) < count and sum(taken) < seconds):
-            started = time.perf_counter()
-            steps.step()
-            steps.synchronize()
-            taken.append(time.perf_counter() - started)
+            taken.append(mean_seconds(steps, 1))
         return taken
 
     def _on_device(self, steps: Steps, count: int, seconds: float) -> list[float]:
-        """Time steps of which none waits for the last: as many as should take that long."""
-        one = sum(steps.timed(1))
-        return steps.timed(max(1, min(count, int(seconds / max(one, 1e-6)))))
+        """Return the mean of steps of which none waits for the last: as many as should take that long."""
+        one = mean_seconds(steps, 1)
+        return [mean_seconds(steps, max(1, min(count, int(seconds / max(one, 1e-6)))))]
 
     def _peak_memory(self) -> int | None:
         if self.device == "cpu":
@@ -209,29 +205,14 @@ class Bench:
         return {}, {}
 
 
-def mean_seconds(steps: Steps, count: int) -> list[float]:
+def mean_seconds(steps: Steps, count: int) -> float:
     """Return the mean seconds of steps that are started one after another, by the clock of the host."""
     steps.synchronize()
     started = time.perf_counter()
     for _ in range(count):
         steps.step()
     steps.synchronize()
-    return [(time.perf_counter() - started) / count]
-
-
-def seconds_by_events(steps: Steps, events: Sequence[Any]) -> list[float]:
-    """Return the seconds of steps that are started one after another, by the clock of the device.
-
-    Args:
-        events: one more than steps, with ``record()`` and ``elapsed_time(other)`` in milliseconds.
-    """
-    steps.synchronize()
-    events[0].record()
-    for event in events[1:]:
-        steps.step()
-        event.record()
-    steps.synchronize()
-    return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
+    return (time.perf_counter() - started) / count
 
 
 def batches_of(

@@ -267,14 +267,6 @@ class Steps(Protocol):
         ``logits`` (B, C), the ``loss`` before an update, or a bare ``product``.
         """
 
-    def timed(self, steps: int) -> list[float]:
-        """Run so many steps on a device other than the CPU, without waiting in between.
-
-        Returns:
-            Seconds of each step by the device's own clock; where the framework cannot read it, their mean
-            alone.
-        """
-
 
 class Session(Steps, Protocol):
     """A model that is built once, with its weights and inputs on a device, and stepped any number of times.

@@ -185,10 +185,6 @@ class FrameworkSession:
         """Wait until the device is done."""
         self.adapter.synchronize(self.pending)
 
-    def timed(self, steps: int) -> list[float]:
-        """Return the seconds of steps on a device that are started one after another."""
-        return self.adapter.timed(self, steps)
-
     def read(self) -> Run:
         """Compute what the request asks for; nothing is updated."""
         adapter, request, to_numpy = self.adapter, self.request, self.adapter.to_numpy

@@ -19,8 +19,7 @@ from jax.sharding import SingleDeviceSharding
 from numpy.typing import NDArray
 
 from concord.backends.adapter import FrameworkAdapter
-from concord.backends.bench import mean_seconds
-from concord.backends.interface import Implementation, Request, Steps, Unsupported
+from concord.backends.interface import Implementation, Request, Unsupported
 from concord.backends.jax import library
 from concord.backends.jax.model import PARTS
 from concord.backends.jax.optimizers import optimizer
@@ -41,14 +40,6 @@ OPTIONS: dict[str, str | bool] = {"xla_allow_excess_precision": False}
 def synchronize(computed: Any) -> None:
     """Wait until tensors are computed."""
     jax.block_until_ready(computed)
-
-
-def timed(steps: Steps, count: int) -> list[float]:
-    """Return the mean seconds of steps that are started one after another, by the clock of the host.
-
-    JAX does not give the device's away.
-    """
-    return mean_seconds(steps, count)
 
 
 class ModelSession(FrameworkSession):
@@ -125,7 +116,6 @@ class Adapter(FrameworkAdapter):
     trained = staticmethod(trained)
     differentiate = staticmethod(differentiate)
     synchronize = staticmethod(synchronize)
-    timed = staticmethod(timed)
     session_type = ModelSession
 
     def __init__(self) -> None:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from paddle import Tensor, nn
 
 from concord.backends.adapter import FrameworkAdapter
-from concord.backends.bench import seconds_by_events
-from concord.backends.interface import Implementation, Request, Steps, Unsupported
+from concord.backends.interface import Implementation, Request, Unsupported
 from concord.backends.paddle import library
 from concord.backends.paddle.model import PARTS
 from concord.backends.paddle.optimizers import optimizer
@@ -47,11 +46,6 @@ def synchronize(computed: Tensor | None) -> None:
     """Wait until the device of a tensor is done."""
     if computed is not None and computed.place.is_gpu_place():
         paddle.device.synchronize()
-
-
-def timed(steps: Steps, count: int) -> list[float]:
-    """Return the seconds of steps that are started one after another, by the device's clock."""
-    return seconds_by_events(steps, [paddle.device.Event(enable_timing=True) for _ in range(count + 1)])
 
 
 class ModelSession(FrameworkSession):
@@ -113,7 +107,6 @@ class Adapter(FrameworkAdapter):
     trained = staticmethod(trained)
     differentiate = staticmethod(differentiate)
     synchronize = staticmethod(synchronize)
-    timed = staticmethod(timed)
     session_type = ModelSession
 
     def cuda_devices(self) -> int:

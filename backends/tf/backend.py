@@ -16,8 +16,7 @@ from tensorflow import Tensor
 from tensorflow.python.framework import config as framework
 
 from concord.backends.adapter import FrameworkAdapter
-from concord.backends.bench import mean_seconds
-from concord.backends.interface import Implementation, Request, Steps, Unsupported
+from concord.backends.interface import Implementation, Request, Unsupported
 from concord.backends.session import FrameworkSession
 from concord.backends.tf import library
 from concord.backends.tf.model import PARTS
@@ -52,14 +51,6 @@ def _named_layers(layer: keras.Layer, path: str = "") -> Iterator[tuple[str, ker
 def synchronize(computed: Tensor | None) -> None:
     """Wait until a tensor is computed."""
     tf.experimental.async_wait() if computed is None else computed[(0,) * computed.shape.rank].numpy()
-
-
-def timed(steps: Steps, count: int) -> list[float]:
-    """Return the mean seconds of steps that are started one after another, by the clock of the host.
-
-    TensorFlow does not give the device's away.
-    """
-    return mean_seconds(steps, count)
 
 
 class ModelSession(FrameworkSession):
@@ -99,7 +90,6 @@ class Adapter(FrameworkAdapter):
     trained = staticmethod(trained)
     differentiate = staticmethod(differentiate)
     synchronize = staticmethod(synchronize)
-    timed = staticmethod(timed)
     session_type = ModelSession
 
     def cuda_devices(self) -> int:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from concord.backends.adapter import FrameworkAdapter
-from concord.backends.bench import seconds_by_events
-from concord.backends.interface import Implementation, Request, Steps
+from concord.backends.interface import Implementation, Request
 from concord.backends.session import FrameworkSession
 from concord.backends.torch import library
 from concord.backends.torch.model import PARTS
@@ -48,11 +47,6 @@ def synchronize(computed: Tensor | None) -> None:
     """Wait until the device of a tensor is done."""
     if computed is not None and computed.is_cuda:
         torch.cuda.synchronize(computed.device)
-
-
-def timed(steps: Steps, count: int) -> list[float]:
-    """Return the seconds of steps that are started one after another, by the device's clock."""
-    return seconds_by_events(steps, [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)])
 
 
 class ModelSession(FrameworkSession):
@@ -119,7 +113,6 @@ class Adapter(FrameworkAdapter):
     trained = staticmethod(trained)
     differentiate = staticmethod(differentiate)
     synchronize = staticmethod(synchronize)
-    timed = staticmethod(timed)
     session_type = ModelSession
 
     def cuda_devices(self) -> int:

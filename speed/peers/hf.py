@@ -15,7 +15,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from transformers.initialization import no_init_weights
 
 from concord.backends.interface import Request, Session, Unsupported
-from concord.backends.torch.backend import synchronize, timed
+from concord.backends.torch.backend import synchronize
 from concord.backends.torch.optimizers import optimizer
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
@@ -79,10 +79,6 @@ class HuggingFaceModel:
     def synchronize(self) -> None:
         """Wait until the device is done."""
         synchronize(next(iter(self.computed.values()), None))
-
-    def timed(self, steps: int) -> list[float]:
-        """Return the seconds of steps on a device."""
-        return timed(self, steps)
 
     def results(self) -> dict[str, np.ndarray]:
         """Return what the last step computed: the logits (B, C), or the loss before an update."""

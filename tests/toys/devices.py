@@ -1,9 +1,6 @@
-"""What stands for a GPU where there is none: a device whose clock and memory are made up."""
+"""What stands for a GPU where there is none: a device whose memory is made up."""
 
 from tests.toys.measurable import Measurable, Program
-
-SECONDS = 0.25
-"""Of each step, by the made up clock."""
 
 
 class OnADevice(Program):
@@ -20,15 +17,9 @@ class OnADevice(Program):
     def synchronize(self):
         self.said.append("synchronize")
 
-    def timed(self, steps):
-        for _ in range(steps):
-            self.step()
-        self.synchronize()
-        return [SECONDS] * steps
-
 
 class WithADevice(Measurable):
-    """Has a device with a clock and a memory of its own."""
+    """Has a device with a memory of its own."""
 
     held, program = 7 * 2**20, OnADevice
 

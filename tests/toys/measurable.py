@@ -62,9 +62,6 @@ class Program:
     def synchronize(self):
         pass
 
-    def timed(self, steps):
-        return [self.backend.sleep] * steps
-
     def results(self):
         return self.computed
 
@@ -86,9 +83,6 @@ class Multiplication:
 
     def synchronize(self):
         pass
-
-    def timed(self, steps):
-        return [1e-3] * steps
 
     def results(self):
         return {"product": self.product}
