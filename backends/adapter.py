@@ -9,6 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,14 +26,12 @@ from concord.backends.interface import (
     Unsupported,
     choose,
 )
-from concord.backends.optimizers import Optimizer
-from concord.backends.taps import Observation, Tensor
+from concord.backends.taps import Tensor
 from concord.backends.trainer import Trainer
 from concord.backends.weights import Naming
 from concord.spec.arrays import Array, Arrays
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import Weights, parameters
-from concord.spec.training.recipe import Recipe
 
 Device = Any
 """A device of the framework."""
@@ -54,11 +53,7 @@ class FrameworkAdapter(ABC):
         defaults: the switches as they were when the framework was imported.
         session_type: the class of its sessions.
         trainer: makes of a session what trains its model.
-        optimizer: returns what updates parameters, by native name, as a recipe says, given the kind of each.
-        named: returns the parameters of a model by native name.
-        trained: returns those that a gradient is taken by.
-        differentiate: returns what a session evaluates, with gradients.
-        synchronize: waits until what it is given is computed.
+        training, optimizers: the framework's modules of these names.
     """
 
     name: ClassVar[str]
@@ -72,11 +67,8 @@ class FrameworkAdapter(ABC):
     determinism: ClassVar[Mapping[str, Any]]
     session_type: ClassVar[Callable[..., Any]]
     trainer: Callable[..., Trainer] = Trainer
-    optimizer: ClassVar[staticmethod[[Recipe, Mapping[str, Any], Mapping[str, str]], Optimizer]]
-    named: ClassVar[staticmethod[[Any], Mapping[str, Tensor]]]
-    trained: ClassVar[staticmethod[[Any], Mapping[str, Tensor]]]
-    differentiate: ClassVar[staticmethod[..., Observation]]
-    synchronize: ClassVar[staticmethod[[Any], None]]
+    training: ClassVar[ModuleType]
+    optimizers: ClassVar[ModuleType]
 
     def __init__(self) -> None:
         self.defaults = self.read_switches()
@@ -146,7 +138,7 @@ class FrameworkAdapter(ABC):
 
     def parameters(self, model: Any, request: Request) -> Weights:
         """Return the parameters of a model by canonical name."""
-        found = self.export(self.named(model), request.config, request.part)
+        found = self.export(self.training.named(model), request.config, request.part)
         return {
             name: np.array(array) for name, array in found.items()
         }  # what a framework gives may be its own memory, which the next step changes
@@ -202,7 +194,7 @@ class FrameworkAdapter(ABC):
 
         SPEC PRC-2, WGT-4.
         """
-        named = self.named(model)
+        named = self.training.named(model)
         for name, parameter in parameters(config, part).items():
             self.assign(
                 named[self.naming.native_name(name, parameter.kind)],
@@ -276,6 +268,10 @@ class FrameworkAdapter(ABC):
             seed: as :meth:`seeded` returned it.
             place: the number of the site, for no two may drop alike.
         """
+
+    @abstractmethod
+    def synchronize(self, computed: Any) -> None:
+        """Wait until what it is given is computed."""
 
     @abstractmethod
     def multiply(self, left: Tensor, right: Tensor) -> Tensor:

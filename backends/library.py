@@ -45,52 +45,36 @@ NOT_EXPOSED_UNPADDED = ("embeddings.*", "layers.*", "final_norm")
 """Patterns of the taps that have another shape without padding, or none."""
 
 
-@dataclass(frozen=True)
-class LibraryLayers:
-    """What library layers are made of.
+def library_reasons(request: Request, attention: str, norm: str, float32_scores: bool) -> list[str]:
+    """Return what keeps a request from being computed by library layers, one line for each option.
 
-    Attributes:
+    Args:
         attention, norm: how the framework calls them.
         float32_scores: whether the scores of half precisions are float32 there.
     """
-
-    attention: str
-    norm: str
-    float32_scores: bool
-
-    def unsupported_reasons(self, request: Request) -> list[str]:
-        """Return what keeps a request from being computed by library layers, one line for each option.
-
-        Nothing if they can.
-        """
-        options = self.of_attention() | ({} if request.part in ATTENTION_ALONE else self.of_norms())
-        found = [
-            f"{option}={value!r}: {why}"
-            for (option, value), why in options.items()
-            if getattr(request.config, option) == value
-        ]
-        constant = mask_constant(request.config, request.dtype)
-        half = self.float32_scores and request.dtype in ("bfloat16", "float16")
-        if half and sees_nothing(request.config, request.batch) and abs(constant) < ABSORBING:
-            found.append(
-                f"mask_value={request.config.mask_value!r}: {self.attention} adds to float32 scores, where "
-                f"{constant:g} leaves digits of a row without any key that {request.dtype} drops (MSK-5)"
-            )
-        return found
-
-    def of_attention(self) -> dict[tuple[str, Any], str]:
-        """Return the options that the attention does not have."""
-        return {
-            ("mask_fill", "replace"): f"{self.attention} only adds to scores (MSK-3)",
-            ("query_mask", "overwrite"): f"{self.attention} does not give its weights away (MSK-8)",
+    config = request.config
+    refused = {
+        ("mask_fill", "replace"): f"{attention} only adds to scores (MSK-3)",
+        ("query_mask", "overwrite"): f"{attention} does not give its weights away (MSK-8)",
+    }
+    if request.part not in ATTENTION_ALONE:
+        refused |= {
+            ("norm_epsilon_placement", "outside"): f"{norm} adds epsilon to the variance (NRM-3)",
+            ("norm_variance", "unbiased"): f"{norm} divides by D (NRM-4)",
         }
-
-    def of_norms(self) -> dict[tuple[str, Any], str]:
-        """Return the options that the norm does not have."""
-        return {
-            ("norm_epsilon_placement", "outside"): f"{self.norm} adds epsilon to the variance (NRM-3)",
-            ("norm_variance", "unbiased"): f"{self.norm} divides by D (NRM-4)",
-        }
+    found = [
+        f"{option}={value!r}: {why}"
+        for (option, value), why in refused.items()
+        if getattr(config, option) == value
+    ]
+    constant = mask_constant(config, request.dtype)
+    half = float32_scores and request.dtype in ("bfloat16", "float16")
+    if half and sees_nothing(config, request.batch) and abs(constant) < ABSORBING:
+        found.append(
+            f"mask_value={config.mask_value!r}: {attention} adds to float32 scores, where "
+            f"{constant:g} leaves digits of a row without any key that {request.dtype} drops (MSK-5)"
+        )
+    return found
 
 
 def parts_of(parts: Mapping[str, Callable[..., Any]], make: Any) -> dict[str, Callable[..., Any]]:

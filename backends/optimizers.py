@@ -107,9 +107,6 @@ class Optimizer:
             "damping": 1 - recipe.dampening if step else 1.0,
         }
 
-    def begin(self, numbers: Mapping[str, Tensor]) -> None:
-        """Take the learning rate of the next step, which may not be made after all."""
-
     def step(
         self, gradients: Mapping[str, Tensor], numbers: Mapping[str, Tensor], rows: Mapping[str, Tensor]
     ) -> None:
@@ -138,10 +135,6 @@ class Optimizer:
     def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:  # noqa: ARG002 - frameworks' own count
         """Go on from what was kept, of every moment of every parameter, after so many steps."""
         self.state = dict(kept)
-
-    def rate(self, numbers: Mapping[str, Tensor]) -> Any:
-        """Return the learning rate that :meth:`begin` took."""
-        return numbers["rate"]
 
     def updated(
         self, name: str, parameter: Tensor, gradient: Tensor, numbers: Mapping[str, Tensor]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 from concord.backends.adapter import FrameworkAdapter
 from concord.backends.interface import (
@@ -44,7 +44,6 @@ class FrameworkSession:
 
     Attributes:
         model: the framework's model.
-        losses: what computes the loss of the whole model, and of the other parts.
         inputs: by name, on the device.
         step_inputs: what a training step is given of them, once one has been made.
         computed: what the last step computed, by name.
@@ -53,7 +52,6 @@ class FrameworkSession:
 
     model: Any
     captured = False
-    losses: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]]
     step_inputs: Prepared | None
 
     def __init__(self, adapter: FrameworkAdapter, request: Request) -> None:
@@ -64,7 +62,9 @@ class FrameworkSession:
         adapter.set_precision(request.precision)
         adapter.set_determinism(request.deterministic)
         self.compiled = request.execution.endswith("compiled")
-        self.loss_function = self.losses[request.part != "model"](request.config)
+        training = adapter.training
+        loss = training.ClassificationLoss if request.part == "model" else training.CotangentLoss
+        self.loss_function = loss(request.config)
         self.trace = adapter.trace(request)
         self.hidden = {  # without padding they have other shapes
             name
@@ -319,7 +319,7 @@ class FrameworkSession:
         Args:
             zeros: as in :meth:`observe`.
         """
-        return self.adapter.differentiate(
+        return self.adapter.training.differentiate(
             self.evaluating, model, self.request.part, inputs, zeros, bool(zeros)
         )
 
@@ -334,7 +334,9 @@ class FrameworkSession:
         """
         model, evaluate = self.model_of(held, fixed), self.evaluation(captured=False)
         if self.request.gradients:
-            return self.adapter.differentiate(evaluate, model, self.request.part, inputs, zeros, True)
+            return self.adapter.training.differentiate(
+                evaluate, model, self.request.part, inputs, zeros, True
+            )
         with self.adapter.without_gradients():
             output, loss, found = evaluate(model, inputs, {}, True)
         return Observation(output, loss, found, {})

@@ -102,12 +102,13 @@ class Trainer(Course):
 
     def variables(self, model: Any) -> dict[str, Any]:
         """Return the parameters of a model that are trained, by native name."""
-        found = self.adapter.trained(model)
+        found = self.adapter.training.trained(model)
         return {native: found[native] for native in self.native.values()}
 
     def updating(self) -> Optimizer:
         """Return what updates parameters as the recipe says."""
-        found: Optimizer = self.adapter.optimizer(self.recipe, self.variables(self.session.model), self.kinds)
+        variables = self.variables(self.session.model)
+        found: Optimizer = self.adapter.optimizers.optimizer(self.recipe, variables, self.kinds)
         return found
 
     def refuse(self) -> None:
@@ -281,11 +282,10 @@ class Trainer(Course):
                 if self.recipe.clipping == "none"
                 else {"clipped": {name: 1 * tensor for name, tensor in limited.items()}}
             )
-        optimizer.begin(numbers)
         self.update(limited, numbers, rows)
         if report:
             found |= self.moments()
-            found["rate"] = optimizer.rate(numbers)
+            found["rate"] = numbers["rate"]
             found["parameters"] = {
                 name: self.operations.value(variable) for name, variable in optimizer.variables.items()
             }

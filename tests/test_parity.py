@@ -60,8 +60,6 @@ tf            | model.py      | + EncoderStack.blocks                  | `layers
 paddle        | optimizers.py | + CONSTANTS                            | `optimizer_constant_bits`
 jax           | optimizers.py | + direction(recipe)                    | own optimizer trains
 jax           | optimizers.py | + OwnOptimizer.*                       | own optimizer trains
-jax           | optimizers.py | - OwnOptimizer.begin(*                 | own optimizer trains
-jax           | optimizers.py | - OwnOptimizer.rate(*                  | own optimizer trains
 tf            | optimizers.py | - MOMENTS                                | own optimizer trains
 tf            | optimizers.py | + ORDER                                | own optimizer trains
 tf paddle jax | optimizers.py | [+-] own(*                             | own optimizer trains

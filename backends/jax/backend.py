@@ -20,32 +20,19 @@ from numpy.typing import NDArray
 
 from concord.backends.adapter import FrameworkAdapter
 from concord.backends.interface import Implementation, Request, Unsupported
-from concord.backends.jax import library
+from concord.backends.jax import library, optimizers, training
 from concord.backends.jax.model import PARTS
-from concord.backends.jax.optimizers import optimizer
-from concord.backends.jax.training import ClassificationLoss, CotangentLoss, differentiate, named, trained
 from concord.backends.session import FrameworkSession
 from concord.backends.weights import NAMINGS
-
-DTYPES = {"float64": jnp.float64, "float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
-
-KNOWN_DEVIATIONS: dict[str, list[dict[str, Any]]] = {"cpu": [], "cuda": []}
-
-IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
+from concord.spec.precision import PRECISIONS
 
 OPTIONS: dict[str, str | bool] = {"xla_allow_excess_precision": False}
 """Of the compiler: allowed, XLA leaves out roundings to bfloat16 where it fuses steps."""
 
 
-def synchronize(computed: Any) -> None:
-    """Wait until tensors are computed."""
-    jax.block_until_ready(computed)
-
-
 class ModelSession(FrameworkSession):
     """A model and its inputs on a device (:class:`concord.backends.interface.Session`)."""
 
-    losses = (ClassificationLoss, CotangentLoss)
     graph: nnx.GraphDef[Any]
     variables: nnx.State[Any, Any]
     fixed: nnx.State[Any, Any]
@@ -101,21 +88,17 @@ class Adapter(FrameworkAdapter):
 
     name = "jax"
     version = f"{jax.__version__} (jaxlib {jaxlib.version.__version__}, flax {flax.__version__})"
-    dtypes = {kind: list(DTYPES) for kind in ("cpu", "cuda")}
+    dtypes = {kind: list(PRECISIONS) for kind in ("cpu", "cuda")}
     thread_switches = ("NPROC",)
-    implementations = IMPLEMENTATIONS
-    known_deviations = KNOWN_DEVIATIONS
+    implementations = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
+    known_deviations = {"cpu": [], "cuda": []}
     naming = NAMINGS["jax"]
+    training, optimizers = training, optimizers
     precisions = {
         "strict": {"jax_default_matmul_precision": "highest"},
         "tf32": {"jax_default_matmul_precision": "tensorfloat32"},
     }
     determinism = {"xla_gpu_deterministic_ops": True}
-    optimizer = staticmethod(optimizer)
-    named = staticmethod(named)
-    trained = staticmethod(trained)
-    differentiate = staticmethod(differentiate)
-    synchronize = staticmethod(synchronize)
     session_type = ModelSession
 
     def __init__(self) -> None:
@@ -147,7 +130,7 @@ class Adapter(FrameworkAdapter):
     def construct(self, part: Callable[..., nnx.Module], request: Request, device: jax.Device) -> nnx.Module:
         """Return a part of the model in the dtype of a request, on a device, without its weights."""
         model = nnx.eval_shape(
-            lambda: part(request.config, param_dtype=DTYPES[request.dtype], rngs=nnx.Rngs(0))
+            lambda: part(request.config, param_dtype=jnp.dtype(request.dtype), rngs=nnx.Rngs(0))
         )  # Shapes alone; nothing is allocated or drawn.
         place = SingleDeviceSharding(device)
         nnx.update(
@@ -162,7 +145,7 @@ class Adapter(FrameworkAdapter):
         """Return an input as a tensor: numbers in the precision of the run, ids as int64, masks as bool."""
         with np.errstate(over="ignore"):  # What float16 cannot hold becomes infinite.
             return jax.device_put(
-                array.astype(DTYPES[dtype]) if np.issubdtype(array.dtype, np.floating) else array, device
+                array.astype(jnp.dtype(dtype)) if np.issubdtype(array.dtype, np.floating) else array, device
             )
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
@@ -183,6 +166,10 @@ class Adapter(FrameworkAdapter):
     def dropped(self, tensor: Array, rate: float, seed: Array, place: int) -> Array:
         """Return a tensor with elements dropped."""
         return nnx.Dropout(rate, deterministic=False)(tensor, rngs=jax.random.fold_in(seed, place))
+
+    def synchronize(self, computed: Any) -> None:
+        """Wait until tensors are computed."""
+        jax.block_until_ready(computed)
 
     def multiply(self, left: Array, right: Array) -> Array:
         """Start a matrix product: (M, K) and (K, N) to (M, N)."""

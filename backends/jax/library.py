@@ -20,25 +20,16 @@ from concord.backends.interface import Implementation, Request
 from concord.backends.jax import layers as explicit
 from concord.backends.jax.layers import dtype_name
 from concord.backends.jax.model import PARTS, TextClassifier
-from concord.backends.library import NOT_EXPOSED, KeptRows, Layers, LibraryLayers, parts_of, unpadded
+from concord.backends.library import NOT_EXPOSED, KeptRows, Layers, library_reasons, parts_of, unpadded
 from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig
 from concord.spec.masks import mask_constant
 
-
-def gelu_erf(x: Array) -> Array:
-    return jax.nn.gelu(x, approximate=False)
-
-
-def gelu_tanh(x: Array) -> Array:
-    return jax.nn.gelu(x, approximate=True)
-
-
 ACTIVATIONS: dict[str, explicit.Step] = {
     "none": explicit.identity,
     "relu": jax.nn.relu,
-    "gelu_erf": gelu_erf,
-    "gelu_tanh": gelu_tanh,
+    "gelu_erf": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
 }  # ATT-1, FFN-2
 
 
@@ -113,7 +104,6 @@ LIBRARY = Layers(
     explicit.EncoderLayer,
     ACTIVATIONS,
 )
-LAYERS = LibraryLayers(attention="jax.nn.dot_product_attention", norm="nnx.LayerNorm", float32_scores=True)
 
 
 def unsupported_reasons(request: Request) -> list[str]:
@@ -121,7 +111,7 @@ def unsupported_reasons(request: Request) -> list[str]:
 
     Nothing if they can.
     """
-    found = LAYERS.unsupported_reasons(request)
+    found = library_reasons(request, "jax.nn.dot_product_attention", "nnx.LayerNorm", float32_scores=True)
     if request.dtype == "float64":
         found.append(
             "dtype='float64': jax.nn.dot_product_attention computes its softmax in float32, in every "

@@ -16,42 +16,15 @@ from paddle import Tensor, nn
 
 from concord.backends.adapter import FrameworkAdapter
 from concord.backends.interface import Implementation, Request, Unsupported
-from concord.backends.paddle import library
+from concord.backends.paddle import library, optimizers, training
 from concord.backends.paddle.model import PARTS
-from concord.backends.paddle.optimizers import optimizer
-from concord.backends.paddle.training import ClassificationLoss, CotangentLoss, differentiate, named, trained
 from concord.backends.session import FrameworkSession
 from concord.backends.weights import NAMINGS
-
-DTYPES = {
-    "float64": paddle.float64,
-    "float32": paddle.float32,
-    "bfloat16": paddle.bfloat16,
-    "float16": paddle.float16,
-}
-
-# Its softmax and log-softmax clip what lies below the largest entry at -64, on the CPU and in float64 too.
-KNOWN_DEVIATIONS: dict[str, list[dict[str, Any]]] = {
-    "cpu": [
-        {"name": name, "value": -64.0, "reason": "the CPU kernel clips each entry less the largest at -64"}
-        for name in ("softmax_floor", "log_softmax_floor")
-    ],
-    "cuda": [],
-}
-
-IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
-
-
-def synchronize(computed: Tensor | None) -> None:
-    """Wait until the device of a tensor is done."""
-    if computed is not None and computed.place.is_gpu_place():
-        paddle.device.synchronize()
+from concord.spec.precision import PRECISIONS
 
 
 class ModelSession(FrameworkSession):
     """A model and its inputs on a device (:class:`concord.backends.interface.Session`)."""
-
-    losses = (ClassificationLoss, CotangentLoss)
 
     def prepare(self) -> None:
         """Do once what a framework needs before it compiles."""
@@ -87,11 +60,23 @@ class Adapter(FrameworkAdapter):
 
     name = "paddle"
     version = paddle.version.full_version
-    dtypes = {"cpu": ["float64", "float32"], "cuda": list(DTYPES)}
+    dtypes = {"cpu": ["float64", "float32"], "cuda": list(PRECISIONS)}
     thread_switches = ("OMP_NUM_THREADS", "MKL_DEBUG_CPU_TYPE")
-    implementations = IMPLEMENTATIONS
-    known_deviations = KNOWN_DEVIATIONS
+    implementations = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
+    # Its softmax and log-softmax clip what lies below the largest entry at -64, in float64 too.
+    known_deviations = {
+        "cpu": [
+            {
+                "name": name,
+                "value": -64.0,
+                "reason": "the CPU kernel clips each entry less the largest at -64",
+            }
+            for name in ("softmax_floor", "log_softmax_floor")
+        ],
+        "cuda": [],
+    }
     naming = NAMINGS["paddle"]
+    training, optimizers = training, optimizers
     precisions = {
         "strict": {"cublas_tf32": False, "cudnn_tf32": False},
         "tf32": {"cublas_tf32": True, "cudnn_tf32": True},
@@ -102,11 +87,6 @@ class Adapter(FrameworkAdapter):
         if paddle.device.is_compiled_with_cuda()
         else {}
     )
-    optimizer = staticmethod(optimizer)
-    named = staticmethod(named)
-    trained = staticmethod(trained)
-    differentiate = staticmethod(differentiate)
-    synchronize = staticmethod(synchronize)
     session_type = ModelSession
 
     def cuda_devices(self) -> int:
@@ -128,7 +108,7 @@ class Adapter(FrameworkAdapter):
         """Return a part of the model in the dtype of a request, on a device, without its weights."""
         if device == "cpu" and request.dtype in ("bfloat16", "float16"):
             raise Unsupported(f"paddle {self.version} has no {request.dtype} matrix product on cpu")
-        paddle.set_default_dtype(DTYPES[request.dtype])  # in which parameters and constants are made
+        paddle.set_default_dtype(request.dtype)  # in which parameters and constants are made
         try:
             return part(request.config).to(device=device).eval()
         finally:
@@ -137,7 +117,7 @@ class Adapter(FrameworkAdapter):
     def tensor(self, array: np.ndarray, dtype: str, device: str) -> paddle.Tensor:
         """Return an input as a tensor: numbers in the precision of the run, ids as int64, masks as bool."""
         tensor = paddle.to_tensor(np.ascontiguousarray(array), place=device)
-        return tensor.astype(DTYPES[dtype]) if tensor.is_floating_point() else tensor
+        return tensor.astype(dtype) if tensor.is_floating_point() else tensor
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
         """Return the largest number of bytes held on a device."""
@@ -161,6 +141,11 @@ class Adapter(FrameworkAdapter):
     def without_gradients(self) -> AbstractContextManager[Any]:
         """Return what computes without a thought of gradients."""
         return paddle.no_grad()
+
+    def synchronize(self, computed: Tensor | None) -> None:
+        """Wait until the device of a tensor is done."""
+        if computed is not None and computed.place.is_gpu_place():
+            paddle.device.synchronize()
 
     def multiply(self, left: Tensor, right: Tensor) -> Tensor:
         """Start a matrix product: (M, K) and (K, N) to (M, N)."""

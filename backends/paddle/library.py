@@ -25,7 +25,7 @@ from concord.backends.library import (
     NOT_EXPOSED_BY_MODELS,
     KeptRows,
     Layers,
-    LibraryLayers,
+    library_reasons,
     parts_of,
     unpadded,
 )
@@ -36,20 +36,11 @@ from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig
 from concord.spec.masks import mask_constant
 
-
-def gelu_erf(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate=False)
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate=True)
-
-
 ACTIVATIONS: dict[str, explicit.Step] = {
     "none": explicit.identity,
     "relu": F.relu,
-    "gelu_erf": gelu_erf,
-    "gelu_tanh": gelu_tanh,
+    "gelu_erf": functools.partial(F.gelu, approximate=False),
+    "gelu_tanh": functools.partial(F.gelu, approximate=True),
 }  # ATT-1, FFN-2
 
 
@@ -121,7 +112,6 @@ LIBRARY = Layers(
     explicit.EncoderLayer,
     ACTIVATIONS,
 )
-LAYERS = LibraryLayers(attention="F.scaled_dot_product_attention", norm="nn.LayerNorm", float32_scores=False)
 
 KNOWN_DEVIATIONS = {
     kind: [{"name": "norm_epsilon_bits", "value": 24, "reason": "nn.LayerNorm holds epsilon as a float32"}]
@@ -136,7 +126,7 @@ def unsupported_reasons(request: Request) -> list[str]:
 
     Nothing if they can.
     """
-    found = LAYERS.unsupported_reasons(request)
+    found = library_reasons(request, "F.scaled_dot_product_attention", "nn.LayerNorm", float32_scores=False)
     if request.part not in ATTENTION_ALONE and request.config.norm_epsilon > LARGEST_EPSILON:
         found.append(
             f"norm_epsilon={request.config.norm_epsilon!r}: nn.LayerNorm takes none above {LARGEST_EPSILON} "

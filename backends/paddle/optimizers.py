@@ -85,14 +85,11 @@ def own(recipe: Recipe, groups: Any, undecayed: set[str]) -> paddle.optimizer.Op
 class OwnOptimizer(Optimizer):
     """Paddle's own (:class:`concord.backends.optimizers.Optimizer`)."""
 
-    def begin(self, numbers: Mapping[str, float]) -> None:
-        """Take the learning rate of the next step (:meth:`concord.backends.optimizers.Optimizer.begin`)."""
-        self.native.set_lr(numbers["rate"])
-
     def step(
         self, gradients: Mapping[str, Tensor], numbers: Mapping[str, float], rows: Mapping[str, Tensor]
     ) -> None:
         """Update every parameter (:meth:`concord.backends.optimizers.Optimizer.step`)."""
+        self.native.set_lr(numbers["rate"])
         for name, variable in self.variables.items():
             variable.grad = gradients[name]
         self.native.step()
@@ -121,10 +118,6 @@ class OwnOptimizer(Optimizer):
                     for variable in self.variables.values()
                 }
         self.native.set_state_dict(found)
-
-    def rate(self, numbers: Mapping[str, float]) -> float:
-        """Return the learning rate that was taken (:meth:`concord.backends.optimizers.Optimizer.rate`)."""
-        return float(self.native.get_lr())
 
 
 def _raised(beta: float, steps: int, variable: Tensor) -> Tensor:

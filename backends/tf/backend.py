@@ -18,27 +18,10 @@ from tensorflow.python.framework import config as framework
 from concord.backends.adapter import FrameworkAdapter
 from concord.backends.interface import Implementation, Request, Unsupported
 from concord.backends.session import FrameworkSession
-from concord.backends.tf import library
+from concord.backends.tf import library, optimizers, training
 from concord.backends.tf.model import PARTS
-from concord.backends.tf.optimizers import optimizer
-from concord.backends.tf.training import ClassificationLoss, CotangentLoss, differentiate, named, trained
 from concord.backends.weights import NAMINGS
-
-DTYPES = {"float64": tf.float64, "float32": tf.float32, "bfloat16": tf.bfloat16, "float16": tf.float16}
-
-# BiasAddGrad adds up in bfloat16 from term to term, on the CPU; in float16 it accumulates in float32.
-KNOWN_DEVIATIONS: dict[str, list[dict[str, Any]]] = {
-    "cpu": [
-        {
-            "name": "narrow_bias_gradients",
-            "value": 1,
-            "reason": "BiasAddGrad on the CPU adds up in bfloat16 from term to term",
-        }
-    ],
-    "cuda": [],
-}
-
-IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
+from concord.spec.precision import PRECISIONS
 
 
 def _named_layers(layer: keras.Layer, path: str = "") -> Iterator[tuple[str, keras.Layer]]:
@@ -48,15 +31,8 @@ def _named_layers(layer: keras.Layer, path: str = "") -> Iterator[tuple[str, ker
         yield from _named_layers(child, f"{path}.{child.name}".removeprefix("."))
 
 
-def synchronize(computed: Tensor | None) -> None:
-    """Wait until a tensor is computed."""
-    tf.experimental.async_wait() if computed is None else computed[(0,) * computed.shape.rank].numpy()
-
-
 class ModelSession(FrameworkSession):
     """A model and its inputs on a device (:class:`concord.backends.interface.Session`)."""
-
-    losses = (ClassificationLoss, CotangentLoss)
 
     def traced(
         self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()
@@ -78,18 +54,24 @@ class Adapter(FrameworkAdapter):
 
     name = "tf"
     version = f"{tf.__version__} (keras {keras.__version__})"
-    dtypes = {kind: list(DTYPES) for kind in ("cpu", "cuda")}
+    dtypes = {kind: list(PRECISIONS) for kind in ("cpu", "cuda")}
     thread_switches = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
-    implementations = IMPLEMENTATIONS
-    known_deviations = KNOWN_DEVIATIONS
+    implementations = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
+    # BiasAddGrad adds up in bfloat16 from term to term, on the CPU; in float16 it accumulates in float32.
+    known_deviations = {
+        "cpu": [
+            {
+                "name": "narrow_bias_gradients",
+                "value": 1,
+                "reason": "BiasAddGrad on the CPU adds up in bfloat16 from term to term",
+            }
+        ],
+        "cuda": [],
+    }
     naming = NAMINGS["tf"]
+    training, optimizers = training, optimizers
     precisions = {"strict": {"tensor_float_32": False}, "tf32": {"tensor_float_32": True}}
     determinism = {"op_determinism": True}
-    optimizer = staticmethod(optimizer)
-    named = staticmethod(named)
-    trained = staticmethod(trained)
-    differentiate = staticmethod(differentiate)
-    synchronize = staticmethod(synchronize)
     session_type = ModelSession
 
     def cuda_devices(self) -> int:
@@ -127,9 +109,7 @@ class Adapter(FrameworkAdapter):
     def tensor(self, array: np.ndarray, dtype: str, device: str) -> tf.Tensor:
         """Return an input as a tensor: numbers in the precision of the run, ids as int64, masks as bool."""
         with tf.device(device):
-            return tf.constant(
-                array, dtype=DTYPES[dtype] if np.issubdtype(array.dtype, np.floating) else array.dtype
-            )
+            return tf.constant(array, dtype=dtype if np.issubdtype(array.dtype, np.floating) else array.dtype)
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
         """Return the largest number of bytes held on a device."""
@@ -155,6 +135,10 @@ class Adapter(FrameworkAdapter):
     def call(self, model: keras.Model, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the output of a model that takes its inputs in one argument."""
         return model(inputs)
+
+    def synchronize(self, computed: Tensor | None) -> None:
+        """Wait until a tensor is computed."""
+        tf.experimental.async_wait() if computed is None else computed[(0,) * computed.shape.rank].numpy()
 
     def multiply(self, left: Tensor, right: Tensor) -> Tensor:
         """Start a matrix product: (M, K) and (K, N) to (M, N)."""

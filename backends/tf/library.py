@@ -17,27 +17,18 @@ from keras import layers, ops
 from tensorflow import Tensor
 
 from concord.backends.interface import Implementation, Request
-from concord.backends.library import NOT_EXPOSED, KeptRows, Layers, LibraryLayers, parts_of, unpadded
+from concord.backends.library import NOT_EXPOSED, KeptRows, Layers, library_reasons, parts_of, unpadded
 from concord.backends.tf import layers as explicit
 from concord.backends.tf.layers import Layer
 from concord.backends.tf.model import PARTS, TextClassifier
 from concord.spec.config import EncoderConfig
 from concord.spec.masks import mask_constant
 
-
-def gelu_erf(x: Tensor) -> Tensor:
-    return keras.activations.gelu(x, approximate=False)
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    return keras.activations.gelu(x, approximate=True)
-
-
 ACTIVATIONS: dict[str, explicit.Step] = {
     "none": explicit.identity,
     "relu": keras.ops.relu,
-    "gelu_erf": gelu_erf,
-    "gelu_tanh": gelu_tanh,
+    "gelu_erf": functools.partial(keras.activations.gelu, approximate=False),
+    "gelu_tanh": functools.partial(keras.activations.gelu, approximate=True),
 }  # ATT-1, FFN-2
 
 
@@ -114,9 +105,6 @@ LIBRARY = Layers(
     explicit.EncoderLayer,
     ACTIVATIONS,
 )
-LAYERS = LibraryLayers(
-    attention="keras.ops.dot_product_attention", norm="keras.layers.LayerNormalization", float32_scores=True
-)
 
 KNOWN_DEVIATIONS = {
     kind: [
@@ -135,8 +123,9 @@ def unsupported_reasons(request: Request) -> list[str]:
 
     Nothing if they can.
     """
-    found = LAYERS.unsupported_reasons(request)
-    return found
+    return library_reasons(
+        request, "keras.ops.dot_product_attention", "keras.layers.LayerNormalization", float32_scores=True
+    )
 
 
 # Without padding: everything but the core of attention runs on the rows that are kept, as one sample of N

@@ -54,14 +54,11 @@ def own(recipe: Recipe, dtype: str) -> keras.optimizers.Optimizer | None:
 class OwnOptimizer(Optimizer):
     """Keras's own (:class:`concord.backends.optimizers.Optimizer`)."""
 
-    def begin(self, numbers: Mapping[str, Tensor]) -> None:
-        """Take the learning rate of the next step (:meth:`concord.backends.optimizers.Optimizer.begin`)."""
-        self.native.learning_rate.assign(tf.cast(numbers["rate"], self.native.learning_rate.dtype))
-
     def step(
         self, gradients: Mapping[str, Tensor], numbers: Mapping[str, Tensor], rows: Mapping[str, Tensor]
     ) -> None:
         """Update every parameter (:meth:`concord.backends.optimizers.Optimizer.step`)."""
+        self.native.learning_rate.assign(tf.cast(numbers["rate"], self.native.learning_rate.dtype))
         self.native.apply([gradients[name] for name in self.variables], list(self.variables.values()))
 
     def _held(self) -> dict[str, keras.Variable]:
@@ -91,10 +88,6 @@ class OwnOptimizer(Optimizer):
         It adds the displacement, and so keeps its negative.
         """
         return -tensor if self.recipe.algorithm == "sgd" else tensor
-
-    def rate(self, numbers: Mapping[str, Tensor]) -> Tensor:
-        """Return the learning rate that was taken (:meth:`concord.backends.optimizers.Optimizer.rate`)."""
-        return tf.identity(self.native.learning_rate)
 
 
 def optimizer(recipe: Recipe, variables: Mapping[str, keras.Variable], kinds: Mapping[str, str]) -> Optimizer:

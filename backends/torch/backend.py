@@ -17,24 +17,11 @@ from torch import Tensor, nn
 from concord.backends.adapter import FrameworkAdapter
 from concord.backends.interface import Implementation, Request
 from concord.backends.session import FrameworkSession
-from concord.backends.torch import library
+from concord.backends.torch import library, optimizers, training
 from concord.backends.torch.model import PARTS
-from concord.backends.torch.optimizers import optimizer
-from concord.backends.torch.training import ClassificationLoss, CotangentLoss, differentiate, named, trained
 from concord.backends.trainer import MOST
 from concord.backends.weights import NAMINGS
-from concord.spec.precision import precision
-
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-
-KNOWN_DEVIATIONS: dict[str, list[dict[str, Any]]] = {"cpu": [], "cuda": []}
-
-IMPLEMENTATIONS = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
+from concord.spec.precision import PRECISIONS, precision
 
 REDUCED = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
 """Of ``torch.backends.cuda.matmul``: whether half precisions may be summed in themselves."""
@@ -43,16 +30,8 @@ MODES = {False: "default", True: "reduce-overhead"}
 """Of the compiler, by whether kernels are captured as a graph, which a GPU launches at once."""
 
 
-def synchronize(computed: Tensor | None) -> None:
-    """Wait until the device of a tensor is done."""
-    if computed is not None and computed.is_cuda:
-        torch.cuda.synchronize(computed.device)
-
-
 class ModelSession(FrameworkSession):
     """A model and its inputs on a device (:class:`concord.backends.interface.Session`)."""
-
-    losses = (ClassificationLoss, CotangentLoss)
 
     def prepare(self) -> None:
         """Do once what a framework needs before it compiles."""
@@ -90,11 +69,12 @@ class Adapter(FrameworkAdapter):
 
     name = "torch"
     version = torch.__version__
-    dtypes = {kind: list(DTYPES) for kind in ("cpu", "cuda")}
+    dtypes = {kind: list(PRECISIONS) for kind in ("cpu", "cuda")}
     thread_switches = ("OMP_NUM_THREADS",)
-    implementations = IMPLEMENTATIONS
-    known_deviations = KNOWN_DEVIATIONS
+    implementations = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
+    known_deviations = {"cpu": [], "cuda": []}
     naming = NAMINGS["torch"]
+    training, optimizers = training, optimizers
     precisions = {
         "strict": {
             "float32_matmul_precision": "highest",
@@ -108,11 +88,6 @@ class Adapter(FrameworkAdapter):
         },
     }
     determinism = {"deterministic_algorithms": True}
-    optimizer = staticmethod(optimizer)
-    named = staticmethod(named)
-    trained = staticmethod(trained)
-    differentiate = staticmethod(differentiate)
-    synchronize = staticmethod(synchronize)
     session_type = ModelSession
 
     def cuda_devices(self) -> int:
@@ -129,12 +104,12 @@ class Adapter(FrameworkAdapter):
 
     def construct(self, part: Callable[..., nn.Module], request: Request, device: torch.device) -> nn.Module:
         """Return a part of the model in the dtype of a request, on a device, without its weights."""
-        return part(request.config, device=device, dtype=DTYPES[request.dtype]).eval()
+        return part(request.config, device=device, dtype=getattr(torch, request.dtype)).eval()
 
     def tensor(self, array: np.ndarray, dtype: str, device: torch.device) -> torch.Tensor:
         """Return an input as a tensor: numbers in the precision of the run, ids as int64, masks as bool."""
         tensor = torch.from_numpy(np.ascontiguousarray(array)).to(device)
-        return tensor.to(DTYPES[dtype]) if tensor.is_floating_point() else tensor
+        return tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
         """Return the largest number of bytes held on a device."""
@@ -158,6 +133,11 @@ class Adapter(FrameworkAdapter):
     def without_gradients(self) -> AbstractContextManager[Any]:
         """Return what computes without a thought of gradients."""
         return torch.inference_mode()
+
+    def synchronize(self, computed: Tensor | None) -> None:
+        """Wait until the device of a tensor is done."""
+        if computed is not None and computed.is_cuda:
+            torch.cuda.synchronize(computed.device)
 
     def multiply(self, left: Tensor, right: Tensor) -> Tensor:
         """Start a matrix product: (M, K) and (K, N) to (M, N)."""

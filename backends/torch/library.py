@@ -23,7 +23,7 @@ from concord.backends.library import (
     NOT_EXPOSED,
     KeptRows,
     Layers,
-    LibraryLayers,
+    library_reasons,
     parts_of,
     unpadded,
 )
@@ -34,20 +34,11 @@ from concord.backends.torch.model import PARTS, TextClassifier
 from concord.spec.config import EncoderConfig
 from concord.spec.masks import mask_constant, sees_nothing
 
-
-def gelu_erf(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="none")
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
 ACTIVATIONS: dict[str, explicit.Step] = {
     "none": explicit.identity,
     "relu": F.relu,
-    "gelu_erf": gelu_erf,
-    "gelu_tanh": gelu_tanh,
+    "gelu_erf": functools.partial(F.gelu, approximate="none"),
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
 }  # ATT-1, FFN-2
 
 
@@ -118,7 +109,6 @@ LIBRARY = Layers(
     explicit.EncoderLayer,
     ACTIVATIONS,
 )
-LAYERS = LibraryLayers(attention="F.scaled_dot_product_attention", norm="nn.LayerNorm", float32_scores=True)
 
 
 def unsupported_reasons(request: Request) -> list[str]:
@@ -126,7 +116,7 @@ def unsupported_reasons(request: Request) -> list[str]:
 
     Nothing if they can.
     """
-    found = LAYERS.unsupported_reasons(request)
+    found = library_reasons(request, "F.scaled_dot_product_attention", "nn.LayerNorm", float32_scores=True)
     if request.dtype == "float16":
         found.append(
             "dtype='float16': F.scaled_dot_product_attention keeps scores in float32, which do not "

@@ -79,15 +79,12 @@ def own(recipe: Recipe, groups: list[dict[str, Any]]) -> torch.optim.Optimizer |
 class OwnOptimizer(Optimizer):
     """PyTorch's own (:class:`concord.backends.optimizers.Optimizer`)."""
 
-    def begin(self, numbers: Mapping[str, float]) -> None:
-        """Take the learning rate of the next step (:meth:`concord.backends.optimizers.Optimizer.begin`)."""
-        for group in self.native.param_groups:
-            group["lr"] = numbers["rate"]
-
     def step(
         self, gradients: Mapping[str, Tensor], numbers: Mapping[str, float], rows: Mapping[str, Tensor]
     ) -> None:
         """Update every parameter (:meth:`concord.backends.optimizers.Optimizer.step`)."""
+        for group in self.native.param_groups:
+            group["lr"] = numbers["rate"]
         for name, variable in self.variables.items():
             variable.grad = gradients[name]
         self.native.step()
@@ -115,10 +112,6 @@ class OwnOptimizer(Optimizer):
                 if f"{moment}.{name}" in kept
             }
             self.native.state[variable] = {key: tensor.clone() for key, tensor in (counted | found).items()}
-
-    def rate(self, numbers: Mapping[str, float]) -> float:
-        """Return the learning rate that was taken (:meth:`concord.backends.optimizers.Optimizer.rate`)."""
-        return float(self.native.param_groups[0]["lr"])
 
 
 def optimizer(recipe: Recipe, variables: Mapping[str, nn.Parameter], kinds: Mapping[str, str]) -> Optimizer:

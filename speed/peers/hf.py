@@ -15,7 +15,6 @@ from transformers import BertConfig, BertForSequenceClassification
 from transformers.initialization import no_init_weights
 
 from concord.backends.interface import Request, Session, Unsupported
-from concord.backends.torch.backend import synchronize
 from concord.backends.torch.optimizers import optimizer
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
@@ -69,7 +68,6 @@ class HuggingFaceModel:
         loss = self.run(**self.inputs).loss
         loss.backward()
         numbers = self.optimizer.numbers(self.steps)
-        self.optimizer.begin(numbers)
         self.optimizer.step(
             {name: variable.grad for name, variable in self.optimizer.variables.items()}, numbers, {}
         )
@@ -78,7 +76,8 @@ class HuggingFaceModel:
 
     def synchronize(self) -> None:
         """Wait until the device is done."""
-        synchronize(next(iter(self.computed.values()), None))
+        if self.request.device != "cpu":
+            torch.cuda.synchronize(self.request.device)
 
     def results(self) -> dict[str, np.ndarray]:
         """Return what the last step computed: the logits (B, C), or the loss before an update."""
