@@ -67,8 +67,8 @@ class FrameworkAdapter(ABC):
     determinism: ClassVar[Mapping[str, Any]]
     session_type: ClassVar[Callable[..., Any]]
     trainer: Callable[..., Trainer] = Trainer
-    training: ClassVar[ModuleType]
-    optimizers: ClassVar[ModuleType]
+    training: ModuleType
+    optimizers: ModuleType
 
     def __init__(self) -> None:
         self.defaults = self.read_switches()

@@ -7,13 +7,28 @@ import contextlib
 import os
 import select
 import sys
-from multiprocessing.connection import Connection
+from typing import BinaryIO
 
 MARK = "CONCORD_WORKER"
 """The variable by which a process, and all that it starts, are known in their environment."""
 
+SIZE = 8
+"""Bytes before each message that say how long it is."""
+
 READY = b"ready"
 """What a process says first, so that an interpreter is known from any other program."""
+
+
+def head(message: bytes) -> bytes:
+    """Return what stands before a message."""
+    return len(message).to_bytes(SIZE, "little")
+
+
+def send(writing: BinaryIO, message: bytes) -> None:
+    """Send a message."""
+    writing.write(head(message))
+    writing.write(message)
+    writing.flush()
 
 
 def marked(mark: str) -> list[int]:
@@ -29,7 +44,7 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def end_with_parent(reading: Connection, mark: str) -> None:
+def end_with_parent(reading: BinaryIO, mark: str) -> None:
     """Wait, in a process of its own, until the parent is gone; then end all that this one has started.
 
     A framework may keep every thread of its own process from running. This one has nothing but the pipe of
@@ -69,11 +84,11 @@ def main(root: str, target: str) -> None:
     """Answer for an object of ``target``, ``"package.module:name"``."""
     os.environ.pop("PYTHONSAFEPATH", None)
     # Whatever a framework prints must not get among the messages.
-    reading, writing = Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False)
+    reading, writing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     end_with_parent(reading, os.environ[MARK])
-    writing.send_bytes(READY)
+    send(writing, READY)
     search(root)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # if the machine runs out of memory, this process goes first

@@ -102,8 +102,7 @@ class Request(Settings, Problem):
         taps: whether to return every intermediate tensor.
         gradients: whether to return the gradient of the loss for every trainable parameter.
         tap_gradients: whether to return the gradient of the loss by every tap too, beside ``gradients``.
-        training: how to train the model instead. A backend that is :class:`Trainable` is asked to hold it
-            open; :meth:`Backend.run` of any other reports every step in :attr:`Run.steps`.
+        training: how to train the model instead, for a backend that is :class:`Trainable`.
     """
 
     taps: bool = True

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from multiprocessing.connection import Connection
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -24,7 +26,7 @@ from typing import Any, Self, TypeVar
 import concord
 from concord.backends import bootstrap, heaps, machine
 from concord.backends.interface import Unsupported
-from concord.backends.wire import Channel, Message, WorkerFailure, decode, encode
+from concord.backends.wire import WorkerFailure, decode, encode
 from concord.spec.errors import SpecError
 from concord.spec.text import first_line, legible
 
@@ -41,6 +43,9 @@ MOST_WORDS = 1 << 26
 
 WIDTH = 1000
 """Characters of a line of it that are told."""
+
+PIECE = 1 << 20
+"""Bytes that are read at once."""
 
 GLANCE = 0.05
 """Seconds between two looks at a process that works."""
@@ -76,11 +81,10 @@ class Process:
         # It lives as long as the process.
         self._stderr = tempfile.TemporaryFile(prefix="concord-")  # noqa: SIM115
         fcntl.fcntl(self._stderr, fcntl.F_SETFL, os.O_APPEND)  # for it may be cut off
-        self._words = b""
         self._mark = uuid.uuid4().hex
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped_for: tuple[str, str] | None = None
-        self._silent = False
+        self._left, self._looked, self._looks = time_limit, time.monotonic(), 0
 
     def start(
         self,
@@ -111,17 +115,15 @@ class Process:
                 stderr=self._stderr,
                 bufsize=0,
             )
-            opened()
             assert process.stdin is not None
             assert process.stdout is not None
-            with self._watched(), process.stdin as stdin, process.stdout as stdout:
-                self._channel = Channel(
-                    Connection(os.dup(stdout.fileno()), writable=False),
-                    Connection(os.dup(stdin.fileno()), readable=False),
-                )
-                self._wait()
-                if self._channel.reading.recv_bytes(len(bootstrap.READY)) != bootstrap.READY:
-                    raise EOFError
+            for pipe in (process.stdin, process.stdout):
+                os.set_blocking(pipe.fileno(), False)
+                weakref.finalize(self, pipe.close)
+            self._writing, self._reading = process.stdin.fileno(), process.stdout.fileno()
+            opened()
+            if self._exchange() != bootstrap.READY:
+                raise EOFError
         except (OSError, EOFError) as error:
             words = self._last_words()
             self.close()
@@ -158,11 +160,17 @@ class Process:
             SpecError, Unsupported: if it does.
             WorkerFailure: if it raises anything else, or gives no answer. The process is ended then.
         """
-        with self._speaking():
-            self._channel.send(*encode([number, method, given, named]))
-            message = [self._receive()]
-        size = len(message[0][1])
-        status, found = self.read(lambda: decode(*message.pop()))
+        if self.dead:
+            raise self.dead
+        message = encode([number, method, given, named])
+        try:
+            answer = self._exchange(bootstrap.head(message), message)
+        except (EOFError, OSError):
+            raise self._fail(*self._how_it_ended()) from None
+        del message
+        size = len(answer)
+        status, found = self.read(partial(decode, answer))
+        del answer
         heaps.give_back(size)
         match status:
             case "ok":
@@ -188,90 +196,83 @@ class Process:
             what = "; ".join(error.problems) if isinstance(error, SpecError) else first
             raise WorkerFailure("error", f"its answer cannot be read: {what}", self._last_words()) from None
 
-    def _wait(self) -> None:
-        """Wait for an answer, but not for ever: a process that this one has started may hold the pipe."""
-        while not self._channel.reading.poll(1.0):
-            if self._silent:
+    def _exchange(self, *contents: bytes) -> bytes:
+        """Send contents, and return the message that is the answer.
+
+        Raises:
+            EOFError, OSError: if the process is gone, is ended meanwhile, or something else has written into
+                the pipe.
+        """
+        self._left, self._looked = self.time_limit, time.monotonic()
+        for content in contents:
+            left = memoryview(content)
+            while left:
+                self._wait(self._writing, select.POLLOUT)
+                left = left[os.write(self._writing, left) :]
+        size = int.from_bytes(self._receive(bootstrap.SIZE), "little")
+        if size > self.memory_limit:
+            raise OSError("the answer is no message")
+        answer = self._receive(size)
+        self._shorten()  # it may have been faster than a look
+        return answer
+
+    def _receive(self, size: int) -> bytes:
+        found = io.BytesIO()
+        while found.tell() < size:
+            self._wait(self._reading, select.POLLIN)
+            piece = os.read(self._reading, min(size - found.tell(), PIECE))
+            if not piece:
                 raise EOFError
+            found.write(piece)
+        return found.getvalue()
 
-    def _receive(self) -> Message:
-        self._wait()
-        return self._channel.receive()
+    def _wait(self, pipe: int, event: int) -> None:
+        """Wait until a pipe is ready, and look at the process meanwhile."""
+        ready = select.poll()
+        ready.register(pipe, event)
+        while not ready.poll(GLANCE * 1000):
+            assert self._process is not None
+            # What it has started may hold the pipe for ever.
+            if self._process.poll() is not None and not ready.poll(0):
+                raise EOFError
+            self._look()
 
-    @contextlib.contextmanager
-    def _speaking(self) -> Iterator[None]:
-        """Watch the process while messages are exchanged, and say how it ended if it does meanwhile."""
-        if self.dead:
-            raise self.dead
-        try:
-            with self._watched():
-                yield
-        except (EOFError, OSError):
-            raise self._fail(*self._how_it_ended()) from None
+    def _look(self) -> None:
+        """Notice what is too much, and end the process then.
 
-    @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Have a thread watch time and memory."""
-        done = threading.Event()
-        watch = threading.Thread(target=self._watch, args=(done,), daemon=True)
-        watch.start()
-        try:
-            yield
-        finally:
-            done.set()
-            watch.join()
-            self._shorten()  # it may have been faster than the watch
-
-    def _watch(self, done: threading.Event) -> None:
-        """Kill the process when it takes too long or too much, and what it has left when it ends.
-
-        The exchange ends by that.
+        Raises:
+            EOFError: if so.
         """
-        left, last, looks = self.time_limit, time.monotonic(), 0
-        while not done.wait(GLANCE):
-            now = time.monotonic()
-            left, last, looks = (
-                left - min(now - last, 1.0),
-                now,
-                looks + 1,
-            )  # a parent that was stopped has not waited
-            self._look(left, looks % THOROUGH == 0)
-            ended = self._process is not None and self._process.poll() is not None
-            if ended and not self._stopped_for:
-                done.wait(1.0)  # for its last answer
-            if ended or self._stopped_for:
-                self._kill()
-                # A process that it has started may hold the pipe for ever.
-                self._silent = not done.wait(1.0)
-                return
-
-    def _look(self, left: float, all_of_it: bool) -> None:
-        """Notice what is too much.
-
-        Args:
-            left: seconds for the answer.
-            all_of_it: whether to look at what the process has started too, which takes longer.
-        """
+        now = time.monotonic()
+        # A parent that was stopped has not waited.
+        self._left, self._looked = self._left - min(now - self._looked, 1.0), now
+        self._looks += 1
         used = self.size
-        if all_of_it and used <= self.memory_limit and len(family := bootstrap.marked(self._mark)) > FAMILY:
-            used = machine.held_by(family, self.memory_limit)
+        # To look at what the process has started too takes longer.
+        if self._looks % THOROUGH == 0 and used <= self.memory_limit:
+            family = bootstrap.marked(self._mark)
+            used = machine.held_by(family, self.memory_limit) if len(family) > FAMILY else used
         self.peak_memory = max(self.peak_memory, used)
+        self._shorten()
         if used > self.memory_limit:
             held, limit = used / 2**20, self.memory_limit / 2**20
             self._stopped_for = (
                 "out of memory",
                 f"it held {held:,.0f} MiB, over its limit of {limit:,.0f} MiB, and was stopped",
             )
-        elif left < 0:
+        elif self._left < 0:
             self._stopped_for = "timed out", f"no answer within {self.time_limit:g} s; it was stopped"
-        self._shorten()
+        if self._stopped_for:
+            self._kill()
+            raise EOFError
 
     def _shorten(self) -> None:
         """Keep the end of what the process has written, and let the rest go: it may write without end."""
         with contextlib.suppress(OSError, ValueError):  # closed meanwhile, by another thread
             if os.stat(self._stderr.fileno()).st_size > MOST_WORDS:
-                self._words = self._end_of_words()
+                end = self._end_of_words()
                 os.ftruncate(self._stderr.fileno(), 0)
+                os.write(self._stderr.fileno(), end)
 
     def _how_it_ended(self) -> tuple[str, str]:
         """Return status and detail of a process that is gone."""
@@ -307,9 +308,7 @@ class Process:
 
     def _end_of_words(self) -> bytes:
         size = os.stat(self._stderr.fileno()).st_size
-        return (self._words + os.pread(self._stderr.fileno(), LAST_WORDS, max(size - LAST_WORDS, 0)))[
-            -LAST_WORDS:
-        ]
+        return os.pread(self._stderr.fileno(), LAST_WORDS, max(size - LAST_WORDS, 0))
 
     def _last_words(self, lines: int = 10) -> str:
         try:

@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
-import resource
 import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from multiprocessing.connection import Connection
 from operator import attrgetter
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from concord.backends import SEARCHED, heaps
-from concord.backends.bench import Bench
+from concord.backends.bench import Bench, peak_memory
+from concord.backends.bootstrap import SIZE, send
 from concord.backends.interface import Backend, Request, Run, Unsupported
 from concord.backends.wire import (
-    Channel,
     WorkerFailure,
     arrays_of,
     check_description,
@@ -32,7 +29,6 @@ from concord.backends.wire import (
     encode,
     in_order,
     plain,
-    received,
     returned,
 )
 from concord.spec.arrays import Array, Arrays
@@ -51,7 +47,7 @@ class StaysHere:
     """What stays here when a method returns it: the asker gets a number, by which it calls its methods."""
 
 
-def serve(reading: Connection, writing: Connection, target: str) -> None:
+def serve(reading: BinaryIO, writing: BinaryIO, target: str) -> None:
     """Answer until nobody asks any more.
 
     A call is ``[number of the object, method, arguments, named arguments]``, an answer ``[status, value]``.
@@ -61,18 +57,16 @@ def serve(reading: Connection, writing: Connection, target: str) -> None:
     Args:
         target: what makes the first object, ``"package.module:name"``.
     """
-    channel = Channel(reading, writing)
     module, _, name = target.partition(":")
     held = {0: getattr(importlib.import_module(module), name)()}
     status, made = "ok", 0
     while status not in ("crashed", "out of memory"):
-        try:
-            message = channel.receive()
-        except EOFError:
+        size = int.from_bytes(reading.read(SIZE), "little")
+        if size == 0:  # nobody asks any more
             return
-        size = len(message[1])
+        message = reading.read(size)
         try:
-            number, method, given, named = decode(*message)
+            number, method, given, named = decode(message)
             del message  # there may be gigabytes of it
             found = attrgetter(method)(held[number])(*given, **named)
             del given, named
@@ -84,9 +78,9 @@ def serve(reading: Connection, writing: Connection, target: str) -> None:
             status, found = failure(error)
             answer = encode([status, found])
         del found
-        size = max(size, len(answer[1]))
+        size = max(size, len(answer))
         heaps.give_back(size)  # before the asker holds the answer too
-        channel.send(*answer)
+        send(writing, answer)
         del answer
         heaps.give_back(size)
 
@@ -135,17 +129,12 @@ class Service:
             if made is None:
                 raise WorkerFailure("broken", f"module {module!r} has no {name!r}")
             self.backend = made()
+            described = check_description(plain(self.backend.describe()))
         except ModuleNotFoundError as error:
             sought = error.name and f"{module}.".startswith(f"{error.name}.")
             where = f"; {SEARCHED}" if sought and not module.startswith("concord.") else ""
             raise WorkerFailure("absent", f"{error}{where}") from None
         except (WorkerFailure, MemoryError):
-            raise
-        except Exception as error:
-            raise WorkerFailure("broken", in_one_line(error)) from None
-        try:
-            described = check_description(received(json.dumps(self.backend.describe())))
-        except MemoryError:
             raise
         except Exception as error:
             raise WorkerFailure("broken", in_one_line(error)) from None
@@ -159,29 +148,27 @@ class Service:
     def run(self, request: Request) -> Run:
         """Compute what is asked (:meth:`concord.backends.interface.Backend.run`).
 
-        A backend that holds training open makes all steps of a training so.
+        Of a training all steps are made.
         """
-        train = getattr(self.backend, "train", None)
-        if request.training and train:
+        if request.training:
             run = self._trained(request, request.training)
         else:
-            run = returned(self.backend.run(self.checked(request)))
+            run = returned(self.backend.run(ordered(request)))
         run.info["peak_memory_bytes"] = peak_memory()
         return run
 
     def _trained(self, request: Request, training: Training) -> Run:
-        """Make every step of a training, and return what is reported of it."""
         session = self.train(request)
-        reported: Arrays = {}
+        steps: Arrays = {}
         for step, batches in enumerate(training.steps):
             found = session.step(batches, step in training.reported)
-            reported |= {f"steps.{step}.{name}": array for name, array in found.items()}
-        *_, loss = (array for name, array in reported.items() if ".losses." in name)
-        return Run(loss, None, info=session.info(), steps=reported)
+            steps |= {f"steps.{step}.{name}": array for name, array in found.items()}
+        *_, loss = (array for name, array in steps.items() if ".losses." in name)
+        return Run(loss, None, info=session.info(), steps=steps)
 
     def round_trip(self, request: Request) -> Weights:
         """Load weights into the framework's model and read them back (SPEC WGT-4)."""
-        found: Weights = self.backend.round_trip(self.checked(request))  # type: ignore[attr-defined]
+        found: Weights = self.backend.round_trip(ordered(request))  # type: ignore[attr-defined]
         return found
 
     def train(self, request: Request) -> HeldTraining:
@@ -189,16 +176,16 @@ class Service:
         train = getattr(self.backend, "train", None)
         if train is None:
             raise Unsupported(f"{self.backend.name} cannot hold training open: it has no method 'train'")
-        request = self.checked(request)
+        request = ordered(request)
         return HeldTraining(self.backend.name, request, train(request))
 
-    def checked(self, request: Request) -> Request:
-        """Return a request as a backend gets it: valid, its weights in order and as wide as its precision."""
-        request.validate(where=f"backend={self.backend.name}")
-        weights = in_order(request.weights, request.config, request.part)
-        if request.dtype == "float64":  # they may have been sent in fewer bytes
-            weights = {name: array.astype(np.float64, copy=False) for name, array in weights.items()}
-        return dataclasses.replace(request, weights=weights)
+
+def ordered(request: Request) -> Request:
+    """Return a request as a backend gets it: its weights in order, and as wide as its precision."""
+    weights = in_order(request.weights, request.config, request.part)
+    if request.dtype == "float64":  # they may have been sent in fewer bytes
+        weights = {name: array.astype(np.float64, copy=False) for name, array in weights.items()}
+    return dataclasses.replace(request, weights=weights)
 
 
 class HeldTraining(StaysHere):
@@ -246,7 +233,7 @@ class HeldTraining(StaysHere):
             raise SpecError(
                 f"a step has {len(batches)} batches but must have from 1 to {most} [clause=OPT-10]"
             )
-        return arrays_of("step", self.session.step([self._fit(batch) for batch in batches], report))
+        return arrays_of("step()", self.session.step([self._fit(batch) for batch in batches], report))
 
     def predict(self, batch: Batch) -> Array:
         """Return the logits (B, C) of a batch, labelled or not, without dropout.
@@ -256,11 +243,11 @@ class HeldTraining(StaysHere):
         """
         if batch.labels is None and batch.input_ids is not None:
             batch = dataclasses.replace(batch, labels=np.zeros(len(batch.input_ids), np.int64))
-        return arrays_of("predict", {"output": self.session.predict(self._fit(batch))})["output"]
+        return arrays_of("predict()", {"output": self.session.predict(self._fit(batch))})["output"]
 
     def state(self) -> Arrays:
         """Return where training stands: ``parameters.<name>`` of all parameters, and ``<moment>.<name>``."""
-        return arrays_of("state", self.session.state())
+        return arrays_of("state()", self.session.state())
 
     def close(self) -> None:
         """Let the session go; the worker lives on."""
@@ -269,9 +256,3 @@ class HeldTraining(StaysHere):
     def _fit(self, batch: Batch) -> Batch:
         validate_batch(self.request.config, batch, self.request.part, f"backend={self.name}")
         return round_inputs({}, batch, self.request.dtype)[1]
-
-
-def peak_memory() -> int:
-    """Return the largest resident size of this process so far, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

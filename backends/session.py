@@ -319,9 +319,10 @@ class FrameworkSession:
         Args:
             zeros: as in :meth:`observe`.
         """
-        return self.adapter.training.differentiate(
+        found: Observation = self.adapter.training.differentiate(
             self.evaluating, model, self.request.part, inputs, zeros, bool(zeros)
         )
+        return found
 
     def observe(
         self, held: Any, fixed: Any, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]
@@ -334,9 +335,10 @@ class FrameworkSession:
         """
         model, evaluate = self.model_of(held, fixed), self.evaluation(captured=False)
         if self.request.gradients:
-            return self.adapter.training.differentiate(
+            found: Observation = self.adapter.training.differentiate(
                 evaluate, model, self.request.part, inputs, zeros, True
             )
+            return found
         with self.adapter.without_gradients():
-            output, loss, found = evaluate(model, inputs, {}, True)
-        return Observation(output, loss, found, {})
+            output, loss, recorded = evaluate(model, inputs, {}, True)
+        return Observation(output, loss, recorded, {})

@@ -1,4 +1,4 @@
-"""Messages between processes and hosts: values as JSON text, their arrays as safetensors bytes."""
+"""Messages between processes: values as JSON text among their arrays, in the safetensors format."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -31,11 +30,12 @@ from concord.spec.training.trajectory import Training
 NAMED = ("taps", "gradients", "tap_gradients", "steps")
 """What a run has by name."""
 
-Message = tuple[str, bytes]
-"""JSON text, and the arrays of it by number in the safetensors format."""
+TEXT, ARRAY, KIND = "text", "__array__", "__kind__"
+"""The name of the JSON text among the arrays of a message, and the keys of the objects in whose place an
+array stands, and a value of a type of ours."""
 
-ARRAY, KIND = "__array__", "__kind__"
-"""Keys of the objects in whose place an array stands, and a value of a type of ours."""
+NUMBERS = "fiubV"
+"""Kinds of dtypes that arrays may have; the last is NumPy's view of those that it has not, as bfloat16."""
 
 LONGEST, DEEPEST = 1 << 24, 32
 """Characters, and levels of nesting, that JSON from another process may have."""
@@ -70,34 +70,7 @@ class WorkerFailure(RuntimeError):
         super().__init__(f"{status}: {detail}")
 
 
-class Channel:
-    """Two pipes to another process, for messages to it and from it."""
-
-    def __init__(self, reading: Connection, writing: Connection) -> None:
-        self.reading, self.writing = reading, writing
-
-    def send(self, text: str, content: bytes) -> None:
-        """Send a message.
-
-        Raises:
-            OSError: if the other process is gone.
-        """
-        self.writing.send_bytes(text.encode())
-        self.writing.send_bytes(content)
-
-    def receive(self) -> Message:
-        """Wait for a message.
-
-        Raises:
-            EOFError, OSError: if the other process is gone, or something else has written into the pipe.
-        """
-        try:
-            return self.reading.recv_bytes().decode(), self.reading.recv_bytes()
-        except (OverflowError, UnicodeDecodeError) as error:  # no length and no text of a message
-            raise OSError(str(error)) from None
-
-
-def encode(value: Any) -> Message:
+def encode(value: Any) -> bytes:
     """Return a value as a message: JSON data, with arrays and types of :data:`MAKERS` in it.
 
     Raises:
@@ -113,11 +86,12 @@ def encode(value: Any) -> Message:
             return dict(one)
         for kind in MAKERS:
             if isinstance(one, kind):
-                return {KIND: kind.__name__, **{name: getattr(one, name) for name in field_names(kind)}}
+                fields = dataclasses.fields(kind)
+                return {KIND: kind.__name__, **{field.name: getattr(one, field.name) for field in fields}}
         raise TypeError(f"Object of type {type(one).__name__} is not JSON serializable")
 
     text = json.dumps(value, default=plain)
-    return text, pack(arrays)
+    return pack({TEXT: np.frombuffer(text.encode(), np.uint8), **arrays})
 
 
 def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
@@ -127,12 +101,7 @@ def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     return save({name: np.asarray(array, order="C") for name, array in arrays.items()})
 
 
-def field_names(kind: Any) -> list[str]:
-    """Return the names of the fields of a dataclass."""
-    return [field.name for field in dataclasses.fields(kind)]
-
-
-def decode(text: str, content: bytes) -> Any:
+def decode(content: bytes) -> Any:
     """Return the value of a message, with every text of it legible.
 
     Raises:
@@ -150,7 +119,7 @@ def decode(text: str, content: bytes) -> Any:
         found = {key: whole(entry) for key, entry in one.items()}
         return makers[found.pop(KIND)](found) if KIND in found else found
 
-    return whole(received(text))
+    return whole(received(arrays[TEXT].tobytes().decode()))
 
 
 def received(text: str) -> Any:
@@ -200,44 +169,20 @@ def returned(run: Any) -> Run:
     None in place of tensors by name, or of what it says of itself, is none.
 
     Raises:
-        TypeError: listing what it has and what it must have instead.
+        TypeError: saying what it has and what it must have instead.
     """
     if not isinstance(run, Run):
         raise TypeError(f"run() returned a {type(run).__name__} but must return a Run")
-    found = {name: {} if getattr(run, name) is None else getattr(run, name) for name in (*NAMED, "info")}
-    wrong = [
-        f"{name!r} is a {type(value).__name__} but must be a dict"
-        for name, value in found.items()
-        if not isinstance(value, Mapping)
-    ]
-    wrong += [
-        f"{name!r} is a {type(value).__name__} but must be text"
-        for name in ("backend", "dtype")
-        if not isinstance(value := getattr(run, name), str)
-    ]
-
-    def array(name: str, value: Any) -> Any:
-        try:
-            made = np.asarray(value)
-        except Exception:  # noqa: BLE001 - whatever a framework's tensor raises
-            made = np.asarray(None)
-        if made.dtype.kind not in "fiubV":  # the last: NumPy's view of types that it has not, as bfloat16
-            wrong.append(f"{name} is a {type(value).__name__} but must be an array of numbers")
-        return made
-
-    for kind in NAMED:
-        if isinstance(found[kind], Mapping):
-            found[kind] = {
-                name: array(f"{kind}[{name!r}]", value)
-                for name, value in found[kind].items()
-                if value is not None or kind != "tap_gradients"
-            }
-    loss = None if run.loss is None else array("loss", run.loss)
-    made = dataclasses.replace(run, output=array("output", run.output), loss=loss, **found)
-    if wrong:
-        raise TypeError(f"run() returned a Run whose {'; '.join(wrong)}")
-    made.info = plain(made.info)
-    return made
+    found = {name: {} if getattr(run, name) is None else getattr(run, name) for name in NAMED}
+    if isinstance(run.tap_gradients, Mapping):
+        found["tap_gradients"] = {
+            name: gradient for name, gradient in run.tap_gradients.items() if gradient is not None
+        }
+    named: dict[str, Any] = {name: arrays_of(f"run().{name}", tensors) for name, tensors in found.items()}
+    made = arrays_of("run()", {"output": run.output} | ({} if run.loss is None else {"loss": run.loss}))
+    return dataclasses.replace(
+        run, output=made["output"], loss=made.get("loss"), **named, info=plain(run.info or {})
+    )
 
 
 def plain(data: Any) -> Any:
@@ -246,32 +191,32 @@ def plain(data: Any) -> Any:
     Raises:
         TypeError, ValueError, RecursionError: if JSON cannot hold it.
     """
-    return json.loads(json.dumps(data))
+    return received(json.dumps(data))
 
 
-def arrays_of(method: str, found: Any) -> Arrays:
-    """Return the arrays that a method of a session returned, by name.
+def arrays_of(what: str, found: Any) -> Arrays:
+    """Return the arrays that a backend has made, by name.
+
+    Args:
+        what: they are, for the messages.
 
     Raises:
-        TypeError: if it returned no mapping of names to arrays of numbers.
+        TypeError: if that is no mapping of names to arrays of numbers, naming all that is wrong.
     """
     if not isinstance(found, Mapping):
-        raise TypeError(
-            f"{method}() returned a {type(found).__name__} but must return a dict of arrays by name"
-        )
-    arrays = {}
+        raise TypeError(f"{what} is a {type(found).__name__} but must be a dict of arrays by name")
+    arrays, wrong = {}, []
     for name, value in found.items():
-        if not isinstance(name, str):
-            raise TypeError(f"{method}() returned an array by the name {name!r} but must name each by text")
         try:
             arrays[name] = np.asarray(value)
-        except ValueError:  # rows of different lengths
+        except Exception:  # noqa: BLE001 - whatever a framework's tensor raises
             arrays[name] = np.asarray(None)
-        if arrays[name].dtype.kind in "OSUMm":
-            raise TypeError(
-                f"{method}() returned {name!r} as a {type(value).__name__} but must return an array of "
-                "numbers"
-            )
+        if not isinstance(name, str):
+            wrong.append(f"{what} has an array by the name {name!r} but must name each by text")
+        elif arrays[name].dtype.kind not in NUMBERS:
+            wrong.append(f"{what}[{name!r}] is a {type(value).__name__} but must be an array of numbers")
+    if wrong:
+        raise TypeError("; ".join(wrong))
     return arrays
 
 

@@ -12,11 +12,10 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self
 
-from concord.backends.interface import Request, Run, TrainingSession, Unsupported
+from concord.backends.interface import Request, Run, Unsupported
 from concord.backends.process import Process
 from concord.backends.wire import WorkerFailure, check_info
 from concord.spec.arrays import Arrays
@@ -24,7 +23,6 @@ from concord.spec.batch import Batch, round_inputs
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights
-from concord.spec.training.trajectory import Training
 
 TIME_LIMIT = 300.0
 """Seconds that one request may take unless the caller says otherwise."""
@@ -160,56 +158,36 @@ class Worker(Process):
         part: str = "model",
         dtype: str = "float32",
         implementation: str = "explicit",
-        execution: str = "eager",
-        taps: bool = True,
-        gradients: bool = True,
-        precision: str = "strict",
-        tap_gradients: bool = False,
-        training: Training | None = None,
+        **asked: Any,
     ) -> Run:
-        """Compute a part of the model in the backend.
+        """Compute a part of the model in the backend, or train it.
 
-        The arguments are those of :class:`concord.backends.interface.Request`.
+        Args:
+            asked: other fields of :class:`concord.backends.interface.Request`. Device and determinism are
+                those of the worker.
 
         Raises:
             SpecError: for input that does not fit, before anything is sent.
             Unsupported: if the backend cannot do what was asked, or does not say that it did.
             WorkerFailure: if the worker gave no result.
         """
-        settings = (dtype, implementation, execution, self.device, precision, self.deterministic)
-        request = Request(
-            config,
-            weights,
-            batch,
-            part,
-            *settings,
-            taps=taps,
-            gradients=gradients,
-            tap_gradients=tap_gradients,
-            training=training,
-        )
+        asked |= {"device": self.device, "deterministic": self.deterministic}
+        request = Request(config, weights, batch, part, dtype, implementation, **asked)
         run: Run = self.call(0, "run", self._fitting(request))
         self._confirm(request, run.info)
-        if training and not run.steps:
-            raise Unsupported(f"{self.name} does not train: its run reports no steps")
         self.settled = self.settled or self.size
         # What was asked for is the asker's to say: a backend that leaves something out must not pass.
-        run.backend, run.dtype = self.name, dtype
-        run.requested = (
-            ("steps",)
-            if training
-            else tuple(name for name, wanted in (("taps", taps), ("gradients", gradients)) if wanted)
-        )
+        run.backend, run.dtype = self.name, request.dtype
+        wanted = ("steps",) if request.training else ("taps", "gradients")
+        run.requested = tuple(name for name in wanted if getattr(request, name, True))
         return run
 
     def _confirm(self, request: Request, info: Mapping[str, Any]) -> None:
         """Refuse a run that was made otherwise than asked, or does not say how it was (SPEC PRC-3)."""
         self.read(lambda: check_info(info))
-        told = (request.precision, request.dtype) == ("tf32", "float32")
-        promised = [
-            ("precision", request.precision, told),
-            *([("deterministic", True, True)] if request.deterministic else []),
-        ]
+        tf32 = (request.precision, request.dtype) == ("tf32", "float32")
+        promised: list[tuple[str, Any, bool]] = [("precision", request.precision, tf32)]
+        promised += [("deterministic", True, True)] if request.deterministic else []
         for name, asked, needed in promised:
             said = info.get(name)
             if said not in (None, asked):
@@ -229,10 +207,10 @@ class Worker(Process):
         batch: Batch,
         part: str = "model",
         dtype: str = "float32",
-        implementation: str = "explicit",
+        **asked: Any,
     ) -> Arrays:
         """Load weights into the framework's model and read them back (SPEC WGT-4)."""
-        request = Request(config, weights, batch, part, dtype, implementation, device=self.device)
+        request = Request(config, weights, batch, part, dtype, device=self.device, **asked)
         found: Arrays = self.call(0, "round_trip", self._fitting(request))
         return found
 
@@ -249,7 +227,7 @@ class Worker(Process):
         about, arrays = self.call(0, f"bench.{operation}", **asked)
         return about, arrays
 
-    def train(self, request: Request) -> RemoteTraining:
+    def train(self, request: Request) -> Remote:
         """Have training held open, that goes on step by step.
 
         Args:
@@ -268,7 +246,7 @@ class Worker(Process):
         )
         session = Remote(self, self.call(0, "train", self._fitting(request)))
         self._confirm(request, session.info())
-        return cast("RemoteTraining", session)
+        return session
 
     def _fitting(self, request: Request) -> Request:
         """Return a request as it is sent: valid, and rounded once (SPEC PRC-2).
@@ -305,10 +283,3 @@ class Remote:
     def __exit__(self, *error: object) -> None:
         if error[0] is None:  # else the worker may be gone, and what it says of that would hide the error
             self.close()
-
-
-class RemoteTraining(TrainingSession, AbstractContextManager["RemoteTraining"], Protocol):
-    """A :class:`Remote` session of training (:class:`concord.backends.remote.HeldTraining`)."""
-
-    def close(self) -> None:
-        """Let the session go; the worker lives on."""

@@ -507,10 +507,10 @@ class Runner:
             return worker.run(
                 *problem,
                 settings.implementation,
-                settings.execution,
-                taps,
-                job.gradients,
-                precision,
+                execution=settings.execution,
+                taps=taps,
+                gradients=job.gradients,
+                precision=precision,
                 tap_gradients=by_taps,
                 training=job.training,
             )

@@ -258,7 +258,7 @@ def test_session_that_returns_or_raises_nonsense_is_a_row_and_the_others_go_on()
         "Returning": (
             "error",
             0,
-            "TypeError: step() returned a NoneType but must return a dict of arrays by name",
+            "TypeError: step() is a NoneType but must be a dict of arrays by name",
         ),
         "ReturningText": (
             "error",

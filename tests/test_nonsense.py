@@ -1,15 +1,15 @@
 """What a backend says of itself and of its runs is read with care: nonsense is refused, in words."""
 
 import json
-import os
-from multiprocessing import Pipe
 
 import numpy as np
 import pytest
 
+from concord import backends
+from concord.backends.bootstrap import READY, SIZE
 from concord.backends.interface import Run
-from concord.backends.wire import Channel, check_description, check_info, received, returned
-from tests.toys.surroundings import refusal, toy
+from concord.backends.wire import WorkerFailure, check_description, check_info, received, returned
+from tests.toys.surroundings import refusal, script, toy
 
 
 def described(**said):
@@ -53,10 +53,13 @@ ARRAY = np.ones((2, 3), np.float32)
 
 
 WRONG = {
-    "a list of taps": (Run(ARRAY, None, [ARRAY]), ("'taps' is a list but must be a dict")),
+    "a list of taps": (
+        Run(ARRAY, None, [ARRAY]),
+        "run().taps is a list but must be a dict of arrays by name",
+    ),
     "a ragged gradient": (
         Run(ARRAY, None, {}, {"x": [[1], [1, 2]]}),
-        "gradients['x'] is a list but must be an array of numbers",
+        "run().gradients['x'] is a list but must be an array of numbers",
     ),
 }
 
@@ -70,11 +73,13 @@ def test_a_run_that_is_none_is_refused_in_words(name):
     assert "\n" not in str(refused.value)
 
 
-def test_bytes_in_the_pipe_that_are_no_message_are_those_of_a_worker_that_is_gone():
-    reading, writing = Pipe()
-    os.write(writing.fileno(), b"\xff" * 100)
-    with pytest.raises(OSError, match="too large"):
-        Channel(reading, writing).receive()
+def test_bytes_in_the_pipe_that_are_no_message_are_those_of_a_worker_that_is_gone(tmp_path):
+    ready = len(READY).to_bytes(SIZE, "little") + READY
+    (tmp_path / "answers").write_bytes(ready + b"\xff" * 100)
+    python = script(tmp_path / "python", f"cat {tmp_path / 'answers'}; exec cat > /dev/null")
+    with pytest.raises(WorkerFailure) as failed:
+        backends.open(toy("NumpyBackend"), python=str(python), threads=1)
+    assert (failed.value.status, failed.value.detail) == ("crashed", "its process ended")
 
 
 def test_a_plug_in_that_returns_none_by_name_is_judged_on_its_output(entered):
@@ -84,4 +89,4 @@ def test_a_plug_in_that_returns_none_by_name_is_judged_on_its_output(entered):
     output, _ = entered(*check, toy("ReturnsNoneByName"), ends=1)
     assert "first at loss (SPEC LOS-2): missing" in output
     output, _ = entered(*check, toy("ReturnsNoOutput"), "--forward-only", ends=3)
-    assert "run() returned a Run whose output is a NoneType but must be an array of numbers" in output
+    assert "run()['output'] is a NoneType but must be an array of numbers" in output

@@ -146,7 +146,7 @@ def test_training_follows_the_recipe_step_by_step(open_worker, backend, name, dt
 
 
 def test_backend_that_does_not_train_says_so(open_worker):
-    with pytest.raises(Unsupported, match="does not train: its run reports no steps"):
+    with pytest.raises(Unsupported, match="cannot hold training open: it has no method 'train'"):
         trained(open_worker, "tests.toys.numpy_backend:NumpyBackend", training("adamw"))
 
 

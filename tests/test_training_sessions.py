@@ -142,15 +142,6 @@ def test_backend_that_holds_no_training_says_so(open_worker):
         open_worker("torch").train(Request(CONFIG, WEIGHTS, BATCHES[0]))
 
 
-def test_training_is_made_whole_by_a_run_where_none_is_held_open(open_worker):
-    asked = {"dtype": "float64", "training": request_of(steps=STEPS, reported=[1]).training}
-    runs = [
-        open_worker(name).run(CONFIG, WEIGHTS, BATCHES[0], **asked)
-        for name in ("tests.toys.stepping:TrainsInItsRun", "torch")
-    ]
-    assert runs[0].steps.keys() == runs[1].steps.keys()
-
-
 # Dropout by the framework itself.
 
 

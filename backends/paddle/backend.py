@@ -108,7 +108,7 @@ class Adapter(FrameworkAdapter):
         """Return a part of the model in the dtype of a request, on a device, without its weights."""
         if device == "cpu" and request.dtype in ("bfloat16", "float16"):
             raise Unsupported(f"paddle {self.version} has no {request.dtype} matrix product on cpu")
-        paddle.set_default_dtype(request.dtype)  # in which parameters and constants are made
+        paddle.set_default_dtype(getattr(paddle, request.dtype))  # in which parameters and constants are made
         try:
             return part(request.config).to(device=device).eval()
         finally:
@@ -117,7 +117,7 @@ class Adapter(FrameworkAdapter):
     def tensor(self, array: np.ndarray, dtype: str, device: str) -> paddle.Tensor:
         """Return an input as a tensor: numbers in the precision of the run, ids as int64, masks as bool."""
         tensor = paddle.to_tensor(np.ascontiguousarray(array), place=device)
-        return tensor.astype(dtype) if tensor.is_floating_point() else tensor
+        return tensor.astype(getattr(paddle, dtype)) if tensor.is_floating_point() else tensor
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
         """Return the largest number of bytes held on a device."""

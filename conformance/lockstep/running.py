@@ -96,7 +96,7 @@ class Candidate:
         try:
             if state is not None:
                 self.session.load(state, step)
-            found = arrays_of("step", self.session.step(batches, report=True))
+            found = arrays_of("step()", self.session.step(batches, report=True))
         finally:
             self.seconds += time.perf_counter() - started
         return {f"steps.{step}.{name}": array for name, array in found.items()}

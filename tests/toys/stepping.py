@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from concord.backends.interface import Run, Unsupported
+from concord.backends.interface import Unsupported
 from concord.conformance.bugs.training.tape import BuggedTrajectory
 from concord.conformance.expectation import JudgedTraining
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.files import section
 from concord.spec.reference import reference
-from tests.toys.numpy_backend import NumpyBackend
 
 
 class Stepping:
@@ -117,19 +116,6 @@ class Right:
         return self.session(
             JudgedTraining(request.config, request.weights, request.training, request.part, request.dtype)
         )
-
-
-class TrainsInItsRun(NumpyBackend):
-    """A backend that holds no training open: its run makes every step."""
-
-    def run(self, request):
-        session, asked = Right().train(request), request.training
-        steps = {
-            f"steps.{step}.{name}": array
-            for step, batches in enumerate(asked.steps)
-            for name, array in session.step(batches, step in asked.reported).items()
-        }
-        return Run(np.zeros(()), None, steps=steps)
 
 
 def otherwise(late=0, **fields):
