@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -20,7 +20,9 @@ from concord.backends.worker import TIME_LIMIT
 from concord.conformance import record
 from concord.conformance.campaign import Setup
 from concord.conformance.compare import DECLARATIONS
+from concord.spec.config import from_toml
 from concord.spec.errors import SpecError, collecting, refuse, unknowns
+from concord.spec.files import read_text
 
 T = TypeVar("T")
 
@@ -34,6 +36,15 @@ DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 Written = Annotated[Path, writing.output]
 """A file or folder that the command writes; any other :class:`~pathlib.Path` is one that it reads."""
+
+
+def named(text: str) -> str:
+    """Take a name; one that ends in ``.toml`` is a file, which is read."""
+    return str(writing.path(text)) if text.endswith(".toml") else text
+
+
+Named = Annotated[str, named]
+"""The name of something that is known, or a TOML file that describes another."""
 
 PLUGIN = "torch, tf, paddle, jax, an installed plug-in, or package.module:Class"
 
@@ -353,18 +364,27 @@ def _unknown(name: str) -> list[str]:
     return problems
 
 
+def model(name: str) -> spec.EncoderConfig:
+    """Return a variant, or the model that a TOML file describes.
+
+    Raises:
+        SpecError: if there is none.
+    """
+    return from_toml(read_text(Path(name)), name) if name.endswith(".toml") else spec.variant(name)
+
+
 def once(values: Iterable[T] | None) -> list[T] | None:
     """Return each value of a repeated option once."""
     return list(dict.fromkeys(values)) if values else None
 
 
-def typed(context: typer.Context, among: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return those of some options that stand on the command line, and what is said of each."""
+def typed(context: typer.Context, among: Collection[str]) -> list[str]:
+    """Return those of some options that stand on the command line."""
     found = []
     for each in context.command.params:
         source = context.get_parameter_source(str(each.name))
         if each.name in among and source is not None and source.name == "COMMANDLINE":
-            found.append((each.opts[0], among[str(each.name)]))
+            found.append(each.opts[0])
     return found
 
 

@@ -14,10 +14,9 @@ from typing import Any
 
 from concord.backends.interface import WORKLOAD_KINDS
 from concord.spec.batch import example_batch
-from concord.spec.config import EncoderConfig, from_toml, variant
-from concord.spec.errors import SpecError, collect, located, refuse, unknown, unknowns
+from concord.spec.config import EncoderConfig, from_toml, variant, variants
+from concord.spec.errors import collect, located, refuse, unknown, unknowns
 from concord.spec.files import read_text
-from concord.spec.parameters import parameters, shape_of
 from concord.spec.training.recipe import Recipe
 
 LENGTHS = ("full", "ragged")
@@ -169,43 +168,6 @@ def own(name: str, source: str, config: EncoderConfig) -> Preset:
     return Preset(name, source, config, BATCH, room if config.pooling == "flatten" else min(room, TOKENS))
 
 
-def own_variant(name: str) -> Preset:
-    """Return a variant as it was published.
-
-    Raises:
-        UnknownNameError: with the nearest names.
-    """
-    return own(name, "as published", variant(name))
-
-
-def own_config(path: Path) -> Preset:
-    """Return a model from a TOML file of an :class:`concord.spec.config.EncoderConfig`.
-
-    Raises:
-        SpecError: if the file cannot be read, or describes no model.
-    """
-    config = from_toml(read_text(path), str(path))
-    numbers = weights_of(config)
-    if numbers > MOST_WEIGHTS:
-        raise SpecError(
-            f"{path}: describes a model of {numbers} weights but must have at most {MOST_WEIGHTS} to be "
-            f"measured"
-        )
-    return own(path.stem, str(path), config)
-
-
-MOST_WEIGHTS = 2**32
-
-
-def weights_of(config: EncoderConfig) -> int:
-    """Return how many weights a model has, of whatever depth; nothing is built."""
-    one, two = (
-        sum(math.prod(shape_of(config, entry)) for entry in parameters(config.replace(num_layers=n)).values())
-        for n in (1, 2)
-    )
-    return one + (config.num_layers - 1) * (two - one)
-
-
 def of_size(preset: Preset, batch: int | None, tokens: int | None) -> Preset:
     """Return a preset with another batch.
 
@@ -226,13 +188,18 @@ PRESETS = ("nndl", "tf1", "minilm", "bert-base", "bert-large")
 
 
 def named(name: str) -> Preset:
-    """Return a preset by name.
+    """Return a preset, a variant as it was published, or the model that a TOML file describes.
 
     Raises:
         UnknownNameError: with the nearest names.
+        SpecError: if the file cannot be read, or describes no model.
     """
+    if name.endswith(".toml"):
+        return own(Path(name).stem, name, from_toml(read_text(Path(name)), name))
+    if name in variants():
+        return own(name, "as published", variant(name))
     if name not in PRESETS:
-        raise unknown("preset", name, list(PRESETS))
+        raise unknown("preset", name, [*PRESETS, *variants()])
     return presets()[name]
 
 

@@ -14,7 +14,7 @@ from concord.spec.training.recipe import recipe
 from concord.training import checkpoint
 from concord.training.checkpoint import Best, Progress, TrainingCheckpoint
 from concord.training.data import Labels, TextEncoder, fitted
-from concord.training.plan import Files, TrainingPlan
+from concord.training.plan import TrainingPlan
 from tests.toys.checkpoints import in_bytes
 from tests.toys.surroundings import refusal
 
@@ -33,10 +33,9 @@ def trained(config, step=7, dtype="float32"):
         step=step,
         epoch=1,
         position=3,
-        seed=11,
         best=Best(step, 0.5, 0.75),
         log=13,
-        plan=TrainingPlan(backend="torch", epochs=2, files=Files(train="a.tsv", columns=["text_a", "label"])),
+        plan=TrainingPlan(backend="torch", epochs=2, seed=11, data="a.tsv", columns=["text_a", "label"]),
     )
     return TrainingCheckpoint(config, weights, labels, encoder, recipe("nndl-paddle"), state, progress)
 

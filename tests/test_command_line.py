@@ -125,7 +125,8 @@ REFUSED = {
     ),
     "speed --markdown pyproject.toml": ("pyproject.toml: lacks the lines '<!-- begin speed -->'",),
     "train --lockstep --batch 3 --recipe adamw": (
-        "--batch, --tokens, --set and --recipe are for --variant and --config",
+        "--recipe is given but --variant is not: the standard case has batches and a recipe of its own",
+        "--batch is given but --variant is not",
     ),
     "train --lockstep --variant bert --steps 0 --dtype float31": (
         "--steps is 0 but must be at least 1",

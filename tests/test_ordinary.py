@@ -11,9 +11,10 @@ from concord.spec.training.recipe import Recipe
 from concord.spec.training.schedules import learning_rate
 from concord.training import checkpoint
 from concord.training.checkpoint import Progress, TrainingCheckpoint
+from concord.training.data import Corpus
 from concord.training.log import read_log
 from concord.training.metrics import measure
-from concord.training.ordinary import Source, fit
+from concord.training.ordinary import fit
 from concord.training.plan import TrainingPlan
 from tests.conftest import small_config
 from tests.test_lockstep import ADAMW
@@ -25,25 +26,28 @@ RECIPE = Recipe(**ADAMW).replace(learning_rate=0.02, total_steps=13)
 CONFIG = small_config(d_model=6, d_ff=7, num_layers=1)
 
 
-def batches(epoch):
-    """Yield five batches, the last of which is small: three steps of an epoch."""
-    order = np.random.default_rng([3, epoch]).permutation(5)
-    for number in order:
-        size = 2 if number == 4 else 3
-        yield (
-            [10 * int(number) + row for row in range(size)],
-            spec.example_batch(CONFIG, batch=size, tokens=5, seed=int(number)),
-        )
+def corpus(count, seed):
+    """Return samples of five tokens."""
+    batch = spec.example_batch(CONFIG, batch=count, tokens=5, seed=seed, padding="none")
+    return Corpus(
+        ids=batch.input_ids.ravel().astype(np.int32),
+        starts=np.arange(count + 1) * 5,
+        segment_ids=np.zeros(5 * count, np.int8),
+        labels=batch.labels,
+        numbers=np.arange(count),
+        truncated=np.zeros(count, np.int32),
+        files=("",),
+    )
 
 
-SOURCE = Source(batches, lambda: [(np.arange(7), spec.example_batch(CONFIG, batch=7, tokens=5, seed=99))])
+SAMPLES = {"train": corpus(14, 3), "dev": corpus(7, 99)}
+"""Five batches of three, the last of which is small: three steps of an epoch."""
 
 
 def beginning(**fields):
-    plan = TrainingPlan(**{"backend": "numpy", "steps": 11, "log_every": 2, "save_every": 2, **fields})
-    return TrainingCheckpoint(
-        CONFIG, spec.initialize(CONFIG, seed=1), recipe=RECIPE, progress=Progress(seed=7, plan=plan)
-    )
+    usual = {"backend": "numpy", "steps": 11, "batch": 3, "log_every": 2, "save_every": 2, "seed": 7}
+    progress = Progress(plan=TrainingPlan(**{**usual, **fields}))
+    return TrainingCheckpoint(CONFIG, spec.initialize(CONFIG, seed=1), recipe=RECIPE, progress=progress)
 
 
 def after(steps):
@@ -67,7 +71,7 @@ def timeless(run):
 
 
 def test_training_makes_the_steps_of_its_recipe_and_keeps_the_best(tmp_path):
-    last = fit(Right(), beginning(), SOURCE, tmp_path)
+    last = fit(Right(), beginning(), SAMPLES, tmp_path)
     assert (last.progress.step, last.progress.epoch, last.progress.position, last.progress.ended) == (
         11,
         3,
@@ -89,16 +93,16 @@ def test_training_makes_the_steps_of_its_recipe_and_keeps_the_best(tmp_path):
 
 @pytest.mark.parametrize("halts", [[1, 4], [2, 3], [5, 6]])
 def test_interrupted_run_ends_with_the_same_bits_and_the_same_log(tmp_path, halts):
-    whole = fit(Right(), beginning(), SOURCE, tmp_path / "whole")
+    whole = fit(Right(), beginning(), SAMPLES, tmp_path / "whole")
     run, start = tmp_path / "run", beginning()
     for steps in halts:
-        halted = fit(Right(), start, SOURCE, run, halted=after(steps))
+        halted = fit(Right(), start, SAMPLES, run, halted=after(steps))
         start = checkpoint.read(run, "last")
         same(start, halted)
         # What a kill leaves behind: lines of steps that are lost, and half of one.
         with (run / "log.jsonl").open("a") as file:
             file.write("lost\n{")
-    same(fit(Right(), start, SOURCE, run), whole)
+    same(fit(Right(), start, SAMPLES, run), whole)
     assert timeless(run) == timeless(tmp_path / "whole")
 
 
@@ -106,14 +110,14 @@ def test_patience_and_epochs_end_a_run(tmp_path):
     frozen = dataclasses.replace(
         beginning(steps=None, patience=2), recipe=dataclasses.replace(RECIPE, learning_rate=0.0)
     )
-    assert fit(Right(), frozen, SOURCE, tmp_path / "a").progress.ended == "no improvement in 2 evaluations"
+    assert fit(Right(), frozen, SAMPLES, tmp_path / "a").progress.ended == "no improvement in 2 evaluations"
     assert checkpoint.read(tmp_path / "a", "last").progress.epoch == 3
     assert checkpoint.read(tmp_path / "a").progress.step == 3
-    assert fit(Right(), beginning(steps=None, epochs=2), SOURCE, tmp_path / "b").progress.step == 6
+    assert fit(Right(), beginning(steps=None, epochs=2), SAMPLES, tmp_path / "b").progress.step == 6
 
 
 def test_loss_that_is_not_finite_ends_a_run_and_leaves_its_checkpoint(tmp_path):
-    refused = refusal(fit, Infinite(), beginning(), SOURCE, tmp_path)
+    refused = refusal(fit, Infinite(), beginning(), SAMPLES, tmp_path)
     last = runs.step_folder(tmp_path, 4)
     assert refused == [
         f"the loss of step 6 is inf: training has diverged at a learning rate of 0.0127; the last "

@@ -19,7 +19,7 @@ from concord.terminal import Terminal
 from concord.training import checkpoint, data, prediction
 from concord.training.data.ready import encoder_of
 from concord.training.metrics import probabilities
-from concord.training.plan import Files, TrainingPlan
+from concord.training.plan import TrainingPlan
 from tests.test_data import VOCABULARY, written
 from tests.toys.disturbed import name_of
 from tests.toys.ready import WORDS, hugging_face
@@ -41,7 +41,7 @@ def trained(folder, config, names=NAMES, plan=None):
             spec.initialize(config, 3),
             labels=labels,
             encoder=encoder,
-            progress=checkpoint.Progress(plan=plan),
+            progress=checkpoint.Progress(plan=plan or TrainingPlan()),
         ),
     )
     return folder
@@ -151,8 +151,8 @@ def test_the_backend_is_that_of_training_or_of_the_format(tmp_path, small):
 
 def test_a_run_says_what_trained_it_and_whether_on_pairs(tmp_path, small):
     for name, lines in (("single", "abc\tbad\n"), ("pairs", "abc\td\tbad\n")):
-        files = Files(train=str(written(tmp_path, f"{name}.tsv", lines)))
-        folder = trained(tmp_path / name, small("bert"), plan=TrainingPlan(backend="jax", files=files))
+        plan = TrainingPlan(backend="jax", data=str(written(tmp_path, f"{name}.tsv", lines)))
+        folder = trained(tmp_path / name, small("bert"), plan=plan)
         assert (using.framework_of(folder), using.knows_pairs(folder)) == ("jax", name == "pairs")
     (tmp_path / "single.tsv").unlink()
     assert using.knows_pairs(tmp_path / "single")

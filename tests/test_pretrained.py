@@ -31,15 +31,10 @@ def samples(folder, labels=("yes", "no")):
 
 def begun(path, data, tokens=None, dtype="float32"):
     origin = reader(path, spelled=False)
-    plan = TrainingPlan(backend="torch", files=beginning.files(data), epochs=1, batch=5, dtype=dtype)
-    start, _ = beginning.begin(
-        origin.config,
-        recipe("hugging-face"),
-        plan,
-        beginning.Texts(tokens=tokens),
-        seed=11,
-        pretrained=origin,
+    plan = TrainingPlan(
+        backend="torch", data=str(data), tokens=tokens, epochs=1, batch=5, dtype=dtype, seed=11
     )
+    start, _ = beginning.begin(origin.config, recipe("hugging-face"), plan, origin)
     return origin, start
 
 
@@ -142,13 +137,15 @@ def test_what_a_checkpoint_leaves_no_room_for_is_refused(refused, tmp_path):
         partial(refused, f"train --backend torch {path} --out {tmp_path / 'run'}"),
     )
 
-    says = "is given but CHECKPOINT is too: the checkpoint"
+    says = "is given but CHECKPOINT is too, which"
     assert refused("--variant", "bert", "--vocabulary", "9", "--data", data) == [
-        f"--variant {says} says what the model is",
-        f"--vocabulary {says} has a tokenizer",
+        f"--variant {says} has a model and a tokenizer",
+        f"--vocabulary {says} has a model and a tokenizer",
     ]
-    assert refused("--set", "d_model=16", "--data", data) == [f"--set d_model {says} says what the model is"]
-    assert refused() == ["CHECKPOINT is given but --data is not: what is the model to be trained on?"]
+    assert refused("--set", "d_model=16", "--data", data) == [f"--set d_model {says} says it"]
+    assert refused() == [
+        "--data is not given: what is the model to be trained on? (--resume DIR goes on with a run)"
+    ]
     assert refused("--tokens", "20", "--data", data) == [
         "a sample may have 20 tokens but must have at most 19, as 'max_positions' says"
     ]

@@ -195,7 +195,7 @@ def test_guide_to_speed_measures_a_model_of_ones_own(tmp_path, open_worker):
     written = surroundings.python("-c", "from verdict import config; print(config.to_toml())", **there)
     (tmp_path / "mine.toml").write_text(written.stdout)
     done = surroundings.concord(
-        "speed --backend timed:Backend --config mine.toml --quick --implementation explicit "
+        "speed --backend timed:Backend --preset mine.toml --quick --implementation explicit "
         "--execution eager --kind training --threads 1 --json speed.json",
         **there,
     )

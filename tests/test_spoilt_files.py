@@ -132,7 +132,7 @@ READERS = {
     },
     "a certificate": (functools.partial(records.write, "certificate"), verify),
     "a speed record": (copied(ROOT / "conformance" / "results" / "speed-forward.json"), show_speed),
-    "a configuration": (copied(CONFIG), lambda folder: presets.own_config(folder / CONFIG.name)),
+    "a configuration": (copied(CONFIG), lambda folder: presets.named(str(folder / CONFIG.name))),
     "a table of a source": (copied(SOURCE), lambda folder: table.read(folder / SOURCE.name)),
     **{
         f"texts in {name}": (

@@ -11,7 +11,8 @@ from concord.spec import variant
 from concord.spec.training.recipe import recipe
 from concord.training import beginning, checkpoint
 from concord.training.log import read_log
-from concord.training.plan import TrainingPlan
+from concord.training.ordinary import accumulations
+from concord.training.plan import TrainingPlan, changed_recipe
 from tests.toys.surroundings import EACH_BACKEND, toy
 
 SIZES = "--set d_model=16 --set num_heads=2 --set d_ff=32 --set num_layers=2 --set max_positions=16"
@@ -104,27 +105,27 @@ def test_what_cannot_be_trained_is_refused_in_lines(refused, tmp_path):
         "--dropout-by is 'me' but must be spec or native",
     ]
     assert refusal(f"{data} --lockstep --dropout-by native")[-2:] == [
-        "--dropout-by is given but --lockstep is too: what a framework's own dropout drops cannot be known "
-        "to the oracle",
-        "--out is given but --lockstep is too: it leaves no run that is evaluated, kept or gone on with",
+        f"{option} is given but --lockstep is too, which keeps no run, evaluates none, and knows what is "
+        "dropped"
+        for option in ("--dropout-by", "--out")
     ]
     assert not (tmp_path / "run").exists()
 
 
 def test_lockstep_takes_the_batches_that_ordinary_training_takes(refused, tmp_path):
     data = write_pairs(tmp_path)
-    plan = TrainingPlan(backend="", files=beginning.files(data), batch=7, steps=2)
+    plan = TrainingPlan(data=str(data), vocabulary=11, batch=7, steps=2, seed=3)
     model = variant("bert", d_model=6, num_heads=2, d_ff=5, num_layers=1, max_positions=13)
-    changed = beginning.changed_recipe(recipe("adamw"), warmup=1, accumulation=2)
-    start, corpora = beginning.begin(model, changed, plan, beginning.Texts(vocabulary=11), seed=3)
+    changed = changed_recipe(recipe("adamw"), warmup=1, accumulation=2)
+    start, corpora = beginning.begin(model, changed, plan)
     steps = on_samples(start, corpora).training.steps
     assert [len(batches) for batches in steps] == [2, 2]
-    first = [batch for _, batch in itertools.islice(beginning.source(start, corpora).epoch(0), 4)]
+    first = itertools.islice(accumulations(start, corpora["train"], 0), 2)
     assert [batch.required("input_ids").tolist() for batches in steps for batch in batches] == [
-        batch.required("input_ids").tolist() for batch in first
+        batch.required("input_ids").tolist() for batches in first for _, batch in batches
     ]
     errors = refused(f"train --lockstep --data {data}")
-    assert errors == ["give one of --variant, --config and CHECKPOINT"]
+    assert errors == ["give either --variant or CHECKPOINT"]
 
 
 @pytest.mark.clause("OPT-11")

@@ -46,14 +46,12 @@ class Best:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far training has come: with the recipe, the seed and the data it decides all that follows.
+    """How far training has come: with the recipe and the plan it decides all that follows.
 
     Attributes:
         step: how many steps have been made.
         epoch: which one is under way, from 0.
         position: how many batches of it have been used.
-        seed: of order and dropout.
-        samples: SHA-256 over the ids of all samples so far, in order.
         seconds: that training has taken.
         best: the best evaluation, if there was one.
         unimproved: evaluations since then.
@@ -66,14 +64,12 @@ class Progress:
     step: int = 0
     epoch: int = 0
     position: int = 0
-    seed: int = 0
-    samples: str = hashlib.sha256().hexdigest()
     seconds: float = 0.0
     best: Best | None = None
     unimproved: int = 0
     log: int = 0
     recent: list[list[float]] = field(default_factory=list)
-    plan: TrainingPlan | None = None
+    plan: TrainingPlan = field(default_factory=TrainingPlan)
     ended: str = ""
 
 

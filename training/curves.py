@@ -79,7 +79,7 @@ def row(run: Path, name: str, log: Sequence[Mapping[str, Any]]) -> dict[str, str
     rates = logged("tokens_per_second")
     return {
         "run": name,
-        "backend": plan.backend if plan else "–",
+        "backend": plan.backend,
         "parameters": number(sum(array.size for array in model.weights.values())),
         "steps": str(done.step),
         "epochs": str(done.epoch),

@@ -6,15 +6,15 @@ alone, which are weights, optimizer state, number of the step, epoch and positio
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from concord.backends.interface import Request
@@ -29,26 +29,33 @@ from concord.spec.training.schedules import learning_rate
 from concord.spec.training.trajectory import Training, counts
 from concord.training import checkpoint, log
 from concord.training.checkpoint import Best, TrainingCheckpoint
-from concord.training.metrics import NumberedBatches, measure
+from concord.training.data import Corpus, batches
+from concord.training.metrics import measure
+from concord.training.plan import PAD_TO
 
-Numbered = tuple[Sequence[int], Batch]
+NumberedBatch = tuple[NDArray[np.int64], Batch]
 """A batch, and the ids of its samples."""
 
 StepCallback = Callable[[int, str], None]
 """Called with how many steps have been made, and what is to be said of the last."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """What a model is trained on.
+EVALUATED = 128
+"""Samples in a batch of an evaluation."""
 
-    Attributes:
-        epoch: gives the batches of an epoch, the same ones each time.
-        dev: gives the batches that it is evaluated on; None: it is not evaluated.
-    """
+Corpora = Mapping[str, Corpus]
+"""Samples to train on, ``train``, and to evaluate on, ``dev``, if there are any."""
 
-    epoch: Callable[[int], Iterable[Numbered]]
-    dev: Callable[[], NumberedBatches] | None = None
+
+def accumulations(start: TrainingCheckpoint, train: Corpus, epoch: int) -> Iterator[list[NumberedBatch]]:
+    """Yield the batches of each step of an epoch, the same ones each time; the last step may have fewer."""
+    assert start.recipe is not None
+    plan, together = start.progress.plan, start.recipe.accumulation
+    every = batches(
+        train, start.config, plan.batch, plan.seed, epoch, bucketed=True, multiple=PAD_TO, together=together
+    )
+    while accumulation := list(islice(every, together)):
+        yield accumulation
 
 
 class Fitting:
@@ -57,17 +64,16 @@ class Fitting:
     Args:
         worker: of the backend.
         start: where it begins or goes on.
-        source: of batches.
+        corpora: the samples.
         run: the folder of the run.
     """
 
-    def __init__(self, worker: Worker, start: TrainingCheckpoint, source: Source, run: Path) -> None:
+    def __init__(self, worker: Worker, start: TrainingCheckpoint, corpora: Corpora, run: Path) -> None:
         assert start.recipe is not None
-        assert start.progress.plan is not None
-        self.worker, self.start, self.source, self.run = worker, start, source, run
+        self.worker, self.start, self.corpora, self.run = worker, start, corpora, run
         self.recipe, self.plan, self.progress = start.recipe, start.progress.plan, start.progress
-        first = next(iter(source.epoch(0)))[1]
-        training = Training(self.recipe, [], seed=self.progress.seed, dropout_by=self.plan.dropout_by)
+        (_, first), *_ = next(accumulations(start, corpora["train"], 0))
+        training = Training(self.recipe, [], seed=self.plan.seed, dropout_by=self.plan.dropout_by)
         request = Request(
             start.config, start.weights, first, **vars(self.plan.settings), taps=False, training=training
         )
@@ -76,27 +82,20 @@ class Fitting:
         self.saved = self.progress.step
         self.began = time.perf_counter() - self.progress.seconds
 
-    def accumulations(self) -> Iterator[tuple[list[Numbered], bool]]:
-        """Yield what is left of the epoch, step by step, and whether it is the end of it."""
-        rest = islice(iter(self.source.epoch(self.progress.epoch)), self.progress.position, None)
-        accumulation = list(islice(rest, self.recipe.accumulation))
-        while accumulation:
-            following = list(islice(rest, self.recipe.accumulation))
-            yield accumulation, not following
-            accumulation = following
-
     def go(self, halted: Callable[[], bool], callback: StepCallback) -> TrainingCheckpoint:
         """Train until the plan is fulfilled, or training is halted; return the last checkpoint."""
+        train, together = self.corpora["train"], self.recipe.accumulation
         while not self.progress.ended:
-            for accumulation, last in self.accumulations():
-                self.step(accumulation, last)
+            rest = accumulations(self.start, train, self.progress.epoch)
+            for accumulation in islice(rest, self.progress.position // together, None):
+                self.step(accumulation)
                 stop = halted()
-                callback(self.progress.step, said(self.settle(last, stop)))
+                callback(self.progress.step, said(self.settle(stop)))
                 if self.progress.ended or stop:
                     return self.checkpoint()
         return self.checkpoint()
 
-    def step(self, accumulation: Sequence[Numbered], last: bool) -> None:
+    def step(self, accumulation: Sequence[NumberedBatch]) -> None:
         """Make a step."""
         before, done, config = time.perf_counter(), self.progress, self.start.config
         batches = [batch for _, batch in accumulation]
@@ -110,13 +109,13 @@ class Fitting:
                 f"the last checkpoint is {runs.step_folder(self.run, self.saved)}"
             )
         tokens = sum(int((batch.required("input_ids") != config.pad_id).sum()) for batch in batches)
-        now = time.perf_counter()
+        now, position = time.perf_counter(), done.position + len(accumulation)
+        last = position * self.plan.batch >= len(self.corpora["train"])
         self.progress = replace(
             done,
             step=done.step + 1,
             epoch=done.epoch + last,
-            position=0 if last else done.position + len(accumulation),
-            samples=chained(done.samples, accumulation),
+            position=0 if last else position,
             recent=[*done.recent, [loss, float(found.get("norm", 0.0)), tokens, now - before]],
             seconds=now - self.began,
         )
@@ -134,13 +133,13 @@ class Fitting:
             "memory_mib": round(self.worker.size / 2**20),
         }
 
-    def settle(self, last: bool, halted: bool) -> dict[str, Any]:
+    def settle(self, halted: bool) -> dict[str, Any]:
         """Do what is due after a step: evaluate, log, and keep a checkpoint; return what the log says."""
         plan, step = self.plan, self.progress.step
         row = {} if step % plan.log_every else self.summary()
-        due = step % plan.evaluate_every == 0 if plan.evaluate_every else last
+        due = step % plan.evaluate_every == 0 if plan.evaluate_every else not self.progress.position
         ended = self.ended()
-        if self.source.dev is not None and (due or ended):
+        if "dev" in self.corpora and (due or ended):
             row |= self.evaluated()
             ended = ended or self.ended()
         done = self.progress = replace(self.progress, ended=ended)
@@ -153,8 +152,9 @@ class Fitting:
 
     def evaluated(self) -> dict[str, Any]:
         """Evaluate the model, and note whether it is the best so far."""
-        assert self.source.dev is not None
-        said = measure(self.session.predict, self.start.config, self.source.dev())
+        config = self.start.config
+        dev = batches(self.corpora["dev"], config, EVALUATED, bucketed=True, multiple=PAD_TO)
+        said = measure(self.session.predict, config, dev)
         loss = math.nan if said.loss is None else said.loss  # no sample counts
         found, best = Best(self.progress.step, loss, said.accuracy or 0.0), self.progress.best
         if best is None or (found.accuracy, -found.loss) > (best.accuracy, -best.loss):
@@ -198,7 +198,7 @@ class Fitting:
 def fit(
     worker: Worker,
     start: TrainingCheckpoint,
-    source: Source,
+    corpora: Corpora,
     run: Path,
     halted: Callable[[], bool] = lambda: False,
     callback: StepCallback = lambda step, now: None,
@@ -208,7 +208,7 @@ def fit(
     Args:
         worker: of the backend that the plan names.
         start: with recipe and plan; a run that begins is at step 0.
-        source: of batches.
+        corpora: the samples.
         run: the folder of the run; its log is cut to what the checkpoint knows.
         halted: asked after each step; once it says True, a checkpoint is kept and training stops.
 
@@ -220,19 +220,13 @@ def fit(
     if not start.progress.step and not runs.steps(run):
         checkpoint.write(runs.step_folder(run, 0), start)
     log.cut(run, start.progress.log)
-    return Fitting(worker, start, source, run).go(halted, callback)
+    return Fitting(worker, start, corpora, run).go(halted, callback)
 
 
 def everything(model: TrainingCheckpoint) -> dict[str, NDArray[Any]]:
     """Return weights and state of a checkpoint as a session takes them."""
     trained = [name for name, entry in parameters(model.config).items() if entry.trainable]
     return {f"parameters.{name}": model.weights[name] for name in trained} | dict(model.state)
-
-
-def chained(samples: str, accumulation: Sequence[Numbered]) -> str:
-    """Return the SHA-256 over the ids of samples and those of one step more."""
-    ids = "".join(f"{name}\n" for names, _ in accumulation for name in names)
-    return hashlib.sha256(f"{samples}\n{ids}".encode()).hexdigest()
 
 
 def said(row: dict[str, Any]) -> str:

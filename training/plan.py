@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from concord.backends.interface import Settings
 from concord.spec.errors import refuse, unknowns
 from concord.spec.precision import PRECISIONS
 from concord.spec.training.dropout import GENERATORS
+from concord.spec.training.recipe import RATES, Recipe
 
 PAD_TO = 16
 """Tokens of a batch are a multiple of it: frameworks compile for each width, JAX each operation."""
 
+DROPPED = (
+    "dropout_embeddings",
+    "dropout_weights",
+    "dropout_attention",
+    "dropout_feed_forward",
+    "dropout_head",
+)
+"""Where ``--dropout`` drops, as BERT does."""
 
-@dataclass(frozen=True, kw_only=True)
-class Files:
-    """Where samples come from.
-
-    Attributes:
-        train, dev: files or folders of samples; None: there are none.
-        layout, columns, on_error: how they are read (:func:`concord.training.data.read`).
-    """
-
-    train: str
-    dev: str | None = None
-    layout: str | None = None
-    columns: list[str] | None = None
-    on_error: str = "fail"
+COUNTS = (
+    "batch",
+    "epochs",
+    "steps",
+    "log_every",
+    "evaluate_every",
+    "save_every",
+    "patience",
+    "threads",
+    "tokens",
+)
+"""What is at least 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +43,14 @@ class TrainingPlan(Settings):
 
     Attributes:
         backend: that trains it.
-        files: of samples; None: whoever starts the run has them.
+        data: the training samples, or a folder with ``train`` and ``dev``; None: there are none.
+        dev: the samples to evaluate on, if they are elsewhere.
+        layout, columns, on_error: how samples are read (:func:`concord.training.data.read`).
         samples: SHA-256 of the training samples as they are encoded: a run goes on with these alone.
+        tokenization: one of :data:`concord.training.data.TOKENIZATIONS`.
+        vocabulary: tokens that are learnt at most; None: as many as the configuration has.
+        tokens: of a sample; None: as many as the configuration has positions for.
+        seed: of weights, order and dropout.
         batch: samples in a batch; a step accumulates as many as the recipe says.
         epochs, steps: whichever is reached first ends the run; None: no limit.
         log_every: steps between two lines of the log.
@@ -51,9 +65,17 @@ class TrainingPlan(Settings):
         SpecError: listing every number that is out of range, and what is unknown.
     """
 
-    backend: str
-    files: Files | None = None
+    backend: str = ""
+    data: str | None = None
+    dev: str | None = None
+    layout: str | None = None
+    columns: list[str] | None = None
+    on_error: str = "fail"
     samples: str = ""
+    tokenization: str = "characters"
+    vocabulary: int | None = None
+    tokens: int | None = None
+    seed: int = 0
     batch: int = 32
     epochs: int | None = None
     steps: int | None = None
@@ -65,21 +87,13 @@ class TrainingPlan(Settings):
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        counts = (
-            "batch",
-            "epochs",
-            "steps",
-            "log_every",
-            "evaluate_every",
-            "save_every",
-            "patience",
-            "threads",
-        )
         problems = [
-            f"{_option(name)} is {value} but must be at least 1"
-            for name in counts
+            f"--{name.replace('_', '-')} is {value} but must be at least 1"
+            for name in COUNTS
             if (value := getattr(self, name)) is not None and value < 1
         ]
+        if self.seed < 0:
+            problems.append(f"--seed is {self.seed} but must be at least 0")
         if self.dropout_by not in GENERATORS:
             problems.append(f"--dropout-by is {self.dropout_by!r} but must be {' or '.join(GENERATORS)}")
         refuse(problems + unknowns("dtype", [self.dtype], PRECISIONS))
@@ -90,5 +104,34 @@ class TrainingPlan(Settings):
         return Settings(**{field.name: getattr(self, field.name) for field in fields(Settings)})
 
 
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+def changed_recipe(
+    recipe: Recipe,
+    learning_rate: float | None = None,
+    schedule: str | None = None,
+    warmup: int | None = None,
+    dropout: float | None = None,
+    accumulation: int | None = None,
+) -> Recipe:
+    """Return a recipe with what is usually chosen anew.
+
+    Args:
+        dropout: the rate at each of :data:`DROPPED`; nothing is dropped elsewhere.
+
+    Raises:
+        ConfigError: if the result describes no training.
+    """
+    fields: dict[str, Any] = {
+        "learning_rate": learning_rate,
+        "schedule": schedule,
+        "warmup_steps": warmup,
+        "accumulation": accumulation,
+    }
+    fields = {name: value for name, value in fields.items() if value is not None}
+    if schedule is not None:
+        ends = schedule in ("linear", "cosine")
+        fields["total_steps"] = (
+            (recipe.total_steps or fields.get("warmup_steps", recipe.warmup_steps) + 1) if ends else None
+        )
+    if dropout is not None:
+        fields |= {name: dropout if name in DROPPED else 0.0 for name in RATES}
+    return recipe.replace(**fields)

@@ -83,7 +83,7 @@ def certify(
         refuse(
             [
                 f"{name} is given beside --verify, whose certificate states it itself"
-                for name, _ in options.typed(context, dict.fromkeys(OF_MAKING, ""))
+                for name in options.typed(context, OF_MAKING)
             ]
         )
         _verify(verify, source, target, workers, files)

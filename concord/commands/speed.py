@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -28,7 +28,7 @@ from concord.spec.precision import PRECISIONS
 from concord.speed import Mode, SpeedPlan, SpeedRecord, Workload, measure, workload
 from concord.speed.peers import PEERS
 from concord.speed.plan import PATIENCE, PROFILES, TURNS
-from concord.speed.presets import Preset, named, of_size, own, own_config, own_variant
+from concord.speed.presets import Preset, named, of_size, own
 from concord.speed.table import NOISE, show
 from concord.speed.table import markdown as as_markdown
 from concord.terminal import Terminal
@@ -94,11 +94,9 @@ class Models(options.OptionGroup):
     """What is measured.
 
     Attributes:
-        preset (P): nndl, tf1, minilm, bert-base or bert-large; may be repeated. Default: minilm
-            and bert-base; on a GPU bert-base and bert-large.
-        variant (V): A variant as it was published; may be repeated.
-        config: A model of your own, as TOML ('concord show variants NAME' prints one); may be
-            repeated.
+        preset (P): nndl, tf1, minilm, bert-base or bert-large, a variant, or a model of your own
+            as a TOML file ('concord show variants NAME' prints one); may be repeated. Default:
+            minilm and bert-base; on a GPU bert-base and bert-large.
         batch: Samples in a batch. Default: as the preset says, else 8.
         tokens: Tokens in a sample. Default: as the preset says, else 128 or as many as there is
             room for.
@@ -110,9 +108,7 @@ class Models(options.OptionGroup):
 
     panel = "Models"
 
-    preset: Names = None
-    variant: Names = None
-    config: list[Path] | None = None
+    preset: Annotated[list[str], options.named] | None = None
     batch: int | None = None
     tokens: int | None = None
     kind: Names = None
@@ -125,21 +121,16 @@ class Models(options.OptionGroup):
         Raises:
             SpecError: listing every name that is unknown, and every file that describes no model.
         """
-        usual = () if self.variant or self.config else PRESETS if device == "cpu" else LARGE_PRESETS
-        wanted: list[Callable[[], Preset]] = [
-            *(partial(named, name) for name in options.once(self.preset) or usual),
-            *(partial(own_variant, name) for name in options.once(self.variant) or ()),
-            *(partial(own_config, path) for path in options.once(self.config) or ()),
-        ]
+        usual = PRESETS if device == "cpu" else LARGE_PRESETS
         problems = [
             f"--{axis} is {size} but must be at least 1 and at most {MOST}"
             for axis, size in (("batch", self.batch), ("tokens", self.tokens))
             if size is not None and not 1 <= size <= MOST
         ]
         sizes, found = (None, None) if problems else (self.batch, self.tokens), []
-        for make in wanted:
+        for name in options.once(self.preset) or usual:
             with collecting(problems):
-                found.append(of_size(make(), *sizes))
+                found.append(of_size(named(name), *sizes))
         refuse(problems)
         return found
 
@@ -238,7 +229,7 @@ def speed(
 ) -> None:
     """Measure backends side by side, in turns, if they conform."""
     record.check(markdown=markdown, markers="speed")
-    drawn = {"preset": models.preset, "variant": models.variant, "config": models.config}
+    drawn = {"preset": models.preset}
     sizes = {"batch": models.batch, "tokens": models.tokens} if texts else {}
     if own_model.checkpoint is None and texts is not None:
         raise SpecError("--texts is given but CHECKPOINT is not: whose weights?")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from concord import options, spec, writing
+from concord import options
 from concord.commands.show import compare
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.lockstep.cases import STEPS as STANDARD_STEPS
@@ -22,13 +21,12 @@ from concord.conformance.lockstep.report import show
 from concord.conformance.lockstep.running import conduct
 from concord.ending import halting
 from concord.model import reader
-from concord.options import Written
+from concord.options import Named, Written
 from concord.progress import bars
 from concord.spec import runs
-from concord.spec.config import FIELDS, EncoderConfig, from_toml
-from concord.spec.errors import SpecError, collect, optional, refuse, unknown, unknowns
-from concord.spec.files import parse_toml, read_text
-from concord.spec.precision import PRECISIONS
+from concord.spec.config import FIELDS, EncoderConfig
+from concord.spec.errors import SpecError, collect, optional, refuse, unknown
+from concord.spec.files import parse_toml
 from concord.spec.training.recipe import Recipe, recipe, rounded_hyperparameters
 from concord.spec.training.trajectory import Training
 from concord.terminal import Terminal
@@ -37,43 +35,11 @@ if TYPE_CHECKING:
     from concord.conformance.campaign import Setup
     from concord.training.checkpoint import TrainingCheckpoint
     from concord.training.data import Corpus
+    from concord.training.plan import TrainingPlan
     from concord.training.prediction import TextModel
 
 STEPS, BATCH, TOKENS = 20, 4, 11
 """How much is trained in lockstep unless something else is asked for."""
-
-OF_DATA = "without --data it trains on batches of its own, which need no samples"
-OF_RECIPE = "without --data, --set NAME=VALUE changes the recipe there"
-OF_RUNS = "it leaves no run that is evaluated, kept or gone on with"
-
-
-def _each(names: str, why: str) -> dict[str, str]:
-    return dict.fromkeys(names.split(), why)
-
-
-ORDINARY = {
-    **_each("dev patience log_every evaluate_every save_every out resume", OF_RUNS),
-    "dropout_by": "what a framework's own dropout drops cannot be known to the oracle",
-    "epochs": "--steps ends it",
-}
-"""Options of ordinary training that lockstep has no use for, and why."""
-
-WITH_DATA = {
-    **_each("layout columns on_error tokenization vocabulary", OF_DATA),
-    **_each("learning_rate schedule warmup dropout accumulation", OF_RECIPE),
-}
-"""Options of ordinary training that lockstep takes with ``--data`` alone, and why."""
-
-OF_CHECKPOINT = {
-    **_each("variant config", "the checkpoint says what the model is"),
-    **_each("tokenization vocabulary", "the checkpoint has a tokenizer"),
-}
-"""Options that a checkpoint leaves no room for, and why."""
-
-
-def named_recipe(text: str) -> str:
-    """Take the name of a recipe; one that is a file is read."""
-    return str(writing.path(text)) if text.endswith(".toml") else text
 
 
 @dataclass(frozen=True)
@@ -108,8 +74,7 @@ class ModelOptions(options.OptionGroup):
     """The model and the recipe.
 
     Attributes:
-        variant (V): A variant; --set changes its sizes.
-        config: Instead: a model of your own, as TOML.
+        variant (V): A variant, or a model of your own as a TOML file; --set changes its sizes.
         checkpoint ([CHECKPOINT]): Go on from the weights of a checkpoint of any format, or a run,
             with its tokenizer.
         changes (NAME=VALUE, --set): Another value for a field of the configuration or the recipe;
@@ -128,11 +93,10 @@ class ModelOptions(options.OptionGroup):
 
     panel = "Model and recipe"
 
-    variant: str | None = None
-    config: Path | None = None
+    variant: Named | None = None
     checkpoint: Path | None = None
     changes: list[str] | None = None
-    recipe: Annotated[str, named_recipe] | None = None
+    recipe: Named | None = None
     learning_rate: float | None = None
     schedule: str | None = None
     warmup: int | None = None
@@ -150,37 +114,32 @@ class ModelOptions(options.OptionGroup):
         Raises:
             SpecError: listing what is unknown or wrong.
         """
-        if (self.variant is not None) + (self.config is not None) + (pretrained is not None) != 1:
-            raise SpecError("give one of --variant, --config and CHECKPOINT")
-        if self.variant is not None:
-            model = spec.variant(self.variant)
-        elif self.config is not None:
-            model = from_toml(read_text(self.config), str(self.config))
-        else:
-            assert pretrained is not None
-            model = pretrained
-        of_recipe = [field.name for field in dataclasses.fields(Recipe)]
-        chosen: dict[str, Any] = {}
+        from concord.training.checkpoint import read_recipe
+        from concord.training.plan import changed_recipe
+
+        if (self.variant is None) == (pretrained is None):
+            raise SpecError("give either --variant or CHECKPOINT")
+        model = pretrained or options.model(self.variant or "")
+        name = self.recipe or ("adamw" if pretrained is None else "hugging-face")
+        how = read_recipe(Path(name)) if name.endswith(".toml") else recipe(name)
+        own, of_recipe = dict[str, Any](), dict[str, Any]()
+        fields = [*FIELDS, *(field.name for field in dataclasses.fields(Recipe))]
         for change in self.changes or ():
             name, equals, value = change.partition("=")
-            if not equals or name not in (*FIELDS, *of_recipe):
-                raise unknown("field in --set NAME=VALUE:", name, [*FIELDS, *of_recipe])
-            chosen[name] = _value(value)
-        of_model = {name: chosen.pop(name) for name in list(chosen) if name in FIELDS}
-        if pretrained is not None:
-            refuse(
-                [
-                    f"--set {name} is given but CHECKPOINT is too: the checkpoint says what the model is"
-                    for name in of_model
-                ]
-            )
-        return model.replace(**of_model), self._recipe().replace(**chosen)
-
-    def _recipe(self) -> Recipe:
-        from concord.training.checkpoint import read_recipe
-
-        name = self.recipe or ("adamw" if self.checkpoint is None else "hugging-face")
-        return read_recipe(Path(name)) if name.endswith(".toml") else recipe(name)
+            if not equals or name not in fields:
+                raise unknown("field in --set NAME=VALUE:", name, fields)
+            (own if name in FIELDS else of_recipe)[name] = _value(value)
+        if own and pretrained is not None:
+            raise SpecError(f"--set {next(iter(own))} is given but CHECKPOINT is too, which says it")
+        changed = changed_recipe(
+            how.replace(**of_recipe),
+            self.learning_rate,
+            self.schedule,
+            self.warmup,
+            self.dropout,
+            self.accumulation,
+        )
+        return model.replace(**own), changed
 
 
 @dataclass(frozen=True)
@@ -246,86 +205,113 @@ def train(
     dtype: str = "float32",
 ) -> None:
     """Train a model in one framework, or in lockstep in several."""
-    if start.checkpoint is not None:
-        problems = _beside(context, "CHECKPOINT", OF_CHECKPOINT)
-        if samples.data is None:
-            problems.insert(0, "CHECKPOINT is given but --data is not: what is the model to be trained on?")
-        refuse(problems)
+    _refuse_misplaced(context, start, samples, run, lockstep.lockstep)
     if lockstep.lockstep:
-        refuse(_beside(context, "--lockstep", ORDINARY if samples.data else {**WITH_DATA, **ORDINARY}))
-        _in_lockstep(workers, start, samples, run, lockstep, outputs, dtype)
-    alone = options.typed(context, _each("free_running json html", ""))
-    refuse([f"{name} is given but --lockstep is not: it is for that alone" for name, _ in alone])
-    settings = workers.settings()
+        outputs.check()
+        settings, names, case = collect(
+            workers.settings, workers.names, lambda: _case(start, samples, run.steps, dtype)
+        )
+        mode, steps = MODES[lockstep.free_running], len(case.training.steps)
+        _warn(case.training.recipe, case.dtype)
+        with bars(names, steps, "steps") as advance:
+            found = conduct(case, names, settings, mode, callback=lambda name, done: advance(name, done, ""))
+        title = f"Lockstep: {steps} steps, {case.dtype}, {mode}, seed {case.training.seed}"
+        raise typer.Exit(outputs.finish(found, "lockstep", title, lambda: show(found, Terminal(), title)))
+    settings, folder = workers.settings(), run.resume or run.out
     if run.resume is not None:
-        begun, corpora = _resumed(run.resume, run, workers)
+        begun, corpora = _resumed(run, workers)
     else:
-        name = workers.one("one framework trains the model")
-        if samples.data is None:
+        backend = workers.one("one framework trains the model")
+        if runs.steps(folder):
             raise SpecError(
-                "--data is not given: what is the model to be trained on? (--resume DIR goes on with a run)"
-            )
-        if runs.steps(run.out):
-            raise SpecError(
-                f"{run.out}: holds a run already; --resume {run.out} goes on with it, "
+                f"{folder}: holds a run already; --resume {folder} goes on with it, "
                 "--out names another folder"
             )
-        size = 32 if samples.batch is None else samples.batch
-        begun, corpora = _begun(start, samples, settings, run, backend=name, batch=size, dtype=dtype)
-    folder = run.resume or run.out
-    from concord.porting.folder import folder_of  # what reads checkpoints need not be loaded before
-
+        plan = _plan(32, samples, start, run, settings, backend=backend, dtype=dtype)
+        begun, corpora = _begun(start, plan)
     _fit(begun, corpora, folder, settings)
     compare([folder])
+    from concord.porting.folder import folder_of  # what reads checkpoints need not be loaded before
+
     console = Terminal()
     console.tell(f"the best checkpoint: {folder_of(folder)}")
     console.tell(f'next: concord predict {folder} "a text"; concord port {folder} -o DST --to FORMAT')
 
 
-def _beside(context: typer.Context, option: str, among: Mapping[str, str]) -> list[str]:
-    """Return what is wrong with options that stand beside one that leaves no room for them."""
-    found = options.typed(context, among)
-    return [f"{name} is given but {option} is too: {why}" for name, why in found]
+def _refuse_misplaced(
+    context: typer.Context, start: ModelOptions, samples: SampleOptions, run: RunOptions, lockstep: bool
+) -> None:
+    """Refuse options that mean nothing beside others.
+
+    Raises:
+        SpecError: listing each, and why.
+    """
+    no_data = samples.data is None
+    if no_data and (start.checkpoint is not None or not (lockstep or run.resume)):
+        raise SpecError(
+            "--data is not given: what is the model to be trained on? (--resume DIR goes on with a run)"
+        )
+    rules = (
+        (
+            start.checkpoint is not None,
+            "variant tokenization vocabulary",
+            "CHECKPOINT is too, which has a model and a tokenizer",
+        ),
+        (
+            lockstep,
+            "dev patience log_every evaluate_every save_every out resume dropout_by epochs",
+            "--lockstep is too, which keeps no run, evaluates none, and knows what is dropped",
+        ),
+        (
+            lockstep and no_data,
+            "layout columns on_error tokenization vocabulary learning_rate schedule warmup dropout "
+            "accumulation",
+            "--data is not, and batches that are drawn have no texts; --set changes the recipe there",
+        ),
+        (
+            lockstep and no_data and start.variant is None,
+            "batch tokens changes recipe",
+            "--variant is not: the standard case has batches and a recipe of its own",
+        ),
+        (not lockstep, "free_running json html", "--lockstep is not: it is for that alone"),
+    )
+    refuse(
+        [
+            f"{name} is given but {why}"
+            for wrong, names, why in rules
+            if wrong
+            for name in options.typed(context, names.split())
+        ]
+    )
 
 
-def _begun(
-    start: ModelOptions, samples: SampleOptions, *groups: Any, **more: Any
-) -> tuple[TrainingCheckpoint, dict[str, Corpus]]:
-    """Return a run on samples before its first step, and these.
+def _plan(batch: int, samples: SampleOptions, *groups: object, **more: Any) -> TrainingPlan:
+    """Return the plan that options describe, which have the names of its fields.
 
     Args:
-        groups: whose options say besides how it is trained, by the names of the plan.
-        more: of the plan.
+        batch: samples in a batch, unless something else is asked for.
+        groups: whose options say besides what is to be done.
+        more: fields of the plan.
     """
-    with optional("concord train", "training"):
-        from concord.training import beginning
-        from concord.training.plan import TrainingPlan
-    assert samples.data is not None
-    files = beginning.files(
-        samples.data,
-        samples.dev,
-        layout=samples.layout,
-        columns=samples.names,
-        on_error=samples.on_error,
-    )
+    from concord.training.plan import TrainingPlan
+
     fields = [field.name for field in dataclasses.fields(TrainingPlan)]
     planned = {
-        name: getattr(group, name)
-        for group in (start, samples, *groups)
-        for name in fields
-        if hasattr(group, name)
+        name: getattr(group, name) for group in (samples, *groups) for name in fields if hasattr(group, name)
     }
-    plan = TrainingPlan(**{**planned, **more, "files": files})
+    data, dev = (None if path is None else str(path.absolute()) for path in (samples.data, samples.dev))
+    size = batch if samples.batch is None else samples.batch
+    own = {"data": data, "dev": dev, "columns": samples.names, "batch": size}
+    return TrainingPlan(**{**planned, **own, **more})
+
+
+def _begun(start: ModelOptions, plan: TrainingPlan) -> tuple[TrainingCheckpoint, dict[str, Corpus]]:
+    """Return a run on samples before its first step, and these."""
+    with optional("concord train", "training"):
+        from concord.training.beginning import begin
     pretrained = None if start.checkpoint is None else reader(start.checkpoint, spelled=False)
-    model, recipe = start.described(pretrained.config if pretrained else None)
-    changes = (start.learning_rate, start.schedule, start.warmup, start.dropout, start.accumulation)
-    recipe = beginning.changed_recipe(recipe, *changes)
-    texts = beginning.Texts(
-        tokenization=samples.tokenization,
-        vocabulary=samples.vocabulary,
-        tokens=samples.tokens,
-    )
-    begun, corpora = beginning.begin(model, recipe, plan, texts, start.seed, pretrained)
+    model, how = start.described(pretrained.config if pretrained else None)
+    begun, corpora = begin(model, how, plan, pretrained)
     if pretrained is not None:
         _tell(start.checkpoint, pretrained, begun)
     return begun, corpora
@@ -356,9 +342,7 @@ def _value(text: str) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _resumed(
-    folder: Path, limits: RunOptions, workers: Trainers
-) -> tuple[TrainingCheckpoint, dict[str, Corpus]]:
+def _resumed(asked: RunOptions, workers: Trainers) -> tuple[TrainingCheckpoint, dict[str, Corpus]]:
     """Return the last checkpoint of a run, with limits given anew, and its samples.
 
     Raises:
@@ -367,20 +351,20 @@ def _resumed(
     from concord.training import checkpoint
     from concord.training.beginning import again
 
-    start = checkpoint.read(folder, "last")
-    named = {name: getattr(limits, name) for name in ("epochs", "steps", "patience")}
-    plan, anew = start.progress.plan, {name: value for name, value in named.items() if value is not None}
-    if plan is not None:
-        options.names([plan.backend], workers.python)
-        if anew:
-            progress = dataclasses.replace(start.progress, plan=dataclasses.replace(plan, **anew), ended="")
-            start = dataclasses.replace(start, progress=progress)
+    assert asked.resume is not None
+    start = checkpoint.read(asked.resume, "last")
+    plan, done = start.progress.plan, start.progress
+    options.names([plan.backend], workers.python)
+    named = {name: getattr(asked, name) for name in ("epochs", "steps", "patience")}
+    if anew := {name: value for name, value in named.items() if value is not None}:
+        done = dataclasses.replace(done, plan=dataclasses.replace(plan, **anew), ended="")
+    start = dataclasses.replace(start, progress=done)
     return start, again(start)
 
 
-def _warn(recipe: Recipe, dtype: str) -> None:
+def _warn(how: Recipe, dtype: str) -> None:
     """Say before the first step what of a recipe the precision does not hold as it is meant (SPEC OPT-11)."""
-    for lost in rounded_hyperparameters(recipe, dtype):
+    for lost in rounded_hyperparameters(how, dtype):
         Terminal(stderr=True).tell(f"warning: {lost}", style="yellow")
 
 
@@ -391,16 +375,15 @@ def _fit(start: TrainingCheckpoint, corpora: dict[str, Corpus], folder: Path, se
         SpecError, WorkerFailure, Unsupported: as :func:`concord.training.ordinary.fit` does.
         KeyboardInterrupt: when interrupted, after a checkpoint was kept.
     """
-    from concord.training.beginning import planned_steps, source
+    from concord.training.beginning import planned_steps
     from concord.training.ordinary import fit
 
-    plan, recipe = start.progress.plan, start.recipe
-    assert plan is not None
-    assert recipe is not None
+    plan = start.progress.plan
+    assert start.recipe is not None
     if start.progress.ended:
         return
-    total = planned_steps(recipe, plan, corpora["train"])
-    _warn(recipe, plan.dtype)
+    total = planned_steps(start.recipe, plan, corpora["train"])
+    _warn(start.recipe, plan.dtype)
     place = dataclasses.replace(
         settings, device=plan.device, threads=plan.threads, deterministic=plan.deterministic
     )
@@ -409,84 +392,41 @@ def _fit(start: TrainingCheckpoint, corpora: dict[str, Corpus], folder: Path, se
         bars([plan.backend], total, "steps") as advance,
         halting() as halted,
     ):
-        last = fit(worker, start, source(start, corpora), folder, halted, partial(advance, plan.backend))
+        last = fit(worker, start, corpora, folder, halted, partial(advance, plan.backend))
         if not last.progress.ended:
             Terminal(stderr=True).tell(
                 f"a checkpoint of step {last.progress.step} was kept; --resume {folder} goes on"
             )
 
 
-# Lockstep.
-
-
-def _in_lockstep(
-    workers: Trainers,
-    start: ModelOptions,
-    samples: SampleOptions,
-    run: RunOptions,
-    how: LockstepOptions,
-    outputs: options.Outputs,
-    dtype: str,
-) -> None:
-    """Train in lockstep, print what came of it, write it, and leave with its exit code.
-
-    Raises:
-        SpecError: for options that describe no training, and if something cannot be written.
-    """
-
-    def made() -> JudgedTraining:
-        if samples.data is None:
-            return _chosen(start, samples, run.steps, dtype)
-        size = {"batch": samples.batch or BATCH, "steps": run.steps or STEPS, "dtype": dtype}
-        return on_samples(*_begun(start, samples, backend="", **size))
-
-    outputs.check()
-    settings, names, case = collect(workers.settings, workers.names, made)
-    mode, count = MODES[how.free_running], len(case.training.steps)
-    _warn(case.training.recipe, case.dtype)
-    with bars(names, count, "steps") as advance:
-        found = conduct(case, names, settings, mode, callback=lambda name, done: advance(name, done, ""))
-    title = f"Lockstep: {count} steps, {case.dtype}, {mode}, seed {case.training.seed}"
-    raise typer.Exit(outputs.finish(found, "lockstep", title, lambda: show(found, Terminal(), title)))
-
-
-def on_samples(start: TrainingCheckpoint, corpora: Mapping[str, Corpus]) -> JudgedTraining:
-    """Return the training that a run begins with: as many steps, on its own batches, as its plan says."""
-    from concord.training import beginning
-
-    plan, recipe = start.progress.plan, start.recipe
-    assert plan is not None
-    assert recipe is not None
-    steps = list(islice(beginning.accumulations(start, corpora), plan.steps))
-    training = Training(recipe, steps, start.progress.seed)
-    return JudgedTraining(start.config, start.weights, training, dtype=plan.dtype)
-
-
-def _chosen(start: ModelOptions, samples: SampleOptions, steps: int | None, dtype: str) -> JudgedTraining:
-    """Return the training of a model and a recipe on random batches; without a model the standard case.
+def _case(start: ModelOptions, samples: SampleOptions, steps: int | None, dtype: str) -> JudgedTraining:
+    """Return the training that is judged: on samples, on batches that are drawn, or the standard case.
 
     Raises:
         SpecError: listing what is unknown, wrong or missing.
     """
-    batch, tokens, seed = samples.batch, samples.tokens, start.seed
-    problems = options.too_small(
-        ("steps", steps, 1), ("batch", batch, 1), ("tokens", tokens, 1), ("seed", seed, 0)
-    )
-    problems += unknowns("dtype", [dtype], PRECISIONS)
-    no_model = start.variant is None and start.config is None
-    if no_model and (batch is not None or tokens is not None or start.changes or start.recipe):
-        problems.append(
-            "--batch, --tokens, --set and --recipe are for --variant and --config: the standard case has "
-            "batches and a recipe of its own"
-        )
-    refuse(problems)
-    if no_model:
-        return standard(steps or STANDARD_STEPS, seed, dtype)
-    model, recipe = start.described()
+    plan = _plan(BATCH, samples, start, steps=steps, dtype=dtype)
+    if plan.data is not None:
+        return on_samples(*_begun(start, dataclasses.replace(plan, steps=steps or STEPS)))
+    if start.variant is None:
+        return standard(steps or STANDARD_STEPS, plan.seed, dtype)
+    model, how = start.described()
     longest = model.max_positions - model.position_start
-    if tokens is not None and tokens > longest:
+    tokens = plan.tokens or min(TOKENS, longest)
+    if tokens > longest:
         raise SpecError(
             f"--tokens is {tokens} but must be at most {longest}: the model has no positions for more"
         )
-    tokens = tokens or min(TOKENS, longest)
-    return example(model, recipe, steps or STEPS, batch or BATCH, tokens, seed, dtype)
+    return example(model, how, steps or STEPS, plan.batch, tokens, plan.seed, dtype)
+
+
+def on_samples(start: TrainingCheckpoint, corpora: dict[str, Corpus]) -> JudgedTraining:
+    """Return the training that a run begins with: as many steps, on its own batches, as its plan says."""
+    from concord.training.ordinary import accumulations
+
+    plan = start.progress.plan
+    assert start.recipe is not None
+    every = (step for epoch in count() for step in accumulations(start, corpora["train"], epoch))
+    steps = [[batch for _, batch in step] for step in islice(every, plan.steps)]
+    training = Training(start.recipe, steps, plan.seed)
+    return JudgedTraining(start.config, start.weights, training, dtype=plan.dtype)

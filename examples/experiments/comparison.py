@@ -6,6 +6,7 @@ curves`` reads it.
 
 import argparse
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
@@ -16,7 +17,7 @@ from concord import backends, spec
 from concord.spec.errors import SpecError
 from concord.spec.training.recipe import recipe
 from concord.training import checkpoint, figures
-from concord.training.beginning import Texts, again, begin, files, source
+from concord.training.beginning import again, begin
 from concord.training.ordinary import fit
 from concord.training.plan import TrainingPlan
 
@@ -54,9 +55,14 @@ def train(asked: argparse.Namespace, models: Callable[[spec.EncoderConfig], Mode
     Raises:
         SpecError: if the data or the options describe no training.
     """
-    plan = TrainingPlan(backend=asked.backend, files=files(asked.data), steps=asked.steps)
+    plan = TrainingPlan(
+        backend=asked.backend,
+        data=str(asked.data.absolute()),
+        steps=asked.steps,
+        tokenization=asked.tokenization,
+        tokens=asked.tokens,
+    )
     how = recipe("adamw").replace(warmup_steps=asked.warmup)
-    texts = Texts(tokenization=asked.tokenization, tokens=asked.tokens)
     shared = spec.variant(asked.variant, **SIZES, max_positions=asked.tokens + 2)
     found: dict[str, list[float]] = {}
     with backends.open(asked.backend) as worker:
@@ -66,9 +72,9 @@ def train(asked: argparse.Namespace, models: Callable[[spec.EncoderConfig], Mode
                 start = checkpoint.read(run, "last")
                 corpora = again(start)
             else:
-                start, corpora = begin(config, how, plan, texts, seed)
+                start, corpora = begin(config, how, replace(plan, seed=seed))
                 run.mkdir(parents=True)
-            best = fit(worker, start, source(start, corpora), run).progress.best
+            best = fit(worker, start, corpora, run).progress.best
             assert best is not None, "there are no dev samples"
             found.setdefault(name, []).append(best.accuracy)
             print(f"{name}, seed {seed}: {best.accuracy:.2%} after {best.step} steps", flush=True)
