@@ -292,8 +292,6 @@ class Lines(OptionGroup):
     """How files of texts are read.
 
     Attributes:
-        layout (L): tsv, sep (words<SEP>label), jsonl or plain. Default: as the file's name ends,
-            or as it begins.
         columns (A,B,…): Of a tab-separated file: text_a, text_b, label, in their order. Default:
             as its header or its first line says.
         on_error (fail|skip): fail: bad lines are listed, and nothing is done; skip: they are left
@@ -302,7 +300,6 @@ class Lines(OptionGroup):
 
     panel = "Texts"
 
-    layout: str | None = None
     columns: str | None = None
     on_error: str = "fail"
 
@@ -319,7 +316,7 @@ class Lines(OptionGroup):
         """
         from concord.training.data import read
 
-        return read(*files, layout=self.layout, columns=self.names, on_error=self.on_error)
+        return read(*files, columns=self.names, on_error=self.on_error)
 
 
 def too_small(*sizes: tuple[str, int | None, int]) -> list[str]:

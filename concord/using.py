@@ -99,13 +99,13 @@ def framework_of(path: Path) -> str:
 
 def knows_pairs(path: Path) -> bool:
     """Return whether a model may have seen pairs: no, if its samples have none."""
-    from concord.training.data.samples import by_split, from_path, layout_of
+    from concord.training.data.samples import by_split, from_path
 
     plan = _plan_of(path)
     if plan is None or plan.data is None or not Path(plan.data).exists():
         return True
     train = by_split(Path(plan.data))["train"]
-    rows = from_path(train, 0, layout_of(train, plan.layout), plan.columns)
+    rows = from_path(train, 0, plan.columns)
     return getattr(next(rows, None), "text_b", "") is not None
 
 

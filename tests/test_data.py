@@ -48,7 +48,6 @@ FORMATS = [
     ("short.tsv", "gut\t1\nschlecht\t 0 \n", {}, [("gut", None, "1"), ("schlecht", None, "0")]),
     ("pairs.tsv", "a b\tc\n", {"columns": ["text_a", "text_b"]}, [("a b", "c", None)]),
     ("train.txt", WORDS, {}, FILMS),
-    ("train", WORDS, {"layout": "sep"}, FILMS),
     ("plain.txt", "one\ntwo\n", {}, [("one", None, None), ("two", None, None)]),
     (
         "train.jsonl",
@@ -104,7 +103,6 @@ REFUSED = [
     ),
     ("empty.tsv", "", {}, ["empty.tsv: no sample"]),
     ("empty.tsv", "", {"on_error": "ignore"}, ["unknown --on-error 'ignore': must be one of fail, skip"]),
-    ("empty.tsv", "", {"layout": "csv"}, ["unknown layout 'csv': did you mean 'tsv'?"]),
     (
         "empty.tsv",
         "",

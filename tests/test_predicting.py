@@ -118,8 +118,8 @@ def test_single_texts_and_pairs_are_predicted(predictions, tmp_path, small):
     first, second = predictions(f"{folder} --texts {path} --columns text_a,text_b")
     same(first, pair)
     assert farthest(first["probabilities"].values(), second["probabilities"].values()) > 1e-6
-    (tmp_path / "given").write_text('{"text_a": "abc", "text_b": "你好"}\n')
-    (found,) = predictions(f"{folder} --texts {tmp_path / 'given'} --layout jsonl")
+    (tmp_path / "given.jsonl").write_text('{"text_a": "abc", "text_b": "你好"}\n')
+    (found,) = predictions(f"{folder} --texts {tmp_path / 'given.jsonl'}")
     same({**found, "line": 1}, pair)
     lines = predictions(f"{folder} abc 你好 d")
     assert [line["text_a"] for line in lines] == ["abc", "你好", "d"]

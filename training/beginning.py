@@ -50,7 +50,7 @@ def samples(plan: TrainingPlan) -> dict[str, Samples]:
     """
     assert plan.data is not None
     paths = by_split(Path(plan.data)) | ({"dev": Path(plan.dev)} if plan.dev else {})
-    how: dict[str, Any] = {"layout": plan.layout, "columns": plan.columns, "on_error": plan.on_error}
+    how: dict[str, Any] = {"columns": plan.columns, "on_error": plan.on_error}
     splits = [split for split in ("train", "dev") if split in paths]
     return dict(zip(splits, collect(*(partial(read, paths[split], **how) for split in splits)), strict=True))
 

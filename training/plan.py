@@ -45,7 +45,7 @@ class TrainingPlan(Settings):
         backend: that trains it.
         data: the training samples, or a folder with ``train`` and ``dev``; None: there are none.
         dev: the samples to evaluate on, if they are elsewhere.
-        layout, columns, on_error: how samples are read (:func:`concord.training.data.read`).
+        columns, on_error: how samples are read (:func:`concord.training.data.read`).
         samples: SHA-256 of the training samples as they are encoded: a run goes on with these alone.
         tokenization: one of :data:`concord.training.data.TOKENIZATIONS`.
         vocabulary: tokens that are learnt at most; None: as many as the configuration has.
@@ -68,7 +68,6 @@ class TrainingPlan(Settings):
     backend: str = ""
     data: str | None = None
     dev: str | None = None
-    layout: str | None = None
     columns: list[str] | None = None
     on_error: str = "fail"
     samples: str = ""

@@ -55,7 +55,7 @@ def predict(
             the best.
         text ([TEXT]...): Texts, each for itself; see --pair.
         pair: Take the texts two by two: each two are a pair.
-        texts: Instead: texts or pairs, one on each line or as --layout says.
+        texts: Instead: texts or pairs, one on each line, or as the file's name says.
         out (-o, --out): Where to write, as JSON Lines. Default: standard output, as a table on a
             terminal.
         evaluate: Instead: labelled texts, to count how often the model is right; may be repeated.
@@ -206,10 +206,9 @@ def _typed(model: TextModel, texts: list[str], pair: bool) -> list[Sample]:
 
 def _read(path: Path, lines: options.Lines) -> Iterator[Sample | Bad]:
     """Return the texts of a file as they come."""
-    from concord.training.data.samples import from_path, layout_of
+    from concord.training.data.samples import from_path
 
-    kind = layout_of(path, lines.layout)
     if not path.is_dir():
         with opened(path):  # what cannot be read is refused before a worker is started
             pass
-    return from_path(path, 0, kind, lines.names)
+    return from_path(path, 0, lines.names)

@@ -149,7 +149,7 @@ class SampleOptions(options.Lines):
     Attributes:
         data (PATH): Training samples, or a folder with train and dev.
         dev (PATH): Samples to evaluate on.
-        tokenization (T): characters, wordpiece or words.
+        tokenization (T): characters or words.
         vocabulary: Tokens that are learnt at most. Default: as many as the model has.
         tokens: Tokens of a sample; longer ones are cut. Default: as many as the model has
             positions for.
@@ -264,8 +264,7 @@ def _refuse_misplaced(
         ),
         (
             lockstep and no_data,
-            "layout columns on_error tokenization vocabulary learning_rate schedule warmup dropout "
-            "accumulation",
+            "columns on_error tokenization vocabulary learning_rate schedule warmup dropout accumulation",
             "--data is not, and batches that are drawn have no texts; --set changes the recipe there",
         ),
         (

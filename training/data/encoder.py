@@ -104,7 +104,7 @@ class TextEncoder:
         """Encode as a configuration needs it: with three segments, padding has the first, as in BERT-pytorch.
 
         Args:
-            tokenization: one of :data:`~concord.training.data.tokenizers.TOKENIZATIONS`.
+            tokenization: one of :data:`~concord.training.data.tokenizers.TOKENIZATIONS`, or ``wordpiece``.
             max_tokens: of a sample; by default as many as the configuration has positions for.
 
         Raises:

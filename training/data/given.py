@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,14 +13,16 @@ from numpy.typing import NDArray
 
 from concord.spec.batch import Batch, completed, from_arrays, validate_batch
 from concord.spec.config import EncoderConfig
-from concord.spec.errors import BatchError, SpecError, located, refuse
+from concord.spec.errors import SpecError, located, refuse
 from concord.spec.files import read_arrays
-from concord.spec.tensors import POOLED, inputs
-from concord.training.data.batching import padded
+from concord.spec.tensors import inputs
+from concord.training.data.batching import batches
+from concord.training.data.corpus import encode
+from concord.training.data.labels import Labels
 from concord.training.data.samples import FIELDS, USUAL, Samples, first_line_of, layout_of, read
 
 if TYPE_CHECKING:
-    from concord.training.data.encoder import Encoded, TextEncoder
+    from concord.training.data.encoder import TextEncoder
 
 ALIASES = {"token_type_ids": "segment_ids", "attention_mask": "key_mask"}
 """What libraries call inputs, to what they are called here."""
@@ -120,71 +123,23 @@ def of_texts(
     Raises:
         SpecError: listing lines that are no texts, or whose ids or labels the model does not have.
     """
-    samples, problems = read_texts(path), list[str]()
-    encoded: dict[str, Encoded] = {}
-    for sample in samples.samples:
-        where = samples.where(sample.number)
-        with located(where):
-            encoded[where] = encoder.encode(sample.text_a, sample.text_b)
-        problems += _unfit(where, encoded[where], config)
-    if problems:
-        raise BatchError(problems[:20])
-    numbers = _labels(samples, path, config, labels) if part == "model" else None
-    every, batches = [(one.ids, one.segment_ids) for one in encoded.values()], {}
-    for start in range(0, len(every), size):
-        some = every[start : start + size]
-        whole = config.pooling == "flatten" and part in POOLED
-        width = config.max_positions if whole else max(len(ids) for ids, _ in some)
-        chosen = None if numbers is None else numbers[start : start + size]
-        batches[f"{legible(path.stem)}-{start + 1}"] = padded(config, some, width, chosen)
+    samples = read_texts(path)
+    labelled = part == "model" and all(sample.label is not None for sample in samples.samples)
+    known = Labels(tuple(labels or map(str, range(max(2, config.num_classes)))))
+    corpus, found = encode(samples, encoder, known if labelled else None), dict[str, Batch]()
+    with located(str(path)):
+        made = list(batches(corpus, config, size))
+    for start, (_, batch) in zip(range(0, len(corpus), size), made, strict=True):
+        found[f"{legible(path.stem)}-{start + 1}"] = batch if labelled else replace(batch, labels=None)
     cut = [
-        f"{where}: {one.truncated} tokens were cut off: {len(one.ids)} are as many as it may have"
-        for where, one in encoded.items()
-        if one.truncated
+        f"{samples.where(number)}: {more} tokens were cut off: {length} are as many as it may have"
+        for number, more, length in zip(
+            corpus.numbers.tolist(), corpus.truncated.tolist(), corpus.lengths.tolist(), strict=True
+        )
+        if more
     ]
     more = [f"and {len(cut) - MOST_SHOWN} more texts were cut off"] if len(cut) > MOST_SHOWN else []
-    return GivenBatches(batches, cut[:MOST_SHOWN] + more)
-
-
-def _unfit(where: str, one: Encoded, config: EncoderConfig) -> Iterator[str]:
-    """Yield what a model cannot do with the ids of a text, each once."""
-    for place, (number, token) in enumerate(zip(one.ids.tolist(), one.tokens, strict=True)):
-        said = f"{where}: token {place}, {token!r}, has id {number}"
-        if not 0 <= number < config.vocab_size:
-            yield (
-                f"{said} but the model's table has {config.vocab_size} rows: is it another model's "
-                "tokenizer? [clause=INP-1]"
-            )
-            return
-        if number == config.pad_id:
-            yield (
-                f"{said}, which is padding ('pad_id') to the model: it is masked wherever it stands "
-                "[clause=MSK-1]"
-            )
-            return
-    if config.num_segments and len(one.segment_ids) and one.segment_ids.max() >= config.num_segments:
-        count = f"{config.num_segments} segment{'' if config.num_segments == 1 else 's'}"
-        yield f"{where}: is a pair, but the model has {count} [clause=EMB-5]"
-
-
-def _labels(
-    samples: Samples, path: Path, config: EncoderConfig, labels: Sequence[str] | None
-) -> NDArray[np.int64] | None:
-    """Return labels, if every text has one.
-
-    Raises:
-        SpecError: for a name that no class bears.
-    """
-    if any(sample.label is None for sample in samples.samples):
-        return None
-    known = list(labels or map(str, range(max(2, config.num_classes))))
-    unknown = sorted({str(sample.label) for sample in samples.samples} - {*known})
-    if unknown:
-        raise SpecError(
-            f"{path}: has the labels {', '.join(map(repr, unknown[:5]))} but the model's are "
-            f"{', '.join(map(repr, known[:20]))}"
-        )
-    return np.array([known.index(str(sample.label)) for sample in samples.samples], np.int64)
+    return GivenBatches(found, cut[:MOST_SHOWN] + more)
 
 
 def read_texts(path: Path) -> Samples:
@@ -193,12 +148,12 @@ def read_texts(path: Path) -> Samples:
     Raises:
         SpecError: for what cannot be read, listing bad lines.
     """
-    layout, columns = layout_of(path, None), None
+    layout, columns = layout_of(path), None
     if layout == "tsv":
         first = first_line_of(path).split("\t")
         header = "text_a" in {USUAL.get(value, value) for value in first}
         columns = FIELDS[:2] if len(first) == 2 and not header else None
-    samples = read(path, layout=layout, columns=columns)
+    samples = read(path, columns=columns)
     refuse(
         [
             f"{samples.where(sample.number)}: has a tab, but the first line has none: either each line is a "

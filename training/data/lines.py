@@ -1,4 +1,4 @@
-"""Lines of text files, of any length and number, and what is wrong with them."""
+"""Lines of text files, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ SHOWN = 20
 
 ON_ERROR = ("fail", "skip")
 """What becomes of bad lines. ``fail``: nothing is done. ``skip``: they are left out. Both list them."""
-
-MARK = b"\xef\xbb\xbf"
-"""What some editors put before a text in utf-8."""
 
 
 @dataclass(frozen=True)
@@ -88,19 +85,13 @@ def numbered(stream: BinaryIO, name: str) -> Iterator[tuple[int, str | Bad]]:
     Args:
         name: of the file.
     """
-    number = 0
-    while line := stream.readline(LONGEST + 2):
-        number += 1
-        length = len(line)
-        while not line.endswith(b"\n") and (rest := stream.readline(LONGEST)):
-            line, length = line[-1:] + rest, length + len(rest)  # of a long one what may be its end
+    for number, line in enumerate(stream, start=1):
         bare = line.removesuffix(b"\n").removesuffix(b"\r")
-        length -= len(line) - len(bare)
-        if length > LONGEST:
-            yield number, Bad(f"{name}:{number}", f"has {length} bytes but must have at most {LONGEST}")
+        if len(bare) > LONGEST:
+            yield number, Bad(f"{name}:{number}", f"has {len(bare)} bytes but must have at most {LONGEST}")
             continue
         try:
-            yield number, (bare.removeprefix(MARK) if number == 1 else bare).decode("utf-8")
+            yield number, bare.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             why = f"is no text in utf-8: {error.reason} at byte {error.start}"
             yield number, Bad(f"{name}:{number}", why)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from concord.spec.errors import SpecError, optional, unknown
+from concord.spec.errors import SpecError, optional
 from concord.spec.files import opened, parse_json
 from concord.spec.text import first_line
 from concord.training.data.lines import Bad, Complaints, numbered
@@ -80,15 +80,11 @@ class Samples:
                 yield sample.text_b
 
 
-def read(
-    *paths: Path, layout: str | None = None, columns: Sequence[str] | None = None, on_error: str = "fail"
-) -> Samples:
+def read(*paths: Path, columns: Sequence[str] | None = None, on_error: str = "fail") -> Samples:
     """Read labelled texts.
 
     Args:
-        paths: files, or folders of Hugging Face datasets.
-        layout: one of :data:`LAYOUTS`; by default as the end of the name says: ``.tsv``, ``.jsonl``, a
-            folder; else as the first line does.
+        paths: files, or folders of Hugging Face datasets (:func:`layout_of`).
         columns: of a tab-separated file: some of :data:`FIELDS`, in their order; by default as its header
             says, or as many as its first line has.
         on_error: one of :data:`~concord.training.data.lines.ON_ERROR`.
@@ -99,7 +95,7 @@ def read(
     complaints = Complaints(on_error)
     samples: list[Sample] = []
     for file, path in enumerate(paths):
-        for one in from_path(path, file, layout_of(path, layout), columns):
+        for one in from_path(path, file, columns):
             if isinstance(one, Bad):
                 complaints.add(one)
             else:
@@ -147,17 +143,14 @@ def is_dataset(path: Path) -> bool:
     return (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
 
 
-def layout_of(path: Path, asked: str | None) -> str:
-    """Return the layout of a file or folder.
+def layout_of(path: Path) -> str:
+    """Return the layout of a file or folder: one of :data:`LAYOUTS`.
+
+    As the end of the name says: ``.tsv``, ``.jsonl``, a folder; else as the first line does.
 
     Raises:
-        UnknownNameError: for an unknown layout, with the nearest names.
         SpecError: if it cannot be read.
     """
-    if asked is not None:
-        if asked not in LAYOUTS:
-            raise unknown("layout", asked, list(LAYOUTS))
-        return asked
     if path.is_dir():
         return "dataset"
     if _ENDINGS.get(path.suffix):
@@ -172,12 +165,13 @@ def first_line_of(path: Path) -> str:
         return next((text for _, text in numbered(file, str(path)) if isinstance(text, str)), "")
 
 
-def from_path(path: Path, file: int, layout: str, columns: Sequence[str] | None) -> Iterator[Sample | Bad]:
+def from_path(path: Path, file: int, columns: Sequence[str] | None) -> Iterator[Sample | Bad]:
     """Yield the samples of a file or folder as they come, and its bad lines in their place.
 
     Args:
         file: its number.
     """
+    layout = layout_of(path)
     if layout == "dataset":
         yield from _dataset(path, file)
         return

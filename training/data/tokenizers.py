@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,9 +11,10 @@ from concord.spec.text import first_line
 with optional("Data of texts", "training"):
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-TOKENIZATIONS = ("characters", "wordpiece", "words")
-"""``characters``: each is a token, spaces are none. ``wordpiece``: words and Chinese characters, and
-pieces of what the vocabulary does not know, as BERT has it. ``words``: what stands between spaces."""
+TOKENIZATIONS = ("characters", "words")
+"""How texts are divided whose vocabulary is learnt. ``characters``: each is a token, spaces are none.
+``words``: what stands between spaces. A vocabulary that is there may be of ``wordpiece`` too: words, Chinese
+characters, and pieces of what it does not know, as BERT has it."""
 
 SPECIAL = PADDING, UNKNOWN, FIRST, SEPARATOR = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 """Tokens that every vocabulary has: padding, what it does not know, the first of all, the end of a text."""
@@ -23,7 +23,7 @@ LONGEST_WORD = 100
 """Characters of a word that is divided into pieces; a longer one is unknown."""
 
 LEAST = 2
-"""How often a token has to come to be in a vocabulary that is learnt, unless the caller says otherwise."""
+"""How often a token has to come to be in a vocabulary that is learnt."""
 
 
 def from_vocabulary(
@@ -32,13 +32,12 @@ def from_vocabulary(
     """Return a tokenizer that knows some tokens.
 
     Args:
-        tokenization: one of :data:`TOKENIZATIONS`.
+        tokenization: one of :data:`TOKENIZATIONS`, or ``wordpiece``.
         vocabulary: the tokens; the first has id 0.
         lowercase: whether letters become small, and lose their accents where words are divided.
         segments: of two texts.
 
     Raises:
-        UnknownNameError: for an unknown tokenization.
         SpecError: if a token comes twice, or one of :data:`SPECIAL` is missing.
     """
     tokens = list(vocabulary)
@@ -80,15 +79,12 @@ def lines(text: str) -> list[str]:
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
-def learnt(
-    tokenization: str, texts: Iterable[str], size: int, least: int = LEAST, lowercase: bool = True
-) -> list[str]:
+def learnt(tokenization: str, texts: Iterable[str], size: int) -> list[str]:
     """Return a vocabulary: :data:`SPECIAL`, and the most frequent tokens of texts.
 
     Args:
         tokenization: one of :data:`TOKENIZATIONS`.
         size: of the vocabulary, at most.
-        least: how often a token has to come.
 
     Raises:
         UnknownNameError: for an unknown tokenization.
@@ -99,50 +95,17 @@ def learnt(
             f"vocabulary may have {size} tokens but must have more than {len(SPECIAL)}: "
             f"{', '.join(SPECIAL)} are in it"
         )
-    usual: dict[str, Any] = {"vocab_size": size, "min_frequency": least, "show_progress": False}
-    if tokenization == "wordpiece":
-        tokenizer, texts = _divided(models.WordPiece(unk_token=UNKNOWN), tokenization, lowercase), list(texts)
-        whole, inner = _alphabet(tokenizer, texts, least, size - len(SPECIAL))
-        # The trainer numbers characters within words as a hash has them, and pairs that are as frequent come
-        # in the order of these numbers.
-        trainer: Any = trainers.WordPieceTrainer(
-            **usual,
-            initial_alphabet=whole,
-            limit_alphabet=len(whole),
-            special_tokens=[*SPECIAL, *(f"##{one}" for one in inner)],
-        )
-    else:
-        tokenizer = _divided(models.WordLevel(unk_token=UNKNOWN), tokenization, lowercase)
-        trainer = trainers.WordLevelTrainer(**usual, special_tokens=list(SPECIAL))
+    if tokenization not in TOKENIZATIONS:
+        raise unknown("tokenization", tokenization, list(TOKENIZATIONS))
+    tokenizer = _divided(models.WordLevel(unk_token=UNKNOWN), tokenization, lowercase=True)
+    trainer: Any = trainers.WordLevelTrainer(
+        vocab_size=size, min_frequency=LEAST, show_progress=False, special_tokens=list(SPECIAL)
+    )
     tokenizer.train_from_iterator(texts, trainer)
     ids = tokenizer.get_vocab()
     if len(ids) == len(SPECIAL):
-        raise SpecError(f"no token comes {least} times in the texts: there is no vocabulary to learn")
+        raise SpecError(f"no token comes {LEAST} times in the texts: there is no vocabulary to learn")
     return sorted(ids, key=ids.__getitem__)
-
-
-def _alphabet(
-    tokenizer: Tokenizer, texts: Iterable[str], least: int, room: int
-) -> tuple[list[str], list[str]]:
-    """Return the most frequent characters that words begin with, and that stand within words.
-
-    Args:
-        room: of both together, at most.
-    """
-    words: Counter[str] = Counter()
-    for text in texts:
-        words.update(
-            word
-            for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text))
-        )
-    counts: Counter[tuple[bool, str]] = Counter()
-    for word, count in words.items():
-        for place, character in enumerate(word):
-            counts[place > 0, character] += count
-    kept = sorted(
-        (key for key, count in counts.items() if count >= least), key=lambda key: (-counts[key], key)
-    )[:room]
-    return sorted(one for within, one in kept if not within), sorted(one for within, one in kept if within)
 
 
 def from_json(text: str, where: str) -> Tokenizer:
@@ -160,8 +123,6 @@ def from_json(text: str, where: str) -> Tokenizer:
 
 
 def _divided(model: Any, tokenization: str, lowercase: bool) -> Tokenizer:
-    if tokenization not in TOKENIZATIONS:
-        raise unknown("tokenization", tokenization, list(TOKENIZATIONS))
     tokenizer = Tokenizer(model)
     pieces = tokenization == "wordpiece"
     tokenizer.normalizer = normalizers.BertNormalizer(
