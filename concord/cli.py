@@ -6,13 +6,11 @@ Exit codes: 0 agrees; 1 diverges; 2 bad usage or input; 3 a backend crashed, is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from concord import DISTRIBUTION, writing
 from concord.commands import case, show
@@ -32,35 +30,27 @@ from concord.commands.train import train
 from concord.ending import end
 from concord.options import command
 
-Command = Callable[..., None]
-
-PANELS: dict[str, Mapping[str, Command | tuple[str, Sequence[Command]]]] = {
-    "Judge": {
-        **{one.__name__: one for one in (compare, check, golden, fuzz, mutants)},
-        "case": ("Write, run or reduce cases as files.", (case.export, case.run, case.reduce)),
-    },
-    "Port": {one.__name__: one for one in (port, diff, certify)},
-    "Train": {one.__name__: one for one in (train, predict)},
-    "Show and measure": {
-        "show": (
-            "Make a page, a table or a figure.",
-            (show.variants, show.report, show.attention, show.positions, show.curves),
-        ),
-        "speed": speed,
-    },
-    "Help": {"demo": demo, "doctor": doctor},
+COMMANDS = {
+    "Judge": (compare, check, golden, fuzz, mutants),
+    "Port": (port, diff, certify),
+    "Train": (train, predict),
+    "Show and measure": (speed,),
+    "Help": (demo, doctor),
 }
-"""The commands as they stand in the help; some have commands of their own, and a text."""
+"""The commands as they stand in the help."""
+
+GROUPS = (
+    ("Judge", "case", "Write, run or reduce cases as files.", (case.export, case.run, case.reduce)),
+    (
+        "Show and measure",
+        "show",
+        "Make a page, a table or a figure.",
+        (show.variants, show.report, show.attention, show.positions, show.curves),
+    ),
+)
+"""And commands that have commands of their own."""
 
 EXAMPLES = "Examples: concord demo · concord compare my.model:build port.onnx · concord doctor"
-
-
-class Grouped(TyperGroup):
-    """Commands in the order of :data:`PANELS`."""
-
-    def list_commands(self, ctx: object) -> list[str]:  # noqa: ARG002
-        """Return their names."""
-        return [name for commands in PANELS.values() for name in commands]
 
 
 new = partial(
@@ -70,7 +60,7 @@ new = partial(
     context_settings={"help_option_names": ["--help", "-h"]},
     rich_markup_mode="rich",
 )
-app = new(cls=Grouped, pretty_exceptions_enable=False, epilog=EXAMPLES)
+app = new(pretty_exceptions_enable=False, epilog=EXAMPLES)
 
 
 def _version(asked: bool) -> None:
@@ -93,15 +83,14 @@ def about(
     writing.READ.clear()
 
 
-for panel, commands in PANELS.items():
-    for name, made in commands.items():
-        if isinstance(made, tuple):
-            group = new(help=made[0])
-            app.add_typer(group, name=name, rich_help_panel=panel)
-            for function in made[1]:
-                group.command()(command(function))
-        else:
-            app.command(rich_help_panel=panel)(command(made))
+for panel, functions in COMMANDS.items():
+    for function in functions:
+        app.command(rich_help_panel=panel)(command(function))
+for panel, name, about_it, functions in GROUPS:
+    group = new(help=about_it)
+    app.add_typer(group, name=name, rich_help_panel=panel)
+    for function in functions:
+        group.command()(command(function))
 
 
 run = partial(app, standalone_mode=False, prog_name="concord")

@@ -61,12 +61,17 @@ class Own:
 
 
 @dataclass(frozen=True)
-class Trained(OptionGroup):
-    """The weights of one's own model.
+class OwnModel(OptionGroup):
+    """A model of one's own, and what it is run on.
 
     Attributes:
         checkpoint ([CHECKPOINT]): In place of standard cases: a checkpoint of any format, or a
             run, of which the best.
+        inputs: Arrays to run it on, as safetensors: input_ids, and segment_ids, labels, cotangent
+            where you have them.
+        batch: Samples in a batch. Default: 8 texts, or all samples of --inputs.
+        max_tokens: With --texts: tokens that a text may have; what is longer is cut off. Default:
+            as many as the model takes.
     """
 
     panel = "A model of your own"
@@ -74,6 +79,10 @@ class Trained(OptionGroup):
     checkpoint: Path | None = None
     form: str = "auto"
     table: Path | None = None
+    texts: Path | None = None
+    inputs: Path | None = None
+    batch: int | None = None
+    max_tokens: int | None = None
 
     def check(self, **instead: Any) -> bool:
         """Return whether there is a model of one's own.
@@ -82,56 +91,20 @@ class Trained(OptionGroup):
             instead: values of options that have no meaning beside it.
 
         Raises:
-            SpecError: listing options that exclude each other, or are about a checkpoint that is not given.
+            SpecError: listing options that exclude each other, or are about what is not given.
         """
         there = self.checkpoint is not None
-        about, why = (
-            (instead, "beside CHECKPOINT, which takes its place; leave one out")
-            if there
-            else (self._about(), "but CHECKPOINT is not: whose weights?")
-        )
-        refuse([f"--{name} is given {why}" for name, value in about.items() if value])
-        return there
-
-    def _about(self) -> dict[str, Any]:
-        return {"from": self.form != "auto", "table": self.table}
-
-    def model(self, **on: Any) -> OwnModel:
-        """Return the same model with what it is run on."""
-        return OwnModel(self.checkpoint, self.form, self.table, **on)
-
-
-@dataclass(frozen=True)
-class OwnModel(Trained):
-    """And what it is run on.
-
-    Attributes:
-        inputs: Arrays to run it on, as safetensors: input_ids, and segment_ids, labels, cotangent
-            where you have them.
-        batch: Samples in a batch. Default: 8 texts, or all samples of --inputs.
-        max_tokens: With --texts: tokens that a text may have; what is longer is cut off. Default:
-            as many as the model takes.
-    """
-
-    texts: Path | None = None
-    inputs: Path | None = None
-    batch: int | None = None
-    max_tokens: int | None = None
-
-    def _about(self) -> dict[str, Any]:
-        about = {"texts": self.texts, "inputs": self.inputs, "max-tokens": self.max_tokens}
-        return super()._about() | about
-
-    def check(self, **instead: Any) -> bool:
-        """Return whether there is a model of one's own, as :meth:`Trained.check` does."""
-        if not super().check(**instead):
-            return False
-        problems = ["--texts and --inputs are both given; give either"] if self.texts and self.inputs else []
+        about = {"from": self.form != "auto", "table": self.table, "texts": self.texts, "inputs": self.inputs}
+        without = "but CHECKPOINT is not: whose weights?"
+        why = "beside CHECKPOINT, which takes its place; leave one out" if there else without
+        wrong = instead if there else about
+        problems = [f"--{name} is given {why}" for name, value in wrong.items() if value]
+        problems += ["--texts and --inputs are both given; give either"] * bool(self.texts and self.inputs)
         problems += too_small(("batch", self.batch, 1))
         if self.max_tokens is not None and self.texts is None:
             problems.append("--max-tokens is given but --texts is not: it is about texts")
         refuse(problems)
-        return True
+        return there
 
     def load(self, part: str = "model", gradients: bool = True) -> Own:
         """Read the checkpoint, and what it is to be run on.
@@ -153,9 +126,8 @@ class OwnModel(Trained):
         remarks = [*self._of_checkpoint(found)]
         part = _part(found, part, remarks)
         config, name = found.config, given.legible(name_of(self.checkpoint))
-        known = parameters(config, part)
         if self.texts is not None:
-            batches = self._of_texts(found, part)
+            batches = self._of_texts(self.texts, found, part)
         elif self.inputs is not None:
             batches = given.of_arrays(self.inputs, config, part, self.batch)
         else:
@@ -174,6 +146,7 @@ class OwnModel(Trained):
                 f"{' and '.join(sorted(made))} {are} drawn, since nobody gave any: "
                 "gradients are those of the loss that follows"
             )
+        known = parameters(config, part)
         weights = {name: array for name, array in found.weights().items() if name in known}
         return Own(name, config, part, weights, cases, remarks)
 
@@ -208,22 +181,21 @@ class OwnModel(Trained):
             names = (entry.foreign for entry in ignored if entry.reason == reason)
             yield f"ignored: {', '.join(names)}: {reason}"
 
-    def _of_texts(self, found: Checkpoint, part: str) -> GivenBatches:
+    def _of_texts(self, texts: Path, found: Checkpoint, part: str) -> GivenBatches:
         from concord.porting.folder import folder_of
 
         with optional("--texts", "training"):
+            from concord.training.data import given
             from concord.training.data.ready import encoder_of
-        from concord.training.data import given
 
         assert self.checkpoint is not None
-        assert self.texts is not None
         encoder = encoder_of(folder_of(self.checkpoint), found.files, found.config, self.max_tokens)
         if encoder is None:
             raise SpecError(
                 f"{self.checkpoint}: has no tokenizer.json and no vocab.txt: put one beside the weights, "
                 "or give ids as --inputs FILE.safetensors"
             )
-        return given.of_texts(self.texts, encoder, found.config, part, found.labels, self.batch or BATCH)
+        return given.of_texts(texts, encoder, found.config, part, found.labels, self.batch or BATCH)
 
 
 def _part(found: Checkpoint, asked: str, remarks: list[str]) -> str:

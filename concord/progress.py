@@ -1,4 +1,4 @@
-"""What a command says while it works, on standard error: bars on a terminal, else a line for each part."""
+"""What a command says while it works, on standard error: bars on a terminal, else a line now and then."""
 
 from __future__ import annotations
 
@@ -7,20 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.text import Text
 
 from concord.conformance.watching import Underway
 from concord.terminal import Terminal
 
-PARTS = 10
-"""Into how many parts work is divided where each has a line."""
-
-EVERY = 100
-"""After how many there is a line where nobody knows how many there will be."""
-
-MINUTE = 60.0
+EVERY = 10.0
 """Seconds after which there is another line."""
 
 Advance = Callable[[str, int, str], None]
@@ -64,37 +56,24 @@ def counting(names: Sequence[str], total: int) -> Iterator[Callable[[str, str], 
         yield progress
 
 
-@contextmanager
-def telling() -> Iterator[Callable[[str], None]]:
-    """Say what is being done."""
+def telling() -> Callable[[str], None]:
+    """Return what says what is being done, a line each."""
     console, started = Terminal(stderr=True), time.perf_counter()
-
-    def now(text: str) -> str:
-        return f"{time.perf_counter() - started:4.0f} s  {text}"
-
-    if not console.is_terminal:
-        yield lambda text: console.print(now(text), highlight=False, soft_wrap=True)
-        return
-    with console.status("starting") as status:
-        yield lambda text: status.update(Text(now(text)))
+    return lambda text: console.tell(f"{time.perf_counter() - started:4.0f} s  {text}")
 
 
 _text = partial(TextColumn, markup=False)
 
 
-def _lines(console: Console, total: int | None, unit: str) -> Advance:
-    """Return what prints a line at the start, for each part, and each minute in which something was done."""
-    started, said = time.perf_counter(), dict[str, tuple[int, int, int]]()
+def _lines(console: Terminal, total: int | None, unit: str) -> Advance:
+    """Return what prints a line at the start, and when some seconds have passed since the last."""
+    started, last = time.perf_counter(), dict[str, float]()
 
     def advance(name: str, done: int, now: str) -> None:
         seconds = time.perf_counter() - started
-        part, minute = done * PARTS // total if total else done // EVERY, int(seconds // MINUTE)
-        last_part, last_minute, last_done = said.get(name, (-1, 0, -1))
-        if part > last_part or (minute > last_minute and (done > last_done or isinstance(now, Underway))):
-            said[name] = part, minute, done
+        if name not in last or done == total or seconds - last[name] >= EVERY:
+            last[name] = seconds
             words = (f"{done} of {total}" if total else str(done), unit, f"({now})" if now else "")
-            console.print(
-                f"{seconds:4.0f} s  {name}: {' '.join(filter(None, words))}", highlight=False, soft_wrap=True
-            )
+            console.tell(f"{seconds:4.0f} s  {name}: {' '.join(filter(None, words))}")
 
     return advance

@@ -150,14 +150,17 @@ def check_apart(folder: Path) -> None:
             )
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path, empty: bool = True) -> None:
     """Refuse a folder that cannot be written, or holds something.
+
+    Args:
+        empty: whether it may hold nothing.
 
     Raises:
         SpecError: saying why.
     """
-    try:
-        if folder.is_dir() and any(folder.iterdir()):
-            raise SpecError(f"{folder.absolute()}: holds something already; export into an empty folder")
-    except OSError as error:
-        raise SpecError(f"{folder}: cannot be written: {error.strerror}") from None
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if problem := obstacle(there / "one"):
+        raise SpecError(f"{folder}: cannot be written: {problem.rpartition(': ')[2]}")
+    if empty and folder.is_dir() and any(folder.iterdir()):
+        raise SpecError(f"{folder.absolute()}: holds something already; export into an empty folder")

@@ -11,7 +11,7 @@ from concord.spec.training.recipe import Recipe
 from concord.spec.training.schedules import learning_rate
 from concord.training import checkpoint
 from concord.training.checkpoint import Progress, TrainingCheckpoint
-from concord.training.data import Corpus
+from concord.training.data import Corpus, Labels, TextEncoder, fitted
 from concord.training.log import read_log
 from concord.training.metrics import measure
 from concord.training.ordinary import fit
@@ -23,7 +23,9 @@ from tests.toys.stepping import Infinite, Right
 from tests.toys.surroundings import refusal
 
 RECIPE = Recipe(**ADAMW).replace(learning_rate=0.02, total_steps=13)
-CONFIG = small_config(d_model=6, d_ff=7, num_layers=1)
+LABELS = Labels(("bad", "good", "so so"))
+ENCODER = TextEncoder.of("characters", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghij"], small_config())
+CONFIG = fitted(small_config(d_model=6, d_ff=7, num_layers=1), ENCODER, LABELS)
 
 
 def corpus(count, seed):
@@ -47,7 +49,8 @@ SAMPLES = {"train": corpus(14, 3), "dev": corpus(7, 99)}
 def beginning(**fields):
     usual = {"backend": "numpy", "steps": 11, "batch": 3, "log_every": 2, "save_every": 2, "seed": 7}
     progress = Progress(plan=TrainingPlan(**{**usual, **fields}))
-    return TrainingCheckpoint(CONFIG, spec.initialize(CONFIG, seed=1), recipe=RECIPE, progress=progress)
+    weights = spec.initialize(CONFIG, seed=1)
+    return TrainingCheckpoint(CONFIG, weights, LABELS, ENCODER, RECIPE, progress=progress)
 
 
 def after(steps):

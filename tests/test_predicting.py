@@ -15,6 +15,7 @@ from concord import porting, spec, using
 from concord.commands import predict
 from concord.model import reader
 from concord.spec.batch import Batch
+from concord.spec.training.recipe import recipe
 from concord.terminal import Terminal
 from concord.training import checkpoint, data, prediction
 from concord.training.data.ready import encoder_of
@@ -41,6 +42,7 @@ def trained(folder, config, names=NAMES, plan=None):
             spec.initialize(config, 3),
             labels=labels,
             encoder=encoder,
+            recipe=recipe("adamw"),
             progress=checkpoint.Progress(plan=plan or TrainingPlan()),
         ),
     )

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +29,11 @@ from concord.spec.parameters import Weights, validate_weights
 from concord.spec.runs import PROGRESS, STEP, place, step_folder
 from concord.spec.training.optimizers import state_shapes
 from concord.spec.training.recipe import Recipe, recipe_from_mapping
+from concord.training.data import Labels, TextEncoder, unfit
+from concord.training.data.encoder import TEXT_FILE
 from concord.training.plan import TrainingPlan
 
-if TYPE_CHECKING:
-    from concord.training.data import Labels, TextEncoder
+LABELS, RECIPE, STATE = "labels.json", "recipe.toml", "state.safetensors"
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,9 @@ class TrainingCheckpoint:
         config: the member of the family.
         weights: by canonical name, in the shapes of :func:`concord.spec.parameters.shape_of` (SPEC WGT-1,
             WGT-2); the dtype is that of training.
-        labels: the names of the classes; None: they are numbers.
-        encoder: how texts are encoded; None: samples are numbers.
-        recipe: of the optimizer; None: for prediction alone.
+        labels: the names of the classes.
+        encoder: how texts are encoded.
+        recipe: of the optimizer.
         state: what the optimizer keeps, as ``first_moment.<canonical name>`` and so on
             (:func:`concord.spec.training.optimizers.moments`).
         progress: how far training has come.
@@ -91,9 +92,9 @@ class TrainingCheckpoint:
 
     config: EncoderConfig
     weights: Weights
-    labels: Labels | None = None
-    encoder: TextEncoder | None = None
-    recipe: Recipe | None = None
+    labels: Labels
+    encoder: TextEncoder
+    recipe: Recipe
     state: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
 
@@ -108,17 +109,11 @@ class TrainingCheckpoint:
         with collecting(problems):
             validate_weights(self.config, self.weights, where=where)
         context = f" [{where}]" if where else ""
-        if self.encoder is not None and self.labels is not None:
-            from concord.training.data import unfit  # what samples of numbers do without
-
-            problems += [f"{problem}{context}" for problem in unfit(self.config, self.encoder, self.labels)]
-        problems += [f"{problem}{context}" for problem in self._state_problems()]
+        apart = (*unfit(self.config, self.encoder, self.labels), *self._state_problems())
+        problems += [f"{problem}{context}" for problem in apart]
         refuse(problems)
 
     def _state_problems(self) -> Iterator[str]:
-        if self.recipe is None:
-            yield from (["there is a state but no recipe that says what it is"] if self.state else [])
-            return
         known = state_shapes(self.config, self.recipe)
         yield from (
             f"{name!r} is unexpected: the recipe keeps no such state"
@@ -145,17 +140,15 @@ def write(folder: Path, checkpoint: TrainingCheckpoint) -> None:
         SpecError: if its parts do not fit together, or it cannot be written.
     """
     checkpoint.validate()
-    files = {CONFIG: checkpoint.config.to_toml().encode(), WEIGHTS: pack(checkpoint.weights)}
-    files[PROGRESS] = _json(asdict(checkpoint.progress))
-    if checkpoint.labels is not None:
-        files["labels.json"] = checkpoint.labels.to_json().encode()
-    if checkpoint.encoder is not None:
-        files |= {name: text.encode() for name, text in checkpoint.encoder.files().items()}
-    if checkpoint.recipe is not None:
-        files |= {
-            "recipe.toml": to_toml(checkpoint.recipe.as_dict()).encode(),
-            "state.safetensors": pack(checkpoint.state),
-        }
+    files = {
+        CONFIG: checkpoint.config.to_toml().encode(),
+        WEIGHTS: pack(checkpoint.weights),
+        PROGRESS: _json(asdict(checkpoint.progress)),
+        LABELS: checkpoint.labels.to_json().encode(),
+        RECIPE: to_toml(checkpoint.recipe.as_dict()).encode(),
+        STATE: pack(checkpoint.state),
+        **{name: text.encode() for name, text in checkpoint.encoder.files().items()},
+    }
     contents = Contents(
         FORMAT, {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())}
     )
@@ -179,31 +172,21 @@ def read(folder: Path, which: Literal["best", "last"] = "best") -> TrainingCheck
     folder = place(folder, which)
     contents = read_contents(folder)
     files, problems = contents.sha256, corrupt(folder, contents)
-    required = (CONFIG, WEIGHTS)
-    if contents.part != "model":
-        problems.append(
-            f"{folder}: holds the part {contents.part!r} but must hold the whole model: "
-            "there is nothing to be trained or predicted without a head"
-        )
-    problems += [f"{folder}: lacks {name}" for name in required if name not in files]
+    readers: dict[str, tuple[str, Callable[[Path], Any]]] = {
+        CONFIG: ("config", lambda path: from_toml(read_text(path), str(path))),
+        WEIGHTS: ("weights", read_arrays),
+        PROGRESS: ("progress", lambda path: read_as(path, Progress)),
+        LABELS: ("labels", Labels.read),
+        RECIPE: ("recipe", read_recipe),
+        STATE: ("state", read_arrays),
+        TEXT_FILE: ("encoder", lambda path: TextEncoder.read(path.parent)),
+    }
+    problems += [f"{folder}: lacks {name}" for name in readers if name not in files]
     refuse(problems)
     found: dict[str, Any] = {}
-
-    def take(name: str, part: str, reading: Callable[[Path], Any]) -> None:
-        if name in files:
-            with collecting(problems):
-                found[part] = reading(folder / name)
-
-    take(CONFIG, "config", lambda path: from_toml(read_text(path), str(path)))
-    take(WEIGHTS, "weights", read_arrays)
-    take(PROGRESS, "progress", lambda path: read_as(path, Progress))
-    take("recipe.toml", "recipe", read_recipe)
-    take("state.safetensors", "state", read_arrays)
-    if "labels.json" in files or "text.json" in files:
-        from concord.training.data import Labels, TextEncoder  # what samples of numbers do without
-
-        take("labels.json", "labels", Labels.read)
-        take("text.json", "encoder", lambda path: TextEncoder.read(path.parent))
+    for name, (part, reading) in readers.items():
+        with collecting(problems):
+            found[part] = reading(folder / name)
     refuse(problems)
     read_in = TrainingCheckpoint(**{**found, "weights": in_order(found["weights"], found["config"])})
     read_in.validate(where=str(folder))

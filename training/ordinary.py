@@ -49,7 +49,6 @@ Corpora = Mapping[str, Corpus]
 
 def accumulations(start: TrainingCheckpoint, train: Corpus, epoch: int) -> Iterator[list[NumberedBatch]]:
     """Yield the batches of each step of an epoch, the same ones each time; the last step may have fewer."""
-    assert start.recipe is not None
     plan, together = start.progress.plan, start.recipe.accumulation
     every = batches(
         train, start.config, plan.batch, plan.seed, epoch, bucketed=True, multiple=PAD_TO, together=together
@@ -69,7 +68,6 @@ class Fitting:
     """
 
     def __init__(self, worker: Worker, start: TrainingCheckpoint, corpora: Corpora, run: Path) -> None:
-        assert start.recipe is not None
         self.worker, self.start, self.corpora, self.run = worker, start, corpora, run
         self.recipe, self.plan, self.progress = start.recipe, start.progress.plan, start.progress
         (_, first), *_ = next(accumulations(start, corpora["train"], 0))

@@ -114,8 +114,7 @@ def certify(
         extent="quick" if quick else "all" if all else "usual",
         dtypes=options.once(dtype) or [],
     )
-    with telling() as tell:
-        found = certificates.certify(source, target, asked, settings, tell)
+    found = certificates.certify(source, target, asked, settings, telling())
     made = certificates.recorded(found)
     writing.write(
         (certificate, lambda: certificates.text(made)),
@@ -194,10 +193,9 @@ def _verify(
             raise
         console.tell(altered[0], style="red")
         raise typer.Exit(1) from None
-    with telling() as tell:
-        problems, again = certificates.verify(
-            stated, source, target, workers.settings(), files, tell, workers.backend or ()
-        )
+    problems, again = certificates.verify(
+        stated, source, target, workers.settings(), files, telling(), workers.backend or ()
+    )
     for problem in problems:
         console.tell(problem, style="red")
     if again is not None:

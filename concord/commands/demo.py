@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -49,8 +48,8 @@ def demo(
     refuse(unknowns("backend", names, backends.BUILT_IN))
     case = build_case(PLANTED.variant, PLANTED.scenario, options=dict(PLANTED.options))
     job = job_of(case, "float32")
-    with ExitStack() as stack:
-        name, worker = _first(names, stack)
+    name, worker = _first(names)
+    with worker:
         buggy = f"{name} with a bug"
         console.tell(
             f"A small {case.variant}, drawn from a seed, runs twice on {name} in {job.dtype}: as it is, and "
@@ -86,7 +85,7 @@ def demo(
     )
 
 
-def _first(names: list[str], stack: ExitStack) -> tuple[str, Worker]:
+def _first(names: list[str]) -> tuple[str, Worker]:
     """Return the first backend that is installed, and a worker of it that can have bugs.
 
     Raises:
@@ -95,7 +94,7 @@ def _first(names: list[str], stack: ExitStack) -> tuple[str, Worker]:
     why = ""
     for name in names:
         try:
-            return name, stack.enter_context(Setup().open(plugin(name)))
+            return name, Setup().open(plugin(name))
         except WorkerFailure as failure:
             why = f"{name}: {failure.detail}"
     complain(f"{why}; 'concord doctor' says how to install a framework")

@@ -17,8 +17,8 @@ from concord.ending import halting
 from concord.options import Written
 from concord.progress import bars
 from concord.spec.errors import SpecError, collect, optional, refuse, unknowns
-from concord.spec.files import obstacle
 from concord.terminal import Terminal
+from concord.writing import check_folder
 
 CASES = 100
 """Cases of a hunt unless a number or a time is given."""
@@ -116,7 +116,7 @@ def fuzz(
         workers.names,
         lambda: drawn.plan(options.once(workers.backend) or backends.names()),
         lambda: _check_address(scheduler),
-        lambda: _check_folder(out),
+        lambda: check_folder(out, empty=False),
     )
     # A signal ends the hunt, and the command once what was found is shown and written.
     with halting() as stopped:
@@ -140,10 +140,3 @@ def _check_address(scheduler: str | None) -> None:
             f"--scheduler is {scheduler!r} but must be HOST:PORT or PROTOCOL://HOST:PORT, "
             "for example tcp://host:8786"
         )
-
-
-def _check_folder(out: Path) -> None:
-    """Refuse a folder that cannot be written."""
-    there = next(path for path in (out, *out.absolute().parents) if path.exists())
-    if problem := obstacle(there / "found.json"):
-        raise SpecError(f"--out {out}: cannot be written: {problem.rpartition(': ')[2]}")

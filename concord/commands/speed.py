@@ -20,10 +20,10 @@ from concord.backends.interface import WORKLOAD_KINDS
 from concord.conformance import record as files
 from concord.conformance.estimate import Z
 from concord.conformance.report import within
-from concord.model import Trained
+from concord.model import OwnModel
 from concord.options import Written
 from concord.progress import telling
-from concord.spec.errors import SpecError, collect, collecting, refuse, unknowns
+from concord.spec.errors import collect, collecting, refuse, unknowns
 from concord.spec.precision import PRECISIONS
 from concord.speed import Mode, SpeedPlan, SpeedRecord, Workload, measure, workload
 from concord.speed.peers import PEERS
@@ -171,7 +171,6 @@ class Modes(options.OptionGroup):
             neither. Default: both.
         quick: Two turns, library layers in the tuned profile only; imports and a large product
             are not timed.
-        turns: How often each backend has its turn, at least. Default: {TURNS}.
         budget (SECONDS): Seconds within which to stay. Default: {BUDGET:g} if nothing is chosen,
             else no limit.
     """
@@ -182,29 +181,18 @@ class Modes(options.OptionGroup):
     execution: Names = None
     profile: Names = None
     quick: bool = False
-    turns: int | None = None
     budget: float | None = None
-
-    def check(self) -> None:
-        """Refuse too few turns, or less than no time.
-
-        Raises:
-            SpecError: listing what is wrong.
-        """
-        problems = []
-        if self.turns is not None and self.turns < 1:
-            problems.append(f"--turns is {self.turns} but must be at least 1")
-        if self.budget is not None and not self.budget >= 0:
-            problems.append(f"--budget is {self.budget:g} s but must not be negative")
-        refuse(problems)
 
     def modes(self, ragged: bool, device: str) -> tuple[Mode, ...]:
         """Return the modes that the options describe; without any, those that most will ask for.
 
         Raises:
-            SpecError: for an unknown profile.
+            SpecError: for an unknown profile, and less than no time.
         """
-        refuse(unknowns("profile", self.profile or (), PROFILES))
+        problems = unknowns("profile", self.profile or (), PROFILES)
+        if self.budget is not None and not self.budget >= 0:
+            problems.append(f"--budget is {self.budget:g} s but must not be negative")
+        refuse(problems)
         if self.implementation or self.execution:
             chosen = itertools.product(
                 self.implementation or ("explicit", "library"),
@@ -221,30 +209,32 @@ def speed(
     *,
     workers: Timed,
     models: Models,
-    own_model: Trained,
     modes: Modes,
-    record: options.Outputs,
+    outputs: options.Outputs,
+    checkpoint: Path | None = None,
     texts: Path | None = None,
     markdown: Written | None = None,
 ) -> None:
-    """Measure backends side by side, in turns, if they conform."""
-    record.check(markdown=markdown, markers="speed")
-    drawn = {"preset": models.preset}
+    """Measure backends side by side, in turns, if they conform.
+
+    Args:
+        checkpoint ([CHECKPOINT]): In place of presets: a checkpoint of any format, or a run, of
+            which the best.
+    """
+    outputs.check(markdown=markdown, markers="speed")
+    own_model = OwnModel(checkpoint, texts=texts, batch=MOST)
     sizes = {"batch": models.batch, "tokens": models.tokens} if texts else {}
-    if own_model.checkpoint is None and texts is not None:
-        raise SpecError("--texts is given but CHECKPOINT is not: whose weights?")
-    given = _own(own_model, texts, models) if own_model.check(**drawn, **sizes) else []
+    given = _own(own_model, models) if own_model.check(preset=models.preset, **sizes) else []
     device = workers.device
-    settings, names, works, chosen, _ = collect(
+    settings, names, works, chosen = collect(
         workers.settings,
         workers.names,
         lambda: models.workloads(given or models.presets(device), device, texts is not None),
         lambda: modes.modes("ragged" in (models.lengths or []), device),
-        modes.check,
     )
     if not workers.backend and any(_known(work) for work in works):
         names = [*names, *PEERS]
-    asked = (*vars(models).values(), own_model.checkpoint, modes.implementation, modes.execution)
+    asked = (*vars(models).values(), checkpoint, modes.implementation, modes.execution)
     # Where nothing was asked for there is a limit to the time of the whole, and the explicit code, which is
     # nobody's fastest, is measured on the first workload alone.
     usual = device == "cpu" and not any((*asked, modes.profile, modes.quick))
@@ -258,25 +248,25 @@ def speed(
             asked=tuple(name for name in settings.asked if name not in PEERS),
             threads=settings.threads or os.cpu_count() or 1,
         ),
-        turns=modes.turns or (QUICK_TURNS if modes.quick else TURNS),
+        turns=QUICK_TURNS if modes.quick else TURNS,
         patience=1 if modes.quick else PATIENCE,
         budget=BUDGET if modes.budget is None and usual else modes.budget,
         left_out=frozenset((EXPLICIT, work) for work in works[1:]) if usual else frozenset(),
         thorough=not modes.quick,
     )
-    raise typer.Exit(_measure(plan, record, markdown))
+    raise typer.Exit(_measure(plan, outputs, markdown))
 
 
-def _own(model: Trained, texts: Path | None, asked: Models) -> list[Preset]:
+def _own(model: OwnModel, asked: Models) -> list[Preset]:
     """Return the model of a checkpoint with a batch of the usual size, or one of texts.
 
     Raises:
         SpecError: if the checkpoint, or a text, cannot be read.
     """
-    found = model.model(texts=texts, batch=MOST).load(gradients=False)
+    found = model.load(gradients=False)
     (drawn,) = found.batches.values()
     preset = own(found.name, str(model.checkpoint), found.config)
-    if texts is None:
+    if model.texts is None:
         return [of_size(preset, asked.batch, asked.tokens)]
     ids = drawn.required("input_ids")
     lengths = tuple((ids.shape[1] - np.argmax(ids[:, ::-1] != found.config.pad_id, axis=1)).tolist())
@@ -289,7 +279,7 @@ def _known(work: Workload) -> bool:
     return (config.pooler, config.positions, config.position_of_padding) == ("tanh", "learned", "counted")
 
 
-def _measure(chosen: SpeedPlan, record: options.Outputs, markdown: Path | None) -> int:
+def _measure(chosen: SpeedPlan, outputs: options.Outputs, markdown: Path | None) -> int:
     """Measure, print and write; return the exit code.
 
     Raises:
@@ -304,7 +294,7 @@ def _measure(chosen: SpeedPlan, record: options.Outputs, markdown: Path | None) 
             "what is measured beside them says little",
             style="yellow",
         )
-    json, console = record.json, Terminal()
+    json, console = outputs.json, Terminal()
     began = time.perf_counter()
 
     def made() -> files.Record:
@@ -317,8 +307,7 @@ def _measure(chosen: SpeedPlan, record: options.Outputs, markdown: Path | None) 
             files.write(json, made())
 
     try:
-        with telling() as tell:
-            kept.complete = measure(chosen, keep, tell)
+        kept.complete = measure(chosen, keep, telling())
     finally:
         last = made()
         data = files.data(last)
@@ -328,7 +317,7 @@ def _measure(chosen: SpeedPlan, record: options.Outputs, markdown: Path | None) 
         put = partial(within, finished, "speed") if finished else str
         writing.write(
             (json, lambda: files.text(last)),
-            (record.html, lambda: writing.page(last)),
+            (outputs.html, lambda: writing.page(last)),
             (finished, lambda: put(as_markdown(data))),
         )
         console.tell(f"{kept.seconds:.0f} s in all")

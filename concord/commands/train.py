@@ -320,7 +320,6 @@ def _tell(path: Path | None, pretrained: TextModel, start: TrainingCheckpoint) -
     """Print what training begins with: what of the weights is the checkpoint's, and what was drawn."""
     from concord.training.beginning import kept as taken
 
-    assert start.labels is not None
     kept, names = taken(pretrained, start.config, start.labels), start.labels.names
     drawn = [name for name in start.weights if name not in kept]
     left = [name for name in pretrained.weights if name not in kept]
@@ -378,7 +377,6 @@ def _fit(start: TrainingCheckpoint, corpora: dict[str, Corpus], folder: Path, se
     from concord.training.ordinary import fit
 
     plan = start.progress.plan
-    assert start.recipe is not None
     if start.progress.ended:
         return
     total = planned_steps(start.recipe, plan, corpora["train"])
@@ -424,7 +422,6 @@ def on_samples(start: TrainingCheckpoint, corpora: dict[str, Corpus]) -> JudgedT
     from concord.training.ordinary import accumulations
 
     plan = start.progress.plan
-    assert start.recipe is not None
     every = (step for epoch in count() for step in accumulations(start, corpora["train"], epoch))
     steps = [[batch for _, batch in step] for step in islice(every, plan.steps)]
     training = Training(start.recipe, steps, plan.seed)

@@ -22,7 +22,6 @@ from concord.conformance.verdict import Verdict, number
 from concord.spec.arrays import Array
 from concord.spec.batch import Batch, completed
 from concord.spec.config import EncoderConfig
-from concord.spec.errors import SpecError
 from concord.spec.masks import real_tokens, visible_keys
 from concord.spec.parameters import Weights
 from concord.spec.tensors import taps
@@ -52,14 +51,6 @@ class ReadText:
     tokens: tuple[str, ...]
     parts: tuple[int, ...]
     part: str = "model"
-
-    def __post_init__(self) -> None:
-        shape = self.batch.required("input_ids").shape
-        if shape != (1, len(self.tokens)) or len(self.parts) != len(self.tokens):
-            raise SpecError(
-                f"'input_ids' has shape {shape} but must be {(1, len(self.tokens))}: "
-                "one sample, with a name and a part for each token"
-            )
 
     @property
     def real(self) -> NDArray[np.bool_]:

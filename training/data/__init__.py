@@ -10,11 +10,10 @@ from concord.training.data.corpus import Corpus, encode
 from concord.training.data.encoder import Encoded, Text, TextEncoder, fitted, unfit
 from concord.training.data.labels import Labels
 from concord.training.data.lines import Bad, Complaints
-from concord.training.data.samples import LAYOUTS, Sample, Samples, read, splits
+from concord.training.data.samples import Sample, Samples, read, splits
 from concord.training.data.tokenizers import TOKENIZATIONS
 
 __all__ = [
-    "LAYOUTS",
     "TOKENIZATIONS",
     "Bad",
     "Complaints",

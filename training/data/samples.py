@@ -28,11 +28,6 @@ USUAL = {
 SEPARATOR = "<SEP>"
 """Divides words from label in the files of the TF1 source."""
 
-LAYOUTS = ("tsv", "sep", "jsonl", "plain", "dataset")
-"""How samples are held. ``tsv``: columns between tabs. ``sep``: words, ``<SEP>``, a label.
-``jsonl``: a JSON object on each line. ``plain``: a text on each line.
-``dataset``: a folder of a Hugging Face dataset."""
-
 LINE_BITS = 32
 """Bits of a sample's number that hold its line; those above hold the number of its file."""
 
@@ -144,9 +139,11 @@ def is_dataset(path: Path) -> bool:
 
 
 def layout_of(path: Path) -> str:
-    """Return the layout of a file or folder: one of :data:`LAYOUTS`.
+    """Return how a file or folder holds samples.
 
-    As the end of the name says: ``.tsv``, ``.jsonl``, a folder; else as the first line does.
+    ``tsv``: columns between tabs. ``sep``: words, ``<SEP>``, a label. ``jsonl``: a JSON object on each line.
+    ``plain``: a text on each line. ``dataset``: a folder of a Hugging Face dataset. As the end of the
+    name says: ``.tsv``, ``.jsonl``, a folder; else as the first line does.
 
     Raises:
         SpecError: if it cannot be read.
