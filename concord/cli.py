@@ -86,11 +86,11 @@ def about(
 for panel, functions in COMMANDS.items():
     for function in functions:
         app.command(rich_help_panel=panel)(command(function))
-for panel, name, about_it, functions in GROUPS:
-    group = new(help=about_it)
+for panel, name, words, members in GROUPS:
+    group = new(help=words)
     app.add_typer(group, name=name, rich_help_panel=panel)
-    for function in functions:
-        group.command()(command(function))
+    for member in members:
+        group.command()(command(member))
 
 
 run = partial(app, standalone_mode=False, prog_name="concord")

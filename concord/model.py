@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from concord.conformance.campaign import Job
-from concord.options import OptionGroup, too_small
+from concord.options import OptionGroup, outside
 from concord.spec.batch import Batch, completed, example_batch, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, located, optional, refuse, unknowns
@@ -100,7 +101,7 @@ class OwnModel(OptionGroup):
         wrong = instead if there else about
         problems = [f"--{name} is given {why}" for name, value in wrong.items() if value]
         problems += ["--texts and --inputs are both given; give either"] * bool(self.texts and self.inputs)
-        problems += too_small(("batch", self.batch, 1))
+        problems += outside(("batch", self.batch, 1, inf))
         if self.max_tokens is not None and self.texts is None:
             problems.append("--max-tokens is given but --texts is not: it is about texts")
         refuse(problems)

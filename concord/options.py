@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints
 
@@ -27,6 +28,8 @@ from concord.spec.files import read_text
 T = TypeVar("T")
 
 MOST_THREADS = 2**14
+
+MOST_SECONDS = 1e9
 
 MOST_MEMORY = 2.0**30
 """MiB of the largest limit that may be given: a pebibyte, more than any machine has."""
@@ -207,18 +210,14 @@ class Workers(OptionGroup):
         for name, values in known.items():
             if name in given and not (name == "implementation" and ":" in given[name]):  # a backend's own
                 problems += unknowns(name, [given[name]], values)
-        problems += too_small(("repeat", given.get("repeat"), 1))
-        if not self.time_limit > 0:
-            problems.append(f"--time-limit is {self.time_limit:g} but must be above 0")
-        limit = self.memory_limit
-        if limit is not None and not 0 < limit <= MOST_MEMORY:
-            problems.append(
-                f"--memory-limit is {limit:g} MiB but must be above 0 and at most {MOST_MEMORY:g}"
-            )
-        elif limit is not None:
-            given["memory_limit"] = int(limit * 2**20)
-        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
-            problems.append(f"--threads is {self.threads} but must be at least 1 and at most {MOST_THREADS}")
+        problems += outside(
+            ("repeat", given.get("repeat"), 1, inf),
+            ("time-limit", self.time_limit, 0, MOST_SECONDS),
+            ("memory-limit", self.memory_limit, 1, MOST_MEMORY),
+            ("threads", self.threads, 1, MOST_THREADS),
+        )
+        if self.memory_limit is not None and not problems:
+            given["memory_limit"] = int(self.memory_limit * 2**20)
 
     def names(self) -> list[str]:
         """Return the backends to run: those asked for, each once, or all known ones.
@@ -319,16 +318,17 @@ class Lines(OptionGroup):
         return read(*files, columns=self.names, on_error=self.on_error)
 
 
-def too_small(*sizes: tuple[str, int | None, int]) -> list[str]:
-    """Return what is wrong with sizes that are below the least that they may be.
+def outside(*sizes: tuple[str, float | None, float, float]) -> list[str]:
+    """Return what is wrong with sizes that lie outside of what they may be.
 
     Args:
-        sizes: of each the option, what is given, and the least.
+        sizes: of each the option, what is given, the least, and the most.
     """
     return [
-        f"--{option} is {size} but must be at least {least}"
-        for option, size, least in sizes
-        if size is not None and size < least
+        f"--{option} is {size:.15g} but must be at least {least:g}"
+        + ("" if most == inf else f" and at most {most:.15g}")
+        for option, size, least, most in sizes
+        if size is not None and not least <= size <= most
     ]
 
 

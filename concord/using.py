@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from concord.backends.interface import Settings
+from concord.backends.worker import Worker
 from concord.conformance.campaign import Setup
 from concord.model import reader
 from concord.spec.errors import SpecError, optional, refuse
@@ -16,7 +17,7 @@ from concord.spec.runs import PROGRESS
 
 if TYPE_CHECKING:
     from concord.conformance.verdict import Verdict
-    from concord.training.data import Bad
+    from concord.training.data import Bad, Complaints, Sample
     from concord.training.plan import TrainingPlan
     from concord.training.prediction import TextModel, TextPrediction
 
@@ -32,12 +33,11 @@ class Classifier:
         labels: the names of its classes.
     """
 
-    def __init__(self, model: TextModel, backend: str, setup: Setup, how: Settings) -> None:
+    def __init__(self, model: TextModel, worker: Worker, how: Settings) -> None:
         from concord.training.prediction import predictor
 
-        self.model, self.backend, self.labels = model, backend, model.labels.names
-        self._worker = setup.open(backend)
-        self._compute = predictor(self._worker, model, how)
+        self.model, self.backend, self.labels = model, worker.name, model.labels.names
+        self.compute, self._worker = predictor(worker, model, how), worker
 
     def __call__(self, texts: str | Iterable[str | Sequence[str]]) -> Any:
         """Return for each text, or pair of texts, its label and the probability of each class.
@@ -49,12 +49,24 @@ class Classifier:
             WorkerFailure: if the worker gave no result.
         """
         from concord.training.data import Complaints
-        from concord.training.prediction import predict
 
         samples = samples_of([texts] if isinstance(texts, str) else texts)
-        found = predict(self.model, self._compute, samples, TEXTS, Complaints("fail"))
-        lines = [line_of(one, self.model) for one in found]
+        lines = list(self.lines(samples, TEXTS, Complaints()))
         return lines[0] if isinstance(texts, str) else lines
+
+    def lines(
+        self, samples: Iterable[Sample | Bad], size: int, complaints: Complaints
+    ) -> Iterator[dict[str, Any]]:
+        """Yield what is said of each sample, and of bad lines in their place.
+
+        Args:
+            size: samples that are computed at once.
+            complaints: takes the bad lines.
+        """
+        from concord.training.prediction import predict
+
+        for one in predict(self.model, self.compute, samples, size, complaints):
+            yield line_of(one, self.model)
 
     def close(self) -> None:
         """End the worker; it ends with the program too."""
@@ -81,7 +93,7 @@ def load(folder: str | Path, backend: str | None = None, dtype: str = "float32",
     with optional("concord.load", "training"):
         import concord.training.data  # noqa: F401
     model, where = model_of(Path(folder)), Setup(**setup)
-    return Classifier(model, backend or framework_of(Path(folder)), where, where.how(dtype))
+    return Classifier(model, where.open(backend or framework_of(Path(folder))), where.how(dtype))
 
 
 def framework_of(path: Path) -> str:

@@ -237,6 +237,6 @@ def test_a_case_without_a_cotangent_is_judged_where_it_wants_no_gradients(entere
 
 def test_a_workload_is_as_long_as_texts_are(tmp_path):
     path = hugging_face(tmp_path / "bert", "encoder")
-    (preset,) = _own(OwnModel(path, texts=texts(tmp_path / "t.txt"), batch=MOST), Models())
+    preset = _own(OwnModel(path, texts=texts(tmp_path / "t.txt"), batch=MOST), Models())
     assert (preset.batch, preset.tokens, preset.config.num_layers) == (5, 13, 2)
     assert Workload(preset, padding="ragged").lengths == [9, 13, 4, 12, 6]

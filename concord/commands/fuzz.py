@@ -73,12 +73,12 @@ class Drawn(options.OptionGroup):
         dtypes, parts, seconds = options.once(self.dtype), options.once(self.part), self.seconds
         problems = unknowns("dtype", dtypes or (), spec.PRECISIONS)
         problems += unknowns("part", parts or (), spec.PARTS)
-        sizes = (("seed", self.seed, 0), ("cases", self.cases, 1), ("shapes", self.shapes, 1))
-        problems += options.too_small(*sizes)
-        if self.shapes > MOST_SHAPES:
-            problems.append(f"--shapes is {self.shapes} but must be at most {MOST_SHAPES}")
-        if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
-            problems.append(f"--time is {seconds:g} but must be finite and above 0")
+        problems += options.outside(
+            ("seed", self.seed, 0, math.inf),
+            ("cases", self.cases, 1, math.inf),
+            ("shapes", self.shapes, 1, MOST_SHAPES),
+            ("time", seconds, 0, options.MOST_SECONDS),
+        )
         refuse(problems)
         return Plan(
             names=tuple(names),

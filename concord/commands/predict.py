@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_text
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,18 +13,16 @@ from concord import options, writing
 from concord.conformance.campaign import Setup
 from concord.options import Written
 from concord.progress import bars
-from concord.running import opened as opened_worker
+from concord.running import opened
 from concord.spec.errors import SpecError, collect, optional, refuse, unknowns
-from concord.spec.files import opened
 from concord.spec.files import writing as written
 from concord.spec.precision import PRECISIONS
 from concord.spec.text import shown
 from concord.terminal import Terminal, figures
-from concord.using import framework_of, knows_pairs, line_of, model_of, samples_of
+from concord.using import Classifier, framework_of, knows_pairs, model_of, samples_of
 
 if TYPE_CHECKING:
-    from concord.training.data import Bad, Sample
-    from concord.training.metrics import Predict, Predictions
+    from concord.training.metrics import Predictions
     from concord.training.prediction import TextModel
 
 
@@ -67,6 +65,7 @@ def predict(
     with optional("concord predict", "training"):
         from concord.training import evaluation, prediction
         from concord.training.data import Complaints, encode
+        from concord.training.data.samples import from_path
 
     if sum(map(bool, (text, texts, evaluate))) != 1:
         raise SpecError("give one of TEXT, --texts FILE and --evaluate FILE")
@@ -77,56 +76,53 @@ def predict(
     writing.check(out, json, html)
 
     def place() -> tuple[str, Setup]:
-        problems = unknowns("dtype", [dtype], PRECISIONS) + options.too_small(("batch", batch, 1))
-        refuse(problems)
+        refuse(unknowns("dtype", [dtype], PRECISIONS) + options.outside(("batch", batch, 1, math.inf)))
         name = workers.one("one framework computes") if workers.backend else framework_of(checkpoint)
         return name, workers.settings()
 
     (backend, where), model, given = collect(
         place,
         lambda: model_of(checkpoint, max_tokens),
-        lambda: Complaints(lines.on_error) if evaluate is None else lines.read(evaluate),
+        lambda: lines.read(evaluate) if evaluate else None,
     )
+    aside, console = Terminal(stderr=True), Terminal()
     if batch > 1 and model.config.mask_assignment == "batch_major":
-        Terminal(stderr=True).tell(
+        aside.tell(
             "this model gives samples each other's masks (SPEC MSK-7): "
             "what it says of a text depends on those beside it",
             style="yellow",
         )
     if pair and not knows_pairs(checkpoint):
-        Terminal(stderr=True).tell(
-            "this model was trained on single texts, and has seen no pair", style="yellow"
+        aside.tell("this model was trained on single texts, and has seen no pair", style="yellow")
+    corpus = encode(given, model.encoder, model.labels) if given else None
+    with (
+        opened(backend, where) as worker,
+        bars([backend], None if corpus is None else len(corpus), "samples") as advance,
+    ):
+        classify = Classifier(model, worker, where.how(dtype))
+        if corpus is None:
+            bad, title = Complaints(lines.on_error), f"{checkpoint} on {backend}"
+            samples = from_path(texts, 0, lines.names) if texts else samples_of(_pairs(text or [], pair))
+            with _said(out, model, title) as say:
+                for number, line in enumerate(classify.lines(samples, batch, bad), start=1):
+                    say(line)
+                    advance(backend, number, "")
+            if bad.count:
+                aside.tell(f"{bad.count} bad lines; each says so in its place")
+            return
+        predictions = prediction.evaluate(
+            model, classify.compute, corpus, batch, lambda done: advance(backend, done, "")
         )
-    how = where.how(dtype)
-
-    @contextmanager
-    def computing(total: int | None = None) -> Iterator[tuple[Predict, Callable[[int], None]]]:
-        """Have the backend compute, and show how far it has come."""
-        with opened_worker(backend, where) as worker, bars([backend], total, "samples") as advance:
-            yield prediction.predictor(worker, model, how), lambda done: advance(backend, done, "")
-
-    if evaluate is None:
-        samples: Any = _typed(model, text or [], pair) if texts is None else _read(texts, lines)
-        title = f"{checkpoint} on {backend}"
-        with _said(out, model, title) as say, computing() as (compute, progress):
-            for number, one in enumerate(prediction.predict(model, compute, samples, batch, given), start=1):
-                say(line_of(one, model))
-                progress(number)
-        if given.count:
-            Terminal(stderr=True).tell(f"{given.count} bad lines; each says so in its place")
-        return
-    corpus = encode(given, model.encoder, model.labels)
-    with computing(len(corpus)) as (compute, progress):
-        predictions = prediction.evaluate(model, compute, corpus, batch, progress)
-    about = {"backend": backend, "dtype": dtype, "samples": len(corpus), "bad_lines": given.complaints.count}
-    found, console = _figures(model, about, predictions), Terminal()
-    _show(found, console)
-    for line in given.complaints.listed():
-        console.tell(f"left out: {line}", style="yellow")
+    complaints = given.complaints
+    about = {"backend": backend, "dtype": dtype, "samples": len(corpus), "bad_lines": complaints.count}
+    found = _figures(model, about, predictions)
     writing.write(
         (json, lambda: json_text.dumps(found, ensure_ascii=False, indent=1) + "\n"),
         (html, lambda: evaluation.page(found, predictions, given.samples)),
+        show=lambda: _show(found, console),
     )
+    for line in complaints.listed():
+        console.tell(f"left out: {line}", style="yellow")
 
 
 def _figures(model: TextModel, about: dict[str, Any], found: Predictions) -> dict[str, Any]:
@@ -147,19 +143,22 @@ def _figures(model: TextModel, about: dict[str, Any], found: Predictions) -> dic
 
 
 def _show(found: dict[str, Any], console: Terminal) -> None:
+    """Print the scores of each class, what was taken for what, and the totals."""
     names, undecided = found["labels"], any(found["undecided"])
-    rows, taken = [], []
-    for name, row, none in zip(names, found["confusion"], found["undecided"], strict=True):
+    rows = []
+    for name in names:
         one = found["classes"][name]
-        scores = (one["precision"], one["recall"], one["f1"])
+        scores = (one[score] for score in ("precision", "recall", "f1"))
         cells = ("absent" if score is None else f"{score:.4f}" for score in scores)
         rows.append([name, *cells, str(one["support"])])
-        taken.append([name, *map(str, row), *[str(none)] * undecided])
     title = f"{found['checkpoint']} on {found['backend']}, {found['counted']} samples"
     figures(console, ("class", "precision", "recall", "F1", "samples"), rows, (), ("class",), title)
-    others = [*names, *["none: NaN"] * undecided]
+    taken = [
+        [name, *map(str, row), *[str(none)] * undecided]
+        for name, row, none in zip(names, found["confusion"], found["undecided"], strict=True)
+    ]
     title = "of the class of the row, taken for that of the column"
-    figures(console, ("", *others), taken, (), ("",), title)
+    figures(console, ("", *names, *["none: NaN"] * undecided), taken, (), ("",), title)
     totals = {"accuracy": found["accuracy"], "macro F1": found["macro_f1"], "loss": found["loss"]}
     said = (f"{name} {'none' if value is None else format(value, '.4f')}" for name, value in totals.items())
     console.tell(", ".join(said))
@@ -196,19 +195,5 @@ def _tabulate(rows: list[dict[str, Any]], model: TextModel, title: str, console:
     figures(console, headings, cells, (), ("text", "label"), title)
 
 
-def _typed(model: TextModel, texts: list[str], pair: bool) -> list[Sample]:
-    rows = [*zip(texts[::2], texts[1::2], strict=True)] if pair else texts
-    samples = samples_of(rows)
-    for sample in samples:  # refuses what is no text before a worker is started
-        model.encoder.encode(sample.text_a, sample.text_b)
-    return samples
-
-
-def _read(path: Path, lines: options.Lines) -> Iterator[Sample | Bad]:
-    """Return the texts of a file as they come."""
-    from concord.training.data.samples import from_path
-
-    if not path.is_dir():
-        with opened(path):  # what cannot be read is refused before a worker is started
-            pass
-    return from_path(path, 0, lines.names)
+def _pairs(texts: list[str], pair: bool) -> Sequence[str | tuple[str, str]]:
+    return [*zip(texts[::2], texts[1::2], strict=True)] if pair else texts

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -115,45 +114,27 @@ class Models(options.OptionGroup):
     lengths: Names = None
     dtype: list[str] | None = None
 
-    def presets(self, device: str) -> list[Preset]:
-        """Return the models that the options describe, each with its batch; without any, the usual presets.
+    def workloads(self, device: str, own: Preset | None) -> tuple[Workload, ...]:
+        """Return what is measured: of presets, or of one's own model, which texts may have made ragged.
 
         Raises:
             SpecError: listing every name that is unknown, and every file that describes no model.
         """
-        usual = PRESETS if device == "cpu" else LARGE_PRESETS
-        problems = [
-            f"--{axis} is {size} but must be at least 1 and at most {MOST}"
-            for axis, size in (("batch", self.batch), ("tokens", self.tokens))
-            if size is not None and not 1 <= size <= MOST
-        ]
-        sizes, found = (None, None) if problems else (self.batch, self.tokens), []
-        for name in options.once(self.preset) or usual:
-            with collecting(problems):
-                found.append(of_size(named(name), *sizes))
+        on_cpu, wanted, found = device == "cpu", [own] if own else list[Preset](), list[Workload]()
+        problems = unknowns("dtype", self.dtype or (), PRECISIONS)
+        problems += options.outside(("batch", self.batch, 1, MOST), ("tokens", self.tokens, 1, MOST))
         refuse(problems)
-        return found
-
-    def workloads(self, models: Sequence[Preset], device: str, ragged: bool) -> tuple[Workload, ...]:
-        """Return what is measured of models.
-
-        Args:
-            ragged: whether there are texts, which are of unequal length.
-
-        Raises:
-            SpecError: listing every name that is unknown.
-        """
-        on_cpu = device == "cpu"
-        refuse(unknowns("dtype", self.dtype or (), PRECISIONS))
+        for name in () if own else options.once(self.preset) or (PRESETS if on_cpu else LARGE_PRESETS):
+            with collecting(problems):
+                wanted.append(of_size(named(name), self.batch, self.tokens))
         usual = (
             ("inference",) if on_cpu else WORKLOAD_KINDS,
-            ("ragged",) if ragged else ("full",),
+            ("ragged",) if own and own.ragged else ("full",),
             ("float32",) if on_cpu else ("float32", "bfloat16"),
         )
         asked = (self.kind, self.lengths, self.dtype)
         axes = (options.once(given) or default for given, default in zip(asked, usual, strict=True))
-        problems, found = list[str](), list[Workload]()
-        for model, how in itertools.product(models, list(itertools.product(*axes))):
+        for model, how in itertools.product(wanted, list(itertools.product(*axes))):
             with collecting(problems):
                 found.append(workload(model, *how))
         refuse(problems)
@@ -190,9 +171,7 @@ class Modes(options.OptionGroup):
             SpecError: for an unknown profile, and less than no time.
         """
         problems = unknowns("profile", self.profile or (), PROFILES)
-        if self.budget is not None and not self.budget >= 0:
-            problems.append(f"--budget is {self.budget:g} s but must not be negative")
-        refuse(problems)
+        refuse(problems + options.outside(("budget", self.budget, 0, options.MOST_SECONDS)))
         if self.implementation or self.execution:
             chosen = itertools.product(
                 self.implementation or ("explicit", "library"),
@@ -224,12 +203,12 @@ def speed(
     outputs.check(markdown=markdown, markers="speed")
     own_model = OwnModel(checkpoint, texts=texts, batch=MOST)
     sizes = {"batch": models.batch, "tokens": models.tokens} if texts else {}
-    given = _own(own_model, models) if own_model.check(preset=models.preset, **sizes) else []
+    own_preset = _own(own_model, models) if own_model.check(preset=models.preset, **sizes) else None
     device = workers.device
     settings, names, works, chosen = collect(
         workers.settings,
         workers.names,
-        lambda: models.workloads(given or models.presets(device), device, texts is not None),
+        lambda: models.workloads(device, own_preset),
         lambda: modes.modes("ragged" in (models.lengths or []), device),
     )
     if not workers.backend and any(_known(work) for work in works):
@@ -257,7 +236,7 @@ def speed(
     raise typer.Exit(_measure(plan, outputs, markdown))
 
 
-def _own(model: OwnModel, asked: Models) -> list[Preset]:
+def _own(model: OwnModel, asked: Models) -> Preset:
     """Return the model of a checkpoint with a batch of the usual size, or one of texts.
 
     Raises:
@@ -267,10 +246,10 @@ def _own(model: OwnModel, asked: Models) -> list[Preset]:
     (drawn,) = found.batches.values()
     preset = own(found.name, str(model.checkpoint), found.config)
     if model.texts is None:
-        return [of_size(preset, asked.batch, asked.tokens)]
+        return of_size(preset, asked.batch, asked.tokens)
     ids = drawn.required("input_ids")
     lengths = tuple((ids.shape[1] - np.argmax(ids[:, ::-1] != found.config.pad_id, axis=1)).tolist())
-    return [replace(preset, batch=len(ids), tokens=ids.shape[1], ragged=lengths)]
+    return replace(preset, batch=len(ids), tokens=ids.shape[1], ragged=lengths)
 
 
 def _known(work: Workload) -> bool:
