@@ -72,7 +72,7 @@ def recognise(path: Path, table: Path | None = None, format: str = AUTO) -> Reco
         why = f"{' and '.join(marks)} are those of this project's own checkpoints"
         return Recognition(OWN, why, folder, path)
     modules = not table and (said.modules if said else (folder / sentences.MODULES).exists())
-    inner = sentences.inner(folder) if modules else folder
+    inner = sentences.places(folder)[0] if modules else folder
     if said:
         whole = folders.is_weights(path) or said.name == OWN
         weights = path if whole else _weights([said], path, inner)

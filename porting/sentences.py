@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from concord.porting import folder as folders
 from concord.spec.config import EncoderConfig
-from concord.spec.errors import SpecError
-from concord.spec.files import parse_json, read_json
+from concord.spec.errors import SpecError, refuse
+from concord.spec.files import parse_json, read_as
+from concord.spec.text import shown
 
 MODULES = "modules.json"
 
@@ -42,16 +44,40 @@ POOLER, ARGUMENTS = "pooler.*", "model_args"
 """How a table calls the pooler that models of its kind have and nobody uses, and the key of
 :data:`concord.porting.folder.LENGTHS` with the arguments of the model's class."""
 
+LONGEST = 400
+"""Characters of what a folder lists that are shown."""
+
 NOT_REFUSED = "--from hugging-face, or that of its kind, reads the bare encoder"
 
 
-def inner(folder: Path) -> Path:
-    """Return the folder of the model.
+@dataclass(frozen=True)
+class Module:
+    """An entry of :data:`MODULES`: the class of a module, and the folder that it lies in."""
+
+    type: str
+    path: str
+
+
+def places(folder: Path) -> list[Path]:
+    """Return the folders of the modules; the first is that of the model.
 
     Raises:
         SpecError: if there are other modules than the family has, or they lie elsewhere.
     """
-    return _places(folder)[0]
+    where = folder / MODULES
+    modules = read_as(where, list[Module])
+    kinds = tuple(module.type.rpartition(".")[2] for module in modules)
+    if kinds not in CHAINS:
+        raise SpecError(
+            f"{where}: lists {shown(', '.join(kinds), LONGEST) or 'no modules'} but must list "
+            f"{' or '.join(', '.join(chain) for chain in CHAINS)}; {NOT_REFUSED}"
+        )
+    found = [folders.inside(folder, module.path, str(where)) for module in modules]
+    for place in found[1:]:
+        folders.inside(folder, str((place / folders.CONFIG).relative_to(folder)), str(where))
+    if not found[0].is_dir():
+        raise SpecError(f"{where}: names {modules[0].path[:80]!r} but there is no such folder in {folder}")
+    return found
 
 
 def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
@@ -61,12 +87,11 @@ def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
         poolings: the words for a pooling that the family has.
 
     Raises:
-        SpecError: as :func:`inner`, and for a pooling that the family does not have, several, or one that
+        SpecError: as :func:`places`, and for a pooling that the family does not have, several, or one that
             leaves out a prompt.
     """
-    places = _places(folder)
-    problems = []
-    where = places[1] / folders.CONFIG
+    _, *behind = places(folder)
+    problems, where = list[str](), behind[0] / folders.CONFIG
     said = folders.json_object(where)
     modes = _modes(said)
     if len(modes) != 1 or modes[0] not in list(poolings):
@@ -79,16 +104,15 @@ def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
             f"{where}: 'include_prompt' is {_brief(said['include_prompt'])} but must be true: the family "
             f"pools every token; {NOT_REFUSED}"
         )
-    for place in places[2:]:
+    for place in behind[1:]:
         named = folders.json_object(place / folders.CONFIG) if (place / folders.CONFIG).exists() else {}
         problems += [
             f'{place / folders.CONFIG}: {key!r} is {_brief(named[key])} but must be "sentence_embedding"'
             for key in ("module_input_name", "module_output_name")
             if named.get(key, "sentence_embedding") != "sentence_embedding"
         ]
-    if problems:
-        raise SpecError(problems)
-    return {POOLING: modes[0], NORMALIZE: len(places) > 2}
+    refuse(problems)
+    return {POOLING: modes[0], NORMALIZE: len(behind) > 1}
 
 
 def files(
@@ -103,10 +127,10 @@ def files(
             is told not to make one.
     """
     kinds = CHAINS[said[NORMALIZE] == "true"]
-    places = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds) if number)]
+    paths = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds) if number)]
     modules = [
-        {"idx": number, "name": str(number), "path": place, "type": f"sentence_transformers.models.{kind}"}
-        for number, (place, kind) in enumerate(zip(places, kinds, strict=True))
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(zip(paths, kinds, strict=True))
     ]
     pooling = {
         "word_embedding_dimension": config.d_model,
@@ -120,35 +144,8 @@ def files(
     if bare and isinstance(lengths, dict):
         before = lengths.get(ARGUMENTS)
         lengths[ARGUMENTS] = {**(before if isinstance(before, dict) else {}), "add_pooling_layer": False}
-    made = {MODULES: modules, f"{places[1]}/{folders.CONFIG}": pooling, folders.LENGTHS: lengths}
+    made = {MODULES: modules, f"{paths[1]}/{folders.CONFIG}": pooling, folders.LENGTHS: lengths}
     return {name: (json.dumps(content, indent=2) + "\n").encode() for name, content in made.items()}
-
-
-def _places(folder: Path) -> list[Path]:
-    """Return the folders of the modules."""
-    where = folder / MODULES
-    modules = read_json(where)
-    said = (
-        [module if isinstance(module, dict) else {} for module in modules]
-        if isinstance(modules, list)
-        else []
-    )
-    kinds = tuple(str(module.get("type", "")).rpartition(".")[2] for module in said)
-    if kinds not in CHAINS:
-        listed = (
-            ", ".join(kind if kind.isidentifier() else repr(kind[:40]) for kind in kinds[:10]) or "no modules"
-        )
-        raise SpecError(
-            f"{where}: lists {listed} but must list {' or '.join(', '.join(chain) for chain in CHAINS)}; "
-            f"{NOT_REFUSED}"
-        )
-    names = [str(module.get("path", "")) for module in said]
-    places = [folders.inside(folder, name, str(where)) for name in names]
-    for place in places[1:]:
-        folders.inside(folder, str((place / folders.CONFIG).relative_to(folder)), str(where))
-    if not places[0].is_dir():
-        raise SpecError(f"{where}: names {names[0][:80]!r} but there is no such folder in {folder}")
-    return places
 
 
 def _modes(said: Mapping[str, Any]) -> list[Any]:

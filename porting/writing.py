@@ -138,9 +138,10 @@ def _check_part(checkpoint: Checkpoint, form: Format) -> None:
     """
     if checkpoint.part in form.parts:
         return
-    modules = any(other.modules and other.source == checkpoint.source for other in FORMATS.values())
-    bare = next((other.name for other in FORMATS.values() if other.source == checkpoint.words), "")
-    hint = f"; read with --from {bare} it is an encoder, without its pooling" if modules else ""
+    hint = ""
+    if checkpoint.format and known(checkpoint.format).modules:
+        bare = next(other.name for other in FORMATS.values() if other.source == checkpoint.words)
+        hint = f"; read with --from {bare} it is an encoder, without its pooling"
     raise SpecError(
         f"the part {checkpoint.part!r} cannot be written as {form.name}, which has "
         f"{' or '.join(form.parts)}{hint}"

@@ -268,7 +268,8 @@ def test_the_same_nan_is_no_difference_and_hides_none():
     assert classify(array, array.T.copy()).kind == "transposed"
     assert classify(array, array.astype(np.float64)).kind == "same numbers"
     near = classify(array, np.nextafter(array, np.float32(9)))
-    assert (near.kind, near.elements, "of these" in near.words) == ("rounding", 195, False)
+    assert near.words.startswith("the same but for the last digits: 195 of 196 numbers differ, by")
+    assert "of these" not in near.words
     assert classify(array, np.full_like(array, np.nan)).words == "all numbers of B are nan"
 
 

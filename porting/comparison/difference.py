@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.fields import Number
 from concord.porting.stored import digest
 from concord.spec.config import EncoderConfig
 from concord.spec.precision import precision
@@ -36,8 +35,7 @@ FEW_ROWS = 0.25
 """Share of rows up to which it is some rows that differ."""
 
 WHOLE = 2**22
-"""Numbers up to which all of a tensor is looked at for what is dear to find; of a larger one so many, from
-its beginning, to find what all of it is held to."""
+"""Numbers of a tensor that are looked at together."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +49,6 @@ class TensorDifference:
         name: the canonical one; of what is no parameter, the one in A's file.
         other: the parameter of A whose bits B has here; empty: none, or its own.
         dtypes: in A and in B.
-        elements: how many numbers differ, of ``size``.
-        size: how many there are.
-        largest: the largest difference, where both are finite.
-        relative: the root mean square of these differences, by that of A's numbers.
     """
 
     kind: str
@@ -63,10 +57,6 @@ class TensorDifference:
     name: str = ""
     other: str = ""
     dtypes: tuple[str, str] = ("", "")
-    elements: int = 0
-    size: int = 0
-    largest: Number = 0.0
-    relative: Number = 0.0
 
     @property
     def said(self) -> str:
@@ -106,7 +96,7 @@ def classify(first: Array, second: Array, name: str, config: EncoderConfig) -> T
         name: the canonical one.
         config: of the first one's model.
     """
-    both, sizes, said = _Both(first, second, name, config), dict[str, Any](size=first.size), ""
+    both, said = _Both(first, second, name, config), ""
     with np.errstate(all="ignore"):
         if first.shape != second.shape:
             looks: tuple[Look, ...] = (_transposed, _longer)
@@ -118,10 +108,9 @@ def classify(first: Array, second: Array, name: str, config: EncoderConfig) -> T
         else:
             looks = LOOKS if first.dtype.kind == second.dtype.kind == "f" else ()
             last = ("different", "different:", "")
-            sizes, said = _sizes(both)
+            said = _sizes(both)
         kind, words, cause = next((found for look in looks for found in look(both)), last)
-    found = TensorDifference(kind, f"{words} {said}" if words.endswith(":") else words, cause, name)
-    return replace(found, **sizes)
+    return TensorDifference(kind, f"{words} {said}" if words.endswith(":") else words, cause, name)
 
 
 def _transposed(both: _Both) -> Iterator[Found]:
@@ -246,25 +235,24 @@ def _constant(both: _Both) -> Iterator[Found]:
 
 
 def _scaled(both: _Both) -> Iterator[Found]:
-    mine, other = _wide(both.first), _wide(both.second)
-    squares = float(mine @ mine)
-    by = float(mine @ other) / squares if squares else 0.0
-    if mine.size < 2 or not by or not np.isfinite(by) or abs(by - 1) < 1e-6:
-        return
-    if _near(both, by):
+    products = squares = 0.0
+    for one, other in both.strips():
+        mine, theirs = (array.astype(np.float64).reshape(-1) for array in (one, other))
+        products, squares = products + float(mine @ theirs), squares + float(mine @ mine)
+    by = products / squares if squares else 0.0
+    if both.first.size > 1 and by and abs(by - 1) > 1e-6 and _near(both, by):
         yield "scaled", f"B is A times {by:.9g}", _of_scale(by, both.config)
 
 
 def _of_scale(by: float, config: EncoderConfig) -> str:
     """Return where a factor may come from."""
-    roots = {
-        "d_model": (config.d_model, "the scale of embeddings is multiplied into it"),
-        "head_dim": (config.d_model / config.num_heads, "the scale of scores is multiplied into it"),
-    }
-    for what, (number, why) in roots.items():
+    for what, number, scaled in (
+        ("d_model", config.d_model, "embeddings"),
+        ("head_dim", config.head_dim, "scores"),
+    ):
         for factor, word in ((by, ""), (1 / by, "1 / ")):
             if math.isclose(factor, math.sqrt(number), rel_tol=1e-5):
-                return f"{word}the root of {what}: {why}"
+                return f"{word}the root of {what}: the scale of {scaled} is multiplied into it"
     return "its sign is the other one" if math.isclose(by, -1, rel_tol=1e-6) else ""
 
 
@@ -322,11 +310,6 @@ def _strips(first: Array, second: Array) -> Iterator[tuple[Array, Array]]:
         yield first[begin : begin + step], second[begin : begin + step]
 
 
-def _wide(array: Array) -> NDArray[np.float64]:
-    """Return the numbers in float64, of a large tensor the first ones."""
-    return np.ascontiguousarray(array.reshape(-1)[:WHOLE], np.float64)
-
-
 def _near(both: _Both, factor: float = 1.0) -> bool:
     """Say whether all numbers are the same, those of the first times a factor, but for their last digits."""
     digits = max(precision(array.dtype.name).unit_roundoff for array in (both.first, both.second))
@@ -339,8 +322,8 @@ def _near(both: _Both, factor: float = 1.0) -> bool:
     return True
 
 
-def _sizes(both: _Both) -> tuple[dict[str, Any], str]:
-    """Return how many numbers differ and how much, as fields of the difference and in words."""
+def _sizes(both: _Both) -> str:
+    """Return how many numbers differ, and how much."""
     count, odd, largest, squares, whole = 0, 0, 0.0, 0.0, 0.0
     for one, other in both.strips():
         differ, mine, theirs = ~_alike(one, other), one.astype(np.float64), other.astype(np.float64)
@@ -357,5 +340,4 @@ def _sizes(both: _Both) -> tuple[dict[str, Any], str]:
     if largest and math.isfinite(relative):
         said += f", {relative:.2g} of their size (root mean square)"
     said += f"; of these {odd} {'is' if odd == 1 else 'are'} not finite" if odd else ""
-    fields = {"elements": count, "size": both.first.size, "largest": largest, "relative": relative}
-    return fields, said
+    return said
