@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,7 +121,6 @@ def initialize(
     seed: int = 0,
     profile: str = "generic",
     part: str = "model",
-    names: Collection[str] | None = None,
 ) -> dict[str, NDArray[np.float64]]:
     """Draw weights for conformance runs, none of them at a value that hides an error (SPEC WGT-5).
 
@@ -132,7 +131,6 @@ def initialize(
         seed: of the random streams.
         profile: one of :data:`PROFILES`.
         part: one of :data:`concord.spec.tensors.PARTS`.
-        names: of the parameters that are wanted; None: all.
 
     Returns:
         Canonical name to float64 array, in the shapes of :func:`shape_of`.
@@ -144,8 +142,6 @@ def initialize(
         raise unknown("weights profile", profile, list(PROFILES))
     drawn = {}
     for name, parameter in parameters(config, part).items():
-        if names is not None and name not in names:
-            continue
         generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
         shape = shape_of(config, parameter)
         values = _profiled(config, name, _draw(config, parameter, generator.standard_normal(shape)), profile)

@@ -12,7 +12,7 @@ import pytest
 from concord import spec
 from concord.commands import show
 from concord.conformance.campaign import Setup
-from concord.training.attention import ReadText, look
+from concord.training.attention.maps import ReadText, look
 from concord.training.attention.page import page
 from tests.conftest import small_config
 from tests.test_html import Outline, said

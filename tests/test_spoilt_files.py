@@ -142,7 +142,9 @@ READERS = {
         for name, content in (("train.tsv", PAIRS), ("train.txt", WORDS), ("train.jsonl", LINES))
     },
     "an encoder of texts": (
-        lambda folder: encoder_of(small_config()).write(folder),
+        lambda folder: [
+            (folder / name).write_text(text) for name, text in encoder_of(small_config()).files().items()
+        ],
         lambda folder: data.TextEncoder.read(folder).encode("abcd 你好", "e"),
     ),
     "a page with markers": (

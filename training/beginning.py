@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -88,28 +87,23 @@ def begin(
     plan = replace(plan, samples=digest(corpora["train"]))
     recipe = fitted_recipe(recipe, planned_steps(recipe, plan, corpora["train"]))
     taken = kept(pretrained, config, labels) if pretrained else {}
-    begun = {**first_weights(config, plan.seed, without=taken), **taken}
+    begun = first_weights(config, plan.seed) | taken
     weights = {name: precision(plan.dtype).round(begun[name]) for name in parameters(config)}
     return TrainingCheckpoint(config, weights, labels, encoder, recipe, progress=Progress(plan=plan)), corpora
 
 
-def first_weights(
-    config: EncoderConfig, seed: int, without: Collection[str] = ()
-) -> dict[str, NDArray[np.float64]]:
+def first_weights(config: EncoderConfig, seed: int) -> dict[str, NDArray[Any]]:
     """Return first weights: drawn as for conformance (SPEC WGT-5), but with biases of 0 and gammas of 1.
 
     Embeddings that a norm follows begin as small as BERT's: their scale does not matter to the norm, and
     small ones move on with few steps. So do queries and keys: every token is attended to alike at first, and
     none by chance.
-
-    Args:
-        without: parameters that somebody has already.
     """
-    kinds = {name: entry.kind for name, entry in parameters(config).items() if name not in without}
+    kinds = {name: entry.kind for name, entry in parameters(config).items()}
     neutral = {"bias": 0.0, "beta": 0.0, "gamma": 1.0}
     drawn = {
         name: np.full_like(array, neutral[kinds[name]]) if kinds[name] in neutral else array
-        for name, array in initialize(config, seed, names=kinds).items()
+        for name, array in initialize(config, seed).items()
     }
     small = [
         name

@@ -31,9 +31,9 @@ def draw(paint: Callable[[Any], None], width: float, height: float) -> str:
     Raises:
         SpecError: if matplotlib is not installed.
     """
-    check_matplotlib()
-    import matplotlib
-    from matplotlib.figure import Figure
+    with optional("a figure", "training"):
+        import matplotlib
+        from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         # The text stays text: a letter that the font lacks is drawn by the viewer.
@@ -42,13 +42,3 @@ def draw(paint: Callable[[Any], None], width: float, height: float) -> str:
         paint(made)
         made.savefig(kept, format="svg", metadata={"Date": None, "Creator": "Concord"})
     return kept.getvalue()
-
-
-def check_matplotlib() -> None:
-    """Refuse to draw if matplotlib is not installed.
-
-    Raises:
-        SpecError: saying how to install it.
-    """
-    with optional("a figure", "training"):
-        import matplotlib  # noqa: F401

@@ -76,7 +76,9 @@ class Fitting:
             start.config, start.weights, first, **vars(self.plan.settings), taps=False, training=training
         )
         self.session = worker.train(request)
-        self.session.load(everything(start), self.progress.step)
+        trained = [name for name, entry in parameters(start.config).items() if entry.trainable]
+        weights = {f"parameters.{name}": start.weights[name] for name in trained}
+        self.session.load(weights | dict(start.state), self.progress.step)
         self.saved = self.progress.step
         self.began = time.perf_counter() - self.progress.seconds
 
@@ -219,12 +221,6 @@ def fit(
         checkpoint.write(runs.step_folder(run, 0), start)
     log.cut(run, start.progress.log)
     return Fitting(worker, start, corpora, run).go(halted, callback)
-
-
-def everything(model: TrainingCheckpoint) -> dict[str, NDArray[Any]]:
-    """Return weights and state of a checkpoint as a session takes them."""
-    trained = [name for name, entry in parameters(model.config).items() if entry.trainable]
-    return {f"parameters.{name}": model.weights[name] for name in trained} | dict(model.state)
 
 
 def said(row: dict[str, Any]) -> str:

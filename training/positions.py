@@ -1,4 +1,4 @@
-"""Position tables as figures: columns, the table, and the product of two rows by their distance."""
+"""Position tables as figures: the table, and the product of two rows by their distance."""
 
 from __future__ import annotations
 
@@ -12,15 +12,11 @@ import numpy as np
 from concord.spec import positions
 from concord.spec.arrays import Array
 from concord.spec.config import CHOICES, EncoderConfig
-from concord.spec.parameters import Weights, initialize
-from concord.spec.sources.table import POSITIONS
+from concord.spec.errors import SpecError
 from concord.training import figures
 
 FAR = (1, 2, 8, 32, 128)
 """Distances of which the product is said in numbers."""
-
-CURVE = 64
-"""Positions of a curve."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,22 +45,21 @@ class Form:
         return int(below[0]) if below.size else None
 
 
-def forms(name: str, config: EncoderConfig, weights: Weights | None = None) -> list[Form]:
+def forms(name: str, config: EncoderConfig, table: Array | None = None) -> list[Form]:
     """Return the table of a model, then every other form of a sinusoid of its size (SPEC POS-2, POS-3).
 
     Args:
         name: of the model.
-        weights: those that hold its table; None: as it is before training.
+        table: that of a checkpoint; None: the sinusoid of the configuration.
+
+    Raises:
+        SpecError: if the model learns its positions, and there are none.
     """
     learned, start = config.positions == "learned", config.position_start
-    if weights is None:
-        small = config.padded_by(0, vocab_size=2, num_layers=1, d_ff=1)
-        weights = initialize(small, 0) if learned else {}
-        name += ": learned, as it is drawn before training" if learned else ""
-    elif learned:
-        name += ": learned"
-    table = np.asarray(weights[POSITIONS], np.float64) if POSITIONS in weights else positions.sinusoid(config)
-    found = [Form(name if learned else _named(name, config), table[start:])]
+    if learned and table is None:
+        raise SpecError(f"{name} learns its positions: a CHECKPOINT has them")
+    own = positions.sinusoid(config) if table is None else np.asarray(table, np.float64)
+    found = [Form(f"{name}: learned" if learned else _named(name, config), own[start:])]
     for layout, exponent in itertools.product(CHOICES["position_layout"], CHOICES["position_exponent"]):
         if layout == "halves" and config.d_model % 2:
             continue
@@ -84,27 +79,16 @@ def _named(name: str, config: EncoderConfig) -> str:
     return f"{name}: {config.position_layout}, exponent by {config.position_exponent}{start}"
 
 
-def columns_of(table: Array) -> list[int]:
-    """Return the columns that are drawn as curves: fast, middle and slow ones."""
-    width = table.shape[1]
-    places = {0, 1, width // 8, width // 8 + 1, width // 3, width // 2, width - 1}
-    return sorted(place for place in places if place < width)
-
-
 def figure(forms: Sequence[Form]) -> str:
-    """Return a figure for a paper: curves, table and products side by side.
+    """Return a figure for a paper: table and products side by side.
 
     Raises:
         SpecError: if matplotlib is not installed.
     """
 
     def paint(made: Any) -> None:
-        curves, image, products = made.subplots(1, 3)
-        first, below = forms[0], {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
-        for place in columns_of(first.table):
-            curves.plot(first.table[:CURVE, place], label=f"column {place}")
-        curves.set(title="some columns", xlabel="position", ylabel="value")
-        curves.legend(ncols=2, **below)
+        image, products = made.subplots(1, 2)
+        first = forms[0]
         most = float(abs(first.table).max()) or 1.0
         look: dict[str, Any] = {"cmap": "PuOr_r", "aspect": "auto", "interpolation": "nearest"}
         shown = image.imshow(first.table, **look, vmin=-most, vmax=most)
@@ -119,11 +103,10 @@ def figure(forms: Sequence[Form]) -> str:
             (line,) = products.plot(mean, label="\n".join(form.name for form in alike))
             products.fill_between(range(len(mean)), low, high, color=line.get_color(), alpha=0.15)
         products.set(title="product of two rows", xlabel="distance", ylabel="relative to distance 0")
-        products.legend(**below)
-        for axes in (curves, products):
-            axes.grid(True)
+        products.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
+        products.grid(True)
 
-    return figures.draw(paint, 11.0, 3.2)
+    return figures.draw(paint, 7.4, 3.2)
 
 
 def table_of(forms: Sequence[Form]) -> tuple[list[str], list[list[str]]]:

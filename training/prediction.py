@@ -127,7 +127,7 @@ def predict(
     while some := list(islice(stream, AT_ONCE)):
         good = [one for one in some if isinstance(one, Sample)]
         for bad in (one for one in some if isinstance(one, Bad)):
-            complaints.add(bad)
+            complaints.problems.append(str(bad))
         complaints.settle()
         found = iter(_predicted(model, compute, good, size) if good else ())
         yield from (next(found) if isinstance(one, Sample) else one for one in some)

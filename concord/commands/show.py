@@ -18,7 +18,7 @@ from concord.spec.precision import PRECISIONS
 from concord.terminal import Terminal, figures
 
 if TYPE_CHECKING:
-    from concord.training.attention import ReadText
+    from concord.training.attention.maps import ReadText
     from concord.training.positions import Form
 
 
@@ -85,7 +85,7 @@ def attention(
         text_b ([TEXT_B]): And the second of a pair.
     """
     from concord.conformance import report
-    from concord.training.attention import look
+    from concord.training.attention.maps import look
     from concord.training.attention.page import page
 
     writing.check(html)
@@ -119,12 +119,9 @@ def positions(
         checkpoint (CHECKPOINT): A checkpoint of any format, or a run, of which the best.
         variant (V): Instead: the table of a variant.
     """
-    from concord.training import figures as drawing
     from concord.training import positions as tables
 
     writing.check(svg)
-    if svg is not None:
-        drawing.check_matplotlib()
     if (checkpoint is None) == (variant is None):
         raise SpecError("give either CHECKPOINT or --variant")
     forms = tables.forms(variant, spec.variant(variant)) if variant else forms_of(checkpoint or Path())
@@ -142,8 +139,8 @@ def forms_of(path: Path) -> list[Form]:
     from concord.training import positions as tables
 
     found = porting.read(path)
-    stored = {name: tensor.read() for name, tensor in found.tensors.items() if name == POSITIONS}
-    return tables.forms(name_of(path), found.config, stored)
+    stored = found.tensors.get(POSITIONS)
+    return tables.forms(name_of(path), found.config, None if stored is None else stored.read())
 
 
 def reading_of(checkpoint: Path, text_a: str, text_b: str | None) -> ReadText:
@@ -153,7 +150,7 @@ def reading_of(checkpoint: Path, text_a: str, text_b: str | None) -> ReadText:
         SpecError: if it cannot be read.
     """
     from concord.porting.folder import name_of
-    from concord.training.attention import of_texts
+    from concord.training.attention.maps import of_texts
 
     return of_texts(name_of(checkpoint), reader(checkpoint, spelled=True), text_a, text_b)
 

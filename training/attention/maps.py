@@ -111,12 +111,12 @@ class Maps:
     sides: tuple[BackendMaps, ...]
     notes: tuple[str, ...] = ()
 
-    def difference(self, one: int = 0, other: int = 1) -> Array:
-        """Return by how much two backends differ, in tolerances of a difference, (L, H, T, T).
+    def difference(self) -> Array:
+        """Return by how much the first two backends differ, in tolerances of a difference, (L, H, T, T).
 
         Two right results differ by the root of 2 times what each errs.
         """
-        found: Array = (self.sides[one].errors - self.sides[other].errors) / math.sqrt(2)
+        found: Array = (self.sides[0].errors - self.sides[1].errors) / math.sqrt(2)
         return found
 
     def table(self) -> tuple[list[str], list[list[str]]]:

@@ -7,7 +7,7 @@ configuration fit vocabulary and classes.
 
 from concord.training.data.batching import batches
 from concord.training.data.corpus import Corpus, encode
-from concord.training.data.encoder import Encoded, Text, TextEncoder, fitted, unfit
+from concord.training.data.encoder import TextEncoder, fitted, unfit
 from concord.training.data.labels import Labels
 from concord.training.data.lines import Bad, Complaints
 from concord.training.data.samples import Sample, Samples, read, splits
@@ -18,11 +18,9 @@ __all__ = [
     "Bad",
     "Complaints",
     "Corpus",
-    "Encoded",
     "Labels",
     "Sample",
     "Samples",
-    "Text",
     "TextEncoder",
     "batches",
     "encode",

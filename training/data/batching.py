@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
-from concord.spec.errors import SpecError
+from concord.spec.errors import refuse
 from concord.spec.training.dropout import philox
 from concord.training.data.corpus import UNLABELLED, Corpus
 
@@ -52,11 +52,7 @@ def batches(
     Raises:
         SpecError: if the samples do not fit the model, before the first batch.
     """
-    problems = _unfit(corpus, config)
-    sizes = {"batch_size": batch_size, "multiple": multiple, "together": together}
-    problems += [f"{name!r} is {size} but must be at least 1" for name, size in sizes.items() if size < 1]
-    if problems:
-        raise SpecError(problems)
+    refuse(_unfit(corpus, config))
     planned = _plan(corpus.lengths, batch_size, seed, epoch, bucketed)
     steps = (planned[start : start + together] for start in range(0, len(planned), together))
     return (

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from concord.spec.errors import SpecError
 from concord.training.data.encoder import TextEncoder
 from concord.training.data.labels import Labels
-from concord.training.data.lines import Bad
 from concord.training.data.samples import Sample, Samples
 
 UNLABELLED = -1
@@ -83,7 +82,7 @@ def _classes(samples: Samples, labels: Labels | None) -> tuple[list[Sample], lis
             names = ", ".join(map(repr, labels.names[:10])) + (", …" if len(labels.names) > 10 else "")
             said = f"label is {sample.label!r} but must be one of {names}"
             said = "has no label" if sample.label is None else said
-            samples.complaints.add(Bad(samples.where(sample.number), said))
+            samples.complaints.problems.append(f"{samples.where(sample.number)}: {said}")
         else:
             kept.append(sample)
             numbers.append(number)

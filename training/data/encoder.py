@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, located
-from concord.spec.files import read_as, read_text, write_text
+from concord.spec.files import read_as, read_text
 from concord.spec.text import first_line
 from concord.training.data import tokenizers
 from concord.training.data.labels import Labels
@@ -99,7 +99,6 @@ class TextEncoder:
         vocabulary: Iterable[str],
         config: EncoderConfig,
         max_tokens: int | None = None,
-        lowercase: bool = True,
     ) -> TextEncoder:
         """Encode as a configuration needs it: with three segments, padding has the first, as in BERT-pytorch.
 
@@ -117,7 +116,7 @@ class TextEncoder:
                 "so many positions has the model [clause=INP-2]"
             )
         segments = (1, 2) if config.num_segments > 2 else (0, int(config.num_segments > 1))
-        found = tokenizers.from_vocabulary(tokenization, vocabulary, lowercase, segments)
+        found = tokenizers.from_vocabulary(tokenization, vocabulary, segments=segments)
         return cls(found, Text(room if max_tokens is None else max_tokens))
 
     @classmethod
@@ -142,7 +141,7 @@ class TextEncoder:
 
     @classmethod
     def read(cls, folder: Path) -> TextEncoder:
-        """Read the two files that :meth:`write` writes.
+        """Read the two files of :meth:`files` in a folder.
 
         Raises:
             SpecError: if they cannot be read, or do not fit each other.
@@ -164,15 +163,6 @@ class TextEncoder:
             TOKENIZER_FILE: self.tokenizer.to_str(pretty=True) + "\n",
             TEXT_FILE: json.dumps(dataclasses.asdict(self.text), ensure_ascii=False, indent=1) + "\n",
         }
-
-    def write(self, folder: Path) -> None:
-        """Write ``tokenizer.json`` and ``text.json`` into a folder.
-
-        Raises:
-            SpecError: if they cannot be written.
-        """
-        for name, content in self.files().items():
-            write_text(folder / name, content)
 
     def encode(self, a: str, b: str | None = None) -> Encoded:
         """Encode a text, or a pair.

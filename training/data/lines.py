@@ -40,31 +40,28 @@ class Complaints:
 
     Attributes:
         on_error: one of :data:`ON_ERROR`.
-        first: the first :data:`SHOWN` problems, each with file and line.
-        count: how many lines are bad.
+        problems: what is wrong, each with file and line.
 
     Raises:
         UnknownNameError: for another ``on_error``.
     """
 
     on_error: str = "fail"
-    first: list[str] = field(default_factory=list)
-    count: int = 0
+    problems: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.on_error not in ON_ERROR:
             raise unknown("--on-error", self.on_error, list(ON_ERROR))
 
-    def add(self, bad: Bad) -> None:
-        """Note what is wrong with a line."""
-        self.count += 1
-        if len(self.first) < SHOWN:
-            self.first.append(str(bad))
+    @property
+    def count(self) -> int:
+        """How many lines are bad."""
+        return len(self.problems)
 
     def listed(self) -> list[str]:
         """Return a line for each of the first problems, and one that counts the others."""
-        more = self.count - len(self.first)
-        return [*self.first, *([f"and {more} more bad line{'' if more == 1 else 's'}"] if more else [])]
+        more = self.count - SHOWN
+        return self.problems[:SHOWN] + [f"and {more} more bad line{'' if more == 1 else 's'}"] * (more > 0)
 
     def settle(self) -> None:
         """Refuse what has been read, if a bad line is not to be skipped.

@@ -124,7 +124,7 @@ def _unknown(tokenizer: Tokenizer, files: Mapping[str, bytes]) -> str | None:
 def _of_vocabulary(content: bytes, settings: Mapping[str, Any]) -> Tokenizer:
     """Return the tokenizer of BERT, as ``tokenizer_config.json`` says; of small letters unless it says so."""
     try:
-        lines = tokenizers.lines(content.decode())
+        lines = content.decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise SpecError(f"{VOCABULARY}: is no text in utf-8: {error.reason} at byte {error.start}") from None
     lowercase = settings.get("do_lower_case", True) is not False

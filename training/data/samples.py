@@ -92,7 +92,7 @@ def read(*paths: Path, columns: Sequence[str] | None = None, on_error: str = "fa
     for file, path in enumerate(paths):
         for one in from_path(path, file, columns):
             if isinstance(one, Bad):
-                complaints.add(one)
+                complaints.problems.append(str(one))
             else:
                 samples.append(one)
     complaints.settle()

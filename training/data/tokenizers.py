@@ -74,11 +74,6 @@ def mark(tokenizer: Tokenizer, where: str, segments: tuple[int, int] = (0, 1)) -
     tokenizer.post_processor = processors.TemplateProcessing(single, f"{single} $B:{b} {SEPARATOR}:{b}", ids)
 
 
-def lines(text: str) -> list[str]:
-    """Return the tokens of a ``vocab.txt``: one on each line."""
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-
-
 def learnt(tokenization: str, texts: Iterable[str], size: int) -> list[str]:
     """Return a vocabulary: :data:`SPECIAL`, and the most frequent tokens of texts.
 
