@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -25,9 +24,6 @@ FILLED = 0.9
 
 MOST_PLACES = 512
 """Along a longer axis no place is compared with each other one."""
-
-LEAST_OF_LINE = 4
-"""Elements that a row or a column must have for its own factor to say something."""
 
 MANY, COARSE = 30, 2.0**-8
 """So many errors without an order, up to this share of a number, are those of a step that has fewer bits."""
@@ -188,55 +184,36 @@ def _relation(question: Question, region: Flags) -> str:
         for array in (question.actual, question.right.value, question.right.sigma)
     )
     region = region.reshape(shape)
-    there = actual[region]
+    there, meant, spread = actual[region], right[region], sigma[region]
     if not np.isfinite(there).all():
-        same = np.isnan(there).all() or np.isinf(there).all()
-        kind = "no number (NaN)" if np.isnan(there).all() else "infinite"
-        return f"is {kind}" if same else ""
-    unit = precision(question.case.dtype).unit_roundoff
-    for text, value, scale in _relations(axes, region, actual, right, sigma):
-        known = region & np.isfinite(sigma)
-        spread = np.hypot(sigma * max(1.0, scale), unit * abs(value))[region]
-        if np.isfinite(value[known]).all() and within((actual - value)[region], spread):
-            return text
-    return ""
+        if np.isnan(there).all():
+            return "is no number (NaN)"
+        return "is infinite" if np.isinf(there).all() else ""
 
+    def holds(value: Array, scale: float = 1.0) -> bool:
+        """Return whether numbers are these, whose rounding is multiplied."""
+        unit = precision(question.case.dtype).unit_roundoff
+        return within(there - value, np.hypot(spread * max(1.0, scale), unit * abs(value)))
 
-def _relations(
-    axes: tuple[str, ...], region: Flags, actual: Array, right: Array, sigma: Array
-) -> Iterator[tuple[str, Array, float]]:
-    """Yield what a tensor may be, in words: with its value, and by how much rounding is multiplied then."""
-    constant = float(actual[region][0])
-    if region.sum() > 1:
-        yield f"is {constant:.6g} throughout" if constant else "is zero", np.full_like(right, constant), 0.0
+    if there.size > 1 and holds(np.full_like(meant, there[0]), 0.0):
+        return f"is {there[0]:.6g} throughout" if there[0] else "is zero"
     for place, axis in enumerate(axes):
         if 2 <= right.shape[place] <= MOST_PLACES and right.size > 2 * right.shape[place]:
             source = nearest(place, region, actual, right)
             moved = [f"{i} from {j}" for i, j in enumerate(source) if i != j]
-            if moved:
-                text = f"is the right one with each {WORDS.get(axis, axis)} taken from another: {few(moved)}"
-                yield text, np.take(right, source, place), 1.0
-    lines = {"": tuple(range(right.ndim))}
-    if right.ndim > 1:
-        lines |= {"row": (-1,), "column": lines[""][:-1]}
-    weight = np.where(region & np.isfinite(sigma) & (sigma > 0), 1 / np.square(sigma), 0.0)
-    for line, over in lines.items():
-        length = math.prod(right.shape[axis] for axis in over)
-        if length < (LEAST_OF_LINE if line else 2):
-            continue
-        power = (weight * np.square(right)).sum(over, keepdims=True)
-        factor = (weight * right * actual).sum(over, keepdims=True) / np.where(power > 0, power, 1)
-        count = weight.sum(over, keepdims=True)
-        offset = (weight * (actual - right)).sum(over, keepdims=True) / np.where(count > 0, count, 1)
-        scaled, added = (
-            f"has each {line} multiplied by its own factor",
-            f"has its own constant in each {line}",
-        )
-        if not line:
-            scaled = f"is multiplied by {multiple(float(f'{factor.item():.4g}'))}"
-            added = f"is {abs(offset.item()):.4g} too {'large' if offset.item() > 0 else 'small'}"
-        yield scaled, factor * right, float(abs(factor).max())
-        yield added, right + offset, 1.0
+            if moved and holds(np.take(right, source, place)[region]):
+                word = WORDS.get(axis, axis)
+                return f"is the right one with each {word} taken from another: {few(moved)}"
+    if there.size < 2:
+        return ""
+    weight = np.where(np.isfinite(spread) & (spread > 0), 1 / np.square(spread), 0.0)
+    factor = float((weight * meant * there).sum() / (weight * np.square(meant)).sum())
+    if holds(factor * meant, abs(factor)):
+        return f"is multiplied by {multiple(float(f'{factor:.4g}'))}"
+    offset = float((weight * (there - meant)).sum() / weight.sum())
+    if holds(meant + offset):
+        return f"is {abs(offset):.4g} too {'large' if offset > 0 else 'small'}"
+    return ""
 
 
 def nearest(place: int, region: Flags, actual: Array, right: Array) -> NDArray[np.integer]:

@@ -86,12 +86,8 @@ def _of_padding_vector(question: Question) -> Iterator[Hypothesis]:
     config, occurring = question.config, _occurring(question)
     row = config.pad_id if config.token_padding_row is None else config.token_padding_row
     yield from options(config, "token_padding_forward", ("stored", "zero"), "EMB-3", token_padding_row=row)
-    if config.token_padding_forward == "zero":
-        yield from options(config, "token_padding_row", sorted(occurring & {0, 1, 2, 3}), "EMB-3")
-        return
-    for other in sorted(occurring & {0, 1} - {row}):
-        fields = {"token_padding_forward": "zero", "token_padding_row": other}
-        yield Hypothesis("token_padding_forward", f"a zero vector for token {other}", "EMB-3", fields)
+    others = sorted(occurring & {0, 1, 2, 3} - {row})
+    yield from options(config, "token_padding_row", others, "EMB-3", token_padding_forward="zero")
 
 
 def _of_loss(config: EncoderConfig, others: tuple[float, ...] = ()) -> Iterator[Hypothesis]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
@@ -14,9 +15,9 @@ from concord.conformance.bugs.bug import Bug, fits
 from concord.conformance.bugs.catalogue import ALL, TRIED
 from concord.conformance.bugs.context import Edit
 from concord.conformance.bugs.norms import NORMS
-from concord.conformance.explain.gradients import of_gradient
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.explain.options import (
+    of_derivatives,
     of_fitted_epsilon,
     of_options,
     of_other_constants,
@@ -32,7 +33,11 @@ from concord.conformance.explain.readings import (
 )
 from concord.conformance.explain.step import group_of
 from concord.conformance.explain.weights import of_weights
+from concord.spec.parameters import trainable
 from concord.spec.precision import PRECISIONS
+
+LIMITS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
+"""Norms that gradients are clipped to."""
 
 
 def of_tap(question: Question, tap: str) -> Iterator[Hypothesis]:
@@ -41,6 +46,24 @@ def of_tap(question: Question, tap: str) -> Iterator[Hypothesis]:
         edit = None if bug.of_gradients else bug.change.at(tap)
         if edit:
             yield hypothesis(bug, edit, tap)
+
+
+def of_gradient(question: Question) -> Iterator[Hypothesis]:
+    """Yield what may have become of the gradient of a parameter afterwards (SPEC GRD-1)."""
+    every = (question.exact.gradient(name) for name in trainable(question.config, question.case.part))
+    length = math.sqrt(sum(float(np.square(gradient).sum()) for gradient in every))
+    clipped = {
+        f"gradients that were clipped together to the norm {limit:g}": limit / length
+        for limit in LIMITS
+        if length > limit
+    }
+    for name, factors in (
+        ("no_gradient", {"no gradient at all": 0.0}),
+        ("gradient_accumulated", {"a gradient that was counted twice": 2.0}),
+        ("gradient_clipped", clipped),
+    ):
+        for text, factor in factors.items():
+            yield Hypothesis(name, text, "GRD-1", gradient=functools.partial(np.multiply, factor))
 
 
 def of_backward(question: Question) -> Iterator[Hypothesis]:
@@ -172,7 +195,8 @@ def readings(question: Question) -> Iterator[Hypothesis]:
 def simple(question: Question) -> Iterator[Hypothesis]:
     """Yield single bugs."""
     if question.parameter:
-        yield from of_gradient(question, question.parameter)
+        yield from of_gradient(question)
+        yield from of_derivatives(question)
         yield from of_backward(question)
     yield from bugs(question)
     yield from of_factors(question)

@@ -22,34 +22,45 @@ from concord.spec.arrays import Array
 from concord.spec.parameters import parameters
 
 Made = Mapping[str, Callable[[], Array]]
+LEAVES = ("weight", "bias")
+PROJECTED = (".query", ".key", ".value")
 
 
 def of_weights(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield what may be wrong with the weights of a tap's step."""
+    weights, norm = question.case.weights, fits(tap, NORMS)
+    own = norm_of(question.config.norm_sharing, tap) if norm else parameters_of(tap)
     if fits(tap, LINEAR):
-        yield from _of_linear(question, parameters_of(tap), tap)
-        yield from _rounded(question, parameters_of(tap))
-    elif fits(tap, NORMS):
-        yield from _of_norm(question, norm_of(question.config.norm_sharing, tap))
-        yield from _rounded(question, norm_of(question.config.norm_sharing, tap))
-    elif tap in ("embeddings.token", "embeddings.position", "embeddings.segment"):
-        yield from _rounded(question, tap)
+        yield from _of_linear(question, own, tap)
+    if norm:
+        yield from _of_norm(question, own)
+    names = [name for name in (f"{own}.{leaf}" for leaf in LEAVES) if name in weights]
+    for short in SHORTER.get(question.case.dtype, ()):
+        made = {name: partial(_shorter, short, weights[name]) for name in names}
+        yield from _each(f"weight_in_{short}", f"rounded to {short}", "PRC-2", made)
 
 
-def _rounded(question: Question, own: str) -> Iterator[Hypothesis]:
-    """Yield parameters of a step that were rounded."""
-    weights = question.case.weights
-    names = [name for name in (f"{own}.weight", f"{own}.bias") if name in weights]
-    for name in SHORTER.get(question.case.dtype, ()):
-        short: Made = {parameter: partial(_shorter, name, weights[parameter]) for parameter in names}
-        for chosen in dict.fromkeys((*((parameter,) for parameter in names), tuple(names))):
-            text = " and ".join(f"`{parameter}`" for parameter in chosen)
-            made = {parameter: short[parameter] for parameter in chosen}
-            yield loaded(f"weight_in_{name}", f"{text} rounded to {name}", "PRC-2", made)
+def _each(name: str, text: str, clause: str, made: Made) -> Iterator[Hypothesis]:
+    """Yield parameters of a step that are others: all of them, and each by itself."""
+    for chosen in dict.fromkeys(((*made,), *((one,) for one in made))):
+        if chosen:
+            said = " and ".join(f"`{one}`" for one in chosen)
+            yield loaded(name, f"{said} {text}", clause, {one: made[one] for one in chosen})
 
 
 def _shorter(name: str, array: Array) -> Array:
     return rounding(name)(array.astype(np.float64))
+
+
+def _of_another(question: Question, own: str, other: str) -> Made:
+    """Return the parameters of another step of the same shape, in place of a step's own."""
+    weights = question.case.weights
+    both = [(f"{own}.{leaf}", f"{other}.{leaf}") for leaf in LEAVES]
+    return {
+        mine: partial(weights.__getitem__, theirs)
+        for mine, theirs in both
+        if mine in weights and theirs in weights and weights[mine].shape == weights[theirs].shape
+    }
 
 
 # Linear layers.
@@ -79,8 +90,8 @@ def _of_linear(question: Question, own: str, tap: str) -> Iterator[Hypothesis]:
                 text = f"rows of `{name}` for features before tokens"
                 yield loaded("flatten_order", text, "HED-1", {name: swapped})
     yield from _of_other_layers(question, own)
-    if tap.endswith((".query", ".key", ".value", "attention.output")):
-        yield from _of_heads(question, own, tap)
+    if tap.endswith((*PROJECTED, "attention.output")):
+        yield from _of_heads(question, own, outputs=tap.endswith(PROJECTED))
 
 
 def _swapped(weight: Array, shape: tuple[int, ...]) -> Array:
@@ -88,49 +99,36 @@ def _swapped(weight: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _of_other_layers(question: Question, own: str) -> Iterator[Hypothesis]:
-    """Yield parameters of the same shape: of the same sublayer, or the same of other layers."""
-    weights = question.case.weights
+    """Yield parameters of the same sublayer, or the same of other layers."""
     layer, _, role = own.partition(".attention.")
     beside = [f"{layer}.attention.{other}" for other in ("query", "key", "value", "output")] if role else []
     inside = own.split(".", 2)[2:] if own.startswith("layers.") else []
     elsewhere = [f"layers.{i}.{name}" for name in inside for i in range(question.config.num_layers)]
     for other in (*beside, *elsewhere):
-        found = {
-            f"{own}.{leaf}": partial(weights.__getitem__, f"{other}.{leaf}")
-            for leaf in ("weight", "bias")
-            if f"{own}.{leaf}" in weights and f"{other}.{leaf}" in weights
-        }
-        if other == own or f"{own}.weight" not in found:
-            continue
-        if weights[f"{other}.weight"].shape != weights[f"{own}.weight"].shape:
-            continue
-        kind = "swapped_weights" if other in beside else "weights_of_another_layer"
-        yield loaded(kind, f"the weights of `{other}` instead of its own", "WGT-1", found)
-        for name in found if len(found) > 1 else ():
-            text = f"`{name.replace(own, other)}` instead of `{name}`"
-            yield loaded(kind, text, "WGT-1", {name: found[name]})
+        if other != own:
+            kind = "swapped_weights" if other in beside else "weights_of_another_layer"
+            yield from _each(kind, f"taken from `{other}`", "WGT-1", _of_another(question, own, other))
 
 
-def _of_heads(question: Question, own: str, tap: str) -> Iterator[Hypothesis]:
-    """Yield weights whose heads stand in another order, or that were cut out of a fused one wrongly."""
+def _of_heads(question: Question, own: str, outputs: bool) -> Iterator[Hypothesis]:
+    """Yield weights whose heads stand in another order, or that were cut out of a fused one wrongly.
+
+    Args:
+        outputs: whether the heads are columns, and not rows.
+    """
     config, weights = question.config, question.case.weights
     numbers = np.arange(config.d_model).reshape(config.num_heads, config.head_dim)
-    outputs = not tap.endswith("output")
-    leaves = [f"{own}.weight", *([f"{own}.bias"] if outputs and f"{own}.bias" in weights else [])]
+    leaves = [f"{own}.{leaf}" for leaf in (LEAVES if outputs else LEAVES[:1]) if f"{own}.{leaf}" in weights]
     for order in _orders(config.num_heads):
         columns, axis = numbers[list(order)].reshape(-1), -1 if outputs else 0
-        moved = {name: partial(np.take, weights[name], columns, axis=axis) for name in leaves}
-        said = f"heads in the order {', '.join(map(str, order))}"
-        yield loaded("heads_permuted", said, "ATT-2", moved)
-        if len(leaves) > 1:
-            yield loaded(
-                "heads_permuted", f"`{leaves[0]}` with {said}", "ATT-2", {leaves[0]: moved[leaves[0]]}
-            )
+        made = {name: partial(np.take, weights[name], columns, axis=axis) for name in leaves}
+        text = f"with heads in the order {', '.join(map(str, order))}"
+        yield from _each("heads_permuted", text, "ATT-2", made)
     if outputs:
         prefix, _, role = own.rpartition(".")
         third = {
             f"{own}.{leaf}": partial(cut_from_fused, config, weights, prefix, role, leaf)
-            for leaf in ("weight", "bias")
+            for leaf in LEAVES
             if all(f"{prefix}.{one}.{leaf}" in weights for one in ("query", "key", "value"))
         }
         text = "a fused weight that holds query, key and value head by head, cut into thirds"
@@ -149,20 +147,16 @@ def _orders(heads: int) -> list[tuple[int, ...]]:
 
 
 def _of_norm(question: Question, own: str) -> Iterator[Hypothesis]:
-    weights, config = question.case.weights, question.config
-    gain, offset = weights[f"{own}.weight"], weights[f"{own}.bias"]
-
-    def norm(name: str, text: str, gain: Array, offset: Array, clause: str = "NRM-2") -> Hypothesis:
-        made: Made = {f"{own}.weight": lambda: gain, f"{own}.bias": lambda: offset}
-        return loaded(name, text, clause, made)
-
-    yield norm("norm_gain_and_offset_missing", "gain 1 and offset 0", gain * 0 + 1, offset * 0)
-    yield norm("norm_gain_and_offset_swapped", "gain and offset in each other's place", offset, gain)
-    for name, parameter in parameters(config, question.case.part).items():
+    weights, gain, offset = question.case.weights, f"{own}.weight", f"{own}.bias"
+    missing: Made = {gain: lambda: 0 * weights[gain] + 1, offset: lambda: 0 * weights[offset]}
+    swapped: Made = {gain: lambda: weights[offset], offset: lambda: weights[gain]}
+    yield loaded("norm_gain_and_offset_missing", "gain 1 and offset 0", "NRM-2", missing)
+    yield loaded("norm_gain_and_offset_swapped", "gain and offset in each other's place", "NRM-2", swapped)
+    for name, parameter in parameters(question.config, question.case.part).items():
         other = name.removesuffix(".weight")
         if parameter.kind != "gamma" or other == own:
             continue
         sibling = other[:-1] == own[:-1] and own.startswith("layers.")
         kind, clause = ("norm_sharing", "NRM-5") if sibling else ("weights_of_another_norm", "WGT-1")
         text = f"the gain and offset of `{other}` instead of its own"
-        yield norm(kind, text, weights[name], weights[f"{other}.bias"], clause)
+        yield loaded(kind, text, clause, _of_another(question, own, other))
