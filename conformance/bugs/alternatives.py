@@ -317,5 +317,8 @@ EDITS: Edits = {
     "sums_in_blocks": ways.sums(ways.total_in_blocks),
     "sums_pairwise": ways.sums(ways.total_pairwise),
     "sums_compensated": ways.sums(ways.total_compensated),
+    "tables_one_hot": ways.tables(ways.added_by_products),
+    "tables_sorted": ways.tables(ways.added_by_row),
+    "tables_scattered": ways.tables(ways.added_in_reverse),
     "scale_of_scores": lambda m: m.scores(divisor=1.0) * m.config.head_dim**-0.5,
 }

@@ -185,8 +185,10 @@ class Context(TensorOperations):
         return self.take(self.weight(f"embeddings.{table}.weight"), self.constant(np.clip(ids, 0, count - 1)))
 
     def linear(self, name: str, x: Array) -> Array:
-        """Return what a linear layer makes of its input."""
-        return self.biased(name, self.contract(operator.matmul, x, self.weight(f"{name}.weight")))
+        """Return what a linear layer makes of its input, with its bias if it has one."""
+        product = self.contract(operator.matmul, x, self.weight(f"{name}.weight"))
+        without = not self.config.qkv_bias and name.endswith((".query", ".key", ".value"))
+        return product if without else product + self.weight(f"{name}.bias")
 
     def projected(self) -> Array:
         """Return what the linear layer of the tap makes of its input, in the tap's shape.
@@ -200,11 +202,6 @@ class Context(TensorOperations):
         result = self.projected()
         projects = self.tap.endswith((".query", ".key", ".value"))
         return self.activation(result, self.config.qkv_activation) if projects else result
-
-    def biased(self, name: str, x: Array) -> Array:
-        """Add the bias of a linear layer, if it has one."""
-        without = not self.config.qkv_bias and name.endswith((".query", ".key", ".value"))
-        return x if without else x + self.weight(f"{name}.bias")
 
     def norm(
         self,

@@ -14,6 +14,7 @@ from concord.conformance.bugs.embeddings import lookup
 from concord.conformance.bugs.operations import Array
 from concord.conformance.bugs.positions import numbered, past_padding
 from concord.spec.arrays import Ids
+from concord.spec.precision import precision
 
 # Ids.
 
@@ -23,15 +24,10 @@ def stored(m: Context, dtype: str) -> Array:
     return lookup(m, m.ids.astype(dtype).astype(np.int64) % m.config.vocab_size)
 
 
-def ids_as_float16(m: Context) -> Array:
-    kept = m.ids.astype(np.float16).astype(np.float64)
-    return lookup(m, kept.clip(0, m.config.vocab_size - 1).astype(np.int64))
-
-
-def ids_as_bfloat16(m: Context) -> Array:
-    bits = m.ids.astype(np.float32).view(np.uint32)
-    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
-    return lookup(m, rounded.astype(np.uint32).view(np.float32).astype(np.int64))
+def rounded(m: Context, number_format: str) -> Array:
+    """Send ids through a number format."""
+    kept = precision(number_format).round(m.ids.astype(np.float64)).astype(np.int64)
+    return lookup(m, kept.clip(0, m.config.vocab_size - 1))
 
 
 # Positions.

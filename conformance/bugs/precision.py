@@ -91,13 +91,6 @@ def norm_deviation_by_one_step(m: Context) -> Array:
     return m.norm(m.x, deviation=refined)
 
 
-def linear_in_tf32(m: Context, name: str) -> Array:
-    """Round the factors of a linear layer's product to 11 bits."""
-    layer = f"{m.scope}.{name}" if m.scope else name
-    product = m.round_to(m.x, "tf32") @ m.round_to(m.weight(f"{layer}.weight"), "tf32")
-    return m.reshape(m.biased(layer, product), tuple(m.y.shape))
-
-
 def through(r: Request, number_format: str, tap: str) -> Request:
     """Send the weight of a tap through a shorter format."""
     return weight(r, f"{tap}.weight", precision(number_format).round)
@@ -160,10 +153,7 @@ EDITS: Edits = {
     ),
     "softmax_stored_in_bfloat16_last": in_last_layer(lambda m: m.round_to(m.y, "bfloat16")),
     "norm_mean_in_float16": lambda m: m.norm(m.x, center=lambda x, mean: x - m.round_to(mean, "float16")),
-    "outer_in_tf32_last": in_last_layer(lambda m: linear_in_tf32(m, "outer")),
-    "context_in_tf32": lambda m: m.context(
-        m.round_to(m.used_weights, "tf32"), m.round_to(m.beside("value"), "tf32")
-    ),
+    "outer_in_tf32_last": in_last_layer(lambda m: products(m, "tf32")),
     "weights_in_bfloat16_for_context": lambda m: m.context(m.round_to(m.used_weights, "bfloat16")),
     "gelu_erf_in_bfloat16": lambda m: gelu_by(m, m.round_to(m.erf(m.x / math.sqrt(2.0)), "bfloat16")),
     "gradient_of_layer_in_bfloat16": lambda m: m.with_gradient(

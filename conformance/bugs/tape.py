@@ -128,6 +128,10 @@ class TapeContext(Context):
     def value(self, tensor: Node) -> Value:
         return Value(self.a, tensor)
 
+    def recorded(self, value: Any, *operands: tuple[Node, Callable[[Any], Any]]) -> Value:
+        """Return a new value, with how a gradient flows back to each of its operands."""
+        return self.value(self.a._record(value, *operands))
+
     def __getattr__(self, name: str) -> Callable[..., Value]:
         """Return an operation that the arithmetic has under the same name."""
         operation = getattr(self.a, name)
@@ -141,17 +145,15 @@ class TapeContext(Context):
     def max(self, x: Value, axis: int) -> Value:
         """The gradient goes to every entry that is the largest."""
         largest = x.tensor.value.max(self.behind(x, axis), keepdims=True)
-        return self.value(
-            self.a._record(largest, (x.tensor, lambda g: np.where(x.tensor.value == largest, g, 0)))
-        )
+        return self.recorded(largest, (x.tensor, lambda g: np.where(x.tensor.value == largest, g, 0)))
 
     def exp(self, x: Value) -> Value:
         value = self.a._function(np.exp(x.tensor.value), False)
-        return self.value(self.a._record(value, (x.tensor, lambda g: self.a.settle(g * value))))
+        return self.recorded(value, (x.tensor, lambda g: self.a.settle(g * value)))
 
     def log(self, x: Value) -> Value:
         value = self.a._function(np.log(x.tensor.value), True)
-        return self.value(self.a._record(value, (x.tensor, lambda g: self.a.settle(g / x.tensor.value))))
+        return self.recorded(value, (x.tensor, lambda g: self.a.settle(g / x.tensor.value)))
 
     def tanh(self, x: Value) -> Value:
         return self.value(self.a.tanh(x.tensor, absolute=True))
@@ -195,7 +197,7 @@ class TapeContext(Context):
             return lambda g: np.split(g, ends, place)[number]
 
         operands = ((part.tensor, pull(number)) for number, part in enumerate(parts))
-        return self.value(self.a._record(np.concatenate(values, place), *operands))
+        return self.recorded(np.concatenate(values, place), *operands)
 
     def add_where(self, visible: Flags, x: Value, constant: float) -> Value:
         return self.value(self.a.add_where(x.tensor, visible, constant, rounded=self.dtype))
@@ -207,7 +209,7 @@ class TapeContext(Context):
         chosen = np.where(condition, a.tensor.value, other.value)
         back_a, back_b = self.a._unbroadcast(a.tensor), self.a._unbroadcast(other)
         ours = (a.tensor, lambda g: back_a(np.where(condition, g, 0)))
-        return self.value(self.a._record(chosen, ours, (other, lambda g: back_b(np.where(condition, 0, g)))))
+        return self.recorded(chosen, ours, (other, lambda g: back_b(np.where(condition, 0, g))))
 
     def take(self, table: Value, ids: NDArray[np.int64]) -> Value:
         return self.value(self.a.take(table.tensor, ids))
@@ -215,30 +217,23 @@ class TapeContext(Context):
     def constant(self, values: NDArray[Any], like: Value | None = None) -> Any:
         return values if like is None else self.value(like.like(values))
 
-    def numpy(self, x: Any) -> NDArray[Any]:
-        return (
-            x
-            if isinstance(x, np.ndarray)
-            else np.asarray(x.tensor.value[0] if self.a.lead else x.tensor.value)
-        )
-
     def stop_gradient(self, x: Value) -> Value:
-        return self.value(self.a._record(x.tensor.value))
+        return self.recorded(x.tensor.value)
 
     def with_gradient(self, x: Value, function: Callable[[Value], Value]) -> Value:
         def pullback(gradient: Any) -> Any:
             return function(self.value(Node(gradient, gradient.shape[self.a.lead :]))).tensor.value
 
-        return self.value(self.a._record(x.tensor.value, (x.tensor, pullback)))
+        return self.recorded(x.tensor.value, (x.tensor, pullback))
 
     def value_of(self, value: Value, surrogate: Value) -> Value:
-        return self.value(self.a._record(value.tensor.value, (surrogate.tensor, lambda g: g)))
+        return self.recorded(value.tensor.value, (surrogate.tensor, lambda g: g))
 
     def rounded(self, x: Value, number_format: str) -> Value:
         rounded = round_to_bits(x.tensor.value.astype(np.float64), SIGNIFICANT_BITS[number_format]).astype(
             x.tensor.value.dtype
         )
-        return self.value(self.a._record(rounded, (x.tensor, lambda g: g)))
+        return self.recorded(rounded, (x.tensor, lambda g: g))
 
     def round_to(self, x: Value, number_format: str) -> Value:
         return self.rounded(x, number_format)

@@ -15,7 +15,7 @@ import numpy as np
 from scipy import special
 
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.arrays import Array
+from concord.spec.arrays import Array, Ids
 from concord.spec.elementary import contract
 from concord.spec.model import Model
 from concord.spec.tape import Node
@@ -62,13 +62,7 @@ def total_in_blocks(terms: Array) -> Array:
     """Sum over the first axis in as many running sums as a vector register has places, which are added at
     the end.
     """
-    return (
-        total_sequential(
-            np.stack([total_sequential(terms[lane::REGISTER]) for lane in range(min(REGISTER, len(terms)))])
-        )
-        if len(terms)
-        else total_sequential(terms)
-    )
+    return total_sequential(np.stack([total_sequential(terms[lane::REGISTER]) for lane in range(REGISTER)]))
 
 
 def sums(total: Callable[[Array], Array], order: int = 1) -> type[Arithmetic]:
@@ -191,57 +185,51 @@ class Reciprocals(Arithmetic):
 # Tables.
 
 
-class OneHot(Arithmetic):
-    """Rows of a table are looked up by a product with one-hot rows.
+def tables(added: Callable[[Array, Ids, Array], Array]) -> type[Arithmetic]:
+    """Return an arithmetic that adds up the gradient of a table in a way of its own.
 
-    Their gradient is the sum of a product for each half of them.
+    Args:
+        added: takes zeros, (rows, D); which row each of N uses is of, and their gradients, (N, D).
     """
 
-    def take(self, table: Node, rows: Any) -> Node:
-        chosen = np.eye(table.shape[0], dtype=table.value.dtype)[rows.reshape(-1)]  # (N, rows)
+    class Tables(Arithmetic):
+        def take(self, table: Node, rows: Ids) -> Node:
+            def pullback(gradient: Array) -> Array:
+                terms = gradient.reshape(-1, gradient.shape[-1])
+                return self.settle(added(np.zeros(table.shape, terms.dtype), rows.reshape(-1), terms))
 
-        def pullback(gradient: Array) -> Array:
-            terms, half = gradient.reshape(-1, gradient.shape[-1]), len(chosen) // 2
-            return self.settle(
-                contract("nr,nd->rd", chosen[:half], terms[:half])
-                + contract("nr,nd->rd", chosen[half:], terms[half:])
-            )
+            return self._record(table.value[rows], (table, pullback))
 
-        return self._record(
-            contract("nr,rd->nd", chosen, table.value).reshape(*rows.shape, table.shape[-1]),
-            (table, pullback),
-        )
+    return Tables
 
 
-class SortedRows(Arithmetic):
-    """The gradient of a table is summed row by row, after its uses have been sorted."""
-
-    def take(self, table: Node, rows: Any) -> Node:
-        flat = rows.reshape(-1)
-        order = np.argsort(flat, kind="stable")
-
-        def pullback(gradient: Array) -> Array:
-            total, terms = np.zeros(table.shape, gradient.dtype), gradient.reshape(-1, gradient.shape[-1])
-            for row in np.unique(flat):
-                total[row] = total_pairwise(terms[order[flat[order] == row]])
-            return self.settle(total)
-
-        return self._record(table.value[rows], (table, pullback))
+def added_by_products(total: Array, rows: Ids, terms: Array) -> Array:
+    """Add the product of one-hot rows with each half of the terms."""
+    chosen, half = np.eye(len(total), dtype=total.dtype)[rows], len(rows) // 2
+    halves = slice(half), slice(half, None)
+    one, other = (contract("nr,nd->rd", chosen[part], terms[part]) for part in halves)
+    return one + other
 
 
-class ScatteredRows(Arithmetic):
-    """The gradient of a table is added up in the opposite order of its uses, as threads may come to it."""
+def added_by_row(total: Array, rows: Ids, terms: Array) -> Array:
+    """Add row by row, after the uses have been sorted."""
+    for row in np.unique(rows):
+        total[row] = total_pairwise(terms[rows == row])
+    return total
 
-    def take(self, table: Node, rows: Any) -> Node:
-        def pullback(gradient: Array) -> Array:
-            total = np.zeros(table.shape, gradient.dtype)
-            np.add.at(total, rows.reshape(-1)[::-1], gradient.reshape(-1, gradient.shape[-1])[::-1])
-            return self.settle(total)
 
-        return self._record(table.value[rows], (table, pullback))
+def added_in_reverse(total: Array, rows: Ids, terms: Array) -> Array:
+    """Add in the opposite order of the uses, as threads may come to them."""
+    np.add.at(total, rows[::-1], terms[::-1])
+    return total
 
 
 # Functions.
+
+
+def elementwise(a: Arithmetic, x: Node, value: Array, slope: Array) -> Node:
+    """Return a function of each element, its value and its slope being given."""
+    return a._record(a.settle(value), (x, lambda gradient: a.settle(gradient * slope)))
 
 
 class PowersOfTwo(Arithmetic):
@@ -265,9 +253,7 @@ class GeluByErfc(Model):
             return super().activation(x, active)
         share = special.erfc(x.value * -math.sqrt(0.5)) * 0.5
         slope = share + x.value * np.exp(x.value * x.value * -0.5) * (1 / math.sqrt(2 * math.pi))
-        return self.a._record(
-            self.a.settle(x.value * share), (x, lambda gradient: self.a.settle(gradient * slope))
-        )
+        return elementwise(self.a, x, x.value * share, slope)
 
 
 class TanhByExponential(Arithmetic):
@@ -276,7 +262,7 @@ class TanhByExponential(Arithmetic):
     def tanh(self, a: Node, absolute: bool = False) -> Node:
         grown = np.expm1(np.minimum(2 * a.value, 40))
         value = self.settle(grown / (grown + 2))
-        return self._record(value, (a, lambda g: self.settle(g * (1 - value) * (1 + value))))
+        return elementwise(self, a, value, (1 - value) * (1 + value))
 
 
 class Softplus(Arithmetic):
@@ -284,10 +270,7 @@ class Softplus(Arithmetic):
 
     def sigmoid_cross_entropy(self, logits: Node, targets: Any) -> Node:
         signed = np.where(targets > 0, -logits.value, logits.value)
-        value = self.settle(np.logaddexp(np.zeros_like(signed), signed))
-
-        def pullback(gradient: Array) -> Array:
-            chance = np.where(signed >= 0, 1, np.exp(-abs(signed))) / (1 + np.exp(-abs(signed)))
-            return self.settle(gradient * np.where(targets > 0, -chance, chance))
-
-        return self._record(value, (logits, pullback))
+        powers = np.exp(-abs(signed))
+        chance = np.where(signed >= 0, 1, powers) / (1 + powers)
+        value = np.logaddexp(np.zeros_like(signed), signed)
+        return elementwise(self, logits, value, np.where(targets > 0, -chance, chance))
