@@ -245,6 +245,10 @@ class FrameworkAdapter(ABC):
         """Return the largest number of bytes held on a device."""
 
     @abstractmethod
+    def event(self) -> Any:
+        """Return an event of the device's clock; None if the framework does not give it away."""
+
+    @abstractmethod
     def layers(self, model: Any) -> Iterable[tuple[str, Any]]:
         """Return all layers of a model, itself too, with their paths, such as ``layers.0.attention``."""
 

@@ -10,6 +10,7 @@ import gc
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -183,9 +184,16 @@ class Bench:
         return taken
 
     def _on_device(self, steps: Steps, count: int, seconds: float) -> list[float]:
-        """Return the mean of steps of which none waits for the last: as many as should take that long."""
+        """Time steps of which none waits for the last, as many as should take that long.
+
+        Each by the clock of the device, or the mean of all where the framework does not give that away.
+        """
         one = mean_seconds(steps, 1)
-        return [mean_seconds(steps, max(1, min(count, int(seconds / max(one, 1e-6)))))]
+        count = max(1, min(count, int(seconds / max(one, 1e-6))))
+        events = (
+            [self.measured.event() for _ in range(count + 1)] if hasattr(self.measured, "event") else [None]
+        )
+        return [mean_seconds(steps, count)] if None in events else seconds_by_events(steps, events)
 
     def _peak_memory(self) -> int | None:
         if self.device == "cpu":
@@ -213,6 +221,17 @@ def mean_seconds(steps: Steps, count: int) -> float:
         steps.step()
     steps.synchronize()
     return (time.perf_counter() - started) / count
+
+
+def seconds_by_events(steps: Steps, events: Sequence[Any]) -> list[float]:
+    """Return the seconds of steps that are started one after another, one fewer than events of the device."""
+    steps.synchronize()
+    events[0].record()
+    for event in events[1:]:
+        steps.step()
+        event.record()
+    steps.synchronize()
+    return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
 
 
 def batches_of(

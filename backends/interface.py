@@ -486,3 +486,9 @@ class Measurable(Backend, Protocol):
         Args:
             reset: whether to forget it, where that can be.
         """
+
+    def event(self) -> Any:
+        """Return an event of the device's clock; None if the framework does not give it away.
+
+        It has ``record()``, and ``elapsed_time(later)`` in milliseconds.
+        """

@@ -46,7 +46,7 @@ from concord.speed.team import busy_cores, rules_of
 from concord.speed.work import flops
 from concord.terminal import Terminal
 from concord.writing import KINDS
-from tests.toys.devices import WithADevice
+from tests.toys.devices import SECONDS, WithADevice
 from tests.toys.measurable import (
     EachStepTheFirst,
     Measurable,
@@ -467,10 +467,10 @@ def test_an_interrupted_run_keeps_what_it_has(entered, tmp_path, monkeypatch):
     assert [entry["backend"] for entry in kept["entries"]] == [RIGHT]
 
 
-# Speed on a GPU, which is made up here: its memory, its precision.
+# Speed on a GPU, which is made up here: its clock, its memory, its precision.
 
 
-def test_on_a_device_no_step_waits_for_the_last_and_the_memory_is_the_device_s():
+def test_on_a_device_no_step_waits_for_the_last_and_the_clock_and_memory_are_the_devices():
     bench, work = Bench(WithADevice()), small()
     asked = {
         **work.request(),
@@ -483,7 +483,7 @@ def test_on_a_device_no_step_waits_for_the_last_and_the_memory_is_the_device_s()
     steps = bench.steps
     steps.said.clear()
     answer, _ = bench.repeat(4, 60.0)
-    assert (len(answer["seconds"]), answer["peak_memory_bytes"]) == (1, WithADevice.held)
+    assert answer == {"seconds": [SECONDS] * 4, "peak_memory_bytes": WithADevice.held}
     one, four = (["synchronize", *["step"] * count, "synchronize"] for count in (1, 4))
     assert steps.said == one + four  # one to see how long it takes, then all in a row
     bench.prepare(**{**asked, "device": "cpu"})

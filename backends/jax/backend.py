@@ -155,6 +155,10 @@ class Adapter(FrameworkAdapter):
         held = place.memory_stats()
         return int(held["peak_bytes_in_use"]) if held else None
 
+    def event(self) -> Any:
+        """Return an event of the device's clock; None if the framework does not give it away."""
+        return None
+
     def layers(self, model: nnx.Module) -> Iterable[tuple[str, nnx.Module]]:
         """Return all layers of a model with their paths."""
         return [(".".join(map(str, path)), node) for path, node in nnx.iter_graph(model)]

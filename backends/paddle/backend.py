@@ -126,6 +126,10 @@ class Adapter(FrameworkAdapter):
             paddle.device.cuda.reset_max_memory_allocated(place)
         return int(paddle.device.cuda.max_memory_allocated(place))
 
+    def event(self) -> Any:
+        """Return an event of the device's clock; None if the framework does not give it away."""
+        return paddle.device.Event(enable_timing=True)
+
     def layers(self, model: nn.Layer) -> Iterable[tuple[str, nn.Layer]]:
         """Return all layers of a model with their paths."""
         return model.named_sublayers(include_self=True)

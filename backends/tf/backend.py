@@ -118,6 +118,10 @@ class Adapter(FrameworkAdapter):
             tf.config.experimental.reset_memory_stats(place)
         return int(tf.config.experimental.get_memory_info(place)["peak"])
 
+    def event(self) -> Any:
+        """Return an event of the device's clock; None if the framework does not give it away."""
+        return None
+
     def layers(self, model: keras.Model) -> Iterable[tuple[str, keras.Layer]]:
         """Return all layers of a model with their paths."""
         return _named_layers(model)

@@ -118,6 +118,10 @@ class Adapter(FrameworkAdapter):
             torch.cuda.reset_peak_memory_stats(place)
         return torch.cuda.max_memory_allocated(place)
 
+    def event(self) -> Any:
+        """Return an event of the device's clock; None if the framework does not give it away."""
+        return torch.cuda.Event(enable_timing=True)
+
     def layers(self, model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
         """Return all layers of a model with their paths."""
         return model.named_modules()

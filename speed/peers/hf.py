@@ -111,6 +111,10 @@ class HuggingFacePeer(Peer):
             "thread_switches": {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")},
         }
 
+    def event(self) -> torch.cuda.Event:
+        """Return an event of the device's clock."""
+        return torch.cuda.Event(enable_timing=True)
+
     def session(self, request: Request) -> Session:
         """Build the model to be run many times."""
         if request.implementation != "library" or request.execution not in ("eager", "compiled"):
