@@ -158,9 +158,9 @@ class OwnModel(OptionGroup):
             SpecError: as :meth:`load`, and for an unknown precision.
         """
         refuse(unknowns("dtype", dtypes, PRECISIONS))
-        own, console = self.load(part, gradients), Terminal(stderr=True)
+        own = self.load(part, gradients)
         for line in own.remarks:
-            console.print(line, highlight=False, soft_wrap=True)
+            Terminal(stderr=True).tell(line)
         about = (own.part, own.config, own.weights)
         return [
             Job(own.name, case, dtype, *about, batch, gradients=gradients)
@@ -190,12 +190,8 @@ class OwnModel(OptionGroup):
             from concord.training.data.ready import encoder_of
 
         assert self.checkpoint is not None
-        encoder = encoder_of(folder_of(self.checkpoint), found.files, found.config, self.max_tokens)
-        if encoder is None:
-            raise SpecError(
-                f"{self.checkpoint}: has no tokenizer.json and no vocab.txt: put one beside the weights, "
-                "or give ids as --inputs FILE.safetensors"
-            )
+        with located(str(self.checkpoint)):
+            encoder = encoder_of(folder_of(self.checkpoint), found.files, found.config, self.max_tokens)
         return given.of_texts(texts, encoder, found.config, part, found.labels, self.batch or BATCH)
 
 
@@ -219,6 +215,13 @@ def _drawn(config: EncoderConfig, part: str) -> Batch:
     room = config.max_positions - config.position_start
     tokens = room if config.pooling == "flatten" else min(TOKENS, room)
     return example_batch(config, batch=5, tokens=tokens, part=part)
+
+
+def lengths(batch: Batch, config: EncoderConfig) -> list[int]:
+    """Return how many tokens each row of a batch has before its padding."""
+    ids = batch.required("input_ids")
+    found: list[int] = (ids.shape[1] - (ids[:, ::-1] != config.pad_id).argmax(axis=1)).tolist()
+    return found
 
 
 def reader(path: Path, spelled: bool, max_tokens: int | None = None) -> TextModel:
@@ -246,8 +249,6 @@ def reader(path: Path, spelled: bool, max_tokens: int | None = None) -> TextMode
         )
     with located(str(path)):
         encoder = encoder_of(folder, found.files, found.config, max_tokens, spelled=spelled)
-    if encoder is None:
-        raise SpecError(f"{path}: has no tokenizer: it lacks tokenizer.json and vocab.txt")
     labels = Labels(found.labels or tuple(map(str, range(max(found.config.num_classes, 2)))))
     progress = folder / PROGRESS
     step = read_as(progress, Progress).step if progress.is_file() else 0

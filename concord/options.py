@@ -95,6 +95,7 @@ def command(function: Callable[..., T]) -> Callable[..., T]:
     """Return a command of a function: its docstring is the help, and a switch has no opposite.
 
     Positional parameters become arguments, others options; a group of options becomes options of its own.
+    A value of a group that is given repeatedly counts once.
     """
     parameters, groups = list[inspect.Parameter](), dict[str, Any]()
     hints, own = get_type_hints(function, include_extras=True), _said(OptionGroup, function)
@@ -114,7 +115,7 @@ def command(function: Callable[..., T]) -> Callable[..., T]:
     @wraps(function)
     def run(**given: Any) -> T:
         made = {
-            name: group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
+            name: group(**{field.name: _once(given.pop(field.name)) for field in dataclasses.fields(group)})
             for name, group in groups.items()
         }
         return function(**given, **made)
@@ -123,6 +124,11 @@ def command(function: Callable[..., T]) -> Callable[..., T]:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
+
+
+def _once(value: Any) -> Any:
+    """Return each value of a repeated option once."""
+    return list(dict.fromkeys(value)) if isinstance(value, list) else value
 
 
 def _said(*documented: Any) -> dict[str, tuple[list[str], str]]:
@@ -279,11 +285,14 @@ class Runs(Places):
             library:fused (torch), library:onednn (torch, paddle).
         execution (E): eager, compiled, unpadded (library layers without the rows of padding) or
             unpadded-compiled.
+        deterministic: Only kernels that give the same bits each time; what has none is
+            unsupported.
     """
 
     precision: str = "strict"
     implementation: str = "explicit"
     execution: str = "eager"
+    deterministic: bool = False
 
 
 @dataclass(frozen=True)
@@ -341,7 +350,7 @@ def names(asked: Sequence[str] | None, placed: Sequence[str] | None) -> list[str
     Raises:
         SpecError: listing every name that is unknown, and every place of one that does not run.
     """
-    chosen = once(asked) or backends.names()
+    chosen = list(asked or backends.names())
     elsewhere = [value.partition("=") for value in placed or ()]
     # A name that no backend bears is the options' own error.
     problems = [
@@ -368,11 +377,6 @@ def model(name: str) -> spec.EncoderConfig:
         SpecError: if there is none.
     """
     return from_toml(read_text(Path(name)), name) if name.endswith(".toml") else spec.variant(name)
-
-
-def once(values: Iterable[T] | None) -> list[T] | None:
-    """Return each value of a repeated option once."""
-    return list(dict.fromkeys(values)) if values else None
 
 
 def typed(context: typer.Context, among: Collection[str]) -> list[str]:

@@ -160,7 +160,7 @@ def samples_of(texts: Iterable[str | Sequence[str]]) -> list[Any]:
         ]
     )
     return [
-        sample_of(0, number, dict(zip(("text_a", "text_b"), (*row, None), strict=False)))
+        sample_of(0, number, dict(zip(("text_a", "text_b"), row, strict=False)))
         for number, row in enumerate(rows, start=1)
     ]
 

@@ -26,14 +26,12 @@ def measure(
     Args:
         keep: called with each entry of the record.
     """
-    left = {
-        mode: [work for work in plan.workloads if (mode, work) not in plan.left_out] for mode in plan.modes
-    }
-    known = Known(plan, sum(map(len, left.values())))
+    works = plan.workloads
+    known = Known(plan, len(plan.modes) * len(works))
     with tempfile.TemporaryDirectory(prefix="concord-", ignore_cleanup_errors=True) as folder:
-        for mode, works in left.items():
+        for mode in plan.modes:
             names = [name for name in plan.names if takes_part(name, mode, known.offered)]
-            if not (names and works):
+            if not names:
                 known.ahead -= len(works)
                 continue
             if time.perf_counter() > known.end:

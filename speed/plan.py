@@ -60,7 +60,6 @@ class SpeedPlan:
         patience: how many times as many there may be, while a measurement is unsteady.
         budget: seconds within which to stay: turns are added for the sake of steadiness while they last, and
             what would not end within them is not begun. None: no limit.
-        left_out: modes and workloads that are not measured together.
         thorough: whether a large square product is measured, beside one of the model's size, and the time of
             imports: then the first workers start one after the other.
         slice: seconds that a turn lasts, or one step if that is longer.
@@ -74,6 +73,5 @@ class SpeedPlan:
     turns: int = TURNS
     patience: int = PATIENCE
     budget: float | None = None
-    left_out: frozenset[tuple[Mode, Workload]] = frozenset()
     thorough: bool = True
     slice: float = SLICE

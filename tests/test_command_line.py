@@ -73,7 +73,6 @@ REFUSED = {
     "check --implementation explict": ("unknown implementation 'explict': did you mean 'explicit'?",),
     "check --repeat 0 --precision no": ("unknown precision 'no'", "--repeat is 0 but must be at least 1"),
     "speed --batch 99999999999999": ("--batch is 99999999999999 but must be at least 1 and at most",),
-    "fuzz --scheduler nonsense": ("--scheduler is 'nonsense' but must be HOST:PORT",),
     "check --device gpu": ("--device is 'gpu' but must be",),
     "check --device cuda:x": ("--device is 'cuda:x' but must be",),
     "check --python troch=/usr/bin/python3": (

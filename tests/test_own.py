@@ -97,7 +97,7 @@ def test_limit_prompt_and_small_letters_are_those_of_sentence_transformers(tmp_p
     [
         (
             lambda folder: (folder / "vocab.txt").unlink(),
-            "has no tokenizer.json and no vocab.txt: put one beside the weights, or give ids as --inputs",
+            "has no tokenizer: it lacks tokenizer.json and vocab.txt",
         ),
         (
             lambda folder: (folder / "vocab.txt").write_text(

@@ -282,12 +282,6 @@ def test_turns_are_added_while_a_measurement_is_unsteady_and_time_is_left(
     assert turns(turns=2, budget=3.0) <= turns(turns=2)
 
 
-def test_some_modes_are_left_out_of_some_workloads():
-    both = (small(), small(padding="full"))
-    data = measured(plan_of(RIGHT, works=both, left_out=frozenset({(EXPLICIT, both[1])})))
-    assert [entry["workload"] for entry in data["entries"]] == [both[0].name]
-
-
 def test_as_shipped_is_measured_only_where_it_makes_a_difference(monkeypatch):
     shipped = Mode("explicit", "eager", "as shipped")
     data = measured(plan_of(RIGHT, THREADED, modes=(EXPLICIT, shipped)))
@@ -402,7 +396,7 @@ def test_a_model_of_ones_own_is_measured_as_it_is_configured(tmp_path):
             "bert", num_layers=1, d_model=14, num_heads=2, d_ff=17, vocab_size=23, max_positions=13
         ).to_toml()
     )
-    (mine,) = Models(config=[path], batch=3).presets("cpu")
+    (mine,) = (work.preset for work in Models(preset=[str(path)], batch=3).workloads("cpu", None))
     assert (mine.name, mine.source, mine.batch, mine.tokens, mine.config.d_model) == (
         "mine batch=3",
         str(path),
@@ -410,8 +404,8 @@ def test_a_model_of_ones_own_is_measured_as_it_is_configured(tmp_path):
         13,
         14,
     )
-    models = Models(preset=["nndl"], variant=["bert", "tf1-text-classifier"]).presets("cpu")
-    assert [model.name for model in models] == ["nndl", "bert", "tf1-text-classifier"]
+    works = Models(preset=["nndl", "bert", "tf1-text-classifier"]).workloads("cpu", None)
+    assert [work.preset.name for work in works] == ["nndl", "bert", "tf1-text-classifier"]
 
 
 def test_a_busy_machine_is_said_before_anything_is_measured(monkeypatch, capsys):
@@ -491,7 +485,7 @@ def test_on_a_device_no_step_waits_for_the_last_and_the_clock_and_memory_are_the
 
 
 def test_a_gpu_gets_large_models_in_two_precisions():
-    works = Models().workloads(Models().presets("cuda"), "cuda", ragged=False)
+    works = Models().workloads("cuda", None)
     chosen = Modes().modes(False, "cuda")
     assert {(work.preset.name, work.kind, work.dtype) for work in works} == set(
         itertools.product(("bert-base", "bert-large"), ("inference", "training"), ("float32", "bfloat16"))

@@ -15,7 +15,7 @@ from concord.options import Written
 from concord.progress import bars
 from concord.running import judged
 from concord.spec.errors import SpecError, collect
-from concord.terminal import Terminal, figures
+from concord.terminal import Terminal
 
 
 def export(
@@ -85,15 +85,8 @@ def reduce(
         found = reducing.reduce(jobs[0], backend, settings, tell)
     console = Terminal()
     if found.failed:
-        rows = [[size, str(before), str(found.after[size])] for size, before in found.before.items()]
-        figures(
-            console,
-            ("size", "before", "after"),
-            rows,
-            (),
-            ("size",),
-            f"{found.tried} smaller cases were run",
-        )
+        sizes = (f"{size} {before} to {found.after[size]}" for size, before in found.before.items())
+        console.tell(f"{found.tried} smaller cases were run: {', '.join(sizes)}")
         dump.export_cases(out, [found.job])
         console.tell(f"written: {out / found.job.name}")
     outcome = campaign.Report([found.result], {}, settings)

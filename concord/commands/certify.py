@@ -9,10 +9,10 @@ import typer
 from rich.text import Text
 
 from concord import options, writing
-from concord.model import OwnModel
+from concord.model import OwnModel, lengths
 from concord.options import Written
 from concord.progress import telling
-from concord.spec.errors import SpecError, refuse, unknowns
+from concord.spec.errors import refuse, unknowns
 from concord.spec.precision import PRECISIONS
 from concord.spec.text import shown
 from concord.terminal import Terminal
@@ -96,8 +96,20 @@ def certify(
     assert target is not None
     from concord.porting import certificate as certificates
     from concord.porting.certificate import Asked
+    from concord.porting.certificate.files import MADE
+    from concord.porting.folder import folder_of
 
-    _check_outputs([certificate, html], [source, target])
+    writing.check(certificate, html)
+    folders = [folder_of(one).resolve() for one in (source, target) if one.exists()]
+    refuse(
+        [
+            f"{path}: lies in {folder}, whose files it is about; only {' and '.join(MADE)} may lie there"
+            for path in (certificate, html)
+            if path is not None and path.name not in MADE
+            for folder in folders
+            if path.resolve().is_relative_to(folder)
+        ]
+    )
     named = [*(workers.backend or ()), *([source_backend] if source_backend else ())]
     settings = workers.settings()
     if named:
@@ -107,12 +119,12 @@ def certify(
         source_format=form,
         target_format=to,
         source_table=str(table) if table else None,
-        backends=options.once(workers.backend) or [],
+        backends=workers.backend or [],
         home=source_backend or "",
         texts=_rows_of(source, form, table, texts),
         seed=seed,
         extent="quick" if quick else "all" if all else "usual",
-        dtypes=options.once(dtype) or [],
+        dtypes=list(dict.fromkeys(dtype or ())),
     )
     found = certificates.certify(source, target, asked, settings, telling())
     made = certificates.recorded(found)
@@ -139,31 +151,9 @@ def _rows_of(
     for batch in found.batches.values():
         ids = batch.required("input_ids")
         segments = ids * 0 if batch.segment_ids is None else batch.segment_ids
-        for row, other in zip(ids, segments, strict=True):
-            length = len(row) - int((row[::-1] != found.config.pad_id).argmax())
+        for row, other, length in zip(ids, segments, lengths(batch, found.config), strict=True):
             rows.append((row[:length].tolist(), other[:length].tolist()))
     return rows
-
-
-def _check_outputs(outputs: list[Path | None], folders: list[Path]) -> None:
-    """Refuse files that cannot be written, or would become part of what they are about.
-
-    Raises:
-        SpecError: listing every problem.
-    """
-    from concord.porting.certificate.files import MADE
-    from concord.porting.folder import folder_of
-
-    writing.check(*outputs)
-    refuse(
-        [
-            f"{path}: lies in {folder}, whose files it is about; only {' and '.join(MADE)} may lie there"
-            for path in outputs
-            if path is not None and path.name not in MADE
-            for folder in folders
-            if path.resolve().is_relative_to((folder_of(folder) if folder.exists() else folder).resolve())
-        ]
-    )
 
 
 def _show(found: Certificate, console: Terminal) -> None:
@@ -185,14 +175,7 @@ def _verify(
     from concord.porting import certificate as certificates
 
     console = Terminal()
-    try:
-        stated = certificates.read(path).outcome
-    except SpecError as error:
-        altered = [problem for problem in error.problems if "was altered" in problem]
-        if not altered:
-            raise
-        console.tell(altered[0], style="red")
-        raise typer.Exit(1) from None
+    stated = certificates.read(path).outcome
     problems, again = certificates.verify(
         stated, source, target, workers.settings(), files, telling(), workers.backend or ()
     )

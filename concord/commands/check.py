@@ -23,13 +23,10 @@ class Checked(options.Runs):
     """Backends that run each case repeatedly.
 
     Attributes:
-        deterministic: Only kernels that give the same bits each time; what has none is
-            unsupported.
         repeat: Run each case so often on the same inputs, and say whether the results are the
             same bit for bit.
     """
 
-    deterministic: bool = False
     repeat: int = 1
 
 
@@ -55,10 +52,10 @@ class Selection(options.OptionGroup):
         Raises:
             SpecError: for names that are unknown, or a model that cannot be read.
         """
-        dtypes = options.once(self.dtype) or dtypes or list(DTYPES)
+        dtypes = self.dtype or dtypes or list(DTYPES)
         if model.check(variant=self.variant, case=self.case):
             return model.jobs(self.part, dtypes, not self.forward_only)
-        jobs = check_jobs(options.once(self.variant), dtypes, self.part, self.case)
+        jobs = check_jobs(self.variant, dtypes, self.part, self.case)
         return [dataclasses.replace(job, gradients=not self.forward_only) for job in jobs]
 
 

@@ -14,7 +14,7 @@ from concord.conformance.compare import prepare
 from concord.conformance.verdict import Result
 from concord.progress import bars
 from concord.running import finish
-from concord.spec.errors import SpecError, optional, refuse
+from concord.spec.errors import optional, refuse
 from concord.spec.files import read_arrays, read_text, write_text
 from concord.terminal import Terminal
 
@@ -56,11 +56,10 @@ def compare(
         python (PATH): The interpreter in which the candidate's function is called.
     """
     outputs.check()
-    problems = ["--text and --inputs are both given but one of them alone may be"] if text and inputs else []
-    problems += (
-        ["CANDIDATE and --as are both given but one of them alone may be"] if candidate and way else []
+    refuse(
+        ["--text and --inputs are both given but one of them alone may be"] * bool(text and inputs)
+        + ["CANDIDATE and --as are both given but one of them alone may be"] * bool(candidate and way)
     )
-    refuse(problems)
     proposing = names is not None and not names.exists()
     with optional("concord compare", "torch"):
         import torch
@@ -106,10 +105,14 @@ def read_names(path: Path) -> dict[str, str]:
     Raises:
         SpecError: listing every line that is none.
     """
-    lines = [line.strip() for line in read_text(path).splitlines()]
-    said = [(number, line) for number, line in enumerate(lines, 1) if line and not line.startswith("#")]
-    wrong = [number for number, line in said if line.count("=") != 1]
-    if wrong:
-        raise SpecError([f"{path}:{number}: must be CANDIDATE'S NAME = REFERENCE'S NAME" for number in wrong])
-    pairs = [[part.strip() for part in line.split("=")] for _, line in said]
-    return dict(pairs)
+    found, wrong = dict[str, str](), list[str]()
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        theirs, equals, ours = (part.strip() for part in line.partition("="))
+        if theirs.startswith("#") or not line.strip():
+            continue
+        if equals and "=" not in ours:
+            found[theirs] = ours
+        else:
+            wrong.append(f"{path}:{number}: must be CANDIDATE'S NAME = REFERENCE'S NAME")
+    refuse(wrong)
+    return found

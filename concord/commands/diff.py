@@ -56,15 +56,13 @@ def _show(found: Comparison, console: Terminal) -> None:
     for names, where in zip(found.alone, ("A", "B"), strict=True):
         if names:
             console.tell(f"beside the weights of {where} alone: {', '.join(names)}")
-    for names, where in ((found.missing, "missing in B"), (found.extra, "in B alone")):
-        for name in names[:MOST]:
-            console.tell(f"{name}: {where}", style="red")
+    lines = [f"{name}: missing in B" for name in found.missing[:MOST]]
+    lines += [f"{name}: in B alone" for name in found.extra[:MOST]]
     for pair in found.pairs[:MOST]:
-        console.tell(f"{pair.name}: {pair.words}", style="red")
-        if pair.cause:
-            console.tell(f"  likely: {pair.cause}")
-    for pair in found.others.pairs[:MOST]:
-        console.tell(f"{pair.name}, which is no parameter: {pair.words}", style="red")
+        lines += [f"{pair.name}: {pair.words}"] + [f"  likely: {pair.cause}"] * bool(pair.cause)
+    lines += [f"{pair.name}, which is no parameter: {pair.words}" for pair in found.others.pairs[:MOST]]
+    for line in lines:
+        console.tell(line, style=None if line.startswith(" ") else "red")
     for name, why in list(found.others.apart.items())[:MOST]:
         console.tell(f"{name}, which is no parameter, was not compared: {why}", style="magenta")
     if len(found.pairs) > MOST:

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import math
-import re
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from concord import backends, options, spec
+from concord import options, spec
 from concord.ending import halting
 from concord.options import Written
 from concord.progress import bars
-from concord.spec.errors import SpecError, collect, optional, refuse, unknowns
+from concord.spec.errors import collect, optional, refuse, unknowns
 from concord.terminal import Terminal
 from concord.writing import check_folder
 
 CASES = 100
 """Cases of a hunt unless a number or a time is given."""
-
-ADDRESS = re.compile(r"(\w+://)?(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5}")
 
 MOST_SHAPES = 10_000
 """Tuples of sizes that cases may share: they are all drawn before the first case."""
@@ -62,17 +58,16 @@ class Drawn(options.OptionGroup):
     shapes: int = 12
     forward_only: bool = False
 
-    def plan(self, names: Sequence[str]) -> Any:
-        """Return the plan that the options describe.
+    def plan(self) -> Any:
+        """Return the plan that the options describe, yet without backends.
 
         Raises:
             SpecError: listing every option that cannot be understood.
         """
         from concord.conformance.fuzz.plan import Plan
 
-        dtypes, parts, seconds = options.once(self.dtype), options.once(self.part), self.seconds
-        problems = unknowns("dtype", dtypes or (), spec.PRECISIONS)
-        problems += unknowns("part", parts or (), spec.PARTS)
+        dtypes, parts, seconds = self.dtype or ["float32"], self.part or spec.PARTS, self.seconds
+        problems = unknowns("dtype", dtypes, spec.PRECISIONS) + unknowns("part", parts, spec.PARTS)
         problems += options.outside(
             ("seed", self.seed, 0, math.inf),
             ("cases", self.cases, 1, math.inf),
@@ -81,11 +76,11 @@ class Drawn(options.OptionGroup):
         )
         refuse(problems)
         return Plan(
-            names=tuple(names),
+            names=(),
             seed=self.seed,
             cases=CASES if self.cases is None and seconds is None else self.cases,
-            dtypes=tuple(dtypes or ("float32",)),
-            parts=tuple(parts or spec.PARTS),
+            dtypes=tuple(dtypes),
+            parts=tuple(parts),
             shapes=self.shapes,
             gradients=not self.forward_only,
             until=None if seconds is None else time.time() + seconds,
@@ -111,13 +106,10 @@ def fuzz(
         from concord.conformance.fuzz.hunting import hunt
 
     outputs.check()
-    settings, _, plan, _, _ = collect(
-        workers.settings,
-        workers.names,
-        lambda: drawn.plan(options.once(workers.backend) or backends.names()),
-        lambda: _check_address(scheduler),
-        lambda: check_folder(out, empty=False),
+    settings, names, plan, _ = collect(
+        workers.settings, workers.names, drawn.plan, lambda: check_folder(out, empty=False)
     )
+    plan = replace(plan, names=tuple(names))
     # A signal ends the hunt, and the command once what was found is shown and written.
     with halting() as stopped:
         with bars(["cases"], plan.cases, "cases") as advance:
@@ -131,12 +123,3 @@ def fuzz(
             problems=problems,
         )
     raise typer.Exit(code)
-
-
-def _check_address(scheduler: str | None) -> None:
-    """Refuse what is no address of a scheduler."""
-    if scheduler is not None and not ADDRESS.fullmatch(scheduler):
-        raise SpecError(
-            f"--scheduler is {scheduler!r} but must be HOST:PORT or PROTOCOL://HOST:PORT, "
-            "for example tcp://host:8786"
-        )

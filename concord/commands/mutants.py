@@ -25,8 +25,8 @@ def mutants(
     outputs.check()
     settings, names, chosen = collect(
         workers.settings,
-        lambda: matrix.mutable(options.once(workers.backend)),
-        lambda: matrix.chosen(options.once(mutant)),
+        lambda: matrix.mutable(workers.backend),
+        lambda: matrix.chosen(mutant),
     )
     with counting(names, len(chosen)) as progress:
         found = matrix.conduct(chosen, names, settings, progress)

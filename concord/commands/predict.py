@@ -103,7 +103,7 @@ def predict(
         if corpus is None:
             bad, title = Complaints(lines.on_error), f"{checkpoint} on {backend}"
             samples = from_path(texts, 0, lines.names) if texts else samples_of(_pairs(text or [], pair))
-            with _said(out, model, title) as say:
+            with _said(out, title) as say:
                 for number, line in enumerate(classify.lines(samples, batch, bad), start=1):
                     say(line)
                     advance(backend, number, "")
@@ -164,35 +164,25 @@ def _show(found: dict[str, Any], console: Terminal) -> None:
     console.tell(", ".join(said))
 
 
-MOST_CLASSES = 6
-"""Classes whose probabilities all stand in a table; of more, that of the label alone."""
-
-
 @contextmanager
-def _said(out: Path | None, model: TextModel, title: str) -> Iterator[Callable[[dict[str, Any]], object]]:
+def _said(out: Path | None, title: str) -> Iterator[Callable[[dict[str, Any]], object]]:
     """Take what is said of each text: as lines of JSON, or on a terminal as a table in the end."""
-    console, rows = Terminal(), list[dict[str, Any]]()
+    console, rows = Terminal(), list[list[str]]()
     if out is None and console.is_terminal:
-        yield rows.append
-        _tabulate(rows, model, title, console)
+        yield lambda row: rows.append(_cells(row))
+        figures(console, ("text", "label", "probability"), rows, (), ("text", "label"), title)
         return
     to_file = written(out) if out is not None else nullcontext(lambda line: print(line.decode(), end=""))
     with to_file as write:
         yield lambda row: write(f"{json_text.dumps(row, ensure_ascii=False, allow_nan=False)}\n".encode())
 
 
-def _tabulate(rows: list[dict[str, Any]], model: TextModel, title: str, console: Terminal) -> None:
-    """Print what is said of each text, as a table."""
-    names = model.labels.names if len(model.labels.names) <= MOST_CLASSES else ()
-    cells = []
-    for row in rows:
-        text = " | ".join(row[key] for key in ("text_a", "text_b") if key in row)
-        sure = row.get("probabilities", {})
-        asked = names or [row.get("label")]
-        shares = ("–" if sure.get(name) is None else f"{sure[name]:.3f}" for name in asked)
-        cells.append([row.get("problem") or shown(text, WIDEST), row.get("label") or "none", *shares])
-    headings = ("text", "label", *(names or ["probability"]))
-    figures(console, headings, cells, (), ("text", "label"), title)
+def _cells(row: dict[str, Any]) -> list[str]:
+    """Return what a table says of a text."""
+    text = " | ".join(row[key] for key in ("text_a", "text_b") if key in row)
+    label = row.get("label") or "none"
+    sure = row.get("probabilities", {}).get(label)
+    return [row.get("problem") or shown(text, WIDEST), label, "–" if sure is None else f"{sure:.3f}"]
 
 
 def _pairs(texts: list[str], pair: bool) -> Sequence[str | tuple[str, str]]:

@@ -8,9 +8,8 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import numpy as np
 import typer
 
 from concord import options, writing
@@ -19,7 +18,7 @@ from concord.backends.interface import WORKLOAD_KINDS
 from concord.conformance import record as files
 from concord.conformance.estimate import Z
 from concord.conformance.report import within
-from concord.model import OwnModel
+from concord.model import OwnModel, lengths
 from concord.options import Written
 from concord.progress import telling
 from concord.spec.errors import collect, collecting, refuse, unknowns
@@ -35,13 +34,10 @@ from concord.terminal import Terminal
 PRESETS = ("minilm", "bert-base")
 """What is measured by default: what a machine without accelerators can do in minutes."""
 
-EXPLICIT = Mode("explicit", "eager")
-
 MODES = (
     Mode("library", "compiled"),
     Mode("library", "eager"),
     Mode("library:onednn", "compiled"),
-    EXPLICIT,
     Mode("library", "eager", "as shipped"),
 )
 """How it is measured unless something else is asked for."""
@@ -107,7 +103,7 @@ class Models(options.OptionGroup):
 
     panel = "Models"
 
-    preset: Annotated[list[str], options.named] | None = None
+    preset: Names = None
     batch: int | None = None
     tokens: int | None = None
     kind: Names = None
@@ -124,7 +120,7 @@ class Models(options.OptionGroup):
         problems = unknowns("dtype", self.dtype or (), PRECISIONS)
         problems += options.outside(("batch", self.batch, 1, MOST), ("tokens", self.tokens, 1, MOST))
         refuse(problems)
-        for name in () if own else options.once(self.preset) or (PRESETS if on_cpu else LARGE_PRESETS):
+        for name in () if own else self.preset or (PRESETS if on_cpu else LARGE_PRESETS):
             with collecting(problems):
                 wanted.append(of_size(named(name), self.batch, self.tokens))
         usual = (
@@ -133,7 +129,7 @@ class Models(options.OptionGroup):
             ("float32",) if on_cpu else ("float32", "bfloat16"),
         )
         asked = (self.kind, self.lengths, self.dtype)
-        axes = (options.once(given) or default for given, default in zip(asked, usual, strict=True))
+        axes = (given or default for given, default in zip(asked, usual, strict=True))
         for model, how in itertools.product(wanted, list(itertools.product(*axes))):
             with collecting(problems):
                 found.append(workload(model, *how))
@@ -213,10 +209,8 @@ def speed(
     )
     if not workers.backend and any(_known(work) for work in works):
         names = [*names, *PEERS]
-    asked = (*vars(models).values(), checkpoint, modes.implementation, modes.execution)
-    # Where nothing was asked for there is a limit to the time of the whole, and the explicit code, which is
-    # nobody's fastest, is measured on the first workload alone.
-    usual = device == "cpu" and not any((*asked, modes.profile, modes.quick))
+    # Where nothing was asked for there is a limit to the time of the whole.
+    usual = device == "cpu" and not any((*vars(models).values(), checkpoint, *vars(modes).values()))
     plan = SpeedPlan(
         tuple(names),
         tuple(works),
@@ -229,8 +223,7 @@ def speed(
         ),
         turns=QUICK_TURNS if modes.quick else TURNS,
         patience=1 if modes.quick else PATIENCE,
-        budget=BUDGET if modes.budget is None and usual else modes.budget,
-        left_out=frozenset((EXPLICIT, work) for work in works[1:]) if usual else frozenset(),
+        budget=BUDGET if usual else modes.budget,
         thorough=not modes.quick,
     )
     raise typer.Exit(_measure(plan, outputs, markdown))
@@ -247,9 +240,10 @@ def _own(model: OwnModel, asked: Models) -> Preset:
     preset = own(found.name, str(model.checkpoint), found.config)
     if model.texts is None:
         return of_size(preset, asked.batch, asked.tokens)
-    ids = drawn.required("input_ids")
-    lengths = tuple((ids.shape[1] - np.argmax(ids[:, ::-1] != found.config.pad_id, axis=1)).tolist())
-    return replace(preset, batch=len(ids), tokens=ids.shape[1], ragged=lengths)
+    ragged = lengths(drawn, found.config)
+    return replace(
+        preset, batch=len(ragged), tokens=drawn.required("input_ids").shape[1], ragged=tuple(ragged)
+    )
 
 
 def _known(work: Workload) -> bool:

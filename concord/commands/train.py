@@ -43,17 +43,6 @@ STEPS, BATCH, TOKENS = 20, 4, 11
 
 
 @dataclass(frozen=True)
-class Trainers(options.Runs):
-    """The backends that train.
-
-    Attributes:
-        deterministic: Only kernels that give the same bits each time.
-    """
-
-    deterministic: bool = False
-
-
-@dataclass(frozen=True)
 class LockstepOptions(options.OptionGroup):
     """Training in every framework.
 
@@ -196,7 +185,7 @@ class RunOptions(options.OptionGroup):
 def train(
     *,
     context: typer.Context,
-    workers: Trainers,
+    workers: options.Runs,
     start: ModelOptions,
     samples: SampleOptions,
     run: RunOptions,
@@ -340,7 +329,7 @@ def _value(text: str) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _resumed(asked: RunOptions, workers: Trainers) -> tuple[TrainingCheckpoint, dict[str, Corpus]]:
+def _resumed(asked: RunOptions, workers: options.Runs) -> tuple[TrainingCheckpoint, dict[str, Corpus]]:
     """Return the last checkpoint of a run, with limits given anew, and its samples.
 
     Raises:

@@ -35,8 +35,8 @@ def encoder_of(
     config: EncoderConfig,
     max_tokens: int | None = None,
     spelled: bool = True,
-) -> TextEncoder | None:
-    """Return what a checkpoint's own tokenizer makes of texts; None: it has none.
+) -> TextEncoder:
+    """Return what a checkpoint's own tokenizer makes of texts.
 
     Args:
         folder: of the checkpoint.
@@ -46,7 +46,7 @@ def encoder_of(
         spelled: whether a text may spell a mark, as its own library has it; samples of training may not.
 
     Raises:
-        SpecError: if a file cannot be understood, or there are not so many positions.
+        SpecError: if a file cannot be understood, there is none, or there are not so many positions.
     """
     room = config.max_positions - config.position_start
     if max_tokens is not None and not 1 <= max_tokens <= room:
@@ -59,7 +59,7 @@ def encoder_of(
         return TextEncoder.read(folder).limited(max_tokens)
     tokenizer = _tokenizer(files, settings)
     if tokenizer is None:
-        return None
+        raise SpecError(f"has no tokenizer: it lacks {TOKENIZER_FILE} and {VOCABULARY}")
     if sentences.get("do_lower_case") is True:
         before = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *before])
