@@ -184,7 +184,7 @@ def test_weights_of_8_bits_are_judged_by_what_they_say():
     assert re.search(r"has the 13 .* farthest off .* by 0\.\d\d% ", made.notes["weights of 8 bits"])
     assert compare(encoder(), made.theirs.model, texts()).first == "layers.0.attention.query"
     with pytest.raises(SpecError, match=r"Scaled has no nn\.Linear"):
-        prepare(Scaled().eval(), way="int8")
+        prepare(Scaled().eval(), inputs=torch.ones(3), way="int8")
 
 
 def test_a_way_whose_package_is_missing_is_refused_in_one_line(monkeypatch):
@@ -401,16 +401,30 @@ class Custom(nn.Module):
 
 
 class Scaled(nn.Module):
-    config = SimpleNamespace(image_size=5, vocab_size=7, vision_config=SimpleNamespace(num_channels=2))
+    config = SimpleNamespace(vocab_size=7, pad_token_id=9)
 
-    def forward(self, pixel_values, input_values=None, input_ids=None):
-        return 2.5 * pixel_values
+    def forward(self, input_ids, pixel_values=None):
+        return 2.5 * input_ids
 
 
-def test_standard_inputs_follow_what_a_module_takes_and_states():
-    shapes = {name: tuple(tensor.shape) for name, tensor in standard(Scaled()).items()}
-    assert shapes == {"input_ids": (3, 11), "pixel_values": (3, 2, 5, 5), "input_values": (3, 5003)}
+def test_standard_inputs_are_texts_of_several_lengths():
+    (ids,) = standard(Scaled()).values()
+    assert [int((row != 9).sum()) for row in ids] == [11, 1, 5]
     assert compare(Scaled().eval()).passed
+
+
+class Chosen(nn.ReLU):
+    """Which elements are kept is decided by rounding."""
+
+    def forward(self, x):
+        return super().forward(x[torch.exp(x) >= torch.exp(x)])
+
+
+def test_an_activation_whose_shape_rounding_decides_is_undetermined():
+    model = nn.Sequential(Chosen()).eval()
+    comparison = prepare(model, model, torch.linspace(1, 2, 13))
+    comparison.again = False
+    assert {row.status for row in comparison.verdict().table} == {"undetermined"}
 
 
 @pytest.mark.parametrize(

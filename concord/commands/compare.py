@@ -93,7 +93,7 @@ def compare(
         ]
         notes = made.notes
         if prove:
-            notes |= proof.said(proof.prove(made, lambda words: advance("comparing", 0, words)))
+            notes |= proof.said(proof.prove(made))
     versions = {name: {"reference": f"PyTorch {torch.__version__}"}}
     report = Report(results, versions, Setup(), time.perf_counter() - started, notes)
     finish(report, outputs, "compare", "reference", f"{name} beside {reference}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -21,7 +21,7 @@ Proof = Mapping[OperationBug, Counter[str]]
 """
 
 
-def prove(comparison: ModelComparison, progress: Callable[[str], None] = lambda text: None) -> Proof:
+def prove(comparison: ModelComparison) -> Proof:
     """Put each bug into a run of the reference: into all operations that can have it, the first, the last.
 
     A mutant delivers what the candidate delivered. It is found if it diverges end to end, or locally.
@@ -35,7 +35,7 @@ def prove(comparison: ModelComparison, progress: Callable[[str], None] = lambda 
     proof = defaultdict[OperationBug, Counter[str]](Counter)
     for bug, found in sites(lambda make: reference.watched(Watched(make))).items():
         for chosen in (found, found[:1], found[-1:]) if len(found) > 1 else [found]:
-            progress(f"would {bug.text} be found?")
+            comparison.progress(f"would {bug.text} be found?")
             try:
                 made = reference.watched(Watched(injected(bug, chosen)))
             except SpecError:  # the bug does not fit this operation

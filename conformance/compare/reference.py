@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -226,14 +227,7 @@ class ModuleReference(Reference):
 
     def compute(self, arithmetic: ExactMode, observer: Observer, pin: Pin) -> None:
         """Compute every activation, and gradients if they are wanted."""
-        plain = self.plain
-
-        def take(name: str, tensor: Tensor) -> None:
-            if name in plain:
-                array = numbers(tensor)
-                observer(name, array[None] if arithmetic.samples else array.copy())
-
-        self.observe(take, arithmetic, pin=pin)
+        self.observe(handing(observer, arithmetic, self.plain), arithmetic, pin=pin)
 
     def observe(self, take: Take, *modes: TorchDispatchMode, pin: Pin = nothing) -> None:
         """Run the module, and hand on what it computes.
@@ -328,6 +322,23 @@ class ModuleReference(Reference):
             for name, tensor in trained.items():
                 stack.callback(tensor.register_hook(partial(take, f"gradients.{name}")).remove)
             torch.autograd.grad([*used.values()], [*trained.values()], back, allow_unused=True)
+
+
+def handing(observer: Observer, arithmetic: ExactMode, plain: Mapping[str, Tensor]) -> Take:
+    """Return what hands on tensors that an arithmetic gives, as arrays: one sample, or exact values.
+
+    Args:
+        plain: what a run as it is gives. What has another shape here, as of an expert that is given other
+            tokens, is not determined.
+    """
+
+    def take(name: str, tensor: Tensor) -> None:
+        if name in plain:
+            array, shape = numbers(tensor), plain[name].shape
+            array = array if array.shape == shape else np.full(shape, math.nan)
+            observer(name, array[None] if arithmetic.samples else array.copy())
+
+    return take
 
 
 def numbers(tensor: Tensor) -> NDArray[np.floating]:

@@ -125,14 +125,11 @@ class Stretch:
             others: tensors in place of those with these identities.
         """
         known = dict(others or {})
+        observe = modules.handing(observer, arithmetic, self.tensors)
         arithmetic.blind_rows_zero = self.module.blind_rows_zero
 
         def present(x: Any) -> Any:
             return known.get(id(x), x)
-
-        def observe(name: str, tensor: Tensor) -> None:
-            array = numbers(tensor)
-            observer(name, array[None] if arithmetic.samples else array.copy())
 
         with plainly(), torch.no_grad(), arithmetic:
             known |= {key: tensor.clone() for key, tensor in self.before.items()}
@@ -144,6 +141,12 @@ class Stretch:
                     observe(name, tensor)
                 known |= zip(map(id, tree_leaves(step.made)), tree_leaves(made), strict=True)
         observe(self.end, present(self.result))
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What its operations give, and the last activation, by name."""
+        made = {name: one for step in self.steps for name, one in step.tensors.items()}
+        return {**made, self.end: self.result}
 
     @property
     def telling(self) -> list[tuple[Recorded, str, Array]]:
@@ -181,8 +184,7 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
 
     A candidate may compute some numbers otherwise and be right. So the last that both compute is said too.
     """
-    dtypes = {name: dtype_name(one.dtype) for step in right.steps for name, one in step.tensors.items()}
-    dtypes[right.end] = dtype_name(right.result.dtype)
+    dtypes = {name: dtype_name(one.dtype) for name, one in right.tensors.items()}
     values, sigmas = estimate(
         right.again,
         dtypes,
