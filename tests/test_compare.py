@@ -16,7 +16,7 @@ from torch import nn
 
 from concord.conformance.compare import assert_same, compare, prepare
 from concord.conformance.compare.arithmetic import ExactMode, Perturbed, Rounded, computed, value_of
-from concord.conformance.compare.candidates import SCOPES, standard
+from concord.conformance.compare.candidates import SCOPES
 from concord.conformance.compare.comparison import ModelComparison
 from concord.conformance.compare.proof import batched, prove
 from concord.conformance.compare.reference import ModuleReference
@@ -184,7 +184,7 @@ def test_weights_of_8_bits_are_judged_by_what_they_say():
     assert re.search(r"has the 13 .* farthest off .* by 0\.\d\d% ", made.notes["weights of 8 bits"])
     assert compare(encoder(), made.theirs.model, texts()).first == "layers.0.attention.query"
     with pytest.raises(SpecError, match=r"Scaled has no nn\.Linear"):
-        prepare(Scaled().eval(), inputs=torch.ones(3), way="int8")
+        prepare(Scaled().eval(), way="int8")
 
 
 def test_a_way_whose_package_is_missing_is_refused_in_one_line(monkeypatch):
@@ -403,14 +403,13 @@ class Custom(nn.Module):
 class Scaled(nn.Module):
     config = SimpleNamespace(vocab_size=7, pad_token_id=9)
 
-    def forward(self, input_ids, pixel_values=None):
+    def forward(self, input_ids):
         return 2.5 * input_ids
 
 
 def test_standard_inputs_are_texts_of_several_lengths():
-    (ids,) = standard(Scaled()).values()
+    (ids,) = prepare(Scaled().eval()).reference.inputs.values()
     assert [int((row != 9).sum()) for row in ids] == [11, 1, 5]
-    assert compare(Scaled().eval()).passed
 
 
 class Chosen(nn.ReLU):
@@ -421,10 +420,8 @@ class Chosen(nn.ReLU):
 
 
 def test_an_activation_whose_shape_rounding_decides_is_undetermined():
-    model = nn.Sequential(Chosen()).eval()
-    comparison = prepare(model, model, torch.linspace(1, 2, 13))
-    comparison.again = False
-    assert {row.status for row in comparison.verdict().table} == {"undetermined"}
+    model, zeros = nn.Sequential(Chosen()).eval(), np.zeros(13, np.float32)
+    assert compare(model, {"0": zeros}, torch.ones(13)).status == "undetermined"
 
 
 @pytest.mark.parametrize(
