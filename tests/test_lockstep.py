@@ -263,7 +263,7 @@ def test_session_that_returns_or_raises_nonsense_is_a_row_and_the_others_go_on()
         "ReturningText": (
             "error",
             0,
-            "TypeError: step() returned 'norm' as a str but must return an array of numbers",
+            "TypeError: step()['norm'] is a str but must be an array of numbers",
         ),
         "ReturningUnknown": (
             "broken",

@@ -68,9 +68,9 @@ class TensorOperations(ABC):
     def where(self, condition: Array, a: Array, b: Array | float) -> Array:
         """Choose between a tensor and another or a constant; the condition may be a NumPy array."""
 
-    @abstractmethod
     def take(self, table: Array, ids: Array) -> Array:
         """Look up rows: (…) to (…, D)."""
+        return table[ids]
 
     @abstractmethod
     def constant(self, values: NDArray[Any], like: Array | None = None) -> Array:

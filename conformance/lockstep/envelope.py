@@ -80,11 +80,8 @@ class Envelope:
             last: whether no step follows from it: nothing is kept, so that one training at a time is in
                 memory.
         """
-        if whole not in self.looks:
-            self.looks[whole] = expectation(self.case, self.values, self._sigmas(whole, last or self.again))
-        return self.looks[whole]
-
-    def _sigmas(self, whole: bool, last: bool) -> dict[str, Array]:
+        if whole in self.looks:
+            return self.looks[whole]
         start, prefix = self.start, f"steps.{self.start.step}."
         norm = self.values.get(f"{prefix}norm") if self.again else None
 
@@ -96,7 +93,7 @@ class Envelope:
                     other.load(start.state, start.step)
             other.norm = norm
             other.step(start.batches, lambda name, array: observer(prefix + name, array))
-            if not last:
+            if not (last or self.again):
                 self.others[arithmetic] = other
 
         _, sigmas = estimate(
@@ -108,7 +105,8 @@ class Envelope:
             count=SAMPLES if whole else FEW,
             corners=self.case.config.rectifies and whole,
         )
-        return sigmas
+        found = self.looks[whole] = expectation(self.case, self.values, sigmas)
+        return found
 
     def of_run(self, delivered: Mapping[str, Array], whole: bool = True) -> Expectation:
         """Return what is expected of a step that a run delivered: clipped by its own norm, if it has one.
@@ -139,10 +137,8 @@ class Envelope:
 
 def expectation(case: JudgedTraining, values: dict[str, Array], sigmas: dict[str, Array]) -> Expectation:
     """Return what is expected of training; what one tensor comes to says nothing of the next."""
-    shapes = {name: value.shape for name, value in values.items()}
-    return Expectation(
-        case.dtype, values, sigmas, {name: case.clause(name) for name in values}, {}, shapes, chained=False
-    )
+    clauses = {name: case.clause(name) for name in values}
+    return Expectation(case.dtype, values, sigmas, clauses, chained=False)
 
 
 def in_range(expected: Expectation, state: Mapping[str, Array]) -> Expectation:

@@ -206,7 +206,7 @@ def in_lockstep(
     """
     # An envelope for each set of deviations; from the one without comes the oracle's state.
     envelopes = {
-        key_of(one): Envelope(replace(case, deviations=one), again)
+        frozenset(one.items()): Envelope(replace(case, deviations=one), again)
         for one in (NONE, *(candidate.deviations for candidate in candidates))
     }
     batches = case.training.steps
@@ -231,10 +231,10 @@ def in_lockstep(
             start = Start(state, step, batches[step], earlier=earlier)
             for envelope in envelopes.values():
                 envelope.advance(start)
-            state = rounded(case, envelopes[key_of(NONE)].truth.state())
+            state = rounded(case, envelopes[frozenset()].truth.state())
             following = ask(state, step + 1)
             for one, answer in asked:
-                one.receive(answer, envelopes[key_of(one.deviations)], start)
+                one.receive(answer, envelopes[frozenset(one.deviations.items())], start)
                 callback(one.name, step + 1)
             asked = [(one, answer) for one, answer in following if not one.failure]
             earlier = replace(start, earlier=None)
@@ -243,11 +243,6 @@ def in_lockstep(
 
 resynchronised, free_running = partial(in_lockstep, True), partial(in_lockstep, False)
 """Training from the oracle's state in each step, and by themselves."""
-
-
-def key_of(deviations: Deviations) -> str:
-    """Return a text that says which deviations these are."""
-    return ", ".join(f"{name}={value!r}" for name, value in sorted(deviations.items()))
 
 
 # In workers.
@@ -307,27 +302,23 @@ def opened(name: str, case: JudgedTraining, settings: Setup, stack: ExitStack) -
     """
     try:
         worker = stack.enter_context(settings.open(name))
-        session = worker.train(request_of(case, settings))
+        request = Request(
+            case.config,
+            case.weights,
+            case.training.steps[0][0],
+            case.part,
+            **asdict(settings.how(case.dtype)),
+            taps=False,
+            gradients=False,
+            training=replace(case.training, steps=[]),  # batches come with the steps
+        )
+        session = worker.train(request)
         stated = session.info().get("deviations", [])
         deviations = in_precision(declared(stated), case.dtype)
         return Candidate(name, session, deviations, environment_of(worker, stated))
     except Exception as error:  # whatever keeps one backend from training keeps no other
         status, detail, stderr = failure_of(error) or own_failure("opening it", error)
         return Track(name, settings.status_of(name, status), detail=detail, stderr=stderr)
-
-
-def request_of(case: JudgedTraining, settings: Setup) -> Request:
-    """Return what a session is asked for; batches come with the steps."""
-    return Request(
-        case.config,
-        case.weights,
-        case.training.steps[0][0],
-        case.part,
-        **asdict(settings.how(case.dtype)),
-        taps=False,
-        gradients=False,
-        training=replace(case.training, steps=[]),
-    )
 
 
 def about(case: JudgedTraining, settings: Setup) -> LockstepCase:

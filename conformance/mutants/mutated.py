@@ -63,11 +63,9 @@ class Mutating:
                 run = self._untouched(changed)
         finally:
             self.injection = None
-        return (
-            dataclasses.replace(run, gradients=dict(change.handed_out(run.gradients)))
-            if change.handed_out
-            else run
-        )
+        if change.handed_out:
+            run.gradients = dict(change.handed_out(run.gradients))
+        return run
 
     def train(self, request: Request) -> TrainingSession:
         """Hold training open, with the bug of training that the implementation names.

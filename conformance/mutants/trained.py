@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from concord.backends.interface import Request
 from concord.backends.worker import Worker
 from concord.conformance.bugs.bug import Bug
 from concord.conformance.bugs.catalogue import TRAINING
 from concord.conformance.bugs.training.runs import model, shown_by
-from concord.conformance.bugs.training.step import Batches
 from concord.conformance.bugs.training.tape import BuggedTrajectory
 from concord.conformance.estimate import exact
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.lockstep.outcome import Divergence
 from concord.conformance.lockstep.running import first_divergence, judged_steps
 from concord.spec.arrays import Array
-from concord.spec.deviations import NONE, Deviations, declared, in_precision
+from concord.spec.deviations import declared, in_precision
 from concord.spec.precision import precision
 
 
@@ -40,12 +38,6 @@ class Shown:
     before: float = 0.0
 
 
-def judged_training(bug: Bug, dtype: str, deviations: Deviations = NONE) -> JudgedTraining:
-    """Return the right training that a bug's run is judged by."""
-    training, _ = shown_by(bug)
-    return JudgedTraining(*model(), training, dtype=dtype, deviations=deviations)
-
-
 @functools.cache
 def shown(name: str, dtype: str) -> Shown:
     """Return where a bug shows first on the reference, by the tolerances of right training.
@@ -55,13 +47,14 @@ def shown(name: str, dtype: str) -> Shown:
     """
     bug, before = TRAINING[name], 0.0
     training, resume = shown_by(bug)
-    bugged = BuggedTrajectory(judged_training(bug, dtype), exact(dtype), bug.change, resume)
+    right = JudgedTraining(*model(), training, dtype=dtype)
+    bugged = BuggedTrajectory(right, exact(dtype), bug.change, resume)
     wrong: list[dict[str, Array]] = []
     for batches in training.steps:
         found = dict[str, Array]()
         bugged.step(batches, found.__setitem__)
         wrong.append({name: precision(dtype).round(array) for name, array in found.items()})
-    for one in judged_steps(judged_training(bug, dtype), wrong):
+    for one in judged_steps(right, wrong):
         if row := one.verdict.first_divergence:
             return Shown(one.start.step, row.tensor.split(".")[2], row.ratio, before)
         before = max(before, one.verdict.worst)
@@ -90,25 +83,17 @@ def divergence_of(
         taps=False,
         training=training,
     )
-    steps, info = trained(worker, request, training.steps, resume)
-    deviations = in_precision(declared(info.get("deviations", [])), dtype)
-    return first_divergence(judged_training(bug, dtype, deviations), steps, resume, explaining)
-
-
-def trained(
-    worker: Worker, request: Request, steps: Sequence[Batches], resume: int
-) -> tuple[list[Mapping[str, Array]], dict[str, Any]]:
-    """Return what a backend reports of each step, and of itself; before one it is closed, and resumed."""
-    session = worker.train(request)
-    found: list[Mapping[str, Array]] = []
+    session, made = worker.train(request), list[Mapping[str, Array]]()
     try:
-        for step, batches in enumerate(steps):
-            if resume and step == resume:
+        for step, batches in enumerate(training.steps):
+            if resume and step == resume:  # it is closed, and goes on from what it wrote down
                 state = session.state()
                 session.close()
                 session = worker.train(request)
                 session.load(state, step)
-            found.append(session.step(batches, report=True))
-        return found, session.info()
+            made.append(session.step(batches, report=True))
+        deviations = in_precision(declared(session.info().get("deviations", [])), dtype)
     finally:
         session.close()
+    case = JudgedTraining(config, weights, training, dtype=dtype, deviations=deviations)
+    return first_divergence(case, made, resume, explaining)

@@ -24,9 +24,6 @@ class JaxInjection(Injection):
     def where(self, condition, a, b):
         return jnp.where(condition, a, jnp.asarray(b, dtype=a.dtype))
 
-    def take(self, table, ids):
-        return table[ids]
-
     def constant(self, values, like=None):
         return jnp.asarray(values, dtype=None if like is None else like.dtype)
 

@@ -27,9 +27,6 @@ class PaddleInjection(Injection):
             condition, a, paddle.full(a.shape, b, dtype=a.dtype) if isinstance(b, float) else b
         )
 
-    def take(self, table, ids):
-        return table[ids]
-
     def constant(self, values, like=None):
         return paddle.to_tensor(np.array(values), dtype=None if like is None else like.dtype)
 

@@ -25,9 +25,6 @@ class TorchInjection(Injection):
         condition = torch.from_numpy(condition) if isinstance(condition, np.ndarray) else condition
         return torch.where(condition, a, b if torch.is_tensor(b) else torch.full_like(a, b))
 
-    def take(self, table, ids):
-        return table[ids]
-
     def constant(self, values, like=None):
         return torch.from_numpy(np.array(values)).to(None if like is None else like.dtype)
 
