@@ -281,10 +281,6 @@ class Session(Steps, Protocol):
         """Return where training stands (:meth:`TrainingSession.state`)."""
 
 
-UNSUPPORTED_REASONS = "cannot express this by its library layers: "
-"""What stands before the reasons, which are divided by semicolons."""
-
-
 @dataclass(frozen=True)
 class Implementation:
     """One way in which a backend computes the model.
@@ -331,7 +327,7 @@ def choose(backend: str, implementations: Mapping[str, Implementation], request:
     found = implementations[name]
     reasons = found.unsupported_reasons(request)
     if reasons:
-        raise Unsupported(f"{backend} {UNSUPPORTED_REASONS}{'; '.join(reasons)}")
+        raise Unsupported(f"{backend} cannot express this by its library layers: {'; '.join(reasons)}")
     if request.part not in found.parts:
         raise Unsupported(
             f"{backend} has no part {request.part!r} in its implementation {request.implementation!r}"

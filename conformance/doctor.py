@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from concord import installation
+from concord.backends import BUILT_IN
 from concord.backends import machine as here
 from concord.backends.wire import WorkerFailure
 from concord.conformance.campaign import Setup
-
-EXTRAS = {"torch": "torch", "tf": "tf", "paddle": "paddle", "jax": "jax"}
 
 
 @dataclass(frozen=True)
@@ -42,14 +41,8 @@ def machine() -> dict[str, Any]:
     }
 
 
-def diagnose(
-    names: Sequence[str], settings: Setup, done: Callable[[str], None] = lambda name: None
-) -> list[Installed]:
-    """Start each backend and ask it what it is.
-
-    Args:
-        done: called with each name when it has been asked.
-    """
+def diagnose(names: Sequence[str], settings: Setup) -> list[Installed]:
+    """Start each backend and ask it what it is."""
 
     def ask(name: str) -> Installed:
         try:
@@ -58,8 +51,6 @@ def diagnose(
             return Installed(name, "ready", facts, _advice(facts, settings))
         except WorkerFailure as failure:
             return Installed(name, failure.status, {"message": failure.detail}, [_remedy(name, failure)])
-        finally:
-            done(name)
 
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         return list(pool.map(ask, names))
@@ -101,8 +92,8 @@ def _differing(ready: Sequence[Installed], kind: str) -> str | None:
 
 
 def _remedy(name: str, failure: WorkerFailure) -> str:
-    if failure.status == "absent" and name in EXTRAS:
-        return f"install it with: {installation(EXTRAS[name])}"
+    if failure.status == "absent" and name in BUILT_IN:
+        return f"install it with: {installation(name)}"
     return "see the message; another environment's interpreter can be given with --python NAME=PATH"
 
 

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import AfterValidator
+from typing import Any, Literal
 
 from concord.backends.interface import Request, Run
 from concord.backends.wire import check_info, in_order, pack, split_gradients
@@ -31,26 +29,13 @@ OF_THE_LOSS = ("log_probabilities", "losses", "loss")
 """Taps behind the output: whoever wants no gradients needs none of them."""
 
 
-def _legible(text: str) -> str:
-    """Refuse a name that could not be told from what stands around it."""
-    if not text.isprintable() or not 0 < len(text) <= LONGEST_NAME:
-        raise ValueError(f"must be 1 to {LONGEST_NAME} characters that can be printed")
-    return text
-
-
-LONGEST_NAME = 300
-
-Name = Annotated[str, AfterValidator(_legible)]
-"""A name in a file that is shown as it stands."""
-
-
 @dataclass(frozen=True)
 class Manifest:
     """What ``case.json`` says; docs/guides/joining.md explains it."""
 
     format: Literal["concord.case/1"]
-    group: Name
-    case: Name
+    group: str
+    case: str
     config: dict[str, Any]
     part: str
     dtype: str
@@ -72,7 +57,7 @@ ASKED = [one.name for one in fields(Manifest) if one.name not in ("format", "gro
 class RunAbout:
     """What ``run.json`` says."""
 
-    backend: Name = "dump"
+    backend: str = "dump"
     info: dict[str, Any] = field(default_factory=dict)
 
 

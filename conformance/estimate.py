@@ -323,8 +323,7 @@ class Cache:
 
     def __init__(self) -> None:
         self.limit, self.largest = self.LIMIT, self.LARGEST
-        self._kept: OrderedDict[str, tuple[Any, int]] = OrderedDict()
-        self._bytes = 0
+        self._kept: OrderedDict[str, Any] = OrderedDict()
         self._making: dict[str, threading.Lock] = {}
         self._guard = threading.Lock()
 
@@ -351,21 +350,15 @@ class Cache:
             with self._guard:
                 if key in self._kept:
                     self._kept.move_to_end(key)
-                    found: T = self._kept[key][0]
+                    found: T = self._kept[key]
                     return found
             made = make()
-            size = made.nbytes
             with self._guard:
-                if size <= self.largest and key not in self._kept:
-                    self._kept[key] = made, size
-                    self._bytes += size
+                if made.nbytes <= self.largest:
+                    self._kept[key] = made
                     self._shrink()
-                else:
-                    self._making.pop(key, None)
             return made
 
     def _shrink(self) -> None:
-        while self._bytes > self.limit:
-            key, (_, size) = self._kept.popitem(last=False)
-            self._bytes -= size
-            self._making.pop(key, None)
+        while sum(kept.nbytes for kept in self._kept.values()) > self.limit:
+            self._kept.popitem(last=False)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import fnmatch
 import functools
 import hashlib
-import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -63,15 +62,7 @@ class JudgedProblem(Problem):
     @functools.cached_property
     def key(self) -> str:
         """A digest of all of its content."""
-        plain = [
-            self.config.as_dict(),
-            self.part,
-            self.dtype,
-            sorted(self.deviations.items()),
-            self.gradients,
-            self.unrounded,
-        ]
-        return digest(plain, {**self.weights, **self.batch.arrays()})
+        return digest(self)
 
     @functools.cached_property
     def rounded(self) -> tuple[Weights, Batch]:
@@ -141,29 +132,7 @@ class JudgedTraining:
     @functools.cached_property
     def key(self) -> str:
         """A digest of all of its content."""
-        plain = [
-            self.config.as_dict(),
-            self.training.recipe.as_dict(),
-            self.training.seed,
-            self.training.reported,
-            self.part,
-            self.dtype,
-            sorted(self.deviations.items()),
-        ]
-        batches = {
-            f"{step}.{number}.{name}": array
-            for step, batches in enumerate(self.training.steps)
-            for number, batch in enumerate(batches)
-            for name, array in batch.arrays().items()
-        }
-        return digest(
-            plain,
-            {
-                **self.weights,
-                **batches,
-                **{f"uncertain.{name}": size for name, size in self.uncertain.items()},
-            },
-        )
+        return digest(self)
 
     @property
     def start(self) -> dict[str, Array]:
@@ -383,13 +352,27 @@ class Expectation:
         return sigma
 
 
-def digest(plain: Any, arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Return a digest of plain data and arrays."""
-    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
-    for name, array in sorted(arrays.items()):
-        digest.update(f"{name} {array.dtype} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
+def digest(whole: Any) -> str:
+    """Return a digest of data, and of all arrays in it."""
+    found = hashlib.sha256()
+
+    def take(value: Any) -> None:
+        if isinstance(value, np.ndarray):
+            found.update(f"{value.dtype} {value.shape}".encode())
+            found.update(np.ascontiguousarray(value).data)
+        elif is_dataclass(value):
+            take([getattr(value, one.name) for one in fields(value)])
+        elif isinstance(value, Mapping):
+            take(sorted(value.items()))
+        elif isinstance(value, (list, tuple)):
+            found.update(f"{len(value)} entries".encode())
+            for entry in value:
+                take(entry)
+        else:
+            found.update(repr(value).encode())
+
+    take(whole)
+    return found.hexdigest()
 
 
 def is_gradient(name: str) -> bool:

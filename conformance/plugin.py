@@ -10,15 +10,13 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from concord.backends.worker import Worker
     from concord.conformance.campaign import Job, Runner
-
-T = TypeVar("T")
 
 MOST = 4
 """Workers that a process of tests keeps at a time.
@@ -29,34 +27,28 @@ One that was not used for longest ends when there are more.
 PROPERTY = "concord"
 """The property by which the report of a test, perhaps of another process, says what its runs came to."""
 
-SEVERAL = {
-    "backend": ("B", "a backend by name or package.module:Class; may be repeated; default: the four"),
-    "variant": ("V", "a variant; may be repeated; default: all"),
-    "part": ("P", "model, encoder, stack, attention or dot_product; may be repeated; default: model"),
-    "dtype": ("D", "a precision; may be repeated; default: float64 and float32"),
-    "golden": (
-        "DIR",
-        "a folder of golden files, or off; may be repeated; default: those that come with Concord",
-    ),
+OPTIONS = {
+    "backend": "a backend by name or package.module:Class; may be repeated; default: the four",
+    "variant": "a variant; may be repeated; default: all",
+    "part": "model, encoder, stack, attention or dot_product; may be repeated; default: model",
+    "dtype": "a precision; may be repeated; default: float64 and float32",
+    "golden": "a folder of golden files, or off; may be repeated; default: those that come with Concord",
+    "device": "cpu, cuda or cuda:N; default: cpu",
+    "implementation": "explicit, library or a backend's own; default: explicit",
+    "execution": "eager or compiled; default: eager",
 }
-"""Options that may be repeated: what stands for a value, and what is said of it."""
+"""Options by name: what is said of them."""
+
+ONCE = {"device": "cpu", "implementation": "explicit", "execution": "eager"}
+"""Those that are given once, and what they are by default."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of the plug-in."""
     group = parser.getgroup("concord", "conformance of Transformer encoders")
-    for name, (metavar, text) in SEVERAL.items():
-        group.addoption(f"--concord-{name}", action="append", metavar=metavar, help=text)
-    group.addoption("--concord-device", default="cpu", metavar="D", help="cpu, cuda or cuda:N; default: cpu")
-    group.addoption(
-        "--concord-implementation",
-        default="explicit",
-        metavar="I",
-        help="explicit, library or a backend's own; default: explicit",
-    )
-    group.addoption(
-        "--concord-execution", default="eager", metavar="E", help="eager or compiled; default: eager"
-    )
+    for name, text in OPTIONS.items():
+        action, default = ("store", ONCE[name]) if name in ONCE else ("append", None)
+        group.addoption(f"--concord-{name}", action=action, default=default, help=text)
     group.addoption("--concord-forward-only", action="store_true", help="ask for no gradients")
 
 
@@ -73,7 +65,7 @@ class Unjudged:
     """What all runs come to: a suite in which no run of a backend was judged does not pass."""
 
     def __init__(self) -> None:
-        self.statuses: list[tuple[str, str]] = []
+        self.statuses: list[Any] = []
 
     @property
     def unjudged(self) -> tuple[str, ...]:
@@ -87,11 +79,7 @@ class Unjudged:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take over what the runs of a test came to."""
         if report.when == "call":
-            self.statuses += [
-                (value[0], value[1])
-                for name, value in report.user_properties
-                if name == PROPERTY and isinstance(value, (list, tuple))
-            ]
+            self.statuses += [value for name, value in report.user_properties if name == PROPERTY]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail if all else passed."""
@@ -113,7 +101,7 @@ class Suite:
 
         self.asked = tuple(_option(config, "backend") or ())
         self.gradients = not _option(config, "forward_only")
-        chosen = {name: _option(config, name) for name in ("device", "implementation", "execution")}
+        chosen = {name: _option(config, name) for name in ONCE}
         self.settings = Setup(**chosen, asked=self.asked, threads=1)
         self.pool = Pool()
         self.runners: dict[str, Runner] = {}
@@ -190,7 +178,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name, jobs_of in (("concord_standard", _standard), ("concord_golden", _published)):
         if name not in metafunc.fixturenames:
             continue
-        jobs = jobs_of(asked)
+        from concord.spec.errors import SpecError
+
+        try:
+            jobs = jobs_of(asked)
+        except SpecError as error:
+            raise pytest.UsageError(str(error)) from None
         # Rounding is carried through all steps of a training run, which takes long.
         found = [pytest.param(job, marks=pytest.mark.slow) if job.training else job for job in jobs]
         names = [
@@ -203,8 +196,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _standard(asked: Callable[[str], Any]) -> list[Job]:
     from concord.conformance.check import DTYPES, check_jobs, sequence
 
-    made = partial(_usable, check_jobs, asked("variant"), asked("dtype") or DTYPES)
-    found = [made(part) for part in asked("part") or ["model"]]
+    dtypes = asked("dtype") or DTYPES
+    found = [check_jobs(asked("variant"), dtypes, part) for part in asked("part") or ["model"]]
     forward = _forward if asked("forward_only") else lambda job: job
     return [job for of_part in found for job in sequence([*map(forward, of_part)])]
 
@@ -218,18 +211,8 @@ def _published(asked: Callable[[str], Any]) -> list[Job]:
     from concord.conformance.golden_files import DEFAULT, collect
 
     folders, variants = asked("golden") or [str(DEFAULT)], asked("variant")
-    found = [] if folders == ["off"] else [_usable(collect, Path(folder)) for folder in folders]
+    found = [] if folders == ["off"] else [collect(Path(folder)) for folder in folders]
     return [job for jobs, _ in found for job in jobs if variants is None or job.group in variants]
-
-
-def _usable(make: Callable[..., T], *arguments: Any) -> T:
-    """Return what is made, or end with what is wrong with the options in a line."""
-    from concord.spec.errors import SpecError
-
-    try:
-        return make(*arguments)
-    except SpecError as error:
-        raise pytest.UsageError(str(error)) from None
 
 
 def _option(config: pytest.Config, name: str) -> Any:

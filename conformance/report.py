@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import starmap
@@ -15,7 +15,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from concord.backends.interface import UNSUPPORTED_REASONS
 from concord.conformance.campaign import Report
 from concord.conformance.explain.conclusions import Conclusion
 from concord.conformance.explain.step import role_of
@@ -28,7 +27,7 @@ from concord.conformance.verdict import (
     number,
     unjudged_lines,
 )
-from concord.conformance.wording import counted, gather
+from concord.conformance.wording import counted, few, gather
 from concord.spec.deviations import KNOWN_DEVIATIONS
 from concord.spec.errors import SpecError
 from concord.spec.files import read_text
@@ -135,35 +134,28 @@ def cell(dtype: str, result: Result | None) -> Text:
     return Text(f"{SHORT[dtype]} {word(result)}{sign}", style=STYLES.get(result.status, "bold magenta"))
 
 
-def rows(report: Report, between: str) -> Iterator[list[Text]]:
-    """Yield the lines of the table of verdicts, the first one with the names of the backends."""
-    yield [Text(name) for name in ordered(result.backend for result in report.results)]
-    for group, backends in matrix(report).items():
-        cells = (starmap(cell, of_one.items()) for of_one in backends.values())
-        yield [Text(group), *(Text(between).join(of_one) for of_one in cells)]
-
-
 def table(report: Report, title: str, group: str = "variant") -> Table:
     """Return the table of verdicts: worst error over tolerance in each cell."""
-    names, *lines = rows(report, "\n")
     made = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1), expand=False)
     made.add_column(group, no_wrap=True)
-    for name in names:
+    for name in ordered(result.backend for result in report.results):
         made.add_column(name, justify="right", overflow="fold")
-    for line in lines:
-        made.add_row(*line)
+    for entry, backends in matrix(report).items():
+        made.add_row(entry, *(Group(*starmap(cell, one.items())) for one in backends.values()))
     return made
 
 
 def markdown(report: Report) -> str:
     """Return the table of verdicts as Markdown, for a README."""
-    names, *found = rows(report, ", ")
-    lines: list[list[object]] = [["variant", *names], ["---", *["---:"] * len(names)]]
-    lines += [[f"`{group}`", *cells] for group, *cells in found]
+    names = ordered(result.backend for result in report.results)
+    lines = [["variant", *names], ["---", *["---:"] * len(names)]]
+    for entry, backends in matrix(report).items():
+        cells = (", ".join(cell(*found).plain for found in one.items()) for one in backends.values())
+        lines.append([f"`{entry}`", *cells])
     versions = ", ".join(
         f"{name} {about['version']}" for name, about in report.environments.items() if "version" in about
     )
-    text = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"{text}\n\n{summary(report)}; {versions}.\n"
 
 
@@ -208,12 +200,8 @@ def failures(report: Report, details: int = 4, exported: bool = False) -> Render
             for one in finding.together:
                 lines.append(indented(f"  {one.text}", style="bold"))
             if finding.others:
-                others = [
-                    f"{one.case} {SHORT.get(one.dtype, one.dtype)} ({number(one.worst)})"
-                    for one in finding.others
-                ]
-                more = f" and {len(others) - 4} more runs" if len(others) > 4 else ""
-                lines.append(indented(f"  likewise in {', '.join(others[:4])}{more}"))
+                others = few(f"{one.case} {SHORT.get(one.dtype, one.dtype)} ({number(one.worst)})" for one in finding.others)
+                lines.append(indented(f"  likewise in {counted(len(finding.others), 'run')}: {others}"))
         if left := findings[details:]:
             lines.append(
                 Text(
@@ -243,23 +231,17 @@ def _counted(name: str, texts: Iterable[str]) -> list[Text]:
     ]
 
 
-def reasons(detail: str) -> list[str]:
-    """Return an explanation as lines: one for each reason where library layers cannot express something."""
-    before, marker, rest = detail.replace("\n", "; ").partition(UNSUPPORTED_REASONS)
-    return rest.split("; ") if marker else [before]
-
-
 def _explanations(name: str, results: Sequence[Result]) -> list[Text]:
     lines = []
-    told = [(result, reason) for result in results for reason in reasons(result.detail)]
-    for (status, detail), found in gather(told, lambda one: (one[0].status, one[1])).items():
-        of_these = [result for result, _ in found]
-        cases = of_these[0].case + (f" and {len(of_these) - 1} more runs" if len(of_these) > 1 else "")
+    for (status, detail), found in gather(results, lambda result: (result.status, result.detail)).items():
         style = "dim" if status in ("unsupported", "absent") else "bold magenta"
         note = " (not asked for)" if status == "absent" else ""
-        lines.append(Text(f"{name} {status}{note}: {detail} [{cases}]", style=style))
-        if of_these[0].stderr and status in (NOT_JUDGED, *FAILED_WORKER):
-            lines += [Text(f"  | {line}", style="dim") for line in of_these[0].stderr.splitlines()[-3:]]
+        cases = few((result.case for result in found), 1)
+        lines.append(
+            Text(f"{name} {status}{note}: {detail} [{counted(len(found), 'run')}: {cases}]", style=style)
+        )
+        if status in (NOT_JUDGED, *FAILED_WORKER):
+            lines += [Text(f"  | {line}", style="dim") for line in found[0].stderr.splitlines()[-3:]]
     return lines
 
 

@@ -170,7 +170,7 @@ def test_the_page_of_a_whole_check_stays_small_and_tells_the_same_finding_once(k
         console.print(failures(report))
         told = console.file.getvalue()
         assert told.count("torch diverges:") == 1
-        assert "likewise in case-0 f32" in " ".join(told.split())
+        assert "likewise in 87 runs: case-0 f32" in " ".join(told.split())
 
 
 def test_every_record_of_the_repository_is_read_back_and_has_a_page():
