@@ -200,7 +200,10 @@ def failures(report: Report, details: int = 4, exported: bool = False) -> Render
             for one in finding.together:
                 lines.append(indented(f"  {one.text}", style="bold"))
             if finding.others:
-                others = few(f"{one.case} {SHORT.get(one.dtype, one.dtype)} ({number(one.worst)})" for one in finding.others)
+                others = few(
+                    f"{one.case} {SHORT.get(one.dtype, one.dtype)} ({number(one.worst)})"
+                    for one in finding.others
+                )
                 lines.append(indented(f"  likewise in {counted(len(finding.others), 'run')}: {others}"))
         if left := findings[details:]:
             lines.append(

@@ -102,8 +102,8 @@ def test_a_page_tells_everything_once():
         "10 runs: 3 agree, 1 absent, 1 unsupported, 1 undetermined, 2 crashed, 2 diverge",
         # First divergences, and each tensor beyond its tolerance, to be opened.
         f"{reports.WRONG} diverges first at {bug.tensor} (SPEC FFN-2)",
-        f"float32: element ({', '.join(map(str, bug.element))})",
-        f"{bug.beyond} of {bug.size} elements lie beyond.",
+        f"float32: element ({', '.join(map(str, bug.deciding.element))})",
+        f"{bug.deciding.beyond} of {bug.size} elements lie beyond.",
         "activation = gelu_tanh instead of gelu_erf (FFN-2) [activation]",
         f"{reports.WRONG} diverges first at {nothing.tensor} (SPEC NRM-2)",
         "element (2, 3, 5) : nan",
