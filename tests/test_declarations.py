@@ -154,15 +154,6 @@ def test_an_output_that_alone_shows_the_precision_is_wider_only_if_that_is_decla
     assert verdict_of(case, declaring(run, WIDER_OUTPUT)).status != "diverges"
 
 
-def test_an_output_alone_in_few_digits_says_what_to_deliver():
-    case = build_case("bert", "peaked")
-    run = run_with(Change(), case, "bfloat16")
-    run.taps, run.gradients, run.requested = {}, {}, ("taps",)
-    verdict = verdict_of(case, run)
-    assert (verdict.status, verdict.unjudged) == ("undetermined", ("forward",))
-    assert "deliver activations: each step is then judged by itself" in str(verdict)
-
-
 # What cannot be judged at all.
 
 

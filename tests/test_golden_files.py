@@ -1,7 +1,8 @@
 """Golden files: what a source computed, read through its table, against the reference."""
 
 import json
-from pathlib import Path
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,15 +10,20 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from concord import spec
+from concord.backends.interface import Run
 from concord.conformance import golden_files as golden
 from concord.conformance.estimate import Z
-from concord.conformance.golden_files import INCLUDED
+from concord.conformance.golden_files import DEFAULT, INCLUDED, SHARED, collect, expectation_of, read
+from concord.conformance.judging import judge
+from concord.spec.arithmetic import Arithmetic
 from concord.spec.deviations import NONE
 from concord.spec.errors import SpecError
+from concord.spec.precision import precision
+from concord.spec.reference import reference
+from tests.toys.surroundings import sample_of
 
-GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
-FILES = sorted(GOLDEN.glob("*/*.safetensors"))
-ABSENT = "no golden files beside the repository, in ../shared/golden"
+FILES = sorted(SHARED.glob("*/*.safetensors"))
+with_the_collection = pytest.mark.skipif(not FILES, reason="no golden files lie beside the repository")
 
 
 def attention_file(path, change=lambda tensors, metadata: None):
@@ -132,10 +138,74 @@ def test_what_a_file_lacks_or_misstates_is_refused(tmp_path, name, value, messag
     assert message in refusal(path)
 
 
-@pytest.mark.skipif(not FILES, reason=ABSENT)
+@with_the_collection
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_golden_files_are_consumed(path):
     file = golden.read(path)
     assert not [name for name in file.unchecked if name.startswith(("weights/", "grads/"))]
     assert not [name for name, reason in file.unchecked.items() if "has no place" in reason]
     assert [job.training is not None for job in file.jobs][:1] == ["train" in path.name]
+
+
+# The golden files that come with the repository.
+
+JOBS, _ = collect(DEFAULT)
+
+
+@with_the_collection
+def test_selection_is_what_the_collection_holds():
+    for path in INCLUDED.rglob("*.safetensors"):
+        if path.parent.name.endswith("-hugging-face"):  # written by docs/golden/hugging_face.py
+            continue
+        assert path.read_bytes() == (SHARED / path.relative_to(INCLUDED)).read_bytes(), path
+
+
+@pytest.mark.parametrize(
+    "job",
+    sample_of(
+        [job for job in JOBS if not job.training], lambda place, _: (place + place // 2) % 2 == 0
+    ),  # of a file's two precisions one, in turn
+    ids=lambda job: job.name,
+)
+def test_reference_reproduces_the_source(job):
+    truth = reference(job.config, job.weights, job.batch, gradients=True, part=job.part, dtype=job.dtype)
+    held = precision(job.dtype).round
+    taps, gradients = (
+        {name: held(array) for name, array in named.items()} for named in (truth.taps, truth.gradients)
+    )
+    run = Run(held(truth.output), held(truth.loss), taps, gradients, "reference", job.dtype)
+    verdict = judge(job.config, job.weights, job.batch, run, job.part, job.expectation)
+    assert verdict.passed, verdict.first_divergence
+
+
+@with_the_collection
+@pytest.mark.parametrize(
+    "path", sorted(SHARED.glob("*/train_*.safetensors")), ids=lambda path: f"{path.parent.name}/{path.name}"
+)
+def test_reference_trains_as_the_source_did(path):
+    (job,) = read(path).jobs
+    problem, published = job.expectation.args
+    steps = 3  # a share of the twenty, which take long
+    problem = replace(problem, training=replace(problem.training, steps=problem.training.steps[:steps]))
+    expected = {name: array for name, array in published.items() if int(name.split(".")[1]) < steps}
+    assert {name.split(".")[2] for name in expected} >= {"losses", "parameters"}
+    reported = {}
+    replace(problem, uncertain={}).trajectory(Arithmetic()).run(reported.__setitem__)
+    held = {name: precision(job.dtype).round(array) for name, array in reported.items()}
+    run = Run(
+        np.zeros(1), np.zeros(1), backend="reference", dtype=job.dtype, requested=("steps",), steps=held
+    )
+    run.info["deviations"] = [
+        {"name": name, "value": value, "reason": "the source's"} for name, value in problem.deviations.items()
+    ]
+    expectation = partial(expectation_of, problem, expected)
+    verdict = judge(job.config, job.weights, job.batch, run, job.part, expectation)
+    assert verdict.passed, verdict.first_divergence
+
+
+def test_every_gradient_of_a_file_is_compared():
+    for job in JOBS:
+        if "ignore" in job.case or job.training:
+            continue
+        expected = [name for name in job.expectation(NONE).values if name.startswith("gradients.")]
+        assert expected, job.name

@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 
 from concord import spec
+from concord.backends import wire
 from concord.backends.interface import Request
 from concord.conformance.campaign import Setup, conduct
 from concord.conformance.check import check_jobs
 from concord.conformance.verdict import UNUSED
 from concord.spec.cases import build_case
 from concord.spec.errors import SpecError
+from concord.spec.model import Model
 from tests.toys.built_in import changed
-from tests.toys.rounded import verdict_of
+from tests.toys.rounded import as_run, truth_of, verdict_of
 from tests.toys.small import run_case
 from tests.toys.surroundings import EACH_BACKEND
 
@@ -27,7 +29,7 @@ def case_of(name, part="model", **options):
     return build_case(name, "equal", part, options={"num_layers": 1, **options})
 
 
-def truth_of(case, pinned=None):
+def oracle(case, pinned=None):
     return spec.reference(case.config, case.weights, case.batch, part=case.part, pinned=pinned)
 
 
@@ -39,7 +41,7 @@ def assert_goes_on(worker, case, tap, plain, expected):
 
     The same tensors become others, and those keep their bits that the oracle's keep.
     """
-    pinned = truth_of(case, {tap: changed(tap, expected.taps[tap])})
+    pinned = oracle(case, {tap: changed(tap, expected.taps[tap])})
     run = run_case(worker, case, "float64", implementation=f"edit:{tap}:explicit", gradients=False)
     kept = {
         name
@@ -78,7 +80,7 @@ def editing(request, open_worker):
 def test_model_goes_on_with_every_tap(editing, name, options):
     case = case_of(name, **options)
     plain = run_case(editing, case, "float64", implementation="edit::explicit", gradients=False)
-    expected = truth_of(case)
+    expected = oracle(case)
     for tap in spec.taps(case.config):
         assert_goes_on(editing, case, tap, plain, expected)
 
@@ -154,3 +156,84 @@ def test_campaigns_ask_for_gradients_of_taps_where_nobody_has_published_others()
     published = dataclasses.replace(job, expectation={})
     report = conduct([job, published], ["tests.toys.numpy_backend:SaysWhatItIsAsked"], Setup(threads=1))
     assert [result.detail for result in report.results] == ["tap_gradients=True", "tap_gradients=False"]
+
+
+# Activations that the model does not go on with, and branches that are cut off.
+
+
+class Cut(Model):
+    """The reference, in which no gradient flows back beyond a tap."""
+
+    cut = ()
+
+    def tap(self, name, tensor):
+        taken = super().tap(name, tensor)
+        return self.a.freeze(taken, np.ones(taken.shape, bool)) if name in self.cut else taken
+
+
+def run_with(case, cut, aside, nothing, dtype):
+    """Return a run without any gradient beyond some taps, and in which others are of no use.
+
+    Their gradient is nothing.
+    """
+    model = type("WithACut", (Cut,), {"cut": cut})
+    truth = truth_of(case, dtype, model=model)
+    by_taps = {
+        name: truth.tap_gradients.get(name, np.zeros_like(tap))
+        for name, tap in truth.taps.items()
+        if name != "loss"
+    }
+    by_taps |= {name: nothing(by_taps[name]) for name in aside}
+    return as_run(truth, dtype, info={}, tap_gradients=by_taps)
+
+
+ATTENTION = tuple(f"layers.1.attention.{step}" for step in ("weights", "masked_scores", "scores"))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "aside",
+    [ATTENTION[:1], ATTENTION, ("layers.0.norm1", "layers.1.feed_forward.inner", *ATTENTION)],
+    ids=len,
+)
+def test_activation_that_the_model_does_not_go_on_with_is_said_to_be_one(aside, dtype):
+    case = build_case("bert", "ragged")
+    verdict = verdict_of(case, run_with(case, (), aside, np.zeros_like, dtype))
+    assert verdict.status == "agrees", verdict.first_divergence
+    assert {row.tensor: row.status for row in verdict.table if row.note == UNUSED} == {
+        f"gradients.taps.{name}": "not exposed" for name in aside
+    }
+
+
+def test_gradient_by_a_tap_that_is_none_is_left_out():
+    case = build_case("bert", "ragged")
+    run = run_with(case, (), ATTENTION, lambda gradient: None, "float32")
+    assert set(wire.returned(run).tap_gradients) == set(run.tap_gradients) - set(ATTENTION)
+    verdict = verdict_of(case, run)
+    assert verdict.status == "agrees", verdict.first_divergence
+    assert not [
+        row
+        for row in verdict.table
+        if row.tensor.removeprefix("gradients.taps.") in ATTENTION and row.tensor not in ATTENTION
+    ]
+
+
+@pytest.mark.clause("GRD-6")
+@pytest.mark.parametrize(
+    "cut", ["attention.weights", "attention.query", "feed_forward.activation", "residual1"]
+)
+def test_branch_that_is_cut_off_is_found_where_it_is_cut(cut):
+    case = build_case("bert", "ragged")
+    for layer, aside in (
+        ("layers.0", ()),
+        ("layers.0", ATTENTION[:1]),
+    ):  # there may be activations of no use besides
+        verdict = verdict_of(case, run_with(case, (f"{layer}.{cut}",), aside, np.zeros_like, "float32"))
+        assert verdict.first_divergence.tensor == f"gradients.taps.{layer}.{cut}"
+        assert [row.tensor for row in verdict.table if row.note == UNUSED] == [
+            f"gradients.taps.{name}" for name in aside
+        ]
+        if cut == "attention.weights" and not aside:
+            verdict = verdict.explained()
+            assert verdict.diagnosis.clause == "ATT-6"
+            assert "no gradient at all" in verdict.cause.text

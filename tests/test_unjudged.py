@@ -38,17 +38,12 @@ def of_case(invoke, folder, backend):
     return f"case reduce {path.parent} --backend {backend} -o {folder / 'small'}"
 
 
-def of_record(invoke, folder, backend):
-    assert invoke(f"check --backend {backend} {ONE} --json {folder / 'out.json'}")[0] == 3
-    return f"show report {folder / 'out.json'} --html {folder / 'page.html'}"
-
-
 ELSEWISE = {
     ("check --from-dump", NOTHING): "no file is unsupported",
     ("golden", A_SECTION): "what lacks published gradients diverges",
 }
 
-PAGES = ("check", "golden", "fuzz", "report")
+PAGES = ("check", "golden", "fuzz")
 """Of the following, those that are asked for a page."""
 
 GOLDEN = ROOT / "conformance" / "golden" / "keras-attention"
@@ -64,7 +59,6 @@ COMMANDS = {
         f"--html {folder / 'page.html'}"
     ),
     "reduce": of_case,
-    "report": of_record,
 }
 
 
@@ -76,8 +70,7 @@ def test_a_command_does_not_pass_what_it_did_not_judge(command, backend, invoke,
     output, lines = entered(COMMANDS[command](invoke, tmp_path, backend), ends=3)
     assert not ([line for line in lines if line.startswith("concord: ")])
     assert "✓" not in output
-    if command != "report":
-        assert any(words in output for words in ("unsupported", "undetermined", "nothing was judged"))
+    assert any(words in output for words in ("unsupported", "undetermined", "nothing was judged"))
     page = tmp_path / "page.html"
     assert page.exists() == (command in PAGES)
     if page.exists():

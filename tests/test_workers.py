@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -12,14 +13,14 @@ import pytest
 
 import conformance.campaign
 from concord import backends, spec
-from concord.backends.pool import RESTARTS
+from concord.backends.pool import RESTARTS, Pool, Supervisor
 from concord.backends.wire import WorkerFailure
 from concord.backends.worker import THREADS, environment
 from concord.conformance import Setup, check_jobs, conduct, record
 from concord.conformance.html import page
 from tests.conftest import small_config
 from tests.toys.disturbed import name_of
-from tests.toys.running import noted
+from tests.toys.running import alive, noted, until
 from tests.toys.small import request_for, run_of
 from tests.toys.surroundings import (
     ROOT,
@@ -351,3 +352,61 @@ def test_a_fault_while_judging_is_concord_s_and_all_other_results_are_kept(monke
     made = record.made(report, "check")
     record.parsed(record.text(made).encode())
     assert "could not be judged, by a fault of Concord, in 1 of 3 runs" in page(made)
+
+
+# One worker to a supervisor, started again or given up, and all of them ended at once.
+
+
+def opening(name, **settings):
+    return lambda opened: backends.open(name, threads=1, opened=opened, **settings)
+
+
+def test_a_worker_that_died_unseen_is_followed_by_another(small):
+    supervisor = Supervisor(opening(toy("NumpyBackend")))
+    first = supervisor.get()
+    psutil.Process(first.pid).send_signal(signal.SIGKILL)
+    with pytest.raises(WorkerFailure, match=r"^crashed"):
+        run_of(first, request_for(small()))  # not through the supervisor, as tests do
+    assert supervisor.get() is not first
+    assert run_of(supervisor.get(), request_for(small())).output.shape == (3, 3)
+    supervisor.end()
+    with pytest.raises(WorkerFailure, match="crashed: its work was ended"):
+        supervisor.get()
+
+
+@pytest.mark.parametrize("how", ["a task raises", "Ctrl-C", "halted"])
+def test_all_workers_end_together(how, tmp_path, monkeypatch, small):
+    monkeypatch.setenv("TOY_NOTES", str(tmp_path))
+    request = request_for(small())
+    pids = []
+
+    def both_hang():
+        return len(noted(tmp_path, "hanging")) == 2
+
+    def task(supervisor):
+        if supervisor is None:
+            assert until(both_hang)
+            if how == "Ctrl-C":
+                os.kill(os.getpid(), signal.SIGINT)
+            elif how == "a task raises":
+                raise LookupError("the task's")
+            return "third"
+        try:
+            run_of(supervisor.get(), request)
+        except WorkerFailure as failure:
+            return failure.status
+        return "it ran"
+
+    with Pool(3, halted=lambda: how == "halted" and both_hang()) as pool:
+        supervisors = [
+            pool.supervise(opening(name_of("hangs")), started=lambda worker: pids.append(worker.pid or 0))
+            for _ in range(2)
+        ]
+        if how == "halted":
+            assert pool.map(task, [*supervisors, None]) == ["crashed", "crashed", "third"]
+        else:
+            with pytest.raises(LookupError if how == "a task raises" else KeyboardInterrupt):
+                pool.map(task, [*supervisors, None])
+        assert pool.stopped
+        assert len(pids) == 2
+        assert until(lambda: not any(map(alive, pids)), 10.0)
