@@ -246,8 +246,9 @@ def test_the_table_shows_every_variant_and_backend_in_any_width(tmp_path):
 
 
 def test_a_divergence_is_told_with_place_values_and_clause(entered):
-    output, _ = entered(f"check --backend {WRONG} {RAGGED}", ends=1)
+    output, _ = entered(f"check --backend {WRONG} --case bert-ragged", ends=1)
     assert f"{WRONG} diverges: bert-ragged, float64" in output
+    assert "\\n" not in output
     assert "first at layers.1.attention.scores (SPEC ATT-4), element (" in output
     told = " ".join(output.split())
     assert "tolerances, local error; " in told
