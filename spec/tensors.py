@@ -197,125 +197,50 @@ def clause_of(config: EncoderConfig, name: str, part: str = "model") -> str:
     return tap.clause if tap else "PRT-1"
 
 
-def pooled_name(config: EncoderConfig) -> str:
-    """Return the name of the tap that goes into the classifier (SPEC HED-3)."""
-    return (
-        "normalized"
-        if config.length_epsilon is not None
-        else "pooling"
-        if config.pooler == "none"
-        else "pooler.output"
-    )
-
-
+@functools.lru_cache(maxsize=1 << 14)
 def source_of(config: EncoderConfig, tap: str, part: str = "model", which: str = "") -> str:
     """Return the tap, or the given input (``inputs.<name>``), that the step before a tap takes in.
+
+    That is the tap before it, but where several steps take in the same.
 
     Args:
         which: ``"result"`` for the sublayer's result that a residual adds, instead of what stands beside it.
     """
     scope, _, leaf = tap.rpartition(".")
-    pre = config.norm_placement == "pre"
-    layer = ".".join(scope.split(".")[:2]) if scope.startswith("layers.") else ""
-    if scope.endswith("attention") and leaf in ("query", "key", "value"):
-        return (
-            f"inputs.{leaf}"
-            if part in ("attention", "dot_product")
-            else f"{layer}.norm1"
-            if pre
-            else _entering(config, layer, part)
-        )
-    if leaf in ("residual1", "residual2") and which == "result":
-        attended = f"{layer}.attention.{'output' if config.output_projection else 'context'}"
-        return attended if leaf == "residual1" else f"{layer}.feed_forward.outer"
-    within = {
-        "norm": f"{scope}.sum",
-        "residual1": _entering(config, layer, part),
-        "residual2": f"{layer}.{'residual1' if pre else 'norm1'}",
-        "norm1": _entering(config, layer, part) if pre else f"{layer}.residual1",
-        "norm2": f"{layer}.{'residual1' if pre else 'residual2'}",
-        "inner": f"{layer}.{'norm2' if pre else 'norm1'}",
-        "activation": f"{scope}.inner",
-        "outer": f"{scope}.activation",
-        "output": "pooler.dense" if scope == "pooler" else f"{scope}.context",
-        "final_norm": _entering(config, f"layers.{config.num_layers}", part),
-        "pooling": "final_norm"
-        if config.final_norm
-        else _entering(config, f"layers.{config.num_layers}", part),
-        "dense": "pooling",
-        "normalized": "pooler.output" if config.pooler != "none" else "pooling",
-        "logits": pooled_name(config),
-        "log_probabilities": "logits",
-        "losses": "log_probabilities" if config.num_classes > 1 else "logits",
-        "loss": "losses",
-    }
-    return within[leaf]
+    if part in ALONE and leaf in ("query", "key", "value"):
+        return f"inputs.{leaf}"
+    if leaf in ("key", "value"):
+        tap = f"{scope}.query"
+    elif leaf in ("residual1", "residual2") and which != "result":
+        begins = {"residual1": "attention.query", "residual2": "feed_forward.inner"}[leaf]
+        tap = f"{scope}.{begins if config.norm_placement == 'post' else leaf.replace('residual', 'norm')}"
+    names = list(taps(config, part))
+    place = names.index(tap)
+    return names[place - 1] if place else "inputs.embeddings"
 
 
-def _entering(config: EncoderConfig, layer: str, part: str) -> str:
-    """Return what enters a layer."""
-    number = int(layer.rpartition(".")[2] or 0) if layer else 0
-    if number:
-        return f"layers.{number - 1}.{'residual2' if config.norm_placement == 'pre' else 'norm2'}"
-    return (
-        "inputs.embeddings"
-        if part == "stack"
-        else "embeddings.norm"
-        if config.embedding_norm
-        else "embeddings.sum"
-    )
-
-
-_USES = {
-    "query": "ATT-4",
-    "key": "ATT-4",
-    "value": "ATT-6",
-    "scores": "MSK-3",
-    "masked_scores": "ATT-5",
-    "weights": "ATT-6",
-    "masked_weights": "ATT-6",
-    "context": "ATT-6",
-    "output": "RES-1",
-    "inner": "FFN-2",
-    "activation": "FFN-1",
-    "outer": "RES-1",
-    "dense": "HED-2",
-    "token": "EMB-6",
-    "position": "EMB-6",
-    "segment": "EMB-6",
-    "logits": "LOS-1",
-    "log_probabilities": "LOS-1",
-    "losses": "LOS-2",
-    "loss": "LOS-2",
+USES = {
+    "query": "scores",
+    "key": "scores",
+    "value": "context",
+    "token": "sum",
+    "position": "sum",
+    "segment": "sum",
 }
-"""The clause of the step that a tap goes into, by the last part of its name, where that does not depend on
-the configuration.
-"""
+"""What a step gives that a tap goes into, by the last parts of both names, where that is not the next tap."""
 
 
 def _clause_of_use(config: EncoderConfig, tap: str, part: str) -> str:
     """Return the clause of the step that a tap goes into."""
-    names = list(taps(config, part))
-    following = names[names.index(tap) + 1] if tap in names[:-1] else "loss"
-    match tap.rpartition(".")[2]:
-        case "scores" if not following.endswith("masked_scores"):
-            return "ATT-5"
-        case "weights" if following.endswith("masked_weights"):
-            return "MSK-8"
-        case kind if tap in ("pooling", "pooler.output", "normalized"):
-            return {"pooler.dense": "HED-2", "normalized": "HED-5", "logits": "HED-3"}.get(following, "LOS-5")
-        case "output" | "context" if not tap.startswith("layers."):
-            return "LOS-5"
-        case "context" if not config.output_projection:
-            return "RES-1"
-        case "sum" | "norm" | "norm1" | "norm2" | "final_norm" | "residual1" | "residual2":
-            # A norm, the first linear layer of a sublayer, the pooling, or the end.
-            kind = following.rpartition(".")[2]
-            return {"query": "ATT-1", "inner": "FFN-1", "pooling": "HED-1", "loss": "LOS-5"}.get(
-                kind, "NRM-2"
-            )
-        case kind:
-            return _USES.get(kind, "GRD-1")
+    table, (scope, _, leaf) = taps(config, part), tap.rpartition(".")
+    if tap not in table:
+        return "GRD-1"
+    names = [*table, "loss"]
+    following = f"{scope}.{USES[leaf]}" if leaf in USES else names[names.index(tap) + 1]
+    step = following.rpartition(".")[2]
+    if step in ("norm", "norm1", "norm2", "final_norm"):
+        return "NRM-2"
+    return "ATT-1" if step == "query" else table[following].clause
 
 
 Entry = tuple[str, str, str]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from concord.spec.arrays import Mask
 from concord.spec.config import EncoderConfig
-from concord.spec.tensors import OF_IDS, pooled_name
+from concord.spec.tensors import OF_IDS, source_of
 from concord.spec.training.recipe import Recipe
 
 Words = NDArray[np.uint32]
@@ -107,7 +107,7 @@ def sites(config: EncoderConfig, part: str = "model") -> dict[str, str]:
         found[f"{layer}.feed_forward.outer"] = f"{layer}.feed_forward"
         found[f"{layer}.{'norm2' if config.norm_placement == 'post' else 'residual2'}"] = f"{layer}.output"
     if part == "model":
-        found[pooled_name(config)] = "head"
+        found[source_of(config, "logits")] = "head"
     return found
 
 
