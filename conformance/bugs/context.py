@@ -197,12 +197,6 @@ class Context(TensorOperations):
         """
         return self.reshape(self.linear(parameters_of(self.tap), self.x), tuple(self.y.shape))
 
-    def again(self) -> Array:
-        """Return the tap of a linear layer once more."""
-        result = self.projected()
-        projects = self.tap.endswith((".query", ".key", ".value"))
-        return self.activation(result, self.config.qkv_activation) if projects else result
-
     def norm(
         self,
         x: Array,
@@ -228,13 +222,6 @@ class Context(TensorOperations):
         owner = self.owner
         normed = centered / (deviation or self.deviation)(variance_of_row)
         return normed * gain(self.weight(f"{owner}.weight")) + offset(self.weight(f"{owner}.bias"))
-
-    def standardised(self, x: Array) -> tuple[Array, Array]:
-        """Return a row less its mean and divided by its deviation, and the deviation (SPEC NRM-2)."""
-        centered = x - self.mean(x, -1)
-        count = float(self.config.d_model - (self.config.norm_variance == "unbiased"))
-        deviation = self.deviation(self.sum(centered * centered, -1) / count)
-        return centered / deviation, deviation
 
     @property
     def owner(self) -> str:
@@ -335,21 +322,6 @@ class Context(TensorOperations):
     ) -> Array:
         """Return GELU by its approximation (SPEC FFN-2)."""
         return x * 0.5 * ((tanh or self.tanh)((x + x * x * x * cubic) * factor) + 1.0)
-
-    def binary_losses(self, logits: Array, wanted: Flags) -> Array:
-        """Return the cross-entropy of each logit by itself (SPEC LOS-1)."""
-        wrong = self.where(wanted, -logits, logits)
-        return self.relu(wrong) + self.log(self.exp(-self.abs(wrong)) + 1.0)
-
-    def total_loss(self, losses: Array) -> Array:
-        """Return the sum of the losses that count (SPEC LOS-2)."""
-        return self.sum(self.where(self.counted, losses, 0.0))
-
-    def penalty(self, *names: str) -> Array:
-        """Return the L2 term of parameters, by default of the classifier's (SPEC LOS-4)."""
-        given = [self.weight(name) for name in names or ("classifier.weight", "classifier.bias")]
-        squares = [self.sum(parameter * parameter) for parameter in given]
-        return sum(squares[1:], start=squares[0]) * (0.5 * self.config.l2_weight)
 
     def flags(self, axis: int, *entries: int) -> Flags:
         """Return which entries of an axis of the tap are among those named, to be broadcast with it.

@@ -227,7 +227,10 @@ def norm_shared_counted_twice(m: Context) -> Array:
 def norm_slope(m: Context, pull: Callable[[Array, Array, Array], Array]) -> Array:
     """Return the norm whose derivative is made of the gained gradient, the normed input and the deviation."""
     gain, offset = m.weight(f"{m.owner}.weight"), m.weight(f"{m.owner}.bias")
-    row, deviation = (m.stop_gradient(value) for value in m.standardised(m.x))
+    centered = m.x - m.mean(m.x, -1)
+    count = float(m.config.d_model - (m.config.norm_variance == "unbiased"))
+    deviation = m.stop_gradient(m.deviation(m.sum(centered * centered, -1) / count))
+    row = m.stop_gradient(centered) / deviation
     through = m.with_gradient(m.x, lambda gradient: pull(gradient, row, deviation))
     return instead(m, through * m.stop_gradient(gain) + row * gain + offset)
 
@@ -340,8 +343,6 @@ EDITS: Edits = {
     "softmax_gradient_of_real_queries": lambda m: stopped(m, ~m.real[:, None, :, None]),
     "query_gradient_last_row_dropped": lambda m: stopped(m, m.flags(1, -1)),
     "key_gradient_of_first_head": lambda m: stopped(m, ~m.flags(2, 0)),
-    "residual_gradient_halved": lambda m: residual_of(m, 0.5),
-    "residual_gradient_twice": lambda m: residual_of(m, 2.0),
     "residual_second_detached": lambda m: instead(m, residual_detached(m)),
     "embedding_gradient_without_first": lambda m: stopped(m, m.flags(1, 0)),
     "embedding_gradient_of_last_lost": lambda m: stopped(m, m.flags(0, -1)),

@@ -98,6 +98,5 @@ EDITS: Edits = {
     "mask_added_as_number": lambda m: (
         m.beside("scores") + m.constant(np.broadcast_to(m.visible, tuple(m.y.shape)) * 1.0, m.y)
     ),
-    "softmax_with_one_more": lambda m: with_zeros(m, 1),
     "scores_divided_by_layer": lambda m: m.y / float(m.layer + 1),
 }

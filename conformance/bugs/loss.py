@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.bugs.bug import Edits, only, option
-from concord.conformance.bugs.context import Context, Edit
+from concord.conformance.bugs.context import Context, Edit, Flags
 from concord.conformance.bugs.operations import Array
 from concord.spec.arrays import Ids
 from concord.spec.parameters import parameters
@@ -23,10 +23,16 @@ def of_targets(m: Context, targets: NDArray[np.floating]) -> Array:
     """Return losses against other targets, (B, C)."""
     if m.config.num_classes == 1:
         share, logits = targets[:, 0], m.now["logits"][:, 0]  # of the label 1
-        ones, zeros = (m.binary_losses(logits, np.full(share.shape, flag)) for flag in (True, False))
+        ones, zeros = (binary_losses(m, logits, np.full(share.shape, flag)) for flag in (True, False))
         return ones * m.constant(share, ones) + zeros * m.constant(1 - share, zeros)
     x = m.now["log_probabilities"]
     return -m.sum(x * m.constant(targets, x), 1)[:, 0]
+
+
+def binary_losses(m: Context, logits: Array, wanted: Flags) -> Array:
+    """Return the cross-entropy of each logit by itself (SPEC LOS-1)."""
+    wrong = m.where(wanted, -logits, logits)
+    return m.relu(wrong) + m.log(m.exp(-m.abs(wrong)) + 1.0)
 
 
 def of_labels(m: Context, labels: Ids) -> Array:
@@ -52,7 +58,7 @@ def smoothed(m: Context, share: float, among_wrong: bool = False) -> Array:
 def sigmoid_for_softmax(m: Context) -> Array:
     """Sum the binary cross-entropies of all classes."""
     wanted = np.arange(m.config.num_classes) == m.labels[:, None]
-    return m.sum(m.binary_losses(m.now["logits"], wanted), 1)[:, 0]
+    return m.sum(binary_losses(m, m.now["logits"], wanted), 1)[:, 0]
 
 
 def in_bits(m: Context) -> Array:
@@ -76,15 +82,25 @@ def count(m: Context) -> float:
 
 def reduced(m: Context, factor: float, everything: bool = False, penalty: Array = None) -> Array:
     """Return the sum of the losses that count, or of all, times a factor, and the L2 term, or another."""
-    total = m.sum(m.x) if everything or m.config.ignore_label is None else m.total_loss(m.x)
+    if not everything and m.config.ignore_label is not None:
+        total = m.sum(m.where(m.counted, m.x, 0.0))
+    else:
+        total = m.sum(m.x)
     if penalty is None and not m.config.l2_weight:
         return total * factor
-    return total * factor + (m.penalty() if penalty is None else penalty)
+    return total * factor + (penalty_of(m) if penalty is None else penalty)
+
+
+def penalty_of(m: Context, names: Iterable[str] = ()) -> Array:
+    """Return the L2 term of parameters, by default of the classifier's (SPEC LOS-4)."""
+    given = [m.weight(name) for name in names or ("classifier.weight", "classifier.bias")]
+    squares = [m.sum(parameter * parameter) for parameter in given]
+    return sum(squares[1:], start=squares[0]) * (0.5 * m.config.l2_weight)
 
 
 def penalised(m: Context, names: Iterable[str] = (), factor: float = 1.0) -> Array:
     """Return the loss with the L2 term of some parameters, by default of the classifier's, times a factor."""
-    return reduced(m, 1 / count(m), penalty=m.penalty(*names) * factor)
+    return reduced(m, 1 / count(m), penalty=penalty_of(m, names) * factor)
 
 
 def of_kind(m: Context, *kinds: str) -> list[str]:
@@ -108,17 +124,14 @@ EDITS: Edits = {
     "loss_labels_inverted": lambda m: of_labels(m, max(m.config.num_classes, 2) - 1 - m.labels),
     "label_ignored": lambda m: of_labels(m, 0 * m.labels),
     "logarithm_missing": lambda m: -m.exp(-m.y),
-    "loss_sigmoid_twice": lambda m: m.binary_losses(m.sigmoid(m.x)[:, 0], m.labels == 1),
+    "loss_sigmoid_twice": lambda m: binary_losses(m, m.sigmoid(m.x)[:, 0], m.labels == 1),
     "loss_softmax_twice": lambda m: m.log_softmax(m.softmax(m.x, 1), 1),
     "logarithm_of_sigmoid": lambda m: m.log(m.sigmoid(m.x)),
-    "loss_sum_for_mean": lambda m: reduced(m, 1.0),
-    "loss_sum": lambda m: reduced(m, 1.0, everything=True),
     "loss_divided_twice": lambda m: reduced(m, 1 / count(m) ** 2),
     "loss_sum_sign": lambda m: reduced(m, -1 / count(m)),
     "loss_mean": lambda m: m.y / float(m.batch.required("cotangent").size),
     "loss_ignored_label_counted": lambda r: option(r, ignore_label=None),
     "loss_divided_by_all": lambda m: reduced(m, 1 / len(m.labels)),
-    "loss_l2_without_bias": lambda m: penalised(m, ["classifier.weight"]),
     "l2_parameters": {
         "kernel": lambda m: penalised(m, of_kind(m, "kernel")),
         "parameter": lambda m: penalised(m, of_kind(m)),

@@ -19,6 +19,7 @@ from concord.conformance.bugs.context import Context, Contraction, directly
 from concord.conformance.bugs.operations import SIGNIFICANT_BITS, Array
 from concord.spec.precision import precision, round_to_bits
 
+ROLES = ("query", "key", "value")
 LINEAR = (
     *PROJECTIONS,
     "*attention.output",
@@ -50,7 +51,8 @@ def product(m: Context, contract: Contraction) -> Array:
     if name in ("scores", "context"):
         result = m.scores() if name == "scores" else m.context(m.used_weights)
     else:
-        result = m.again()
+        result = m.projected()
+        result = m.activation(result, m.config.qkv_activation) if name in ROLES else result
     m.contract = directly
     return result
 
@@ -142,9 +144,6 @@ def gradients_in_bfloat16(gradients: Gradients) -> Gradients:
 
 
 EDITS: Edits = {
-    "tf32_everywhere": lambda m: products(m, "tf32"),
-    "bfloat16_products": lambda m: products(m, "bfloat16"),
-    "float32_products": lambda m: products(m, "float32"),
     "norm_in_bfloat16": lambda m: m.round_to(m.norm(m.round_to(m.x, "bfloat16")), "bfloat16"),
     "softmax_powers_in_bfloat16": lambda m: m.softmax_by(powers=lambda x: m.round_to(x, "bfloat16")),
     "softmax_of_float16_scores": lambda m: m.softmax(m.round_to(m.unnormalised, "float16"), 3),

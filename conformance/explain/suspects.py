@@ -215,13 +215,8 @@ def unusual(question: Question) -> Iterator[Hypothesis]:
 def bugs(question: Question) -> Iterator[Hypothesis]:
     """Yield the single bugs that the step of a tap may contain."""
     for tap in question.span:
-        yield from bugs_at(question, tap)
-
-
-def bugs_at(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Yield the single bugs that may be made at one tap."""
-    for family in FAMILIES:
-        yield from (hypothesis.at(tap) for hypothesis in family(question, tap))
+        for family in FAMILIES:
+            yield from (hypothesis.at(tap) for hypothesis in family(question, tap))
 
 
 def like(question: Question, hypothesis: Hypothesis) -> Hypothesis | None:
@@ -232,10 +227,7 @@ def like(question: Question, hypothesis: Hypothesis) -> Hypothesis | None:
 
 
 def likeliest_first(hypotheses: Iterable[Hypothesis]) -> Iterator[Hypothesis]:
-    """Yield hypotheses in the order in which they are tried.
-
-    By :data:`LIKELY`, then as they come, and last what hardly anyone does.
-    """
+    """Yield hypotheses in the order in which they are tried; last come those that hardly anyone makes."""
     yield from sorted(hypotheses, key=lambda one: (one.rare, _place(one.name)))
 
 
