@@ -309,9 +309,11 @@ class Edited(Model):
         return self.now[name]
 
 
-def with_edits(edits: Callable[[str], Edit | None]) -> type[Edited]:
+def with_edits(
+    edits: Callable[[str], Edit | None], model: type[Edited] = Edited, part: str = "model"
+) -> type[Edited]:
     """Return the model that has them, for :func:`concord.spec.reference.compute`."""
-    return type("Port", (Edited,), {"edits": staticmethod(edits)})
+    return type("Port", (model,), {"edits": staticmethod(edits), "part": part})
 
 
 class OneStep(Edited):
@@ -342,11 +344,6 @@ class OneStep(Edited):
         return self.a._record(self.a.settle(result.value), *operands)
 
 
-def as_one_step(edits: Callable[[str], Edit | None], part: str) -> type[Edited]:
-    """Return the model whose edits are operations of their own."""
-    return type("Port", (OneStep,), {"edits": staticmethod(edits), "part": part})
-
-
 def run(change: Change, request: Request) -> Run:
     """Compute a request by an allowed alternative, in NumPy: it has to pass."""
     dtype = request.dtype
@@ -358,7 +355,7 @@ def run(change: Change, request: Request) -> Run:
         request.gradients,
         request.part,
         dtype,
-        model=change.model or as_one_step(change.at, request.part),
+        model=change.model or with_edits(change.at, OneStep, request.part),
     )
     # A context that is computed otherwise keeps its weights inside (SPEC ALG-2, ALG-3).
     hidden = "attention.weights" if change.taps == (CONTEXT,) else "nothing"
