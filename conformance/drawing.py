@@ -47,16 +47,6 @@ def _drawings() -> Any:
     return environment.get_template("drawings.html").module
 
 
-def level(ratio: float, beyond: bool = False) -> int:
-    """Return the level of an error.
-
-    Args:
-        beyond: whether it is known to lie beyond its tolerance, whatever was lost in rounding the ratio.
-    """
-    found = next((place for place, end in enumerate(LEVELS) if ratio <= end), len(LEVELS))
-    return max(found, WITHIN) if beyond else found
-
-
 def strips(
     blocks: Sequence[Sequence[Sequence[int | None]]],
     titles: Sequence[str],

@@ -6,6 +6,7 @@ One HTML file, made of the data of a record alone.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -268,7 +269,9 @@ def level(row: Row, way: str) -> int | None:
     judgement = row.judged(way)
     if judgement is None:
         return len(drawing.LEVELS) if row.status == "diverges" and row.deciding is None else None
-    return drawing.level(judgement.ratio, beyond=row.status == "diverges" and judgement is row.deciding)
+    found = bisect_left(drawing.LEVELS, judgement.ratio)
+    # Whatever was lost in rounding the ratio: what diverges lies beyond.
+    return max(found, drawing.WITHIN) if row.status == "diverges" and judgement is row.deciding else found
 
 
 def _figures(results: Sequence[Result], brief: bool) -> list[dict[str, Any]]:
