@@ -55,6 +55,15 @@ class BackendAbout(TypedDict):
     thread_switches: NotRequired[dict[str, Any] | None]
 
 
+class TimedRecipe(TypedDict):
+    """How a step trains."""
+
+    __pydantic_config__ = OPEN  # type: ignore[misc]
+
+    algorithm: str
+    learning_rate: Positive
+
+
 class Work(TypedDict):
     """A workload."""
 
@@ -65,7 +74,7 @@ class Work(TypedDict):
     kind: str
     padding: str
     dtype: str
-    recipe: NotRequired[dict[str, Any] | None]
+    recipe: NotRequired[TimedRecipe | None]
     key: str
     config: dict[str, Any]
     batch: Size
