@@ -26,13 +26,8 @@ class Program:
         self.feed(request.batch)
         if request.training:
             recipe = request.training.recipe.replace(**backend.fields)
-            self.trajectory = Trajectory(
-                request.config,
-                request.weights,
-                Training(recipe, []),
-                Arithmetic(request.dtype),
-                dtype=request.dtype,
-            )
+            problem = (request.config, request.weights, Training(recipe, []), Arithmetic(request.dtype))
+            self.trajectory = Trajectory(*problem, dtype=request.dtype)
 
     def feed(self, batch):
         self.batch = batch
@@ -48,16 +43,13 @@ class Program:
         time.sleep(self.backend.sleep)
         request = self.request
         if request.training:
-            self.trajectory.step(
-                [self.batch],
-                lambda name, values: (
-                    self.computed.update(loss=np.squeeze(values)) if name == "losses.0" else None
-                ),
-            )
+            found = {}
+            self.trajectory.step([self.batch], found.__setitem__)
+            self.computed["loss"] = np.squeeze(found["losses.0"])
         else:
-            self.computed["logits"] = reference(
-                request.config, request.weights, self.batch, dtype=request.dtype, arithmetic=request.dtype
-            ).output
+            problem = (request.config, request.weights, self.batch)
+            truth = reference(*problem, dtype=request.dtype, arithmetic=request.dtype)
+            self.computed["logits"] = truth.output
 
     def synchronize(self):
         pass
@@ -69,23 +61,14 @@ class Program:
         return self.trajectory.state()
 
 
-class Multiplication:
+class Multiplication(Program):
     """A bare product."""
 
     def __init__(self, left, right):
         self.left, self.right = left[:64], right[:, :64]
 
-    def compile(self):
-        pass
-
     def step(self):
-        self.product = self.left @ self.right
-
-    def synchronize(self):
-        pass
-
-    def results(self):
-        return {"product": self.product}
+        self.computed = {"product": self.left @ self.right}
 
 
 class Measurable(NumpyBackend):
