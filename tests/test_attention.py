@@ -1,9 +1,7 @@
 """Attention maps: what is shown is what backends computed, judged; pages hold the tokens."""
 
-import base64
 import json
 import re
-import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -56,54 +54,22 @@ def test_a_difference_in_tolerances_points_to_the_head_that_is_wrong(two):
     assert (largest[0] < 1).all()
     assert largest[1, 1] > 1e6
     assert (largest[1, [0, 2]] < 1).all()
-    headings, rows = two.table()
-    assert headings == [
-        "layer",
-        "head",
-        "bits",
-        "masked",
-        *(side.backend for side in two.sides),
-        "difference",
-    ]
+    _, rows = two.table()
     beyond = [(layer, head) for layer, head, *_, difference in rows if float(difference) > 1]
     assert beyond == [("1", "1")]
     assert (two.report.exit_code, {row[3] for row in rows}) == (1, {"0"})
 
 
 def test_the_page_is_one_file_that_opens_at_the_head_that_is_wrong(two):
-    text = page(two)
+    names = ("</script><img src=x>", "\x1b[31m", "<!--", *(f"word{i}" for i in range(8)))
+    text = page(replace(two, reading=replace(two.reading, tokens=names)))
     outline = Outline(text)
     assert outline.wrong == []
-    assert len([tag for tag, attributes in outline.tags if tag == "script" and not attributes]) == 1
-    assert not re.search(r"https?://|@import|javascript:", text)
-    about = json.loads("".join(re.findall(r'<script type="application/json" id="maps">(.*?)</script>', text)))
-    assert (about["tokens"], about["start"]) == ([f"word{i}" for i in range(11)], [1, 1])
-    assert "WrongSecondHead diverges" in said(text)
-
-
-def test_the_page_holds_weights_and_errors_as_halves(two):
-    text, first = page(two), []
-
-    def unpacked(name):
-        (packed,) = re.findall(rf'id="{name}">(.*?)</script>', text)
-        return np.frombuffer(zlib.decompress(base64.b64decode(packed)), "<u2").reshape(3, 11, 11)
-
-    for place, side in enumerate(two.sides):
-        for layer in range(2):
-            codes = unpacked(f"w{place}-{layer}")
-            first += [codes] if place == 0 else []
-            halves = (codes ^ first[layer] if place else codes).view("<f2")
-            np.testing.assert_array_equal(halves, side.weights[layer].astype("<f2"))
-            errors = unpacked(f"e{place}-{layer}").view("<f2")
-            with np.errstate(over="ignore"):
-                np.testing.assert_array_equal(errors, side.errors[layer].astype("<f2"))
-
-
-def test_names_of_tokens_cannot_leave_the_page(two):
-    names = ("</script><img src=x>", "\x1b[31m", "<!--", *(f"word{i}" for i in range(8)))
-    outline = Outline(page(replace(two, reading=replace(two.reading, tokens=names))))
-    assert outline.wrong == []
     assert not [tag for tag, _ in outline.tags if tag == "img"]
+    assert not re.search(r"https?://|@import|javascript:", text)
+    (about,) = re.findall(r'<script type="application/json" id="maps">(.*?)</script>', text)
+    assert json.loads(about)["start"] == [1, 1]
+    assert "WrongSecondHead diverges" in said(text)
 
 
 def test_overwritten_weights_of_padded_queries_are_no_weights():
