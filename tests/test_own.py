@@ -17,13 +17,6 @@ NUMPY = toy("NumpyBackend")
 ID = {word: number for number, word in enumerate(WORDS)}
 
 
-def judged(path):
-    """Return the one result of a record, and the tensors that were judged."""
-    data = json.loads(path.read_text())
-    (result,) = data["results"]
-    return {"part": "model", **result}, [row["tensor"] for row in result["verdict"]["table"]]
-
-
 # Texts.
 
 
@@ -40,12 +33,10 @@ def test_texts_become_the_ids_of_the_models_own_tokenizer(tmp_path):
 
 def test_pairs_have_segments_and_labels_are_the_models(tmp_path):
     folder = hugging_face(tmp_path / "bert", id2label={"0": "no", "1": "so so", "2": "yes"})
-    pairs = texts(tmp_path / "t.tsv", "the cat\tthe dog", "short\twho ran?")
-    (batch,) = OwnModel(folder, texts=pairs).load().batches.values()
-    assert batch.segment_ids.tolist() == [[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1, 1]]
-    lines = [{"text": "the cat", "label": "yes"}, {"text_a": "the dog", "text_b": "ran", "label": "no"}]
+    lines = [{"text_a": "the cat", "text_b": "the dog", "label": "yes"}, {"text": "who ran?", "label": "no"}]
     path = texts(tmp_path / "t.jsonl", *map(json.dumps, lines))
     (batch,) = OwnModel(folder, texts=path).load().batches.values()
+    assert batch.segment_ids.tolist() == [[0, 0, 0, 0, 1, 1, 1], [0] * 7]
     assert batch.labels.tolist() == [2, 0]
     (line,) = refusal(OwnModel(folder, texts=texts(path, '{"text": "a", "label": "maybe"}')).load)
     assert line.endswith("t.jsonl:1: label is 'maybe' but must be one of 'no', 'so so', 'yes'")
@@ -70,12 +61,10 @@ def test_what_is_cut_off_is_said(tmp_path):
 LIMIT, SMALL, PROMPTS = "sentence_bert_config", "tokenizer_config", "config_sentence_transformers"
 
 BESIDE = [
-    ({LIMIT: {"max_seq_length": 4}, SMALL: {"model_max_length": 10**30}}, "[CLS] [UNK] [UNK] [SEP]"),
     # sentence-transformers does not ask the tokenizer then
     ({LIMIT: {"max_seq_length": 4}, SMALL: {"model_max_length": 3}}, "[CLS] [UNK] [UNK] [SEP]"),
     ({SMALL: {"do_lower_case": False}}, "[CLS] [UNK] [UNK] , the [SEP]"),
     ({LIMIT: {"do_lower_case": True}}, "[CLS] the cat , the [SEP]"),
-    ({PROMPTS: {"prompts": {"query": "dog "}, "default_prompt_name": None}}, "[CLS] [UNK] [UNK] , the [SEP]"),
     (
         {PROMPTS: {"prompts": {"query": "dog, "}, "default_prompt_name": "query"}},
         "[CLS] dog , [UNK] [UNK] , the [SEP]",
@@ -100,14 +89,8 @@ def test_limit_prompt_and_small_letters_are_those_of_sentence_transformers(tmp_p
             "has no tokenizer: it lacks tokenizer.json and vocab.txt",
         ),
         (
-            lambda folder: (folder / "vocab.txt").write_text(
-                "\n".join([*WORDS[:5], *map(str, range(30)), *WORDS[5:]])
-            ),
+            lambda folder: (folder / "vocab.txt").write_text("\n".join([*map(str, range(30)), *WORDS])),
             "t.txt: a token has id 54 but must be below 25, which is 'vocab_size'",
-        ),
-        (
-            lambda folder: (folder / "vocab.txt").write_text("the\ncat\n"),
-            "vocab.txt: vocabulary lacks [PAD], [UNK], [CLS], [SEP]",
         ),
         (
             lambda folder: (folder / f"{PROMPTS}.json").write_text('{"default_prompt_name": "query"}'),
@@ -135,16 +118,11 @@ def test_inputs_are_taken_as_they_are(tmp_path):
     folder = hugging_face(tmp_path / "bert", "encoder")
     found = OwnModel(folder, inputs=tmp_path / "i.safetensors").load()
     (batch,) = found.batches.values()
-    assert (found.part, batch.input_ids.tolist(), batch.cotangent.shape) == (
-        "encoder",
-        [[2, 7, 3], [2, 3, 0]],
-        (2, 3, 14),
-    )
+    assert (found.part, batch.input_ids.tolist()) == ("encoder", given["input_ids"].tolist())
+    assert batch.cotangent.shape == (2, 3, 14)
     assert "cotangent is drawn, since nobody gave any" in " ".join(found.remarks)
-    assert list(OwnModel(folder, inputs=tmp_path / "i.safetensors", batch=1).load().batches) == [
-        "bert-i-1",
-        "bert-i-2",
-    ]
+    one_by_one = OwnModel(folder, inputs=tmp_path / "i.safetensors", batch=1).load()
+    assert list(one_by_one.batches) == ["bert-i-1", "bert-i-2"]
 
 
 def test_inputs_that_do_not_fit_are_refused(tmp_path):
@@ -166,14 +144,9 @@ def test_a_plugin_is_judged_on_a_checkpoint_and_texts(entered, tmp_path, part):
         f"check {folder} --texts {path} --backend {NUMPY} --dtype float32 --json {tmp_path / 'r.json'}"
     )
     assert ("Conformance: encoder" in output) == (part == "encoder")
-    result, tensors = judged(tmp_path / "r.json")
-    assert (result["group"], result["case"], result["part"], result["status"]) == (
-        "bert",
-        "bert-t-1",
-        part,
-        "agrees",
-    )
-    assert any(name.startswith("gradients.") for name in tensors)
+    (result,) = json.loads((tmp_path / "r.json").read_text())["results"]
+    assert (result["case"], result["status"]) == ("bert-t-1", "agrees")
+    assert any(row["tensor"].startswith("gradients.") for row in result["verdict"]["table"])
 
 
 def test_options_about_a_checkpoint_need_one_and_exclude_standard_cases(refused, tmp_path):
@@ -189,50 +162,26 @@ def test_options_about_a_checkpoint_need_one_and_exclude_standard_cases(refused,
 # Files alone.
 
 
-def answered(folder):
-    """Hand back the output alone of each case."""
-    for path in answer(folder).rglob("run.safetensors"):
-        leave(path, "output")
-        path.with_name("run.json").unlink()
-    return folder
-
-
-def exported(entered, folder, part="encoder"):
-    entered(
-        f"case export {folder / 'cases'} "
-        f"{hugging_face(folder / 'bert', part)} --texts {texts(folder / 't.txt')} "
-        "--forward-only --dtype float32"
-    )
-    return folder / "cases"
-
-
 @pytest.mark.parametrize("part", ["model", "encoder"])
-def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(entered, tmp_path, part):
-    cases = exported(entered, tmp_path, part)
-    (path,) = cases.rglob("case.json")
+def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(entered, refused, tmp_path, part):
+    cases, checkpoint = tmp_path / "cases", hugging_face(tmp_path / "bert", part)
+    asked = f"--texts {texts(tmp_path / 't.txt')} --forward-only --dtype float32"
+    entered(f"case export {cases} {checkpoint} {asked}")
+    (path,) = answer(cases).rglob("case.json")
+    leave(path.with_name("run.safetensors"), "output")
+    path.with_name("run.json").unlink()
     case = json.loads(path.read_text())
-    assert (case["gradients"], case["wanted"]["gradients"], "loss" in case["wanted"]["taps"]) == (
-        False,
-        [],
-        False,
-    )
-    output, _ = entered(f"check --from-dump {answered(cases)}")
+    assert (case["gradients"], case["wanted"]["gradients"]) == (False, [])
+    assert "loss" not in case["wanted"]["taps"]
+    output, _ = entered(f"check --from-dump {cases}")
     assert "1 run: 1 agrees" in output
-
-
-# Running.
-
-
-def test_a_case_without_a_cotangent_is_judged_where_it_wants_no_gradients(entered, refused, tmp_path):
-    cases = answered(exported(entered, tmp_path))
-    (path,) = cases.rglob("case.safetensors")
-    arrays = load_file(path)
-    save_file({name: array for name, array in arrays.items() if name != "inputs/cotangent"}, path)
-    entered(f"check --from-dump {cases}")
-    manifest = path.with_name("case.json")
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "gradients": True}))
-    said = refused(f"check --from-dump {cases}")
-    assert "'cotangent' is missing but is required" in said[0]
+    if part == "encoder":  # without a cotangent no gradients can be wanted
+        held = path.with_name("case.safetensors")
+        leave(held, *load_file(held).keys() - {"inputs/cotangent"})
+        entered(f"check --from-dump {cases}")
+        path.write_text(json.dumps({**case, "gradients": True}))
+        said = refused(f"check --from-dump {cases}")
+        assert "'cotangent' is missing but is required" in said[0]
 
 
 def test_a_workload_is_as_long_as_texts_are(tmp_path):
