@@ -25,23 +25,18 @@ def with_positions(tensors):
 
 
 def test_of_the_files_of_a_folder_of_the_hub_the_first_is_read_as_by_transformers(tmp_path):
-    wanted, others = {}, ["hugging-face", "hugging-face-bin", "hugging-face-tf", "hugging-face-flax"]
-    for number, form in enumerate(others):
-        weights = {name: array + number for name, array in WEIGHTS.items()}
+    order = ["hugging-face", "hugging-face-bin", "hugging-face-tf", "hugging-face-flax"]
+    names, folder = [registry.FORMATS[form].weights[0] for form in order], tmp_path / order[0]
+    wanted = [{name: array + number for name, array in WEIGHTS.items()} for number in range(4)]
+    for form, name, weights in zip(order, names, wanted, strict=True):
         porting.write(porting.from_weights(CONFIG, weights), tmp_path / form, form)
-        wanted[registry.FORMATS[form].weights[0]] = bits(porting.from_weights(CONFIG, weights))
-    folder = tmp_path / others[0]
-    for form in others[1:]:
-        name = registry.FORMATS[form].weights[0]
         (tmp_path / form / name).rename(folder / name)
-    while wanted:
-        name, first = next(iter(wanted.items()))
+    for place, (form, name, weights) in enumerate(zip(order, names, wanted, strict=True)):
         found = porting.recognise(folder)
-        assert (found.format, bits(porting.read(folder))) == (others.pop(0), first)
-        assert all(other in found.why for other in wanted)
-        assert bits(porting.read(folder / name)) == first
+        assert (found.format, bits(folder)) == (form, in_bytes(weights))
+        assert all(other in found.why for other in names[place:])
+        assert bits(folder / name) == in_bytes(weights)
         (folder / name).unlink()
-        del wanted[name]
 
 
 def test_of_two_files_that_say_nothing_of_each_other_one_must_be_named(tmp_path):
@@ -50,9 +45,7 @@ def test_of_two_files_that_say_nothing_of_each_other_one_must_be_named(tmp_path)
     (tmp_path / "torch/model.pt").rename(tmp_path / "torch-safetensors/model.pt")
     with pytest.raises(SpecError, match=r"model\.safetensors, model\.pt; name the one to read"):
         porting.read(tmp_path / "torch-safetensors")
-    assert bits(porting.read(tmp_path / "torch-safetensors/model.pt")) == bits(
-        porting.from_weights(CONFIG, WEIGHTS)
-    )
+    assert bits(tmp_path / "torch-safetensors/model.pt") == in_bytes(WEIGHTS)
 
 
 def test_shards_of_pytorchs_own_files_are_read_through_their_index(tmp_path):
@@ -81,14 +74,6 @@ def test_a_port_there_and_back_is_the_same_checkpoint(tmp_path):
     )
     there = tmp_path / "own"
     porting.write(porting.read(source), there, "concord")
-    assert sorted(path.name for path in there.iterdir()) == [
-        "bert-hugging-face.config.json",
-        "config.toml",
-        "contents.json",
-        "labels.json",
-        "vocab.txt",
-        "weights.safetensors",
-    ]
     porting.write(porting.read(there), tmp_path / "back", "hugging-face")
     back, first = porting.read(tmp_path / "back"), porting.read(source)
     assert (back.config, back.labels, bits(back)) == (first.config, first.labels, bits(first))
@@ -100,8 +85,6 @@ def test_what_is_there_is_replaced_by_force_alone_and_nothing_is_left_of_a_failu
     porting.write(read, tmp_path / "out", "concord")
     with pytest.raises(SpecError, match="--force replaces it"):
         porting.write(read, tmp_path / "out", "hugging-face")
-    porting.write(read, tmp_path / "out", "hugging-face", force=True)
-    assert porting.recognise(tmp_path / "out").format == "hugging-face"
     (tmp_path / "other").mkdir()
     (tmp_path / "other/thesis.txt").write_text("")
     with pytest.raises(SpecError, match="it is no checkpoint"):
@@ -112,20 +95,6 @@ def test_what_is_there_is_replaced_by_force_alone_and_nothing_is_left_of_a_failu
             porting.from_weights(config, spec.initialize(config)), tmp_path / "never", "hugging-face"
         )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other", "out"]
-
-
-def test_the_command_says_what_it_found(tmp_path, entered):
-    source = hugging_face(tmp_path / "source", change=with_positions)
-    output, errors = entered("port", source, "-o", tmp_path / "own", "--to", "concord")
-    assert not errors
-    for said in (
-        "hugging-face: model.safetensors has 100% of the names",
-        "part model, 41 parameters, float32; tensors: 41 read, 1 ignored",
-        "ignored: bert.embeddings.position_ids: a buffer",
-    ):
-        assert said in output
-    _, errors = entered("port", source, "-o", tmp_path / "new", "--to", "conkord", ends=2)
-    assert "did you mean 'concord'" in errors[0]
 
 
 def test_a_table_of_ones_own_is_read(tmp_path):
@@ -165,8 +134,7 @@ def bare(folder, config, format):
 
 
 @pytest.mark.parametrize(
-    ("kind", "format"),
-    [("bert", "hugging-face"), ("roberta", "hugging-face-roberta"), ("xlm-roberta", "hugging-face-roberta")],
+    ("kind", "format"), [("bert", "hugging-face"), ("xlm-roberta", "hugging-face-roberta")]
 )
 def test_bare_models_of_the_same_names_are_told_apart_by_their_kind(tmp_path, kind, format):
     config = CONFIG if kind == "bert" else spec.variant("roberta", **SIZES)
@@ -179,8 +147,8 @@ def test_bare_models_of_the_same_names_are_told_apart_by_their_kind(tmp_path, ki
     assert bits(read) == in_bytes(weights)
     porting.write(read, tmp_path / "again", format)
     assert json.loads((tmp_path / "again/config.json").read_text())["model_type"] == kind
-    (tmp_path / "bare/config.json").write_text(json.dumps({**stated, "model_type": kind, "pad_token_id": 3}))
     if kind != "bert":
+        (tmp_path / "bare/config.json").write_text(json.dumps({**stated, "pad_token_id": 3}))
         with pytest.raises(SpecError, match="POS-6"):
             porting.read(tmp_path / "bare")
 
@@ -194,21 +162,20 @@ def test_bare_models_of_the_same_names_are_told_apart_by_their_kind(tmp_path, ki
     ],
 )
 def test_other_heads_are_left_out_or_refused(tmp_path, variant, end, pretraining):
-    sizes = {**SIZES, **({"num_segments": 0} if variant == "distilbert" else {})}
-    bare(tmp_path / "bare", spec.variant(variant, **sizes), f"hugging-face{end}")
+    segments = {"num_segments": 0} if variant == "distilbert" else {}
+    bare(tmp_path / "bare", spec.variant(variant, **SIZES, **segments), f"hugging-face{end}")
     path = tmp_path / "bare/model.safetensors"
     plain = {name: in_memory(tensor.bits().copy()) for name, tensor in safetensors.read(path).items()}
-    for head, why in (("qa_outputs", "question answering"), (pretraining, "pretraining"), ("classifier", "")):
-        leaves = {"bias": np.ones(2, np.float32), "weight": np.ones((2, 14), np.float32)}
-        heads = {f"{head}.{leaf}": in_memory(array) for leaf, array in leaves.items()}
-        safetensors.write(path, {**plain, **heads})
-        if not why:  # of tokens: its name is that of a classifier of texts
-            with pytest.raises(SpecError, match=r"classifier|pooler"):
-                porting.read(tmp_path / "bare")
-            continue
+    for head, why in (("qa_outputs", "question answering"), (pretraining, "pretraining")):
+        name = f"{head}.weight"
+        safetensors.write(path, {**plain, name: in_memory(np.ones((2, 14), np.float32))})
         read = porting.read(tmp_path / "bare")
         ignored = [entry.foreign for entry in read.ledger if why in entry.reason]
-        assert (read.part, ignored) == ("encoder", [*heads])
+        assert (read.part, ignored) == ("encoder", [name])
+    # One of tokens has the name of a classifier of texts.
+    safetensors.write(path, {**plain, "classifier.weight": in_memory(np.ones((2, 14), np.float32))})
+    with pytest.raises(SpecError, match=r"classifier|pooler"):
+        porting.read(tmp_path / "bare")
 
 
 @pytest.mark.parametrize(
@@ -250,62 +217,32 @@ def test_every_source_is_recognised_and_comes_back_bit_for_bit(tmp_path, name, p
 
 
 @pytest.mark.parametrize(
-    ("variant", "part", "dtype"),
-    [
-        ("sentence-bert", "pooled", "float32"),
-        ("roberta", "model", "float64"),
-        *(
-            (variant, ("model", "encoder")[n % 2], ("float64", "float32")[n // 2 % 2])
-            for n, variant in enumerate(spec.variants())
-        ),
-    ],
+    ("variant", "part"),
+    [("sentence-bert", "pooled"), *zip(spec.variants(), 4 * ("model", "encoder"), strict=False)],
 )
-def test_a_graph_of_onnx_computes_every_tap(tmp_path, variant, part, dtype):
+def test_a_graph_of_onnx_computes_every_tap(tmp_path, variant, part):
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    # ONNX Runtime has no erf in float64.
-    replaced = (
-        {"activation": "gelu_tanh"}
-        if spec.variant(variant).activation == "gelu_erf" and dtype == "float64"
-        else {}
-    )
-    config = spec.variant(variant, **SIZES, **replaced)
-    weights = spec.initialize(config, part=part)
-    batch = spec.example_batch(
-        config, batch=5, tokens=13 - config.position_start, seed=0, padding="ragged", part=part
-    )
-    porting.write(
-        porting.from_weights(config, {name: array.astype(dtype) for name, array in weights.items()}, part),
-        tmp_path / "graph",
-        "onnx",
-        taps=True,
-    )
-    options = runtime.SessionOptions()
-    options.log_severity_level = 3
-    session = runtime.InferenceSession(tmp_path / "graph/model.onnx", options)
+    config = spec.variant(variant, **SIZES)
+    # In float64 ONNX Runtime lacks what some variants need, such as erf.
+    dtype = "float64" if config.activation == "relu" else "float32"
+    weights, tokens = spec.initialize(config, part=part), 13 - config.position_start
+    batch = spec.example_batch(config, 5, tokens, seed=0, padding="ragged", part=part)
+    held = {name: array.astype(dtype) for name, array in weights.items()}
+    porting.write(porting.from_weights(config, held, part), tmp_path / "graph", "onnx", taps=True)
+    runtime.set_default_logger_severity(3)
+    session = runtime.InferenceSession(tmp_path / "graph/model.onnx")
     names = [output.name for output in session.get_outputs()]
     given = {name: array for name, array in batch.arrays().items() if name in ("input_ids", "segment_ids")}
     found = dict(zip(names, session.run(names, given), strict=True))
     truth = spec.reference(config, weights, batch, part=part)
-    assert set(truth.taps) - set(found) == {
-        "loss",
-        *(("log_probabilities", "losses") if part == "model" else ()),
-    }
-    run = Run(
-        found[spec.output_name(config, part)],
-        truth.loss.astype(dtype),
-        found,
-        backend="onnxruntime",
-        dtype=dtype,
-        requested=("taps",),
-    )
+    # A graph has no labels, and so no loss.
+    unseen = {"loss", "log_probabilities", "losses"} & truth.taps.keys()
+    assert found.keys() == truth.taps.keys() - unseen
+    output, loss = found[spec.output_name(config, part)], truth.loss.astype(dtype)
+    run = Run(output, loss, found, backend="onnxruntime", dtype=dtype, requested=("taps",))
     rows = {row.tensor: row.status for row in conformance.judge(config, weights, batch, run, part).table}
     assert rows.keys() >= found.keys()
-    # A graph has no labels, and so no loss.
-    assert {
-        name: status
-        for name, status in rows.items()
-        if status != "agrees" and name not in ("loss", "losses", "log_probabilities")
-    } == {}
+    assert {name for name, status in rows.items() if status != "agrees"} <= unseen
 
 
 def test_what_no_graph_can_be_is_refused(tmp_path):
@@ -338,6 +275,5 @@ def test_port_prints_lines_that_load_the_result_in_its_framework(form, tmp_path,
 def test_formats_are_asked_for_by_their_frameworks_too(tmp_path, refused):
     errors = refused("port", tmp_path, "-o", tmp_path / "out")
     assert all(name in errors[0] for name in porting.formats())
-    assert [
-        registry.known(name).name for name in ("flax", "jax", "pytorch", "hf", "keras", "paddle", "tf")
-    ] == [*("jax-msgpack", "jax-msgpack", "torch-safetensors", "hugging-face", "keras", "paddle", "keras")]
+    called = {"flax": "jax-msgpack", "pytorch": "torch-safetensors", "hf": "hugging-face", "tf": "keras"}
+    assert {name: registry.known(name).name for name in called} == called
