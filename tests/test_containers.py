@@ -13,12 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concord.porting import registry
 from concord.porting.bugs.catalogue import RunsCode
 from concord.porting.containers import (
     HDF5,
     MSGPACK,
-    ORBAX,
     PADDLE,
     SAFETENSORS,
     TENSORFLOW,
@@ -45,13 +43,7 @@ SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 
 NAMES = st.text("abcdefgh_é", min_size=1, max_size=9)
 
-ARRAYS = {
-    "a": np.arange(15, dtype=np.float32).reshape(3, 5),
-    "b.c": np.arange(7, dtype=np.float64),
-    "d": np.float16([[0.5]]),
-    "e": np.zeros((0, 3), np.float32),
-    "f": np.array(7),
-}
+ARRAYS = {"a": np.arange(15.0).reshape(3, 5), "b.c": np.float16([[0.5]]), "d": np.array(7)}
 
 
 def named(container):
@@ -75,10 +67,11 @@ def test_whatever_is_written_comes_back_bit_for_bit(container, tensors):
         path = Path(folder) / WRITTEN[container]
         container.write(path, tensors)
         assert container.is_one(path)
-        found = container.read(path)
-        assert {name: (one.dtype, one.shape, one.sha256()) for name, one in found.items()} == {
-            name: (one.dtype, one.shape, one.sha256()) for name, one in tensors.items()
-        }
+        found, wanted = (
+            {name: (one.dtype, one.shape, one.sha256()) for name, one in side.items()}
+            for side in (container.read(path), tensors)
+        )
+        assert found == wanted
 
 
 # Pickles.
@@ -86,54 +79,45 @@ def test_whatever_is_written_comes_back_bit_for_bit(container, tensors):
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_arrays_are_found_in_every_protocol(protocol, tmp_path):
-    arrays = {**ARRAYS, "fortran": np.asfortranarray(np.random.default_rng(0).standard_normal((11, 13)))}
+    arrays = {**ARRAYS, "fortran": np.asfortranarray(np.arange(143.0).reshape(11, 13))}
     path = tmp_path / "model.pdparams"
     path.write_bytes(pickle.dumps({**arrays, "some": "text", "number": 3}, protocol))
-    assert {name: one.bits().tobytes() for name, one in PADDLE.read(path).items()} == {
-        name: array.tobytes() for name, array in arrays.items()
-    }
+    found = {name: one.bits().tobytes() for name, one in PADDLE.read(path).items()}
+    assert found == {name: array.tobytes() for name, array in arrays.items()}
 
 
 @pytest.mark.parametrize("container", [PADDLE, TORCH], ids=named)
-@pytest.mark.parametrize("place", ["entry", "key of a list", "instead of a tensor"])
-def test_a_pickle_that_would_run_something_is_refused_by_name(tmp_path, place, container):
-    trap = RunsCode(tmp_path / "made")
-    given = {"entry": {"a": np.zeros(3), "b": trap}, "key of a list": [[trap]]}
-    path = tmp_path / WRITTEN[container]
-    path.write_bytes(pickle.dumps(given.get(place, trap), 2))
-    with pytest.raises(
-        SpecError, match=r"'posix\.mkdir', which no file of weights needs; nothing of it was run"
-    ):
-        container.read(path)
-    assert not (tmp_path / "made").exists()
+def test_a_pickle_that_would_run_something_is_refused_by_name(tmp_path, container):
+    trap, path = RunsCode(tmp_path / "made"), tmp_path / WRITTEN[container]
+    for held in (trap, [[trap]], {"a": np.zeros(3), "b": trap}):
+        path.write_bytes(pickle.dumps(held, 2))
+        with pytest.raises(SpecError, match=r"'posix\.mkdir', which no file of weights needs"):
+            container.read(path)
+        assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize("name", sorted(paddle.ALLOWED))
 def test_what_a_pickle_may_name_it_cannot_change(tmp_path, name):
     module, _, function = name.rpartition(".")
-    named = f"c{module}\n{function}\n".encode()
+    called = f"c{module}\n{function}\n".encode()
     state = pickle.dumps((None, {"__defaults__": (7,), "function": 7, "byteorder": ">", "x": 7}), 2)[2:-1]
-    (tmp_path / "model.pdparams").write_bytes(
-        pickle.PROTO + b"\x02" + named + state + pickle.BUILD + pickle.STOP
-    )
-    said = repr(paddle.ALLOWED[name])
+    path = tmp_path / "model.pdparams"
+    path.write_bytes(pickle.PROTO + b"\x02" + called + state + pickle.BUILD + pickle.STOP)
     with pytest.raises(SpecError):
-        PADDLE.read(tmp_path / "model.pdparams")
-    assert repr(paddle.ALLOWED[name]) == said
-    (tmp_path / "right.pdparams").write_bytes(pickle.dumps(ARRAYS, 2))
-    assert PADDLE.read(tmp_path / "right.pdparams")["a"].bits().tolist() == ARRAYS["a"].tolist()
+        PADDLE.read(path)
+    path.write_bytes(pickle.dumps(ARRAYS, 2))
+    assert PADDLE.read(path)["a"].bits().tolist() == ARRAYS["a"].tolist()
 
 
 def test_no_file_of_others_is_opened_by_whoever_asks(tmp_path, monkeypatch):
     def opened_here(*_):
         raise AssertionError("it is opened in this process")
 
-    for container in {form.container for form in registry.FORMATS.values()} - {SAFETENSORS, ORBAX}:
-        if container in WRITTEN:
-            path = tmp_path / WRITTEN[container]
-            container.write(path, {"a": in_memory(np.arange(3.0))})
-            monkeypatch.setattr(pickle, "Unpickler", opened_here)
-            assert container.read(path)["a"].bits().tolist() == [0.0, 1.0, 2.0]
+    for container in WRITTEN.keys() - {SAFETENSORS}:
+        path = tmp_path / WRITTEN[container]
+        container.write(path, {"a": in_memory(np.arange(3.0))})
+        monkeypatch.setattr(pickle, "Unpickler", opened_here)
+        assert container.read(path)["a"].bits().tolist() == [0.0, 1.0, 2.0]
 
 
 def test_a_process_that_ends_is_followed_by_another(tmp_path):
