@@ -3,17 +3,17 @@
 And nothing but what is said in a line is raised.
 """
 
-import dataclasses
 import os
 import resource
 import signal
 import sys
 import tempfile
 import traceback
-from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+
+import pytest
 
 from concord.spec.errors import SpecError
 from tests.toys.mutations import mutated
@@ -27,27 +27,8 @@ PATIENCE = 300
 MEMORY = 1 << 30
 """Bytes beyond those at the start that may be held."""
 
-ENDED = "its process ended"
-
 PLACES = ("source=", "parameter=")
 """What else says where: of a checkpoint, of which there is one, the tensor."""
-
-
-@dataclasses.dataclass
-class Tally:
-    counts: Counter[str] = dataclasses.field(default_factory=Counter)
-    wrong: list[str] = dataclasses.field(default_factory=list)
-
-
-@contextmanager
-def temporary(folder):
-    """Have temporary files lie in a folder, where what is left of them is seen."""
-    before, tempfile.tempdir = tempfile.tempdir, str(folder)
-    folder.mkdir()
-    try:
-        yield
-    finally:
-        tempfile.tempdir = before
 
 
 @contextmanager
@@ -76,19 +57,7 @@ def _late(*_):
     raise TimeoutError(f"it took more than {SECONDS} s of the processor, or {PATIENCE} s")
 
 
-def there(folder):
-    """Return all that lies in a folder, in whatever folder of it."""
-    return {str(path) for path in folder.rglob("*")}
-
-
-def campaign(
-    make,
-    read,
-    times,
-    folder,
-    first=0,
-    names=(),
-):
+def campaign(make, read, times, folder, first=0):
     """Spoil the files of a reader, one at a time, and let it read them.
 
     Args:
@@ -97,40 +66,44 @@ def campaign(
         times: how often.
         folder: an empty one, in which the reader gets another; nothing may come or go in it.
         first: seed, the next is one more.
-        names: of the files that are spoilt; by default all.
+
+    Returns:
+        how often it was refused without the end of a process, and what was wrong.
     """
-    here = folder / "here"
+    here, temporary = folder / "here", folder / "temporary"
     here.mkdir()
+    temporary.mkdir()
     make(here)
     right = {str(path.relative_to(here)): path.read_bytes() for path in here.rglob("*") if path.is_file()}
     read(here)  # what is right is read
-    tally = Tally()
-    with bounded(), temporary(folder / "temporary"):
-        before = there(folder)
+    refused, wrong, before = 0, [], {*folder.rglob("*")}
+    with bounded(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(temporary))  # where what is left of them is seen
         for seed in range(first, first + times):
             random = Random(seed)
-            name = random.choice(sorted(names or right))
+            name = random.choice(sorted(right))
             (here / name).write_bytes(mutated(right[name], name, random))
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             signal.setitimer(signal.ITIMER_REAL, PATIENCE)
             try:
                 read(here)
-                tally.counts["read"] += 1
             except SpecError as error:
-                tally.counts["refused: its process ended" if ENDED in str(error) else "refused"] += 1
+                refused += "its process ended" not in str(error)
                 where = (str(here), name, *PLACES)
-                for line in error.problems:
-                    if "\n" in line or not any(place in line for place in where):
-                        tally.wrong.append(f"{seed} {name}: not one line that names the file: {line[:200]!r}")
+                wrong += [
+                    f"{seed} {name}: not one line that names the file: {line[:200]!r}"
+                    for line in error.problems
+                    if "\n" in line or not any(place in line for place in where)
+                ]
             except KeyboardInterrupt:
                 raise
             except BaseException:  # noqa: BLE001 - whatever is raised is wrong
-                tally.wrong.append(f"{seed} {name}: {traceback.format_exc(limit=-4)}")
+                wrong.append(f"{seed} {name}: {traceback.format_exc(limit=-4)}")
             finally:
                 signal.setitimer(signal.ITIMER_PROF, 0)
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 (here / name).write_bytes(right[name])
-            if new := there(folder) ^ before:
-                tally.wrong.append(f"{seed} {name}: has come or gone: {sorted(new)[:3]}")
-                before = there(folder)
-    return tally
+            if new := {*folder.rglob("*")} ^ before:
+                wrong.append(f"{seed} {name}: has come or gone: {sorted(new)[:3]}")
+                before = {*folder.rglob("*")}
+    return refused, wrong
