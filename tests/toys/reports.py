@@ -46,6 +46,7 @@ def mixed():
         result("torch", verdict=made["right"]),
         result("torch", dtype="float64", verdict=made["hidden"]),
         result(WRONG, verdict=made["bug"]),
+        result(WRONG, case="bert-peaked", verdict=made["bug"]),
         result(WRONG, case="bert-full", verdict=made["no number"]),
         result("jax", "unsupported", detail="no such precision", dtype="float64"),
         result("tf", "crashed", detail="killed by SIGSEGV", stderr="first words\nlast words"),
@@ -61,23 +62,3 @@ def mixed():
     }
     notes = {"not compared, 3 x lr": "belongs to the optimizer"}
     return Report(results, environments, Setup(), 12.0, notes).explained()
-
-
-def many(kind):
-    """Return a report as large as that of a whole check: 352 runs of 50 tensors.
-
-    The verdicts of one of four backends are of a kind.
-    """
-    few = {
-        name: dataclasses.replace(verdict, table=verdict.table[:50]) for name, verdict in verdicts().items()
-    }
-    return Report(
-        [
-            result(name, verdict=few[kind if name == "torch" else "right"], case=f"case-{case}", dtype=dtype)
-            for name in ("torch", "tf", "paddle", "jax")
-            for case in range(44)
-            for dtype in ("float64", "float32")
-        ],
-        {},
-        Setup(),
-    )
