@@ -1,18 +1,17 @@
 """What the README and the guides show is true."""
 
+import importlib
 import json
 import re
+import runpy
 import shlex
 import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from concord import DISTRIBUTION, backends, porting, spec
-from concord.cli import app
+from concord import DISTRIBUTION, porting, spec
 from tests.toys import surroundings
-from tests.toys.ready import hugging_face
 
 ROOT = Path(__file__).parent.parent
 NUMBERS = dict(enumerate(["six", "seven", "eight", "nine", "ten", "eleven", "twelve"], start=6))
@@ -85,44 +84,20 @@ def test_names_and_counts_are_those_of_today(page):
     text = page.read_text()
     counted = re.findall(rf"(first )?\b({'|'.join(NUMBERS.values())}) (?:variants|published sources)\b", text)
     assert {number for first, number in counted if not first} <= {NUMBERS[len(spec.variants())]}
-    for line in text.splitlines():
-        parts = {part for part in spec.PARTS if f"`{part}`" in line}
-        assert len(parts) < len(spec.PARTS) - 1 or parts == {*spec.PARTS}, line
     assert f"{DISTRIBUTION}[" not in text  # which no package index has
     for name in re.findall(r"`concord ((?:case |show )?[a-z]+)[ `]", text):
         assert name in surroundings.commands() or name in ("case", "show")
 
 
-def test_pictures_of_the_readme_are_there():
-    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README)
-    assert len(pictures) == 4
-    assert all((ROOT / name).is_file() for name in pictures)
-
-
-def test_python_example_runs_and_passes(open_worker):
+def test_examples_run_and_pass(open_worker, capsys):
     open_worker("paddle")  # skips where it is not installed
-    _, example = blocks(README, "python")
-    program = example + "\nassert verdict.passed, verdict.first_divergence\nprint(len(verdict.table))\n"
-    done = surroundings.python("-c", program)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 50
-
-
-def test_first_example_judges_a_module_of_ones_own(capsys):
     modules = pytest.importorskip("tests.toys.modules")
     given = {"model": modules.encoder(), "port": modules.encoder(modules.Fused), "inputs": modules.texts()}
-    exec(blocks(README, "python")[0], given)
+    for example in blocks(README, "python"):
+        exec(example, given)
     assert capsys.readouterr().out.startswith("agrees")
-
-
-def test_table_is_generated_and_names_every_variant_and_backend():
-    table = README.partition("<!-- begin check -->")[2].partition("<!-- end check -->")[0]
-    for name in spec.variants():
-        assert f"| `{name}` |" in table
-    header, _, *rows = [line.split(" | ") for line in table.splitlines() if line.startswith("|")]
-    assert {*backends.BUILT_IN} <= {name.strip(" |") for name in header}
-    assert all("f64 " in cell and "f32 " in cell for row in rows for cell in row[1:])
-    assert "✗" not in table
+    assert given["verdict"].passed, given["verdict"].first_divergence
+    assert len(given["verdict"].table) > 50
 
 
 def test_every_command_is_named():
@@ -141,37 +116,28 @@ def test_commands_that_are_shown_have_the_options_that_they_show(page, line):
         assert not parsed.args
 
 
-def test_guide_from_a_model_to_its_verdict_says_what_the_programs_say(tmp_path, open_worker):
-    open_worker("torch")  # skips where it is not installed
+def test_records_of_a_gpu_are_made_by_commands_that_exist(refused, tmp_path):
+    done = surroundings.program("make", "-n", "gpu-records", "DEVICE=tpu", f"GPU={tmp_path}")
+    lines = re.findall(r"^PYTHONPATH.* -m concord (.*?)(?: > | \|\| )", done.stdout, re.MULTILINE)
+    assert len(lines) == 19
+    for line in lines:
+        assert refused(line) == ["--device is 'tpu' but must be cpu, cuda or cuda:N"], line
+
+
+def test_guide_from_a_model_to_its_verdict_says_what_the_programs_say(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("torch")
     model, *parts = blocks(GUIDE, "python")
     (tmp_path / "verdict.py").write_text("\n".join(parts))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["verdict.py"])
     shown = [block for block in blocks(GUIDE) if block.startswith("generic: ")]
-    mends = ["", *blocks(GUIDE, "diff")]
-    causes = [
-        "norm_epsilon = 1e-05 instead of 1e-12 (NRM-2)",
-        "activation = gelu_tanh instead of gelu_erf (FFN-2)",
-        "generic: agrees",
-    ]
-    for output, mend, cause in zip(shown, mends, causes, strict=True):
+    for output, mend in zip(shown, ["", *blocks(GUIDE, "diff")], strict=True):
         model = mended(model, mend)
         (tmp_path / "mine.py").write_text(model)
-        done = surroundings.python("verdict.py", folder=tmp_path, PYTHONPATH=str(ROOT))
-        assert done.returncode == 0, done.stderr
-        assert without_numbers(done.stdout) == without_numbers(output)
-        assert cause in done.stdout
-
-
-def test_a_checkpoint_is_judged_and_exported_as_the_guide_shows(tmp_path, entered, monkeypatch, open_worker):
-    open_worker("torch")  # skips where it is not installed
-    section = GUIDE.partition("\n## 7. ")[2]
-    hugging_face(tmp_path / "my-bert")
-    (tmp_path / "sentences.txt").write_text(blocks(section, "text")[0])
-    monkeypatch.chdir(tmp_path)
-    shown = commands(section)
-    assert [line.split()[1] for line in shown] == ["check", "case", "speed"]
-    for line in shown[:2]:  # the other is the same but for what is asked
-        entered(*shlex.split(line)[1:])
-    assert len([*Path("cases").rglob("case.json")]) == 1
+        sys.modules.pop("mine", None)
+        importlib.invalidate_caches()
+        runpy.run_path(str(tmp_path / "verdict.py"), run_name="__main__")
+        assert without_numbers(capsys.readouterr().out) == without_numbers(output)
 
 
 def mended(program, mend):
@@ -201,8 +167,7 @@ def test_guide_to_speed_measures_a_model_of_ones_own(tmp_path, open_worker):
     )
     assert done.returncode == 0, done.stderr
     (entry,) = json.loads((tmp_path / "speed.json").read_text())["entries"]
-    assert (entry["status"], entry["implementation"], entry["checked_samples"]) == ("measured", "explicit", 8)
-    assert 0 < entry["error_in_tolerances"] < 1
+    assert (entry["status"], entry["checked_samples"]) == ("measured", 8)
 
 
 def without_numbers(text):
@@ -218,16 +183,3 @@ def test_guides_and_reference_make_a_site_without_dead_links(tmp_path):
     assert (tmp_path / "side-by-side" / "layers.html").is_file()
     page = (tmp_path / "reference" / "spec" / "index.html").read_text()
     assert [name for name in spec.__all__ if f'.{name}"' not in page] == []
-
-
-def test_every_record_of_a_gpu_is_made_by_a_command_that_exists(tmp_path):
-    done = surroundings.program("make", "-n", "gpu-records", "DEVICE=tpu", f"GPU={tmp_path}")
-    commands = [
-        line.partition(" -m concord ")[2].partition(" > ")[0].partition(" || ")[0].split()
-        for line in done.stdout.splitlines()
-        if "concord" in line and line.startswith("PYTHONPATH")
-    ]
-    assert len(commands) == 19
-    for words in commands:
-        result = CliRunner().invoke(app, words)
-        assert [str(result.exception)] == ["--device is 'tpu' but must be cpu, cuda or cuda:N"], words
