@@ -44,16 +44,12 @@ def test_checkpoint_comes_back_bit_for_bit(variant_config, tmp_path):
     given = trained(variant_config)
     checkpoint.write(tmp_path / "c", given)
     found = checkpoint.read(tmp_path / "c")
-    assert (found.config, found.recipe, found.labels, found.progress) == (
-        given.config,
-        given.recipe,
-        given.labels,
-        given.progress,
-    )
+    for name in ("config", "recipe", "labels", "progress"):
+        assert getattr(found, name) == getattr(given, name)
     assert found.encoder.files() == given.encoder.files()
     assert list(found.weights) == list(given.weights)
-    for one, other in ((found.weights, given.weights), (found.state, given.state)):
-        assert in_bytes(one) == in_bytes(other)
+    for name in ("weights", "state"):
+        assert in_bytes(getattr(found, name)) == in_bytes(getattr(given, name))
 
 
 def test_parts_that_do_not_fit_are_listed_together(small, tmp_path):
@@ -62,12 +58,8 @@ def test_parts_that_do_not_fit_are_listed_together(small, tmp_path):
     state = {
         name: array for name, array in given.state.items() if name != "first_moment.classifier.weight"
     } | {"momentum.classifier.bias": np.zeros(3)}
-    refused = refusal(
-        checkpoint.write,
-        tmp_path / "c",
-        dataclasses.replace(given, weights=weights, state=state, labels=Labels(("a", "b"))),
-    )
-    assert refused == [
+    wrong = dataclasses.replace(given, weights=weights, state=state, labels=Labels(("a", "b")))
+    assert refusal(checkpoint.write, tmp_path / "c", wrong) == [
         "'classifier.bias' has shape (5,) but must be (3,) [clause=WGT-2]",
         "'extra' is unexpected: the configuration has no such parameter [clause=WGT-1]",
         "there are 2 labels but must be 3, as 'num_classes' says",

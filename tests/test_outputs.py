@@ -124,17 +124,14 @@ def test_a_full_disk_leaves_each_output_as_it_was_or_as_it_should_be(invoke, ans
         code, output, lines = invoke(command)
         assert "1 agrees" in output
         assert len(written) == len(names)
-        if at == len(names):
-            assert (code, lines) == (0, [])
-        else:
-            assert (code, lines) == (
-                2,
-                [f"concord: error: {tmp_path / names[at]}: cannot be written: No space left on device"],
-            )
+        lost = names[at : at + 1]
+        said = [
+            f"concord: error: {tmp_path / name}: cannot be written: No space left on device" for name in lost
+        ]
+        assert (code, lines) == (2 if lost else 0, said)
         found = contents(tmp_path)
         assert found.keys() == OLD.keys()
-        for place, name in enumerate(names):
-            assert (found[name] == OLD[name]) == (place == at)
+        assert [name for name in names if found[name] == OLD[name]] == lost
 
 
 def test_a_full_disk_leaves_no_half_of_an_export(entered, refused, tmp_path, full):
@@ -150,11 +147,8 @@ def test_a_full_disk_leaves_no_half_of_an_export(entered, refused, tmp_path, ful
 
 def test_a_finding_never_takes_the_place_of_another(tmp_path):
     cases = sample(Plan(names=(), parts=("dot_product",), shapes=1), range(2))
-    failures = [
-        Failure(Result(f"b{i}", "fuzz", f"fuzz-0-{i}", case.dtype, "refused"), case)
-        for i, case in enumerate(cases)
-    ]
-    findings = Findings(failures=failures)
+    results = [Result(f"b{i}", "fuzz", f"fuzz-0-{i}", "float64", "refused") for i in range(2)]
+    findings = Findings(failures=list(map(Failure, results, cases)))
 
     def written(**fields):
         assert write_failures(tmp_path, findings, Setup(**fields)) == []

@@ -81,34 +81,25 @@ def test_what_cannot_be_trained_is_refused_in_lines(refused, tmp_path):
     def refusal(words):
         return refused(line("torch", tmp_path / "run", words))
 
-    assert refusal(f"{data} --backend jax") == [
-        "--backend is given 2 times but must be given once: one framework trains the model"
-    ]
-    assert refusal("") == [
-        "--data is not given: what is the model to be trained on? (--resume DIR goes on with a run)"
-    ]
+    assert refusal(f"{data} --backend jax")[0].startswith("--backend is given 2 times but must be")
+    assert refusal("")[0].startswith("--data is not given")
     assert refusal(f"{data} --set num_heads=3")[0].startswith(
         "'d_model' is 16 but must be divisible by 'num_heads', which is 3"
     )
-    assert refusal(f"{data} --batch 0 --patience -1") == [
-        "--batch is 0 but must be at least 1",
-        "--patience is -1 but must be at least 1",
-    ]
     assert refusal(f"{data} --recipe adamm")[0].startswith("unknown recipe 'adamm': did you mean 'adamw'")
     assert refusal(f"{data} --resume {none}")[0] == f"{none}: no such folder"
     assert refusal(f"{data} --steps 5 --warmup 5") == [
         "the run has 5 steps but must have more than the 5 in which its learning rate rises: --warmup "
         "takes fewer [clause=OPT-9]"
     ]
-    assert refusal(f"{data} --dropout-by me --save-every 0") == [
+    assert refusal(f"{data} --dropout-by me --batch 0 --save-every 0") == [
+        "--batch is 0 but must be at least 1",
         "--save-every is 0 but must be at least 1",
         "--dropout-by is 'me' but must be spec or native",
     ]
-    assert refusal(f"{data} --lockstep --dropout-by native")[-2:] == [
-        f"{option} is given but --lockstep is too, which keeps no run, evaluates none, and knows what is "
-        "dropped"
-        for option in ("--dropout-by", "--out")
-    ]
+    said = refusal(f"{data} --lockstep --dropout-by native")
+    for problem, option in zip(said[-2:], ("--dropout-by", "--out"), strict=True):
+        assert problem.startswith(f"{option} is given but --lockstep is too")
     assert not (tmp_path / "run").exists()
 
 
@@ -133,18 +124,10 @@ def test_lockstep_takes_the_batches_that_ordinary_training_takes(refused, tmp_pa
 def test_what_a_precision_does_to_the_recipe_is_said_before_the_first_step(entered, tmp_path, lockstep):
     cannot = toy("NumpyBackend")  # it holds no training open
     data = write_pairs(tmp_path)
-    for dtype, warned in (
-        (
-            "bfloat16",
-            [
-                "warning: beta2 is 0.999 but 1 in bfloat16: what is kept is never forgotten, and only "
-                "grows [clause=OPT-11]"
-            ],
-        ),
-        ("float32", []),
-    ):
+    for dtype in ("bfloat16", "float32"):
         ordinary = line(cannot, tmp_path / dtype, f"--data {data} --warmup 2")
         words = f"train --lockstep --backend {cannot} --steps 1" if lockstep else ordinary
         said, errors = entered(f"{words} --dtype {dtype}", ends=3)
-        assert [one for one in errors if one.startswith("warning: beta2")] == warned
+        warned = [one for one in errors if one.startswith("warning: beta2 is 0.999 but 1 in bfloat16")]
+        assert len(warned) == (dtype == "bfloat16")
         assert "cannot hold training open" in said + "".join(errors)
