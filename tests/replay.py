@@ -48,11 +48,11 @@ def of_verdict(verdict):
     }
 
 
-def judged(worker, case, dtype, part="model"):
-    """Run a case and return what its verdict says, or why there is none."""
+def judged(worker, problem, dtype, part="model"):
+    """Run a configuration with weights on a batch, and return what the verdict says, or why there is none."""
     try:
-        run = worker.run(case.config, case.weights, case.batch, part, dtype, tap_gradients=True)
-        return of_verdict(conformance.judge(case.config, case.weights, case.batch, run, part))
+        run = worker.run(*problem, part, dtype, tap_gradients=True)
+        return of_verdict(conformance.judge(*problem, run, part))
     except (backends.Unsupported, backends.WorkerFailure, spec.SpecError) as error:
         return {"status": type(error).__name__, "detail": str(error)}
 
@@ -63,23 +63,20 @@ def check():
         with backends.open(name, threads=1) as worker:
             for case in standard_cases():
                 for dtype in ("float64", "float32"):
-                    yield f"{name} {case.name} {dtype}", judged(worker, case, dtype)
+                    problem = (case.config, case.weights, case.batch)
+                    yield f"{name} {case.name} {dtype}", judged(worker, problem, dtype)
 
 
 def fuzz():
     """Judge random cases in each framework, in three precisions."""
-    from types import SimpleNamespace
-
     from concord.conformance.fuzz.plan import Plan, sample
 
     for name in FRAMEWORKS:
         with backends.open(name, threads=1) as worker:
             for dtype in ("float64", "float32", "bfloat16"):
                 plan = Plan(names=(), dtypes=(dtype,), seed=FUZZ_SEED, shapes=4)
-                for index, drawn in enumerate(sample(plan, range(FUZZ_CASES))):
-                    config, weights, batch = drawn.build()
-                    case = SimpleNamespace(config=config, weights=weights, batch=batch)
-                    yield f"{name} {dtype} {index}", judged(worker, case, dtype, drawn.part)
+                for index, case in enumerate(sample(plan, range(FUZZ_CASES))):
+                    yield f"{name} {dtype} {index}", judged(worker, case.build(), dtype, case.part)
 
 
 def alternatives():
@@ -106,41 +103,30 @@ def concord(*arguments, option="--json"):
         return {**record, "ended": ran.returncode}
 
 
+def entries(record, of):
+    """Yield each entry of a list of a record by its name, without how long it took."""
+    for entry in record[of]:
+        named = [str(entry[key]) for key in ("backend", "mutant", "group", "case", "dtype") if key in entry]
+        yield " ".join([record["title"], *named]), {**entry, "seconds": 0}
+
+
 def golden():
     """Judge each framework by the tensors that the published sources computed."""
     asked = [word for name in FRAMEWORKS for word in ("--backend", name)]
-    record = concord("golden", str(GOLDEN), *asked, "--threads", "1")
-    yield "ended", record["ended"]
-    for result in record["results"]:
-        yield (
-            " ".join(str(result[key]) for key in ("backend", "group", "case", "dtype")),
-            [result["status"], result.get("verdict", {}).get("worst")],
-        )
+    yield from entries(concord("golden", GOLDEN, *asked, "--threads", "1"), "results")
 
 
 def mutants():
     """Put every bug of models and of training into each framework."""
     for name in FRAMEWORKS:
-        record = concord("mutants", "--backend", name, "--threads", "1")
-        yield f"{name} ended", record["ended"]
-        for finding in record["findings"]:
-            said = ("status", "tensor", "clause", "cause", "said", "case", "dtype", "margin")
-            yield f"{name} {finding['mutant']}", {key: finding.get(key) for key in said}
+        yield from entries(concord("mutants", "--backend", name, "--threads", "1"), "findings")
 
 
 def lockstep():
     """Train the standard case in lockstep, in float32 and float64."""
     for dtype in ("float32", "float64"):
-        record = concord(
-            *("train", "--lockstep", "--seed", "0", "--threads", "1"),
-            *("--steps", str(STEPS), "--dtype", dtype),
-        )
-        for track in record["tracks"]:
-            for curve in track["curves"]:
-                yield (
-                    f"{track['backend']} {dtype} {curve['section']}",
-                    [track["status"], curve.get("worst", ""), curve.get("at", 0), curve["ratio"]],
-                )
+        words = ("train", "--lockstep", "--seed", "0", "--threads", "1", "--steps", STEPS, "--dtype", dtype)
+        yield from entries(concord(*words), "tracks")
 
 
 def conversions():
@@ -195,27 +181,22 @@ def differences(before, after):
 def _differing(old, new):
     if isinstance(old, dict) and isinstance(new, dict):
         keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-        most = 3
-        told = [f"{key} {_differing(old.get(key), new.get(key))}" for key in keys[:most]]
-        return "; ".join(told) + (f"; and {len(keys) - most} more" if len(keys) > most else "")
-    return f"{json.dumps(old)[:90]} -> {json.dumps(new)[:90]}"
+        old, new = ({key: side.get(key) for key in keys} for side in (old, new))
+    return f"{json.dumps(old)[:200]} -> {json.dumps(new)[:200]}"
 
 
 def main():
     """Record, or compare two recordings."""
     parser = argparse.ArgumentParser(prog="python -m tests.replay", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    recording = commands.add_parser("record", help="write what the code says")
-    recording.add_argument("folder", type=Path)
-    recording.add_argument("--part", action="append", choices=PARTS, help="may be repeated; default: all")
-    comparing = commands.add_parser("compare", help="print what two recordings do not say alike")
-    comparing.add_argument("before", type=Path)
-    comparing.add_argument("after", type=Path)
-    arguments = parser.parse_args()
-    if arguments.command == "record":
-        record(arguments.folder, arguments.part or list(PARTS))
+    parser.add_argument("command", choices=("record", "compare"))
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--part", action="append", choices=PARTS, help="may be repeated; default: all")
+    asked = parser.parse_args()
+    if asked.command == "record":
+        (folder,) = asked.folders
+        record(folder, asked.part or list(PARTS))
         return 0
-    found = list(differences(arguments.before, arguments.after))
+    found = list(differences(*asked.folders))
     print("\n".join(found) or "the same")
     return 1 if found else 0
 

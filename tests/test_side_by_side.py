@@ -1,6 +1,5 @@
 """The pages that show four frameworks side by side: nothing is lost, like stands beside like."""
 
-import re
 import runpy
 
 import pytest
@@ -31,12 +30,3 @@ def test_the_same_class_and_the_same_step_stand_in_one_row():
     assert all(cell and cell[1].startswith("class EncoderLayer(") for cell in row)
     (row,) = (row for row in parts["gelu_erf"] if row[0] and "return" in row[0][1])
     assert all(cell and "erf" in cell[1] for cell in row)
-
-
-def test_what_differs_is_marked_and_what_is_the_same_is_not():
-    row = PROGRAM["table_row"](
-        [(1, "x = torch.sum(y)  # ATT-4", False), (1, "x = ops.sum(y)  # ATT-4", False)], {"ATT-4": "a rule"}
-    )
-    assert re.findall(r"<mark>(\w+)</mark>", row) == ["torch", "ops"]
-    assert row.count('<a href="#ATT-4" title="a rule">') == 2
-    assert "<mark>" not in PROGRAM["table_row"]([(1, "x", False), (1, "x", False)], {})
