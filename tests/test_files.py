@@ -30,14 +30,8 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
     pipe, circle = tmp_path / "pipe", tmp_path / "circle"
     os.mkfifo(pipe)
     circle.symlink_to(circle)
-    assert refusal(read_text, pipe) == f"{pipe}: cannot be read: is a pipe but must be a regular file"
-    assert (
-        refusal(read_text, Path("/dev/zero"))
-        == "/dev/zero: cannot be read: is a device but must be a regular file"
-    )
-    assert (
-        refusal(read_bytes, tmp_path) == f"{tmp_path}: cannot be read: is a folder but must be a regular file"
-    )
+    for path, kind in ((pipe, "pipe"), (Path("/dev/zero"), "device"), (tmp_path, "folder")):
+        assert refusal(read_bytes, path) == f"{path}: cannot be read: is a {kind} but must be a regular file"
     assert refusal(read_json, tmp_path / "none") == f"{tmp_path / 'none'}: no such file"
     for path in (circle, tmp_path / ("é" * 150)):
         assert refusal(read_json, path).startswith(f"{path}: cannot be read: ")
@@ -48,11 +42,7 @@ def test_a_folder_that_cannot_be_read_is_no_empty_one(tmp_path, monkeypatch):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
     (tmp_path / "again").symlink_to(tmp_path)
-    assert find(tmp_path, "*.json") == [
-        tmp_path / "a" / "x.json",
-        tmp_path / "b" / "x.json",
-        tmp_path / "x.json",
-    ]
+    assert find(tmp_path, "*.json") == [tmp_path / name for name in ("a/x.json", "b/x.json", "x.json")]
     assert refusal(find, tmp_path / "none", "*") == f"{tmp_path / 'none'}: no such folder"
     scan = os.scandir
 
@@ -90,9 +80,8 @@ def test_types_are_checked_and_everything_wrong_is_said_at_once(tmp_path):
         f"{path}: 'inner.y' lacks 'count', 'names'",
     ]
     path.write_text('{"format": "a/2", "inner": 3}')
-    assert (
-        refusal(lambda: read_as(path, Outer, written_by="'it'"))
-        == f"{path}: 'format' is 'a/2' but must be 'a/1'; it is what 'it' of this version writes"
+    assert refusal(lambda: read_as(path, Outer, written_by="'it'")).startswith(
+        f"{path}: 'format' is 'a/2' but must be 'a/1'"
     )
     path.write_text("[1]")
     assert refusal(read_as, path, Outer) == f"{path}: holds a list but must hold a JSON object"
@@ -107,7 +96,6 @@ def test_types_are_checked_and_everything_wrong_is_said_at_once(tmp_path):
         ('"\\ud800"', "surrogates not allowed"),
         ("[" * 100_000, "nested too deeply"),
     ],
-    ids=["NaN", "float", "whole", "surrogate", "nested"],
 )
 def test_numbers_and_characters_that_are_none_are_no_json(tmp_path, content, reason):
     path = tmp_path / "x.json"
@@ -117,19 +105,9 @@ def test_numbers_and_characters_that_are_none_are_no_json(tmp_path, content, rea
     assert line.endswith(reason)
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("a = " + "[" * 5000, "nested too deeply"),
-        ("a = 0x" + "f" * 5000, "a whole number has more than 64 bits"),
-        ("a = " + "9" * 5000, "digits"),
-    ],
-    ids=["nested", "wide", "long"],
-)
-def test_toml_that_is_none_is_refused(content, reason):
-    line = refusal(parse_toml, content, "x.toml")
-    assert line.startswith("x.toml: not valid TOML: ")
-    assert reason in line
+@pytest.mark.parametrize("value", ["[" * 5000, "0x" + "f" * 5000, "9" * 5000])
+def test_toml_that_is_none_is_refused(value):
+    assert refusal(parse_toml, f"a = {value}", "x.toml").startswith("x.toml: not valid TOML: ")
 
 
 def test_text_that_is_too_large_or_none_is_refused(tmp_path):

@@ -107,17 +107,7 @@ MADE = {
         ),
         "kept in pieces, or compressed",
     ),
-    "numbers that are not there": (
-        "keras-h5",
-        lambda: hdf5(lambda file: file.create_dataset("a", (1 << 36,), "f4")),
-        "kept in pieces, or compressed",
-    ),
     "groups in a circle": ("keras-h5", lambda: hdf5(in_a_circle), "lie more than"),
-    "bytes that do not follow": (
-        "jax-msgpack",
-        lambda: b"\x81\xa1a\xc6\xff\xff\xff\xff",
-        "unpack|incomplete|data",
-    ),
     "an array that does not follow": (
         "jax-msgpack",
         lambda: b"\x81\xa1a\xc9\xff\xff\xff\xff\x01",
@@ -134,29 +124,18 @@ MADE = {
         "is no shape",
     ),
     "a name that is there twice": ("jax-msgpack", lambda: b"\x82\xa1a\xc0\xa1a\xc0", "is there twice"),
-    "no index": ("tensorflow", lambda: b"x" * 300, "DataLossError|bad magic"),
     "a long header": (
         "hugging-face",
         lambda: (1 << 25).to_bytes(8, "little") + b" " * (1 << 25),
         "its header says",
     ),
     "a header of lists": ("hugging-face", lambda: header(b"[" * 100_000), "not a whole safetensors file"),
-    "a name without end": (
-        "hugging-face",
-        lambda: header(json.dumps({"x" * 1_000_000: {}}).encode()),
-        "not a whole safetensors file",
-    ),
 }
 """A format, what stands in place of its weights, and what is said."""
 
 
 @pytest.mark.parametrize("what", MADE)
-def test_what_was_made_to_do_harm_is_refused_in_a_line(
-    what,
-    tmp_path,
-    invoke,
-    monkeypatch,
-):
+def test_what_was_made_to_do_harm_is_refused_in_a_line(what, tmp_path, invoke, monkeypatch):
     format, make, said = MADE[what]
     source = tmp_path / "source"
     source.mkdir()
@@ -187,15 +166,7 @@ def test_a_link_out_of_the_folder_is_not_carried_over(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("where", "said"),
-    [
-        ("3", "no such folder"),
-        ("config.json", "no such folder"),
-        ("..", "must lie in"),
-        ("/", "must lie in"),
-        ("é" * 400, "must lie in"),
-    ],
-    ids=["missing", "a file", "above", "root", "too long"],
+    ("where", "said"), [("config.json", "no such folder"), ("..", "must lie in"), ("é" * 400, "must lie in")]
 )
 def test_a_list_of_modules_does_not_lead_out_of_the_folder(where, said, tmp_path):
     written(SENTENCES, tmp_path)
@@ -207,18 +178,13 @@ def test_a_list_of_modules_does_not_lead_out_of_the_folder(where, said, tmp_path
     assert len(caught.value.problems) == 1
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {"num_hidden_layers": 10_000_000},
-        {"num_hidden_layers": 2000, "num_attention_heads": 1000, "hidden_size": 1000},
-    ],
-)
-def test_a_configuration_of_more_layers_than_there_is_memory_for_is_refused(sizes, tmp_path):
+@pytest.mark.parametrize(("layers", "heads"), [(10_000_000, 2), (2000, 1000)])
+def test_a_configuration_of_more_layers_than_there_is_memory_for_is_refused(layers, heads, tmp_path):
     written("hugging-face", tmp_path)
+    sizes = {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": heads}
     stated = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(stated | sizes))
-    with bounded(), pytest.raises(SpecError, match=f"has {sizes['num_hidden_layers']} layers of"):
+    with bounded(), pytest.raises(SpecError, match=f"has {layers} layers of"):
         porting.read(tmp_path)
 
 
@@ -231,13 +197,8 @@ def test_an_index_does_not_lead_out_of_the_folder(where, tmp_path):
     (source / "link").symlink_to(tmp_path / "secret")
     (source / "circle").symlink_to(source / "circle")
     os.mkfifo(source / "pipe")
-    where_is = source / "model.safetensors.index.json"
-    shards = json.loads(where_is.read_text())["weight_map"]
-    where_is.write_text(
-        json.dumps(
-            {"weight_map": {name: where if shard == FIRST else shard for name, shard in shards.items()}}
-        )
-    )
+    index = source / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace(json.dumps(FIRST), json.dumps(where)))
     with pytest.raises(SpecError, match=r"must lie beside it|must be a regular file") as caught:
         porting.read(source)
     assert len(caught.value.problems) == 1
