@@ -184,7 +184,7 @@ def test_a_configuration_of_more_layers_than_there_is_memory_for_is_refused(laye
     sizes = {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": heads}
     stated = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(stated | sizes))
-    with bounded(), pytest.raises(SpecError, match=f"has {layers} layers of"):
+    with bounded(), pytest.raises(SpecError, match=f"'num_layers' is {layers} and"):
         porting.read(tmp_path)
 
 
