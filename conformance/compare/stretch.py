@@ -255,12 +255,8 @@ class StretchComputation(Computation):
     def __init__(self, tensor: str, actual: Array, dtype: str, right: Prediction) -> None:
         self.tensor, self.actual, self.dtype, self.right = tensor, actual, dtype, right
 
-    def values(self, hypothesis: Hypothesis) -> Array:
-        """Return the last activation with a bug."""
-        return self.predict(hypothesis).value
-
     def predict(self, hypothesis: Hypothesis) -> Prediction:
-        """Return the same with its sigma; where either is not finite, what is right."""
+        """Return the last activation with a bug, and its sigma; where either is not finite, what is right."""
         assert isinstance(hypothesis, Made)
         made = hypothesis.made()
         known = np.isfinite(made.value) & np.isfinite(self.right.value)

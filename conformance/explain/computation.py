@@ -67,12 +67,12 @@ class Computation(ABC):
         return self.tensor
 
     @abstractmethod
-    def values(self, hypothesis: Hypothesis) -> Array:
-        """Return the tensor under a hypothesis, in exact arithmetic."""
-
-    @abstractmethod
     def predict(self, hypothesis: Hypothesis) -> Prediction:
         """Return the tensor under a hypothesis with its sigma."""
+
+    def values(self, hypothesis: Hypothesis) -> Array:
+        """Return the tensor under a hypothesis, in exact arithmetic."""
+        return self.predict(hypothesis).value
 
     @functools.cached_property
     def right(self) -> Prediction:

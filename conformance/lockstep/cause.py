@@ -35,10 +35,7 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     "dampening": (0.0,),
     "first_step": (0, 1),
     "final_share": (0.0, 0.1),
-    "nesterov": (False, True),
-    "bias_correction": (False, True),
-    "amsgrad": (False, True),
-    "centered": (False, True),
+    **dict.fromkeys(("nesterov", "bias_correction", "amsgrad", "centered"), (False, True)),
     **dict.fromkeys(RATES, (0.0, 0.1, 0.5)),
 }
 """Other values that fields of a recipe are given by mistake; of a choice every other one is tried."""
