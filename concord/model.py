@@ -15,10 +15,8 @@ from concord.options import OptionGroup, outside
 from concord.spec.batch import Batch, completed, example_batch, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, located, optional, refuse, unknowns
-from concord.spec.files import read_as
 from concord.spec.parameters import Weights, parameters
 from concord.spec.precision import PRECISIONS
-from concord.spec.runs import PROGRESS
 from concord.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -177,10 +175,9 @@ class OwnModel(OptionGroup):
         count = sum(int(np.prod(tensor.shape)) for tensor in found.tensors.values())
         form = f"{how.format}, since {how.why}" if how else self.form
         yield f"{self.checkpoint}: {form}; {count:,} parameters"
-        ignored = [entry for entry in found.ledger if entry.status == "ignored"]
-        for reason in dict.fromkeys(entry.reason for entry in ignored):
-            names = (entry.foreign for entry in ignored if entry.reason == reason)
-            yield f"ignored: {', '.join(names)}: {reason}"
+        for entry in found.ledger:
+            if entry.status == "ignored":
+                yield f"ignored: {entry.foreign}: {entry.reason}"
 
     def _of_texts(self, texts: Path, found: Checkpoint, part: str) -> GivenBatches:
         from concord.porting.folder import folder_of
@@ -236,7 +233,6 @@ def reader(path: Path, spelled: bool, max_tokens: int | None = None) -> TextMode
     """
     from concord import porting
     from concord.porting.folder import folder_of
-    from concord.training.checkpoint import Progress
     from concord.training.data import Labels
     from concord.training.data.ready import encoder_of
     from concord.training.prediction import TextModel
@@ -250,6 +246,4 @@ def reader(path: Path, spelled: bool, max_tokens: int | None = None) -> TextMode
     with located(str(path)):
         encoder = encoder_of(folder, found.files, found.config, max_tokens, spelled=spelled)
     labels = Labels(found.labels or tuple(map(str, range(max(found.config.num_classes, 2)))))
-    progress = folder / PROGRESS
-    step = read_as(progress, Progress).step if progress.is_file() else 0
-    return TextModel(folder, found.config, dict(found.weights()), labels, encoder, step, found.part)
+    return TextModel(folder, found.config, dict(found.weights()), labels, encoder, found.part)

@@ -185,6 +185,8 @@ class Workers(OptionGroup):
         time_limit (SECONDS): Seconds that one run may take.
         memory_limit (MIB): MiB that one worker may hold. Default: four fifths of the machine's
             memory.
+        device (D): cpu, cuda or cuda:N.
+        python (B=PATH): Run a backend with the interpreter of another environment.
     """
 
     panel = "Workers"
@@ -193,6 +195,8 @@ class Workers(OptionGroup):
     threads: int | None = None
     time_limit: float = TIME_LIMIT
     memory_limit: float | None = None
+    device: str = "cpu"
+    python: list[str] | None = None
 
     def settings(self) -> Setup:
         """Return the settings that the options describe: those of the same names, checked.
@@ -205,13 +209,16 @@ class Workers(OptionGroup):
             for field in dataclasses.fields(Setup)
             if hasattr(self, field.name)
         }
-        problems: list[str] = []
-        self.check(given, problems)
-        refuse(problems)
-        return Setup(**given, asked=tuple(self.backend or ()))
-
-    def check(self, given: dict[str, Any], problems: list[str]) -> None:
-        """Put values of options into the form of settings, and say what is wrong with them."""
+        problems, given["python"] = list[str](), {}
+        for value in self.python or ():
+            name, _, path = value.partition("=")
+            given["python"][name] = path
+            if not (name and path):
+                problems.append(f"--python is {value!r} but must be BACKEND=PATH")
+            else:
+                problems += [f"--python is {value!r}: {problem}" for problem in _unknown(name)]
+        if not DEVICE.fullmatch(self.device):
+            problems.append(f"--device is {self.device!r} but must be cpu, cuda or cuda:N")
         known = {"implementation": IMPLEMENTATIONS, "execution": EXECUTIONS, "precision": PRECISION_MODES}
         for name, values in known.items():
             if name in given and not (name == "implementation" and ":" in given[name]):  # a backend's own
@@ -222,8 +229,10 @@ class Workers(OptionGroup):
             ("memory-limit", self.memory_limit, 1, MOST_MEMORY),
             ("threads", self.threads, 1, MOST_THREADS),
         )
-        if self.memory_limit is not None and not problems:
+        refuse(problems)
+        if self.memory_limit is not None:
             given["memory_limit"] = int(self.memory_limit * 2**20)
+        return Setup(**given, asked=tuple(self.backend or ()))
 
     def names(self) -> list[str]:
         """Return the backends to run: those asked for, each once, or all known ones.
@@ -231,7 +240,7 @@ class Workers(OptionGroup):
         Raises:
             SpecError: listing every name that is unknown, and every place of one that does not run.
         """
-        return names(self.backend, getattr(self, "python", None))
+        return names(self.backend, self.python)
 
     def one(self, why: str) -> str:
         """Return the one backend that runs.
@@ -245,35 +254,7 @@ class Workers(OptionGroup):
 
 
 @dataclass(frozen=True)
-class Places(Workers):
-    """And where they run.
-
-    Attributes:
-        device (D): cpu, cuda or cuda:N.
-        python (B=PATH): Run a backend with the interpreter of another environment.
-    """
-
-    device: str = "cpu"
-    python: list[str] | None = None
-
-    def check(self, given: dict[str, Any], problems: list[str]) -> None:
-        """Put values of options into the form of settings, and say what is wrong with them."""
-        python = {}
-        for value in self.python or ():
-            name, _, path = value.partition("=")
-            python[name] = path
-            if not (name and path):
-                problems.append(f"--python is {value!r} but must be BACKEND=PATH")
-            else:
-                problems += [f"--python is {value!r}: {problem}" for problem in _unknown(name)]
-        if not DEVICE.fullmatch(self.device):
-            problems.append(f"--device is {self.device!r} but must be cpu, cuda or cuda:N")
-        given["python"] = python
-        super().check(given, problems)
-
-
-@dataclass(frozen=True)
-class Runs(Places):
+class Runs(Workers):
     """And how they compute.
 
     Attributes:

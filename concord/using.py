@@ -17,9 +17,8 @@ from concord.spec.runs import PROGRESS
 
 if TYPE_CHECKING:
     from concord.conformance.verdict import Verdict
-    from concord.training.data import Bad, Complaints, Sample
     from concord.training.plan import TrainingPlan
-    from concord.training.prediction import TextModel, TextPrediction
+    from concord.training.prediction import TextModel
 
 TEXTS = 32
 """Texts that are computed at once, unless it is said otherwise."""
@@ -49,24 +48,11 @@ class Classifier:
             WorkerFailure: if the worker gave no result.
         """
         from concord.training.data import Complaints
-
-        samples = samples_of([texts] if isinstance(texts, str) else texts)
-        lines = list(self.lines(samples, TEXTS, Complaints()))
-        return lines[0] if isinstance(texts, str) else lines
-
-    def lines(
-        self, samples: Iterable[Sample | Bad], size: int, complaints: Complaints
-    ) -> Iterator[dict[str, Any]]:
-        """Yield what is said of each sample, and of bad lines in their place.
-
-        Args:
-            size: samples that are computed at once.
-            complaints: takes the bad lines.
-        """
         from concord.training.prediction import predict
 
-        for one in predict(self.model, self.compute, samples, size, complaints):
-            yield line_of(one, self.model)
+        samples = samples_of([texts] if isinstance(texts, str) else texts)
+        lines = list(predict(self.model, self.compute, samples, TEXTS, Complaints()))
+        return lines[0] if isinstance(texts, str) else lines
 
     def close(self) -> None:
         """End the worker; it ends with the program too."""
@@ -163,24 +149,6 @@ def samples_of(texts: Iterable[str | Sequence[str]]) -> list[Any]:
         sample_of(0, number, dict(zip(("text_a", "text_b"), row, strict=False)))
         for number, row in enumerate(rows, start=1)
     ]
-
-
-def line_of(found: TextPrediction | Bad, model: TextModel) -> dict[str, Any]:
-    """Return the number of a text, and what is said of it."""
-    from concord.training.data import Bad
-
-    if isinstance(found, Bad):
-        return {"problem": str(found)}
-    sample = found.sample
-    sure = zip(model.labels.names, found.probabilities, strict=True)
-    return {
-        "line": sample.number,
-        "text_a": sample.text_a,
-        **({} if sample.text_b is None else {"text_b": sample.text_b}),
-        "label": found.label,
-        "probabilities": {name: value if value == value else None for name, value in sure},
-        "truncated": found.truncated,
-    }
 
 
 class Page(str):

@@ -69,12 +69,13 @@ def test_every_text_gets_what_it_gets_alone_in_the_order_of_the_texts(tmp_path, 
         for number, text in enumerate(texts_of(17))
     ]
     together = list(prediction.predict(model, by_the_reference(model), samples, 3, data.Complaints()))
-    assert [found.sample for found in together if isinstance(found, prediction.TextPrediction)] == samples
+    assert [(one["line"], one["text_a"], one.get("text_b")) for one in together] == [
+        (one.number, one.text_a, one.text_b) for one in samples
+    ]
     for sample, found in zip(samples, together, strict=True):
         (alone,) = prediction.predict(model, by_the_reference(model), [sample], 1, data.Complaints())
-        assert (found.label, found.truncated) == (alone.label, alone.truncated)
-        assert farthest(found.probabilities, alone.probabilities) < 1e-12
-        assert found.label == NAMES[int(np.argmax(found.probabilities))]
+        same(found, alone)
+        assert found["label"] == max(found["probabilities"], key=found["probabilities"].get)
 
 
 def test_texts_are_read_as_they_are_predicted(tmp_path, small, monkeypatch):

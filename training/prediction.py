@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -48,7 +49,6 @@ class TextModel:
         weights: by canonical name, those of its part.
         labels: its classes; where nobody has named them, their numbers.
         encoder: that makes ids of texts as its tokenizer does.
-        step: of training, at which it was written; 0: it comes from elsewhere.
         part: of the model that it has: all of it, or what takes ids and has no classifier.
     """
 
@@ -57,7 +57,6 @@ class TextModel:
     weights: dict[str, NDArray[np.floating]]
     labels: Labels
     encoder: TextEncoder
-    step: int = 0
     part: str = "model"
 
 
@@ -72,8 +71,8 @@ def predictor(worker: Worker, model: TextModel, settings: Settings) -> Predict:
     training = Training(
         Recipe(algorithm="sgd", learning_rate=0.0), []
     )  # of which no step is made: it keeps nothing beside the parameters
-    ways = {name: value for name, value in vars(settings).items() if name in WAYS}
-    one = encode(Samples(samples=[Sample(0, ".")], files=("",)), model.encoder)
+    ways = {name: getattr(settings, name) for name in WAYS}
+    one = encode(Samples(samples=[Sample(0, ".")]), model.encoder)
     _, first = next(batches(one, model.config, 1))
     request = Request(
         model.config, model.weights, first, **vars(settings), taps=False, gradients=False, training=training
@@ -92,27 +91,13 @@ def _batches(corpus: Corpus, config: EncoderConfig, size: int) -> Iterator[tuple
     return batches(corpus, config, size, bucketed=apart, multiple=PAD_TO)
 
 
-@dataclass(frozen=True)
-class TextPrediction:
-    """What a model says of a text, or of a pair.
-
-    Attributes:
-        sample: the text.
-        label: of the most probable class; None where a logit is NaN.
-        probabilities: of each class, in the order of the labels.
-        truncated: how many tokens were cut off.
-    """
-
-    sample: Sample
-    label: str | None
-    probabilities: tuple[float, ...]
-    truncated: int
-
-
 def predict(
     model: TextModel, compute: Predict, samples: Iterable[Sample | Bad], size: int, complaints: Complaints
-) -> Iterator[TextPrediction | Bad]:
+) -> Iterator[dict[str, Any]]:
     """Yield what a model says of each text, in the order of the texts; bad lines keep their place.
+
+    That is its number, the texts, the label of the most probable class (None where a logit is NaN), the
+    probability of each class, and how many tokens were cut off; or what is wrong with a line.
 
     Args:
         compute: as :func:`predictor` returns it.
@@ -130,20 +115,29 @@ def predict(
             complaints.problems.append(str(bad))
         complaints.settle()
         found = iter(_predicted(model, compute, good, size) if good else ())
-        yield from (next(found) if isinstance(one, Sample) else one for one in some)
+        yield from (next(found) if isinstance(one, Sample) else {"problem": str(one)} for one in some)
 
 
-def _predicted(model: TextModel, compute: Predict, samples: list[Sample], size: int) -> list[TextPrediction]:
+def _predicted(model: TextModel, compute: Predict, samples: list[Sample], size: int) -> list[dict[str, Any]]:
     numbered = [Sample(place, sample.text_a, sample.text_b) for place, sample in enumerate(samples)]
-    corpus = encode(Samples(samples=numbered, files=("",)), model.encoder)
-    found: dict[int, TextPrediction] = {}
+    corpus = encode(Samples(samples=numbered), model.encoder)
+    names, found = model.labels.names, dict[int, dict[str, Any]]()
     for places, batch in _batches(corpus, model.config, size):
         logits = compute(batch)
         for place, best, row in zip(
             places.tolist(), predicted(logits).tolist(), probabilities(logits).tolist(), strict=True
         ):
-            label = None if best < 0 else model.labels.names[best]
-            found[place] = TextPrediction(samples[place], label, tuple(row), int(corpus.truncated[place]))
+            sample = samples[place]
+            found[place] = {
+                "line": sample.number,
+                "text_a": sample.text_a,
+                **({} if sample.text_b is None else {"text_b": sample.text_b}),
+                "label": None if best < 0 else names[best],
+                "probabilities": {
+                    name: None if math.isnan(value) else value for name, value in zip(names, row, strict=True)
+                },
+                "truncated": int(corpus.truncated[place]),
+            }
     return [found[place] for place in range(len(samples))]
 
 

@@ -17,7 +17,7 @@ SUMMARY = ("version", "devices", "threads", "dtypes")
 """The facts that stand in one line for each backend."""
 
 
-def doctor(*, workers: options.Places) -> None:
+def doctor(*, workers: options.Workers) -> None:
     """Show what is installed and what to do; of each backend that is named, all that it says of itself."""
     console, settings, names = Terminal(), workers.settings(), workers.names()
     with console.status("starting each backend to ask it", spinner="line"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import typer
 
 from concord import options
@@ -28,6 +30,8 @@ def mutants(
         lambda: matrix.mutable(workers.backend),
         lambda: matrix.chosen(mutant),
     )
+    elsewhere = {matrix.plugin(name): path for name, path in settings.python.items()}
+    settings = replace(settings, python=elsewhere)
     with counting(names, len(chosen)) as progress:
         found = matrix.conduct(chosen, names, settings, progress)
     title = f"{len(chosen)} mutant{'' if len(chosen) == 1 else 's'}"

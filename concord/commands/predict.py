@@ -103,8 +103,9 @@ def predict(
         if corpus is None:
             bad, title = Complaints(lines.on_error), f"{checkpoint} on {backend}"
             samples = from_path(texts, 0, lines.names) if texts else samples_of(_pairs(text or [], pair))
+            said = prediction.predict(model, classify.compute, samples, batch, bad)
             with _said(out, title) as say:
-                for number, line in enumerate(classify.lines(samples, batch, bad), start=1):
+                for number, line in enumerate(said, start=1):
                     say(line)
                     advance(backend, number, "")
             if bad.count:
@@ -131,7 +132,6 @@ def _figures(model: TextModel, about: dict[str, Any], found: Predictions) -> dic
     return {
         "format": "concord.evaluation/1",
         "checkpoint": str(model.folder),
-        "step": model.step,
         **about,
         "counted": len(found.truth),
         "accuracy": found.accuracy,

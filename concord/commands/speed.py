@@ -66,7 +66,7 @@ Names = list[str] | None
 
 
 @dataclass(frozen=True)
-class Timed(options.Places):
+class Timed(options.Workers):
     """Backends and peers in one arithmetic.
 
     Attributes:
@@ -267,31 +267,25 @@ def _measure(chosen: SpeedPlan, outputs: options.Outputs, markdown: Path | None)
             "what is measured beside them says little",
             style="yellow",
         )
-    json, console = outputs.json, Terminal()
-    began = time.perf_counter()
-
-    def made() -> files.Record:
-        kept.seconds = time.perf_counter() - began
-        return kept.record()
+    json, began = outputs.json, time.perf_counter()
 
     def keep(entry: dict[str, Any]) -> None:
         kept.add(entry)
+        kept.seconds = time.perf_counter() - began
         if json is not None:
-            files.write(json, made())
+            files.write(json, kept.record())
 
     try:
         kept.complete = measure(chosen, keep, telling())
     finally:
-        last = made()
-        data = files.data(last)
-        if kept.entries:
-            show(data, console)
-        finished = markdown if kept.complete else None
+        kept.seconds = time.perf_counter() - began
+        last = kept.record()
+        data, finished = files.data(last), markdown if kept.complete else None
         put = partial(within, finished, "speed") if finished else str
         writing.write(
             (json, lambda: files.text(last)),
             (outputs.html, lambda: writing.page(last)),
             (finished, lambda: put(as_markdown(data))),
+            show=lambda: show(data, Terminal()) if kept.entries else None,
         )
-        console.tell(f"{kept.seconds:.0f} s in all")
     return last.exit_code

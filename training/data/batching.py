@@ -137,7 +137,6 @@ def _unfit(corpus: Corpus, config: EncoderConfig) -> list[str]:
         int(array.max(initial=0)) for array in (corpus.lengths, corpus.ids, corpus.segment_ids, corpus.labels)
     )
     problems = {
-        "the corpus has no sample": not len(corpus),
         f"a sample has {longest} tokens but must have at most {room} [clause=INP-2]": longest > room,
         f"a token has id {widest} but must be below {config.vocab_size}, "
         "which is 'vocab_size' [clause=INP-1]": widest >= config.vocab_size,

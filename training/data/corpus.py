@@ -79,7 +79,7 @@ def _classes(samples: Samples, labels: Labels | None) -> tuple[list[Sample], lis
     for sample in samples.samples:
         number = known.get(sample.label or "")
         if number is None:
-            names = ", ".join(map(repr, labels.names[:10])) + (", …" if len(labels.names) > 10 else "")
+            names = ", ".join(map(repr, labels.names[:20]))
             said = f"label is {sample.label!r} but must be one of {names}"
             said = "has no label" if sample.label is None else said
             samples.complaints.problems.append(f"{samples.where(sample.number)}: {said}")

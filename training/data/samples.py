@@ -60,7 +60,7 @@ class Samples:
     """
 
     samples: Sequence[Sample]
-    files: tuple[str, ...]
+    files: tuple[str, ...] = ()
     complaints: Complaints = field(default_factory=Complaints)
 
     def where(self, number: int) -> str:
