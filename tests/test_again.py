@@ -34,14 +34,6 @@ def test_what_a_backend_carries_into_a_later_run_diverges_in_a_plain_check(name,
     assert f"diverges only when it is run again: {when}" in output
 
 
-def test_what_fails_only_when_it_is_run_again_says_so(entered):
-    output, _ = entered(f"check --quick --backend {toy('FailsAgain')} --case bert-ragged", ends=3)
-    assert (
-        "ArithmeticError: it has been here (only when it is run again: run 2 of 2; the first agrees)"
-        in output
-    )
-
-
 def test_other_bits_in_a_later_run_are_no_failure_unless_they_are_asked_for():
     jobs = sequence(check_jobs(["bert"], ["float32"], cases=["bert-ragged"]))
     (result,) = conduct(jobs, [toy("AddsNoise")], Setup(threads=1)).results

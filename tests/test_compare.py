@@ -23,7 +23,6 @@ from concord.conformance.compare.reference import ModuleReference
 from concord.spec.errors import SpecError
 from concord.spec.precision import cut_to_bits, round_to_bits
 from tests.toys.modules import TOKENS, WIDTH, Fused, encoder, texts
-from tests.toys.surroundings import sample_of
 
 
 def activations(model, inputs):
@@ -221,26 +220,13 @@ def transposed(model):
     weight.copy_(weight.T.clone())
 
 
-def rounded(model):
-    weight = model.layers[0].outer.weight.data
-    weight.copy_(weight.bfloat16().float())
-
-
 def unscaled(model):
     model.layers[1].attention.scaling = 1.0
-
-
-def unbiased(model):
-    model.classifier.bias.data.zero_()
 
 
 def mixed(model):
     weight = model.layers[0].attention.key.weight.data
     weight.copy_(weight.roll(1, 0))
-
-
-def confused(model):
-    model.layers[1].attention.key.load_state_dict(model.layers[0].attention.key.state_dict())
 
 
 BUGS = {
@@ -249,14 +235,10 @@ BUGS = {
     transposed: ("layers.1.attention.value", "weight_transposed", "addmm"),
     unscaled: ("layers.1.attention.output", "scale_left_out", "mul"),
     mixed: ("layers.0.attention.key", None, "addmm"),
-    # Others of these kinds.
-    rounded: ("layers.0.outer", "weight_bfloat16", "addmm"),
-    unbiased: ("classifier", "bias_left_out", "addmm"),
-    confused: ("layers.1.attention.key", "parameters_exchanged", "addmm"),
 }
 
 
-@pytest.mark.parametrize("bug", sample_of(BUGS, lambda place, _: place < 5), ids=lambda bug: bug.__name__)
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_bug_is_found_where_it_is_and_named(bug):
     wrong = encoder()
     bug(wrong)
@@ -437,7 +419,6 @@ def test_an_activation_whose_shape_rounding_decides_is_undetermined():
         (lambda: compare(encoder().train(), inputs=texts(), way="bfloat16"), "must be in evaluation mode"),
         (lambda: compare(encoder().double(), encoder(), texts()), "must be in float32"),
         (lambda: compare(nn.Linear(2, 3).eval()), "inputs are missing but required: input of Linear"),
-        (lambda: compare(encoder(), encoder(), {"ids": np.ones(3)}), "reference cannot .* argument 'ids'"),
         (lambda: compare(encoder(), encoder(), texts()["input_ids"]), "reference cannot .* 'attention_mask'"),
         (lambda: compare(Custom().eval(), Scaled().eval(), torch.ones(3)), "twice.* in float64: no float64"),
     ],
@@ -456,10 +437,8 @@ def test_nonsense_is_refused_in_one_line(make, message):
         (smaller(), "the candidate cannot .* index out of range", {}),
         ({"token": np.zeros((2, 3))}, r"has shape \(2, 3\) but must be", {}),
         ({"nothing": np.zeros(7)}, "no activation by a name", {}),
-        (lambda **given: None, "'output' .* is of object but must hold", {}),
         (lambda x: x, "the candidate cannot .* unexpected keyword", {}),
         ("nowhere.onnx", "in ONNX Runtime cannot be run", {}),
-        ("made.txt", "must be arrays by name", {}),
         ("no.such.module:f", "gave no result: ModuleNotFoundError", {}),
     ],
 )

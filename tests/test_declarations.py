@@ -157,29 +157,10 @@ def test_an_output_that_alone_shows_the_precision_is_wider_only_if_that_is_decla
 # What cannot be judged at all.
 
 
-def changed(**fields):
-    return lambda run: dataclasses.replace(
-        run, **{name: make(getattr(run, name)) for name, make in fields.items()}
-    )
-
-
-MISFITS = {
-    "a name that nobody knows": (
-        changed(taps=lambda taps: {**taps, "encoder.layer.0": taps["layers.0.norm2"]}),
-        "'encoder.layer.0' is named like nothing",
-    ),
-    "another shape": (
-        changed(taps=lambda taps: {**taps, "layers.0.norm2": taps["layers.0.norm2"][:, 1:]}),
-        "'layers.0.norm2' is of shape (5, 10, 14) but must be (5, 11, 14)",
-    ),
-}
-
-
 @pytest.mark.clause("PRC-2")
-@pytest.mark.parametrize("kind", MISFITS)
-def test_tensors_that_cannot_be_what_was_asked_for_are_bad_input(kind):
+def test_a_tensor_that_nobody_asked_for_is_bad_input():
     case = build_case("bert", "ragged")
-    spoil, words = MISFITS[kind]
-    with pytest.raises(Misfit) as refused:
-        verdict_of(case, spoil(run_with(Change(), case)))
-    assert words in str(refused.value)
+    run = run_with(Change(), case)
+    run.taps["encoder.layer.0"] = run.taps["layers.0.norm2"]
+    with pytest.raises(Misfit, match=r"'encoder\.layer\.0' is named like nothing"):
+        verdict_of(case, run)

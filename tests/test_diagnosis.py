@@ -4,7 +4,6 @@ The tensor, the clause, and what is seen, but no cause that is not theirs.
 """
 
 import dataclasses
-import re
 from functools import partial
 
 import numpy as np
@@ -19,7 +18,7 @@ from concord.conformance.explain.conclusions import conclude
 from concord.conformance.explain.hypothesis import Hypothesis, caused
 from concord.conformance.verdict import Result, Verdict, divergence_lines
 from concord.spec.cases import build_case
-from tests.toys.rounded import option, other, run_with, verdict_of
+from tests.toys.rounded import other, run_with, verdict_of, without
 
 
 def there(place, made):
@@ -233,25 +232,13 @@ def lines_of(run, exported=False):
 
 
 def test_the_next_step_is_named():
-    case = build_case("bert", "ragged")
-    wrong = noisy(run_with(Change(), case), "layers.1.norm1")
-    hidden = ("layers.1.attention.output", "layers.1.residual1", "layers.0.norm1")
-    few = {name: tap for name, tap in wrong.taps.items() if name not in hidden}
-    sure = run_with(option(activation="gelu_tanh"), case)
-    found = [
-        lines_of(dataclasses.replace(wrong, taps=few)),
-        lines_of(wrong, exported=True),
-        lines_of(wrong),
-        lines_of(sure, exported=True),
-    ]
-    clause = re.search(r"\(SPEC (\S+)\)", found[2][1])[1]
-    assert [lines[-1].removeprefix("  next: ") for lines in found] == [
+    wrong = noisy(run_with(Change(), build_case("bert", "ragged")), "layers.1.norm1")
+    few = without(wrong, "layers.1.attention.output", "layers.1.residual1", "layers.0.norm1")
+    assert lines_of(few)[-1].endswith(
         "deliver layers.1.attention.output, the first of 2 missing between "
-        "layers.1.attention.context (right) and layers.1.norm1 (wrong)",
-        "concord case reduce cases/bert-ragged-float32 --backend toy -o smaller",
-        f"compare this step with SPEC {clause}",
-        "mend this and run it again",
-    ]
+        "layers.1.attention.context (right) and layers.1.norm1 (wrong)"
+    )
+    assert "concord case reduce cases/bert-ragged-float32 --backend toy" in lines_of(wrong, True)[-1]
 
 
 def test_that_only_gradients_diverge_is_said_first():

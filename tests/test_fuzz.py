@@ -244,7 +244,7 @@ def assert_agrees(worker, case):
 
 
 @pytest.mark.in_turn
-@pytest.mark.parametrize("index", range(16))
+@pytest.mark.parametrize("index", range(12))
 def test_random_case_agrees(worker, index):
     for dtype in ("float64", "float32"):  # one tuple of sizes: JAX compiles for each
         (case,) = sample(Plan(names=(), shapes=1, dtypes=(dtype,)), [index])

@@ -264,11 +264,6 @@ def test_session_that_returns_or_raises_nonsense_is_a_row_and_the_others_go_on()
             0,
             "TypeError: step() is a NoneType but must be a dict of arrays by name",
         ),
-        "ReturningText": (
-            "error",
-            0,
-            "TypeError: step()['norm'] is a str but must be an array of numbers",
-        ),
         "ReturningUnknown": (
             "broken",
             0,

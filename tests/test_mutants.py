@@ -113,7 +113,7 @@ def test_clean_run_after_mutated_ones_is_the_same_bit_for_bit(mutated):
         return arrays_of(run_case(worker, case))
 
     before = clean()
-    for name in ("mutant:tf32_everywhere", "mutant:gelu_quick", "mutant:weight_transposed"):
+    for name in ("mutant:tf32_everywhere", "mutant:weight_transposed"):
         changed = arrays_of(run_case(worker, case, implementation=name))
         assert changed.keys() == before.keys()
     with pytest.raises(WorkerFailure):

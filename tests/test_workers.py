@@ -181,7 +181,6 @@ FAILURES = {
         "TypeError: run()",
     ),
     toy("NoSuchClass"): ("broken", "module 'tests.toys.numpy_backend' has no 'NoSuchClass'", ""),
-    toy("DescribesNothing"): ("broken", "describe() returned a NoneType but must return a dict", ""),
     UNIMPORTABLE: (
         "broken",
         "ImportError: libtoy.so.1: cannot open shared object file",

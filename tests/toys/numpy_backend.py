@@ -99,11 +99,6 @@ def handing(change):
     return type("Handing", (NumpyBackend,), {"run": lambda self, r: change(NumpyBackend.run(self, r), r)})
 
 
-def saying(say):
-    """Return a backend that describes itself otherwise."""
-    return type("Saying", (NumpyBackend,), {"describe": lambda self: say(NumpyBackend.describe(self))})
-
-
 # Wrong numbers.
 
 
@@ -271,19 +266,6 @@ class ShiftsAfterALongerText(NumpyBackend):
         return super().run(replace(request, weights={**request.weights, name: table}))
 
 
-class FailsAgain(NumpyBackend):
-    """Cannot run the same inputs twice."""
-
-    seen = set()
-
-    def run(self, request):
-        inputs = (model_of(request), request.batch.required("input_ids").tobytes())
-        if inputs in self.seen:
-            raise ArithmeticError("it has been here")
-        self.seen.add(inputs)
-        return super().run(request)
-
-
 # Not all of it.
 
 
@@ -333,6 +315,3 @@ class Grows(NumpyBackend):
     def run(self, request):
         self.held.append(np.ones(1 << 22))  # 32 MiB, touched
         return super().run(request)
-
-
-DescribesNothing = saying(lambda about: None)

@@ -153,7 +153,6 @@ def infinite(self, found):
 Late, Decaying = otherwise(late=2, epsilon=1e-6), otherwise(undecayed=())
 Infinite = of(told=infinite)
 Returning = of(told=lambda self, found: None)
-ReturningText = of(told=lambda self, found: {**found, "norm": "large"})
 ReturningUnknown = of(
     told=lambda self, found: {**found, "velocity.pooler.bias": found["norm"], "loss": found["norm"]}
 )
