@@ -168,6 +168,12 @@ def test_a_backend_that_is_not_there_is_owed_and_the_others_go_on():
     assert (alone.exit_code, alone.cases) == (3, 0)
 
 
+def test_a_hunt_that_could_not_be_judged_does_not_pass(monkeypatch):
+    monkeypatch.setattr("concord.conformance.campaign.judge", lambda *given, **more: 1 / 0)
+    found = hunted(RIGHT, cases=2)
+    assert (found.failures, len(found.notes), found.exit_code) == ([], 1, 3)
+
+
 # Who runs it.
 
 

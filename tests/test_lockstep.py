@@ -439,6 +439,7 @@ class OneWorker(Setup):
         object.__setattr__(self, "open", lambda name, opened=None: nullcontext(worker))
 
 
+@pytest.mark.clause("DRP-2")
 @pytest.mark.in_turn(2)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("mode", MODES)

@@ -345,15 +345,3 @@ def test_accumulation_by_samples_is_one_large_batch():
     }
     assert len(apart) > 10
     assert max(apart.values()) < 1e-14
-
-
-@pytest.mark.clause("DRP-2")
-def test_dropout_changes_a_trajectory_by_its_seed_alone():
-    described = ADAM.replace(dropout_weights=0.3, dropout_attention=0.3, dropout_head=0.2)
-    first, again, other, without = (
-        observed(training(asked, steps=1, seed=seed), Arithmetic())["steps.0.losses.0"]
-        for asked, seed in ((described, 5), (described, 5), (described, 6), (ADAM, 5))
-    )
-    assert first == again
-    assert first != other
-    assert first != without

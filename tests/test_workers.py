@@ -15,7 +15,7 @@ import conformance.campaign
 from concord import backends, spec
 from concord.backends.pool import RESTARTS, Pool, Supervisor
 from concord.backends.wire import WorkerFailure
-from concord.backends.worker import THREADS, environment
+from concord.backends.worker import THREADS
 from concord.conformance import Setup, check_jobs, conduct, record
 from concord.conformance.html import page
 from tests.conftest import small_config
@@ -84,22 +84,46 @@ def checked(written, /, *words, **settings):
     return json.loads((written / "out.json").read_text())["environments"][toy("Revealing")]
 
 
-def test_a_worker_gets_threads_and_device_whatever_the_parent_has(monkeypatch):
-    for name in (*THREADS, "JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES"):
+XLA = "--xla_cpu_enable_fast_math=false"
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "expected"),
+    [
+        (
+            "cpu",
+            {"threads": 3},
+            {**dict.fromkeys(THREADS, "3"), "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""},
+        ),
+        (
+            "cuda:0",
+            {"threads": 1},
+            {
+                "CUDA_VISIBLE_DEVICES": "7",
+                "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+                "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+            },
+        ),
+        (
+            "cpu",
+            {"threads": 1, "deterministic": True},
+            {
+                "XLA_FLAGS": f"{XLA} --xla_gpu_deterministic_ops=true",
+                "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+            },
+        ),
+    ],
+)
+def test_a_worker_has_what_is_asked_whatever_the_parent_has(monkeypatch, device, settings, expected):
+    for name in (*THREADS, "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "7")
-    found = opened(threads=3)["environment"]
-    assert {name: found[name] for name in THREADS} == dict.fromkeys(THREADS, "3")
-    assert (found["JAX_PLATFORMS"], found["CUDA_VISIBLE_DEVICES"]) == ("cpu", "")
-    assert environment("cpu", 3).items() <= found.items()
-
-
-def test_a_worker_for_the_gpu_keeps_the_devices_and_takes_no_memory_in_advance(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    found = opened("cuda:0", threads=1)["environment"]
-    assert found["CUDA_VISIBLE_DEVICES"] == "1"
-    assert "JAX_PLATFORMS" not in found
-    assert (found["XLA_PYTHON_CLIENT_PREALLOCATE"], found["TF_FORCE_GPU_ALLOW_GROWTH"]) == ("false", "true")
+    for name in ("JAX_PLATFORMS", "CUBLAS_WORKSPACE_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XLA_FLAGS", XLA)
+    found = opened(device, **settings)["environment"]
+    assert expected.items() <= found.items()
+    assert ("JAX_PLATFORMS" in found) == (device == "cpu")
+    assert ("CUBLAS_WORKSPACE_CONFIG" in found) == ("deterministic" in settings)
 
 
 def test_a_framework_is_the_installed_one_beside_folders_of_its_name(tmp_path):
