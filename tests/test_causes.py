@@ -257,7 +257,7 @@ def test_a_faulty_explanation_is_noted_and_ends_no_search(monkeypatch, tanh_for_
         raise TypeError("no such operation")
 
     def broken_family(question, tap):
-        yield Hypothesis("broken", "a broken explanation", "PRT-1", change=broken)
+        yield Hypothesis("broken", "a broken explanation", "PRT-1", change=Change(taps=(tap,), edit=broken))
 
     monkeypatch.setattr(suspects, "FAMILIES", (broken_family, *suspects.FAMILIES))
     found = explained(*tanh_for_erf).diagnosis

@@ -119,7 +119,7 @@ def _shown(
 ) -> bool:
     """Return whether what wrong runs name would show in a run that is right."""
     tried, _ = _commonest(named)
-    if any(one.weights for those in named for one in those):
+    if any("request" in one.change.places for those in named for one in those):
         return False  # a weight that is loaded wrongly is that of one model
     for run in passed[:MOST_PASSED]:
         if effort.spent():

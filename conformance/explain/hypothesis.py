@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from concord.conformance.bugs.bug import Change, fits
-from concord.conformance.bugs.context import Edit
+from concord.backends.interface import Request
+from concord.conformance.bugs.bug import Change, weights
 from concord.conformance.fields import Unwritten
 from concord.conformance.wording import instead
 from concord.spec.arrays import Array
@@ -35,13 +34,9 @@ class Hypothesis:
         text: what would explain the tensor, in words that follow "is explained by".
         clause: of SPEC.md that it breaks.
         fields: of the configuration, that are others.
-        weights: that are others, each made when it is wanted: of a large model there is no room for all that
-            may be tried.
-        change: what is made of a tap.
-        on: patterns of the taps that ``change`` changes; by default the one in question.
+        change: what is made of weights, of taps, or of a step of training.
         gradient: what is made of the gradient in question.
         factors: the format that factors of products are rounded to.
-        step: what is made of a step of training.
         rare: whether hardly anyone makes it: it is tried only to show how well others are told apart from it.
     """
 
@@ -49,26 +44,22 @@ class Hypothesis:
     text: str
     clause: str
     fields: Mapping[str, Any] = field(default_factory=dict)
-    weights: Mapping[str, Callable[[], Array]] = field(default_factory=dict)
-    change: Edit | None = None
-    on: tuple[str, ...] = ()
+    change: Change = RIGHTLY
     gradient: Callable[[Array], Array] | None = None
     factors: str | None = None
-    step: Change = RIGHTLY
     rare: bool = False
 
-    def at(self, tap: str) -> Hypothesis:
-        """Return the same of one tap, if it is not said of which."""
-        return self if self.on else dataclasses.replace(self, on=(tap,))
 
-    def changes(self, tap: str) -> Edit | None:
-        """Return what is made of a tap, if anything."""
-        return self.change if self.change and fits(tap, self.on) else None
+def loaded(name: str, text: str, clause: str, made: Mapping[str, Callable[[], Array]]) -> Hypothesis:
+    """Return the hypothesis of other weights.
 
+    Each is made when it is wanted: of a large model there is no room for all that may be tried.
+    """
 
-def loaded(name: str, text: str, clause: str, weights: Mapping[str, Callable[[], Array]]) -> Hypothesis:
-    """Return the hypothesis of other weights, given as what makes them."""
-    return Hypothesis(name, text, clause, weights=weights)
+    def request(asked: Request) -> Request:
+        return weights(asked, {name: make() for name, make in made.items()})
+
+    return Hypothesis(name, text, clause, change=Change(request=request))
 
 
 RIGHT = Hypothesis("right", "nothing", "PRT-1")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from concord.backends.interface import Request
 from concord.conformance.bugs.bug import fits
 from concord.conformance.estimate import Observer, estimate
 from concord.conformance.expectation import JudgedProblem, is_gradient
@@ -20,7 +21,7 @@ from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
 from concord.spec.batch import round_inputs
 from concord.spec.config import EncoderConfig
-from concord.spec.precision import cut_to_bits, precision, round_to_bits
+from concord.spec.precision import PRECISIONS, cut_to_bits, precision, round_to_bits
 from concord.spec.tensors import taps
 
 SHORTER = {"float64": ("float32", "float16", "bfloat16"), "float32": ("float16", "bfloat16")}
@@ -106,16 +107,17 @@ class Question(Computation):
         case = self.case
         if hypothesis.fields:
             case = dataclasses.replace(case, config=case.config.replace(**hypothesis.fields))
-        if hypothesis.weights:
-            target = precision(case.dtype)
-            case = dataclasses.replace(
-                case,
-                weights={
-                    **case.weights,
-                    **{name: target.round(made()) for name, made in hypothesis.weights.items()},
-                },
-            )
-        step = Step(case, arithmetic, self.pinned, self.tensor, hypothesis.changes, whole)
+        if "request" in hypothesis.change.places:
+            dtype = case.dtype if case.dtype in PRECISIONS else "float32"
+            asked = Request(case.config, case.weights, case.batch, case.part, dtype)
+            made, target = hypothesis.change.request(asked), precision(case.dtype)
+            others = {
+                name: target.round(array)
+                for name, array in made.weights.items()
+                if array is not case.weights.get(name)
+            }
+            case = dataclasses.replace(case, config=made.config, weights={**case.weights, **others})
+        step = Step(case, arithmetic, self.pinned, self.tensor, hypothesis.change.at, whole)
         with (
             np.errstate(all="ignore"),
             contextlib.suppress(Reached),

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from concord.conformance.bugs.attention import PROJECTIONS
+from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.context import norm_of, parameters_of
 from concord.conformance.bugs.norms import NORMS, RESIDUALS
 from concord.conformance.bugs.precision import LINEAR, variance_by_squares
@@ -179,7 +180,7 @@ def of_cancellation(question: Question) -> Iterator[Hypothesis]:
         return
     text = "a variance computed as E[x²] - E[x]²"
     hypothesis = Hypothesis(
-        "variance_by_squares", text, "NRM-2", change=variance_by_squares, on=(question.tensor,)
+        "variance_by_squares", text, "NRM-2", change=Change(taps=(question.tensor,), edit=variance_by_squares)
     )
     prediction = question.predict(hypothesis)
     error = question.actual - question.right.value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import functools
 import math
@@ -10,12 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from concord.backends.interface import Request
-from concord.conformance.bugs.bug import Bug, fits
+from concord.conformance.bugs.bug import Bug, Change, fits
 from concord.conformance.bugs.catalogue import ALL, TRIED
-from concord.conformance.bugs.context import Edit
 from concord.conformance.bugs.norms import NORMS
-from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
+from concord.conformance.explain.hypothesis import Hypothesis
 from concord.conformance.explain.options import (
     of_derivatives,
     of_fitted_epsilon,
@@ -34,7 +31,6 @@ from concord.conformance.explain.readings import (
 from concord.conformance.explain.step import group_of
 from concord.conformance.explain.weights import of_weights
 from concord.spec.parameters import trainable
-from concord.spec.precision import PRECISIONS
 
 LIMITS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Norms that gradients are clipped to."""
@@ -45,7 +41,7 @@ def of_tap(question: Question, tap: str) -> Iterator[Hypothesis]:
     for bug in TRIED:
         edit = None if bug.of_gradients else bug.change.at(tap)
         if edit:
-            yield hypothesis(bug, edit, tap)
+            yield hypothesis(bug, Change(taps=(tap,), edit=edit))
 
 
 def of_gradient(question: Question) -> Iterator[Hypothesis]:
@@ -72,9 +68,9 @@ def of_backward(question: Question) -> Iterator[Hypothesis]:
         f"gradients.{question.tensor.split('.')[1]}" == "gradients.embeddings" or ".taps." in question.tensor
     )
     for bug in TRIED if question.parameter else ():
-        taps, edit = bug.change.taps, bug.change.edit
-        if edit and bug.of_gradients and (table or not all(tap.startswith("embeddings.") for tap in taps)):
-            yield hypothesis(bug, edit, *taps)
+        of_table = all(tap.startswith("embeddings.") for tap in bug.change.taps)
+        if bug.change.edit and bug.of_gradients and (table or not of_table):
+            yield hypothesis(bug, bug.change)
 
 
 def of_factors(question: Question) -> Iterator[Hypothesis]:
@@ -101,9 +97,9 @@ def of_hidden(question: Question) -> Iterator[Hypothesis]:
         edit = bug.change.edit
         changed = [name for name in (*question.hidden, question.tensor) if _edits(bug, name)]
         if edit and changed:
-            yield hypothesis(bug, edit, *changed)
-        elif not edit:
-            yield from _of_request(question, bug)
+            yield hypothesis(bug, Change(taps=tuple(changed), edit=edit))
+        elif "request" in bug.change.places:
+            yield hypothesis(bug, bug.change)
 
 
 def _edits(bug: Bug, tap: str) -> bool:
@@ -114,34 +110,13 @@ def _edits(bug: Bug, tap: str) -> bool:
     return any(pattern != "*" and fnmatch.fnmatchcase(tap, pattern) for pattern in shorter)
 
 
-def _of_request(question: Question, bug: Bug) -> Iterator[Hypothesis]:
-    """Yield a bug of the configuration or the weights, where the case can have it."""
-    case = question.case
-    dtype = case.dtype if case.dtype in PRECISIONS else "float32"
-    asked = Request(case.config, case.weights, case.batch, case.part, dtype)
-    try:
-        made = bug.change.request(asked)
-    except INAPPLICABLE:
-        return
-    fields = {one.name: getattr(made.config, one.name) for one in dataclasses.fields(made.config)}
-    fields = {name: value for name, value in fields.items() if value != getattr(asked.config, name)}
-    weights = {
-        name: functools.partial(np.asarray, array)
-        for name, array in made.weights.items()
-        if not np.array_equal(array, asked.weights[name])
-    }
-    if fields or weights:
-        yield Hypothesis(_name(bug), bug.text, bug.clause, fields, weights)
-
-
-def hypothesis(bug: Bug, edit: Edit, *on: str) -> Hypothesis:
+def hypothesis(bug: Bug, change: Change) -> Hypothesis:
     """Return a bug as something that a run may contain.
 
     Args:
-        edit: what is made of a tap.
-        on: patterns of the taps that are changed.
+        change: what it changes there.
     """
-    return Hypothesis(_name(bug), bug.text, bug.clause, change=edit, on=on)
+    return Hypothesis(_name(bug), bug.text, bug.clause, change=change)
 
 
 def _name(bug: Bug) -> str:
@@ -216,7 +191,7 @@ def bugs(question: Question) -> Iterator[Hypothesis]:
     """Yield the single bugs that the step of a tap may contain."""
     for tap in question.span:
         for family in FAMILIES:
-            yield from (hypothesis.at(tap) for hypothesis in family(question, tap))
+            yield from family(question, tap)
 
 
 def like(question: Question, hypothesis: Hypothesis) -> Hypothesis | None:

@@ -80,12 +80,12 @@ def suspects(recipe: Recipe) -> Iterator[Hypothesis]:
             if made == recipe:
                 continue
             told.add(made)
-        yield Hypothesis(bug.name, text(bug, recipe), bug.clause, step=bug.change)
+        yield Hypothesis(bug.name, text(bug, recipe), bug.clause, change=bug.change)
     for name, fields in alternatives(recipe):
         with contextlib.suppress(ConfigError):
             if recipe.replace(**fields) not in told:
                 what = f"{name} = {instead(fields[name], getattr(recipe, name))}"
-                yield Hypothesis(name, what, CLAUSE_OF[name], step=with_recipe(**fields))
+                yield Hypothesis(name, what, CLAUSE_OF[name], change=with_recipe(**fields))
 
 
 def alternatives(recipe: Recipe) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -133,7 +133,7 @@ def recovered(made: MadeStep) -> Iterator[Hypothesis]:
 def _number(made: MadeStep, name: str, value: float) -> Hypothesis:
     """Return training by a recipe with another number."""
     what = f"{name} = {instead(value, getattr(made.case.training.recipe, name), digits=4)}"
-    return Hypothesis(name, what, CLAUSE_OF[name], step=with_recipe(**{name: value}))
+    return Hypothesis(name, what, CLAUSE_OF[name], change=with_recipe(**{name: value}))
 
 
 def _left(made: MadeStep, section: str, change: Callable[[float], Change]) -> Left:
@@ -200,9 +200,9 @@ def _rate(made: MadeStep) -> Iterator[Hypothesis]:
     moved_by = reported if reported != rate else factor * rate
     what = f"a learning rate of {instead(moved_by, rate, digits=4)}"
     if rate:
-        yield Hypothesis("learning_rate", what, "OPT-9", step=moved(moved_by / rate))
+        yield Hypothesis("learning_rate", what, "OPT-9", change=moved(moved_by / rate))
     always = Change(rate=lambda *_: moved_by)
-    yield Hypothesis("learning_rate", f"{what} in every step", "OPT-9", step=always)
+    yield Hypothesis("learning_rate", f"{what} in every step", "OPT-9", change=always)
 
 
 LOOKS: dict[str, tuple[Callable[[MadeStep], Iterator[Hypothesis]], ...]] = {

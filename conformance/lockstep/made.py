@@ -106,7 +106,7 @@ class MadeStep(Computation):
         Raises:
             LookupError: if it reports other tensors than the backend did.
         """
-        made = self.exactly(hypothesis.step)
+        made = self.exactly(hypothesis.change)
         reported, shapes = (
             {name: array.shape for name, array in arrays.items() if name in self.asked}
             for arrays in (self.delivered, made)
@@ -134,7 +134,7 @@ class MadeStep(Computation):
 
     def values(self, hypothesis: Hypothesis) -> Array:
         """Return the tensor under a hypothesis, in exact arithmetic."""
-        if not self.possible(hypothesis.step):
+        if not self.possible(hypothesis.change):
             raise LookupError("it shows elsewhere")
         return self.tried(hypothesis).get(self.tensor, MISSING)
 
@@ -156,7 +156,7 @@ class MadeStep(Computation):
         values = self.tried(hypothesis)
 
         def compute(arithmetic: Arithmetic, observer: Observer) -> None:
-            for name, array in self.step(hypothesis.step, arithmetic).items():
+            for name, array in self.step(hypothesis.change, arithmetic).items():
                 observer(name, array)
 
         _, own = estimate(compute, self.dtype, values, count=FEW)
@@ -181,7 +181,7 @@ class MadeStep(Computation):
 
     def compatible(self, hypothesis: Hypothesis) -> bool:
         """Return whether what was reported may be that of training with a bug, as far as it can be known."""
-        change = hypothesis.step
+        change = hypothesis.change
         try:
             trajectory = self.trajectory(change, exact(self.dtype), self.known, self.start.earlier)
             if self.tensor and trajectory.place.memory:
