@@ -181,12 +181,12 @@ class Modes(options.OptionGroup):
 
 
 def speed(
+    checkpoint: Path | None = None,
     *,
     workers: Timed,
     models: Models,
     modes: Modes,
     outputs: options.Outputs,
-    checkpoint: Path | None = None,
     texts: Path | None = None,
     markdown: Written | None = None,
 ) -> None:
