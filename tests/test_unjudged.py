@@ -138,8 +138,7 @@ def test_a_mutant_that_nothing_can_show_has_to_be_judged(monkeypatch):
     mutant = next(one for one in BUGS.values() if one.equivalent and not one.after)
     hunt = Hunt.__new__(Hunt)
     hunt.backend = "torch"
-    monkeypatch.setattr(Hunt, "run", lambda *_: None)
-    monkeypatch.setattr("concord.conformance.campaign.Job.judge", lambda *_: unjudged())
+    monkeypatch.setattr(Hunt, "verdict", lambda *_: unjudged())
     found = hunt.find(mutant)
     assert (found.status, found.detail.partition(" of ")[0]) == ("failed", "not judged: gradients")
     assert Matrix([found]).exit_code == 3
