@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from concord.porting.containers import orbax
@@ -71,24 +71,6 @@ def name_of(path: Path) -> str:
 def is_weights(path: Path) -> bool:
     """Say whether a path is what weights lie in: a file, or a folder of Orbax."""
     return not path.is_dir() or orbax.is_folder(path)
-
-
-def inside(folder: Path, name: str, where: str) -> Path:
-    """Return a file of a folder by a name that a file gives.
-
-    Raises:
-        SpecError: if the name leads out of the folder, or is none that a file can have.
-    """
-    parts = PurePosixPath(name).parts
-    path = folder.joinpath(*parts)
-    if (
-        PurePosixPath(name).is_absolute()
-        or ".." in parts
-        or not name.isprintable()
-        or not stays(path, folder)
-    ):
-        raise SpecError(f"{where}: names {name[:80]!r} but all its files must lie in {folder}")
-    return path
 
 
 def carried(folder: Path) -> dict[str, bytes]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from concord.porting import folder as folders
+from concord.porting.containers.container import inside
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, refuse
 from concord.spec.files import parse_json, read_as
@@ -72,9 +73,9 @@ def places(folder: Path) -> list[Path]:
             f"{where}: lists {shown(', '.join(kinds), LONGEST) or 'no modules'} but must list "
             f"{' or '.join(', '.join(chain) for chain in CHAINS)}; {NOT_REFUSED}"
         )
-    found = [folders.inside(folder, module.path, str(where)) for module in modules]
+    found = [inside(folder, module.path, str(where)) for module in modules]
     for place in found[1:]:
-        folders.inside(folder, str((place / folders.CONFIG).relative_to(folder)), str(where))
+        inside(folder, str((place / folders.CONFIG).relative_to(folder)), str(where))
     if not found[0].is_dir():
         raise SpecError(f"{where}: names {modules[0].path[:80]!r} but there is no such folder in {folder}")
     return found

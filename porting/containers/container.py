@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from concord.porting.containers import aside
@@ -48,6 +48,24 @@ def stays(path: Path, folder: Path) -> bool:
     except (OSError, RuntimeError):  # a name that is too long; links in a circle
         return False
     return there.is_relative_to(here) or there.parent == here.parent.parent / BLOBS
+
+
+def inside(folder: Path, name: str, where: str) -> Path:
+    """Return a file of a folder by a name that a file gives.
+
+    Raises:
+        SpecError: if the name leads out of the folder, or is none that a file can have.
+    """
+    parts = PurePosixPath(name).parts
+    path = folder.joinpath(*parts)
+    if (
+        PurePosixPath(name).is_absolute()
+        or ".." in parts
+        or not name.isprintable()
+        or not stays(path, folder)
+    ):
+        raise SpecError(f"{where}: names {name[:80]!r} but all its files must lie in {folder}")
+    return path
 
 
 INDEX = ".index.json"
@@ -141,32 +159,20 @@ class Container:
         places = content.get("weight_map") if isinstance(content, dict) else None
         if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
             raise SpecError(f"{path}: 'weight_map' must say for each tensor which file has it")
-        names = sorted(set(places.values()))
-        outside = [name for name in names if not _is_beside(path, name)][:MOST_PROBLEMS]
-        refuse([f"{path}: names the file {name[:80]!r} but all must lie beside it" for name in outside])
+        files = {name: inside(path.parent, name, str(path)) for name in sorted({*places.values()})}
         found: dict[str, StoredTensor] = {}
         problems: list[str] = []
-        for name in names:
-            inside = self._one(path.with_name(name))
+        for name, file in files.items():
+            tensors = self._one(file)
             said = {tensor for tensor, shard in places.items() if shard == name}
             problems += [
                 f"{path}: says that {tensor!r} is in {name} but it is not"
-                for tensor in sorted(said - set(inside))
+                for tensor in sorted(said - set(tensors))
             ]
             problems += [
-                f"{path.with_name(name)}: has {tensor!r} but the index does not say so"
-                for tensor in sorted(set(inside) - said)
+                f"{file}: has {tensor!r} but the index does not say so"
+                for tensor in sorted(set(tensors) - said)
             ]
-            found.update(inside)
+            found.update(tensors)
         refuse(problems[:MOST_PROBLEMS])
         return {tensor: found[tensor] for tensor in places}
-
-
-def _is_beside(path: Path, name: str) -> bool:
-    plain = (
-        Path(name).name == name
-        and name not in (".", "..", "")
-        and name.isprintable()
-        and not name.endswith(INDEX)
-    )
-    return plain and stays(path.with_name(name), path.parent)
