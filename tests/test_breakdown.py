@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from concord.conformance import record
 from concord.conformance.estimate import Z
-from concord.conformance.expectation import JudgedProblem
-from concord.conformance.explain.breakdown import GRID, LARGEST, MOST_ELEMENTS, SMALLEST, axes_of, break_down
+from concord.conformance.explain.breakdown import GRID, LARGEST, MOST_ELEMENTS, SMALLEST, break_down
 from concord.conformance.scoring import scores_of
 from concord.spec.cases import build_case
 from tests.toys.rounded import other, put, run_of, verdict_of
@@ -65,20 +64,6 @@ def test_a_breakdown_of_a_large_tensor_has_few_bytes_and_misses_no_element():
     assert [(len(one.levels), len(one.levels[0])) for one in found.maps] == [(3, 4), (4, 48), GRID]
     assert all(20 in np.array(one.levels) for one in found.maps)
     assert len(json.dumps(record.plain(found))) < 12_000
-
-
-def test_axes_are_those_of_the_specification():
-    case = build_case("bert", "ragged")
-    problem = JudgedProblem(case.config, case.weights, case.batch)
-    named = {
-        "layers.0.attention.scores": AXES,
-        "gradients.taps.layers.0.attention.query": ("batch", "tokens", "heads", "head_dim"),
-        "gradients.layers.0.attention.query.weight": ("d_model in", "d_model out"),
-        "gradients.embeddings.token.weight": ("vocab", "d_model"),
-        "loss": (),
-    }
-    assert {name: axes_of(problem, name, len(axes)) for name, axes in named.items()} == named
-    assert axes_of(problem, "a sum of others", 2) == ("axis 0", "axis 1")
 
 
 @pytest.mark.parametrize("taps", [True, False])

@@ -152,14 +152,6 @@ def test_a_number_that_nobody_uses_is_read_off_and_is_not_sure(variant, scenario
     assert not cause.confident
 
 
-def test_scores_that_are_clamped_are_recognised():
-    case = build_case("bert", "peaked")
-    clamped = Change(taps=("*.scores",), edit=lambda m: m.within(m.y, -5.0, 5.0))
-    assert explained(case, run_with(clamped, case)).cause == Cause(
-        "clamped", f"`{SCORES}` is explained by numbers that are clamped to 5 (ATT-4)", confident=True
-    )
-
-
 # Parts, fused implementations, dropout.
 
 

@@ -153,17 +153,6 @@ def test_a_cause_that_other_cases_refute_is_not_named():
     assert {result.verdict.cause.hypothesis for result in results} == {"no_score_scale"}
 
 
-def test_what_the_wrong_cases_have_in_common_is_said():
-    doubled = Change(taps=("*.scores",), edit=lambda m: m.y * 2.0 if len(m.ids) == 1 else m.y)
-    _, (conclusion,) = conclude(results_of(doubled, "ragged", "single", "full", "equal"))
-    assert (conclusion.tensor, conclusion.clause, conclusion.cases) == (
-        "layers.*.attention.scores",
-        "ATT-4",
-        1,
-    )
-    assert "it is wrong only where there is one sample" in conclusion.text
-
-
 def of_shape(status, samples, tokens):
     """Return a run of so many samples and tokens that is judged to be right, or wrong in its scores."""
     case = build_case("bert", "full")

@@ -39,7 +39,6 @@ VERDICTS = {
     ("LeavesOutGradients", "single", "bfloat16"): ("undetermined", "", "gradients"),
     ("DeclaresNotExposed", "single", "float64"): ("agrees", "", ""),
     ("SaysUnsupported", "ragged", "float64"): ("unsupported", "", "this toy has no float64 kernels"),
-    ("SaysUnsupported", "single", "bfloat16"): ("unsupported", "", "this toy has no bfloat16 kernels"),
 }
 """By backend, case and precision: the status, the first tensor that diverges, and words that are said."""
 

@@ -101,7 +101,6 @@ RECOVERED = [
     ("adamw", recipe(beta2=0.98712), "beta2", "beta2 = 0.9871 instead of 0.999"),
     ("adamw", recipe(clip_at=0.77), "clip_at", "clip_at = 0.77 instead of 0.9"),
     ("keras-adam", recipe(epsilon=3.3e-4), "epsilon", "epsilon = 0.00033 instead of 0.001"),
-    ("adamw", recipe(total_steps=23), "total_steps", "total_steps = 23 instead of"),
 ]
 
 

@@ -192,7 +192,6 @@ FAILURES = {
     name_of("hoards"): ("out of memory", "MiB, over its limit of 600 MiB, and was stopped", "allocating"),
     name_of("raises for want of memory"): ("out of memory", "MemoryError: Unable to allocate 8.00 PiB", ""),
     name_of("raises"): ("error", "ArithmeticError: it broke", "it broke\nand has more to say"),
-    name_of("raises", "described"): ("broken", "ArithmeticError: it broke", "ArithmeticError: it broke"),
     name_of("raises what is odd"): ("crashed", "Odd: it cannot be told as text", ""),
     name_of("raises what cannot be shown"): (
         "error",
