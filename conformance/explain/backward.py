@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from concord.conformance.explain.question import Question
 from concord.spec.tape import Node
@@ -16,39 +15,31 @@ SMALL = 1e-6
 """How small a gradient beside the largest is no sign of anything (SPEC GRD-4)."""
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Where the bug lies.
-
-    Attributes:
-        text: a sentence.
-        clauses: of the steps in question, the likeliest first.
-    """
-
-    text: str
-    clauses: tuple[str, ...]
-
-
-def bounds(question: Question, statuses: Mapping[str, str]) -> Bounds | None:
-    """Return between which gradients the bug lies; None where no single step uses the parameter.
+def bounds(question: Question, statuses: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """Return between which gradients the bug lies.
 
     Args:
         question: the gradient in question.
         statuses: of every tensor.
+
+    Returns:
+        A sentence, and the clauses of the steps in question, the likeliest first; nothing where no single
+        step uses the parameter.
     """
-    consumers, right = _consumers(question), _right(question, statuses)
+    consumers = _consumers(question)
+    right = _right(question, statuses, consumers)
     name = str(question.parameter)
     tap = name.removeprefix("taps.")
     if tap == name:
         users = consumers.get(f"={name}", [])
         if len(users) != 1:
-            return None
+            return "", ()
         (tap,) = users
         if tap in right:
             text = (
                 f"`{right[tap]}` is right: the gradient of `{name}` is made wrongly, or of a wrong activation"
             )
-            return Bounds(text, (_clause(question, tap), "GRD-1"))
+            return text, (_clause(question, tap), "GRD-1")
     steps, waiting = list[str](), list(consumers.get(tap, []))
     while waiting:
         step = waiting.pop(0)
@@ -56,13 +47,13 @@ def bounds(question: Question, statuses: Mapping[str, str]) -> Bounds | None:
             steps.append(step)
             waiting += [] if step in right else consumers.get(step, [])
     if not steps:
-        return None
+        return "", ()
     clauses = {step: _clause(question, step) for step in steps}
     known = ", ".join(dict.fromkeys(f"`{right[step]}`" for step in steps if step in right)) or "the loss"
     made = ", ".join(f"`{step}` ({clause})" for step, clause in clauses.items())
     text = f"the derivative of a step between {known} (right) and `{question.tensor}` (wrong): of {made}"
     likeliest = sorted(clauses.values(), key=lambda clause: (clause in PLAIN) + (clause == "ATT-4") / 2)
-    return Bounds(text, tuple(dict.fromkeys(likeliest)))
+    return text, tuple(dict.fromkeys(likeliest))
 
 
 def _consumers(question: Question) -> dict[str, list[str]]:
@@ -76,7 +67,9 @@ def _consumers(question: Question) -> dict[str, list[str]]:
     return found
 
 
-def _right(question: Question, statuses: Mapping[str, str]) -> dict[str, str]:
+def _right(
+    question: Question, statuses: Mapping[str, str], consumers: Mapping[str, list[str]]
+) -> dict[str, str]:
     """Return the taps whose gradients are right: they were delivered, or gradients made of them alone are."""
     exact, prefix = question.exact, "gradients.taps."
     agreeing = [name for name, status in statuses.items() if status == "agrees"]
@@ -86,7 +79,7 @@ def _right(question: Question, statuses: Mapping[str, str]) -> dict[str, str]:
         for name, node in exact.parameters.items()
         if node.gradient is not None
     }
-    for parameter, users in _consumers(question).items():
+    for parameter, users in consumers.items():
         name = parameter.removeprefix("=")
         visible = sizes.get(name, 0.0) > SMALL * max(sizes.values(), default=0.0)
         if parameter != name and len(users) == 1 and visible and f"gradients.{name}" in agreeing:

@@ -11,7 +11,7 @@ import numpy as np
 from concord.conformance.bugs.context import Flags
 from concord.conformance.expectation import JudgedProblem, is_gradient, is_tap_gradient, root_mean_square
 from concord.conformance.explain import suspects
-from concord.conformance.explain.backward import Bounds, bounds
+from concord.conformance.explain.backward import bounds
 from concord.conformance.explain.computation import Prediction
 from concord.conformance.explain.description import clauses_of, describe
 from concord.conformance.explain.hypothesis import MOST_NAMED, RIGHT, Cause, Hypothesis, caused
@@ -64,7 +64,7 @@ def diagnose(
     defining = clause_of(case.config, tensor, case.part)
     cause: Cause | None = None
     seen: Description | None = None
-    placed: Bounds | None = None
+    place, steps = "", tuple[str, ...]()
     with np.errstate(all="ignore"):  # what is not finite is compared as such
         if question.hidden:
             say(f"looking for what explains {tensor}, {LONGEST:.0f} s of the processor at most")
@@ -83,13 +83,13 @@ def diagnose(
             cause = caused(tensor, cause.hypotheses, False)
         if question.parameter:
             with effort.attempt("placing it in the backward pass"):
-                placed = bounds(question, statuses)
-            if cause and placed and set(cause.clauses) == {"GRD-1"}:
+                place, steps = bounds(question, statuses)
+            if cause and steps and set(cause.clauses) == {"GRD-1"}:
                 # That says what became of the gradient, and not where.
-                cause = dataclasses.replace(cause, clauses=(*placed.clauses, "GRD-1"))
-    certain, steps = cause is not None and cause.confident, placed.clauses if placed else ()
+                cause = dataclasses.replace(cause, clauses=(*steps, "GRD-1"))
+    certain = cause is not None and cause.confident
     others = () if certain else (*steps, *clauses_of(question, seen, defining))
-    told = [placed.text] if placed and not certain else []
+    told = [place] if place and not certain else []
     clauses = tuple(dict.fromkeys((*(cause.clauses if cause else ()), *others)))
     return Diagnosis(tensor, clauses, cause, seen, (*effort.notes, *told, *elsewhere(tensor, statuses)))
 
