@@ -24,7 +24,7 @@ from concord.backends.interface import (
     Trace,
     TrainingSession,
     Unsupported,
-    choose,
+    variety,
 )
 from concord.backends.taps import Tensor
 from concord.backends.trainer import Trainer
@@ -48,7 +48,8 @@ class FrameworkAdapter(ABC):
         implementations: by name.
         known_deviations: what it declares (SPEC PRC-4), for each kind of device.
         naming: what it calls parameters.
-        precisions: what ``strict`` and ``tf32`` of :data:`concord.backends.interface.PRECISION_MODES` set.
+        precisions: what ``strict`` and ``tf32`` of :data:`concord.backends.interface.PRECISION_MODES` set;
+            first the switch of matrix products.
         determinism: what is set where only kernels may run that give the same bits each time.
         defaults: the switches as they were when the framework was imported.
         session_type: the class of its sessions.
@@ -75,6 +76,8 @@ class FrameworkAdapter(ABC):
 
     def describe(self) -> dict[str, Any]:
         """Return versions, devices, dtypes, threads and precision switches."""
+        products, full = next(iter(self.precisions["strict"].items()))
+        on_gpus = "float32" if self.defaults[products] == full else "tf32"
         return {
             "version": self.version,
             "devices": ["cpu", *(f"cuda:{i}" for i in range(self.cuda_devices()))],
@@ -89,7 +92,7 @@ class FrameworkAdapter(ABC):
                 if entry.known_deviations
             },
             "precision_switches": self.read_switches(),
-            "precision_defaults": self.switches_at_import(),
+            "precision_defaults": {**self.defaults, "products": {"cpu": "float32", "cuda": on_gpus}},
         }
 
     def run(self, request: Request) -> Run:
@@ -108,8 +111,24 @@ class FrameworkAdapter(ABC):
         return found
 
     def implementation(self, request: Request) -> Implementation:
-        """Return the implementation that a request asks for (:func:`concord.backends.interface.choose`)."""
-        return choose(self.name, self.implementations, request)
+        """Return the implementation that a request asks for.
+
+        Raises:
+            Unsupported: if there is none of that name, or with everything that keeps it from computing the
+                request.
+        """
+        asked = f"implementation {request.implementation!r}"
+        if request.implementation not in self.implementations:
+            raise Unsupported(f"{self.name} has no {asked}")
+        name = variety(request.implementation, request.execution)
+        if name not in self.implementations:
+            raise Unsupported(f"{self.name} keeps padding in its {asked}; 'library' can run without")
+        found = self.implementations[name]
+        if reasons := found.unsupported_reasons(request):
+            raise Unsupported(f"{self.name} cannot express this by its library layers: {'; '.join(reasons)}")
+        if request.part not in found.parts:
+            raise Unsupported(f"{self.name} has no part {request.part!r} in its {asked}")
+        return found
 
     def trace(self, request: Request) -> Trace:
         """Return what makes of the tap that records the one that the layers call: they are the same.
@@ -177,13 +196,6 @@ class FrameworkAdapter(ABC):
     def wanted(self, request: Request) -> dict[str, Any]:
         """Return the switches that a request sets, as they have to be still when it is done."""
         return {**self.precision(request.precision), **(self.determinism if request.deterministic else {})}
-
-    def switches_at_import(self) -> dict[str, Any]:
-        """Return the switches as imported, and the arithmetic of float32 products on each kind of device."""
-        return {
-            **self.defaults,
-            "products": {"cpu": "float32", "cuda": "float32" if self.full_products() else "tf32"},
-        }
 
     def relaid(self, array: NDArray[Any], kind: str) -> NDArray[Any]:
         """Return a canonical array in the native layout, or a native one in the canonical layout."""
@@ -284,10 +296,6 @@ class FrameworkAdapter(ABC):
     @abstractmethod
     def read_switches(self) -> dict[str, Any]:
         """Return every switch as it is now, with what the environment says of it."""
-
-    @abstractmethod
-    def full_products(self) -> bool:
-        """Return whether GPUs compute products of float32 numbers in full, as imported."""
 
     @abstractmethod
     def put_switches(self, wanted: Mapping[str, Any]) -> None:

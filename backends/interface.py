@@ -309,32 +309,6 @@ def variety(implementation: str, execution: str) -> str:
     return implementation + (f" {UNPADDED}" if execution.startswith(UNPADDED) else "")
 
 
-def choose(backend: str, implementations: Mapping[str, Implementation], request: Request) -> Implementation:
-    """Return the implementation that a request asks for.
-
-    Raises:
-        Unsupported: if there is none of that name, or with everything that keeps it from computing the
-            request.
-    """
-    if request.implementation not in implementations:
-        raise Unsupported(f"{backend} has no implementation {request.implementation!r}")
-    name = variety(request.implementation, request.execution)
-    if name not in implementations:
-        raise Unsupported(
-            f"{backend} keeps padding in its implementation {request.implementation!r}; 'library' can run "
-            "without"
-        )
-    found = implementations[name]
-    reasons = found.unsupported_reasons(request)
-    if reasons:
-        raise Unsupported(f"{backend} cannot express this by its library layers: {'; '.join(reasons)}")
-    if request.part not in found.parts:
-        raise Unsupported(
-            f"{backend} has no part {request.part!r} in its implementation {request.implementation!r}"
-        )
-    return found
-
-
 def confirm_switches(backend: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     """Make sure that nothing has reset a switch meanwhile.
 

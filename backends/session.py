@@ -24,7 +24,7 @@ from concord.backends.interface import (
     refusing_nondeterminism,
 )
 from concord.backends.library import indices
-from concord.backends.taps import DROPOUT, TARGETS, Observation, Tensor, add_zeros, attach
+from concord.backends.taps import DROPOUT, TARGETS, Observation, Tensor, attach
 from concord.backends.trainer import Prepared, Trainer
 from concord.spec.arrays import Arrays
 from concord.spec.batch import Batch
@@ -191,7 +191,7 @@ class FrameworkSession:
         zeros = {
             name: adapter.tensor(array, request.dtype, self.device) for name, array in request.zeros().items()
         }
-        with refusing_nondeterminism(adapter.name, request), self.context():
+        with self.context():
             found = self.traced(self.observe, *self.operands, zeros)(*self.operands, zeros)
         gradients = {}
         if request.gradients:
@@ -243,7 +243,9 @@ class FrameworkSession:
         found: dict[str, Tensor] = OrderedDict()
 
         def record(name: str, tensor: Tensor) -> Tensor:
-            tensor = add_zeros(tensor, zeros.get(name))
+            # What only a faulty model has is of another shape, and stays alone.
+            if name in zeros and zeros[name].shape == tensor.shape:
+                tensor = tensor + zeros[name]
             if recorded:
                 found[name] = tensor
             return tensor
@@ -278,7 +280,11 @@ class FrameworkSession:
     @contextmanager
     def context(self) -> Iterator[None]:
         """Do what a block does as the request and its implementation say."""
-        with self.adapter.within(self.request), self.implementation.context(self.request):
+        with (
+            refusing_nondeterminism(self.adapter.name, self.request),
+            self.adapter.within(self.request),
+            self.implementation.context(self.request),
+        ):
             yield
 
     def prepare(self) -> None:
@@ -310,19 +316,6 @@ class FrameworkSession:
         """Return the logits (B, C)."""
         with self.adapter.without_gradients():
             return self.evaluating(self.model_of(held, fixed), inputs, {}, False, False)[0]
-
-    def differentiated(
-        self, model: Any, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]
-    ) -> Observation:
-        """Return output, loss and gradients.
-
-        Args:
-            zeros: as in :meth:`observe`.
-        """
-        found: Observation = self.adapter.training.differentiate(
-            self.evaluating, model, self.request.part, inputs, zeros, bool(zeros)
-        )
-        return found
 
     def observe(
         self, held: Any, fixed: Any, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]

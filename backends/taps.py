@@ -67,11 +67,3 @@ def attach(layers: Iterable[tuple[str, Any]], tap: Tap, hidden: Collection[str] 
         if isinstance(layer, Tapped):
             place = path.removesuffix(".dot_product")
             layer.tap = partial(show, place and f"{place}.")  # type: ignore[method-assign]
-
-
-def add_zeros(tensor: Tensor, zeros: Tensor | None) -> Tensor:
-    """Add what has the tensor's own gradient.
-
-    A tensor of another shape, which only a faulty model has, stays alone.
-    """
-    return tensor if zeros is None or zeros.shape != tensor.shape else tensor + zeros

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.backends.interface import Trace, Unsupported, refusing_nondeterminism
+from concord.backends.interface import Trace, Unsupported
 from concord.backends.optimizers import Optimizer, clip
 from concord.backends.taps import DROPOUT, SEED, TARGETS
 from concord.spec.arrays import Array, Arrays
@@ -102,7 +102,7 @@ class Trainer(Course):
 
     def variables(self, model: Any) -> dict[str, Any]:
         """Return the parameters of a model that are trained, by native name."""
-        found = self.adapter.training.trained(model)
+        found = self.adapter.training.named(model)
         return {native: found[native] for native in self.native.values()}
 
     def updating(self) -> Optimizer:
@@ -155,7 +155,7 @@ class Trainer(Course):
     def step(self, batches: Sequence[Batch], report: bool = False) -> Arrays:
         """Make the next step, and return losses and norm, or all that is reported of it."""
         session = self.session
-        with refusing_nondeterminism(session.adapter.name, self.request), session.context():
+        with session.context():
             found = self.start(self.prepared(batches), report)
         session.confirm()
         return self.reported(found)
@@ -163,7 +163,7 @@ class Trainer(Course):
     def predict(self, batch: Batch) -> Array:
         """Return the output for a batch, without dropout."""
         session = self.session
-        with refusing_nondeterminism(session.adapter.name, self.request), session.context():
+        with session.context():
             session.trace = self.plain
             session.inputs = {
                 name: tensor for name, tensor in session.fed(batch).items() if name not in TARGETS
@@ -299,7 +299,9 @@ class Trainer(Course):
         seen: dict[str, Tensor] = {}
         found: dict[str, Tensor] = {}
         for number, given in enumerate(batches):
-            observed = self.session.differentiated(model, given.inputs, given.zeros)
+            observed = self.adapter.training.differentiate(
+                self.session.evaluating, model, self.part, given.inputs, given.zeros, bool(given.zeros)
+            )
             found[f"losses.{number}"] = observed.loss
             weight = numbers.get(f"batch_weight.{number}")
             total = self.added(

@@ -192,10 +192,6 @@ class Adapter(FrameworkAdapter):
             "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE"),
         }
 
-    def full_products(self) -> bool:
-        """Return whether GPUs compute products of float32 numbers in full, as imported."""
-        return self.defaults["jax_default_matmul_precision"] in ("highest", "float32", "F32_F32_F32")
-
     def put_switches(self, wanted: Mapping[str, Any]) -> None:
         """Set switches of a precision."""
         jax.config.update("jax_default_matmul_precision", wanted["jax_default_matmul_precision"])

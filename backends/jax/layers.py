@@ -233,8 +233,11 @@ class DotProductAttention(Tapped, nnx.Module):
         return scores if self.divide_scores is None else scores / self.divide_scores
 
     def mask(self, scores: Array, key_mask: Array) -> Array:
+        return self.fill(scores, self.visible(key_mask, scores.shape[1]), self.mask_constant)
+
+    def visible(self, key_mask: Array, heads: int) -> Array:
         per_query = key_mask[:, None, :] if key_mask.ndim == 2 else key_mask  # (B, 1 or Q, S)
-        return self.fill(scores, self.assign(per_query, scores.shape[1]), self.mask_constant)
+        return self.assign(per_query, heads)  # (B, 1 or H, 1 or Q, S)
 
     def combine(self, weights: Array, v: Array) -> Array:
         return jnp.einsum("bhqs,bshk->bqhk", weights, v)

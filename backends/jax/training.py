@@ -25,11 +25,6 @@ def named(model: nnx.Module) -> dict[str, nnx.Variable]:
     }
 
 
-def trained(model: nnx.Module) -> dict[str, nnx.Variable]:
-    """Return those that a gradient is taken by."""
-    return {name: parameter for name, parameter in named(model).items() if isinstance(parameter, nnx.Param)}
-
-
 class ClassificationLoss(Tapped):
     """Mean cross-entropy plus the L2 term of the classifier (SPEC LOS-1 to LOS-4): (B, C) to a scalar."""
 

@@ -166,10 +166,6 @@ class Adapter(FrameworkAdapter):
             "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE"),
         }
 
-    def full_products(self) -> bool:
-        """Return whether GPUs compute products of float32 numbers in full, as imported."""
-        return not self.defaults["cublas_tf32"]
-
     def put_switches(self, wanted: Mapping[str, Any]) -> None:
         """Set switches of a precision."""
         paddle.base.core.set_cublas_switch(wanted["cublas_tf32"])

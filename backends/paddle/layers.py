@@ -245,8 +245,11 @@ class DotProductAttention(Tapped, nn.Layer):
         return scores if self.divide_scores is None else scores / scalar(self.divide_scores, scores)
 
     def mask(self, scores: Tensor, key_mask: Tensor) -> Tensor:
+        return self.fill(scores, self.visible(key_mask, scores.shape[1]), self.mask_constant)
+
+    def visible(self, key_mask: Tensor, heads: int) -> Tensor:
         per_query = key_mask[:, None, :] if key_mask.ndim == 2 else key_mask  # (B, 1 or Q, S)
-        return self.fill(scores, self.assign(per_query, scores.shape[1]), self.mask_constant)
+        return self.assign(per_query, heads)  # (B, 1 or H, 1 or Q, S)
 
     def combine(self, weights: Tensor, v: Tensor) -> Tensor:
         context: Any = paddle.einsum("bhqs,bshk->bqhk", weights, v)

@@ -34,7 +34,6 @@ from concord.backends.paddle.layers import scalar
 from concord.backends.paddle.model import PARTS, TextClassifier
 from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig
-from concord.spec.masks import mask_constant
 
 ACTIVATIONS: dict[str, explicit.Step] = {
     "none": explicit.identity,
@@ -61,17 +60,15 @@ class LibraryEmbeddings(explicit.Embeddings):
         return embedding(ids)
 
 
-class FusedAttention(Tapped, nn.Layer):
+class FusedAttention(explicit.DotProductAttention):
     """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7).
 
     (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D).
     """
 
     def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.mask_constant = mask_constant(config, paddle.get_default_dtype())  # MSK-6
+        super().__init__(config)
         self.scale = config.head_dim**-0.5  # ATT-4: both ways, which differ in rounding alone
-        self.assign = explicit.ASSIGNMENTS[config.mask_assignment]
 
     def forward(
         self,
@@ -100,8 +97,7 @@ class FusedAttention(Tapped, nn.Layer):
 
     def bias(self, q: Tensor, key_mask: Tensor) -> Tensor:
         # Numbers that are added, since a boolean mask has a constant of the kernel's own (MSK-2).
-        per_query = key_mask[:, None, :] if key_mask.ndim == 2 else key_mask  # (B, 1 or Q, S)
-        visible = self.assign(per_query, q.shape[2])  # (B, 1 or H, 1 or Q, S)
+        visible = self.visible(key_mask, q.shape[2])  # (B, 1 or H, 1 or Q, S)
         return explicit.add_to_masked(paddle.zeros(visible.shape, dtype=q.dtype), visible, self.mask_constant)
 
 

@@ -21,11 +21,6 @@ def named(model: nn.Layer) -> dict[str, Tensor]:
     return dict(model.named_parameters())
 
 
-def trained(model: nn.Layer) -> dict[str, Tensor]:
-    """Return those that a gradient is taken by."""
-    return {name: parameter for name, parameter in named(model).items() if not parameter.stop_gradient}
-
-
 class ClassificationLoss(Tapped):
     """Mean cross-entropy plus the L2 term of the classifier (SPEC LOS-1 to LOS-4): (B, C) to a scalar."""
 
@@ -81,7 +76,7 @@ def differentiate(
 
     (SPEC GRD-1 to GRD-5), and by the activations that have ``zeros``.
     """
-    wanted = dict[str, Tensor](trained(model))
+    wanted = {name: parameter for name, parameter in named(model).items() if not parameter.stop_gradient}
     wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
     of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
     for tensor in (*wanted.values(), *of_taps.values()):

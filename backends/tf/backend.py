@@ -160,10 +160,6 @@ class Adapter(FrameworkAdapter):
             "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE"),
         }
 
-    def full_products(self) -> bool:
-        """Return whether GPUs compute products of float32 numbers in full, as imported."""
-        return not self.defaults["tensor_float_32"]
-
     def put_switches(self, wanted: Mapping[str, Any]) -> None:
         """Set switches of a precision."""
         tf.config.experimental.enable_tensor_float_32_execution(wanted["tensor_float_32"])

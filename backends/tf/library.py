@@ -19,10 +19,8 @@ from tensorflow import Tensor
 from concord.backends.interface import Implementation, Request
 from concord.backends.library import NOT_EXPOSED, KeptRows, Layers, library_reasons, parts_of, unpadded
 from concord.backends.tf import layers as explicit
-from concord.backends.tf.layers import Layer
 from concord.backends.tf.model import PARTS, TextClassifier
 from concord.spec.config import EncoderConfig
-from concord.spec.masks import mask_constant
 
 ACTIVATIONS: dict[str, explicit.Step] = {
     "none": explicit.identity,
@@ -54,17 +52,15 @@ class LibraryEmbeddings(explicit.Embeddings):
         return embedding(ids)
 
 
-class FusedAttention(Layer):
+class FusedAttention(explicit.DotProductAttention):
     """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7).
 
     (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D).
     """
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.mask_constant = mask_constant(config, self.compute_dtype)  # MSK-6
+        super().__init__(config, **kwargs)
         self.scale = config.head_dim**-0.5  # ATT-4: both ways, which differ in rounding alone
-        self.assign = explicit.ASSIGNMENTS[config.mask_assignment]
 
     def call(
         self,
@@ -91,8 +87,7 @@ class FusedAttention(Layer):
 
     def bias(self, q: Tensor, key_mask: Tensor) -> Tensor:
         # Numbers that are added, since a boolean mask has a constant of the kernel's own (MSK-2).
-        per_query = key_mask[:, None, :] if key_mask.ndim == 2 else key_mask  # (B, 1 or Q, S)
-        visible = self.assign(per_query, q.shape[2])  # (B, 1 or H, 1 or Q, S)
+        visible = self.visible(key_mask, q.shape[2])  # (B, 1 or H, 1 or Q, S)
         return explicit.add_to_masked(
             ops.zeros(ops.shape(visible), dtype=q.dtype), visible, self.mask_constant
         )

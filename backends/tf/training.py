@@ -20,11 +20,6 @@ def named(model: keras.Model) -> dict[str, keras.Variable]:
     return {variable.path.partition("/")[2].replace("/", "."): variable for variable in model.weights}
 
 
-def trained(model: keras.Model) -> dict[str, keras.Variable]:
-    """Return those that a gradient is taken by."""
-    return {name: parameter for name, parameter in named(model).items() if parameter.trainable}
-
-
 class ClassificationLoss(Tapped):
     """Mean cross-entropy plus the L2 term of the classifier (SPEC LOS-1 to LOS-4): (B, C) to a scalar."""
 
@@ -81,7 +76,7 @@ def differentiate(
 
     (SPEC GRD-1 to GRD-5), and by the activations that have ``zeros``.
     """
-    wanted = {name: variable.value for name, variable in trained(model).items()}
+    wanted = {name: variable.value for name, variable in named(model).items() if variable.trainable}
     wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
     of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
     with tf.GradientTape(persistent=False, watch_accessed_variables=False) as tape:

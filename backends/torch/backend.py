@@ -160,10 +160,6 @@ class Adapter(FrameworkAdapter):
             "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE"),
         }
 
-    def full_products(self) -> bool:
-        """Return whether GPUs compute products of float32 numbers in full, as imported."""
-        return bool(self.defaults["float32_matmul_precision"] == "highest")
-
     def put_switches(self, wanted: Mapping[str, Any]) -> None:
         """Set switches of a precision."""
         # The older switches alone: PyTorch raises an error where those and fp32_precision are mixed.

@@ -27,12 +27,10 @@ from concord.backends.library import (
     parts_of,
     unpadded,
 )
-from concord.backends.taps import Tapped
 from concord.backends.torch import layers as explicit
-from concord.backends.torch.layers import dtype_name
 from concord.backends.torch.model import PARTS, TextClassifier
 from concord.spec.config import EncoderConfig
-from concord.spec.masks import mask_constant, sees_nothing
+from concord.spec.masks import sees_nothing
 
 ACTIVATIONS: dict[str, explicit.Step] = {
     "none": explicit.identity,
@@ -61,17 +59,15 @@ class LibraryEmbeddings(explicit.Embeddings):
         return embedding(ids)
 
 
-class FusedAttention(Tapped, nn.Module):
+class FusedAttention(explicit.DotProductAttention):
     """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7).
 
     (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D).
     """
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
-        super().__init__()
-        self.mask_constant = mask_constant(config, dtype_name(**kwargs))  # MSK-6
+        super().__init__(config, **kwargs)
         self.scale = config.head_dim**-0.5  # ATT-4: both ways, which differ in rounding alone
-        self.assign = explicit.ASSIGNMENTS[config.mask_assignment]
 
     def forward(
         self,
@@ -96,8 +92,7 @@ class FusedAttention(Tapped, nn.Module):
 
     def bias(self, q: Tensor, key_mask: Tensor) -> Tensor:
         # Numbers that are added, since a boolean mask has a constant of the kernel's own (MSK-2).
-        per_query = key_mask[:, None, :] if key_mask.ndim == 2 else key_mask  # (B, 1 or Q, S)
-        visible = self.assign(per_query, q.shape[2])  # (B, 1 or H, 1 or Q, S)
+        visible = self.visible(key_mask, q.shape[2])  # (B, 1 or H, 1 or Q, S)
         zeros = torch.zeros(visible.shape, dtype=q.dtype, device=q.device)
         return explicit.add_to_masked(zeros, visible, self.mask_constant)
 
