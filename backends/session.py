@@ -13,6 +13,8 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
+from numpy.typing import NDArray
+
 from concord.backends.adapter import FrameworkAdapter
 from concord.backends.interface import (
     UNPADDED,
@@ -89,9 +91,11 @@ class FrameworkSession:
     def fed(self, batch: Batch) -> dict[str, Tensor]:
         """Return what the model and its loss are given of a batch, on the device."""
         given = {**batch.arrays(), **indices(replace(self.request, batch=batch))}
-        return {
-            name: self.adapter.tensor(array, self.request.dtype, self.device) for name, array in given.items()
-        }
+        return {name: self.tensor(array) for name, array in given.items()}
+
+    def tensor(self, array: NDArray[Any]) -> Tensor:
+        """Return an array on the device, numbers in the precision of the run."""
+        return self.adapter.tensor(array, self.request.dtype, self.device)
 
     def fill(self, weights: Weights) -> None:
         """Put other weights in place of those that it has.
@@ -176,21 +180,14 @@ class FrameworkSession:
     def forget(self) -> None:
         """Let go of what was compiled and is not used any more, where a framework keeps it."""
 
-    @property
-    def pending(self) -> Any:
-        """What the last step computes."""
-        return next(iter(self.computed.values()), None)
-
     def synchronize(self) -> None:
         """Wait until the device is done."""
-        self.adapter.synchronize(self.pending)
+        self.adapter.synchronize(next(iter(self.computed.values()), None))
 
     def read(self) -> Run:
         """Compute what the request asks for; nothing is updated."""
         adapter, request, to_numpy = self.adapter, self.request, self.adapter.to_numpy
-        zeros = {
-            name: adapter.tensor(array, request.dtype, self.device) for name, array in request.zeros().items()
-        }
+        zeros = {name: self.tensor(array) for name, array in request.zeros().items()}
         with self.context():
             found = self.traced(self.observe, *self.operands, zeros)(*self.operands, zeros)
         gradients = {}

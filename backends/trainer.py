@@ -142,9 +142,7 @@ class Trainer(Course):
                         f"{moment}.{name}", np.zeros(self.request.weights[name].shape, np.float32)
                     )
                     native = np.ascontiguousarray(self.adapter.relaid(array, entry.kind))
-                    kept[f"{moment}.{self.native[name]}"] = self.adapter.tensor(
-                        native, self.request.dtype, self.session.device
-                    )
+                    kept[f"{moment}.{self.native[name]}"] = self.session.tensor(native)
             self.resume(kept, step)
         self.steps = step
 
@@ -188,19 +186,13 @@ class Trainer(Course):
 
     def prepared(self, batches: Sequence[Batch]) -> Prepared:
         """Return what the next step is given of its batches; without dropout, every step that has them."""
-        given, parts = (
-            [self.given(batch, number) for number, batch in enumerate(batches)],
-            self.batch_weights(batches),
-        )
-        return Prepared(
-            given,
-            {
-                f"batch_weight.{number}": weight
-                for number, weight in enumerate(parts)
-                if len(parts) > 1 or weight != 1.0
-            },
-            self.rows(batches),
-        )
+        given = [self.given(batch, number) for number, batch in enumerate(batches)]
+        weights = {
+            f"batch_weight.{number}": weight
+            for number, weight in enumerate(self.batch_weights(batches))
+            if len(batches) > 1 or weight != 1.0
+        }
+        return Prepared(given, weights, self.rows(batches))
 
     def start(self, prepared: Prepared, report: bool = False) -> dict[str, Any]:
         """Start the next step, and return what is going to be reported of it, as the framework's tensors."""
@@ -304,17 +296,11 @@ class Trainer(Course):
             )
             found[f"losses.{number}"] = observed.loss
             weight = numbers.get(f"batch_weight.{number}")
-            total = self.added(
-                total,
-                {
-                    native: observed.gradients[native]
-                    if weight is None
-                    else weight * observed.gradients[native]
-                    for native in self.native.values()
-                },
-                weight,
-            )
-            for name, squares in self.slices(given.real, observed.gradients, weight).items():
+            gradients = observed.gradients
+            if weight is not None:
+                gradients = {name: weight * gradient for name, gradient in gradients.items()}
+            total = self.added(total, {name: gradients[name] for name in self.native.values()}, weight)
+            for name, squares in self.slices(given.real, gradients).items():
                 seen[name] = seen[name] + squares if name in seen else squares
         return total, seen, found
 
@@ -340,26 +326,23 @@ class Trainer(Course):
 
     def given(self, batch: Batch, number: int) -> Given:
         """Return what a step is given of its batch of that number."""
-        adapter, dtype, device = self.session.adapter, self.request.dtype, self.session.device
         inputs = self.session.fed(batch) | self.masks(batch, number)
         if self.recipe.embedding_gradients != "slices" or self.recipe.clipping == "none":
             return Given(inputs, {}, {})
         arrays = replace(self.request, batch=batch, gradients=True, tap_gradients=True).zeros()
-        zeros = {tap: adapter.tensor(arrays[tap], dtype, device) for tap in LOOKUPS.values() if tap in arrays}
+        zeros = {tap: self.session.tensor(arrays[tap]) for tap in LOOKUPS.values() if tap in arrays}
         padding = {
             "embeddings.token": (self.config.token_padding_row, batch.input_ids),
             "embeddings.segment": (self.config.segment_padding_row, batch.segment_ids),
         }
         real = {
-            tap: adapter.tensor((ids != row)[..., None].astype(np.float64), dtype, device)
+            tap: self.session.tensor((ids != row)[..., None].astype(np.float64))
             for tap, (row, ids) in padding.items()
             if row is not None and ids is not None
         }
         return Given(inputs, zeros, real)
 
-    def slices(
-        self, real: Mapping[str, Tensor], gradients: Mapping[str, Tensor], weight: Tensor | None
-    ) -> dict[str, Tensor]:
+    def slices(self, real: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the sum of the squares of the gradients by rows looked up in each table.
 
         Where the norm sees those (SPEC OPT-7).
@@ -368,7 +351,7 @@ class Trainer(Course):
         for table, tap in LOOKUPS.items():
             if f"taps.{tap}" not in gradients or table not in self.native:
                 continue
-            gradient = gradients[f"taps.{tap}"] if weight is None else weight * gradients[f"taps.{tap}"]
+            gradient = gradients[f"taps.{tap}"]
             if table == "embeddings.token.weight" and self.config.embedding_scale == "sqrt_d_model":
                 gradient = math.sqrt(self.config.d_model) * gradient
             gradient = gradient * real[tap] if tap in real else gradient
@@ -380,18 +363,13 @@ class Trainer(Course):
 
         SPEC OPT-8.
         """
-        found = {}
-        for name, rows in (
-            rows_of(self.config, batches, self.part).items()
-            if self.recipe.embedding_updates == "lazy"
-            else ()
-        ):
+        found: dict[str, Tensor] = {}
+        lazy = self.recipe.embedding_updates == "lazy"
+        for name, rows in rows_of(self.config, batches, self.part).items() if lazy else ():
             if name in self.native:
                 touched = np.zeros((len(self.request.weights[name]), 1), bool)
                 touched[rows] = True
-                found[self.native[name]] = self.adapter.tensor(
-                    touched, self.request.dtype, self.session.device
-                )
+                found[self.native[name]] = self.session.tensor(touched)
         return found
 
     # Dropout.
@@ -433,7 +411,7 @@ class Trainer(Course):
             seed = self.adapter.seeded(seed_of(self.training.seed, self.steps, number))
             return {} if seed is None else {SEED: seed}
         return {
-            f"{DROPOUT}{tap}": self.adapter.tensor(keep / (1 - rate), self.request.dtype, self.session.device)
+            f"{DROPOUT}{tap}": self.session.tensor(keep / (1 - rate))
             for tap, (keep, rate) in self.masked(batch, number).items()
         }
 

@@ -26,7 +26,7 @@ tf paddle jax | backend.py    | - ModelSession.captured                     | no
 tf            | backend.py    | + Adapter.forward(self, model, inputs) | takes its inputs in a mapping
 jax | backend.py | + ModelSession.model* | the model's state, and gets the new one back
 jax | backend.py | + ModelSession.h* | the model's state, and gets the new one back
-jax | backend.py | + ModelSession.pending(self) | the model's state, and gets the new one back
+jax | backend.py | + ModelSession.synchronize(self) | the model's state, and gets the new one back
 jax | backend.py | + ModelSession.variables | the model's state, and gets the new one back
 tf jax        | backend.py    | + Adapter.within(self, request)        | within `
 jax           | backend.py    | + OPTIONS                              | xla_allow_excess_precision

@@ -63,10 +63,9 @@ class ModelSession(FrameworkSession):
         """Take what a step left of the model."""
         self.variables = state
 
-    @property
-    def pending(self) -> Any:
-        """What the last step computes."""
-        return self.computed, self.variables
+    def synchronize(self) -> None:
+        """Wait until the device is done."""
+        self.adapter.synchronize((self.computed, self.variables))
 
     def traced(
         self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()
