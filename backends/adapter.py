@@ -28,10 +28,11 @@ from concord.backends.interface import (
 )
 from concord.backends.taps import Tensor
 from concord.backends.trainer import Trainer
-from concord.backends.weights import Naming
+from concord.backends.weights import NAMINGS
 from concord.spec.arrays import Array, Arrays
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import Weights, parameters
+from concord.spec.precision import PRECISIONS
 
 Device = Any
 """A device of the framework."""
@@ -59,11 +60,10 @@ class FrameworkAdapter(ABC):
 
     name: ClassVar[str]
     version: ClassVar[str]
-    dtypes: ClassVar[Mapping[str, list[str]]]
+    dtypes: ClassVar[Mapping[str, list[str]]] = {kind: list(PRECISIONS) for kind in ("cpu", "cuda")}
     thread_switches: ClassVar[tuple[str, ...]]
     implementations: ClassVar[Mapping[str, Implementation]]
     known_deviations: ClassVar[Mapping[str, list[dict[str, Any]]]]
-    naming: ClassVar[Naming]
     precisions: ClassVar[Mapping[str, Mapping[str, Any]]]
     determinism: ClassVar[Mapping[str, Any]]
     session_type: ClassVar[Callable[..., Any]]
@@ -72,7 +72,7 @@ class FrameworkAdapter(ABC):
     optimizers: ModuleType
 
     def __init__(self) -> None:
-        self.defaults = self.read_switches()
+        self.naming, self.defaults = NAMINGS[self.name], self.read_switches()
 
     def describe(self) -> dict[str, Any]:
         """Return versions, devices, dtypes, threads and precision switches."""

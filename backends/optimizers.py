@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from concord.spec.training.optimizers import clipped_together
 from concord.spec.training.recipe import Recipe
-from concord.spec.training.schedules import learning_rate
 
 Tensor = Any
 """A tensor of the framework."""
@@ -84,19 +83,15 @@ class Optimizer:
             else (1.0, 1.0)
         )
 
-    def numbers(self, step: int, rate: float | None = None) -> dict[str, float]:
+    def numbers(self, step: int, rate: float) -> dict[str, float]:
         """Return what of a step depends on how many came before, for :meth:`step`.
 
         A compiled step is given it each time.
 
         Args:
-            rate: the learning rate of the step; by default that of the recipe.
+            rate: the learning rate of the step.
         """
-        recipe, (one, two), rate = (
-            self.recipe,
-            self.corrections(step),
-            learning_rate(self.recipe, step) if rate is None else rate,
-        )
+        recipe, (one, two) = self.recipe, self.corrections(step)
         height = rate * math.sqrt(two) / one if recipe.epsilon_placement == "uncorrected" else rate / one
         decay = recipe.weight_decay * (rate if recipe.decay_form == "times_rate" else 1.0)
         return {
@@ -202,6 +197,18 @@ class Optimizer:
             square_root(second + recipe.epsilon) if inside else square_root(second) + recipe.epsilon
         )
         return self.with_momentum(name, moved, numbers) if recipe.momentum else numbers["rate"] * moved
+
+
+def groups(
+    recipe: Recipe, variables: Mapping[str, Variable], kinds: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Return parameters in groups, those that decay and those that do not, as optimizers take them."""
+    decays = {name: kinds[name] not in recipe.undecayed for name in variables}
+    return [
+        {"params": params, "weight_decay": recipe.weight_decay if decayed else 0.0}
+        for decayed in (True, False)
+        if (params := [variables[name] for name in variables if decays[name] == decayed])
+    ]
 
 
 def clip(

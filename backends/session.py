@@ -28,6 +28,7 @@ from concord.backends.interface import (
 from concord.backends.library import indices
 from concord.backends.taps import DROPOUT, TARGETS, Observation, Tensor, attach
 from concord.backends.trainer import Prepared, Trainer
+from concord.backends.wire import split_gradients
 from concord.spec.arrays import Arrays
 from concord.spec.batch import Batch
 from concord.spec.parameters import Weights
@@ -190,19 +191,14 @@ class FrameworkSession:
         zeros = {name: self.tensor(array) for name, array in request.zeros().items()}
         with self.context():
             found = self.traced(self.observe, *self.operands, zeros)(*self.operands, zeros)
-        gradients = {}
-        if request.gradients:
-            gradients = adapter.export(found.gradients, request.config, request.part)
-            gradients |= {
+        gradients, tap_gradients = split_gradients(
+            {
                 name: to_numpy(gradient)
                 for name, gradient in found.gradients.items()
-                if name.startswith("inputs.")
+                if name.startswith(("inputs.", "taps."))
             }
-        tap_gradients = {
-            name.removeprefix("taps."): to_numpy(gradient)
-            for name, gradient in found.gradients.items()
-            if name.startswith("taps.")
-        }
+        )
+        gradients = adapter.export(found.gradients, request.config, request.part) | gradients
         taps = {name: to_numpy(tensor) for name, tensor in found.taps.items()} if request.taps else {}
         self.confirm()
         return Run(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from concord.backends.interface import Trace, Unsupported
 from concord.backends.optimizers import Optimizer, clip
-from concord.backends.taps import DROPOUT, SEED, TARGETS
+from concord.backends.taps import DROPOUT, SEED
 from concord.spec.arrays import Array, Arrays
 from concord.spec.batch import Batch
 from concord.spec.parameters import parameters
@@ -163,9 +163,7 @@ class Trainer(Course):
         session = self.session
         with session.context():
             session.trace = self.plain
-            session.inputs = {
-                name: tensor for name, tensor in session.fed(batch).items() if name not in TARGETS
-            }
+            session.inputs = session.fed(batch)
             program = self.program(("predict", shapes_of(session.inputs)), session.infer, session.operands)
             output = program(*session.operands)
         return np.array(self.adapter.to_numpy(output))

@@ -23,8 +23,6 @@ from concord.backends.interface import Implementation, Request, Unsupported
 from concord.backends.jax import library, optimizers, training
 from concord.backends.jax.model import PARTS
 from concord.backends.session import FrameworkSession
-from concord.backends.weights import NAMINGS
-from concord.spec.precision import PRECISIONS
 
 OPTIONS: dict[str, str | bool] = {"xla_allow_excess_precision": False}
 """Of the compiler: allowed, XLA leaves out roundings to bfloat16 where it fuses steps."""
@@ -87,11 +85,9 @@ class Adapter(FrameworkAdapter):
 
     name = "jax"
     version = f"{jax.__version__} (jaxlib {jaxlib.version.__version__}, flax {flax.__version__})"
-    dtypes = {kind: list(PRECISIONS) for kind in ("cpu", "cuda")}
     thread_switches = ("NPROC",)
     implementations = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
     known_deviations = {"cpu": [], "cuda": []}
-    naming = NAMINGS["jax"]
     training, optimizers = training, optimizers
     precisions = {
         "strict": {"jax_default_matmul_precision": "highest"},

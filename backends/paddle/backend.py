@@ -19,7 +19,6 @@ from concord.backends.interface import Implementation, Request, Unsupported
 from concord.backends.paddle import library, optimizers, training
 from concord.backends.paddle.model import PARTS
 from concord.backends.session import FrameworkSession
-from concord.backends.weights import NAMINGS
 from concord.spec.precision import PRECISIONS
 
 
@@ -75,7 +74,6 @@ class Adapter(FrameworkAdapter):
         ],
         "cuda": [],
     }
-    naming = NAMINGS["paddle"]
     training, optimizers = training, optimizers
     precisions = {
         "strict": {"cublas_tf32": False, "cudnn_tf32": False},

@@ -7,7 +7,7 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
-from concord.backends.optimizers import Operations, Optimizer
+from concord.backends.optimizers import Operations, Optimizer, groups
 from concord.spec.training.recipe import Recipe
 
 MOMENTS = {
@@ -39,11 +39,11 @@ OPERATIONS = Operations(
 )
 
 
-def own(recipe: Recipe, groups: Any, undecayed: set[str]) -> paddle.optimizer.Optimizer | None:
+def own(recipe: Recipe, parameters: Any, undecayed: set[str]) -> paddle.optimizer.Optimizer | None:
     """Return Paddle's optimizer of a recipe, if it has one that computes it.
 
     Args:
-        groups: parameters, and by how much they decay.
+        parameters: in groups, and by how much they decay.
         undecayed: names of parameters that do not decay.
     """
     if recipe.embedding_updates == "lazy" or recipe.decay_form == "alone":
@@ -51,7 +51,7 @@ def own(recipe: Recipe, groups: Any, undecayed: set[str]) -> paddle.optimizer.Op
     rate, decoupled, double = (
         recipe.learning_rate,
         recipe.decay_form == "times_rate",
-        groups[0]["params"][0].dtype == paddle.float64,
+        parameters[0]["params"][0].dtype == paddle.float64,
     )
     if recipe.algorithm == "adam" and recipe.epsilon_placement == "corrected" and recipe.bias_correction:
         constants: dict[str, Any] = {
@@ -61,12 +61,12 @@ def own(recipe: Recipe, groups: Any, undecayed: set[str]) -> paddle.optimizer.Op
             "amsgrad": recipe.amsgrad,
         }
         if not decoupled:
-            return paddle.optimizer.Adam(rate, parameters=groups, **constants)
+            return paddle.optimizer.Adam(rate, parameters=parameters, **constants)
         if not (double and recipe.weight_decay):  # the share of decay is a float32 number
-            parameters = [parameter for group in groups for parameter in group["params"]]
+            alone = [parameter for group in parameters for parameter in group["params"]]
             return paddle.optimizer.AdamW(
                 rate,
-                parameters=parameters,
+                parameters=alone,
                 weight_decay=recipe.weight_decay,
                 apply_decay_param_fun=lambda name: name not in undecayed,
                 **constants,
@@ -74,10 +74,10 @@ def own(recipe: Recipe, groups: Any, undecayed: set[str]) -> paddle.optimizer.Op
     if decoupled or recipe.algorithm != "sgd":  # its RMSProp errs by more than rounding
         return None
     if not recipe.momentum:
-        return paddle.optimizer.SGD(rate, parameters=groups)
+        return paddle.optimizer.SGD(rate, parameters=parameters)
     if recipe.momentum_form == "velocity" and not (recipe.dampening or double):  # and so is momentum
         return paddle.optimizer.Momentum(
-            rate, recipe.momentum, parameters=groups, use_nesterov=recipe.nesterov
+            rate, recipe.momentum, parameters=parameters, use_nesterov=recipe.nesterov
         )
     return None
 
@@ -128,15 +128,8 @@ def _raised(beta: float, steps: int, variable: Tensor) -> Tensor:
 
 def optimizer(recipe: Recipe, variables: Mapping[str, Tensor], kinds: Mapping[str, str]) -> Optimizer:
     """Return what updates parameters as a recipe says (:class:`concord.backends.optimizers.Optimizer`)."""
-    decayed = [variable for name, variable in variables.items() if kinds[name] not in recipe.undecayed]
-    others = [variable for name, variable in variables.items() if kinds[name] in recipe.undecayed]
-    groups = [
-        {"params": decayed, "weight_decay": recipe.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    native = own(
-        recipe, [group for group in groups if group["params"]], {variable.name for variable in others}
-    )
+    undecayed = {variable.name for name, variable in variables.items() if kinds[name] in recipe.undecayed}
+    native = own(recipe, groups(recipe, variables, kinds), undecayed)
     kind = Optimizer if native is None else OwnOptimizer
     found = kind(OPERATIONS, recipe, variables, kinds, native)
     double = next(iter(variables.values())).dtype == paddle.float64

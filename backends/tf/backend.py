@@ -20,8 +20,6 @@ from concord.backends.interface import Implementation, Request, Unsupported
 from concord.backends.session import FrameworkSession
 from concord.backends.tf import library, optimizers, training
 from concord.backends.tf.model import PARTS
-from concord.backends.weights import NAMINGS
-from concord.spec.precision import PRECISIONS
 
 
 def _named_layers(layer: keras.Layer, path: str = "") -> Iterator[tuple[str, keras.Layer]]:
@@ -54,7 +52,6 @@ class Adapter(FrameworkAdapter):
 
     name = "tf"
     version = f"{tf.__version__} (keras {keras.__version__})"
-    dtypes = {kind: list(PRECISIONS) for kind in ("cpu", "cuda")}
     thread_switches = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
     implementations = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
     # BiasAddGrad adds up in bfloat16 from term to term, on the CPU; in float16 it accumulates in float32.
@@ -68,7 +65,6 @@ class Adapter(FrameworkAdapter):
         ],
         "cuda": [],
     }
-    naming = NAMINGS["tf"]
     training, optimizers = training, optimizers
     precisions = {"strict": {"tensor_float_32": False}, "tf32": {"tensor_float_32": True}}
     determinism = {"op_determinism": True}

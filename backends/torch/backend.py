@@ -20,8 +20,7 @@ from concord.backends.session import FrameworkSession
 from concord.backends.torch import library, optimizers, training
 from concord.backends.torch.model import PARTS
 from concord.backends.trainer import MOST
-from concord.backends.weights import NAMINGS
-from concord.spec.precision import PRECISIONS, precision
+from concord.spec.precision import precision
 
 REDUCED = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
 """Of ``torch.backends.cuda.matmul``: whether half precisions may be summed in themselves."""
@@ -69,11 +68,9 @@ class Adapter(FrameworkAdapter):
 
     name = "torch"
     version = torch.__version__
-    dtypes = {kind: list(PRECISIONS) for kind in ("cpu", "cuda")}
     thread_switches = ("OMP_NUM_THREADS",)
     implementations = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
     known_deviations = {"cpu": [], "cuda": []}
-    naming = NAMINGS["torch"]
     training, optimizers = training, optimizers
     precisions = {
         "strict": {

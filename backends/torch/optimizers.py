@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from concord.backends.optimizers import Operations, Optimizer
+from concord.backends.optimizers import Operations, Optimizer, groups
 from concord.spec.training.recipe import Recipe
 
 MOMENTS = {
@@ -33,11 +33,11 @@ OPERATIONS = Operations(
 )
 
 
-def own(recipe: Recipe, groups: list[dict[str, Any]]) -> torch.optim.Optimizer | None:
+def own(recipe: Recipe, parameters: list[dict[str, Any]]) -> torch.optim.Optimizer | None:
     """Return PyTorch's optimizer of a recipe, if it has one that computes it.
 
     Args:
-        groups: parameters, and by how much they decay.
+        parameters: in groups, and by how much they decay.
     """
     if recipe.embedding_updates == "lazy" or recipe.decay_form == "alone":
         return None
@@ -45,7 +45,7 @@ def own(recipe: Recipe, groups: list[dict[str, Any]]) -> torch.optim.Optimizer |
     if recipe.algorithm == "adam" and recipe.epsilon_placement == "corrected" and recipe.bias_correction:
         kind = torch.optim.AdamW if decoupled else torch.optim.Adam
         return kind(
-            groups,
+            parameters,
             lr=recipe.learning_rate,
             betas=(recipe.beta1, recipe.beta2),
             eps=recipe.epsilon,
@@ -56,7 +56,7 @@ def own(recipe: Recipe, groups: list[dict[str, Any]]) -> torch.optim.Optimizer |
         return None
     if recipe.algorithm == "sgd":
         return torch.optim.SGD(
-            groups,
+            parameters,
             lr=recipe.learning_rate,
             momentum=recipe.momentum,
             dampening=recipe.dampening,
@@ -65,7 +65,7 @@ def own(recipe: Recipe, groups: list[dict[str, Any]]) -> torch.optim.Optimizer |
         )
     if recipe.algorithm == "rmsprop" and recipe.epsilon_placement == "uncorrected":
         return torch.optim.RMSprop(
-            groups,
+            parameters,
             lr=recipe.learning_rate,
             alpha=recipe.beta2,
             eps=recipe.epsilon,
@@ -116,12 +116,6 @@ class OwnOptimizer(Optimizer):
 
 def optimizer(recipe: Recipe, variables: Mapping[str, nn.Parameter], kinds: Mapping[str, str]) -> Optimizer:
     """Return what updates parameters as a recipe says (:class:`concord.backends.optimizers.Optimizer`)."""
-    decayed = [variable for name, variable in variables.items() if kinds[name] not in recipe.undecayed]
-    others = [variable for name, variable in variables.items() if kinds[name] in recipe.undecayed]
-    groups = [
-        {"params": decayed, "weight_decay": recipe.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    native = own(recipe, [group for group in groups if group["params"]])
+    native = own(recipe, groups(recipe, variables, kinds))
     kind = Optimizer if native is None else OwnOptimizer
     return kind(OPERATIONS, recipe, variables, kinds, native)

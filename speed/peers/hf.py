@@ -21,6 +21,7 @@ from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights, parameters
 from concord.spec.sources import table
+from concord.spec.training.schedules import learning_rate
 from concord.speed.peers import Peer
 
 TABLE = table.load("bert-hugging-face")
@@ -67,7 +68,7 @@ class HuggingFaceModel:
         self.model.zero_grad(set_to_none=True)
         loss = self.run(**self.inputs).loss
         loss.backward()
-        numbers = self.optimizer.numbers(self.steps)
+        numbers = self.optimizer.numbers(self.steps, learning_rate(self.optimizer.recipe, self.steps))
         self.optimizer.step(
             {name: variable.grad for name, variable in self.optimizer.variables.items()}, numbers, {}
         )
