@@ -22,9 +22,9 @@ from concord.backends.interface import Measurable, Request, Session, Steps, Unsu
 from concord.backends.wire import in_order
 from concord.spec.arrays import Array, Arrays
 from concord.spec.batch import Batch, example_batch, round_inputs
-from concord.spec.config import EncoderConfig, from_mapping
+from concord.spec.config import EncoderConfig
 from concord.spec.parameters import initialize, trainable
-from concord.spec.training.recipe import recipe_from_mapping
+from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
 
 VECTORS = 4
@@ -55,11 +55,11 @@ class Bench:
 
     def prepare(
         self,
-        config: Mapping[str, Any],
+        config: EncoderConfig,
         lengths: Sequence[int],
         tokens: int,
         seed: int,
-        recipe: Mapping[str, Any] | None,
+        recipe: Recipe | None,
         dtype: str,
         weights: str | None = None,
         **settings: Any,
@@ -67,10 +67,10 @@ class Bench:
         """Build a model and run it once.
 
         Args:
-            config: fields of the configuration.
+            config: of the model.
             lengths: real tokens of each sample.
             seed: of the batches, and of weights that are drawn.
-            recipe: fields of that of training; None: inference.
+            recipe: of training; None: inference.
             weights: a file with them; None: drawn.
             settings: other fields of :class:`concord.backends.interface.Settings`.
 
@@ -82,17 +82,16 @@ class Bench:
         self.release()
         if not hasattr(self.measured, "session"):
             raise Unsupported(f"{self.measured.name} cannot be measured: it has no method 'session'")
-        model = from_mapping(config)
         given = (
-            in_order(load_file(weights), model)
+            in_order(load_file(weights), config)
             if weights and Path(weights).is_file()
-            else initialize(model, seed)
+            else initialize(config, seed)
         )
-        batches = batches_of(model, lengths, tokens, seed, recipe)
+        batches = batches_of(config, lengths, tokens, seed, recipe)
         given = round_inputs(given, batches[0], dtype)[0]
-        training = Training(recipe_from_mapping(recipe), [[batch] for batch in batches]) if recipe else None
+        training = Training(recipe, [[batch] for batch in batches]) if recipe else None
         request = Request(
-            model,
+            config,
             given,
             batches[0],
             dtype=dtype,

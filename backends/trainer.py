@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.backends.interface import Trace, Unsupported
 from concord.backends.optimizers import Optimizer, clip
@@ -91,6 +90,7 @@ class Trainer(Course):
         self.native = {
             name: self.adapter.naming.native_name(name, entry.kind) for name, entry in self.entries.items()
         }
+        self.canonical = {native: name for name, native in self.native.items()}
         self.kinds = {native: table[name].kind for name, native in self.native.items()}
         self.refuse()
         self.optimizer = self.updating()
@@ -171,9 +171,8 @@ class Trainer(Course):
     def state(self) -> Arrays:
         """Return the parameters and what is kept, as :meth:`load` takes them."""
         parameters = self.adapter.parameters(self.session.model, self.request)
-        return {f"parameters.{name}": array for name, array in parameters.items()} | self.reported(
-            self.moments()
-        )
+        kept = self.reported(self.optimizer.kept())
+        return {f"parameters.{name}": array for name, array in parameters.items()} | kept
 
     def info(self) -> dict[str, Any]:
         """Return what a run says of itself."""
@@ -252,8 +251,8 @@ class Trainer(Course):
             report: whether to return all that is reported of it, not losses and norm alone.
 
         Returns:
-            What is reported, sections as native names to tensors; what it leaves of the model; what the
-            optimizer is given next.
+            What is reported, as ``<section>.<native name>``; what it leaves of the model; what the optimizer
+            is given next.
         """
         session, optimizer = self.session, self.optimizer
         model = session.model_of(held, fixed)
@@ -266,18 +265,15 @@ class Trainer(Course):
         found |= {} if norm is None else {"norm": norm}
         if report:
             # Copies, where an optimizer changes gradients in place.
-            found |= {"gradients": {name: 1 * tensor for name, tensor in total.items()}}
-            found |= (
-                {}
-                if self.recipe.clipping == "none"
-                else {"clipped": {name: 1 * tensor for name, tensor in limited.items()}}
-            )
+            found |= {f"gradients.{name}": 1 * tensor for name, tensor in total.items()}
+            if self.recipe.clipping != "none":
+                found |= {f"clipped.{name}": 1 * tensor for name, tensor in limited.items()}
         self.update(limited, numbers, rows)
         if report:
-            found |= self.moments()
-            found["rate"] = numbers["rate"]
-            found["parameters"] = {
-                name: self.operations.value(variable) for name, variable in optimizer.variables.items()
+            found |= {"rate": numbers["rate"]} | self.optimizer.kept()
+            found |= {
+                f"parameters.{name}": self.operations.value(variable)
+                for name, variable in optimizer.variables.items()
             }
         return found, session.held_by(model), optimizer.state
 
@@ -413,41 +409,20 @@ class Trainer(Course):
             for tap, (keep, rate) in self.masked(batch, number).items()
         }
 
-    # What is reported.
-
-    def moments(self) -> dict[str, dict[str, Tensor]]:
-        """Return what is kept now, by moment and native name."""
-        found: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in self.optimizer.kept().items():
-            moment, _, native = name.partition(".")
-            found.setdefault(moment, {})[native] = tensor
-        return found
-
-    def exported(self, tensors: Mapping[str, Tensor]) -> Arrays:
-        """Return tensors of the parameters by canonical name."""
-        return {
-            name: np.array(array)
-            for name, array in self.adapter.export(tensors, self.config, self.part).items()
-        }
-
-    def reported(self, found: Mapping[str, Any]) -> Arrays:
-        """Return what is reported of a step as arrays."""
+    def reported(self, found: Mapping[str, Tensor | float]) -> Arrays:
+        """Return what is reported of a step as arrays, by canonical names and in canonical layouts."""
         arrays: Arrays = {}
-        for name, value in found.items():
-            arrays |= (
-                {f"{name}.{key}": array for key, array in self.exported(value).items()}
-                if isinstance(value, dict)
-                else {name: np.array(self.array(value))}
+        for key, value in found.items():
+            section, _, native = key.partition(".")
+            # A framework took some numbers as they are: rounded once.
+            array = (
+                precision(self.request.dtype).round(value)
+                if isinstance(value, float)
+                else self.adapter.to_numpy(value)
             )
+            name = f"{section}.{self.canonical[native]}" if native in self.canonical else key
+            arrays[name] = np.array(self.adapter.relaid(array, self.kinds.get(native, "")), order="C")
         return arrays
-
-    def array(self, value: Tensor | float) -> NDArray[Any]:
-        """Return a tensor as an array, and a number that a framework took as it is, rounded once."""
-        return (
-            precision(self.request.dtype).round(value)
-            if isinstance(value, float)
-            else self.adapter.to_numpy(value)
-        )
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:

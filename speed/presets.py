@@ -123,11 +123,11 @@ class Workload:
     def request(self) -> dict[str, Any]:
         """Return what :meth:`concord.backends.bench.Bench.prepare` needs to know of it."""
         return {
-            "config": self.preset.config.as_dict(),
+            "config": self.preset.config,
             "lengths": self.lengths,
             "tokens": self.preset.tokens,
             "seed": SEED,
-            "recipe": self.recipe.as_dict() if self.recipe else None,
+            "recipe": self.recipe,
             "dtype": self.dtype,
         }
 
