@@ -10,6 +10,7 @@ import gc
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,21 +22,14 @@ from safetensors.numpy import load_file
 from concord.backends.interface import Measurable, Request, Session, Steps, Unsupported
 from concord.backends.wire import in_order
 from concord.spec.arrays import Array, Arrays
-from concord.spec.batch import Batch, example_batch, round_inputs
-from concord.spec.config import EncoderConfig
+from concord.spec.batch import round_inputs
 from concord.spec.parameters import initialize, trainable
-from concord.spec.training.recipe import Recipe
-from concord.spec.training.trajectory import Training
 
 VECTORS = 4
 """Random directions along which an update is reported."""
 
 WHOLE = 16
 """Numbers up to which it is reported as it is."""
-
-STEPS = 2
-"""Of training that are checked, on other inputs each: a moment that is not kept, or not as it should be,
-shows in the second."""
 
 MOMENT = "first_moment."
 """How what an optimizer keeps of gradients is called."""
@@ -53,60 +47,30 @@ class Bench:
         self.steps: Steps | None = None
         self.device = "cpu"
 
-    def prepare(
-        self,
-        config: EncoderConfig,
-        lengths: Sequence[int],
-        tokens: int,
-        seed: int,
-        recipe: Recipe | None,
-        dtype: str,
-        weights: str | None = None,
-        **settings: Any,
-    ) -> Answer:
+    def prepare(self, request: Request, weights: str | None = None) -> Answer:
         """Build a model and run it once.
 
         Args:
-            config: of the model.
-            lengths: real tokens of each sample.
-            seed: of the batches, and of weights that are drawn.
-            recipe: of training; None: inference.
+            request: all but the weights.
             weights: a file with them; None: drawn.
-            settings: other fields of :class:`concord.backends.interface.Settings`.
 
         Returns:
-            Seconds (building, compiling ahead, first step), and what was computed: logits, or of
-            :data:`STEPS` steps of training the losses, and what parameters and first moments have come to
-            (:func:`moved`).
+            Seconds (building, compiling ahead, first step), and what was computed: logits, or of the steps
+            of training the losses, and what parameters and first moments have come to (:func:`moved`).
         """
         self.release()
         if not hasattr(self.measured, "session"):
             raise Unsupported(f"{self.measured.name} cannot be measured: it has no method 'session'")
-        given = (
-            in_order(load_file(weights), config)
-            if weights and Path(weights).is_file()
-            else initialize(config, seed)
-        )
-        batches = batches_of(config, lengths, tokens, seed, recipe)
-        given = round_inputs(given, batches[0], dtype)[0]
-        training = Training(recipe, [[batch] for batch in batches]) if recipe else None
-        request = Request(
-            config,
-            given,
-            batches[0],
-            dtype=dtype,
-            **settings,
-            taps=False,
-            gradients=training is not None,
-            training=training,
-        )
+        config = request.config
+        given = in_order(load_file(weights), config) if weights else initialize(config)
+        request = replace(request, weights=round_inputs(given, request.batch, request.dtype)[0])
         request.validate(where=f"backend={self.measured.name}")
         self.device = request.device
         self._reset_peak_memory()
         started = time.perf_counter()
         session = self.steps = self.measured.session(request)
         seconds, results = self._begin(time.perf_counter() - started)
-        return seconds, self._trained(session, request, results) if training else results
+        return seconds, self._trained(session, request, results) if request.training else results
 
     def _trained(self, session: Session, request: Request, results: Mapping[str, NDArray[Any]]) -> Arrays:
         """Make the other steps of training, and return what has come of all.
@@ -231,21 +195,6 @@ def seconds_by_events(steps: Steps, events: Sequence[Any]) -> list[float]:
         event.record()
     steps.synchronize()
     return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
-
-
-def batches_of(
-    config: EncoderConfig, lengths: Sequence[int], tokens: int, seed: int, training: object
-) -> list[Batch]:
-    """Return what a model is given: one batch, or of a model that is trained one for each of :data:`STEPS`.
-
-    Args:
-        lengths: real tokens of each sample.
-        training: whether it is trained.
-    """
-    return [
-        example_batch(config, len(lengths), tokens, seed + step, lengths)
-        for step in range(STEPS if training else 1)
-    ]
 
 
 def moved(

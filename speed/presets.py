@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from concord.backends.interface import WORKLOAD_KINDS
-from concord.spec.batch import example_batch
+from concord.backends.interface import WORKLOAD_KINDS, Request
+from concord.spec.batch import Batch, example_batch
 from concord.spec.config import EncoderConfig, from_toml, variant, variants
 from concord.spec.errors import collect, located, refuse, unknown, unknowns
 from concord.spec.files import read_text
 from concord.spec.training.recipe import Recipe
+from concord.spec.training.trajectory import Training
 
 LENGTHS = ("full", "ragged")
 """``full``: no padding. ``ragged``: the lengths of real texts, which are close to log-normal."""
@@ -27,6 +28,10 @@ MEDIAN, SIGMA = 0.4, 0.6
 
 A sixteenth is cut off at T.
 """
+
+STEPS = 2
+"""Of training that are checked, on other inputs each: a moment that is not kept, or not as it should be,
+shows in the second."""
 
 SEED = 0
 """Of weights and inputs; each step of training that is checked has inputs of another."""
@@ -120,16 +125,24 @@ class Workload:
         """How the model is trained, if it is."""
         return RECIPE if self.kind == "training" else None
 
-    def request(self) -> dict[str, Any]:
-        """Return what :meth:`concord.backends.bench.Bench.prepare` needs to know of it."""
-        return {
-            "config": self.preset.config,
-            "lengths": self.lengths,
-            "tokens": self.preset.tokens,
-            "seed": SEED,
-            "recipe": self.recipe,
-            "dtype": self.dtype,
-        }
+    @property
+    def batches(self) -> list[Batch]:
+        """What the model is given: one batch, or if it is trained one for each of :data:`STEPS`."""
+        lengths, count = self.lengths, STEPS if self.recipe else 1
+        sizes = self.preset.config, len(lengths), self.preset.tokens
+        return [example_batch(*sizes, SEED + step, lengths) for step in range(count)]
+
+    def request(self, **settings: str) -> Request:
+        """Return what is asked of a backend, but for the weights.
+
+        Args:
+            settings: fields of :class:`concord.backends.interface.Settings`.
+        """
+        batches = self.batches
+        training = Training(self.recipe, [[batch] for batch in batches]) if self.recipe else None
+        how: dict[str, Any] = {**settings, "dtype": self.dtype, "training": training}
+        trained = training is not None
+        return Request(self.preset.config, {}, batches[0], taps=False, gradients=trained, **how)
 
 
 def ragged(batch: int, tokens: int) -> list[int]:

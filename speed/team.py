@@ -270,7 +270,7 @@ class Team:
             "precision": place.precision,
         }
         for one in [checked, *([work] if checked != work else [])]:
-            answer = member.ask("prepare", **one.request(), **settings, weights=self._weights(work))
+            answer = member.ask("prepare", request=one.request(**settings), weights=self._weights(work))
             if answer is None:
                 status, detail = member.failure or ("crashed", "")
                 member.failure = None if member.worker else member.failure

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.backends.bench import batches_of, moved
+from concord.backends.bench import moved
 from concord.backends.interface import WORKLOAD_KINDS
 from concord.conformance.estimate import estimate, least_sigma
 from concord.spec.arithmetic import Arithmetic
@@ -102,7 +102,7 @@ def derive(work: Workload, rules: str | None = None) -> Expected:
         rules: the precision or mode whose rounding is allowed for, where it is not that of the workload.
     """
     config = work.preset.config
-    batches = batches_of(config, work.lengths, work.preset.tokens, SEED, work.recipe)
+    batches = work.batches
     weights = round_inputs(initialize(config, SEED), batches[0], work.dtype)[0]
     steps = [samples(config, batch, _most(work) if work.recipe else 1) for batch in batches]
 

@@ -14,6 +14,7 @@ PARITY_EXCEPTIONS = [
     (name, *cells)
     for row in """
 tf paddle jax | backend.py    | - REDUCED                              | `backend.py`
+paddle        | backend.py    | + Adapter.dtypes                       | no half precision on CPU
 jax           | backend.py    | + Adapter.__init__(self)               | `jax_enable_x64`
 tf jax        | backend.py    | - ModelSession.evaluation(*                 | compiles a whole step
 tf jax        | backend.py    | - ModelSession.forget(self)                 | compiles a whole step

@@ -145,8 +145,10 @@ def test_every_backend_computes_in_a_program_what_the_oracle_says(worker, kind):
     case = build_case("bert", "ragged")  # its sizes are those of other tests, for which JAX has compiled
     batch, tokens = case.batch.required("input_ids").shape
     work = Workload(Preset("case", "a test", case.config, batch, tokens), kind, "ragged")
-    how = {"implementation": "explicit", "execution": "eager", "device": "cpu", "precision": "strict"}
-    _, results = worker.bench("prepare", **work.request(), weights=None, **how)
+    _, results = worker.bench(
+        "prepare",
+        request=work.request(),
+    )
     worst, tensor = truth.expected(work).worst(results, Z)
     assert worst < 1, tensor
     worker.bench("release")
@@ -335,14 +337,14 @@ def test_an_interrupted_run_keeps_what_it_has(entered, tmp_path, monkeypatch):
 
 def test_on_a_device_no_step_waits_for_the_last_and_the_clock_and_memory_are_the_devices():
     bench, work = Bench(WithADevice()), small()
-    bench.prepare(**work.request(), device="cuda:1")
+    bench.prepare(work.request(device="cuda:1"))
     steps = bench.steps
     steps.said.clear()
     answer, _ = bench.repeat(4, 60.0)
     assert answer == {"seconds": [SECONDS] * 4, "peak_memory_bytes": WithADevice.held}
     one, four = (["synchronize", *["step"] * count, "synchronize"] for count in (1, 4))
     assert steps.said == one + four  # one to see how long it takes, then all in a row
-    bench.prepare(**work.request(), device="cpu")
+    bench.prepare(work.request())
     assert len(bench.repeat(2, 60.0)[0]["seconds"]) == 2
 
 
@@ -378,7 +380,7 @@ def test_results_are_judged_by_the_arithmetic_that_was_asked_for(precision, dtyp
 
 def prepared(made, work):
     """Return what a backend computes before it is timed."""
-    return Bench(made).prepare(**work.request())[1]
+    return Bench(made).prepare(work.request())[1]
 
 
 WRONG_STEPS = [

@@ -51,8 +51,7 @@ class ClassificationLoss(Tapped):
                 losses.dtype
             )
         if self.l2_weight:
-            classifier = model.classifier
-            weight, bias = classifier.kernel[...], classifier.bias[...]  # type: ignore[index]
+            weight, bias = model.classifier.kernel[...], model.classifier.bias[...]  # type: ignore[index]
             loss = loss + 0.5 * self.l2_weight * (jnp.sum(weight * weight) + jnp.sum(bias * bias))
         return self.tap("loss", loss)
 
@@ -79,23 +78,19 @@ def differentiate(
 
     (SPEC GRD-1 to GRD-5), and by the activations that have ``zeros``.
     """
-    given = {name: inputs[name] for name in differentiable_inputs(part)}
+    wanted = {name: inputs[name] for name in differentiable_inputs(part)}
 
     def loss_of(
-        model: nnx.Module, given: Mapping[str, Array], zeros: Mapping[str, Array]
+        model: nnx.Module, wanted: Mapping[str, Array], zeros: Mapping[str, Array]
     ) -> tuple[Array, tuple[Array, dict[str, Array]]]:
-        output, loss, taps = evaluate(model, {**inputs, **given}, zeros, recorded)
+        output, loss, taps = evaluate(model, {**inputs, **wanted}, zeros, recorded)
         return loss, (output, taps)
 
     by = (nnx.DiffState(0, nnx.Param), 1, 2)
-    (loss, (output, taps)), (of_model, of_inputs, of_taps) = nnx.value_and_grad(
+    (loss, (output, taps)), (of_model, wanted, of_taps) = nnx.value_and_grad(
         loss_of, argnums=by, has_aux=True
-    )(model, given, zeros)
+    )(model, wanted, zeros)
+    wanted = {f"inputs.{name}": gradient for name, gradient in wanted.items()}
+    of_taps = {f"taps.{name}": zero for name, zero in of_taps.items() if name in taps}
     gradients = {".".join(map(str, path)): gradient[...] for path, gradient in nnx.to_flat_state(of_model)}
-    gradients |= {f"inputs.{name}": gradient for name, gradient in of_inputs.items()}
-    return Observation(
-        output,
-        loss,
-        taps,
-        gradients | {f"taps.{name}": gradient for name, gradient in of_taps.items() if name in taps},
-    )
+    return Observation(output, loss, taps, gradients | wanted | of_taps)
