@@ -309,23 +309,6 @@ def variety(implementation: str, execution: str) -> str:
     return implementation + (f" {UNPADDED}" if execution.startswith(UNPADDED) else "")
 
 
-def confirm_switches(backend: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Make sure that nothing has reset a switch meanwhile.
-
-    Raises:
-        Overruled: naming every switch that is not as it was set.
-    """
-    changed = [
-        f"{name} is {found.get(name)!r} but was set to {value!r}"
-        for name, value in wanted.items()
-        if found.get(name) != value
-    ]
-    if changed:
-        raise Overruled(
-            f"{backend} did not compute as it was asked to: after the run {'; '.join(changed)} [clause=PRC-3]"
-        )
-
-
 def refuse_tf32(backend: str, request: Request, able: bool) -> None:
     """Refuse products in TF32 where there are none: another arithmetic must not pass for it (SPEC PRC-3).
 

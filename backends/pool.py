@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from concord.backends import heaps
 from concord.backends.wire import WorkerFailure
@@ -159,15 +159,9 @@ class Pool:
         self._supervisors: list[Supervisor] = []
         self._threads = ThreadPoolExecutor(width or os.cpu_count() or 1)
 
-    def supervise(
-        self,
-        opening: Opening,
-        restarts: int | None = RESTARTS,
-        started: Callable[[Worker], None] = lambda worker: None,
-        worker: Worker | None = None,
-    ) -> Supervisor:
+    def supervise(self, opening: Opening, **how: Any) -> Supervisor:
         """Return a new supervisor; the arguments are those of :class:`Supervisor`."""
-        supervisor = Supervisor(opening, restarts, started, worker)
+        supervisor = Supervisor(opening, **how)
         self._supervisors.append(supervisor)
         return supervisor
 

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from concord.backends.adapter import FrameworkAdapter
 from concord.backends.interface import (
     UNPADDED,
+    Overruled,
     Request,
     Run,
     Unsupported,
-    confirm_switches,
     refuse_tf32,
     refusing_nondeterminism,
 )
@@ -213,9 +213,22 @@ class FrameworkSession:
         )
 
     def confirm(self) -> None:
-        """Make sure that nothing has reset a switch meanwhile (SPEC PRC-3)."""
-        adapter = self.adapter
-        confirm_switches(adapter.name, adapter.wanted(self.request), adapter.read_switches())
+        """Make sure that nothing has reset a switch meanwhile (SPEC PRC-3).
+
+        Raises:
+            Overruled: naming every switch that is not as it was set.
+        """
+        found = self.adapter.read_switches()
+        changed = [
+            f"{name} is {found.get(name)!r} but was set to {value!r}"
+            for name, value in self.adapter.wanted(self.request).items()
+            if found.get(name) != value
+        ]
+        if changed:
+            raise Overruled(
+                f"{self.adapter.name} did not compute as it was asked to: after the run "
+                f"{'; '.join(changed)} [clause=PRC-3]"
+            )
 
     def evaluate(
         self,

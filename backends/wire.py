@@ -290,16 +290,14 @@ def check_info(info: Any) -> None:
     """
     if not isinstance(info, dict):
         raise SpecError(f"'info' is {repr(info)[:40]} but must be an object")
-    patterns = info.get("not_exposed", [])
-    if not _is_list_of(str, patterns):
-        raise SpecError(f"'not_exposed' is {patterns!r} but must be a list of strings")
+    lists = {"not_exposed": (str, "strings"), "deviations": (dict, "objects [clause=PRC-4]")}
+    for name, (kind, what) in lists.items():
+        if not _is_list_of(kind, info.get(name, [])):
+            raise SpecError(f"{name!r} is {info[name]!r} but must be a list of {what}")
     switches = info.get("precision_switches", {})
     if not isinstance(switches, dict):
         raise SpecError(f"'precision_switches' is {switches!r} but must be an object")
-    deviations = info.get("deviations", [])
-    if not _is_list_of(dict, deviations):
-        raise SpecError(f"'deviations' is {deviations!r} but must be a list of objects [clause=PRC-4]")
-    declared(deviations)
+    declared(info.get("deviations", []))
 
 
 def check_description(described: Any) -> dict[str, Any]:

@@ -77,15 +77,11 @@ def own(recipe: Recipe, decayed: Mapping[str, bool]) -> optax.GradientTransforma
 class OwnOptimizer(Optimizer):
     """Optax's (:class:`concord.backends.optimizers.Optimizer`)."""
 
-    def parameters(self) -> dict[str, Array]:
-        """Return the parameters as they are now."""
-        return {name: variable[...] for name, variable in self.variables.items()}
-
     def step(
         self, gradients: Mapping[str, Array], numbers: Mapping[str, Array], rows: Mapping[str, Array]
     ) -> None:
         """Update every parameter (:meth:`concord.backends.optimizers.Optimizer.step`)."""
-        parameters = self.parameters()
+        parameters = {name: variable[...] for name, variable in self.variables.items()}
         updates, self.state = self.native.update(
             {name: gradients[name] for name in self.variables}, self.state, parameters
         )
