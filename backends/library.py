@@ -89,7 +89,6 @@ class Layers:
     norm: Callable[..., Any]
     embeddings: Callable[..., Any]
     dot_product: Mapping[str, Callable[..., Any]]
-    encoder_layer: Callable[..., Any]
     activations: Mapping[str, Callable[[Any], Any]]
 
 

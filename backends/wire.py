@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,15 +40,11 @@ LONGEST, DEEPEST = 1 << 24, 32
 """Characters, and levels of nesting, that JSON from another process may have."""
 
 
-def _made(kind: Callable[..., Any], fields: Mapping[str, Any]) -> Any:
-    return kind(**fields)
-
-
-MAKERS: dict[type, Callable[[dict[str, Any]], Any]] = {
-    EncoderConfig: from_mapping,
-    Recipe: recipe_from_mapping,
-    Training: lambda fields: Training(**{**fields, "reported": tuple(fields["reported"])}),
-    **{kind: partial(_made, kind) for kind in (Batch, Request, Run)},
+MAKERS: dict[type, Callable[..., Any]] = {
+    EncoderConfig: lambda **fields: from_mapping(fields),
+    Recipe: lambda **fields: recipe_from_mapping(fields),
+    Training: lambda **fields: Training(**{**fields, "reported": tuple(fields["reported"])}),
+    **{kind: kind for kind in (Batch, Request, Run)},
 }
 """The types of ours that are sent, and what makes a value of its fields."""
 
@@ -117,7 +112,7 @@ def decode(content: bytes) -> Any:
         if ARRAY in one:
             return arrays[one[ARRAY]]
         found = {key: whole(entry) for key, entry in one.items()}
-        return makers[found.pop(KIND)](found) if KIND in found else found
+        return makers[found.pop(KIND)](**found) if KIND in found else found
 
     return whole(received(arrays[TEXT].tobytes().decode()))
 

@@ -335,6 +335,5 @@ EXPLICIT = Layers(
     LayerNorm,
     Embeddings,
     {"batched": DotProductAttention, "looped": AttentionHeadByHead},
-    EncoderLayer,
     ACTIVATIONS,
 )

@@ -10,7 +10,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from concord.backends.jax.layers import EXPLICIT, POOLERS, POOLINGS, MultiHeadAttention, dtype_name
+from concord.backends.jax.layers import (
+    EXPLICIT,
+    POOLERS,
+    POOLINGS,
+    EncoderLayer,
+    MultiHeadAttention,
+    dtype_name,
+)
 from concord.backends.library import KeptRows, Layers
 from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig
@@ -22,7 +29,7 @@ class EncoderStack(Tapped, nnx.Module):
 
     def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT, **kwargs: Any) -> None:
         self.pad_id = config.pad_id
-        self.layers = nnx.List([make.encoder_layer(config, make, **kwargs) for _ in range(config.num_layers)])
+        self.layers = nnx.List([EncoderLayer(config, make, **kwargs) for _ in range(config.num_layers)])
         self.final_norm = make.norm(config, **kwargs) if config.final_norm else None
 
     def __call__(self, embeddings: Array, input_ids: Array) -> Array:

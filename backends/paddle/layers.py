@@ -353,6 +353,5 @@ EXPLICIT = Layers(
     LayerNorm,
     Embeddings,
     {"batched": DotProductAttention, "looped": AttentionHeadByHead},
-    EncoderLayer,
     ACTIVATIONS,
 )

@@ -8,7 +8,14 @@ import paddle
 from paddle import Tensor, nn
 
 from concord.backends.library import KeptRows, Layers
-from concord.backends.paddle.layers import EXPLICIT, POOLERS, POOLINGS, MultiHeadAttention, filled
+from concord.backends.paddle.layers import (
+    EXPLICIT,
+    POOLERS,
+    POOLINGS,
+    EncoderLayer,
+    MultiHeadAttention,
+    filled,
+)
 from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig
 from concord.spec.pooling import least_squares
@@ -20,7 +27,7 @@ class EncoderStack(Tapped, nn.Layer):
     def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT) -> None:
         super().__init__()
         self.pad_id = config.pad_id
-        self.layers = nn.LayerList([make.encoder_layer(config, make) for _ in range(config.num_layers)])
+        self.layers = nn.LayerList([EncoderLayer(config, make) for _ in range(config.num_layers)])
         self.final_norm = make.norm(config) if config.final_norm else None
 
     def forward(self, embeddings: Tensor, input_ids: Tensor) -> Tensor:

@@ -408,6 +408,5 @@ EXPLICIT = Layers(
     LayerNorm,
     Embeddings,
     {"batched": DotProductAttention, "looped": AttentionHeadByHead},
-    EncoderLayer,
     ACTIVATIONS,
 )

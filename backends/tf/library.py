@@ -97,7 +97,6 @@ LIBRARY = Layers(
     LibraryLayerNorm,
     LibraryEmbeddings,
     dict.fromkeys(explicit.EXPLICIT.dot_product, FusedAttention),
-    explicit.EncoderLayer,
     ACTIVATIONS,
 )
 

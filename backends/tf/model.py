@@ -14,6 +14,7 @@ from concord.backends.tf.layers import (
     EXPLICIT,
     POOLERS,
     POOLINGS,
+    EncoderLayer,
     Layer,
     Linear,
     ModelBase,
@@ -30,7 +31,7 @@ class EncoderStack(ModelBase):
         super().__init__(config, **kwargs)
         self.pad_id = config.pad_id
         self.blocks = [
-            make.encoder_layer(config, make, **self.sub(f"layers.{i}")) for i in range(config.num_layers)
+            EncoderLayer(config, make, **self.sub(f"layers.{i}")) for i in range(config.num_layers)
         ]
         self.final_norm = make.norm(config, **self.sub("final_norm")) if config.final_norm else None
 

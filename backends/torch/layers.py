@@ -334,6 +334,5 @@ EXPLICIT = Layers(
     LayerNorm,
     Embeddings,
     {"batched": DotProductAttention, "looped": AttentionHeadByHead},
-    EncoderLayer,
     ACTIVATIONS,
 )

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 
 from concord.backends.library import KeptRows, Layers
 from concord.backends.taps import Tapped
-from concord.backends.torch.layers import EXPLICIT, POOLERS, POOLINGS, MultiHeadAttention, dtype_name
+from concord.backends.torch.layers import (
+    EXPLICIT,
+    POOLERS,
+    POOLINGS,
+    EncoderLayer,
+    MultiHeadAttention,
+    dtype_name,
+)
 from concord.spec.config import EncoderConfig
 from concord.spec.pooling import least_squares
 
@@ -22,9 +29,7 @@ class EncoderStack(Tapped, nn.Module):
     def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT, **kwargs: Any) -> None:
         super().__init__()
         self.pad_id = config.pad_id
-        self.layers = nn.ModuleList(
-            [make.encoder_layer(config, make, **kwargs) for _ in range(config.num_layers)]
-        )
+        self.layers = nn.ModuleList([EncoderLayer(config, make, **kwargs) for _ in range(config.num_layers)])
         self.final_norm = make.norm(config, **kwargs) if config.final_norm else None
 
     def forward(self, embeddings: Tensor, input_ids: Tensor) -> Tensor:
