@@ -388,15 +388,16 @@ class Custom(nn.Module):
 
 
 class Scaled(nn.Module):
-    config = SimpleNamespace(vocab_size=7, pad_token_id=9)
+    config = SimpleNamespace(image_size=5, vocab_size=7, vision_config=SimpleNamespace(num_channels=2))
 
-    def forward(self, input_ids):
-        return 2.5 * input_ids
+    def forward(self, pixel_values, input_values=None, input_ids=None):
+        return 2.5 * pixel_values
 
 
-def test_standard_inputs_are_texts_of_several_lengths():
-    (ids,) = prepare(Scaled().eval()).reference.inputs.values()
-    assert [int((row != 9).sum()) for row in ids] == [11, 1, 5]
+def test_standard_inputs_follow_what_a_module_takes_and_states():
+    inputs = prepare(Scaled().eval()).reference.inputs
+    shapes = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
+    assert shapes == {"input_ids": (3, 11), "pixel_values": (3, 2, 5, 5), "input_values": (3, 5003)}
 
 
 class Chosen(nn.ReLU):

@@ -31,7 +31,9 @@ def compare(reference: Any, candidate: Any = None, inputs: Any = None, **options
             name; ``package.module:function``, called in a process of its own with arrays by keyword; or any
             callable that is called so here and returns arrays by name. By default the reference itself.
         inputs: what the reference is called with: tensors or arrays by keyword, a tuple of them, or one. By
-            default texts of several lengths, where the module takes ``input_ids``.
+            default they are made by the names that the module takes: texts of several lengths
+            (``input_ids``), images (``pixel_values``), features of sounds (``input_features``), or sounds
+            (``input_values``).
         options: keyword arguments of :func:`prepare`, by name.
 
     Returns:

@@ -48,6 +48,9 @@ WAYS = ("eager", "sdpa", "compile", *DTYPES, "int8", "cuda", "tf32")
 TOKENS = 11
 """Tokens of the longest standard text."""
 
+SAMPLES = 5003
+"""Of standard audio."""
+
 ARRAYS = (np.ndarray, np.generic)
 
 
@@ -96,27 +99,45 @@ def called_with(model: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any
 
 
 def standard(model: Any) -> dict[str, Any]:
-    """Return texts of several lengths, by the names under which a module takes them.
+    """Return inputs by the names that a module takes: texts of several lengths, images, sounds.
 
     Raises:
         SpecError: for a module that takes anything else.
     """
     if not isinstance(model, nn.Module):
         raise SpecError("inputs are missing but required of a reference in NumPy")
-    takes, config = inspect.signature(model.forward).parameters.values(), getattr(model, "config", None)
-    tables = (module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding))
-    rows = getattr(config, "vocab_size", None) or next(tables, 1)
-    real = torch.arange(TOKENS) < torch.tensor([TOKENS, 1, TOKENS // 2])[:, None]
-    drawn = torch.randint(0, rows, real.shape, generator=torch.Generator().manual_seed(0))
-    ids = torch.where(real, drawn, getattr(config, "pad_token_id", None) or 0)
-    made = {"input_ids": ids, "attention_mask": real.long(), "decoder_input_ids": ids}
-    named = {one.name: one for one in takes if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
-    found = {name: tensor for name, tensor in made.items() if name in named}
-    missing = [
-        name
-        for name, one in named.items()
-        if name not in found and (one.default is one.empty or "input_ids" not in named)
-    ]
+    takes, config = inspect.signature(model.forward).parameters, getattr(model, "config", None)
+
+    def of(name: str) -> Any:
+        """Return a setting of the model, or of its part for images."""
+        return getattr(config, name, None) or getattr(getattr(config, "vision_config", None), name, None)
+
+    generator = torch.Generator().manual_seed(0)
+    rows = of("vocab_size") or next(
+        (module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)), None
+    )
+    lengths, made = torch.tensor([TOKENS, 1, TOKENS // 2]), {}
+    if rows:
+        real = torch.arange(TOKENS) < lengths[:, None]
+        drawn = torch.randint(0, rows, real.shape, generator=generator)
+        made["input_ids"] = made["decoder_input_ids"] = torch.where(real, drawn, of("pad_token_id") or 0)
+        if "input_ids" in takes:
+            made["attention_mask"] = real.long()
+    size, frames = of("image_size"), of("max_source_positions") or 0
+    shapes = {
+        "input_values": (SAMPLES,),
+        "pixel_values": (
+            of("num_channels") or 3,
+            *(size if isinstance(size, (list, tuple)) else (size, size)),
+        ),
+        "input_features": (of("num_mel_bins"), 2 * frames),
+    }
+    for name, shape in shapes.items():
+        if all(shape):
+            made[name] = torch.randn((len(lengths), *shape), generator=generator)
+    found = {name: tensor for name, tensor in made.items() if name in takes}
+    named = (one for one in takes.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD))
+    missing = [one.name for one in named if one.name not in found and (one.default is one.empty or not found)]
     if missing:
         raise SpecError(f"inputs are missing but required: {first_of(missing, 5)} of {type(model).__name__}")
     return found
