@@ -25,8 +25,6 @@ from concord.spec.reference import compute
 from tests.toys.rounded import explained, run_with, truth_with
 from tests.toys.surroundings import sample_of
 
-EDITED = [bug for bug in ALL if bug.change.edit]
-
 
 def truth_of(bug, case, memory=None):
     return truth_with(bug.change if bug else Change(), case, "float64", Arithmetic(), memory)

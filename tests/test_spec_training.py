@@ -1,6 +1,5 @@
 """Recipes, schedules, dropout, optimizers and trajectories, each against a formula of its own."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -305,43 +304,25 @@ def test_short_window_is_weighted_as_the_recipe_says(mean, expected):
 # Trajectories.
 
 
-CONFIG = spec.variant(
-    "nndl-paddle", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=13, max_positions=7, num_classes=3
-)
-
-
-def training(described, steps=3, seed=0):
-    batches = [
-        spec.example_batch(CONFIG, batch=4, tokens=5, seed=number, padding="ragged")
-        for number in range(steps)
-    ]
-    return Training(described, [[batch] for batch in batches], seed, reported=(steps - 1,))
-
-
-def observed(asked, arithmetic, dtype="float32"):
-    found = {}
-    Trajectory(CONFIG, spec.initialize(CONFIG, seed=2), asked, arithmetic, dtype=dtype).run(found.__setitem__)
-    return found
-
-
-def halves(batch):
-    return [
-        spec.from_arrays({name: array[part] for name, array in batch.arrays().items()})
-        for part in (slice(0, 3), slice(3, 4))
-    ]
-
-
 def test_accumulation_by_samples_is_one_large_batch():
-    described = ADAM.replace(accumulation=2, accumulation_mean="samples", clipping="global_norm", clip_at=0.5)
-    whole = training(described.replace(accumulation=1))
-    parted = dataclasses.replace(
-        whole, recipe=described, steps=[halves(batches[0]) for batches in whole.steps]
-    )
-    first, second = observed(whole, Arithmetic(), "float64"), observed(parted, Arithmetic(), "float64")
-    apart = {
-        name: np.abs(first[name] - second[name]).max()
-        for name in first
-        if name.startswith("steps.2.clipped.")
-    }
-    assert len(apart) > 10
-    assert max(apart.values()) < 1e-14
+    sizes = {"d_model": 6, "num_heads": 2, "d_ff": 5, "vocab_size": 13, "max_positions": 7, "num_classes": 3}
+    config = spec.variant("nndl-paddle", num_layers=1, **sizes)
+    recipe = ADAM.replace(accumulation=2, accumulation_mean="samples", clipping="global_norm", clip_at=0.5)
+    batches = [
+        spec.example_batch(config, batch=4, tokens=5, seed=number, padding="ragged") for number in range(3)
+    ]
+
+    def halves(batch):
+        parts = (slice(0, 3), slice(3, 4))
+        given = batch.arrays().items()
+        return [spec.from_arrays({name: array[part] for name, array in given}) for part in parts]
+
+    def clipped_in(recipe, steps):
+        asked, found = Training(recipe, steps, 0, reported=(2,)), {}
+        Trajectory(config, spec.initialize(config, seed=2), asked, Arithmetic()).run(found.__setitem__)
+        return {name: array for name, array in found.items() if name.startswith("steps.2.clipped.")}
+
+    whole = clipped_in(recipe.replace(accumulation=1), [[batch] for batch in batches])
+    parted = clipped_in(recipe, [halves(batch) for batch in batches])
+    assert len(whole) > 10
+    assert max(np.abs(array - parted[name]).max() for name, array in whole.items()) < 1e-14
