@@ -17,7 +17,7 @@ from concord.porting.certificate.inputs import DRAWN, inputs_of
 from concord.porting.certificate.page import page
 from concord.porting.comparison import compare
 from concord.spec.errors import SpecError
-from tests.toys.checkpoints import drawn
+from tests.toys.checkpoints import CARRIED, drawn
 from tests.toys.disturbed import name_of
 from tests.toys.ready import headed
 from tests.toys.surroundings import ROOT, toy
@@ -151,12 +151,7 @@ def test_a_part_that_is_missing_in_the_target_fails(tmp_path):
     assert "pooler.weight: missing in the target" in reason_of(found, "same bits")
 
 
-BESIDE = {
-    "vocab.txt": b"[PAD]\na\n",
-    "tokenizer.json": b'{"version": 1}',
-    "labels.json": b'{"names": ["a", "b", "c"]}',
-    "sentence_bert_config.json": b'{"max_seq_length": 7}',
-}
+BESIDE = {**CARRIED, "sentence_bert_config.json": b'{"max_seq_length": 7}'}
 PLAIN = porting.from_weights(CONFIG, WEIGHTS)
 
 

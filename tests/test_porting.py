@@ -19,11 +19,6 @@ from tests.toys.ready import hugging_face
 from tests.toys.surroundings import python
 
 
-def with_positions(tensors):
-    """Return tensors with a buffer that newer versions do not keep."""
-    return {**tensors, "bert.embeddings.position_ids": np.arange(19)[None]}
-
-
 def test_of_the_files_of_a_folder_of_the_hub_the_first_is_read_as_by_transformers(tmp_path):
     order = ["hugging-face", "hugging-face-bin", "hugging-face-tf", "hugging-face-flax"]
     names, folder = [registry.FORMATS[form].weights[0] for form in order], tmp_path / order[0]
@@ -68,7 +63,7 @@ def test_shards_of_pytorchs_own_files_are_read_through_their_index(tmp_path):
 def test_a_port_there_and_back_is_the_same_checkpoint(tmp_path):
     source = hugging_face(
         tmp_path / "source",
-        change=with_positions,
+        change=lambda found: {**found, "bert.embeddings.position_ids": np.arange(19)[None]},  # a buffer
         hidden_dropout_prob=0.25,
         id2label=dict(enumerate("abc")),
     )

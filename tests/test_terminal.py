@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from concord.spec.text import LONGEST, legible, shown
-from concord.terminal import USUAL, Terminal, complain
+from concord.terminal import Terminal, complain
 
 HOSTILE = "\x1b[31mred\x9b2J\u202eleft\u2066\x00\nconcord: 7 agree\r\x07\u2028\ud800"
 SEEN = r"\x1b[31mred\x9b2J\u202eleft\u2066\x00\nconcord: 7 agree\r\x07\u2028\ud800"
@@ -33,13 +33,3 @@ def test_terminal_shows_no_control_characters_and_no_megabyte(way, capsys):
         assert len(out) < 8 * LONGEST
         assert all(char == "\n" or char.isprintable() for char in out)
         assert not any(line.startswith("concord: 7 agree") for line in out.splitlines())
-
-
-@pytest.mark.parametrize("columns", ["0", "-5", ""])
-def test_terminal_of_nonsensical_size_is_readable(columns, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", columns)
-    monkeypatch.setenv("LINES", columns)
-    console = Terminal()
-    console.print("one line")
-    assert capsys.readouterr().out == "one line\n"
-    assert console.width == USUAL

@@ -11,33 +11,11 @@ from safetensors.numpy import save_file
 from concord import spec
 from concord.spec.sources import table
 
-WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "the",
-    "a",
-    "cat",
-    "dog",
-    "rain",
-    "bank",
-    "sat",
-    "ran",
-    "said",
-    "on",
-    "in",
-    "##s",
-    "##ing",
-    "quick",
-    ".",
-    ",",
-    "?",
-    "who",
-    "short",
-    "look",
-]
+VOCABULARY = (
+    "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\na\ncat\ndog\nrain\nbank\nsat\nran\nsaid\non\nin\n##s\n##ing\n"
+    "quick\n.\n,\n?\nwho\nshort\nlook\n"
+)
+WORDS = VOCABULARY.split()
 
 SENTENCES = (
     "The cat sat on the rain.",
@@ -80,7 +58,7 @@ def hugging_face(folder, part="model", change=lambda tensors: tensors, **stated)
         {name: np.ascontiguousarray(array) for name, array in change(kept).items()},
         folder / "model.safetensors",
     )
-    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    (folder / "vocab.txt").write_text(VOCABULARY)
     return folder
 
 
