@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -91,23 +90,11 @@ def of_hidden(question: Question) -> Iterator[Hypothesis]:
 
     There one bug may change several taps, or weights, which explanations of a single tap do not stand for.
     """
+    hidden = (*question.hidden, question.tensor)
     for bug in sorted(ALL, key=lambda bug: _place(_name(bug))) if question.hidden else ():
-        if bug.after or bug.of_gradients:
-            continue
-        edit = bug.change.edit
-        changed = [name for name in (*question.hidden, question.tensor) if _edits(bug, name)]
-        if edit and changed:
-            yield hypothesis(bug, Change(taps=tuple(changed), edit=edit))
-        elif "request" in bug.change.places:
+        there = "request" in bug.change.places or any(bug.change.at(name) for name in hidden)
+        if there and not (bug.after or bug.of_gradients):
             yield hypothesis(bug, bug.change)
-
-
-def _edits(bug: Bug, tap: str) -> bool:
-    """Return whether a bug edits a tap, which in a part has a shorter name."""
-    shorter = (
-        pattern.split(".", cut)[-1] for pattern in bug.change.taps for cut in range(pattern.count(".") + 1)
-    )
-    return any(pattern != "*" and fnmatch.fnmatchcase(tap, pattern) for pattern in shorter)
 
 
 def hypothesis(bug: Bug, change: Change) -> Hypothesis:
