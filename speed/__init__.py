@@ -2,11 +2,10 @@
 
 from concord.speed.measure import measure
 from concord.speed.plan import Mode, SpeedPlan
-from concord.speed.presets import PRESETS, Workload, workload
+from concord.speed.presets import Workload, workload
 from concord.speed.record import SpeedRecord
 
 __all__ = [
-    "PRESETS",
     "Mode",
     "SpeedPlan",
     "SpeedRecord",

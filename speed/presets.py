@@ -196,10 +196,6 @@ def of_size(preset: Preset, batch: int | None, tokens: int | None) -> Preset:
     return preset
 
 
-PRESETS = ("nndl", "tf1", "minilm", "bert-base", "bert-large")
-"""The names of the presets."""
-
-
 def named(name: str) -> Preset:
     """Return a preset, a variant as it was published, or the model that a TOML file describes.
 
@@ -211,9 +207,10 @@ def named(name: str) -> Preset:
         return own(Path(name).stem, name, from_toml(read_text(Path(name)), name))
     if name in variants():
         return own(name, "as published", variant(name))
-    if name not in PRESETS:
-        raise unknown("preset", name, [*PRESETS, *variants()])
-    return presets()[name]
+    known = presets()
+    if name not in known:
+        raise unknown("preset", name, [*known, *variants()])
+    return known[name]
 
 
 def workload(
@@ -224,9 +221,6 @@ def workload(
     Raises:
         SpecError: listing every unknown name, with the nearest.
     """
-    model, *_ = collect(
-        lambda: named(preset) if isinstance(preset, str) else preset,
-        lambda: refuse(unknowns("kind", [kind], WORKLOAD_KINDS)),
-        lambda: refuse(unknowns("lengths", [padding], LENGTHS)),
-    )
+    problems = unknowns("kind", [kind], WORKLOAD_KINDS) + unknowns("lengths", [padding], LENGTHS)
+    model, _ = collect(lambda: named(preset) if isinstance(preset, str) else preset, lambda: refuse(problems))
     return Workload(model, kind, padding, dtype)

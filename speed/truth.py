@@ -31,7 +31,7 @@ from concord.spec.precision import PRECISIONS
 from concord.spec.reference import compute
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Observer, Training, Trajectory
-from concord.speed.presets import LENGTHS, PRESETS, SEED, Workload, workload
+from concord.speed.presets import LENGTHS, SEED, Workload, presets, workload
 from concord.speed.work import flops
 
 EXPECTED = Path(__file__).parent / "expected"
@@ -248,7 +248,7 @@ def main(names: Sequence[str]) -> None:
             precisions float32.
     """
     usual = (("nndl", "tf1", "minilm", "bert-base"), WORKLOAD_KINDS, LENGTHS, ("float32",))
-    known = (PRESETS, WORKLOAD_KINDS, LENGTHS, tuple(PRECISIONS))
+    known = (tuple(presets()), WORKLOAD_KINDS, LENGTHS, tuple(PRECISIONS))
     chosen = [
         [name for name in names if name in every] or most for every, most in zip(known, usual, strict=True)
     ]
