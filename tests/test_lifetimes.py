@@ -164,7 +164,7 @@ def test_a_signal_to_the_parent_ends_all_of_it(number, tmp_path):
         time.sleep(drawn.uniform(0.0, 0.3))
     assert_ended(command.end(LATE), command.said(), how)
     for found in out.glob("[!.]*/found.json"):  # every file is whole
-        assert json.loads(found.read_text())["status"] == "error"
+        assert json.loads(found.read_text())["result"]["status"] == "error"
         assert (found.parent / "case.safetensors").exists()
     recorded = json.loads(path.read_text()) if path.exists() else {"cases": 0}
     if how != signal.SIGKILL:
