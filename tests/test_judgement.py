@@ -110,7 +110,7 @@ def test_a_large_case_is_judged_by_a_first_look_where_that_is_enough(case, run, 
     assert [(row.tensor, row.status) for row in first.table] == [
         (row.tensor, row.status) for row in usual.table
     ]
-    far = 100 * max(found.row("layers.0.norm1").tolerance for found in (usual, first))
+    far = 100 * max(found.row("layers.0.norm1").local.tolerance for found in (usual, first))
     wrong = verdict_of(case, other(run, "layers.0.norm1", put((2, 5, 7), lambda x: x + far)))
     assert (wrong.first_divergence.tensor, wrong.first_divergence.deciding.beyond) == ("layers.0.norm1", 1)
     assert looks == [True, True, False]
