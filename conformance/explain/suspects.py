@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -141,11 +142,11 @@ READINGS = (of_format, of_limit, of_dropout, of_dropped_weights, of_recovered, o
 def stages(question: Question) -> Iterator[Iterable[Hypothesis]]:
     """Yield what may be wrong: what is tried together.
 
-    Where other layers are hidden too, a bug of all of them comes first.
+    Where other layers are hidden too, a bug of all of them is as likely as one of the last step.
     """
     far = any(group_of(name) != group_of(question.tensor) for name in question.hidden)
-    both = likeliest_first(simple(question)), unusual(question)
-    yield from reversed(both) if far else both
+    yield likeliest_first(chain(simple(question), of_hidden(question) if far else ()))
+    yield chain(() if far else of_hidden(question), unusual(question))
 
 
 def readings(question: Question) -> Iterator[Hypothesis]:
@@ -165,8 +166,7 @@ def simple(question: Question) -> Iterator[Hypothesis]:
 
 
 def unusual(question: Question) -> Iterator[Hypothesis]:
-    """Yield values that nobody uses, and bugs of several taps at once."""
-    yield from of_hidden(question)
+    """Yield values that nobody uses."""
     for tap in question.span:
         if fits(tap, NORMS):
             yield from of_fitted_epsilon(question)
