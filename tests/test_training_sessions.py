@@ -9,9 +9,10 @@ from concord.spec.errors import SpecError
 from concord.spec.files import section
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
-from tests.test_training import CONFIG, RECIPES, WEIGHTS
+from tests.test_training import CONFIG, RECIPES
 from tests.toys.surroundings import refusal
 
+WEIGHTS = spec.initialize(CONFIG, seed=3)
 DROPOUT = {"dropout_embeddings": 0.1, "dropout_weights": 0.2, "dropout_activation": 0.2, "dropout_head": 0.3}
 SIZES = (5, 2, 5, 2, 5, 2, 5)
 BATCHES = [
