@@ -95,8 +95,11 @@ def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
     Args:
         last: whether the process ends then.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # it was closed from the start
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it stays open
+        elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     with _heeded(last) as came:
         try:

@@ -16,7 +16,7 @@ SIZES = {
     "porting": (34_948, 34_000),
     "training": (20_000, 20_000),
     "speed": (14_000, 14_000),
-    "concord": (20_898, 18_000),
+    "concord": (20_922, 18_000),
     "tests": (130_000, 130_000),
 }
 """Tokens of Python that a folder may have, and the aim.

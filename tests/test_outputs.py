@@ -167,6 +167,7 @@ def test_a_finding_never_takes_the_place_of_another(tmp_path):
 @pytest.mark.parametrize(
     ("behind", "environment", "code", "said"),
     [
+        (">&-", {}, 0, ""),
         ("| head -1", {}, 0, ""),
         (
             ">/dev/full",
