@@ -96,6 +96,8 @@ def test_a_wrong_backend_is_found_run_again_and_made_small(entered, tmp_path):
     read = record.read(tmp_path / "out.json").outcome
     assert (read.failures[0].case, read.plan.seed, read.exit_code, read.cases) == (case, 0, 1, 8)
     assert read.failures[0].times == read.tallies[WRONG]["float32"].statuses["diverges"]
+    statuses = read.tallies[WRONG]["float32"].statuses.items()
+    assert all(f"{count} {status} " in told for status, count in statuses)
     page = (tmp_path / "out.html").read_text()
     assert f"{WRONG} failed in {read.failures[0].times} runs of 8 random cases, in 1 way." in page
     assert "Where its error lies" in page

@@ -10,7 +10,7 @@ import hashlib
 import shlex
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -42,7 +42,7 @@ def table(findings: Findings) -> Table:
         statuses = tally.statuses.items()
         cases = [Text(f"{count} {one}", STYLES.get(one, "bold magenta")) for one, count in statuses]
         errors = (_error(tally.statistics[kind]) for kind in KINDS)
-        drawn.add_row(backend, SHORT.get(dtype, dtype), Text("\n").join(cases), str(tally.tensors), *errors)
+        drawn.add_row(backend, SHORT.get(dtype, dtype), Group(*cases), str(tally.tensors), *errors)
     return drawn
 
 
