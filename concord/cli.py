@@ -40,7 +40,7 @@ COMMANDS = {
 """The commands as they stand in the help."""
 
 GROUPS = (
-    ("Judge", "case", "Write, run or reduce cases as files.", (case.export, case.run, case.reduce)),
+    ("Judge", "case", "Write or run cases as files.", (case.export, case.run)),
     (
         "Show and measure",
         "show",

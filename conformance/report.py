@@ -182,20 +182,17 @@ def around(path: Path, name: str) -> tuple[str, str]:
     return found[1], found[2]
 
 
-def failures(report: Report, details: int = 4, exported: bool = False) -> RenderableType:
+def failures(report: Report, details: int = 4) -> RenderableType:
     """Return what went wrong, in words.
 
     Each first divergence of a backend once, and each backend that gave no result.
-
-    Args:
-        exported: as :func:`divergence_lines` takes it.
     """
     lines: list[RenderableType] = []
     by_backend = gather(findings_of(report), lambda finding: finding.result.backend)
     for name, results in gather(report.results, lambda result: result.backend).items():
         findings = by_backend.get(name, [])
         for finding in findings[:details]:
-            head, *rest = divergence_lines(finding.result, exported)
+            head, *rest = divergence_lines(finding.result)
             lines += [Text(head, style="bold red"), *map(indented, rest)]
             for one in finding.together:
                 lines.append(indented(f"  {one.text}", style="bold"))
@@ -302,7 +299,7 @@ def show(report: Report, console: Console, title: str, group: str = "variant") -
         "A cell is the worst error in tolerances over all tensors of all cases: up to 1 is rounding.",
         style="dim",
     )
-    console.print(failures(report, exported=group in ("variant", "checkpoint")))
+    console.print(failures(report))
     for line in [*repetitions(report), *declarations(report)]:
         console.print(line, style="dim", highlight=False)
     for name, note in report.notes.items():

@@ -409,21 +409,12 @@ def result_lines(result: Result) -> list[str]:
     ]
 
 
-def divergence_lines(result: Result, exported: bool = False) -> list[str]:
-    """Say where a run first diverged, why if that is known, what became of it, and what to do next.
-
-    Args:
-        exported: whether ``concord case export`` writes its case, under the name that it has here.
-    """
+def divergence_lines(result: Result) -> list[str]:
+    """Say where a run first diverged, why if that is known, what became of it, and what to do next."""
     assert result.verdict is not None
     verdict = result.verdict.explained()
     head = f"{result.backend} diverges: {result.case}, {result.dtype}{_alone(verdict)}"
-    reduce = (
-        f"concord case reduce cases/{result.case}-{result.dtype} --backend {result.backend} -o smaller"
-        if exported and result.seconds
-        else ""
-    )
-    return [head, *_divergence(verdict, result.backend, result.attribution), *_next_step(verdict, reduce)]
+    return [head, *_divergence(verdict, result.backend, result.attribution), *_next_step(verdict)]
 
 
 def _alone(verdict: Verdict) -> str:
@@ -496,12 +487,8 @@ def _only_gradients(verdict: Verdict) -> bool:
     )
 
 
-def _next_step(verdict: Verdict, reduce: str = "") -> list[str]:
-    """Say in one line what to do next; nothing where all agrees.
-
-    Args:
-        reduce: the command that makes the case small, if there is one.
-    """
+def _next_step(verdict: Verdict) -> list[str]:
+    """Say in one line what to do next; nothing where all agrees."""
     row, before = verdict.first_divergence, "  next: "
     if row is None:
         return []
@@ -511,7 +498,7 @@ def _next_step(verdict: Verdict, reduce: str = "") -> list[str]:
         return [f"{before}mend this and run it again"]
     if _only_gradients(verdict):
         return [
-            f"{before}{reduce or 'look at the derivative of this step'}; "
+            f"{before}look at the derivative of this step; "
             "with --forward-only the rest is judged without gradients"
         ]
     earlier = verdict.table[: verdict.table.index(row)]
@@ -524,7 +511,7 @@ def _next_step(verdict: Verdict, reduce: str = "") -> list[str]:
             f"between {after} and {row.tensor} (wrong)"
         ]
     with_what = f"SPEC {verdict.clause}" if verdict.clause else "the code of the reference"
-    return [f"{before}{reduce or f'compare this step with {with_what}'}"]
+    return [f"{before}compare this step with {with_what}"]
 
 
 def in_brackets(clause: str) -> str:

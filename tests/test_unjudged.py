@@ -35,7 +35,7 @@ def of_dump(invoke, folder, backend):
 
 def of_case(invoke, folder, backend):
     (path,) = exported(folder / "cases", CASE, dtypes=["float64"], part="attention").rglob("case.json")
-    return f"case reduce {path.parent} --backend {backend} -o {folder / 'small'}"
+    return f"case run {path.parent} --backend {backend}"
 
 
 ELSEWISE = {
@@ -58,7 +58,7 @@ COMMANDS = {
         f"fuzz --backend {backend} --cases 2 --part dot_product --out {folder / 'out'} "
         f"--html {folder / 'page.html'}"
     ),
-    "reduce": of_case,
+    "case run": of_case,
 }
 
 

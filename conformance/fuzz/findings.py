@@ -10,12 +10,17 @@ from typing import Any
 from concord.conformance.fields import Count, Number
 from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.plan import Plan
-from concord.conformance.reducing import Signature, signature_of
 from concord.conformance.tally import Tally
 from concord.conformance.verdict import FAILED_WORKER, Result, conclude
 
 NOT_THERE = ("absent", "missing", "broken")
 """Statuses of a backend that cannot be had at all; that is no finding."""
+
+FAILED = ("diverges", "refused", "error", "crashed", "timed out", "out of memory")
+"""Statuses of a case that has found something."""
+
+Signature = tuple[str, str, str]
+"""Backend, status, and the tensor that diverges first, or what the backend said."""
 
 
 @dataclass
@@ -36,8 +41,11 @@ class Failure:
 
     @property
     def signature(self) -> Signature:
-        """What it is known by."""
-        return signature_of(self.result)
+        """What it is known by: whatever layer it shows in, it is the same finding."""
+        row = self.result.first_divergence
+        note = self.result.detail if row is None else row.note if row.deciding is None else ""
+        words = f"{row.tensor if row else ''} {re.sub('[0-9]+', '#', note)}"
+        return self.result.backend, self.result.status, re.sub(r"\blayers\.\d+\.", "", words).strip()
 
     @property
     def name(self) -> str:

@@ -13,9 +13,8 @@ from typing import Any
 from concord.backends.pool import Pool
 from concord.conformance.campaign import Runner, Setup, own_bug
 from concord.conformance.fuzz.cases import FuzzCase
-from concord.conformance.fuzz.findings import NOT_THERE, Failure, Findings, explained
+from concord.conformance.fuzz.findings import FAILED, NOT_THERE, Failure, Findings, explained
 from concord.conformance.fuzz.plan import Plan, drawn, files_elsewhere
-from concord.conformance.reducing import FAILED
 from concord.conformance.verdict import NOT_JUDGED
 from concord.spec.errors import SpecError, optional
 from concord.spec.text import first_line

@@ -66,8 +66,8 @@ def show(findings: Findings, console: Console, settings: Setup) -> None:
         console.print(Text(head, style="bold red"))
         for line in (*rest, f"  {counted(failure.times, 'case')} failed in this way"):
             console.print(indented(line))
-        for line in commands(failure, settings) if failure.folder else ():
-            console.print(Text(f"  {line}"), soft_wrap=True)
+        if failure.folder:
+            console.print(Text(f"  {command(failure, settings)}"), soft_wrap=True)
     for note in findings.notes:
         console.print(Text(note, style="magenta"))
     judged = findings.judged or findings.failures
@@ -79,10 +79,8 @@ def show(findings: Findings, console: Console, settings: Setup) -> None:
     )
 
 
-def commands(failure: Failure, settings: Setup) -> list[str]:
-    """Return the commands that run a failure again, and make it small, from the folder that it was
-    written to.
-    """
+def command(failure: Failure, settings: Setup) -> str:
+    """Return the command that runs a failure again from the folder that it was written to."""
     usual = vars(Setup())
     options = [
         f"--{name} {value}"
@@ -90,11 +88,7 @@ def commands(failure: Failure, settings: Setup) -> list[str]:
         if name in SETTINGS and value != usual[name]
     ]
     how = " ".join([*options, f"--backend {shlex.quote(failure.result.backend)}"])
-    folder = shlex.quote(failure.folder)
-    return [
-        f"concord case run {folder} {how}",
-        f"concord case reduce {folder} {how} -o smaller",
-    ]
+    return f"concord case run {shlex.quote(failure.folder)} {how}"
 
 
 def write_failures(folder: Path, findings: Findings, settings: Setup) -> list[str]:
