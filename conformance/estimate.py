@@ -53,6 +53,9 @@ R = 4.0
 SAMPLES = 16
 """Samples of Monte Carlo arithmetic."""
 
+CONFIDENCE = 5.0
+"""How many times too many independent errors 16 samples of uniform ones say at most, in 19 of 20 cases."""
+
 SEVERAL = 8
 """Samples of a first look at a large case: of its millions of elements some have four small samples."""
 
@@ -178,6 +181,10 @@ class Estimate:
         with np.errstate(all="ignore"):
             return {name: of(name).result() for name in list(self.found)}
 
+    def independent(self) -> dict[str, float]:
+        """Return how many independent errors the samples of each tensor show (:meth:`Sigma.independent`)."""
+        return {name: sigma.independent for name, sigma in self.found.items()}
+
 
 def exact(dtype: str) -> Arithmetic:
     """Return the arithmetic in which the truth for a precision is computed."""
@@ -242,6 +249,7 @@ class Sigma:
     def __init__(self, value: Array, dtype: str) -> None:
         self.value, self.dtype = value, dtype
         self.samples = self.rounded = 0
+        self.squares: list[float] = []  # the mean square error of each sample
         self.noise: Array | None = None
         self.bias: Array | None = None
         self.turned: Array | None = None
@@ -274,12 +282,15 @@ class Sigma:
     def _sample(self, values: Array, count: int) -> None:
         errors = values - self.value
         if len(values) > 1 or errors.any():
-            found = np.sqrt(np.square(errors).sum(0)) if len(values) > 1 else abs(errors[0])
+            squares = np.square(errors)
+            found = np.sqrt(squares.sum(0)) if len(values) > 1 else abs(errors[0])
             found = found.astype(self.storage)
+            means = squares.reshape(len(values), -1).mean(1).tolist()
         else:
-            found = None
+            found, means = None, [0.0] * count
         with self.busy:
             self.samples += count
+            self.squares += means
             if found is None:
                 return
             if self.finite is not None:
@@ -288,6 +299,19 @@ class Sigma:
             self.noise = (
                 np.asarray(found) if self.noise is None else np.hypot(self.noise, found, out=self.noise)
             )
+
+    @property
+    def independent(self) -> float:
+        """How many independent errors the samples show at least; infinite where they show none.
+
+        Of N errors the mean square varies from sample to sample by 2 / N of its own square. A million
+        elements that share the error of one mean have one.
+        """
+        if not any(self.squares):
+            return np.inf
+        mean, variance = np.mean(self.squares), np.var(self.squares, ddof=1)
+        with np.errstate(all="ignore"):
+            return float(np.nan_to_num(2 * mean**2 / (CONFIDENCE * variance), nan=np.inf))
 
     def result(self) -> Array:
         """Return sigma, in the shape of the value."""

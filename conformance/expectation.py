@@ -209,6 +209,7 @@ class Expectation:
             ``rows`` without the other rows.
         chained: whether each tap is computed from those before it, so that it says nothing once one of them
             does not.
+        independent: of a tensor, how many independent errors the samples show.
     """
 
     dtype: str
@@ -218,6 +219,7 @@ class Expectation:
     rows: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     chained: bool = True
+    independent: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:

@@ -28,6 +28,7 @@ def judge_tensor(
     sigma: Array,
     dtype: str,
     why: str = OUT_OF_RANGE,
+    errors_apart: float = np.inf,
 ) -> Judgement:
     """Judge one tensor.
 
@@ -37,6 +38,7 @@ def judge_tensor(
         sigma: the standard deviation of correct results; where it is not finite the element is undetermined.
         dtype: the precision or mode.
         why: elements may not be determined.
+        errors_apart: how many independent errors samples of correct runs show.
     """
     flat, allowed, found = (
         value.reshape(-1),
@@ -69,9 +71,9 @@ def judge_tensor(
             note = f"{judged.size - judged.sum()} elements are not judged: {why}"
     place = int(scores.argmax())
     z, beyond = float(scores[place]), int((scores > Z).sum())
-    independent = (
-        independent_elements(flat[judged], allowed[judged], dtype) if R < rms < np.inf else float(value.size)
-    )
+    independent = float(value.size)
+    if R < rms < np.inf:
+        independent = min(errors_apart, independent_elements(flat[judged], allowed[judged], dtype))
     # Z_BINS are powers of two: the exponent says in which bin a score lies.
     exponents = np.frexp(np.clip(scores[judged], Z_BINS[0] / 2, Z_BINS[-1]))[1]
     return Judgement(

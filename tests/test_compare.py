@@ -33,6 +33,26 @@ def activations(model, inputs):
 # The arithmetic.
 
 
+@pytest.mark.parametrize(("units", "agrees"), [(6, True), (30, False)])
+def test_an_error_that_all_elements_share_is_one_error(units, agrees):
+    """A mean may err by a rounding for each two terms; each of 1009 elements errs so, and none by much."""
+
+    class Centred(nn.Module):
+        def forward(self, x):
+            return x - x.mean(1, keepdim=True)
+
+    x = torch.randn(2, 1009, generator=torch.Generator().manual_seed(0)) / 8 + 3
+
+    def port(x):
+        wide = x.astype(np.float64)
+        mean = wide.mean(1, keepdims=True) * (1 + units * 2.0**-24 * math.sqrt(1009 / 9))
+        return {"output": (wide - mean).astype(np.float32)}
+
+    verdict = compare(Centred().eval(), port, {"x": x})
+    assert (verdict.status == "agrees") is agrees
+    assert verdict.table[0].local.rms > 4
+
+
 def counts(x):
     """Return where the rows of two groups end, counted with numbers of a model."""
     return torch.cumsum(torch.histc((x[:, 0] > 0).float(), 2, 0, 1), 0).to(torch.int32)

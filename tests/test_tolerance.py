@@ -10,7 +10,7 @@ import pytest
 
 from concord.conformance import estimate as estimates
 from concord.conformance import tolerance
-from concord.conformance.estimate import R, Z, estimate
+from concord.conformance.estimate import R, Sigma, Z, estimate
 from concord.conformance.expectation import Expectation, JudgedProblem
 from concord.conformance.scoring import independent_elements, judge_tensor
 from concord.conformance.tolerance import expect
@@ -227,6 +227,17 @@ def test_the_root_mean_square_speaks_of_as_many_elements_as_sigma_is_spread_over
     assert judge_tensor(rows + 7.0, rows, even, "float32").status == "agrees", "one error in 31 rows"
     assert judge_tensor(value + 7.0, value, even, "float32").status == "diverges"
     assert judge_tensor(rows + 17.0, rows, even, "float32").status == "diverges"
+
+
+@pytest.mark.parametrize("apart", [1, 3, 31, 1009])
+def test_samples_say_how_many_errors_are_independent(apart):
+    random, value = np.random.default_rng(apart), np.zeros((1009, 13))
+    sigma = Sigma(value, "float32")
+    for _ in range(16):
+        errors = np.resize(random.standard_normal(apart), (1009, 1))
+        sigma.take(MonteCarlo("float32", 1), (value + errors * np.ones(13))[None])
+    assert apart / 15 < sigma.independent < apart
+    assert Sigma(value, "float32").independent == np.inf, "where no sample was taken nothing is shared"
 
 
 def test_a_product_with_a_power_of_two_is_exact_but_where_it_may_be_flushed():

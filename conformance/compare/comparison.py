@@ -110,8 +110,10 @@ class ModelComparison:
         for seeds in (range(FEW), range(FEW, SAMPLES)):
             self.progress(f"{where}: {seeds.stop} samples of Monte Carlo arithmetic")
             found.take_up(reference.runs(seeds), f"deriving tolerances, {where}")
+            apart = found.independent()
             sigmas = found.sigmas(last=seeds.stop == SAMPLES)
-            yield Expectation(self.dtype, found.values, sigmas, dict.fromkeys(sigmas, ""))
+            clauses = dict.fromkeys(sigmas, "")
+            yield Expectation(self.dtype, found.values, sigmas, clauses, independent=apart)
 
     def pin(self, name: str) -> Array | None:
         """Return a tensor of the candidate as the reference goes on with it; None if it has none."""
@@ -236,7 +238,7 @@ class ModelComparison:
         actual = self.given[name].astype(np.float64)
         if name in expected.singular:
             sigma = finite_alone(sigma, value, actual)
-        return judge_tensor(actual, value, sigma, self.dtypes[name], why)
+        return judge_tensor(actual, value, sigma, self.dtypes[name], why, expected.independent[name])
 
     # What is said of the first divergence.
 
