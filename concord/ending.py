@@ -136,7 +136,7 @@ def _failed(error: Exception) -> int:
     from concord.terminal import complain, discard
 
     if isinstance(error, WorkerFailure):
-        return _said(FAULT, f"error: the backend gave no result: {error}", *error.stderr.splitlines())
+        return _said(FAULT, f"error: no result: {error}", *error.stderr.splitlines())
     if isinstance(error, TyperException):
         error.show()  # type: ignore[attr-defined]
         return REFUSED

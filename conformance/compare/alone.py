@@ -23,7 +23,10 @@ def called(function: Callable[..., Any], inputs: dict[str, Any]) -> dict[str, An
 def main(target: str, given: str, made: str) -> None:
     """Call the function on arrays by keyword, and write the arrays that it returns by name."""
     sys.path.insert(0, os.getcwd())
-    found = called(pkgutil.resolve_name(target), load_file(given))
+    try:
+        found = called(pkgutil.resolve_name(target), load_file(given))
+    except SystemExit as end:  # else no result would come with exit code 0, and without a word
+        sys.exit(f"SystemExit: {end.code}")
     save_file({key: np.ascontiguousarray(np.asarray(array)) for key, array in found.items()}, made)
 
 

@@ -8,6 +8,7 @@ import functools
 import inspect
 import os
 import pkgutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,11 +25,13 @@ from safetensors.numpy import save_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from concord.backends.wire import WorkerFailure
 from concord.conformance.compare import alone, names
 from concord.conformance.compare.reference import (
     OUTPUT,
     ModuleReference,
     Reference,
+    described,
     dtype_of,
     numbers,
     running,
@@ -64,8 +67,8 @@ def load(reference: str) -> Any:
         sys.path.insert(0, os.getcwd())
         try:
             return pkgutil.resolve_name(reference)()
-        except (ImportError, AttributeError, ValueError) as error:
-            raise SpecError(f"{reference!r} cannot be imported: {error}") from None
+        except (Exception, SystemExit) as error:
+            raise SpecError(f"{reference!r} gives no module: {described(error)}") from error
     if not Path(reference).is_dir():
         raise SpecError(f"{reference!r} is neither a folder nor package.module:function")
     with optional("a folder of transformers", "peers"):
@@ -295,7 +298,8 @@ def run_alone(reference: Reference, target: str, python: str | None = None) -> A
         python: the interpreter of another environment, which needs NumPy and safetensors.
 
     Raises:
-        SpecError: with what it wrote last, if it gives no result.
+        SpecError: with what it wrote last, if an exception ends it.
+        WorkerFailure: if its process is killed, or ends without a word.
     """
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder) / "inputs.safetensors", Path(folder) / "outputs.safetensors"
@@ -312,9 +316,13 @@ def run_alone(reference: Reference, target: str, python: str | None = None) -> A
             text=True,
             check=False,
         )
+        words = done.stderr.strip().splitlines()
+        if done.returncode == 1 and words:  # Python ended it, with an exception
+            raise SpecError(f"{target} gave no result: {words[-1]}")
         if done.returncode or not made.is_file():
-            words = next(reversed(done.stderr.strip().splitlines()), f"exit code {done.returncode}")
-            raise SpecError(f"{target} gave no result: {words}")
+            killed = signal.Signals(-done.returncode).name if done.returncode < 0 else ""
+            how = f"killed by {killed}" if killed else f"exit code {done.returncode}"
+            raise WorkerFailure("crashed", f"{target} gave no result: {how}", "\n".join(words[-3:]))
         return by_name(reference, read_arrays(made))
 
 

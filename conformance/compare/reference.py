@@ -257,12 +257,15 @@ class ModuleReference(Reference):
                 stack.enter_context(plainly())
             for mode in modes:
                 stack.enter_context(mode)
-            result = torch.func.functional_call(
-                self.model if self.program is None else self.program,
-                parameters,
-                given["args"],
-                given["kwargs"],
-            )
+            try:
+                result = torch.func.functional_call(
+                    self.model if self.program is None else self.program,
+                    parameters,
+                    given["args"],
+                    given["kwargs"],
+                )
+            except SystemExit as error:  # in whatever arithmetic, it would end the command without a word
+                raise SpecError(f"{self.role} ends the process: {described(error)}") from None
             outputs = named(result, OUTPUT)
             if not outputs:
                 raise SpecError("the module returns no floating-point tensor, which is required of a model")
@@ -377,12 +380,16 @@ def running(what: str) -> Iterator[None]:
     """Refuse in one line what cannot be run.
 
     Raises:
-        SpecError: for whatever a model raises.
+        SpecError: for whatever a model raises, and where it ends the process.
     """
     try:
         yield
     except SpecError:
         raise
-    except Exception as error:
-        said = f"{type(error).__name__}: {first_line(error)}"
-        raise SpecError(f"{what} cannot be run with these inputs: {said}") from error
+    except (Exception, SystemExit) as error:
+        raise SpecError(f"{what} cannot be run with these inputs: {described(error)}") from error
+
+
+def described(error: BaseException) -> str:
+    """Return an error's type and the first line that it says."""
+    return f"{type(error).__name__}: {first_line(error)}"
