@@ -3,12 +3,15 @@
 ``python -m tests.replay record FOLDER`` writes one file for each part; what is there is not made again.
 ``python -m tests.replay compare BEFORE AFTER`` prints each difference, and ends with 1 if there is one. Both
 recordings must come from one machine: another processor rounds otherwise. Ratios are compared by all their
-digits; NumPy's products take one thread, since several add up in another order each time.
+digits; products take one thread, since several add up in another order each time.
 """
 
 import argparse
+import copy
 import json
 import os
+import re
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -17,14 +20,21 @@ from pathlib import Path
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy is imported, here and in the workers
 
-from concord import backends, conformance, porting, spec
+import torch
+from safetensors.numpy import load_file
+
+from concord import backends, compare, conformance, porting, spec
 from concord.backends.interface import Request
 from concord.spec.cases import build_case, standard_cases
+from tests.toys.architectures import ARCHITECTURES, architecture, inputs_of
 from tests.toys.checkpoints import CONFIG, WEIGHTS
+from tests.toys.module_bugs import BUGS, instead
 
 FRAMEWORKS = ("torch", "tf", "paddle", "jax")
 
-GOLDEN = Path(__file__).resolve().parents[1].parent / "shared" / "golden"
+SHARED = Path(__file__).resolve().parents[1].parent / "shared"
+
+GOLDEN, GPU, CASES = SHARED / "golden", SHARED / "gpu", SHARED / "cases" / "cases.py"
 
 FUZZ_SEED, FUZZ_CASES = 2027, 100
 
@@ -143,7 +153,94 @@ def conversions():
                 yield f"{name} certified", {claim["name"]: claim["status"] for claim in proof["claims"]}
 
 
-PARTS = {part.__name__: part for part in (check, golden, alternatives, lockstep, conversions, fuzz, mutants)}
+def compared(*arguments, **options):
+    """Return what a comparison of modules says, or why there is none."""
+    try:
+        return of_comparison(compare(*arguments, **options))
+    except spec.SpecError as error:
+        return {"status": "refused", "detail": str(error)}
+
+
+def of_comparison(verdict):
+    """Return what a verdict says, with its cause in words."""
+    verdict = verdict.explained()
+    return {**of_verdict(verdict), "words": verdict.cause and verdict.cause.text}
+
+
+def in_double(model):
+    """Return a copy that computes in float64: a right run with other bits, of any module."""
+
+    def forward(self, own, *args, **kwargs):
+        return own(*args, **{name: x.double() if x.is_floating_point() else x for name, x in kwargs.items()})
+
+    wide = copy.deepcopy(model).double()
+    instead("", forward)(wide)
+    return wide
+
+
+def architectures():
+    """Judge right runs of small models of transformers."""
+    for name in ARCHITECTURES:
+        model, inputs = architecture(name), inputs_of(name)
+        for way in ("eager", "sdpa", "bfloat16", "compile"):
+            yield f"{name} {way}", compared(model, inputs=inputs, way=way)
+        yield f"{name} sdpa gradients", compared(model, inputs=inputs, way="sdpa", gradients=True)
+        for gradients in (False, True):
+            said = compared(model, in_double(model), inputs, gradients=gradients)
+            yield f"{name} float64{' gradients' * gradients}", said
+
+
+def module_bugs():
+    """Put bugs into models of transformers; say whether the place is right, and the cause."""
+    for name, entries in BUGS.items():
+        model, inputs = architecture(name), inputs_of(name)
+        for bug in entries:
+            wrong = copy.deepcopy(model)
+            bug.edit(wrong)
+            yield f"{name} {bug.name}", scored(bug, compared(model, wrong, inputs))
+
+
+def scored(bug, said):
+    """Add whether a verdict finds a bug, where it begins, and what it is."""
+    words = said.get("words")
+    named = "none" if not words else "right" if re.search(bug.cause, words) else "wrong"
+    scores = {"found": said["status"] == "diverges", "place": said.get("first") in bug.first, "named": named}
+    return {**said, **scores}
+
+
+def h200():
+    """Judge what an H200 computed, by the models that it ran."""
+    models = runpy.run_path(str(GPU / "models.py"))
+    for path in sorted((GPU / "arrays").glob("*.safetensors")):
+        kind, way = path.name.split(".")[:2]
+        model, inputs = models["prepared"](kind), models["inputs"](kind)
+        if way in ("bfloat16", "float16"):
+            model = model.to(getattr(torch, way))
+            inputs = {name: x.to(model.dtype) if x.is_floating_point() else x for name, x in inputs.items()}
+        yield path.stem, compared(model, load_file(path), inputs, gradients="gradients" in way)
+
+
+def cases():
+    """Run small programs of kinds that have been judged wrongly."""
+    for case in runpy.run_path(str(CASES))["CASES"]:
+        try:
+            verdict, expected = case()
+            yield case.__name__, {**of_comparison(verdict), "expected": expected}
+        except Exception as error:  # noqa: BLE001 - a crash is what some of them are about
+            kind = "refused" if isinstance(error, spec.SpecError) else type(error).__name__
+            yield case.__name__, {"status": kind, "detail": str(error)}
+
+
+PARTS = {
+    part.__name__: part
+    for part in (
+        *(architectures, module_bugs, h200, cases),
+        *(check, golden, alternatives, lockstep, conversions, fuzz, mutants),
+    )
+}
+
+NEEDS = {"golden": GOLDEN, "h200": GPU, "cases": CASES}
+"""What a part reads that is not in the repository."""
 
 
 def record(folder, parts):
@@ -152,6 +249,9 @@ def record(folder, parts):
     for part in parts:
         path = folder / f"{part}.jsonl"
         if path.exists():
+            continue
+        if part in NEEDS and not NEEDS[part].exists():
+            print(f"{part}: left out, since {NEEDS[part]} is not there")
             continue
         with path.with_suffix(".unfinished").open("w") as file:
             for name, said in PARTS[part]():
@@ -165,7 +265,9 @@ def differences(before, after):
         if not (after / path.name).exists():
             yield f"{path.stem}: recorded in {before} alone"
             continue
-        old, new = (dict(json.loads(line) for line in (side / path.name).open()) for side in (before, after))
+        old, new = (
+            dict(map(json.loads, (side / path.name).read_text().splitlines())) for side in (before, after)
+        )
         yield from (f"{path.stem} {name}: in {before} alone" for name in old if name not in new)
         yield from (f"{path.stem} {name}: in {after} alone" for name in new if name not in old)
         for name in old:
@@ -174,10 +276,16 @@ def differences(before, after):
 
 
 def _differing(old, new):
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-        old, new = ({key: side.get(key) for key in keys} for side in (old, new))
+    old, new = _parts_that_differ(old, new)
     return f"{json.dumps(old)[:200]} -> {json.dumps(new)[:200]}"
+
+
+def _parts_that_differ(old, new):
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return old, new
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    pairs = {key: _parts_that_differ(old.get(key), new.get(key)) for key in keys}
+    return tuple({key: pair[side] for key, pair in pairs.items()} for side in (0, 1))
 
 
 def main():
@@ -187,6 +295,7 @@ def main():
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--part", action="append", choices=PARTS, help="may be repeated; default: all")
     asked = parser.parse_args()
+    torch.set_num_threads(1)
     if asked.command == "record":
         (folder,) = asked.folders
         record(folder, asked.part or list(PARTS))
