@@ -30,6 +30,7 @@ from concord.conformance.report import (
     word,
 )
 from concord.conformance.verdict import (
+    BINS,
     FAILED_WORKER,
     NOT_JUDGED,
     STATUSES,
@@ -366,7 +367,7 @@ def _errors(results: Sequence[Result], whose: str) -> dict[str, Any]:
 
 def summed(histograms: Iterable[Sequence[int]]) -> list[int]:
     """Return how many elements have an error in each bin, over several tensors."""
-    return [sum(column) for column in zip([0] * (len(Z_BINS) + 1), *histograms, strict=True)]
+    return [sum(column) for column in zip([0] * BINS, *histograms, strict=True)]
 
 
 def histogram(filled: Sequence[int], outlined: Sequence[int], whose: str) -> dict[str, Any]:

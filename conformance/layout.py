@@ -11,6 +11,7 @@ import json
 import re
 from bisect import bisect
 from collections.abc import Sequence
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -46,19 +47,9 @@ TONES = {
 }
 
 
-def render(template: str, made: Record, *folders: Path, script: str = "", **parts: Any) -> str:
-    """Return a page.
-
-    Args:
-        template: its name; it extends ``page.html``.
-        made: the record that it is made of.
-        folders: where templates are besides those that all pages share.
-        script: what the page has besides the script that all pages share.
-        parts: what the template needs; of ``page.html``, if the template does not set them: ``tone`` (good,
-            bad or broken; by default that of the exit code), ``headline`` (the verdict in a sentence),
-            ``compared`` (what was compared, and by what), ``sections`` (identity to title; those without a
-            title are left out).
-    """
+@cache
+def _environment(*folders: Path) -> jinja2.Environment:
+    """Return what compiles templates: half a second for each page, if it did not keep them."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([*folders, drawing.FOLDER]),
         autoescape=True,
@@ -90,6 +81,23 @@ def render(template: str, made: Record, *folders: Path, script: str = "", **part
         joined=joined,
         plain=plain,
     )
+    return environment
+
+
+def render(template: str, made: Record, *folders: Path, script: str = "", **parts: Any) -> str:
+    """Return a page.
+
+    Args:
+        template: its name; it extends ``page.html``.
+        made: the record that it is made of.
+        folders: where templates are besides those that all pages share.
+        script: what the page has besides the script that all pages share.
+        parts: what the template needs; of ``page.html``, if the template does not set them: ``tone`` (good,
+            bad or broken; by default that of the exit code), ``headline`` (the verdict in a sentence),
+            ``compared`` (what was compared, and by what), ``sections`` (identity to title; those without a
+            title are left out).
+    """
+    environment = _environment(*folders)
     style, shared = (
         Markup((drawing.FOLDER / name).read_text(encoding="utf-8")) for name in ("report.css", "page.js")
     )

@@ -13,13 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import TypeAdapter
-
 from concord.backends import machine
 from concord.conformance.campaign import Report
 from concord.conformance.fields import Count, Unwritten
 from concord.spec.errors import SpecError, located, optional, refuse
-from concord.spec.files import LARGEST, parse_json, read_bytes, typed, write_text
+from concord.spec.files import LARGEST, adapter, parse_json, read_bytes, typed, write_text
 
 SCHEMA: Final = "concord.report/5"
 
@@ -71,7 +69,7 @@ def made(outcome: Any, kind: str, title: str = "") -> Record:
 
 def plain(value: Any) -> Any:
     """Return a value as dictionaries, lists, texts and numbers; what a class has by default is left out."""
-    return TypeAdapter(type(value)).dump_python(value, exclude_defaults=True)
+    return adapter(type(value)).dump_python(value, exclude_defaults=True)
 
 
 def data(record: Record) -> dict[str, Any]:

@@ -129,19 +129,21 @@ def matrix(report: Report) -> dict[str, dict[str, dict[str, Result | None]]]:
 def cell(dtype: str, result: Result | None) -> Text:
     """Return what the table says of a precision."""
     if result is None:
-        return Text(f"{SHORT[dtype]} –", style="dim")
+        return Text(f"{SHORT.get(dtype, dtype)} –", style="dim")
     sign = {"agrees": " ✓", "diverges": " ✗"}.get(result.status, "")
-    return Text(f"{SHORT[dtype]} {word(result)}{sign}", style=STYLES.get(result.status, "bold magenta"))
+    return Text(
+        f"{SHORT.get(dtype, dtype)} {word(result)}{sign}", style=STYLES.get(result.status, "bold magenta")
+    )
 
 
 def table(report: Report, title: str, group: str = "variant") -> Table:
     """Return the table of verdicts: worst error over tolerance in each cell."""
-    made = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1), expand=False)
+    made = Table(title=Text(title), title_justify="left", title_style="bold", padding=(0, 1), expand=False)
     made.add_column(group, no_wrap=True)
     for name in ordered(result.backend for result in report.results):
-        made.add_column(name, justify="right", overflow="fold")
+        made.add_column(Text(name), justify="right", overflow="fold")
     for entry, backends in matrix(report).items():
-        made.add_row(entry, *(Group(*starmap(cell, one.items())) for one in backends.values()))
+        made.add_row(Text(entry), *(Group(*starmap(cell, one.items())) for one in backends.values()))
     return made
 
 

@@ -10,12 +10,10 @@ from pydantic import Field
 
 from concord.conformance.expectation import is_gradient
 from concord.conformance.fields import Count, Number, also
-from concord.conformance.verdict import Z_BINS, Judgement, Result
+from concord.conformance.verdict import BINS, Judgement, Result
 
 Kind = Literal["taps", "gradients"]
 KINDS: tuple[Kind, ...] = ("taps", "gradients")
-
-BINS = len(Z_BINS) + 1
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from concord.conformance.estimate import Z, rms_limit
 from concord.conformance.expectation import is_gradient, is_tap_gradient
@@ -55,6 +55,9 @@ STEP_SECTIONS = ("losses", "gradients", "norm", "clipped", "rate", "moments", "p
 Z_BINS = tuple(2.0**i for i in range(-8, 9))
 """Edges of the bins in which the errors of a tensor's elements are counted, in sigma."""
 
+BINS = len(Z_BINS) + 1
+"""There is one more, for errors beyond the last edge."""
+
 
 def _kind_of(tensor: str) -> str:
     if is_tap_gradient(tensor):
@@ -97,12 +100,6 @@ AT_WORST = ("element", "actual", "expected", "sigma")
 """What a judgement says of the element with the largest error."""
 
 
-def _counted(histogram: tuple[int, ...]) -> tuple[int, ...]:
-    if len(histogram) not in (0, len(Z_BINS) + 1):
-        raise ValueError(f"must have {len(Z_BINS) + 1} entries, or none")
-    return histogram
-
-
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """One tensor, judged in one way.
@@ -133,7 +130,7 @@ class Judgement:
     beyond: Count = 0
     size: Count = 0
     independent: Number = 0.0
-    histogram: Annotated[tuple[Count, ...], AfterValidator(_counted)] = ()
+    histogram: Annotated[tuple[Count, ...], Field(min_length=BINS, max_length=BINS)] = (0,) * BINS
     note: str = ""
     breakdown: Breakdown | None = None
 

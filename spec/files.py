@@ -17,6 +17,7 @@ import stat
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +30,7 @@ from concord.spec.arrays import Arrays
 from concord.spec.errors import SpecError, located
 
 if TYPE_CHECKING:
+    from pydantic import TypeAdapter
     from pydantic_core import ErrorDetails
 
 T = TypeVar("T")
@@ -237,6 +239,14 @@ def read_as(path: Path, kind: type[T], version: str = "format", written_by: str 
         return typed(kind, content, version, written_by)
 
 
+@cache
+def adapter(kind: type[T]) -> TypeAdapter[T]:
+    """Return what reads and writes a type; it takes a tenth of a second to make."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
 def typed(
     kind: type[T], content: str | bytes | Mapping[str, Any], version: str = "format", written_by: str = ""
 ) -> T:
@@ -248,13 +258,12 @@ def typed(
     Raises:
         SpecError: listing what is missing and what is of the wrong type.
     """
-    from pydantic import TypeAdapter, ValidationError  # a worker's environment need not have it
+    from pydantic import ValidationError  # a worker's environment need not have it
 
     try:
-        adapter = TypeAdapter(kind)
         if isinstance(content, (str, bytes)):
-            return adapter.validate_json(content, strict=True)
-        return adapter.validate_python(content, strict=True)
+            return adapter(kind).validate_json(content, strict=True)
+        return adapter(kind).validate_python(content, strict=True)
     except ValidationError as error:
         found = error.errors(include_url=False)
     other = [problem for problem in found if problem["loc"] == (version,)]
@@ -274,7 +283,8 @@ def _lines(found: Iterable[ErrorDetails]) -> Iterator[str]:
             missing.setdefault(_place(outer[1:]), []).append(repr(last))
             continue
         required = (
-            re.sub(" or instance of .*", "", problem["msg"])
+            re.sub(r"^\w+ should have (.*) after validation, not \d+", r"must have \1", problem["msg"])
+            .partition(" or instance of ")[0]
             .removeprefix("Value error, ")
             .replace("a valid dictionary", "a table")
             .replace("a valid array", "a list")

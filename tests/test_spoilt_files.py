@@ -14,7 +14,9 @@ from rich.console import Console
 
 from concord import writing
 from concord.conformance import dump, golden_files, record, report
+from concord.conformance.campaign import Report, Setup
 from concord.conformance.html import page
+from concord.conformance.verdict import Judgement, Result, Row, Verdict
 from concord.porting import certificate
 from concord.spec.errors import SpecError
 from concord.spec.files import read_json, write_text
@@ -28,6 +30,7 @@ from tests.test_data import written as written_as
 from tests.toys import records
 from tests.toys.checkpoints import SENTENCES, SHARDS, read, read_as_it_is, written
 from tests.toys.dumps import answer, exported
+from tests.toys.mutations import anything, at_each_place, lengths
 from tests.toys.spoiling import campaign
 from tests.toys.surroundings import ROOT
 
@@ -143,3 +146,41 @@ def test_a_spoilt_file_is_read_or_refused(reader, many, tmp_path):
     refused, wrong = campaign(*READERS[reader], most if many else 15, tmp_path, 1000 if many else 0)
     assert wrong == []
     assert refused
+
+
+@pytest.mark.parametrize("kind", records.RECORDS)
+@pytest.mark.parametrize("others", [lengths, pytest.param(anything, marks=pytest.mark.slow)])
+def test_a_record_that_is_spoilt_at_any_place_is_read_or_refused(kind, others, tmp_path):
+    """Lists that belong together are of one length, or the file is refused: no page stumbles over it."""
+    records.write(kind, tmp_path)
+    path, tried, refused, read = tmp_path / records.NAME, 0, 0, 0
+    text = path.read_text()
+    for place, other, spoilt in at_each_place(text, others):
+        path.write_text(spoilt)
+        try:
+            writing.read_page(path)
+            read += 1
+        except SpecError as error:
+            refused += all(str(path) in line and "\n" not in line for line in error.problems)
+        except Exception as error:
+            raise AssertionError(f"{place}: {other!r}") from error
+        tried += 1
+    assert refused
+    assert read + refused == tried
+
+
+def test_a_list_of_bins_has_as_many_as_there_are(tmp_path):
+    records.write("check", tmp_path)
+    path = tmp_path / records.NAME
+    data = read_json(path)
+    data["results"][0]["verdict"]["table"][0]["local"]["histogram"].pop()
+    path.write_text(json.dumps(data))
+    with pytest.raises(SpecError, match=r"local.histogram' is \[.* but must have at least 18 items$"):
+        writing.read_page(path)
+
+
+def test_the_page_of_what_has_the_same_bits_counts_no_errors():
+    """Where bits are compared nothing is counted: bins are there all the same."""
+    row = Row("outputs", "", "agrees", Judgement("agrees", size=7), size=7)
+    result = Result("again", "model", "inputs", "float32", "agrees", verdict=Verdict([row]))
+    assert "again" in page(record.made(Report([result], {}, Setup()), "compare", "title"))

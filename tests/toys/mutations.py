@@ -79,6 +79,52 @@ def places(data):
             yield from places(entry)
 
 
+def kinds_of_places(data):
+    """Yield a place of each kind in JSON data, as keys: of a list's entries with the same keys the first."""
+    seen = set()
+    for container, path in _paths(data):
+        kind = (*("*" if isinstance(key, int) else key for key in path), type(container[path[-1]]))
+        if kind not in seen:
+            seen.add(kind)
+            yield path
+
+
+def _paths(data, at=()):
+    for key, entry in data.items() if isinstance(data, dict) else enumerate(data):
+        yield data, (*at, key)
+        if isinstance(entry, (dict, list)):
+            yield from _paths(entry, (*at, key))
+
+
+def at_each_place(text, others):
+    """Yield JSON text with another value at a place of each kind, with where that is.
+
+    Args:
+        others: returns what may stand in the place of a value.
+    """
+    for *outer, last in kinds_of_places(json.loads(text)):
+        value = json.loads(text)
+        for key in outer:
+            value = value[key]
+        for other in others(value[last]):
+            data = container = json.loads(text)
+            for key in outer:
+                container = container[key]
+            container[last] = other
+            yield ".".join(map(str, (*outer, last))), other, json.dumps(data)
+
+
+def lengths(value):
+    """Return a list with none of its entries, and with one fewer and one more."""
+    return [[], value[:-1], [*value, value[-1]]] if isinstance(value, list) and value else []
+
+
+def anything(value):
+    """Return what stands nowhere, and numbers beside a number."""
+    near = [value + 1, value - 1, 2.0**40] if type(value) in (int, float) else []
+    return [*NASTY, *near, *lengths(value)]
+
+
 def json_changed(content, random):
     data = json.loads(content)
     container, key = random.choice([*places(data)])
