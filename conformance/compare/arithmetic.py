@@ -11,6 +11,7 @@ import contextlib
 import math
 import tomllib
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, reduce
 from itertools import pairwise
@@ -91,6 +92,9 @@ COUNTING = ("sum", "cumsum")
 
 RECOMPUTED = 2
 """Unit roundoffs of a score by which it differs where the backward of a fused kernel computes it again."""
+
+EQUAL = 1e-5
+"""Share by which terms of a sum may differ that are rounded alike, and so its effective number of terms."""
 
 ROUNDED_ONCE = 2
 """Unit roundoffs up to which an operation is exact where its result can be held."""
@@ -185,6 +189,10 @@ class ExactMode(TorchDispatchMode):
 
     def remember(self, weights: Tensor, scores: Tensor) -> None:
         """Note of which scores weights come that are used on the way back too."""
+
+    def cancelled(self, product: Tensor) -> Tensor:
+        """Return what cancelled in a product: the sums of absolute terms, where they are known."""
+        return product.abs()
 
     def operand(self, x: Any) -> Any:
         """Return an operand as an operation takes it: floating-point numbers as a float64 tensor."""
@@ -294,6 +302,8 @@ class Perturbed(ExactMode):
         super().__init__()
         self.cut = seed % 2  # every second sample cuts factors off in TF32
         self.weights: dict[int, tuple[Tensor, Tensor]] = {}  # with scores, by storage
+        # The last products of matrices, with their factors: two, since a product has two gradients.
+        self.products: deque[tuple[Tensor, Tensor, Tensor]] = deque(maxlen=2)
         self.generator = np.random.Generator(np.random.SFC64(seed))  # PyTorch's takes nine times as long
 
     def noise(self, y: Tensor) -> Tensor:
@@ -326,6 +336,11 @@ class Perturbed(ExactMode):
         several = (terms > 1) * 1.0  # one term alone is not rounded
         variance = several * terms / 3 * square
         variance += several * (terms + 1) / 6 * torch.clamp(total - square / terms, min=0)
+        # Equal terms are rounded alike, and n of them err up to n/2 of their sum. Where all that are not zero
+        # are equal, the square of the sum over the sum of squares is a whole number.
+        equal = square / torch.where(total > 0, total, math.inf)
+        alike = several * ((equal - equal.round()).abs() <= EQUAL * equal)
+        variance = torch.maximum(variance, alike * (equal / 2) ** 2 * square)
         least = several * terms * max(LEAST[dtype], LEAST[torch.float32])
         lost = torch.where((total > 0) | (y != 0), least, 0.0)
         y = self.varied(y, lambda _: accumulation * torch.sqrt(variance) + lost)
@@ -339,6 +354,20 @@ class Perturbed(ExactMode):
         """Note of which scores weights come that are used on the way back too."""
         if torch.is_grad_enabled():
             self.weights[weights.untyped_storage().data_ptr()] = weights, scores
+
+    def cancelled(self, product: Tensor) -> Tensor:
+        """Return what cancelled in a product that is one of the last."""
+        for y, a, b in self.products:
+            same = y.untyped_storage().data_ptr() == product.untyped_storage().data_ptr()
+            if same and product.is_contiguous() and y.shape[-2:] == product.shape[-2:]:
+                return (a.abs() @ b.abs()).reshape(product.shape)
+        return super().cancelled(product)
+
+    def _rule(self, name: str, y: Any, *rest: Any) -> Any:
+        y = super()._rule(name, y, *rest)
+        if self.backward and name in ("mm", "bmm"):
+            self.products.append((y, *rest[1]))
+        return y
 
     def operand(self, x: Any) -> Any:
         """Return the same; on the way back, weights of a softmax come of scores that err anew (SPEC ALG-2).
@@ -395,8 +424,43 @@ Counted = tuple[float | Tensor, Tensor]
 def _product(y: Tensor, *given: Tensor, beta: float = 1, alpha: float = 1) -> Counted:
     *added, a, b = given
     squares = alpha**2 * torch.matmul(_squared(a), _squared(b))
-    terms = max(a.shape[-1] + len(added), 2)  # one product is rounded too
+    terms: Any = max(a.shape[-1] + len(added), 2)  # one product is rounded too
+    if b.ndim > 1:
+        terms = terms * _alike(a.mT, b)
     return terms, reduce(torch.add, ((beta * c) ** 2 for c in added), squares)
+
+
+def _alike(*factors: Tensor) -> Tensor:
+    """Return how many terms of a sum are rounded alike, on the mean.
+
+    Equal terms, as those of rows of padding, are where a kernel adds one by one: of 148 rows 50 were padding,
+    and an H200's product erred by 31 unit roundoffs of all terms' sizes.
+
+    Args:
+        factors: of the terms, the axis over which is summed the last but one.
+    """
+    *batch, count, _ = factors[0].shape
+    generator, zero = torch.Generator().manual_seed(0), torch.zeros(*batch, count, dtype=torch.bool)
+    places = torch.zeros(2, *batch, count, dtype=torch.float64)
+    for x in factors:  # equal rows lie at the same place of two lines, which are drawn at random
+        lines = torch.randn(2, x.shape[-1], dtype=torch.float64, generator=generator)
+        along = torch.stack([x.real @ line for line in lines])
+        places += along / along.abs().amax(-1, keepdim=True).clamp(min=LEAST[torch.float64])
+        zero |= (x == 0).all(-1)
+    first, order = torch.where(zero, torch.arange(10.0, 10.0 + count), places[0]).sort(-1)
+    apart = (first.diff() > EQUAL) | (places[1].gather(-1, order).diff().abs() > EQUAL)
+    runs = torch.nn.functional.pad(apart.cumsum(-1), (1, 0))
+    sizes = torch.zeros(*batch, count, dtype=torch.float64)
+    sizes.scatter_add_(-1, runs, torch.ones_like(sizes))
+    return (sizes.square().sum(-1) / max(count, 1))[..., None, None]
+
+
+def _sum(y: Tensor, x: Tensor, dim: Any = None, *rest: Any, **named: Any) -> Counted:
+    count, total = _linear(aten.sum)(y, x, dim, *rest, **named)
+    rows = len(dim or ())
+    if 0 < rows < x.ndim and sorted(dim) == [*range(rows)]:  # such as the gradient of a bias
+        count = count * _alike(x.reshape(-1, math.prod(x.shape[rows:]))).squeeze()
+    return count, total
 
 
 def _mean(y: Tensor, x: Tensor, *rest: Any, **named: Any) -> Counted:
@@ -450,6 +514,7 @@ SUMS: dict[str, Callable[..., Counted]] = {
     **{name: _linear(getattr(aten, name)) for name in RULES["linear"]},
     **{name: _linear(getattr(aten, name), 0) for name in RULES["linear_in_first"]},
     **{name: _averaged(getattr(aten, name)) for name in RULES["averaged"]},
+    "sum": _sum,
 }
 
 
@@ -528,10 +593,14 @@ def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tens
 
 def _softmax_backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """Return the gradient of scores; a row's sum may be that of outputs and their gradients (SPEC ALG-2)."""
-    product = gradient * y
+    product, mode = gradient * y, _get_current_dispatch_mode()
 
     def size(_: Tensor) -> Tensor:
-        return 4 * _unit(product) * value_of(gradient).abs().amax(dim, keepdim=True)
+        # Where a query sees one key, a weight's gradient and the row's sum are one number, made in two ways:
+        # what is left errs by what cancelled in each, where the number itself may be small.
+        size, weights = value_of(gradient), value_of(y)
+        cancelled = (mode.cancelled(size) * weights).sum(dim, keepdim=True)
+        return 4 * _unit(product) * torch.maximum(size.abs().amax(dim, keepdim=True), cancelled)
 
     total = _erring(torch.sum(product, dim, keepdim=True), size)
     return (product - y * total).to(dtype)
