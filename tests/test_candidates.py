@@ -1,11 +1,15 @@
-"""Candidates as they run: none that ends its process ends the comparison, or passes."""
+"""Candidates as they run: what is judged is the user's program, and none passes by ending its process."""
+
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.numpy import save_file
+from torch import nn
 
-from concord.conformance.compare import compare
+from concord.conformance.compare import compare, prepare
 from concord.spec.errors import SpecError
 from tests.toys import endings
 
@@ -52,3 +56,156 @@ def test_the_command_refuses_a_reference_that_ends_it_or_cannot_be_built(end, in
     code, _, lines = invoke(f"compare tests.toys.endings:{end}", "--inputs", tmp_path / "inputs.safetensors")
     assert (code, len(lines)) == (2, 1)
     assert any(words in lines[0] for words in ("SystemExit: 0", "AttributeError: "))
+
+
+# What is compiled.
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.inner, self.norm, self.outer = nn.Linear(5, 11), nn.LayerNorm(11), nn.Linear(11, 3)
+
+    def body(self, x):
+        return self.outer(F.gelu(self.norm(self.inner(x))))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+class Within(nn.Module):
+    """A network with another in it."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+        torch.manual_seed(2)
+        self.last = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.last(self.net(x))
+
+
+def right(graph, _):
+    return graph
+
+
+def wrong_where_it_fuses(graph, _):
+    """Return a program that is wrong if a norm and an activation stand in one graph."""
+    called = [str(node.target) for node in graph.graph.nodes]
+    factor = 1.01 if all(any(name in one for one in called) for name in ("layer_norm", "gelu")) else 1.0
+    return lambda *given: [
+        factor * one if isinstance(one, torch.Tensor) and one.is_floating_point() else one
+        for one in graph(*given)
+    ]
+
+
+def compiled(backend):
+    return torch.compile(Net(), backend=backend).eval()
+
+
+def compiled_whole(backend):
+    return torch.compile(Net(), backend=backend, fullgraph=True).eval()
+
+
+def compiled_in_place(backend):
+    net = Net().eval()
+    net.compile(backend=backend)
+    return net
+
+
+def compiled_method(backend):
+    net = Net().eval()
+    net.body = torch.compile(net.body, backend=backend)
+    return net
+
+
+def compiled_part(backend):
+    return Within(torch.compile(Net(), backend=backend)).eval()
+
+
+def part_compiled_in_place(backend):
+    net = Net()
+    net.compile(backend=backend)
+    return Within(net).eval()
+
+
+COMPILED = [
+    compiled,
+    compiled_whole,
+    compiled_in_place,
+    compiled_method,
+    compiled_part,
+    part_compiled_in_place,
+]
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("make", COMPILED)
+def test_a_program_is_judged_as_its_compiler_made_it(make, gradients):
+    reference = Within(Net()).eval() if "part" in make.__name__ else Net().eval()
+    agrees = prepare(reference, make(right), {"x": X}, gradients=gradients).verdict()
+    assert agrees.passed
+    comparison = prepare(reference, wrong := make(wrong_where_it_fuses), {"x": X}, gradients=gradients)
+    verdict = comparison.verdict()
+    assert (verdict.status, verdict.first) == ("diverges", "output")
+    assert not any("_orig_mod" in name for name in comparison.given)
+    if make is not compiled_whole:
+        assert not agrees.unchecked
+        assert {row.status for row in verdict.table if row.tensor.endswith("norm")} <= {"agrees"}
+        assert "no activation diverges" in str(verdict)
+    assert compare(wrong, reference, {"x": X}, gradients=gradients).passed  # what is right is what it says
+
+
+def test_a_program_is_judged_alike_whenever_it_is():
+    """What was compiled for the activations of one comparison is not what the next one judges."""
+    wrong = compiled(wrong_where_it_fuses)
+    assert [compare(Net().eval(), wrong, {"x": X}).first for _ in range(2)] == ["output"] * 2
+
+
+def scripted():
+    return torch.jit.script(Net().eval())
+
+
+def traced():
+    return torch.jit.trace(Net().eval(), X)
+
+
+def scripted_part():
+    net = Net().eval()
+    net.norm = torch.jit.script(net.norm)
+    return net
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize("make", [scripted, traced, scripted_part])
+def test_a_scripted_module_is_judged_as_it_is(make):
+    assert compare(Net().eval(), make(), {"x": X}).passed
+    wrong = make()
+    with torch.no_grad():
+        wrong.outer.bias += 0.01
+    assert compare(Net().eval(), wrong, {"x": X}).first in ("outer", "output")
+
+
+class Shy(Net):
+    """Computes otherwise where somebody looks at it."""
+
+    def body(self, x):
+        return super().body(x) * (1.0 if self.norm._forward_hooks else 1.01)
+
+
+def test_a_module_that_computes_otherwise_under_hooks_is_judged_without():
+    assert compare(Net().eval(), Shy().eval(), {"x": X}).first == "output"
+
+
+class Branching(Net):
+    """Computes otherwise where it is compiled."""
+
+    def body(self, x):
+        return super().body(x) * (1.01 if torch.compiler.is_compiling() else 1.0)
+
+
+def test_a_way_that_compiles_to_something_else_diverges(monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    assert compare(Branching().eval(), way="compile", inputs={"x": X}).first == "output"

@@ -159,10 +159,7 @@ def test_a_compiled_module_agrees(monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     verdict = compare(encoder(), inputs=texts(), way="compile")
     assert verdict.passed
-    assert [row.tensor for row in verdict.table if row.status == "agrees"] == [
-        "output[hidden]",
-        "output[logits]",
-    ]
+    assert not verdict.unchecked
 
 
 class Shortened(nn.Linear):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
@@ -76,13 +75,12 @@ def prepare(
         progress: called with what is being done.
         python: the interpreter of another environment in which a function is called.
     """
-    import torch
     from torch import nn
 
     from concord.conformance.compare import candidates
     from concord.conformance.compare.comparison import ModelComparison
     from concord.conformance.compare.names import renamed
-    from concord.conformance.compare.reference import ModuleReference, Reference, dtype_of
+    from concord.conformance.compare.reference import ModuleReference, Reference, dtype_of, unwrapped
     from concord.conformance.compare.written import Written
 
     refuse(unknowns("declaration", declared, DECLARATIONS))
@@ -93,12 +91,13 @@ def prepare(
     if way and candidate is not None:
         raise SpecError(f"way is {way!r}, but a candidate is given too: it is for the reference's own module")
     args, kwargs = candidates.called_with(reference, inputs)
-    right: Reference = ModuleReference(reference) if isinstance(reference, nn.Module) else reference
+    module = isinstance(reference, nn.Module)
+    right: Reference = ModuleReference(unwrapped(reference)) if module else reference
     right = replace(right, args=args, kwargs=kwargs, declared=declared)
     if isinstance(right, ModuleReference):
         right = replace(right, tf32=way == "tf32")
         candidates.refuse_modes(right.model)
-        candidate = candidates.in_way(right.model, way) if candidate is None else candidate
+        candidate = candidates.in_way(reference, way) if candidate is None else candidate
         if way == "int8":
             right = candidates.dequantized(right, candidate)
     module = isinstance(candidate, nn.Module)
@@ -108,19 +107,18 @@ def prepare(
     progress("running the candidate")
     theirs = None
     if module:
-        program = torch.compile(candidate, dynamic=False) if way == "compile" else None
         theirs = ModuleReference(
             candidate,
-            program,
+            compiled=True,
             args=right.args,
             kwargs=right.kwargs,
             cotangents=right.cotangents,
             role="the candidate",
         )
-    given = theirs.arrays if theirs else candidates.run(right, candidate, python)
-    given, own = renamed(given, names or {}, right.plain)
-    whole = isinstance(candidate, (str, Path)) and Path(candidate).suffix == ".onnx"
-    return ModelComparison(right, given, progress, not way, whole, theirs, own)
+    run = candidates.run_module(theirs) if theirs else candidates.run(right, candidate, python)
+    arrays, own = renamed(run.arrays, names or {}, right.plain)
+    whole = [name for name in arrays if own[name] in run.whole]
+    return ModelComparison(right, arrays, progress, not way, whole, theirs, own, run.notes)
 
 
 def assert_same(reference: Any, candidate: Any = None, inputs: Any = None, **options: Any) -> None:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from concord.conformance.compare.reference import (
     dtype_of,
     numbers,
     running,
+    unwrapped,
 )
 from concord.spec.arrays import Arrays
 from concord.spec.errors import SpecError, optional, refuse, unknown
@@ -159,14 +160,18 @@ def refuse_modes(model: nn.Module) -> None:
 
 
 def in_way(reference: Any, way: str) -> nn.Module:
-    """Return a copy of a module that runs in another way, but for ``compile``.
+    """Return a module that runs in another way: a copy, but where it runs as it is.
 
     Raises:
         SpecError: if it cannot run so.
     """
     if way and way not in WAYS:
         raise unknown("way", way, list(WAYS))
+    if not way:
+        return reference  # a copy of what was compiled in place would not be compiled
     model: Any = copy.deepcopy(reference).to(DTYPES.get(way))
+    if way == "compile":
+        return torch.compile(unwrapped(model), dynamic=False)
     if way in ("eager", "sdpa"):
         try:
             model.set_attn_implementation(way)
@@ -206,19 +211,55 @@ def dequantized(reference: ModuleReference, candidate: nn.Module) -> ModuleRefer
     return replace(reference, model=made, quantized=apart)
 
 
-def run(reference: Reference, candidate: Any, python: str | None) -> Arrays:
-    """Return what a candidate, which is no module, computes of the reference's inputs, by name.
+@dataclass(frozen=True)
+class Delivered:
+    """What a candidate computes of the reference's inputs.
+
+    Attributes:
+        arrays: by name.
+        whole: names of what comes from a run of its own, and does not follow from the activations here.
+        notes: what is to be said of the run, by what it is about.
+    """
+
+    arrays: Arrays
+    whole: frozenset[str] = frozenset()
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+HOOKS = "a run with hooks"
+
+
+def run_module(candidate: ModuleReference) -> Delivered:
+    """Run a module as the user does, and once more with hooks, which show its activations.
+
+    Hooks take apart what a compiler fuses, and switch off fast paths: what the module returns, and the
+    gradients of parameters, are those of the run without hooks.
+    """
+    arrays = {name: numbers(tensor) for name, tensor in candidate.watched(hooked=False).items()}
+    try:
+        hooked = candidate.arrays
+    except SpecError as error:
+        return Delivered(arrays, notes={HOOKS: f"is impossible, outputs alone are judged: {error}"})
+    if all(np.array_equal(array, hooked.get(name), equal_nan=True) for name, array in arrays.items()):
+        return Delivered(hooked)
+    words = "gives activations; the outputs that are judged are of a run without, which has other bits"
+    return Delivered(hooked | arrays, frozenset(arrays), {HOOKS: words})
+
+
+def run(reference: Reference, candidate: Any, python: str | None) -> Delivered:
+    """Return what a candidate, which is no module, computes of the reference's inputs.
 
     Args:
         python: the interpreter of another environment in which a function is called.
     """
     if isinstance(candidate, str) and ":" in candidate and not Path(candidate).exists():
-        return run_alone(reference, candidate, python)
+        return Delivered(run_alone(reference, candidate, python))
     if isinstance(candidate, (str, Path)):
         path = Path(candidate)
         if path.suffix == ".onnx":
             with running(f"{path} in ONNX Runtime"):
-                return run_graph(reference, path)
+                arrays = run_graph(reference, path)
+                return Delivered(arrays, frozenset(name for name in arrays if name.startswith(OUTPUT)))
         if path.suffix != ".safetensors":
             raise SpecError(f"{path}: must be arrays by name (.safetensors) or a graph (.onnx)")
         candidate = read_arrays(path)
@@ -228,7 +269,7 @@ def run(reference: Reference, candidate: Any, python: str | None) -> Arrays:
     if not isinstance(candidate, Mapping):
         kind = type(candidate).__name__
         raise SpecError(f"the candidate is a {kind} but must be a module, arrays, a file, or a function")
-    return by_name(reference, candidate)
+    return Delivered(by_name(reference, candidate))
 
 
 SCOPES = "pkg.torch.onnx.name_scopes"

@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.compare.arithmetic import FOREIGN
-from concord.conformance.compare.names import proposed
+from concord.conformance.compare.names import apart, proposed
 from concord.conformance.compare.reference import (
     OUTPUT,
     ModuleReference,
@@ -42,6 +42,12 @@ from concord.spec.text import first_of
 FEW = 6
 """Samples of a first look, which may only say that all is well."""
 
+APART = (
+    "no activation diverges in the run that shows them: "
+    "what is wrong here, the program has only where nothing takes it apart, as where steps are fused"
+)
+"""What is said of an output that a run of its own gives, where the activations of another agree."""
+
 SAME_BITS = "the same bits as the reference's own run"
 
 
@@ -54,9 +60,10 @@ class ModelComparison:
             parameters and ``gradients.taps.<name>`` of activations.
         progress: called with what is being done.
         again: whether a run with the same bits as the reference's own is right without more ado.
-        whole: whether outputs come from a run of their own, so that they do not follow from activations here.
+        whole: names of what comes from a run of its own, and does not follow from activations here.
         theirs: the candidate, if it is a module.
         own: its own names of activations, by the reference's.
+        notes: what is to be said of its run, by what it is about.
 
     Raises:
         SpecError: for tensors of other shapes than the reference's.
@@ -68,12 +75,14 @@ class ModelComparison:
         given: Mapping[str, Array],
         progress: Callable[[str], None] = lambda text: None,
         again: bool = True,
-        whole: bool = False,
+        whole: Collection[str] = (),
         theirs: ModuleReference | None = None,
         own: Mapping[str, str] | None = None,
+        notes: Mapping[str, str] | None = None,
     ) -> None:
         self.reference, self.progress, self.again = reference, progress, again
         self.theirs, self.own, self.plain = theirs, own or {}, reference.plain
+        self.ran = dict(notes or {})
         self.dtypes = {name: dtype_name(tensor.dtype) for name, tensor in self.plain.items()}
         refuse(
             [
@@ -84,7 +93,8 @@ class ModelComparison:
         )
         self.given = {name: array for name, array in given.items() if name in self.plain}
         self.strange = {name: array for name, array in given.items() if name not in self.plain}
-        self.whole = whole and not all(name.startswith(OUTPUT) for name in self.given)
+        alone = self.given.keys() <= {*whole}  # then there is nothing else to follow from
+        self.whole = frozenset[str]() if alone else frozenset(whole)
         self.foreign: set[str] = set()
         self.wrong: dict[str, Prediction] = {}  # of what diverges locally
         self.padding = ~reference.real.numpy() if UNCOMPUTED_PADDING in reference.declared else None
@@ -130,7 +140,7 @@ class ModelComparison:
     @property
     def notes(self) -> dict[str, str]:
         """What is to be said besides the verdict, by what it is about."""
-        found = {}
+        found = dict(self.ran)
         if isinstance(self.reference, ModuleReference) and (apart := self.reference.quantized):
             worst = max(apart, key=apart.__getitem__)
             found["weights of 8 bits"] = (
@@ -197,8 +207,9 @@ class ModelComparison:
         for name in (BLIND_ROWS_ZERO, UNCOMPUTED_PADDING):
             with contextlib.suppress(SpecError):
                 forward = dataclasses.replace(self.reference, cotangents=None, declared=[name])
-                other = ModelComparison(forward, given)
-                if all(one.status != "diverges" for one in other.judged(True).values()):
+                other = ModelComparison(forward, given, whole=self.whole)
+                judged = {**(other.judged(False) if self.whole else {}), **other.judged(True)}
+                if all(one.status != "diverges" for one in judged.values()):
                     return name
         return ""
 
@@ -215,7 +226,7 @@ class ModelComparison:
             found = {
                 name: self.judgement(name, expected, pinned)
                 for name in self.given
-                if name in expected.values and not (pinned and self.whole and name.startswith(OUTPUT))
+                if name in expected.values and not (pinned and name in self.whole)
             }
             if all(one.ratio <= NEAR and one.status == "agrees" for one in found.values()):
                 break
@@ -256,17 +267,26 @@ class ModelComparison:
         ]
         start = agreeing[-1] if agreeing else ""
         beginning = "the outputs" if backward else "the inputs"
-        notes, why = [f"made between {start or beginning} and {end}"], None
         undeclared = "" if backward else self.undeclared()
+        if end in self.whole:
+            return Diagnosis(end, ("",), None, notes=(APART,)), undeclared
+        notes, why = [f"made between {start or beginning} and {end}"], None
         if not backward and isinstance(self.reference, ModuleReference):
             forward = dataclasses.replace(self.reference, cotangents=None)
             right = Stretch(forward, start, end, self.pin)
             notes.append(f"computed by {right.lines}")
             if end in self.wrong and not undeclared:
-                if self.theirs and not self.theirs.program:
-                    theirs = dataclasses.replace(self.theirs, cotangents=None)
-                    notes += opened(right, Stretch(theirs, self.own.get(start, ""), self.own[end]))
                 actual = self.given[end].astype(np.float64)
+                if self.theirs is not None:
+                    eager = dataclasses.replace(self.theirs, cotangents=None, compiled=False)
+                    theirs = Stretch(eager, self.own.get(start, ""), self.own[end])
+                    value = self.wrong[end].value
+                    if apart(numbers(theirs.result), actual) < apart(value, actual) / 2:
+                        notes += opened(right, theirs)
+                    else:  # what a compiler made of it has no operations that could be seen
+                        notes.append(
+                            "run eagerly the candidate does not diverge here: its compiler made this"
+                        )
                 asked = StretchComputation(end, actual, self.dtypes[end], self.wrong[end])
                 why, said = cause(right, asked, self.strange)
                 notes += said

@@ -12,6 +12,8 @@ import contextlib
 import copy
 import functools
 import math
+import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -171,14 +173,14 @@ class ModuleReference(Reference):
 
     Attributes:
         model: the module.
-        program: what runs in its place, such as what a compiler made of it: it shows outputs alone.
+        compiled: whether parts of it that are compiled run so; what is right is what they say eagerly.
         quantized: weights that have other values than the user's, and how far they lie off, as a share of
             their size.
         tf32: whether candidates may compute products in TF32.
     """
 
     model: nn.Module
-    program: Any = None
+    compiled: bool = False
     quantized: Mapping[str, float] = field(default_factory=dict)
     tf32: bool = False
 
@@ -193,7 +195,7 @@ class ModuleReference(Reference):
         """What the module computes as it is."""
         return self.watched()
 
-    def watched(self, *modes: TorchDispatchMode) -> dict[str, Tensor]:
+    def watched(self, *modes: TorchDispatchMode, hooked: bool = True) -> dict[str, Tensor]:
         """Return what the module computes in modes that see its operations."""
         found: dict[str, Tensor] = {}
 
@@ -201,7 +203,7 @@ class ModuleReference(Reference):
             found[name] = tensor.detach().clone()
 
         with running(self.role):
-            self.observe(keep, *modes)
+            self.observe(keep, *modes, hooked=hooked)
         return found
 
     @functools.cached_property
@@ -229,13 +231,15 @@ class ModuleReference(Reference):
         """Compute every activation, and gradients if they are wanted."""
         self.observe(handing(observer, arithmetic, self.plain), arithmetic, pin=pin)
 
-    def observe(self, take: Take, *modes: TorchDispatchMode, pin: Pin = nothing) -> None:
+    def observe(self, take: Take, *modes: TorchDispatchMode, pin: Pin = nothing, hooked: bool = True) -> None:
         """Run the module, and hand on what it computes.
 
         Args:
             take: called with each tensor; it may raise :class:`Finished`.
             modes: in which it runs: an arithmetic first, if there is one.
             pin: says what an arithmetic uses in place of an activation, and of its gradient on the way back.
+            hooked: whether activations are handed on. A module may compute otherwise then: a compiler fuses
+                less, and a fast path is not taken.
 
         Raises:
             SpecError: if the module returns no floating-point tensor.
@@ -247,10 +251,15 @@ class ModuleReference(Reference):
         parameters = self.parameters if arithmetic else {}
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.suppress(Finished))
-            if self.program is None:
+            if hooked:
                 hook = self._hook(take, pin, arithmetic)
-                for path, module in [*self.model.named_modules()][1:]:
+                if self.compiled and DYNAMO in sys.modules:
+                    stack.enter_context(recompiling())
+                    hook = torch.compiler.disable(hook)  # else it is compiled too, for each name anew
+                for path, module in submodules(self.model).items():
                     stack.callback(module.register_forward_hook(partial(hook, path)).remove)
+            if not self.compiled and DYNAMO in sys.modules:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(torch.set_grad_enabled(self.cotangents is not None))
             if arithmetic:
                 arithmetic.blind_rows_zero, arithmetic.tf32 = self.blind_rows_zero, self.tf32
@@ -258,12 +267,12 @@ class ModuleReference(Reference):
             for mode in modes:
                 stack.enter_context(mode)
             try:
-                result = torch.func.functional_call(
-                    self.model if self.program is None else self.program,
-                    parameters,
-                    given["args"],
-                    given["kwargs"],
-                )
+                if arithmetic:
+                    result = torch.func.functional_call(
+                        self.model, parameters, given["args"], given["kwargs"]
+                    )
+                else:
+                    result = self.model(*given["args"], **given["kwargs"])
             except SystemExit as error:  # in whatever arithmetic, it would end the command without a word
                 raise SpecError(f"{self.role} ends the process: {described(error)}") from None
             outputs = named(result, OUTPUT)
@@ -323,8 +332,55 @@ class ModuleReference(Reference):
         back = [given[name].to(x.device, x.dtype) for name, x in used.items()]
         with contextlib.ExitStack() as stack:
             for name, tensor in trained.items():
-                stack.callback(tensor.register_hook(partial(take, f"gradients.{name}")).remove)
+                given_name = f"gradients.{without_wrappers(name)}"
+                stack.callback(tensor.register_hook(partial(take, given_name)).remove)
             torch.autograd.grad([*used.values()], [*trained.values()], back, allow_unused=True)
+
+
+DYNAMO = "torch._dynamo"
+"""The module of PyTorch's compiler. Nothing is compiled before it is imported, which takes seconds."""
+
+WRAPPER = "_orig_mod"
+"""What the wrapper of a compiled module calls the module."""
+
+
+def without_wrappers(path: str) -> str:
+    """Return the path of a module or of its parameter without what ``torch.compile`` puts into it."""
+    return ".".join(part for part in path.split(".") if part != WRAPPER)
+
+
+def submodules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules within that may have hooks, by their paths; a wrapper for its module."""
+    found: dict[str, nn.Module] = {}
+    for path, module in model.named_modules():
+        if not isinstance(module, torch.jit.ScriptModule):
+            found.setdefault(without_wrappers(path), module)
+    found.pop("", None)
+    return found
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module of which ``torch.compile`` made this one, or parts of it."""
+    if WRAPPER in dict(model.named_children()):
+        return unwrapped(model.get_submodule(WRAPPER))
+    paths = [path for path, _ in model.named_modules()]
+    wrappers = [path.removesuffix(f".{WRAPPER}") for path in paths if path.endswith(f".{WRAPPER}")]
+    made = copy.deepcopy(model) if wrappers else model
+    for path in reversed(wrappers):  # one may stand in another
+        made.set_submodule(path, made.get_submodule(f"{path}.{WRAPPER}"))
+    return made
+
+
+@contextlib.contextmanager
+def recompiling() -> Iterator[None]:
+    """Have what is compiled be compiled anew: the compiler's code knows nothing of hooks that come or go."""
+    torch.compiler.reset()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+            yield
+    finally:
+        torch.compiler.reset()
 
 
 def handing(observer: Observer, arithmetic: ExactMode, plain: Mapping[str, Tensor]) -> Take:
