@@ -210,6 +210,7 @@ class Expectation:
         chained: whether each tap is computed from those before it, so that it says nothing once one of them
             does not.
         independent: of a tensor, how many independent errors the samples show.
+        ties: of tensors of which rounding decides elements, the values that these may have.
     """
 
     dtype: str
@@ -220,6 +221,7 @@ class Expectation:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     chained: bool = True
     independent: Mapping[str, float] = field(default_factory=dict)
+    ties: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:

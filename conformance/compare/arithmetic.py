@@ -13,7 +13,7 @@ import tomllib
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_leaves, tree_map
 
+from concord.conformance.compare.decisions import Branch, Decisions, Followed
 from concord.spec.errors import SpecError
 from concord.spec.precision import precision
 from concord.spec.text import first_line
@@ -96,11 +97,18 @@ RECOMPUTED = 2
 EQUAL = 1e-5
 """Share by which terms of a sum may differ that are rounded alike, and so its effective number of terms."""
 
-ROUNDED_ONCE = 2
+ROUNDED_ONCE = 1
 """Unit roundoffs up to which an operation is exact where its result can be held."""
+
+FILLING = ("full", "full_like", "new_full", "scalar_tensor", "fill", "masked_fill")
+"""Operations that take numbers up as their dtype holds them, as those do that compare or select."""
 
 FOREIGN = 8
 """Unit roundoffs that are allowed to an operation without a rule; it is named in the report."""
+
+
+Runner = Decisions | Followed | Branch
+"""Computes operations: records what they decide, or takes it over."""
 
 
 class Computed(Tensor):
@@ -161,20 +169,28 @@ class ExactMode(TorchDispatchMode):
         samples, corner: as those of :class:`concord.spec.arithmetic.Arithmetic`.
         backward: whether it is on the way back.
         tf32: whether factors of products in float32 may be those of TF32.
+        decisions: computes operations, and records what they decide, or takes it over; None: each run's own.
     """
 
     samples, corner, backward, blind_rows_zero, tf32 = 0, 0.0, False, False, False
 
-    def __init__(self) -> None:
+    def __init__(self, decisions: Runner | None = None) -> None:
         super().__init__()
         self.foreign: set[str] = set()
+        self.decisions = decisions
 
     def varied(self, y: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
         """Return what a correct run may have otherwise, by a size that follows from it."""
         return y
 
-    def erred(self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0) -> Tensor:
-        """Return what an operation gives that may err by so many unit roundoffs of its result."""
+    def erred(
+        self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0, once: Tensor | bool = True
+    ) -> Tensor:
+        """Return what an operation gives that may err by so many unit roundoffs of its result.
+
+        Args:
+            once: where it is rounded only once, so that a result that the dtype holds is exact.
+        """
         return y
 
     def summed(
@@ -223,8 +239,14 @@ class ExactMode(TorchDispatchMode):
         if self.tf32 and dtype == torch.float32:
             factors = FACTORS.get(bare, range(0))
             given = [self.shortened(x) if place in factors else x for place, x in enumerate(given)]
+        held = tree_map(partial(_held, dtype), (given, named))
+        if bare in EXACT or bare in FILLING:
+            given, named = held
         try:
-            y = func(*given, **named)
+            if self.decisions:
+                y = self.decisions.compute(func, floats, (given, named), held)
+            else:
+                y = func(*given, **named)
         except (RuntimeError, TypeError, ValueError) as error:  # an operator of the user's may refuse them
             raise SpecError(f"{func} cannot be computed in float64: {first_line(error)}") from error
         if bare in SUMS if isinstance(y, tuple) else isinstance(y, Tensor) and y.dtype in ROUNDOFF:
@@ -232,9 +254,11 @@ class ExactMode(TorchDispatchMode):
             if torch.Tag.inplace_view in func.tags:  # such as transpose_: the operand has another shape now
                 return return_and_correct_aliasing(func, tuple(args), kwargs, args[0])
             if changing:
-                (y if isinstance(args[0], Computed) else args[0]).copy_(erred)
+                (args[0].value if isinstance(args[0], Computed) else args[0]).copy_(erred)
                 return args[0]
             y = erred
+        elif changing and isinstance(y, Tensor) and y is not args[0]:  # numbers that were cast in place
+            return args[0].copy_(y)
         made = tree_map(lambda x: _wrapped(x, dtype), y)
         is_view = any(one.alias_info for one in func._schema.returns) and isinstance(args[0], Computed)
         return return_and_correct_aliasing(func, tuple(args), kwargs, made) if is_view else made
@@ -270,15 +294,29 @@ class ExactMode(TorchDispatchMode):
             )
         if name in ("add", "sub", "rsub") and len(args) > 1:
             return self._added(y, dtype, args)
+        if name in ("fmod", "remainder"):
+            y = self._taken_off(y, dtype, *args)
+        return self._elementwise(name, y, dtype, args[1] if len(args) > 1 else None)
+
+    def _elementwise(self, name: str, y: Tensor, dtype: torch.dtype, other: Any) -> Tensor:
+        """Compute element by element, with a second operand or none."""
         units = UNITS.get(name, FOREIGN)
         if name not in UNITS and name not in SATURATING:
             self.foreign.add(name)
-        other = args[1] if len(args) > 1 else None
         if name in CONSTANT and isinstance(other, float):
-            units += float(torch.tensor(other, dtype=dtype)) != other
+            units += _held(dtype, other) != other
         if name == "pow" and not isinstance(other, Tensor) and other == 2:
             units = 1
-        return self.erred(y, dtype, units, 4 if name in SATURATING else 0)
+        once: Tensor | bool = True
+        if name == "div" and not torch.as_tensor(other).is_complex():
+            once = _power_of_two(other)  # another algorithm multiplies by the reciprocal
+        return self.erred(y, dtype, units, 4 if name in SATURATING else 0, once)
+
+    def _taken_off(self, y: Tensor, dtype: torch.dtype, x: Any, other: Any) -> Tensor:
+        """Take off a multiple, which another algorithm rounds, as it may round the other operand."""
+        multiple = x - y
+        lost = (_wide(multiple.to(dtype)) != multiple) | (torch.as_tensor(_held(dtype, other)) != other)
+        return self.varied(y, lambda _: 2 * ROUNDOFF[dtype] * multiple.abs() * lost)
 
     def _added(self, y: Tensor, dtype: torch.dtype, args: Sequence[Any]) -> Tensor:
         """Add: a term that is lost beside a large one is lost for all, else the sum errs by a rounding."""
@@ -294,12 +332,13 @@ class Perturbed(ExactMode):
 
     Args:
         seed: of the sample.
+        decisions: of the exact run.
     """
 
     samples = 1
 
-    def __init__(self, seed: int) -> None:
-        super().__init__()
+    def __init__(self, seed: int, decisions: Runner | None = None) -> None:
+        super().__init__(decisions)
         self.cut = seed % 2  # every second sample cuts factors off in TF32
         self.weights: dict[int, tuple[Tensor, Tensor]] = {}  # with scores, by storage
         # The last products of matrices, with their factors: two, since a product has two gradients.
@@ -316,14 +355,18 @@ class Perturbed(ExactMode):
         """Perturb a result by a size that follows from it."""
         return torch.addcmul(y, size(y), self.noise(y))
 
-    def erred(self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0) -> Tensor:
+    def erred(
+        self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0, once: Tensor | bool = True
+    ) -> Tensor:
         """Perturb a result by so many unit roundoffs of it, and of 1 if the error is absolute.
 
         What the dtype holds needs no rounding: a mask of zeros and ones stays one, however large it is made.
         """
         size = y.abs().mul_(0 if absolute else units * ROUNDOFF[dtype])
         size += LEAST[dtype] + absolute * ROUNDOFF[dtype]
-        held = _wide(y.to(dtype)) == y if units <= ROUNDED_ONCE and not absolute else y == 0
+        held = y == 0
+        if units <= ROUNDED_ONCE and not absolute:
+            held |= (_wide(y.to(dtype)) == y) & once
         return self.varied(y, lambda _: size.masked_fill_(held, 0))
 
     def summed(
@@ -388,7 +431,9 @@ class Perturbed(ExactMode):
 class Rounded(ExactMode):
     """Each result is rounded to its dtype: one correct low-precision run."""
 
-    def erred(self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0) -> Tensor:
+    def erred(
+        self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0, once: Tensor | bool = True
+    ) -> Tensor:
         """Round."""
         return _wide(y.to(dtype))
 
@@ -403,6 +448,19 @@ def plainly() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(False)
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
         yield
+
+
+def _held(dtype: torch.dtype, x: Any) -> Any:
+    """Return a number of Python as a dtype holds it; out of its range, and anything else, as it is."""
+    if not isinstance(x, float):
+        return x
+    held = float(torch.tensor(x, dtype=dtype))
+    return held if math.isfinite(held) else x
+
+
+def _power_of_two(x: Any) -> Tensor:
+    mantissa, _ = torch.frexp(torch.as_tensor(x).double())
+    return mantissa.abs() == 0.5
 
 
 def _wrapped(x: Any, dtype: torch.dtype) -> Any:

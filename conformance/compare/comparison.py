@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.compare.arithmetic import FOREIGN
+from concord.conformance.compare.decisions import WHOLE, Branch, Ties
 from concord.conformance.compare.names import apart, proposed
 from concord.conformance.compare.reference import (
     OUTPUT,
@@ -119,11 +120,21 @@ class ModelComparison:
         self.foreign.update(truth.foreign)
         for seeds in (range(FEW), range(FEW, SAMPLES)):
             self.progress(f"{where}: {seeds.stop} samples of Monte Carlo arithmetic")
-            found.take_up(reference.runs(seeds), f"deriving tolerances, {where}")
-            apart = found.independent()
+            found.take_up(reference.runs(seeds, truth), f"deriving tolerances, {where}")
+            independent = found.independent()
             sigmas = found.sigmas(last=seeds.stop == SAMPLES)
+            branches = reference.branches(truth)
+            if branches and seeds.stop < SAMPLES:
+                continue  # with more samples more decisions may be open
+            ties = {name: Ties(value, sigmas[name]) for name, value in found.values.items()}
+            for place, branch in enumerate(branches):
+                self.progress(f"{where}: decisions of rounding, {place + 1} of {len(branches)}")
+                compute(branch, functools.partial(_take, ties, branch.decisions))
+            for name, why in reference.lost(truth).items():
+                ties[name].lost = why
+            ties = {name: tie for name, tie in ties.items() if tie.why}
             clauses = dict.fromkeys(sigmas, "")
-            yield Expectation(self.dtype, found.values, sigmas, clauses, independent=apart)
+            yield Expectation(self.dtype, found.values, sigmas, clauses, independent=independent, ties=ties)
 
     def pin(self, name: str) -> Array | None:
         """Return a tensor of the candidate as the reference goes on with it; None if it has none."""
@@ -244,12 +255,18 @@ class ModelComparison:
         if not pinned and name in expected.undecided:
             return Judgement("undetermined", size=value.size, note=GROWN)
         padding, why = self.in_padding(value.shape), OUT_OF_RANGE
+        actual = self.given[name].astype(np.float64)
+        if name in expected.ties:
+            (value, sigma), why = expected.ties[name].settle(actual), expected.ties[name].why
         if padding is not None:
             sigma, why = np.where(padding, np.nan, sigma), PADDING
-        actual = self.given[name].astype(np.float64)
         if name in expected.singular:
             sigma = finite_alone(sigma, value, actual)
-        return judge_tensor(actual, value, sigma, self.dtypes[name], why, expected.independent[name])
+        judged = judge_tensor(actual, value, sigma, self.dtypes[name], why, expected.independent[name])
+        open_share = np.isnan(sigma).mean() if name in expected.ties else 0
+        if judged.status == "agrees" and open_share >= WHOLE:
+            return Judgement("undetermined", size=value.size, note=judged.note)
+        return judged
 
     # What is said of the first divergence.
 
@@ -291,3 +308,7 @@ class ModelComparison:
                 why, said = cause(right, asked, self.strange)
                 notes += said
         return Diagnosis(end, ("",), why, notes=tuple(notes)), undeclared
+
+
+def _take(ties: Mapping[str, Ties], branch: Branch, name: str, array: Array) -> None:
+    ties[name].take(branch, array)

@@ -38,6 +38,7 @@ from concord.conformance.compare.arithmetic import (
     plainly,
     value_of,
 )
+from concord.conformance.compare.decisions import Decisions, Followed
 from concord.conformance.estimate import Observer
 from concord.conformance.expectation import is_gradient
 from concord.spec.arrays import Array
@@ -104,9 +105,21 @@ class Reference:
         """Return the arithmetic of the truth."""
         raise NotImplementedError
 
-    def runs(self, seeds: range) -> list[Any]:
-        """Return arithmetics that make sigma: samples by their seeds, and low-precision runs."""
+    def runs(self, seeds: range, truth: Any) -> list[Any]:
+        """Return arithmetics that make sigma: samples by their seeds, and low-precision runs.
+
+        Args:
+            truth: the arithmetic in which the truth was computed: what it decided they decide too.
+        """
         raise NotImplementedError
+
+    def branches(self, truth: Any) -> list[Any]:  # noqa: ARG002
+        """Return exact arithmetics that decide otherwise where rounding could."""
+        return []
+
+    def lost(self, truth: Any) -> Mapping[str, str]:  # noqa: ARG002
+        """Return tensors that not every run has in the same shape, and why."""
+        return {}
 
     def compute(self, arithmetic: Any, observer: Observer, pin: Pin) -> None:
         """Compute every tensor in an arithmetic."""
@@ -220,16 +233,28 @@ class ModuleReference(Reference):
         return {name: made[id(tensor)] for name, tensor in own.items()}
 
     def exact(self) -> ExactMode:
-        """Return the arithmetic of the truth."""
-        return ExactMode()
+        """Return the arithmetic of the truth, which records what it decides."""
+        return ExactMode(Decisions())
 
-    def runs(self, seeds: range) -> list[ExactMode]:
+    def runs(self, seeds: range, truth: ExactMode) -> list[ExactMode]:
         """Return samples; with the first, a low-precision run."""
-        return [*map(Perturbed, seeds), *([] if seeds.start else [Rounded()])]
+        samples = [Perturbed(seed, Followed(truth.decisions)) for seed in seeds]
+        return [*samples, *([] if seeds.start else [Rounded(Followed(truth.decisions, rounded=True))])]
+
+    def branches(self, truth: ExactMode) -> list[ExactMode]:
+        """Return exact arithmetics that decide otherwise where rounding could."""
+        return [ExactMode(branch) for branch in truth.decisions.branches()]
+
+    def lost(self, truth: ExactMode) -> Mapping[str, str]:
+        """Return tensors that not every run has in the same shape, and why."""
+        return truth.decisions.lost
 
     def compute(self, arithmetic: ExactMode, observer: Observer, pin: Pin) -> None:
         """Compute every activation, and gradients if they are wanted."""
-        self.observe(handing(observer, arithmetic, self.plain), arithmetic, pin=pin)
+        take = handing(observer, arithmetic, self.plain)
+        self.observe(take, arithmetic, pin=pin)
+        for name in self.plain:  # not computed if the arithmetic goes another way
+            take(name, None)
 
     def observe(self, take: Take, *modes: TorchDispatchMode, pin: Pin = nothing, hooked: bool = True) -> None:
         """Run the module, and hand on what it computes.
@@ -383,19 +408,29 @@ def recompiling() -> Iterator[None]:
         torch.compiler.reset()
 
 
-def handing(observer: Observer, arithmetic: ExactMode, plain: Mapping[str, Tensor]) -> Take:
+def handing(
+    observer: Observer, arithmetic: ExactMode, plain: Mapping[str, Tensor]
+) -> Callable[[str, Tensor | None], None]:
     """Return what hands on tensors that an arithmetic gives, as arrays: one sample, or exact values.
 
     Args:
         plain: what a run as it is gives. What has another shape here, as of an expert that is given other
             tokens, is not determined.
     """
+    seen = set[str]()
 
-    def take(name: str, tensor: Tensor) -> None:
-        if name in plain:
-            array, shape = numbers(tensor), plain[name].shape
-            array = array if array.shape == shape else np.full(shape, math.nan)
-            observer(name, array[None] if arithmetic.samples else array.copy())
+    def take(name: str, tensor: Tensor | None) -> None:
+        if name not in plain or (tensor is None and name in seen):
+            return
+        seen.add(name)
+        decisions = arithmetic.decisions
+        if tensor is None or tensor.shape != plain[name].shape or (decisions and decisions.parted):
+            array = np.full(plain[name].shape, math.nan)
+            if decisions:
+                decisions.lose(name)
+        else:
+            array = numbers(tensor)
+        observer(name, array[None] if arithmetic.samples else array.copy())
 
     return take
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from concord.conformance.compare import reference as modules
 from concord.conformance.compare.arithmetic import plainly
 from concord.conformance.compare.bugs import Make, Operation, Watched, injected, sites
+from concord.conformance.compare.decisions import source_line
 from concord.conformance.compare.reference import Finished, ModuleReference, Pin, dtype_name, named, numbers
 from concord.conformance.estimate import SAMPLES, Observer, Z, estimate
 from concord.conformance.explain import Cause
@@ -40,8 +39,6 @@ LONGEST = 20.0
 
 MOVING = ("_unsafe_view", "clone", "copy", "repeat", "unsafe_split", "_reshape_copy", "roll", "flip")
 """Operations that hand on their first operand in another layout, and are no views of it."""
-
-OWN, TORCH = (str(Path(file).parent) for file in (__file__, torch.__file__))
 
 
 @dataclass(frozen=True)
@@ -164,32 +161,18 @@ class Stretch:
         return first_of(list(dict.fromkeys(step.line for step in self.steps)), 4)
 
 
-def source_line() -> str | None:
-    """Return the innermost line outside PyTorch, or of one of its modules that nothing else calls."""
-    inner = None
-    for frame, line in traceback.walk_stack(None):
-        path = frame.f_code.co_filename
-        if path == modules.__file__:  # a hook, or what called the model
-            break
-        found = f"{Path(path).name}:{line}"
-        if not path.startswith((OWN, TORCH)):
-            return found
-        if path.startswith(f"{TORCH}/nn/modules"):
-            inner = inner or found
-    return inner
-
-
 def opened(right: Stretch, theirs: Stretch) -> list[str]:
     """Say which operation is the first whose result the candidate lacks, and what stands in its place there.
 
     A candidate may compute some numbers otherwise and be right. So the last that both compute is said too.
     """
     dtypes = {name: dtype_name(one.dtype) for name, one in right.tensors.items()}
+    truth = right.module.exact()
     values, sigmas = estimate(
         right.again,
         dtypes,
-        truth=right.module.exact(),
-        arithmetics=right.module.runs(range(SAMPLES)),
+        truth=truth,
+        arithmetics=right.module.runs(range(SAMPLES), truth),
         doing="opening the stretch",
     )
     ours = [one for one in right.telling if one[0].computes]

@@ -105,7 +105,7 @@ class Written(Reference):
         """Return the arithmetic of the truth."""
         return Guarded(self.dtype)
 
-    def runs(self, seeds: range) -> list[Arithmetic]:
+    def runs(self, seeds: range, truth: Arithmetic) -> list[Arithmetic]:  # noqa: ARG002
         """Return samples, and low-precision runs: with the first samples one, with the others the others."""
         first, *others = low_precision(self.dtype)
         samples = (MonteCarlo(self.dtype, 1, seed) for seed in seeds)

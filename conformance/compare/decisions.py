@@ -1,0 +1,586 @@
+"""What rounding may decide: the results of discrete operations, in the exact run and in those beside it.
+
+The exact run records them. Samples take the same decisions, so that their errors are those of a continuous
+function, and note where rounding could turn one. Branches are exact runs in which some are turned: what
+they change has several values that are right (docs/decisions/0036-what-rounding-decides.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from concord.conformance.estimate import Z
+from concord.spec.arrays import Array
+from concord.spec.text import first_of
+
+OWN, TORCH = (str(Path(file).parent) for file in (__file__, torch.__file__))
+
+REACH = 8
+"""Errors of a sample by which operands may lie otherwise: of 16 samples the largest is about two sigma."""
+
+KEPT = 4
+"""Other results of a decision that are kept for each element."""
+
+FEW = 6
+"""Turns up to which each is tried alone."""
+
+PAIRS = 4
+"""Pairs of branches where there are more turns; in one of a pair each is turned."""
+
+MOST = 14
+"""Branches that are computed, at most."""
+
+SMALL = Z / 4
+"""Sigma up to which what a branch changes is no other value."""
+
+WHOLE = 0.5
+"""Share of an operation's decisions from which on agreement does not show that it is the right operation."""
+
+DISCRETE = (
+    *("floor", "ceil", "round", "trunc", "sign", "sgn", "histc"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "logical_not"),
+)
+"""Operations that are discrete though they may give floating-point numbers, as in place."""
+
+SELECTING = ("sort", "topk", "max", "min", "kthvalue", "median", "nanmedian", "mode", "cummax", "cummin")
+
+BY_ROW = ("sort", "topk")
+"""Operations whose decisions along an axis are one: no single index of an order can be turned."""
+
+UNORDERED = ("sort", "topk", "kthvalue", "median", "nanmedian")
+"""Operations that may give any of equal elements."""
+
+UNFORCED = (
+    *("_local_scalar_dense", "max_pool2d_with_indices", "max_pool3d_with_indices"),
+    *("adaptive_max_pool2d", "adaptive_max_pool3d"),
+)
+"""Operations that are each run's own: what is handed to Python, and maxima, whose values are continuous."""
+
+
+def source_line() -> str | None:
+    """Return the innermost line outside PyTorch, or of one of its modules that nothing else calls."""
+    inner = None
+    for frame, line in traceback.walk_stack(None):
+        path = frame.f_code.co_filename
+        if path == f"{OWN}/reference.py":  # a hook, or what called the model
+            break
+        found = f"{Path(path).name}:{line}"
+        if not path.startswith((OWN, TORCH)):
+            return found
+        if path.startswith(f"{TORCH}/nn/modules"):
+            inner = inner or found
+    return inner
+
+
+Operands = tuple[Sequence[Any], Mapping[str, Any]]
+"""Operands of an operation, by place and by name."""
+
+# Kinds of discrete operations: what they decide, and what they give by a decision, of operands that may err.
+
+
+class Kind(NamedTuple):
+    """A kind of discrete operation.
+
+    Attributes:
+        decide: takes the operation and its operands; returns what it decides.
+        follow: takes a decision, the operation and operands; returns what the operation gives by it.
+    """
+
+    decide: Callable[..., Tensor]
+    follow: Callable[..., Any]
+
+
+def _all(func: Any, *args: Any, **kwargs: Any) -> Tensor:
+    if func._schema.is_mutable:  # noqa: SLF001 – nothing else says it
+        args = (args[0].clone(), *args[1:])
+    return torch.as_tensor(func(*args, **kwargs))
+
+
+def _as_decided(decided: Tensor, func: Any, *_: Any, **__: Any) -> Any:
+    gives_tensor = func._schema.returns[0].type.kind() == "TensorType"  # noqa: SLF001 – nothing else says it
+    return decided.clone() if gives_tensor else decided.item()
+
+
+def _gathered(places: Tensor, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    dim = _axis(func, (x, *args), kwargs)
+    if places.ndim < x.ndim:
+        return x.gather(dim, places.unsqueeze(dim)).squeeze(dim), places.clone()
+    return x.gather(dim, places), places.clone()
+
+
+def _axis(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    schema = func._schema.arguments  # noqa: SLF001
+    operands = {one.name: one.default_value for one in schema} | dict(kwargs)
+    axis: int = (operands | {one.name: x for one, x in zip(schema, args, strict=False)})["dim"]
+    return axis
+
+
+def _quotient(func: Any, x: Any, y: Any) -> Tensor:
+    return torch.round((x - func(x, y)) / y)
+
+
+def _remaining(quotient: Tensor, _: Any, x: Any, y: Any) -> Any:
+    return x - quotient * y
+
+
+def _classes(_: Any, x: Tensor, *__: Any) -> Tensor:
+    return torch.unique(x, return_inverse=True)[1]
+
+
+def _distinct(classes: Tensor, _: Any, x: Tensor, *__: Any) -> Any:
+    counts = torch.bincount(classes.flatten())
+    values = x.new_empty(len(counts)).scatter(0, classes.flatten(), x.flatten())
+    return values, classes.clone(), counts
+
+
+WHOLLY = Kind(_all, _as_decided)
+SELECTION = Kind(lambda func, *args, **kwargs: func(*args, **kwargs)[1], _gathered)
+REMAINDER = Kind(_quotient, _remaining)
+CLASSES = Kind(_classes, _distinct)
+
+
+def kind_of(func: Any, args: Sequence[Any], floats: Sequence[Tensor]) -> Kind | None:
+    """Return the kind of a discrete operation; None if it is none, or its results alone show it."""
+    name = func.overloadpacket.__name__
+    bare, several = name.rstrip("_"), len(func._schema.returns) > 1  # noqa: SLF001
+    if not floats or bare in UNFORCED:
+        return None
+    if bare in SELECTING and several:
+        return SELECTION
+    if bare in ("fmod", "remainder") and not func._schema.is_mutable:  # noqa: SLF001
+        return REMAINDER
+    if bare == "_unique2":
+        return CLASSES
+    cast = func._schema.is_mutable and isinstance(args[0], Tensor) and not args[0].is_floating_point()  # noqa: SLF001
+    return WHOLLY if bare in DISCRETE or "_mode" in func._overloadname or cast else None  # noqa: SLF001
+
+
+def is_discrete(y: Any) -> bool:
+    """Return whether what an operation of floating-point numbers gives shows that it is discrete."""
+    if isinstance(y, Tensor):
+        return not y.is_floating_point() and not y.is_complex()
+    return isinstance(y, bool)
+
+
+# Decisions, and the runs that take them.
+
+
+class Decision:
+    """What a discrete operation decides in the exact run, and what else rounding could have it decide.
+
+    Attributes:
+        made: what it decides.
+        others: other results, each where the ones before it have none, and what is decided elsewhere.
+        rounded: what the low-precision run decides; None: the same.
+        reshaped: a result of another shape, if rounding could lead to one.
+    """
+
+    def __init__(self, func: Any, kind: Kind, operands: Operands, held: Operands, dtype: torch.dtype) -> None:
+        self.func, self.kind, self.line = func, kind, source_line()
+        self.operands = tree_map(_kept, held)  # what follows may work on them in place
+        self.state = torch.get_rng_state() if torch.Tag.nondeterministic_seeded in func.tags else None
+        self.made = self.again(*held)
+        self.others: list[Tensor] = []
+        self.rounded: Tensor | None = None
+        self.reshaped: Tensor | None = None
+        if _numbers(operands) != _numbers(held):  # a constant may be rounded to the dtype, or not
+            self._add(self.again(*operands))
+        if kind is REMAINDER:
+            self._divide(*held[0], dtype)
+        if _bare(func) in UNORDERED and not held[1].get("stable"):
+            x, *rest = held[0]
+            if x.ndim:
+                flipped = self.again((x.flip(self.axis), *rest), held[1])
+                self._add(x.shape[self.axis] - 1 - flipped)
+
+    @property
+    def name(self) -> str:
+        """What it is called, with its line of source."""
+        return described(_bare(self.func).lstrip("_"), self.line)
+
+    @property
+    def turned(self) -> Tensor | None:
+        """Where it could be turned; None: nowhere."""
+        if self.reshaped is not None:
+            return torch.ones_like(self.made, dtype=torch.bool)
+        return self.differing(self.others[0]) if self.others else None
+
+    @property
+    def groups(self) -> tuple[Tensor, int]:
+        """Which decisions turn together, numbered from 1, and how many there are; 0: decided.
+
+        Equal operands err equally where one operation computes them.
+        """
+        turned = self.turned
+        assert turned is not None
+        numbers, found = torch.zeros(self.made.shape, dtype=torch.long), turned.nonzero()
+        if self.reshaped is not None or not self.made.ndim:
+            return numbers + 1, 1
+        keys = [x for x in tree_flatten(self.operands)[0] if isinstance(x, Tensor) and x.is_floating_point()]
+        bare = self.func.overloadpacket.__name__.rstrip("_")
+        if bare in BY_ROW:
+            rows = turned.any(self.axis, keepdim=True)
+            counted = torch.zeros(rows.shape, dtype=torch.long)
+            counted[rows] = torch.arange(1, int(rows.sum()) + 1)
+            return torch.where(turned, counted, 0), int(rows.sum())
+        with contextlib.suppress(RuntimeError):  # of other shapes, as of a maximum's place
+            values = [x.expand(self.made.shape)[turned] for x in keys]
+            _, number = torch.unique(torch.stack(values), dim=1, return_inverse=True)
+            numbers[turned] = number + 1
+            return numbers, int(number.max()) + 1
+        numbers[turned] = torch.arange(1, len(found) + 1)
+        return numbers, len(found)
+
+    @property
+    def axis(self) -> int:
+        """The axis along which it decides."""
+        return _axis(self.func, *self.operands)
+
+    def differing(self, other: Tensor) -> Tensor:
+        """Return where another result is another."""
+        differs = (other != self.made) & ~((other != other) & (self.made != self.made))
+        if self.func.overloadpacket.__name__.rstrip("_") in BY_ROW and differs.ndim:
+            return differs.any(self.axis, keepdim=True).expand(differs.shape)
+        return differs.any().expand(differs.shape) if self.kind is CLASSES else differs
+
+    def again(self, args: Any, kwargs: Any) -> Tensor:
+        """Decide with other operands, and the same random numbers."""
+        if self.state is None:
+            return self.kind.decide(self.func, *args, **kwargs)
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self.state)
+            return self.kind.decide(self.func, *args, **kwargs)
+
+    def doubt(self, operands: Operands, reach: float, rounded: bool) -> None:
+        """Note where operands that err so, and `reach` times so, to either side, would turn it."""
+        exact, form = tree_flatten(self.operands)
+        errors = [_error(x, y) for x, y in zip(tree_leaves(operands), exact, strict=True)]
+        if not any(isinstance(error, Tensor) and bool(error.any()) for error in errors):
+            return
+        for by in (reach, -reach):
+            moved = [
+                x + by * error if isinstance(error, Tensor) else x
+                for x, error in zip(exact, errors, strict=True)
+            ]
+            self._add(self.again(*tree_unflatten(moved, form)))
+        if rounded:
+            own = self.again(*operands)
+            if own.shape == self.made.shape and bool(self.differing(own).any()):
+                self.rounded = own
+                self._add(own)
+
+    def _divide(self, x: Any, y: Any, dtype: torch.dtype) -> None:
+        """Note where a quotient that is rounded would be another, if its multiple is rounded too."""
+        multiple = self.made * y
+        lost = multiple.to(dtype).to(multiple.dtype) != multiple
+        for by in (1 + torch.finfo(dtype).eps, 1 - torch.finfo(dtype).eps):
+            self._add(torch.where(lost, self.again((x * by, y), {}), self.made))
+
+    def _add(self, other: Tensor) -> None:
+        if other.shape != self.made.shape:
+            self.reshaped = other
+            return
+        new = self.differing(other)
+        for place in range(KEPT):
+            if not bool(new.any()):
+                return
+            if place == len(self.others):
+                self.others.append(self.made.clone())
+            kept = self.others[place]
+            taken = self.differing(kept)
+            self.others[place] = torch.where(new & ~taken, other, kept)
+            new = new & taken & (other != kept)
+
+
+def _kept(x: Any) -> Any:
+    return x.detach().clone() if isinstance(x, Tensor) else x
+
+
+def _error(x: Any, exact: Any) -> Any:
+    if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()) or x.shape != exact.shape:
+        return None
+    return torch.where(x == exact, 0, x - exact).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+@dataclass(frozen=True)
+class ExactStep:
+    """An operation of the exact run, the whole numbers among its operands, and what it decides."""
+
+    func: Any
+    whole: list[int]
+    decision: Decision | None
+
+    def fits(self, func: Any, operands: Operands) -> bool:
+        """Return whether another run computes the same here, of operands of the same shapes."""
+        if self.func is not func or self.whole != _whole(operands):
+            return False
+        exact = tree_leaves(self.decision.operands) if self.decision else []
+        others = tree_leaves(operands) if self.decision else []
+        return [_shape(x) for x in exact] == [_shape(x) for x in others]
+
+
+def _whole(operands: Operands) -> list[int]:
+    return [x for x in tree_leaves(operands) if isinstance(x, int)]
+
+
+def _numbers(operands: Operands) -> list[float]:
+    return [x for x in tree_leaves(operands) if isinstance(x, float) and not math.isnan(x)]
+
+
+def _shape(x: Any) -> Any:
+    return x.shape if isinstance(x, Tensor) else None
+
+
+@dataclass
+class Decisions:
+    """What the exact run decides: it records that as it computes.
+
+    Attributes:
+        steps: its operations, in order.
+        handed: what handed numbers to Python before another run parted from it; empty if none did.
+        lost: tensors that another run does not have, or in another shape, and why.
+    """
+
+    steps: list[ExactStep] = field(default_factory=list)
+    handed: str = ""
+    lost: dict[str, str] = field(default_factory=dict)
+    parted = False
+
+    def lose(self, name: str) -> None:
+        """Note that a run does not have a tensor, or in another shape than a run as it is."""
+        self.lost[name] = f"rounding decides {self.handed or 'its shape'}"
+
+    def compute(self, func: Any, floats: Sequence[Tensor], operands: Operands, held: Operands) -> Any:
+        """Compute an operation, and record it."""
+        args, kwargs = operands
+        kind, decision, whole = kind_of(func, args, floats), None, _whole(operands)
+        y = None if kind else func(*args, **kwargs)
+        if kind is None and floats and is_discrete(y):
+            kind = WHOLLY
+        if kind:
+            decision = Decision(func, kind, operands, held, floats[0].dtype)
+            y = kind.follow(decision.made, func, *args, **kwargs)
+        self.steps.append(ExactStep(func, whole, decision))
+        return y
+
+    def branches(self) -> list[Branch]:
+        """Return exact runs in which decisions are turned that rounding could turn."""
+        turnable = {
+            place: step.decision
+            for place, step in enumerate(self.steps)
+            if step.decision and step.decision.turned is not None
+        }
+        found = list[Branch]()
+        for wholly in (False, True):
+            chosen = {
+                place: decision
+                for place, decision in turnable.items()
+                if (float(decision.turned.double().mean()) >= WHOLE) == wholly
+            }
+            found += _branches(self, chosen, wholly) if chosen else []
+        return found
+
+
+@dataclass
+class Followed:
+    """What the exact run decides, taken over by a sample, or by a low-precision run."""
+
+    record: Decisions
+    rounded: bool = False
+    place: int = 0
+    parted: bool = False
+    handed: str = ""
+
+    def lose(self, name: str) -> None:
+        """Note that this run does not have a tensor."""
+        self.record.lose(name)
+
+    def compute(self, func: Any, floats: Sequence[Tensor], operands: Operands, held: Operands) -> Any:
+        """Compute an operation by the decision of the exact run, and note if rounding could turn it."""
+        (args, kwargs), steps, place = operands, self.record.steps, self.place
+        self.place += 1
+        if not self.parted and (place >= len(steps) or not steps[place].fits(func, operands)):
+            self.parted = True
+            self.record.handed = self.handed
+        decision = None if self.parted else steps[place].decision
+        if floats and _bare(func) == "_local_scalar_dense":
+            self.handed = described("item", source_line())
+        if decision is None:
+            return func(*args, **kwargs)
+        decision.doubt(held, REACH, self.rounded)
+        if decision.state is not None:  # later draws are those of the exact run
+            func(*args, **kwargs)
+        return decision.kind.follow(decision.made, func, *args, **kwargs)
+
+
+@dataclass
+class Branch:
+    """An exact run in which some decisions are turned.
+
+    Attributes:
+        turns: by the number of an operation, where its decision is turned, and its other result.
+        share: how many times its effect all turns may have together, at most.
+        wholly: whether its operations are decided by rounding nearly everywhere.
+        because: what is decided.
+    """
+
+    record: Decisions
+    turns: Mapping[int, tuple[Tensor, Tensor]]
+    share: float
+    wholly: bool
+    because: str
+    place: int = 0
+    another: bool = False
+    parted = False
+
+    def lose(self, name: str) -> None:
+        """Go on: a branch may lack a tensor."""
+
+    def compute(self, func: Any, floats: Sequence[Tensor], operands: Operands, held: Operands) -> Any:  # noqa: ARG002
+        """Compute an operation, by another decision where that is turned."""
+        (args, kwargs), steps, place = operands, self.record.steps, self.place
+        self.place += 1
+        # A branch may go another way, such as past an expert that has no token left: it is right as it is.
+        self.another = self.another or place >= len(steps) or not steps[place].fits(func, operands)
+        decision = None if self.another else steps[place].decision
+        if decision is None:
+            return func(*args, **kwargs)
+        own = decision.again(*held)
+        if place in self.turns:
+            where, other = self.turns[place]
+            own = torch.where(where, other, own) if own.shape == other.shape else other
+        return decision.kind.follow(own, func, *args, **kwargs)
+
+
+Turn = tuple[int, Tensor, Tensor]
+"""The number of an operation, where its decision is turned, and its other result."""
+
+
+def _branches(record: Decisions, chosen: Mapping[int, Decision], wholly: bool) -> list[Branch]:
+    """Return branches by each turn alone if there are few, else by half of all at a time, and by all."""
+    groups = {place: decision.groups for place, decision in chosen.items()}
+    count = sum(number for _, number in groups.values())
+    because = first_of(list(dict.fromkeys(decision.name for decision in chosen.values())), 2)
+    plans = list[tuple[list[Turn], float, str]]()
+    if count <= FEW:
+        for place, decision in chosen.items():
+            numbers, number = groups[place]
+            for group in range(1, number + 1):
+                where = numbers == group
+                plans += [([(place, where, other)], 1.0, decision.name) for other in _others(decision, where)]
+    else:
+        generator = torch.Generator().manual_seed(count)
+        for _ in range(PAIRS):
+            halves: tuple[list[Turn], list[Turn]] = [], []
+            for place, decision in chosen.items():
+                numbers, number = groups[place]
+                first = torch.rand(number + 1, generator=generator)[numbers] < 0.5
+                first_other, *more = others = _others(decision, numbers > 0)
+                other = others[int(torch.randint(len(others), (), generator=generator))]
+                if more:  # an element that has no such result has the first
+                    other = torch.where(decision.differing(other), other, first_other)
+                for half, where in zip(halves, (first, ~first), strict=True):
+                    half.append((place, where & (numbers > 0), other))
+            plans += [(half, math.sqrt(2 * count), because) for half in halves]
+    if len(plans) > 1:
+        everywhere = [
+            (place, groups[place][0] > 0, _others(one, groups[place][0] > 0)[0])
+            for place, one in chosen.items()
+        ]
+        plans.append((everywhere, 1.0, because))
+    low = [
+        (p, one.differing(one.rounded), one.rounded) for p, one in chosen.items() if one.rounded is not None
+    ]
+    if low:
+        plans.append((low, 1.0, because))
+    return [
+        Branch(record, {place: (where, other) for place, where, other in turns}, share, wholly, text)
+        for turns, share, text in plans[:MOST]
+    ]
+
+
+def _others(decision: Decision, where: Tensor) -> list[Tensor]:
+    if decision.reshaped is not None:
+        return [decision.reshaped]
+    return [other for other in decision.others if bool((decision.differing(other) & where).any())]
+
+
+def described(name: str, line: str | None) -> str:
+    """Return an operation in words, with its line of source."""
+    return f"`{name}`" + (f" ({line})" if line else "")
+
+
+def _bare(func: Any) -> str:
+    return str(func.overloadpacket.__name__).rstrip("_")
+
+
+# What it means for a tensor that some of its elements have several right values.
+
+
+class Ties:
+    """The values that a tensor may have where decisions are turned.
+
+    Args:
+        value, sigma: of the tensor, by the decisions of the exact run.
+    """
+
+    def __init__(self, value: Array, sigma: Array) -> None:
+        self.value, self.sigma = value, sigma
+        self.allowed = list[Array]()
+        self.together, self.halves = np.zeros(value.shape), np.zeros(value.shape)
+        self.wholly: NDArray[np.bool_] = np.zeros(value.shape, bool)
+        self.affected: NDArray[np.bool_] = np.zeros(value.shape, bool)
+        self.because = dict[str, None]()
+        self.lost = ""  # why nothing is known of it
+
+    def take(self, branch: Branch, array: Array) -> None:
+        """Take up what a branch gives; NaN where it gives nothing in that place."""
+        with np.errstate(all="ignore"):
+            apart = abs(array - self.value).astype(np.float64)
+            other = ~(apart <= SMALL * self.sigma) & np.isfinite(self.value)
+        if not other.any():
+            return
+        apart = np.where(other, np.nan_to_num(apart, nan=np.inf), 0)
+        self.allowed.append(array)
+        self.affected |= other
+        self.wholly |= other & branch.wholly
+        self.because[branch.because] = None
+        if branch.share > 1:
+            self.halves = np.maximum(self.halves, branch.share * apart)
+        else:
+            self.together += apart
+
+    def settle(self, actual: Array) -> tuple[Array, Array]:
+        """Return the value nearest to the actual one, and sigma: NaN where that decides nothing.
+
+        An element agrees with any value that it may have, unless rounding decides an operation nearly
+        everywhere: then a wrong operation would agree too. Beyond all that turns can do it diverges.
+        """
+        if self.lost:
+            return self.value, np.full(self.value.shape, np.nan)
+        value, least = self.value, abs(actual - self.value)
+        for other in self.allowed:
+            nearer = self.affected & (abs(actual - other) < least)
+            value, least = np.where(nearer, other, value), np.where(nearer, abs(actual - other), least)
+        near = (least <= Z * self.sigma) & ~self.wholly
+        beyond = abs(actual - self.value) > 2 * (self.together + self.halves) + Z * self.sigma
+        unsure = self.affected & ~near & ~beyond & np.isfinite(actual)
+        return np.where(near, value, self.value), np.where(unsure, np.nan, self.sigma)
+
+    @property
+    def why(self) -> str:
+        """Why elements are undetermined; empty if none is."""
+        words = f"rounding decides {first_of([*self.because], 2)}" if self.because else ""
+        return self.lost or words
