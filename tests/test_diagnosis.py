@@ -4,21 +4,24 @@ The tensor, the clause, and what is seen, but no cause that is not theirs.
 """
 
 import dataclasses
+import re
+import zlib
 from functools import partial
 
 import numpy as np
 import pytest
 
 from concord import spec
-from concord.conformance.bugs.bug import Change
+from concord.conformance.bugs.bug import Change, fits
 from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.expectation import JudgedProblem
 from concord.conformance.explain import Diagnosis
 from concord.conformance.explain.conclusions import conclude
 from concord.conformance.explain.hypothesis import Hypothesis, caused
+from concord.conformance.explain.numbers import KNOWN
 from concord.conformance.verdict import Result, Verdict, divergence_lines
 from concord.spec.cases import build_case
-from tests.toys.rounded import other, run_with, verdict_of, without
+from tests.toys.rounded import explained, other, run_with, verdict_of, without
 
 
 def there(place, made):
@@ -93,7 +96,7 @@ UNSEEN = {
         "LOS-1",
         "only in sample 0, 3 (2 of 5 elements): there it is multiplied by 0.5",
     ),
-    "loss half as large again": ("loss", lambda m: m.y * 1.5, "LOS-2", "1 of 1 element"),
+    "loss half as large again": ("loss", lambda m: m.y * 1.5, "LOS-2", "`loss` is 1.8088 instead of 1.20587"),
     "last sample has no gradient": (
         "logits",
         there(lambda m: np.arange(5)[:, None] == 4, lambda m: m.stop_gradient(m.y)),
@@ -131,6 +134,229 @@ def test_an_option_that_the_rest_of_the_layer_contradicts_holds_in_one_tensor_al
         "`layers.0.attention.value` may be explained by norm_placement = post instead of pre (NRM-1), "
         "here alone: `layers.0.norm1` would be wrong too"
     )
+
+
+READ = {
+    "sum of exponentials with an epsilon": (
+        f"{H0}.weights",
+        lambda m: m.softmax_by(total=lambda total: total + 1e-3),
+        "ATT-5",
+        "a softmax that adds 0.001 to its sum",
+    ),
+    "root of two with few digits": (
+        "layers.0.feed_forward.activation",
+        lambda m: m.x * 0.5 * (m.erf(m.x / 1.4143) + 1.0),
+        "FFN-2",
+        "a GELU that divides by 1.4143 instead of 1.41421",
+    ),
+    "variance by one more": (
+        "layers.0.norm1",
+        lambda m: m.norm(m.x, variance=lambda variance: variance * (14 / 15)),
+        "NRM-4",
+        "a variance that is divided by 15 instead of 14",
+    ),
+    "bias twice": (
+        f"{H0}.output",
+        lambda m: m.y + m.weight(f"{m.tap}.bias"),
+        "WGT-2",
+        "a bias that is multiplied by 2",
+    ),
+    "mask by a factor": (
+        f"{H0}.masked_scores",
+        lambda m: m.where(m.visible, m.y, m.beside("scores") * -1e9),
+        "MSK-3",
+        "scores of masked keys that are multiplied by -1e+09",
+    ),
+    "corner one too early": (
+        f"{H0}.masked_scores",
+        lambda m: m.masked(m.visible & (np.tri(11, k=-1) > 0)),
+        "MSK-4",
+        "is explained by a mask that also hides a query's own key and later ones",
+    ),
+    "corner one too late": (
+        f"{H0}.masked_scores",
+        lambda m: m.masked(m.visible & (np.tri(11, k=1) > 0)),
+        "MSK-4",
+        "is explained by a mask that also hides keys that are more than 1 later",
+    ),
+    "last real key hidden": (
+        f"{H0}.masked_scores",
+        lambda m: m.masked(m.visible_of(m.real & (np.cumsum(m.real[:, ::-1], 1)[:, ::-1] > 1))),
+        "MSK-1",
+        "is explained by a mask that also hides the last real token",
+    ),
+    "blind rows halved": (
+        f"{H0}.weights",
+        there(lambda m: ~m.visible.any(-1, keepdims=True), lambda m: m.y * 0.5),
+        "MSK-5",
+        "only in rows without a visible key (242 of 1210 elements): there it is 0.0454545 throughout",
+    ),
+    "uniform rows": (
+        f"{H0}.weights",
+        lambda m: m.y * 0.0 + 1 / 11,
+        "ATT-5",
+        "is explained by the same weight for every key",
+    ),
+    "a factor and zeros": (
+        "layers.0.feed_forward.activation",
+        lambda m: m.where(np.arange(17) == 3, m.y * 0.0, m.y * 0.9),
+        "FFN-2",
+        "is zero in 55 elements, and multiplied by 0.9 in the others",
+    ),
+    "samples less one": ("loss", lambda m: m.y * 1.25, "LOS-2", "a mean that divides by one sample too few"),
+    "one element": (
+        "logits",
+        there(lambda m: np.arange(15).reshape(5, 3) == 7, lambda m: m.y + 0.5),
+        "HED-3",
+        "only in sample 2, class 1 (1 of 15 elements): there it is 0.67259 instead of 0.17259",
+    ),
+}
+"""What a tensor shows by itself: the tap and what is made of it, the clause and the words that are said."""
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_a_tensor_shows_by_itself_is_said(name):
+    tap, edit, clause, words = READ[name]
+    case = build_case("bert", "ragged")
+    run = run_with(Change(taps=(tap.replace(".0.", ".*."),), edit=edit), case)
+    diagnosis = verdict_of(case, run, end_to_end=False).explained().diagnosis
+    assert (diagnosis.tensor, diagnosis.clause) == (tap, clause)
+    assert words in "; ".join(diagnosis.lines)
+    assert not [note for note in diagnosis.notes if " failed: " in note]
+
+
+def diagnosis_of(case, tap, edit):
+    run = run_with(Change(taps=(tap,), edit=edit), case)
+    return verdict_of(case, run, end_to_end=False).explained()
+
+
+NUMBERED = {
+    "embeddings.token": "nndl-paddle",
+    "embeddings.segment": "bert",
+    "pooling": "sentence-bert",
+    "normalized": "sentence-bert",
+    "gelu_tanh": "bert-pytorch",
+    "relu": "vanilla-encoder",
+}
+"""The variant whose step has a number, where that is not BERT."""
+
+
+@pytest.mark.parametrize("number", KNOWN, ids=lambda number: number.text)
+def test_a_number_of_a_step_is_recovered_whatever_it_is(number):
+    case = build_case(NUMBERED.get(number.activation or number.taps[0], "bert"), "ragged")
+    random = np.random.default_rng(zlib.crc32(number.text.encode()))
+    value = (number.right(case.config) or 0.05) * random.uniform(1.1, 1.3)
+    tap = next(tap for tap in spec.taps(case.config) if fits(tap, number.taps))
+    diagnosis = diagnosis_of(case, tap, lambda m: number.edit(m, value)).diagnosis
+    assert (diagnosis.tensor, diagnosis.clause) == (tap, number.clause)
+    before, after = number.text.split("{}")
+    found = re.search(rf"{re.escape(before)}(\S+)( instead of \S+)?{re.escape(after)}", diagnosis.cause.text)
+    assert f"{float(found.group(1)):.3g}" == f"{value:.3g}"
+    assert not diagnosis.cause.confident
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("axis", "clause"), [(1, "MSK-7"), (2, "MSK-4"), (3, "MSK-1")])
+def test_what_a_mask_depends_on_says_which_clause_it_breaks(axis, clause, seed):
+    """Keys that are hidden at random, the same along all axes but one."""
+    case, random = build_case("bert", "ragged"), np.random.default_rng(seed)
+    shape = [5, 1, 1, 11]
+    shape[axis] = (5, 2, 11, 11)[axis]
+    shown = random.random(shape) < 0.7
+    verdict = diagnosis_of(case, f"{H0}.masked_scores", lambda m: m.masked(m.visible & shown))
+    assert verdict.clause == clause
+    assert verdict.cause is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_other_rows_of_a_table_are_named_and_no_vector_that_is_none_of_them(seed):
+    random = np.random.default_rng(seed)
+    name = ("token", "position", "segment")[seed % 3]
+    case, tap = build_case("bert", "ragged"), f"embeddings.{name}"
+    count = len(case.weights[f"{tap}.weight"])
+    rows, chosen = random.integers(count, size=(5, 11)), random.random((5, 11)) < 0.3
+
+    def looked_up(m):
+        return m.where(chosen[..., None], m.rows_of(name, rows), m.y)
+
+    cause = diagnosis_of(case, tap, looked_up).cause
+    assert (cause.hypothesis, cause.confident) == ("other_rows", True)
+    place = random.choice(np.argwhere(chosen))
+    stray = np.zeros((5, 11, 14))
+    stray[(*place, 5)] = 0.25
+    assert diagnosis_of(case, tap, lambda m: looked_up(m) + m.constant(stray, m.y)).cause is None
+
+
+ERRORS = {
+    "random": lambda y, noise: y * (1 + 1e-4 * noise),
+    "of one sign": lambda y, noise: y * (1 + 1e-4 * abs(noise)),
+    "smooth": lambda y, noise: y + 1e-4 * np.sin(y),
+}
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+@pytest.mark.parametrize(
+    ("tap", "own"), [("layers.0.norm1", "NRM-2"), (f"{H0}.weights", "ATT-5"), ("layers.0.residual2", "RES-1")]
+)
+def test_small_errors_are_rounding_only_if_they_are_random(tap, own, kind):
+    case = build_case("bert", "ragged")
+
+    def edit(m):
+        y = np.asarray(m.y.tensor.value, np.float64)
+        noise = np.random.default_rng(5).standard_normal(y.shape)
+        return m.y + m.constant(ERRORS[kind](y, noise) - y, m.y)
+
+    smooth_in_y = kind == "smooth" and not tap.endswith("weights")  # signs there are those of y
+    expected = "PRC-2" if kind == "random" else own
+    assert diagnosis_of(case, tap, edit).clause == expected or smooth_in_y
+
+
+@pytest.mark.parametrize(
+    "tap", ["*.value", "*.context", "*attention.output", "*.outer", "*.residual1", "*.norm2"]
+)
+def test_padded_rows_that_are_zeroed_break_the_clause_of_padded_rows(tap):
+    case = build_case("distilbert", "equal")
+
+    def zeroed(m):
+        real = m.real.reshape(*m.real.shape, *[1] * (len(m.y.shape) - 2))
+        return m.where(real, m.y, 0.0)
+
+    diagnosis = diagnosis_of(case, tap, zeroed).diagnosis
+    assert diagnosis.clause == "MSK-4" or (diagnosis.cause and "zero" in diagnosis.cause.text)
+    assert "places" not in "".join(diagnosis.lines)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 1.5])
+def test_gradients_that_are_flushed_to_zero_are_not_rounded_and_not_missing(share):
+    """The limit may hide a few numbers, most of a gradient, or all of one."""
+    case = build_case("bert", "ragged")
+    right = run_with(Change(), case)
+    limit = share * abs(right.gradients["pooler.bias"]).max()
+    gradients = {name: np.where(abs(g) < limit, 0, g).astype(g.dtype) for name, g in right.gradients.items()}
+    diagnosis = explained(case, dataclasses.replace(right, gradients=gradients)).diagnosis
+    assert (diagnosis.clause, diagnosis.cause.hypothesis) == ("GRD-1", "flushed")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_gradient_that_is_partly_zero_is_not_missing(seed):
+    case, random = build_case("bert", "ragged"), np.random.default_rng(seed)
+    name = f"layers.1.feed_forward.{('inner', 'outer', 'inner')[seed]}.weight"
+    run = other(
+        run_with(Change(), case), f"gradients.{name}", lambda g: g * (random.random(g.shape) < 0.5 * seed)
+    )
+    cause = explained(case, run).cause
+    assert (cause.hypothesis if cause else None) == ("no_gradient" if seed == 0 else None)
+
+
+@pytest.mark.parametrize(("count", "declared"), [(19, ""), (14 * 28, "uncomputed_padding")])
+def test_few_wrong_elements_of_padded_rows_are_not_rows_that_nobody_computes(count, declared):
+    case = build_case("bert", "ragged")
+    padded = np.argwhere(np.broadcast_to((case.batch.input_ids == 0)[..., None], (5, 11, 14)))
+    wrong = np.zeros((5, 11, 14), np.float32)
+    wrong[tuple(padded[:: len(padded) // count].T)] = 0.3
+
+    edit = diagnosis_of(case, "layers.1.feed_forward.outer", lambda m: m.y + m.constant(wrong, m.y))
+    assert edit.undeclared == declared
 
 
 # All cases of a backend together.

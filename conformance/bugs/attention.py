@@ -58,6 +58,12 @@ def softmax_over(m: Context, axis: int) -> Array:
     return m.softmax(m.unnormalised, axis)
 
 
+def uniform(m: Context, visible_alone: bool) -> Array:
+    """Give every key, or every visible one, the same weight."""
+    seen = np.broadcast_to(m.visible | (not visible_alone), tuple(m.y.shape))
+    return m.y * 0.0 + m.constant(seen / np.maximum(seen.sum(-1, keepdims=True), 1.0), m.y)
+
+
 def without_maximum(m: Context) -> Array:
     exponentials = m.exp(m.unnormalised)
     return exponentials / m.sum(exponentials, 3)

@@ -91,6 +91,11 @@ def reduced(m: Context, factor: float, everything: bool = False, penalty: Array 
     return total * factor + (penalty_of(m) if penalty is None else penalty)
 
 
+def mean_of_other_count(m: Context, more: int) -> Array:
+    """Divide the sum of the losses by another number of samples."""
+    return reduced(m, 1 / max(count(m) + more, 1))
+
+
 def penalty_of(m: Context, names: Iterable[str] = ()) -> Array:
     """Return the L2 term of parameters, by default of the classifier's (SPEC LOS-4)."""
     given = [m.weight(name) for name in names or ("classifier.weight", "classifier.bias")]

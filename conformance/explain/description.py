@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.bugs.bug import fits
-from concord.conformance.bugs.context import Flags
+from concord.conformance.bugs.attention import PROJECTIONS
+from concord.conformance.bugs.context import Flags, norm_of
+from concord.conformance.bugs.norms import NORMS
 from concord.conformance.estimate import R, Z
 from concord.conformance.explain.breakdown import axes_of
 from concord.conformance.explain.computation import within
+from concord.conformance.explain.masks import clauses_of_mask
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.said import Description
 from concord.conformance.padding import padded_rows, seen_keys
-from concord.conformance.wording import few, multiple
+from concord.conformance.wording import few, instead, multiple
 from concord.spec.arrays import Array
 from concord.spec.precision import precision
 
@@ -26,7 +28,32 @@ MOST_PLACES = 512
 """Along a longer axis no place is compared with each other one."""
 
 MANY, COARSE = 30, 2.0**-8
-"""So many errors without an order, up to this share of a number, are those of a step that has fewer bits."""
+"""So many errors without an order, up to this share of a number, may be those of fewer bits."""
+
+MOVED = 3
+"""Fewer different numbers may be found in any place."""
+
+FEW = 5
+"""Of fewer wrong elements any two or three are related by chance."""
+
+BY_ELEMENT = ("zero", "constant", "factor")
+"""Kinds of relations that may hold in single elements wherever they lie."""
+
+FUNCTIONS = ("*.feed_forward.activation", "pooler.output")
+"""Taps that are a function of each element."""
+
+ATTENDING = ("*.weights", "*.masked_weights", "*.context", "*.attention.output")
+"""Taps that a row without a visible key shows in."""
+
+LARGE = 1e-3
+"""A share of the mask constant that an error of anything else does not reach."""
+
+BLIND = "rows without a visible key"
+
+Relation = tuple[str, str]
+"""The kind of a relation between wrong elements and right ones, or the axis that it is along; its words."""
+
+NONE: Relation = ("", "")
 
 WORDS = {
     "batch": "sample",
@@ -40,32 +67,43 @@ WORDS = {
     "vocab": "id",
 }
 
-USUAL = {
-    "embeddings.token": "EMB-1",
-    "*norm*": "NRM-2",
-    "*masked_scores": "MSK-1",
-    "*attention.query": "ATT-1",
-    "*attention.key": "ATT-1",
-    "*attention.value": "ATT-1",
-}
+USUAL = (
+    (("embeddings.token",), "EMB-1"),
+    (NORMS, "NRM-2"),
+    (("*masked_scores",), "MSK-1"),
+    (PROJECTIONS, "ATT-1"),
+)
 """The clause that is broken most often by a wrong tensor that several define."""
 
+RELATED = (
+    (("embeddings.token",), ("factor",), "EMB-2"),
+    (("embeddings.position",), ("d_model",), "POS-2"),
+    (PROJECTIONS, ("heads", "head_dim"), "ATT-2"),
+    (("*attention.scores",), ("heads",), "ATT-2"),
+    (("*attention.scores",), ("query", "key", "offset"), "ATT-3"),
+)
+"""Taps, kinds of relations, and the clause that such a relation points to there."""
 
-def describe(question: Question) -> tuple[Description | None, Flags]:
-    """Return what is seen of the tensor in question, if anything is wrong with it by itself, and where."""
+
+def describe(question: Question) -> tuple[Description | None, Flags, str]:
+    """Return what is seen of the tensor in question, if anything is wrong with it by itself, where, and the
+    kind of the relation that is seen.
+    """
     with np.errstate(all="ignore"):
         wrong = wrong_elements(question)
         there = np.ones_like(wrong)
         if not wrong.any():
-            return None, there
+            return None, there, ""
         where, region = _region(question, wrong)
-        what = _relation(question, region)
+        kind, what = _relation(question, region)
         if where and not what and (wrong & region).sum() < FILLED * region.sum():
-            where, region, what = "", there, _relation(question, there)
+            where, region, (kind, what) = "", there, _relation(question, there)
+        if not what and wrong.sum() >= FEW and (of_wrong := _relation(question, wrong))[0] in BY_ELEMENT:
+            kind, what = of_wrong[0], f"{of_wrong[1]} where it is wrong"
         right = question.right.value[wrong]
         shares = abs(question.actual[wrong] - right) / abs(right)
     relative = float(np.median(np.nan_to_num(shares, nan=np.inf, posinf=np.inf)))
-    return Description(question.tensor, where, what, int(wrong.sum()), wrong.size, relative), region
+    return Description(question.tensor, where, what, int(wrong.sum()), wrong.size, relative), region, kind
 
 
 def wrong_elements(question: Question) -> Flags:
@@ -80,20 +118,71 @@ def wrong_elements(question: Question) -> Flags:
     return np.asarray(infinite)
 
 
-def clauses_of(question: Question, seen: Description | None, defining: str) -> tuple[str, ...]:
+def clauses_of(question: Question, seen: Description | None, kind: str, defining: str) -> tuple[str, ...]:
     """Return the clauses that a wrong tensor may break, the likeliest first.
 
     Args:
         seen: what is seen of it.
+        kind: of the relation that is seen.
         defining: the clause that defines it.
     """
-    tap, found = question.is_tap(("*",)), list[str]()
-    if tap and seen:
-        disorderly = not seen.what and seen.wrong >= MANY and seen.relative < COARSE
-        found += ["PRC-2"] if disorderly else []
-        found += ["MSK-4"] if seen.where.startswith("padded") and "attention" in seen.tensor else []
-    found += [clause for pattern, clause in USUAL.items() if tap and fits(question.tensor, (pattern,))]
+    found = list[str]()
+    if question.is_tap(("*",)) and seen:
+        found += clauses_of_mask(question, seen.where, kind)
+        found += clauses_of_rows(question, seen, kind)
+        one_id = seen.where.startswith("id ")  # a relation of one row of a table is not one of the step
+        found += [
+            clause
+            for taps, kinds, clause in RELATED
+            if kind in kinds and question.is_tap(taps) and not one_id
+        ]
+        small = seen.relative < COARSE and seen.wrong >= MANY
+        if question.is_tap(("embeddings.position",)) and not seen.where and kind != "tokens":
+            found += ["POS-4"] if small else ["POS-3"] if question.config.positions == "sinusoidal" else []
+        elif not seen.what and small and _is_noise(question):
+            found.append("PRC-2")
+    found += [clause for patterns, clause in USUAL if question.is_tap(patterns)]
     return tuple(dict.fromkeys((*found, defining)))
+
+
+def clauses_of_rows(question: Question, seen: Description, kind: str) -> tuple[str, ...]:
+    """Return the clauses that govern the rows in which alone a tensor is wrong, whatever it holds there."""
+    if seen.where.startswith(BLIND):
+        return ("MSK-5",)
+    padded = seen.where.startswith("padded")
+    if question.config.query_mask == "overwrite" and question.is_tap(("*.masked_weights", "*.context")):
+        # No other step makes errors as large as the constant.
+        error = np.nanmax(abs(question.actual - question.right.value), initial=0.0)
+        return ("MSK-8",) if padded or error > LARGE * abs(question.config.mask_value) else ()
+    if not padded:
+        return ()
+    return ("MSK-4",) if kind == "zero" or "attention" in seen.tensor else ()
+
+
+BALANCED = 0.5
+"""Up to which share errors of rounding may have one sign, or follow from what went into a step, by chance."""
+
+
+def _is_noise(question: Question) -> bool:
+    """Return whether errors look like rounding: random in sign, and predicted by nothing that is known.
+
+    A constant of few digits, or an epsilon that is added to a sum, makes errors as small, and not as random.
+    """
+    known = np.isfinite(question.actual) & np.isfinite(question.right.value)
+    right = question.right.value[known].astype(np.float64)
+    error = question.actual[known] - right
+    if abs(np.sign(error * right).mean()) > BALANCED:
+        return False
+    if question.is_tap(NORMS):  # of which each row may be stretched about its offset by the same factor
+        owner = norm_of(question.config.norm_sharing, question.tensor)
+        offset = np.broadcast_to(question.case.weights[f"{owner}.bias"], known.shape)[known]
+        follows = np.corrcoef(error, right - offset)[0, 1] ** 2
+    elif question.is_tap(FUNCTIONS):  # whose errors are those of neighbours, in the order of what went in
+        shares = error[np.argsort(question.entered[known])]
+        follows = 1 - np.square(np.diff(shares)).mean() / (2 * shares.var())
+    else:
+        return True
+    return bool(follows <= BALANCED)
 
 
 # Where.
@@ -164,8 +253,10 @@ def _conditions(question: Question, axes: tuple[str, ...], wrong: Flags) -> Iter
                 flags = _stretched(padded[axis], axes, 0, axes.index(axis))
                 yield hidden, flags
                 yield f"all but {hidden}", ~flags
-        if axes[1:] == ("heads", "query", "key") and (seen := seen_keys(config, batch)) is not None:
-            yield "rows without a visible key", np.asarray(~seen.any(-1, keepdims=True))
+        if question.is_tap(ATTENDING) and (seen := seen_keys(config, batch)) is not None:
+            blind = np.asarray(~seen.any(-1))  # (B, 1 or H, 1 or Q)
+            by_query = axes[1:] == ("heads", "query", "key")
+            yield BLIND, blind[..., None] if by_query else _stretched(blind.all(1), axes, 0, 1)
     if axes[:2] == ("batch", "tokens") and batch.input_ids is not None:
         found = np.unique(batch.input_ids[wrong.reshape(*wrong.shape[:2], -1).any(-1)])
         if len(found) == 1:
@@ -176,8 +267,8 @@ def _conditions(question: Question, axes: tuple[str, ...], wrong: Flags) -> Iter
 # What.
 
 
-def _relation(question: Question, region: Flags) -> str:
-    """Return the first relation that holds in a region to within rounding, in words; empty if none does."""
+def _relation(question: Question, region: Flags) -> Relation:
+    """Return the first relation that holds in a region to within rounding; none if none does."""
     axes, shape = _by_heads(question)
     actual, right, sigma = (
         np.broadcast_to(array, question.actual.shape).reshape(shape)
@@ -187,33 +278,61 @@ def _relation(question: Question, region: Flags) -> str:
     there, meant, spread = actual[region], right[region], sigma[region]
     if not np.isfinite(there).all():
         if np.isnan(there).all():
-            return "is no number (NaN)"
-        return "is infinite" if np.isinf(there).all() else ""
+            return "not finite", "is no number (NaN)"
+        return ("not finite", "is infinite") if np.isinf(there).all() else NONE
+    if there.size == 1:
+        return "number", f"is {instead(float(there[0]), float(meant[0]))}"
 
-    def holds(value: Array, scale: float = 1.0) -> bool:
+    def holds(value: Array, scale: float = 1.0, among: Flags | slice = slice(None)) -> bool:
         """Return whether numbers are these, whose rounding is multiplied."""
         unit = precision(question.case.dtype).unit_roundoff
-        return within(there - value, np.hypot(spread * max(1.0, scale), unit * abs(value)))
+        error, allowed = there - value, np.hypot(spread * max(1.0, scale), unit * abs(value))
+        return within(error[among], allowed[among])
 
-    if there.size > 1 and holds(np.full_like(meant, there[0]), 0.0):
-        return f"is {there[0]:.6g} throughout" if there[0] else "is zero"
+    if holds(np.full_like(meant, there[0]), 0.0):
+        return ("constant", f"is {there[0]:.6g} throughout") if there[0] else ("zero", "is zero")
     for place, axis in enumerate(axes):
         if 2 <= right.shape[place] <= MOST_PLACES and right.size > 2 * right.shape[place]:
             source = nearest(place, region, actual, right)
-            moved = [f"{i} from {j}" for i, j in enumerate(source) if i != j]
-            if moved and holds(np.take(right, source, place)[region]):
-                word = WORDS.get(axis, axis)
-                return f"is the right one with each {word} taken from another: {few(moved)}"
-    if there.size < 2:
-        return ""
-    weight = np.where(np.isfinite(spread) & (spread > 0), 1 / np.square(spread), 0.0)
-    factor = float((weight * meant * there).sum() / (weight * np.square(meant)).sum())
-    if holds(factor * meant, abs(factor)):
-        return f"is multiplied by {multiple(float(f'{factor:.4g}'))}"
+            moved = [i for i, j in enumerate(source) if i != j]
+            if (
+                moved
+                and holds(np.take(right, source, place)[region])
+                and _tells(place, region, actual, moved)
+            ):
+                words = few(f"{i} from {source[i]}" for i in moved)
+                return axis, f"is the right one with each {WORDS.get(axis, axis)} taken from another: {words}"
+    if factor := _factor(there, meant, spread, holds):
+        return factor
+    weight = _weights(spread)
     offset = float((weight * (there - meant)).sum() / weight.sum())
     if holds(meant + offset):
-        return f"is {abs(offset):.4g} too {'large' if offset > 0 else 'small'}"
-    return ""
+        return "offset", f"is {abs(offset):.4g} too {'large' if offset > 0 else 'small'}"
+    return NONE
+
+
+def _weights(spread: Array) -> Array:
+    return np.where(np.isfinite(spread) & (spread > 0), 1 / np.square(spread), 0.0)
+
+
+def _factor(there: Array, meant: Array, spread: Array, holds: Callable[..., bool]) -> Relation | None:
+    """Return that numbers are multiplied by a factor, but for some that are zero, if they are."""
+    lost = (there == 0) & (meant != 0)
+    weight = np.where(lost, 0.0, _weights(spread))
+    factor = float((weight * meant * there).sum() / (weight * np.square(meant)).sum())
+    if (~lost).sum() < 2 or not holds(factor * meant, abs(factor), ~lost):
+        return None
+    if lost.any() and ((~lost).sum() < FEW or holds(meant, 1.0, ~lost)):
+        return None
+    # As few digits as say it, and enough to tell it from 1: the factor of a constant with few digits.
+    what = f"is multiplied by {multiple(float(f'{factor:.4g}') if f'{factor:.4g}' != '1' else factor)}"
+    return "factor", f"is zero in {lost.sum()} elements, and {what[3:]} in the others" if lost.any() else what
+
+
+def _tells(place: int, region: Flags, actual: Array, moved: list[int]) -> bool:
+    """Return whether numbers say where they were taken from: a few, or equal ones, are found anywhere."""
+    rows, there = (np.moveaxis(array, place, 0) for array in (actual, region))
+    return all(len(np.unique(rows[i][there[i]])) >= MOVED for i in moved)
 
 
 def nearest(place: int, region: Flags, actual: Array, right: Array) -> NDArray[np.integer]:

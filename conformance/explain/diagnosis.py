@@ -13,7 +13,7 @@ from concord.conformance.expectation import JudgedProblem, is_gradient, is_tap_g
 from concord.conformance.explain import suspects
 from concord.conformance.explain.backward import bounds
 from concord.conformance.explain.computation import Prediction
-from concord.conformance.explain.description import clauses_of, describe
+from concord.conformance.explain.description import clauses_of, clauses_of_rows, describe
 from concord.conformance.explain.hypothesis import MOST_NAMED, RIGHT, Cause, Hypothesis, caused
 from concord.conformance.explain.question import Exact, Question
 from concord.conformance.explain.said import Description, Diagnosis
@@ -61,10 +61,11 @@ def diagnose(
         statuses: what each was judged to be.
     """
     question, effort = Question(case, pinned, tensor, delivered[tensor]), Effort(LONGEST)
+    question.delivered = delivered
     defining = clause_of(case.config, tensor, case.part)
     cause: Cause | None = None
     seen: Description | None = None
-    place, steps = "", tuple[str, ...]()
+    place, steps, ruling, kind = "", tuple[str, ...](), tuple[str, ...](), ""
     with np.errstate(all="ignore"):  # what is not finite is compared as such
         if question.hidden:
             say(f"looking for what explains {tensor}, {LONGEST:.0f} s of the processor at most")
@@ -75,22 +76,27 @@ def diagnose(
             with effort.attempt("trying the cause in the whole run"):
                 cause = _in_its_place(question, cause, delivered, statuses)
         with effort.attempt("the description"):
-            seen, region = describe(question)
-            if cause is None and seen and seen.where and not question.parameter:
+            seen, region, kind = describe(question)
+            # What zeros say they say by themselves: many a bug leaves some.
+            if cause is None and seen and seen.where and not question.parameter and kind != "zero":
                 cause = _in_place(question, region, seen.where, effort)
+                ruling = clauses_of_rows(question, seen, kind) if cause else ()
         if cause and seen and seen.where and not np.isfinite(question.actual).all():
             # What is no number may have become so in many ways.
             cause = caused(tensor, cause.hypotheses, False)
         if question.parameter:
             with effort.attempt("placing it in the backward pass"):
                 place, steps = bounds(question, statuses)
-            if cause and steps and set(cause.clauses) == {"GRD-1"}:
+            if steps[1:] == ("GRD-1",) and kind in ("zero", "number", "factor"):
+                steps = steps[::-1]  # what it is made of is right, and this is no derivative
+            if cause and steps and all(one.gradient for one in cause.hypotheses):
                 # That says what became of the gradient, and not where.
                 cause = dataclasses.replace(cause, clauses=(*steps, "GRD-1"))
     certain = cause is not None and cause.confident
-    others = () if certain else (*steps, *clauses_of(question, seen, defining))
+    others = () if certain else (*steps, *clauses_of(question, seen, kind, defining))
     told = [place] if place and not certain else []
-    clauses = tuple(dict.fromkeys((*(cause.clauses if cause else ()), *others)))
+    ruling = ruling if {*ruling} & {"MSK-5", "MSK-8"} else ()
+    clauses = tuple(dict.fromkeys((*ruling, *(cause.clauses if cause else ()), *others)))
     return Diagnosis(tensor, clauses, cause, seen, (*effort.notes, *told, *elsewhere(tensor, statuses)))
 
 

@@ -17,6 +17,9 @@ NEVER = 1e-30
 ROUNDS, NUDGE, SETTLED = 6, 1e-4, 1e-9
 """Steps at most, the share of a number by which a slope is taken, and the share that ends the search."""
 
+NEARLY = 1.1
+"""How much more a number of few digits may leave, as a square: rounding hides the rest."""
+
 POWERS = np.arange(-13.0, 1.0)
 """Powers of ten that a small number is looked for by."""
 
@@ -56,3 +59,12 @@ def power(left: Left) -> float:
     squares = [np.nan_to_num(np.square(left(POWERS[[i]])).sum(), nan=np.inf) for i in range(len(POWERS))]
     (found,) = fitted(left, float(POWERS[int(np.argmin(squares))]))
     return min(max(found, float(POWERS[0])), float(POWERS[-1]))
+
+
+def shortest(left: Left, number: float) -> float:
+    """Return the number with the fewest digits that leaves hardly more than another does."""
+    shorter = [float(f"{number:.{digits}g}") for digits in range(1, 10)]
+    squares = [np.square(left(np.array([one]))).mean() for one in (*shorter, number)]
+    return next(
+        (one for one, square in zip(shorter, squares, strict=False) if square <= NEARLY * squares[-1]), number
+    )

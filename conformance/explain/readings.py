@@ -19,6 +19,8 @@ from concord.conformance.explain.hypothesis import RIGHT, Hypothesis, loaded
 from concord.conformance.explain.question import SHORTER, Question, rounding
 from concord.conformance.wording import few, instead
 from concord.spec.arrays import Array
+from concord.spec.parameters import trainable
+from concord.spec.positions import position_ids
 from concord.spec.precision import precision
 from concord.spec.tensors import clause_of
 
@@ -31,7 +33,8 @@ def of_format(question: Question) -> Iterator[Hypothesis]:
     finite = np.isfinite(actual) & np.isfinite(right.value)
     for name in reversed(SHORTER.get(question.case.dtype, ())):
         held, numbers = (rounding(name)(array[finite]) == array[finite] for array in (actual, right.value))
-        if held.all() and (~numbers).sum() >= 2:
+        # Zero is in every format: it says nothing of one.
+        if held.all() and (~numbers & (actual[finite] != 0)).sum() >= 2:
             break
     else:
         return
@@ -54,6 +57,9 @@ def of_format(question: Question) -> Iterator[Hypothesis]:
 
 
 # Limits.
+
+NOTHING = 1e-6
+"""A share of the largest number below which a number may be zero but for rounding."""
 
 
 def of_limit(question: Question) -> Iterator[Hypothesis]:
@@ -84,6 +90,77 @@ def of_limit(question: Question) -> Iterator[Hypothesis]:
             reached = low if math.isfinite(low) and text else high
             yield Hypothesis("clamped", f"numbers that are clamped to {text}{reached:.6g}", clause)
             return
+
+
+def of_small(question: Question) -> Iterator[Hypothesis]:
+    """Read off that whatever is smaller than a limit was set to zero."""
+    limits, error = limits_of_zeros(question), question.actual - question.right.value
+    kept = question.actual != 0
+    if limits and within(error[kept], np.broadcast_to(question.right.sigma, kept.shape)[kept]):
+        clause = clause_of(question.config, question.tensor, question.case.part)
+        text = "numbers below a limit between {:.3g} and {:.3g} that were set to zero".format(*limits)
+        yield Hypothesis("flushed", text, clause)
+
+
+def limits_of_zeros(question: Question) -> tuple[float, float] | None:
+    """Return between which numbers a limit lies below which all are zero; of a gradient, in all gradients."""
+    pairs = [(question.right.value, question.actual)]
+    if question.parameter in trainable(question.config, question.case.part):
+        names = [
+            name
+            for name in trainable(question.config, question.case.part)
+            if f"gradients.{name}" in question.delivered
+        ]
+        pairs = [(question.exact.gradient(name), question.delivered[f"gradients.{name}"]) for name in names]
+    count, lost, kept = 0, 0.0, math.inf
+    for right, actual in pairs:
+        zeros = abs(right[(actual == 0) & (abs(right) > NOTHING * np.max(abs(right), initial=0.0))])
+        count, lost = count + zeros.size, max(lost, float(np.max(zeros, initial=0.0)))
+        kept = min(kept, float(np.min(abs(actual[actual != 0]), initial=math.inf)))
+    return (lost, kept) if count >= 3 and lost <= kept < math.inf else None
+
+
+# Rows of tables.
+
+MOST_ROWS = 10**8
+"""Of larger tables, times what was looked up, rows are not compared."""
+
+
+def of_rows(question: Question) -> Iterator[Hypothesis]:
+    """Read off that other rows of a table were looked up."""
+    if not question.is_tap(("embeddings.token", "embeddings.position", "embeddings.segment")):
+        return
+    config, batch = question.config, question.case.batch
+    table = question.case.weights[f"{question.tensor}.weight"].astype(np.float64)
+    real = question.exact.context.real
+    rows, scale = {
+        "token": (batch.input_ids, config.d_model**0.5 if config.embedding_scale != "one" else 1.0),
+        "position": (position_ids(config, real), 1.0),
+        "segment": (batch.segment_ids, 1.0),
+    }[question.tensor.rpartition(".")[2]]
+    right, sigma = question.right.value.astype(np.float64), question.right.sigma
+    wrong = (abs(question.actual - right) > Z * sigma).any(-1)
+    if rows is None or wrong.sum() * table.size > MOST_ROWS or not np.isfinite(question.actual).all():
+        return
+    vectors = question.actual[wrong]  # (N, D)
+    nearest = np.square(vectors[:, None] - scale * table).sum(-1).argmin(-1)
+    # Sigma of another row is that of its own numbers.
+    unit = precision(question.case.dtype).unit_roundoff
+    value = scale * table[nearest]
+    if not within(vectors - value, np.hypot(sigma[wrong], unit * abs(value))):
+        return
+    expected = rows[wrong]
+    pairs = list(dict.fromkeys(zip(nearest.tolist(), expected.tolist(), strict=True)))
+    by = {actual - meant for actual, meant in pairs}
+    if len(by) == 1 and len(pairs) > 1:
+        (step,) = by
+        text = f"rows of the table that are {abs(step)} too {'high' if step > 0 else 'low'}"
+    else:
+        text = f"other rows of the table: {few(f'{actual} instead of {meant}' for actual, meant in pairs)}"
+    padding = question.tensor == "embeddings.position" and not (wrong & real).any()
+    clause = {"embeddings.token": "EMB-1", "embeddings.position": "POS-6" if padding else "POS-5"}
+    where = "" if wrong.all() else f", in {wrong.sum()} of {wrong.size} tokens"
+    yield Hypothesis("other_rows", f"{text}{where}", clause.get(question.tensor, "EMB-5"))
 
 
 # Dropout.

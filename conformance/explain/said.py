@@ -36,6 +36,8 @@ class Description:
     @property
     def text(self) -> str:
         """One sentence."""
+        if self.size == 1 and self.what:
+            return f"`{self.tensor}` {self.what}"
         share = f"{self.wrong} of {self.size} elements"
         if self.where:
             there = f": there it {self.what}" if self.what else ""

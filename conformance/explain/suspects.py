@@ -13,6 +13,8 @@ from concord.conformance.bugs.bug import Bug, Change, fits
 from concord.conformance.bugs.catalogue import ALL, TRIED
 from concord.conformance.bugs.norms import NORMS
 from concord.conformance.explain.hypothesis import Hypothesis
+from concord.conformance.explain.masks import of_mask
+from concord.conformance.explain.numbers import of_numbers
 from concord.conformance.explain.options import (
     of_derivatives,
     of_fitted_epsilon,
@@ -21,12 +23,15 @@ from concord.conformance.explain.options import (
 )
 from concord.conformance.explain.question import SHORTER, Question
 from concord.conformance.explain.readings import (
+    limits_of_zeros,
     of_cancellation,
     of_dropout,
     of_dropped_weights,
     of_format,
     of_limit,
     of_recovered,
+    of_rows,
+    of_small,
 )
 from concord.conformance.explain.step import group_of
 from concord.conformance.explain.weights import of_weights
@@ -58,6 +63,8 @@ def of_gradient(question: Question) -> Iterator[Hypothesis]:
         ("gradient_accumulated", {"a gradient that was counted twice": 2.0}),
         ("gradient_clipped", clipped),
     ):
+        if name == "no_gradient" and (question.actual.any() or limits_of_zeros(question)):
+            continue  # some of it is there, or in all gradients what is small is zero
         for text, factor in factors.items():
             yield Hypothesis(name, text, "GRD-1", gradient=functools.partial(np.multiply, factor))
 
@@ -135,7 +142,10 @@ LIKELY = (
 They are tried first, and the rest after them.
 """
 
-READINGS = (of_format, of_limit, of_dropout, of_dropped_weights, of_recovered, of_cancellation)
+READINGS = (
+    *(of_format, of_limit, of_small, of_dropout, of_dropped_weights),
+    *(of_rows, of_mask, of_recovered, of_cancellation),
+)
 """In the order in which they are tried; the first that says something is believed."""
 
 
@@ -172,6 +182,7 @@ def unusual(question: Question) -> Iterator[Hypothesis]:
             yield from of_fitted_epsilon(question)
         if fits(tap, ("*.masked_scores",)):
             yield from of_other_constants(question, tap)
+        yield from of_numbers(question, tap)
 
 
 def bugs(question: Question) -> Iterator[Hypothesis]:

@@ -1,0 +1,94 @@
+"""Which keys a run hides, read off its masked scores, and by which rule (SPEC MSK-1 to MSK-7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from concord.conformance.bugs.context import Flags
+from concord.conformance.explain.computation import within
+from concord.conformance.explain.hypothesis import Hypothesis
+from concord.conformance.explain.question import Question
+from concord.spec.masks import mask_constant, visible_keys
+from concord.spec.precision import precision
+
+
+def hidden_keys(question: Question) -> tuple[Flags, Flags] | None:
+    """Return which keys the run hides, and which it should hide, (B, H, Q, S) both.
+
+    None where a score is neither that of a hidden key nor that of a visible one.
+    """
+    if not question.is_tap(("*.masked_scores",)) or not np.isfinite(question.actual).all():
+        return None
+    config, exact = question.config, question.exact
+    scores = exact.now[f"{question.tensor.rpartition('.')[0]}.scores"].value
+    constant = mask_constant(config, question.case.dtype)
+    covered = constant if config.mask_fill == "replace" else scores + constant
+    actual, unit = question.actual, precision(question.case.dtype).unit_roundoff
+    hides = abs(actual - covered) < abs(actual - scores)
+    value = np.where(hides, covered, scores)
+    if not within(actual - value, np.hypot(np.where(hides, 0.0, question.right.sigma), unit * abs(value))):
+        return None
+    return hides, np.broadcast_to(~visible_keys(config, exact.context.real, scores.shape[1]), hides.shape)
+
+
+def of_mask(question: Question) -> Iterator[Hypothesis]:
+    """Read off which rule hides keys besides padding: by their distance from the query, or at an end."""
+    known = hidden_keys(question)
+    if known is None or (known[1] & ~known[0]).any():
+        return
+    hides, visible = known[0], ~known[1]
+    queries, keys = hides.shape[2:]
+    away = np.broadcast_to(np.arange(keys) - np.arange(queries)[:, None], hides.shape)  # a key from its query
+    every, seen = away[visible], away[visible & ~hides]
+    if not seen.size:
+        return
+    low, high = int(seen.min()), int(seen.max())
+    if np.array_equal(hides & visible, visible & ((away < low) | (away > high))):
+        rules = [_beyond(high, "later")] if high < every.max() else []
+        rules = [*rules, _beyond(-low, "earlier")] if low > every.min() else rules
+        text = (
+            f"keys further than {high} from their query"
+            if -low == high and len(rules) > 1
+            else " and ".join(rules)
+        )
+        yield Hypothesis("mask_by_distance", f"a mask that also hides {text}", "MSK-4")
+        return
+    several = visible.sum(-1, keepdims=True) > 1  # it may spare what stands alone
+    for which, real in (("last", visible[..., ::-1]), ("first", visible)):
+        end = real & (np.cumsum(real, -1) == 1)
+        end = end[..., ::-1] if which == "last" else end
+        if any(np.array_equal(hides & visible, end & some) for some in (visible, several)):
+            yield Hypothesis("mask_of_end", f"a mask that also hides the {which} real token", "MSK-1")
+            return
+
+
+def _beyond(most: int, side: str) -> str:
+    """Say which keys on one side of a query are too far for it."""
+    if most <= 0:
+        return (
+            f"{side} keys"
+            if most == 0
+            else f"a query's own key and {side} ones"
+            if most == -1
+            else f"keys that are not {1 - most} {'earlier' if side == 'later' else 'later'}"
+        )
+    return f"keys that are more than {most} {side}"
+
+
+def clauses_of_mask(question: Question, where: str, kind: str) -> tuple[str, ...]:
+    """Return the clause that wrong masked scores break.
+
+    Args:
+        where, kind: which elements are wrong, and their relation to the right ones.
+    """
+    known = hidden_keys(question)
+    if known is None:
+        of_constant = kind in ("constant", "not finite")
+        return (("MSK-2" if of_constant else "MSK-3"),) if where.startswith("masked keys") else ()
+    wrong = known[0] != known[1]
+    for axis, clause in ((1, "MSK-7"), (2, "MSK-4")):
+        if (wrong != np.take(wrong, [0], axis)).any():
+            return (clause,)
+    return ("MSK-1",) if wrong.any() else ()
