@@ -64,9 +64,7 @@ def conclusions(diagnoses: Sequence[Installed], settings: Setup) -> list[str]:
         str(device).startswith("cuda") for diagnosis in ready for device in diagnosis.facts.get("devices", [])
     )
     if not seen and not here.gpus():
-        lines.append(
-            "not yet measured on a GPU, and there is none here; docs/guides/gpu.md says how to measure on one"
-        )
+        lines.append("there is no GPU here; docs/guides/gpu.md says what was measured on one, and how")
     elif not seen and settings.device == "cpu":
         lines.append(
             "there is a GPU here, which --device cpu hides from the backends; concord doctor --device cuda "

@@ -161,6 +161,20 @@ def markdown(report: Report) -> str:
     return f"{text}\n\n{summary(report)}; {versions}.\n"
 
 
+def runs(report: Report) -> str:
+    """Return a line for each run, tab-separated: a record of one hundredth the size."""
+    rows = [("backend", "group", "case", "part", "dtype", "status", "tolerances", "tensor", "note")]
+    for result in report.results:
+        row = result.first_divergence or (result.verdict and result.verdict.nearest)
+        ratio = number(row.ratio) if row else ""
+        bits = f"other bits in {len(result.differing)} tensors" if result.differing else "the same bits"
+        again = f"{result.times} runs, {bits}" if result.times > 1 else ""
+        note = result.detail or result.attribution or (row.note if row else "") or again
+        about = (result.backend, result.group, result.case, result.part, result.dtype, result.status)
+        rows.append((*about, ratio, row.tensor if row else "", note))
+    return "".join("\t".join(" ".join(text.split()) for text in row) + "\n" for row in rows)
+
+
 def within(path: Path, name: str, text: str) -> str:
     """Return a file's text with this one between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``.
 

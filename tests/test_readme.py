@@ -124,6 +124,23 @@ def test_records_of_a_gpu_are_made_by_commands_that_exist(refused, tmp_path):
         assert refused(line) == ["--device is 'tpu' but must be cpu, cuda or cuda:N"], line
 
 
+def test_tables_of_a_gpu_hold_the_runs_that_are_said():
+    results = ROOT / "conformance/results"
+    for row in re.findall(r"^\| (`.*\.tsv`.*) \|$", (results / "README.md").read_text(), re.MULTILINE):
+        names, _, said, flagged = row.split(" | ")
+        tables = [(results / "gpu" / name).read_text().splitlines() for name in re.findall(r"`(.*?)`", names)]
+        runs = [
+            dict(zip(top.split("\t"), line.split("\t"), strict=True)) for top, *of in tables for line in of
+        ]
+        times, count = re.match(r"(?:(\d) x )?(\d+)", said).groups()
+        assert sum(run["status"] != "not run" for run in runs) == int(times or 1) * int(count)
+        assert sum(run["status"] == "diverges" for run in runs) == int(re.match(r"\d+", flagged)[0])
+        assert all(float(run["tolerances"]) <= 1 for run in runs if run["status"] == "agrees")
+    sizes = [path.stat().st_size for path in (results / "gpu").iterdir()]
+    assert max(sizes) < 200_000
+    assert sum(sizes) < 500_000
+
+
 def test_guide_from_a_model_to_its_verdict_says_what_the_programs_say(tmp_path, capsys, monkeypatch):
     pytest.importorskip("torch")
     model, *parts = blocks(GUIDE, "python")

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from concord.conformance import record
 from concord.conformance.campaign import Report
+from concord.conformance.verdict import number
 from tests.toys import reports
 from tests.toys.surroundings import ROOT, refusal
 
@@ -71,3 +72,25 @@ def test_what_cannot_be_is_refused_and_named(tmp_path, path, value, problem):
     (tmp_path / "out.json").write_text(json.dumps(data))
     refused = refusal(record.read, tmp_path / "out.json")
     assert refused[0].startswith(f"{tmp_path / 'out.json'}: {problem}")
+
+
+def test_runs_of_a_record_are_lines_with_their_largest_error_and_where(invoke, tmp_path):
+    path, table = tmp_path / "check.json", tmp_path / "runs.tsv"
+    made = record.made(reports.mixed(), "check")
+    record.write(path, made)
+    assert invoke(f"show report {path} --runs {table}")[0] == made.exit_code
+    heading, *lines = (line.split("\t") for line in table.read_text().splitlines())
+    runs = [dict(zip(heading, line, strict=True)) for line in lines]
+    for run, result in zip(runs, made.outcome.results, strict=True):
+        row = result.first_divergence or (result.verdict and result.verdict.nearest)
+        assert (run["case"], run["status"]) == (result.case, result.status)
+        assert run["tensor"] == (row.tensor if row else "")
+        assert run["tolerances"] == (number(row.ratio) if row else "")
+        assert result.detail in run["note"]
+
+
+def test_a_record_without_runs_has_no_table_of_them(refused, tmp_path):
+    path = ROOT / "conformance/results" / "fuzz-tf32.json"
+    (line,) = refused(f"show report {path} --runs {tmp_path / 'runs.tsv'}")
+    assert line == f"{path}: is a record of fuzz, but --runs takes one of check, golden or compare"
+    assert refused(f"show report {path}") == ["neither --html nor --runs is given but one of them must be"]

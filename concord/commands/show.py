@@ -54,17 +54,28 @@ def variants(
 def report(
     file: Path,
     *,
-    html: Written,
+    html: Written | None = None,
+    runs: Written | None = None,
 ) -> None:
     """Make the page of an earlier run from its JSON, and end as that run did.
 
     Args:
         file: What --json wrote.
         html (--html, -o): Where to write the page.
+        runs: Write what came of each run, its largest error, and where, in a line with tabs between.
     """
-    writing.check(html)
+    from concord.conformance import report
+    from concord.conformance.campaign import Report
+
+    writing.check(html, runs)
+    if html is None and runs is None:
+        raise SpecError("neither --html nor --runs is given but one of them must be")
     made, page = writing.read_page(file)
-    writing.write((html, lambda: page))
+    if runs and not isinstance(made.outcome, Report):
+        raise SpecError(
+            f"{file}: is a record of {made.kind}, but --runs takes one of check, golden or compare"
+        )
+    writing.write((html, lambda: page), (runs, lambda: report.runs(made.outcome)))
     raise typer.Exit(made.exit_code)
 
 
