@@ -472,9 +472,7 @@ LLAMA = [
             lambda w: w.index_put((torch.tensor(3), torch.tensor(5)), torch.tensor(0.5)),
         ),
     ),
-    ModuleBug(
-        "last norm left out", ("norm", "output[last_hidden_state]"), r"norm", replaced("norm", nn.Identity())
-    ),
+    ModuleBug("last norm left out", ("norm", "output"), r"norm", replaced("norm", nn.Identity())),
 ]
 
 # ViT.
@@ -486,6 +484,7 @@ SELF, MLP, BEFORE, AFTER = (
     "layers.1.layernorm_after",
 )
 PATCHES = "embeddings.patch_embeddings"
+EMBEDDED = ("embeddings.dropout", "layers.0.layernorm_before")
 MADE = (f"{SELF}.o_proj",)
 
 
@@ -543,17 +542,17 @@ VIT = [
         r"bfloat16",
         weight(f"{PATCHES}.projection.weight", rounded),
     ),
-    ModuleBug("class token at the end", ("embeddings",), r"order", gives("embeddings", moved_class)),
+    ModuleBug("class token at the end", EMBEDDED, r"order", gives("embeddings", moved_class)),
     ModuleBug(
         "positions one on",
-        ("embeddings",),
+        EMBEDDED,
         r"position|order|weight",
         weight("embeddings.position_embeddings", shifted(1, 1)),
     ),
-    ModuleBug("no positions", ("embeddings",), r"term|position", instead("embeddings", without_positions)),
+    ModuleBug("no positions", EMBEDDED, r"term|position", instead("embeddings", without_positions)),
     ModuleBug(
         "class token of zeros",
-        ("embeddings",),
+        EMBEDDED,
         r"cls_token|class",
         weight("embeddings.cls_token", torch.zeros_like),
     ),
@@ -598,7 +597,7 @@ VIT = [
     ),
     ModuleBug(
         "last norm left out",
-        ("layernorm", "output[last_hidden_state]"),
+        ("layernorm", "pooler.dense"),
         r"norm",
         replaced("layernorm", nn.Identity()),
     ),
