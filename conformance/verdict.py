@@ -96,6 +96,9 @@ def conclude(statuses: Iterable[tuple[str, str]]) -> tuple[str, tuple[str, ...]]
     return "diverges" if diverges else "undetermined" if unjudged or not sections else "agrees", unjudged
 
 
+MEASURABLE = 1e12
+"""A larger ratio says only that the exact value is zero, or nearly so: the numbers say more."""
+
 AT_WORST = ("element", "actual", "expected", "sigma")
 """What a judgement says of the element with the largest error."""
 
@@ -300,11 +303,10 @@ class Verdict:
         if not self.undeclared:
             return "", ""
         known = KNOWN_DEVIATIONS[self.undeclared]
-        return (
-            known.alone,
-            f"if this is meant, declare `{self.undeclared}` among its deviations "
-            f"(SPEC {known.clause}, docs/guides/joining.md): {known.meaning}",
-        )
+        how = f"among its deviations (SPEC {known.clause}, docs/guides/joining.md)"
+        if not _of_family(self):
+            how = f"by declared=[{self.undeclared!r}] or --declare {self.undeclared}"
+        return known.alone, f"if this is meant, declare `{self.undeclared}` {how}: {known.meaning}"
 
     @property
     def cause(self) -> Cause | None:
@@ -447,11 +449,8 @@ def unjudged_lines(verdict: Verdict) -> list[str]:
         rows = [row for row in verdict.table if section_of(row.tensor) == section]
         why = next((note for row in rows if (note := row.deciding.note if row.deciding else row.note)), "")
         if all(row.status == "not exposed" for row in rows):
-            advice = (
-                "deliver them, or leave them out with --forward-only"
-                if section == "gradients"
-                else "deliver the output"
-            )
+            without = "leave them out with --forward-only" if _of_family(verdict) else "ask for none"
+            advice = f"deliver them, or {without}" if section == "gradients" else "deliver the output"
         elif all(row.local is None for row in rows):
             advice = "deliver activations: each step is then judged by itself"
         else:
@@ -484,6 +483,11 @@ def _only_gradients(verdict: Verdict) -> bool:
     )
 
 
+def _of_family(verdict: Verdict) -> bool:
+    """Return whether a member of the family was judged: its tensors alone have clauses."""
+    return any(row.clause for row in verdict.table)
+
+
 def _next_step(verdict: Verdict) -> list[str]:
     """Say in one line what to do next; nothing where all agrees."""
     row, before = verdict.first_divergence, "  next: "
@@ -494,10 +498,8 @@ def _next_step(verdict: Verdict) -> list[str]:
     if verdict.cause and verdict.cause.confident:
         return [f"{before}mend this and run it again"]
     if _only_gradients(verdict):
-        return [
-            f"{before}look at the derivative of this step; "
-            "with --forward-only the rest is judged without gradients"
-        ]
+        alone = "; with --forward-only the rest is judged without gradients" * _of_family(verdict)
+        return [f"{before}look at the derivative of this step{alone}"]
     earlier = verdict.table[: verdict.table.index(row)]
     right = max((place for place, one in enumerate(earlier) if one.status == "agrees"), default=-1)
     between = [one.tensor for one in earlier[right + 1 :] if one.note == NOT_EXPOSED]
@@ -522,10 +524,16 @@ def _where(row: Row, backend: str) -> str:
         return f": {row.note}"
     element = f"element ({', '.join(map(str, there.element))})" if there.element else "the scalar"
     actual, expected = distinct(there.actual, there.expected, digits=9)
-    values = f"{backend} {actual}, oracle {expected}, tolerance ±{there.tolerance:.2g}"
     kind = "local error" if row.local else "end to end"
     note = f"; {row.note}" if row.note else ""
     beyond = f"{there.beyond} of {row.size} elements beyond{note}"
+    if not math.isfinite(row.ratio):
+        return f", {element}: {backend} {actual}, oracle {expected} ({kind}; {beyond})"
+    if row.ratio > MEASURABLE:  # the tolerance is that of a number that is exactly zero
+        return f", {element}: {backend} {actual}, where the exact value is {expected} ({kind}; {beyond})"
+    if not there.beyond:
+        beyond = f"by the root mean square of all {row.size} elements: none alone lies beyond{note}"
+    values = f"{backend} {actual}, oracle {expected}, tolerance ±{there.tolerance:.2g}"
     return f", {element}: {values} ({number(row.ratio)} tolerances, {kind}; {beyond})"
 
 
@@ -533,6 +541,8 @@ def number(value: float) -> str:
     """Return a ratio in as few characters as say it."""
     if not math.isfinite(value):
         return "inf" if value > 0 else str(value)
+    if value > MEASURABLE:
+        return f">{MEASURABLE:.0e}".replace("e+", "e")
     return (
         f"{value:.2f}"
         if value < 10

@@ -112,11 +112,19 @@ class OperationBug:
     make: Callable[[], Any] = field(compare=False)
 
 
-def injected(bug: OperationBug, chosen: Collection[int]) -> Make:
-    """Return what makes what operations give, with a bug in those with these numbers that can have it."""
+Kinds = Callable[[Operation], Iterator[OperationBug]]
+"""Yields bugs that an operation may have."""
+
+
+def injected(bug: OperationBug, chosen: Collection[int], kinds: Kinds | None = None) -> Make:
+    """Return what makes what operations give, with a bug in those with these numbers that can have it.
+
+    Args:
+        kinds: yields all bugs that an operation may have; by default those of the catalogue.
+    """
 
     def make(operation: Operation) -> Any:
-        own = bugs(operation) if operation.number in chosen else ()
+        own = (kinds or bugs)(operation) if operation.number in chosen else ()
         return next((one.make for one in own if one == bug), operation)()
 
     return make

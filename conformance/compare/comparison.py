@@ -17,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.compare.arithmetic import FOREIGN
+from concord.conformance.compare.causes import StretchComputation, cause
 from concord.conformance.compare.decisions import WHOLE, Branch, Ties
+from concord.conformance.compare.differences import Difference, differences, within
 from concord.conformance.compare.names import apart, proposed
 from concord.conformance.compare.reference import (
     OUTPUT,
@@ -27,11 +29,13 @@ from concord.conformance.compare.reference import (
     nothing,
     numbers,
 )
-from concord.conformance.compare.stretch import Stretch, StretchComputation, cause, opened
+from concord.conformance.compare.stretch import Stretch, opened
 from concord.conformance.estimate import SAMPLES, Estimate
 from concord.conformance.expectation import GROWN, Expectation, is_gradient
-from concord.conformance.explain import Diagnosis
+from concord.conformance.explain import Cause, Diagnosis
 from concord.conformance.explain.computation import Prediction
+from concord.conformance.explain.diagnosis import elsewhere
+from concord.conformance.explain.search import Effort, Spent
 from concord.conformance.judging import NEAR, PADDING
 from concord.conformance.scoring import OUT_OF_RANGE, finite_alone, judge_tensor
 from concord.conformance.verdict import NOT_EXPOSED, Judgement, Row, Verdict
@@ -39,6 +43,12 @@ from concord.spec.arrays import Array
 from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError, refuse
 from concord.spec.text import first_of
+
+LONGEST = 60.0
+"""Seconds of the processor that everything may take that is looked for after the verdict."""
+
+FEW_TOLD = 3
+"""So many differences of two modules are told."""
 
 FEW = 6
 """Samples of a first look, which may only say that all is well."""
@@ -65,6 +75,7 @@ class ModelComparison:
         theirs: the candidate, if it is a module.
         own: its own names of activations, by the reference's.
         notes: what is to be said of its run, by what it is about.
+        check: called with each activation that is computed; it raises what ends the judging.
 
     Raises:
         SpecError: for tensors of other shapes than the reference's.
@@ -80,8 +91,9 @@ class ModelComparison:
         theirs: ModuleReference | None = None,
         own: Mapping[str, str] | None = None,
         notes: Mapping[str, str] | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        self.reference, self.progress, self.again = reference, progress, again
+        self.reference, self.progress, self.again, self.check = reference, progress, again, check
         self.theirs, self.own, self.plain = theirs, own or {}, reference.plain
         self.ran = dict(notes or {})
         self.dtypes = {name: dtype_name(tensor.dtype) for name, tensor in self.plain.items()}
@@ -138,6 +150,7 @@ class ModelComparison:
 
     def pin(self, name: str) -> Array | None:
         """Return a tensor of the candidate as the reference goes on with it; None if it has none."""
+        self.check()
         array = self.given.get(name)
         if array is None or (padding := self.in_padding(array.shape)) is None:
             return array
@@ -210,15 +223,16 @@ class ModelComparison:
             return found
         return dataclasses.replace(found, search=lambda: self.searched(found))
 
-    def undeclared(self) -> str:
+    def undeclared(self, effort: Effort) -> str:
         """Return the declaration with which the forward pass would agree; empty if there is none."""
         if self.reference.declared:
             return ""
         given = {name: array for name, array in self.given.items() if not is_gradient(name)}
         for name in (BLIND_ROWS_ZERO, UNCOMPUTED_PADDING):
+            effort.check()
             with contextlib.suppress(SpecError):
                 forward = dataclasses.replace(self.reference, cotangents=None, declared=[name])
-                other = ModelComparison(forward, given, whole=self.whole)
+                other = ModelComparison(forward, given, whole=self.whole, check=effort.check)
                 judged = {**(other.judged(False) if self.whole else {}), **other.judged(True)}
                 if all(one.status != "diverges" for one in judged.values()):
                     return name
@@ -273,41 +287,60 @@ class ModelComparison:
     def searched(self, verdict: Verdict) -> tuple[Diagnosis, str]:
         """Say in which stretch of the module the first divergence was made, and where that is written.
 
-        Say why too, or which declaration is missing.
+        Say why too, or which declaration is missing. All of it has one budget.
         """
         first = verdict.first_divergence
         assert first is not None
-        end, backward = first.tensor, is_gradient(first.tensor)
+        end, effort, undeclared, notes = first.tensor, Effort(LONGEST), "", list[str]()
+        why: Cause | None = None
         before = verdict.table[: list(self.plain).index(end)]
         agreeing = [
-            row.tensor for row in before if row.status == "agrees" and is_gradient(row.tensor) == backward
+            row.tensor
+            for row in before
+            if row.status == "agrees" and is_gradient(row.tensor) == is_gradient(end)
         ]
         start = agreeing[-1] if agreeing else ""
-        beginning = "the outputs" if backward else "the inputs"
-        undeclared = "" if backward else self.undeclared()
-        if end in self.whole:
-            return Diagnosis(end, ("",), None, notes=(APART,)), undeclared
-        notes, why = [f"made between {start or beginning} and {end}"], None
-        if not backward and isinstance(self.reference, ModuleReference):
-            forward = dataclasses.replace(self.reference, cotangents=None)
-            right = Stretch(forward, start, end, self.pin)
-            notes.append(f"computed by {right.lines}")
-            if end in self.wrong and not undeclared:
-                actual = self.given[end].astype(np.float64)
-                if self.theirs is not None:
-                    eager = dataclasses.replace(self.theirs, cotangents=None, compiled=False)
-                    theirs = Stretch(eager, self.own.get(start, ""), self.own[end])
-                    value = self.wrong[end].value
-                    if apart(numbers(theirs.result), actual) < apart(value, actual) / 2:
-                        notes += opened(right, theirs)
-                    else:  # what a compiler made of it has no operations that could be seen
-                        notes.append(
-                            "run eagerly the candidate does not diverge here: its compiler made this"
-                        )
-                asked = StretchComputation(end, actual, self.dtypes[end], self.wrong[end])
-                why, said = cause(right, asked, self.strange)
-                notes += said
-        return Diagnosis(end, ("",), why, notes=tuple(notes)), undeclared
+        beginning = "the outputs" if is_gradient(end) else "the inputs"
+        notes.append(APART if end in self.whole else f"made between {start or beginning} and {end}")
+        with contextlib.suppress(Spent), effort.attempt("the search for a cause"):
+            if not is_gradient(end):
+                undeclared = self.undeclared(effort)
+                if isinstance(self.reference, ModuleReference) and end not in self.whole:
+                    forward = dataclasses.replace(self.reference, cotangents=None)
+                    right = Stretch(forward, start, end, self.pin, effort.check)
+                    notes += [f"computed by {right.lines}"] if right.lines else []
+                    if end in self.wrong and not undeclared:
+                        why = self.explained(right, effort, notes)
+        wrong = {row.tensor: row.status for row in verdict.table if row.tensor not in self.whole}
+        return Diagnosis(end, ("",), why, notes=(*notes, *effort.notes, *elsewhere(end, wrong))), undeclared
+
+    def explained(self, right: Stretch, effort: Effort, notes: list[str]) -> Cause | None:
+        """Return what explains the end of a stretch; add what else is seen of it to the notes."""
+        end = right.end
+        actual = self.given[end].astype(np.float64)
+        asked = StretchComputation(end, actual, self.dtypes[end], self.wrong[end])
+        differing = list[Difference]()
+        if self.theirs is not None:
+            found = differences(right.module.model, self.theirs.model, self.path)
+            differing = [one for one in found if within(one, right.active)]
+        why = cause(right, asked, self.strange, differing, effort, self.pin)
+        if not (why and why.confident and why.hypothesis == "modules_differ"):
+            notes += [f"the two modules differ there: {one.note}" for one in differing[:FEW_TOLD]]
+            if self.theirs is not None:
+                eager = dataclasses.replace(self.theirs, cotangents=None, compiled=False)
+                theirs = Stretch(eager, self.own.get(right.start, ""), self.own[end], check=effort.check)
+                if apart(numbers(theirs.result), actual) < apart(self.wrong[end].value, actual) / 2:
+                    notes += opened(right, theirs)
+                else:  # what a compiler made of it has no operations that could be seen
+                    notes.append("run eagerly the candidate does not diverge here: its compiler made this")
+        return why
+
+    def path(self, own: str) -> str:
+        """Return the candidate's path of a submodule of the reference."""
+        if own in self.own:
+            return self.own[own]
+        parent, dot, name = own.rpartition(".")
+        return f"{self.path(parent)}{dot}{name}" if dot else own
 
 
 def _take(ties: Mapping[str, Ties], branch: Branch, name: str, array: Array) -> None:

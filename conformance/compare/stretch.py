@@ -6,42 +6,33 @@ computes otherwise; with a bug in one of them, what the bug would explain.
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import functools
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
+from itertools import permutations
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from concord.conformance.compare import reference as modules
 from concord.conformance.compare.arithmetic import plainly
-from concord.conformance.compare.bugs import Make, Operation, Watched, injected, sites
+from concord.conformance.compare.bugs import Make, Operation, Watched
 from concord.conformance.compare.decisions import source_line
 from concord.conformance.compare.reference import Finished, ModuleReference, Pin, dtype_name, named, numbers
 from concord.conformance.estimate import SAMPLES, Observer, Z, estimate
-from concord.conformance.explain import Cause
-from concord.conformance.explain.computation import Computation, Prediction
-from concord.conformance.explain.description import nearest
-from concord.conformance.explain.hypothesis import Hypothesis
-from concord.conformance.explain.search import Effort, Search
 from concord.conformance.scoring import judge_tensor
 from concord.spec.arrays import Array
 from concord.spec.text import first_of
-
-LONGEST = 20.0
-"""Seconds of the processor that the search for a cause may take."""
 
 MOVING = ("_unsafe_view", "clone", "copy", "repeat", "unsafe_split", "_reshape_copy", "roll", "flip")
 """Operations that hand on their first operand in another layout, and are no views of it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Recorded:
     """An operation of a stretch.
 
@@ -60,6 +51,12 @@ class Recorded:
     def __str__(self) -> str:
         return f"{self.operation.name} ({self.line})"
 
+    @functools.cached_property
+    def operands(self) -> frozenset[int]:
+        """The identities of the tensors that it was given."""
+        given = tree_leaves((self.operation.args, self.operation.kwargs))
+        return frozenset(id(x) for x in given if isinstance(x, Tensor))
+
     @property
     def computes(self) -> bool:
         """Whether it makes other numbers of those that it is given, and does not only move them."""
@@ -74,10 +71,23 @@ class Stretch:
         module: in evaluation mode.
         start, end: the activations; an empty start is the beginning.
         pin: returns what an exact run uses in place of activations up to the first; None: a run as it is.
+        check: called with each operation; it raises what ends the recording, or a later run.
+
+    Attributes:
+        active: paths of the modules that its operations are called in.
     """
 
-    def __init__(self, module: ModuleReference, start: str, end: str, pin: Pin | None = None) -> None:
-        self.module, self.start, self.end, self.on = module, start, end, not start
+    def __init__(
+        self,
+        module: ModuleReference,
+        start: str,
+        end: str,
+        pin: Pin | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.module, self.start, self.end, self.on, self.check = module, start, end, not start, check
+        self.paths = {id(inner): path for path, inner in module.model.named_modules()}
+        self.active: set[str] = set()
         self.steps: list[Recorded] = []
         self.result: Any = None
         self.before: dict[int, Tensor] = {}  # what operations change in place, as it was
@@ -96,9 +106,11 @@ class Stretch:
 
     def record(self, operation: Operation) -> Any:
         """Compute an operation, and note it."""
+        self.check()
         line = source_line() if self.on else None
         if line is None:  # a hook asked for it
             return operation()
+        self.active |= {self.paths[owner] for owner in callers() if owner in self.paths}
         if operation.func._schema.is_mutable:  # noqa: SLF001 – nothing else says it
             self.before.setdefault(id(operation.args[0]), operation.args[0].clone())
         made = operation()
@@ -113,6 +125,7 @@ class Stretch:
         observer: Observer,
         make: Make = Operation.__call__,
         others: Mapping[int, Tensor] | None = None,
+        changed: Collection[int] | None = None,
     ) -> None:
         """Compute all operations again.
 
@@ -120,9 +133,13 @@ class Stretch:
             observer: takes what each operation gives, by the names of its arrays, and the last activation.
             make: returns what an operation gives.
             others: tensors in place of those with these identities.
+            changed: the numbers of operations that give something else, in exact arithmetic; what does not
+                follow from them keeps its recorded value, and only the last activation is handed on. None:
+                all are computed.
         """
         known = dict(others or {})
-        observe = modules.handing(observer, arithmetic, self.tensors)
+        named_here = self.tensors if changed is None else {self.end: self.result}
+        observe = modules.handing(observer, arithmetic, named_here)
         arithmetic.blind_rows_zero = self.module.blind_rows_zero
 
         def present(x: Any) -> Any:
@@ -131,13 +148,51 @@ class Stretch:
         with plainly(), torch.no_grad(), arithmetic:
             known |= {key: tensor.clone() for key, tensor in self.before.items()}
             for number, step in enumerate(self.steps):
+                self.check()
+                # An operation in place may change what others hold by another identity.
+                kept = changed is not None and not self.before and number not in changed
+                if kept and step.operands.isdisjoint(known):
+                    continue
                 given = (tuple(step.operation.args), dict(step.operation.kwargs))
                 args, kwargs = tree_map(present, given)
                 made = make(Operation(step.operation.func, args, kwargs, number))
-                for name, tensor in named(made, str(number)).items():
+                for name, tensor in named(made, str(number)).items() if changed is None else ():
                     observe(name, tensor)
                 known |= zip(map(id, tree_leaves(step.made)), tree_leaves(made), strict=True)
         observe(self.end, present(self.result))
+
+    @functools.cached_property
+    def places(self) -> list[tuple[str, int]]:
+        """Of each operation its line, and its place among those that the line makes one after the other.
+
+        So a loop makes several in one place.
+        """
+        found = list[tuple[str, int]]()
+        for step in self.steps:
+            line, place = found[-1] if found else ("", 0)
+            found.append((step.line, place + 1 if step.line == line else 0))
+        return found
+
+    @functools.cached_property
+    def last(self) -> Recorded | None:
+        """The operation that gives the last activation."""
+        made = [step for step in self.steps if id(self.result) in map(id, tree_leaves(step.made))]
+        return made[-1] if made else None
+
+    def before_end(self, ends: Callable[[Recorded], bool]) -> list[Recorded]:
+        """Return the operations that the last activation follows from, up to those at which a search ends."""
+        if self.last is None:
+            return []
+        found, wanted = list[Recorded](), set(self.last.operands)
+        found.append(self.last)
+        for step in reversed(self.steps[: self.steps.index(self.last)]):
+            own = set(map(id, tree_leaves(step.made)))
+            if own & wanted:
+                wanted -= own
+                if not ends(step):
+                    found.append(step)
+                    wanted |= step.operands
+        return found[::-1]
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -146,161 +201,90 @@ class Stretch:
         return {**made, self.end: self.result}
 
     @property
-    def telling(self) -> list[tuple[Recorded, str, Array]]:
-        """What its operations give that is no constant, by name."""
-        return [
-            (step, name, numbers(tensor).astype(np.float64))
-            for step in self.steps
-            for name, tensor in step.tensors.items()
-            if tensor.unique().numel() > 1
-        ]
-
-    @property
     def lines(self) -> str:
         """Where its operations are written."""
         return first_of(list(dict.fromkeys(step.line for step in self.steps)), 4)
 
 
-def opened(right: Stretch, theirs: Stretch) -> list[str]:
-    """Say which operation is the first whose result the candidate lacks, and what stands in its place there.
+def callers() -> list[int]:
+    """Return the identities of the modules whose ``forward`` is being called, by their first argument."""
+    frames = (frame for frame, _ in traceback.walk_stack(None) if frame.f_code.co_name == "forward")
+    return [id(frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))) for frame in frames]
 
-    A candidate may compute some numbers otherwise and be right. So the last that both compute is said too.
+
+def opened(right: Stretch, theirs: Stretch) -> list[str]:
+    """Say in which operations of the candidate numbers become wrong: what goes into them is right.
+
+    A candidate may compute some numbers otherwise and be right. So only operations count that the wrong end
+    follows from, and none before numbers that the reference has too.
     """
     dtypes = {name: dtype_name(one.dtype) for name, one in right.tensors.items()}
     truth = right.module.exact()
-    values, sigmas = estimate(
-        right.again,
-        dtypes,
-        truth=truth,
-        arithmetics=right.module.runs(range(SAMPLES), truth),
-        doing="opening the stretch",
-    )
-    ours = [one for one in right.telling if one[0].computes]
-    others = theirs.telling
+    runs = right.module.runs(range(SAMPLES), truth)
+    values, sigmas = estimate(right.again, dtypes, truth=truth, arithmetics=runs, doing="opening the stretch")
+    outlines = {name: outline(value) for name, value in values.items()}
 
-    def ratio(own: int, other: int) -> float:
-        """Return by how many tolerances a number of the candidate lies off one of the reference's."""
-        name, array = ours[own][1], others[other][2]
-        if array.shape != values[name].shape:
-            return math.inf
-        judged = judge_tensor(array, values[name], sigmas[name], dtypes[name])
-        return judged.ratio if judged.status == "diverges" else 0.0
+    def matching(tensor: Tensor) -> str:
+        """Return which of the reference's numbers a tensor of the candidate holds, in whatever layout."""
+        right.check()
+        array = numbers(tensor).astype(np.float64)
+        own = outline(array)
+        for name, value in values.items():
+            near = value.size == array.size and not (abs(own - outlines[name]) > Z * sigmas[name].max()).any()
+            if near and any(
+                judge_tensor(*these, dtypes[name]).status == "agrees"
+                for these in layouts(array, value, sigmas[name])
+            ):
+                return name
+        return ""
 
-    def near(own: int, other: int) -> bool:
-        """Return whether a number may be one of the reference's, by its first element: it takes no time."""
-        name, array = ours[own][1], others[other][2]
-        return not abs(array.flat[0] - values[name].flat[0]) > Z * sigmas[name].flat[0]
+    met: dict[str, Recorded] = {}
 
-    same, latest = dict[int, int](), -1  # which number of the candidate is which of the reference
-    for own in range(len(ours)):
-        for other in chain(range(latest + 1, len(others)), range(latest + 1)):
-            if near(own, other) and not ratio(own, other):
-                same[own] = latest = other
-                break
-    said, last = list[str](), max(same, default=-1)
-    first = next((own for own in range(len(ours)) if own not in same), None)
-    if first is not None:
-        here, around = ours[first][0], range(same.get(first - 1, -1) + 1, len(others))
-        free = [other for other in around if others[other][0].computes and other not in same.values()]
-        there = others[free[0]][0] if free else None
-        if there and there.operation.name == here.operation.name:
-            off = f"by {ratio(first, free[0]):.3g} tolerances; the candidate's stands at {there.line}"
-            said.append(f"its first operation that differs is {here}, {off}")
-            last = last if last > first and ours[last][0] is not here else -1
-        else:
-            said.append(
-                f"its operations part: {here} in the reference, {there or 'nothing'} in the candidate"
-            )
-    if last >= 0:
-        beside = others[same[last]][0]
-        said.append(f"the last that both compute is {ours[last][0]}; in the candidate it is {beside}")
-    return said
+    def same(step: Recorded) -> bool:
+        """Return whether the reference has all numbers of an operation; constant ones say nothing."""
+        telling = [tensor for tensor in step.tensors.values() if tensor.unique().numel() > 1]
+        names = [matching(tensor) for tensor in telling]
+        met.update(dict.fromkeys(names, step))
+        return all(names)
 
-
-# Why: a bug in what computes the last activation, or the order of its elements.
+    wrong = theirs.before_end(lambda step: step is not theirs.last and same(step))
+    if not wrong:
+        return []
+    first, last, end = wrong[0], wrong[-1], right.end
+    if early := matching(theirs.result):
+        if early == end or right.last is None:
+            return []
+        ending = next(step for step in right.steps if early in step.tensors)
+        left = [
+            step for step in right.steps if step.operation.number > ending.operation.number and step.computes
+        ]
+        return [f"the candidate ends with {ending}; in the reference {left[0]} follows"] if left else []
+    if done := met.get(end) or next((met[name] for name in right.last.tensors if name in met), None):
+        return [f"the candidate has the right numbers after {done}, and goes on with {first}"]
+    lacking = right.before_end(lambda step: step is not right.last and bool(met.keys() & step.tensors.keys()))
+    there = next((step for step in lacking if step.computes), right.last)
+    computing = [step for step in wrong if step.computes] or wrong
+    if len(computing) == 1 and computing[0].operation.name == there.operation.name:
+        return [f"its first operation that differs is {there}; the candidate's stands at {computing[0].line}"]
+    what = f"{first}" if first is last else f"{first} to {last}"
+    return [f"its operations part: {there} in the reference, {what} in the candidate, given the same numbers"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Made(Hypothesis):
-    """A bug, with what gives the last activation then, and its sigma."""
+def outline(array: Array) -> Array:
+    """Return numbers that no layout of an array changes."""
+    flat = np.sort(array, None)
+    return flat[[0, len(flat) // 3, 2 * len(flat) // 3, -1]] if len(flat) else np.zeros(4)
 
-    made: Callable[[], Prediction]
 
+def layouts(array: Array, value: Array, sigma: Array) -> Iterator[tuple[Array, Array, Array]]:
+    """Yield an array with the value and sigma that it may have, in each order of axes that fits.
 
-class StretchComputation(Computation):
-    """A stretch that went wrong.
-
-    Args:
-        actual: what the candidate gave.
-        right: what it should be.
+    In the same shape another order of axes is another tensor.
     """
-
-    def __init__(self, tensor: str, actual: Array, dtype: str, right: Prediction) -> None:
-        self.tensor, self.actual, self.dtype, self.right = tensor, actual, dtype, right
-
-    def predict(self, hypothesis: Hypothesis) -> Prediction:
-        """Return the last activation with a bug, and its sigma; where either is not finite, what is right."""
-        assert isinstance(hypothesis, Made)
-        made = hypothesis.made()
-        known = np.isfinite(made.value) & np.isfinite(self.right.value)
-        return Prediction(np.where(known, made.value, self.right.value), made.sigma)
-
-
-def cause(
-    stretch: Stretch, asked: StretchComputation, strange: Iterable[str]
-) -> tuple[Cause | None, list[str]]:
-    """Return what explains the last activation of a stretch, and what is to be said of the search.
-
-    Args:
-        strange: tensors that the candidate has alone.
-    """
-    within = dict(stretch.module.model.named_modules())
-    active = [  # dropout that passes on what it is given has no activation
-        Hypothesis("dropout_active", f"dropout that is active in {name}", "")
-        for name in strange
-        if isinstance(within.get(name), nn.Dropout)
-    ]
-    tried = chain(reordered(asked.actual, asked.right), changed(stretch, asked.right))
-    effort = Effort(LONGEST)
-    return Search(asked, effort).cause([tried], active), effort.notes
-
-
-def changed(stretch: Stretch, right: Prediction) -> Iterator[Made]:
-    """Yield a stretch with the parameters of other modules, and with a bug in one operation or in all."""
-
-    def again(others: Mapping[int, Tensor], make: Make) -> Prediction:
-        found: dict[str, Array] = {}
-        with modules.running("the stretch with a bug"):
-            stretch.again(stretch.module.exact(), found.__setitem__, make, others)
-        return Prediction(found[stretch.end], right.sigma)
-
-    for path, others in exchanged(stretch):
-        made = partial(again, others, Operation.__call__)
-        yield Made("parameters_exchanged", f"the parameters of {path}", "", made=made)
-    found = sites(partial(again, {}))
-    each = [(bug, [one]) for bug, places in found.items() if len(places) > 1 for one in places]
-    for bug, chosen in [*found.items(), *each]:
-        yield Made(bug.name, bug.text, "", made=partial(again, {}, injected(bug, chosen)))
-
-
-def exchanged(stretch: Stretch) -> Iterator[tuple[str, dict[int, Tensor]]]:
-    """Yield the parameters of each module that the one which the stretch ends in may be confused with."""
-    within, parameters = dict(stretch.module.model.named_modules()), stretch.module.parameters
-    own = re.split(r"[#\[]", stretch.end)[0]
-    module = within.pop(own, nn.Module())
-    shapes = {name: tensor.shape for name, tensor in module.named_parameters()}
-    for path, other in within.items():
-        if shapes and shapes == {name: tensor.shape for name, tensor in other.named_parameters()}:
-            yield path, {id(parameters[f"{own}.{name}"]): parameters[f"{path}.{name}"] for name in shapes}
-
-
-def reordered(actual: Array, right: Prediction) -> Iterator[Made]:
-    """Yield the right elements along an axis in the order in which they come nearest to the candidate's."""
-    known = np.isfinite(actual)
-    for axis in range(actual.ndim):
-        order = nearest(axis, known, *map(np.nan_to_num, (actual, right.value)))
-        moved = np.flatnonzero(order != np.arange(len(order)))
-        if len(moved):
-            text = f"another order of axis {axis}: {moved[0]} holds what belongs to {order[moved[0]]}"
-            value, sigma = (np.take(x, order, axis) for x in (right.value, right.sigma))
-            yield Made("elements_reordered", text, "", made=partial(Prediction, value, sigma))
+    if array.shape == value.shape:
+        yield array, value, sigma
+        return
+    for order in permutations(range(array.ndim)):
+        yield array.transpose(order).reshape(value.shape), value, sigma
+    for order in permutations(range(value.ndim)) if value.ndim > array.ndim else ():
+        yield array, value.transpose(order).reshape(array.shape), sigma.transpose(order).reshape(array.shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -268,13 +268,19 @@ def _conditions(question: Question, axes: tuple[str, ...], wrong: Flags) -> Iter
 
 
 def _relation(question: Question, region: Flags) -> Relation:
-    """Return the first relation that holds in a region to within rounding; none if none does."""
+    """Return the first relation that holds in a region of the tensor in question; none if none does."""
     axes, shape = _by_heads(question)
     actual, right, sigma = (
         np.broadcast_to(array, question.actual.shape).reshape(shape)
         for array in (question.actual, question.right.value, question.right.sigma)
     )
-    region = region.reshape(shape)
+    return relation(axes, actual, right, sigma, region.reshape(shape), question.case.dtype)
+
+
+def relation(
+    axes: Sequence[str], actual: Array, right: Array, sigma: Array, region: Flags, dtype: str
+) -> Relation:
+    """Return the first relation that holds in a region to within rounding; none if none does."""
     there, meant, spread = actual[region], right[region], sigma[region]
     if not np.isfinite(there).all():
         if np.isnan(there).all():
@@ -285,7 +291,7 @@ def _relation(question: Question, region: Flags) -> Relation:
 
     def holds(value: Array, scale: float = 1.0, among: Flags | slice = slice(None)) -> bool:
         """Return whether numbers are these, whose rounding is multiplied."""
-        unit = precision(question.case.dtype).unit_roundoff
+        unit = precision(dtype).unit_roundoff
         error, allowed = there - value, np.hypot(spread * max(1.0, scale), unit * abs(value))
         return within(error[among], allowed[among])
 

@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from concord.conformance.explain.computation import Computation, Prediction
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Cause, Hypothesis, caused
+from concord.spec.errors import SpecError
 
 MUCH_BETTER = 8.0
 """How many times smaller the error under one hypothesis must be for another, at the edge of its tolerance,
@@ -25,6 +26,10 @@ to be dropped.
 
 EDGE = 0.5
 """From which share of the tolerance on an error lies at its edge."""
+
+
+class Spent(SpecError):
+    """What a search may take is spent."""
 
 
 class Effort:
@@ -47,6 +52,15 @@ class Effort:
     def spent(self) -> bool:
         """Return whether the time is spent."""
         return time.thread_time() - self.started > self.seconds
+
+    def check(self) -> None:
+        """Stop what is computed for the search.
+
+        Raises:
+            Spent: if the time is spent.
+        """
+        if self.spent():
+            raise Spent(f"{self.seconds:g} s of the processor are spent")
 
     def among(self, hypotheses: Iterable[Hypothesis]) -> Iterator[Hypothesis]:
         """Yield hypotheses until the time is spent, and count the others."""

@@ -1,0 +1,324 @@
+"""What explains a stretch that went wrong: what two modules differ in, a bug, a number, another order."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from concord.conformance.compare import reference as modules
+from concord.conformance.compare.bugs import Kinds, Make, Operation, OperationBug, bugs, injected
+from concord.conformance.compare.differences import Difference
+from concord.conformance.compare.reference import Pin, numbers
+from concord.conformance.compare.slips import slips
+from concord.conformance.compare.stretch import Stretch
+from concord.conformance.explain import Cause
+from concord.conformance.explain.computation import Computation, Prediction
+from concord.conformance.explain.description import nearest
+from concord.conformance.explain.hypothesis import Hypothesis
+from concord.conformance.explain.search import Effort, Search
+from concord.conformance.wording import few, instead
+from concord.spec.arrays import Array
+
+MOST_DIFFERENCES = 20
+"""So many differences of two modules are tried one by one."""
+
+LEAST_MOVED = 3
+"""Fewer different numbers may be found in any place of an axis."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made(Hypothesis):
+    """A bug, with what gives the last activation then, and its sigma."""
+
+    made: Callable[[], Prediction]
+
+
+class StretchComputation(Computation):
+    """A stretch that went wrong.
+
+    Args:
+        actual: what the candidate gave.
+        right: what it should be.
+    """
+
+    def __init__(self, tensor: str, actual: Array, dtype: str, right: Prediction) -> None:
+        self.tensor, self.actual, self.dtype, self.right = tensor, actual, dtype, right
+
+    def predict(self, hypothesis: Hypothesis) -> Prediction:
+        """Return the last activation with a bug, and its sigma; where either is not finite, what is right."""
+        assert isinstance(hypothesis, Made)
+        made = hypothesis.made()
+        known = np.isfinite(made.value) & np.isfinite(self.right.value)
+        return Prediction(np.where(known, made.value, self.right.value), made.sigma)
+
+
+def cause(
+    stretch: Stretch,
+    asked: StretchComputation,
+    strange: Iterable[str],
+    differing: Sequence[Difference],
+    effort: Effort,
+    pin: Pin,
+) -> Cause | None:
+    """Return what explains the last activation of a stretch.
+
+    Args:
+        strange: tensors that the candidate has alone.
+        differing: what the two modules differ in.
+        effort: what the search may take.
+        pin: says what the stretch starts from.
+    """
+    within = dict(stretch.module.model.named_modules())
+    active = [  # dropout that passes on what it is given has no activation
+        Hypothesis("dropout_active", f"dropout that is active in {name}", "")
+        for name in strange
+        if isinstance(within.get(name), nn.Dropout)
+    ]
+    settings = [one for one in differing if one.name]
+    stages: list[Iterable[Hypothesis]] = [
+        of_differences(stretch, asked.right, settings, pin),
+        [*reordered(stretch, asked), *shifted(asked), *exchanged(stretch, asked.right)],
+        changed(stretch, asked.right, bugs),
+        changed(stretch, asked.right, slips),
+        fitted(stretch, asked),
+        chain(changed_once(stretch, asked.right, bugs), changed_once(stretch, asked.right, slips)),
+        of_differences(stretch, asked.right, [one for one in differing if not one.name], pin),
+    ]
+    return Search(asked, effort).cause(stages, active)
+
+
+def of_differences(
+    stretch: Stretch, right: Prediction, differing: Sequence[Difference], pin: Pin
+) -> Iterator[Made]:
+    """Yield the reference with each value of the candidate's module in its place, then with all of them."""
+
+    def made(several: Sequence[Difference]) -> Prediction:
+        reference = stretch.module
+        with modules.running("the reference with the candidate's values"):
+            for one in several:
+                reference = one.applied(reference)
+            again = Stretch(reference, stretch.start, stretch.end, pin, stretch.check)
+        return Prediction(numbers(again.result).astype(np.float64), right.sigma)
+
+    for one in differing[:MOST_DIFFERENCES]:
+        yield Made("modules_differ", one.text, "", made=partial(made, [one]))
+    if 1 < len(differing) <= MOST_DIFFERENCES:
+        together = " and ".join(one.text for one in differing[:3])
+        yield Made("modules_differ", together, "", made=partial(made, differing), rare=True)
+
+
+Sites = Mapping[OperationBug, Sequence[tuple[int, OperationBug]]]
+"""Of each bug the numbers of the operations that may have it, and what makes it there."""
+
+
+def sites(stretch: Stretch, right: Prediction, kinds: Kinds) -> Sites:
+    """Return where a stretch may have each of some bugs."""
+    found = defaultdict[OperationBug, list[tuple[int, OperationBug]]](list)
+
+    def note(operation: Operation) -> Any:
+        for bug in kinds(operation):
+            found[bug].append((operation.number, bug))
+        return operation()
+
+    replay(stretch, right, note)
+    return found
+
+
+def changed(stretch: Stretch, right: Prediction, kinds: Kinds) -> Iterator[Made]:
+    """Yield a stretch with a bug in all operations, then in those that one place of its source makes."""
+    places = stretch.places
+    for bug, found in sites(stretch, right, kinds).items():
+        groups = defaultdict[tuple[str, int], list[int]](list)
+        for number, _ in found:
+            groups[places[number]].append(number)
+        everywhere = [number for number, _ in found]
+        for chosen in [everywhere, *(groups.values() if len(groups) > 1 else ())]:
+            made = partial(replay, stretch, right, injected(bug, chosen, kinds), chosen)
+            line = {stretch.steps[number].line for number in chosen}
+            text = f"{bug.text} ({line.pop()})" if kinds is slips and len(line) == 1 else bug.text
+            yield Made(bug.name, text, "", made=made)
+
+
+def changed_once(stretch: Stretch, right: Prediction, kinds: Kinds) -> Iterator[Made]:
+    """Yield a stretch with a bug in one operation, of several that one place of its source makes."""
+    repeated = {place for place, count in Counter(stretch.places).items() if count > 1}
+    for bug, found in sites(stretch, right, kinds).items():
+        for number, one in found:
+            if stretch.places[number] in repeated:
+
+                def alone(operation: Operation, number: int = number, one: OperationBug = one) -> Any:
+                    return one.make() if operation.number == number else operation()
+
+                text = f"{bug.text} ({stretch.steps[number].line}, once)"
+                yield Made(bug.name, text, "", made=partial(replay, stretch, right, alone, [number]))
+
+
+def replay(
+    stretch: Stretch,
+    right: Prediction,
+    make: Make,
+    chosen: Collection[int] | None = None,
+    others: Mapping[int, Tensor] | None = None,
+) -> Prediction:
+    """Return what a stretch gives with another outcome of some operations."""
+    found: dict[str, Array] = {}
+    with modules.running("the stretch with a bug"):
+        stretch.again(stretch.module.exact(), found.__setitem__, make, others, chosen)
+    return Prediction(found[stretch.end], right.sigma)
+
+
+def exchanged(stretch: Stretch, right: Prediction) -> Iterator[Made]:
+    """Yield the parameters of each module that the one which the stretch ends in may be confused with."""
+    within, parameters = dict(stretch.module.model.named_modules()), stretch.module.parameters
+    own = re.split(r"[#\[]", stretch.end)[0]
+    module = within.pop(own, nn.Module())
+    shapes = {name: tensor.shape for name, tensor in module.named_parameters()}
+    for path, other in within.items():
+        if shapes and shapes == {name: tensor.shape for name, tensor in other.named_parameters()}:
+            others = {id(parameters[f"{own}.{name}"]): parameters[f"{path}.{name}"] for name in shapes}
+            made = partial(replay, stretch, right, Operation.__call__, (), others)
+            yield Made("parameters_exchanged", f"the parameters of {path}", "", made=made)
+
+
+# Numbers that operations are called with.
+
+
+def fitted(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
+    """Yield operations with another number, found by Newton's method: epsilon, a scale, an exponent."""
+    groups = defaultdict[tuple[str, str, int, float], list[int]](list)
+    for number, step in enumerate(stretch.steps):
+        kinds = (float, int) if step.operation.name in ("mul", "div", "pow", "add") else (float,)
+        for place, value in enumerate(step.operation.args if step.computes else ()):
+            if type(value) in kinds and math.isfinite(value):
+                groups[step.operation.name, step.line, place, float(value)].append(number)
+    for (name, line, place, value), chosen in groups.items():
+
+        def predict(other: float, place: int = place, chosen: list[int] = chosen) -> Array:
+            def make(operation: Operation) -> object:
+                return operation.replaced(place, other) if operation.number in chosen else operation()
+
+            return replay(stretch, asked.right, make, chosen).value
+
+        other = fit(predict, value, asked)
+        if other is not None:
+            text = f"{name} with {instead(other, value)} ({line})"
+            sigma = asked.right.sigma
+            yield Made(
+                "another_number", text, "", made=lambda p=predict, o=other, s=sigma: Prediction(p(o), s)
+            )
+
+
+def fit(predict: Callable[[float], Array], value: float, asked: StretchComputation) -> float | None:
+    """Return the number with which a prediction comes nearest to what was computed; None if it does not."""
+    sigma, known = asked.right.sigma, np.isfinite(asked.actual) & np.isfinite(asked.right.value)
+    weight = np.where(known & np.isfinite(sigma) & (sigma > 0), 1 / sigma, 0.0)
+    actual = np.where(known, asked.actual, 0.0)
+    positive = 0 < value < 1e-2  # an epsilon has any size, and one sign
+
+    def number(u: float) -> float:
+        return math.exp(u) if positive else u
+
+    def error(made: Array) -> Array:
+        return np.where(known, (actual - np.where(known, made, 0.0)), 0.0) * weight
+
+    u = math.log(value) if positive else value
+    made = asked.right.value
+    before = left = float(np.linalg.norm(error(made)))
+    for turn in range(9):
+        h = 1e-4 * (1.0 if positive else abs(u) or 1.0)
+        slope = (predict(number(u + h)) - predict(number(u - h))) / (2 * h)
+        slope = np.where(known, slope, 0.0) * weight
+        power, residual = float((slope * slope).sum()), error(made)
+        if not np.isfinite(power) or not power:
+            return None
+        along = float((slope * residual).sum())
+        if turn == 0 and along * along < 0.2 * power * float((residual * residual).sum()):
+            return None  # nothing that this number changes is wrong
+        move = along / power
+        move = float(np.clip(move, -3.0, 3.0)) if positive else move
+        made = predict(number(u + move))
+        now = float(np.linalg.norm(error(made)))
+        if not np.isfinite(now):
+            return None
+        u, settled, left = u + move, abs(move) < 1e-9 * max(abs(u), 1e-3), now
+        if settled:
+            break
+    if left > before / 5:
+        return None
+    for digits in (2, 3, 4, 6):  # the plainest number that does
+        plain = float(f"{number(u):.{digits}g}")
+        if plain != value and asked.explains(Prediction(predict(plain), sigma)):
+            return plain
+    return number(u)
+
+
+# The order of elements.
+
+
+def reordered(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
+    """Yield the right elements in another order along an axis, with and without a bias that is added last."""
+    known = np.isfinite(asked.actual)
+    for under, bias in (("", np.zeros(())), *((" under a bias", bias) for bias in of_bias(stretch))):
+        base, right = np.nan_to_num(asked.actual) - bias, np.nan_to_num(asked.right.value) - bias
+        for axis in range(asked.actual.ndim):
+            order = nearest(axis, known, base, right)
+            moved = np.flatnonzero(order != np.arange(len(order)))
+            rows = np.moveaxis(base, axis, 0)
+            if not len(moved) or sorted(order.tolist()) != list(range(len(order))):
+                continue
+            if min(len(np.unique(rows[place])) for place in moved) < LEAST_MOVED:
+                continue
+            what = few(f"{place} holds what belongs to {order[place]}" for place in moved)
+            if len(moved) == 2:
+                what = f"{moved[0]} and {moved[1]} have changed places"
+            value = np.take(asked.right.value - bias, order, axis) + bias
+            made = Prediction(value, np.take(np.broadcast_to(asked.right.sigma, value.shape), order, axis))
+            yield Made(
+                "elements_reordered",
+                f"another order of axis {axis}{under}: {what}",
+                "",
+                made=lambda m=made: m,
+            )
+
+
+def of_bias(stretch: Stretch) -> Iterator[Array]:
+    """Yield the bias that the last operation adds, as it is broadcast to the last activation."""
+    computing = [step for step in stretch.steps if step.computes]
+    last = computing[-1].operation if computing else None
+    shape = tuple(stretch.result.shape)
+    if last is None:
+        return
+    place, axis = {"addmm": (0, -1), "convolution": (2, 1), "add": (1, -1)}.get(last.name, (0, 0))
+    bias = last.args[place] if last.name in ("addmm", "convolution", "add") else None
+    if isinstance(bias, Tensor) and bias.ndim == 1 and len(shape) > 1 and shape[axis] == len(bias):
+        size = [1] * len(shape)
+        size[axis] = len(bias)
+        yield numbers(bias).astype(np.float64).reshape(size)
+
+
+def shifted(asked: StretchComputation) -> Iterator[Made]:
+    """Yield the right elements one place on along an axis, with whatever stands in the place that is free."""
+    for axis, size in enumerate(asked.actual.shape):
+        if size < 3 or asked.actual.size // size < LEAST_MOVED:
+            continue
+        for by in (1, -1):
+            value, sigma = (
+                np.roll(np.broadcast_to(x, asked.actual.shape), by, axis)
+                for x in (asked.right.value, asked.right.sigma)
+            )
+            free = [slice(None)] * asked.actual.ndim
+            free[axis] = slice(0, 1) if by > 0 else slice(size - 1, size)
+            value, edge = value.copy(), asked.actual[tuple(free)]
+            value[tuple(free)] = np.where(np.isfinite(edge), edge, value[tuple(free)])
+            first, second = (0, 1) if by > 0 else (1, 0)
+            text = f"a shift by one along axis {axis}: {second} holds what belongs to {first}"
+            yield Made("shifted", text, "", made=partial(Prediction, value, sigma))
