@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from concord.conformance.compare.arithmetic import computed
-from concord.conformance.compare.reference import ModuleReference, dtype_name, numbers
+from concord.conformance.compare.reference import ModuleReference, dtype_name, numbers, without_wrappers
 from concord.conformance.explain.description import relation
 from concord.conformance.wording import counted, distinct, few, instead
 from concord.spec.arrays import Array
@@ -81,9 +81,12 @@ def differences(right: nn.Module, theirs: nn.Module, paths: Callable[[str], str]
     Args:
         paths: gives the candidate's path of a submodule of the reference.
     """
-    others = dict(theirs.named_modules(remove_duplicate=False))
+    # The later of two names is that of the module itself, not of its compiled wrapper.
+    others = {without_wrappers(name): one for name, one in theirs.named_modules(remove_duplicate=False)}
     told = set[tuple[int, int]]()  # what has several names is told once
     for path, module in right.named_modules(remove_duplicate=False):
+        if path != without_wrappers(path):
+            continue
         other = others.get(paths(path))
         if other is not None:
             yield from _of_tensors(right, path, module, other, told)
