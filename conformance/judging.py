@@ -230,7 +230,7 @@ class _Judging:
         if "gradients" in self.run.requested and not self.case.gradients:  # the run delivers none at all
             names = (f"gradients.{name}" for name in trainable(self.case.config, self.case.part))
             table += [Row(name, self.case.clause(name), "not exposed", note=NOT_EXPOSED) for name in names]
-        verdict = Verdict(table, case=self.case if local else None)
+        verdict = Verdict(table, outputs=(self.output, "loss"), case=self.case if local else None)
         first = verdict.first_divergence
         if first is None or expectation is not None or first.deciding is None or (local and not first.local):
             return verdict

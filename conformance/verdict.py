@@ -26,6 +26,12 @@ NOT_EXPOSED = "not delivered"
 DECLARED = "declared by the backend"
 """Note of a tensor of which a backend says beforehand that it has not."""
 
+ABSENT = "declared as absent"
+"""Note of an output of which the user of a candidate says the same."""
+
+CONSTANT = "computed of no input"
+"""Note of a tensor that agrees and says nothing: a parameter, or a table that is the same for all inputs."""
+
 UNUSED = "the model does not go on with this activation"
 """Note of a gradient by an activation that is zero, where another that flows past it is right."""
 
@@ -82,11 +88,11 @@ def conclude(statuses: Iterable[tuple[str, str]]) -> tuple[str, tuple[str, ...]]
     """Return what the judgements of tensors come to, and the sections that none of them judged.
 
     It agrees only if no tensor diverges and each section has one that was judged: what nobody looked at does
-        not agree.
+        not agree. What is judged at all is judged in a finite element that rounding does not decide.
 
     Args:
-        statuses: of each tensor, its section and its status; what the run said beforehand that it lacks is
-            not among them.
+        statuses: of each tensor, its section and its status, and of an output, which is a section of its own,
+            once more; what the run said beforehand that it lacks is not among them.
     """
     sections: dict[str, set[str]] = {}
     for section, status in statuses:
@@ -215,6 +221,7 @@ class Verdict:
             was not judged locally, or not explained.
         undeclared: the deviation (:data:`concord.spec.deviations.KNOWN_DEVIATIONS`) with whose declaration it
             would not diverge; empty if there is none.
+        outputs: of these tensors each has to be judged, not one of them alone.
         case: what was judged, where each step was.
         search: finds diagnosis and undeclared deviation; None once it is explained.
     """
@@ -224,6 +231,7 @@ class Verdict:
     table: list[Row]
     diagnosis: Diagnosis | None = None
     undeclared: Annotated[str, among("", *KNOWN_DEVIATIONS)] = ""
+    outputs: tuple[str, ...] = ()
     case: Unwritten = field(default=None, repr=False, compare=False)  # JudgedProblem | None
     search: Unwritten = field(default=None, repr=False, compare=False)  # () -> Diagnosis | None, str
 
@@ -247,21 +255,26 @@ class Verdict:
 
     @functools.cached_property
     def _conclusion(self) -> tuple[str, tuple[str, ...]]:
-        return conclude((section_of(row.tensor), row.status) for row in self.table if row.note != DECLARED)
+        wanted = [row for row in self.table if row.note not in (DECLARED, ABSENT)]
+        outputs = ((row.tensor, row.status) for row in wanted if row.tensor in self.outputs)
+        sections = (
+            (section_of(row.tensor), "undetermined" if row.note == CONSTANT else row.status) for row in wanted
+        )
+        return conclude([*sections, *outputs])
 
     @property
     def status(self) -> str:
-        """``"agrees"``, ``"diverges"``, or ``"undetermined"`` if a section was judged nowhere."""
+        """``"agrees"``, ``"diverges"``, or ``"undetermined"`` if a section or an output was not judged."""
         return self._conclusion[0]
 
     @property
     def unjudged(self) -> tuple[str, ...]:
-        """The sections that were judged nowhere."""
+        """The sections, and the outputs, that were judged nowhere."""
         return self._conclusion[1]
 
     @property
     def passed(self) -> bool:
-        """Whether no tensor diverges and each section was judged."""
+        """Whether no tensor diverges, and each section and output was judged."""
         return self.status == "agrees"
 
     @property
@@ -446,12 +459,22 @@ def unjudged_lines(verdict: Verdict) -> list[str]:
     """Say which sections of a run were judged nowhere, why, and what to do about it."""
     lines = []
     for section in verdict.unjudged:
-        rows = [row for row in verdict.table if section_of(row.tensor) == section]
-        why = next((note for row in rows if (note := row.deciding.note if row.deciding else row.note)), "")
+        rows = [row for row in verdict.table if section in (row.tensor, section_of(row.tensor))]
+        why = next((row.note for row in rows if row.note), "")
+        is_output = section in verdict.outputs
+        if section == "forward" and {*verdict.outputs} & {*verdict.unjudged}:
+            continue  # the output says it
+        own = [
+            row.note for row in rows if row.note not in ("", NOT_EXPOSED, row.deciding and row.deciding.note)
+        ]
+        if own:  # what is said of it says all
+            lines.append(f"{section} not judged: {own[0]}")
+            continue
         if all(row.status == "not exposed" for row in rows):
             without = "leave them out with --forward-only" if _of_family(verdict) else "ask for none"
-            advice = f"deliver them, or {without}" if section == "gradients" else "deliver the output"
-        elif all(row.local is None for row in rows):
+            absent = "; if the candidate has none on purpose, declare it" if is_output else ""
+            advice = f"deliver them, or {without}" if section == "gradients" else f"deliver it{absent}"
+        elif all(row.local is None for row in (verdict.table if is_output else rows)):
             advice = "deliver activations: each step is then judged by itself"
         else:
             advice = "the precision does not determine it with these weights and inputs"

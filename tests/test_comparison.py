@@ -1,225 +1,162 @@
-"""Two checkpoints, tensor by tensor: each way in which ports go wrong has a name, and a likely cause."""
-
-import dataclasses
-import json
+"""A verdict on any model agrees only if each output was judged, in something that there is to judge."""
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from concord import porting
-from concord.porting.comparison import classify as classify_in
-from concord.porting.comparison import compare
-from concord.spec.precision import precision
-from tests.toys.checkpoints import CONFIG, POOLED, WEIGHTS
-from tests.toys.ready import headed
-
-QUERY = "layers.0.attention.query.weight"
-TOKEN, POSITION, GAMMA = "embeddings.token.weight", "embeddings.position.weight", "embeddings.norm.weight"
+from concord.conformance.compare import compare, prepare
+from concord.conformance.compare.proof import batched
+from concord.spec.errors import SpecError
+from tests.toys.modules import encoder, texts
 
 
-def classify(first, second):
-    return classify_in(first, second, "", CONFIG)
+class Table(nn.Module):
+    """Returns a parameter, a table that depends on no input, and what it computes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.scale, self.inner = nn.Parameter(torch.randn(5)), nn.Linear(3, 5)
+        self.position, self.act = nn.Embedding(7, 5), nn.ReLU()
+
+    def forward(self, x):
+        inner = self.inner(x)
+        places = self.position(torch.arange(len(x)))
+        return {"scale": self.scale * 1.0, "y": self.act(inner) + 0.1 * places}
 
 
-def interleaved(array):
-    return array.reshape(14, 2, 7).swapaxes(1, 2).reshape(14, 14)
+X = torch.linspace(-1, 1, 21).reshape(7, 3)
 
 
-WRONG = {
-    "transposed": (QUERY, lambda a: a.T, "transposed", "since it is square"),
-    "permuted": (
-        QUERY,
-        lambda a: np.roll(a, 7, 1),
-        "2 heads stand in another order, the first at 0, 1",
-        "reordered",
+def arrays(names, factor=1.0, model=None, inputs=X):
+    """Return activations of a run, each element a rounding off."""
+    found = prepare(model or Table().eval(), None, inputs).given
+    return {name: found[name] * np.float32(factor) for name in names}
+
+
+def verdict(names, *declared, factor=1 + 2**-23):
+    return compare(Table().eval(), arrays(names, factor), X, declared=declared)
+
+
+# Which outputs are judged.
+
+
+def test_a_verdict_agrees_if_every_output_was_judged():
+    assert verdict(["output[scale]", "output[y]"]).passed
+    assert verdict(["inner", "act", "output[scale]", "output[y]"]).passed
+
+
+@pytest.mark.parametrize(
+    "names", [["output[scale]"], ["output[y]"], ["inner"], ["position"], ["inner", "act", "output[y]"]]
+)
+def test_an_output_that_is_not_delivered_is_not_judged_and_may_be_declared(names):
+    found = verdict(names)
+    lacking = {"output[scale]", "output[y]"} - {*names}
+    assert (found.status, {*found.unjudged}) == ("undetermined", lacking)
+    assert all(f"{name} not judged (not delivered): deliver it; if" in str(found) for name in lacking)
+    depending = {"inner", "act", "output[y]"} & {*names}
+    assert verdict(names, *lacking).status == verdict(names, "output").status
+    assert verdict(names, *lacking).passed == bool(depending)
+    assert verdict(names, *lacking, factor=1.01).status == "diverges"
+
+
+def test_what_depends_on_no_input_says_nothing_of_the_forward_pass():
+    said = str(verdict(["position", "output[scale]"], "output"))
+    assert said.startswith("undetermined")
+    assert "forward not judged: computed of no input" in said
+
+
+def test_an_unknown_output_is_refused():
+    with pytest.raises(SpecError, match=r"unknown output 'output\[z\]'"):
+        verdict(["inner"], "output[z]")
+
+
+# What there is to be judged in them.
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.second = nn.Linear(3, 5), nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x)))
+
+
+def spoilt(name, value):
+    model = Masked().eval()
+    with torch.no_grad():
+        model.get_parameter(name).fill_(value)
+    return model
+
+
+VOID = {
+    "an empty batch": (Masked().eval(), X[:0], "it has no elements"),
+    "inputs that are NaN": (Masked().eval(), X * torch.nan, "the inputs are not finite"),
+    "inputs that are infinite": (Masked().eval(), X / 0, "the inputs are not finite"),
+    "weights that are NaN": (spoilt("first.weight", torch.nan), X, "where first is the first that is not"),
+    "biases that are infinite": (
+        spoilt("second.bias", torch.inf),
+        X,
+        "where second is the first that is not",
     ),
-    "interleaved": (QUERY, interleaved, "heads interleaved", "(head_dim, heads)"),
-    "shifted": (
-        POSITION,
-        lambda a: np.concatenate([a[-2:], a[:-2]]),
-        "rows are shifted by 2",
-        "counted from the padding id",
-    ),
-    "reordered": (
-        TOKEN,
-        lambda a: a[np.r_[0, 3, 2, 1, 4:29]],
-        "2 rows stand in another order, the first at 1, 3",
-        "vocabulary was reordered",
-    ),
-    "reordered classes": (
-        "classifier.weight",
-        lambda a: a[:, [0, 2, 1]],
-        "2 columns stand in another order, the first at 1, 2",
-        "the classes were reordered",
-    ),
-    "bfloat16": (QUERY, lambda a: precision("bfloat16").round(a), "rounded to bfloat16", "saved in"),
-    "scaled": (TOKEN, lambda a: a * np.float32(np.sqrt(14)), "B is A times 3.7416", "the root of d_model"),
-    "never loaded": (GAMMA, np.ones_like, "all numbers of B are 1", "never loaded"),
-    "computed again": (
-        QUERY,
-        lambda a: np.nextafter(a, np.float32(9)),
-        "the same but for the last digits",
-        "computed again",
-    ),
-    "padding zeroed": (
-        TOKEN,
-        lambda a: a * (np.arange(29) > 0)[:, None],
-        "1 rows differ, the first at 0",
-        "row of padding",
-    ),
-    "different": (QUERY, lambda a: a[::-1] * a, "different: 196 of 196 numbers differ", ""),
 }
 
 
-def compared(weights, config=CONFIG, part="model"):
-    """Return the comparison of the usual checkpoint with one of these."""
-    return compare(porting.from_weights(CONFIG, WEIGHTS), porting.from_weights(config, weights, part))
+@pytest.mark.parametrize("kind", VOID)
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_where_nothing_is_to_be_judged_no_port_agrees(kind, factor):
+    model, inputs, words = VOID[kind]
+    port = arrays(["output"], factor, model, inputs)
+    candidates = [port, model] if factor == 1 else [port]
+    for found in (compare(model, candidate, inputs) for candidate in candidates):
+        assert found.status == "undetermined"
+        assert "output not judged: " in str(found)
+        assert words in str(found)
 
 
-@pytest.mark.parametrize("mistake", WRONG)
-def test_a_mistake_has_a_name_and_a_cause(mistake):
-    name, change, words, cause = WRONG[mistake]
-    other = {**WEIGHTS, name: np.asarray(change(WEIGHTS[name]), np.float32, order="C")}
-    found = compared(other)
-    (pair,) = found.pairs
-    assert (pair.name, found.same, found.exit_code) == (name, len(WEIGHTS) - 1, 1)
-    assert words in pair.words
-    assert cause in pair.cause
-    assert bool(pair.cause) == bool(cause)
+@pytest.mark.parametrize("wrong", [0.0, 0.01])
+def test_a_tensor_that_is_partly_finite_is_judged_where_it_is(wrong):
+    inputs = X.clone()
+    inputs[2] = torch.nan
+    port = Masked().eval()
+    with torch.no_grad():
+        port.second.bias += wrong
+    assert compare(Masked().eval(), port, inputs).status == ("diverges" if wrong else "agrees")
 
 
-def test_tensors_in_each_others_place_are_named():
-    key, value = "layers.0.attention.key.weight", "layers.1.attention.value.weight"
-    other = {
-        **WEIGHTS,
-        key: WEIGHTS[QUERY],
-        QUERY: WEIGHTS[key],
-        value: WEIGHTS["layers.0.attention.value.weight"],
-    }
-    pairs = {pair.name: pair for pair in compared(other).pairs}
-    assert (pairs[key].other, pairs[QUERY].other) == (QUERY, key)
-    assert "the wrong way" in pairs[key].cause
-    assert "another" in pairs[value].cause
+@pytest.mark.parametrize("place", ["output", "first"])
+def test_numbers_where_the_reference_has_none_diverge(place):
+    model = spoilt("first.weight", torch.nan)
+    port = {name: np.nan_to_num(array) for name, array in arrays(["first", "output"], 1, model).items()}
+    assert compare(model, {place: port[place]}, X, declared=["output"]).first == place
 
 
-def test_another_dtype_other_sizes_and_what_is_missing_are_named():
-    found = compared({name: array.astype(np.float64) for name, array in WEIGHTS.items()})
-    assert {pair.kind for pair in found.pairs} == {"same numbers"}
-    assert "float32 in A, float64 in B" in found.pairs[0].words
-    other = {**WEIGHTS, TOKEN: np.concatenate([WEIGHTS[TOKEN], np.zeros((2, 14), np.float32)])}
-    found = compared(other, CONFIG.replace(vocab_size=31))
-    assert found.pairs[0].words == "B has 2 more rows; all others are the same"
-    assert found.config == {"vocab_size": ("29", "31")}
-    found = compared(POOLED, part="encoder")
-    assert found.missing == ("pooler.weight", "pooler.bias", "classifier.weight", "classifier.bias")
-    assert found.exit_code == 1
+# A sample alone and in its batch.
 
 
-@pytest.mark.parametrize(
-    ("mine", "other", "words"),
-    [
-        (b"\xff\xfe", b"{}", "all of it is 2 bytes, SHA-256 b3d510ef in A and {} in B"),
-        (b"[" * 97 + b"1" + b"]" * 97, b"[" * 97 + b"2" + b"]" * 97, "[0] is 1 in A and 2 in B"),
-        (b"[" * 100_000, b"[]", "all of it is 100000 bytes, SHA-256 13f86ea1 in A and [] in B"),
-        (
-            b'{"a\\nb": "' + b"x" * 99 + b'"}',
-            b'{"a\\nb": [1]}',
-            'x" in A and absent in B; a\\nb[0] is absent in A and 1 in B',
-        ),
-    ],
-)
-def test_files_beside_the_weights_that_cannot_be_understood_are_told_in_a_line(mine, other, words):
-    one, two = (porting.from_weights(CONFIG, WEIGHTS, files={"tokenizer.json": x}) for x in (mine, other))
-    said = compare(one, two).files["tokenizer.json"]
-    assert said.endswith(words)
-    assert "\n" not in said
+class Flat(nn.Module):
+    """What it returns has another shape for one sample than for its batch, but for a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.token, self.scale = nn.Embedding(31, 5), nn.Parameter(torch.randn(5))
+
+    def forward(self, input_ids, attention_mask):
+        x = self.token(input_ids) * attention_mask[..., None]
+        return {"scale": self.scale * 1.0, "flat": x.reshape(-1, 5)}
 
 
-def test_the_command_compares_formats(entered, tmp_path):
-    porting.write(porting.from_weights(CONFIG, WEIGHTS), tmp_path / "a", "concord")
-    porting.write(porting.from_weights(CONFIG, WEIGHTS), tmp_path / "b", "jax-msgpack")
-    porting.write(
-        porting.from_weights(CONFIG, {**WEIGHTS, QUERY: WEIGHTS[QUERY].T.copy()}), tmp_path / "c", "torch"
-    )
-    output, _ = entered("diff", tmp_path / "a", tmp_path / "b")
-    assert "41 of 41 parameters have the same bits; the same configuration" in output
-    output, _ = entered("diff", tmp_path / "b", tmp_path / "c", "--json", tmp_path / "diff.json", ends=1)
-    assert f"{QUERY}: transposed" in output
-    said = json.loads((tmp_path / "diff.json").read_text())
-    assert [(pair["name"], pair["kind"]) for pair in said["pairs"]] == [(QUERY, "transposed")]
+@pytest.mark.parametrize("declared", [[], ["output[flat]"]])
+def test_what_has_another_shape_in_its_batch_is_not_judged_alone(declared):
+    for _, found in batched(prepare(Flat().eval(), None, texts(), declared=declared).reference):
+        assert found.passed == bool(declared)  # then it is known, and what is looked up is judged
+        words = "output[flat] not judged: it has another shape alone than in its batch"
+        assert (words in str(found)) == (not declared)
 
 
-# What is not finite, and zeros.
-
-OTHER_NAN = np.array([0x7FC00001], np.uint32).view(np.float32)[0]
-
-
-def with_number(value):
-    found = WEIGHTS[QUERY].copy()
-    found[3, 5] = value
-    return found
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "words"),
-    [
-        (0.5, np.nan, "1 of 196 numbers differ; of these 1 is not finite"),
-        (np.nan, OTHER_NAN, "1 of 196 numbers differ; of these 1 is not finite"),
-        (np.nan, -np.inf, "1 of 196 numbers differ; of these 1 is not finite"),
-        (0.0, -0.0, "the same but for the last digits: 1 of 196 numbers differ"),
-    ],
-)
-def test_what_is_not_finite_is_called_what_it_is(one, other, words):
-    found = classify(with_number(one), with_number(other))
-    assert found.words.endswith(words)
-
-
-def test_the_same_nan_is_no_difference_and_hides_none():
-    array = with_number(np.nan)
-    assert classify(array, array.copy()).kind == "same"
-    assert classify(array, array.T.copy()).kind == "transposed"
-    assert classify(array, array.astype(np.float64)).kind == "same numbers"
-    near = classify(array, np.nextafter(array, np.float32(9)))
-    assert near.words.startswith("the same but for the last digits: 195 of 196 numbers differ, by")
-    assert "of these" not in near.words
-    assert classify(array, np.full_like(array, np.nan)).words == "all numbers of B are nan"
-
-
-def test_the_end_of_a_large_tensor_is_looked_at_too(monkeypatch):
-    monkeypatch.setattr("concord.porting.comparison.difference.WHOLE", 53)
-    array = np.random.default_rng(3).standard_normal((97, 7))
-    for changed in (np.nextafter(array, 9), array * 3):
-        assert classify(array, changed).kind in ("rounding", "scaled")
-        wrong = changed.copy()
-        wrong[31:] += np.random.default_rng(4).standard_normal((66, 7))
-        assert classify(array, wrong).kind == "different"
-
-
-# What is no parameter.
-
-DENSE = "cls.predictions.transform.dense.weight"
-
-
-@pytest.mark.parametrize("format", ["hugging-face-flax", "hugging-face-tf", "paddlenlp"])
-def test_heads_are_compared_across_names_and_layouts(tmp_path, format):
-    one = porting.read(headed(tmp_path / "one"))
-    porting.write(one, tmp_path / "ported", format)
-    found = compare(one, porting.read(tmp_path / "ported"))
-    assert (found.others.same, found.others.pairs, found.others.apart, found.exit_code) == (7, (), {}, 0)
-    other = headed(tmp_path / "other", **{DENSE.replace(".", "__"): np.eye(14, dtype=np.float32)})
-    found = compare(porting.read(other), porting.read(tmp_path / "ported"))
-    assert ([pair.name for pair in found.others.pairs], found.exit_code) == ([DENSE], 1)
-
-
-def test_what_cannot_be_compared_is_named_and_never_the_same(entered, tmp_path):
-    one = headed(tmp_path / "one", cls__strange=np.arange(7))
-    porting.write(porting.read(one), tmp_path / "own", "concord")
-    said = entered("diff", one, tmp_path / "own")[0].replace("\n", " ")
-    assert f"{DENSE}, which is no parameter, was not compared: is in A alone" in said
-    assert "8 not compared" in said
-    source = porting.read(one)
-    porting.write(dataclasses.replace(source, source="", others={}), tmp_path / "flax", "hugging-face-flax")
-    moved = dataclasses.replace(source.others["cls.strange"], bits=lambda: np.arange(7)[::-1])
-    flax = dataclasses.replace(porting.read(tmp_path / "flax"), others={"cls.strange": moved})
-    found = compare(source, flax)
-    assert found.others.apart["cls.strange"] == "no table says how it is laid out in files of both kinds"
+def test_every_sample_of_a_right_model_agrees_alone():
+    assert all(found.passed for _, found in batched(prepare(encoder(), None, texts()).reference))

@@ -30,6 +30,7 @@ def compare(
     gradients: bool = False,
     names: Path | None = None,
     declare: list[str] | None = None,
+    seed: int | None = None,
     prove: bool = False,
     alone_and_batched: bool = False,
     python: str | None = None,
@@ -51,6 +52,8 @@ def compare(
             not there is written, with names proposed by what tensors hold.
         declare (NAME): What the candidate does on purpose: {values}; may be
             repeated.
+        seed (S): From which every run draws random numbers. Without one a reference that draws is
+            refused.
         prove: Put bugs into the reference, and say which this comparison would have found.
         alone_and_batched: Judge each sample of a batch by the same sample alone, without padding.
         python (PATH): The interpreter in which the candidate's function is called.
@@ -76,6 +79,7 @@ def compare(
             gradients=gradients,
             names=read_names(names) if names and not proposing else None,
             declared=declare or (),
+            seed=seed,
             python=python,
             progress=lambda words: advance("comparing", 0, words),
         )

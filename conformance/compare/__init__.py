@@ -54,6 +54,7 @@ def prepare(
     gradients: bool = False,
     names: Mapping[str, str] | None = None,
     declared: Collection[str] = (),
+    seed: int | None = None,
     python: str | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> ModelComparison:
@@ -71,7 +72,10 @@ def prepare(
         names: the candidate's name of an activation to the reference's; ``{i}`` stands for a number. After a
             colon the order of the candidate's axes, before it is reshaped.
             :attr:`~.comparison.ModelComparison.proposed` proposes names.
-        declared: of :data:`DECLARATIONS`.
+        declared: of :data:`DECLARATIONS`, and the names of outputs that the candidate has not on purpose;
+            ``output``: of none.
+        seed: from which every run draws random numbers: reference and candidate draw the same. Without one a
+            reference that draws is refused.
         progress: called with what is being done.
         python: the interpreter of another environment in which a function is called.
     """
@@ -79,11 +83,13 @@ def prepare(
 
     from concord.conformance.compare import candidates
     from concord.conformance.compare.comparison import ModelComparison
+    from concord.conformance.compare.draws import refuse_changes
     from concord.conformance.compare.names import renamed
-    from concord.conformance.compare.reference import ModuleReference, Reference, dtype_of, unwrapped
+    from concord.conformance.compare.reference import OUTPUT, ModuleReference, Reference, dtype_of, unwrapped
     from concord.conformance.compare.written import Written
 
-    refuse(unknowns("declaration", declared, DECLARATIONS))
+    absent = [name for name in declared if name.startswith(OUTPUT)]
+    refuse(unknowns("declaration", [name for name in declared if name not in absent], DECLARATIONS))
     if not isinstance(reference, (nn.Module, Written)):
         raise SpecError(
             f"the reference is a {type(reference).__name__} but must be a torch.nn.Module, or a Written"
@@ -93,17 +99,20 @@ def prepare(
     args, kwargs = candidates.called_with(reference, inputs)
     module = isinstance(reference, nn.Module)
     right: Reference = ModuleReference(unwrapped(reference)) if module else reference
-    right = replace(right, args=args, kwargs=kwargs, declared=declared)
+    right = replace(right, args=args, kwargs=kwargs, declared=declared, seed=seed)
     if isinstance(right, ModuleReference):
         right = replace(right, tf32=way == "tf32")
-        candidates.refuse_modes(right.model)
+        candidates.refuse_modes(right.model, seed)
         candidate = candidates.in_way(reference, way) if candidate is None else candidate
         if way == "int8":
             right = candidates.dequantized(right, candidate)
     module = isinstance(candidate, nn.Module)
     right = right.cast(dtype_of(candidate)) if module else right
     right = right.differentiated() if gradients else right
-    _ = right.plain  # inputs that do not fit are a problem of the reference, before any candidate's
+    # What is wrong with the reference, or its inputs, comes before any candidate's problems.
+    changing = refuse_changes(right)
+    outputs = [name for name in right.plain if name.startswith(OUTPUT)]
+    refuse(unknowns("output", [name for name in absent if name != OUTPUT], outputs))
     progress("running the candidate")
     theirs = None
     if module:
@@ -114,11 +123,13 @@ def prepare(
             kwargs=right.kwargs,
             cotangents=right.cotangents,
             role="the candidate",
+            seed=seed,
         )
     run = candidates.run_module(theirs) if theirs else candidates.run(right, candidate, python)
     arrays, own = renamed(run.arrays, names or {}, right.plain)
     whole = [name for name in arrays if own[name] in run.whole]
-    return ModelComparison(right, arrays, progress, not way, whole, theirs, own, run.notes)
+    notes = {**({"two runs of the reference": changing} if changing else {}), **run.notes}
+    return ModelComparison(right, arrays, progress, not way, whole, theirs, own, notes, run.unsteady)
 
 
 def assert_same(reference: Any, candidate: Any = None, inputs: Any = None, **options: Any) -> None:

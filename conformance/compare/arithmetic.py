@@ -63,6 +63,9 @@ ABSORBS = 1e3
 
 RULES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("operations.toml").read_text())
 
+DRAWN = frozenset(RULES["drawn"])
+"""Operations that draw random numbers."""
+
 EXACT = frozenset(RULES["exact"])
 """Operations that select, move or compare: they do not round."""
 
@@ -224,6 +227,8 @@ class ExactMode(TorchDispatchMode):
         if composite or func in WRITTEN_OUT:
             with self:
                 return WRITTEN_OUT.get(func, func.decompose)(*args, **kwargs)
+        if name.rstrip("_") in DRAWN:
+            return self._drawn(func, args, kwargs)
         changing = func._schema.is_mutable
         bare = name.rstrip("_") if changing else name
         floats = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dtype in ROUNDOFF]
@@ -262,6 +267,18 @@ class ExactMode(TorchDispatchMode):
         made = tree_map(lambda x: _wrapped(x, dtype), y)
         is_view = any(one.alias_info for one in func._schema.returns) and isinstance(args[0], Computed)
         return return_and_correct_aliasing(func, tuple(args), kwargs, made) if is_view else made
+
+    def _drawn(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Draw the numbers that the model draws: float64 would take others from the same generator."""
+        own, named = tree_map(
+            lambda x: x.value.to(x.dtype) if isinstance(x, Computed) else x, (tuple(args), kwargs)
+        )
+        made = func(*own, **named)
+        if not func._schema.is_mutable:
+            return tree_map(computed, made)
+        if isinstance(args[0], Computed):
+            args[0].value.copy_(made)
+        return args[0]
 
     def _rule(
         self,
@@ -664,6 +681,15 @@ def _softmax_backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype)
     return (product - y * total).to(dtype)
 
 
+def _dropout(x: Tensor, share: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """Return what is left of a tensor, and where: there it is larger."""
+    if train is False or not share:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    with _disable_current_modes():  # the mask that the model draws
+        mask = aten.native_dropout(torch.ones(x.shape, dtype=x.dtype, device=x.device), share, train)[1]
+    return x * mask * (1 / (1 - share) if share < 1 else 0.0), mask
+
+
 def _grouped_product(a: Tensor, b: Tensor, ends: Any = None, bias: Any = None, dtype: Any = None) -> Any:
     """Return the product of each group of rows with a matrix of its own.
 
@@ -703,8 +729,9 @@ WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     **{
         func: steps
         for func, steps in DECOMPOSITIONS.items()
-        if func.overloadpacket.__name__ not in {*EXACT, *SUMS, "linear"}
+        if func.overloadpacket.__name__ not in {*EXACT, *SUMS, *DRAWN, "linear"}
     },
+    aten.native_dropout.default: _dropout,
     **{
         norm: _normalized(norm)
         for norm in (

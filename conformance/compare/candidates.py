@@ -27,14 +27,17 @@ from torch.utils._pytree import tree_map
 
 from concord.backends.wire import WorkerFailure
 from concord.conformance.compare import alone, names
+from concord.conformance.compare.draws import apart, change_of, states
 from concord.conformance.compare.reference import (
     OUTPUT,
     ModuleReference,
     Reference,
     described,
+    dtype_name,
     dtype_of,
     numbers,
     running,
+    seeded,
     unwrapped,
 )
 from concord.spec.arrays import Arrays
@@ -147,10 +150,14 @@ def standard(model: Any) -> dict[str, Any]:
     return found
 
 
-def refuse_modes(model: nn.Module) -> None:
+def refuse_modes(model: nn.Module, seed: int | None) -> None:
     """Refuse a reference that computes something else each time, or in more digits than any candidate."""
     for name, module in model.named_modules():
-        if module.training and (not name or getattr(module, "p", 0) or getattr(module, "dropout", 0)):
+        if (
+            seed is None
+            and module.training
+            and (not name or getattr(module, "p", 0) or getattr(module, "dropout", 0))
+        ):
             path = name or "the module"
             raise SpecError(f"{path} is in training mode but must be in evaluation mode: call eval() first")
     if dtype_of(model) == torch.float64:
@@ -219,11 +226,13 @@ class Delivered:
         arrays: by name.
         whole: names of what comes from a run of its own, and does not follow from the activations here.
         notes: what is to be said of the run, by what it is about.
+        unsteady: why one run says nothing of the candidate; empty: it gives the same each time.
     """
 
     arrays: Arrays
     whole: frozenset[str] = frozenset()
     notes: Mapping[str, str] = field(default_factory=dict)
+    unsteady: str = ""
 
 
 HOOKS = "a run with hooks"
@@ -235,15 +244,22 @@ def run_module(candidate: ModuleReference) -> Delivered:
     Hooks take apart what a compiler fuses, and switch off fast paths: what the module returns, and the
     gradients of parameters, are those of the run without hooks.
     """
-    arrays = {name: numbers(tensor) for name, tensor in candidate.watched(hooked=False).items()}
+
+    def unhooked() -> Arrays:
+        return {name: numbers(tensor) for name, tensor in candidate.watched(hooked=False).items()}
+
+    before, arrays, notes, hooked = states(), unhooked(), dict[str, str](), dict[str, Array]()
     try:
         hooked = candidate.arrays
     except SpecError as error:
-        return Delivered(arrays, notes={HOOKS: f"is impossible, outputs alone are judged: {error}"})
-    if all(np.array_equal(array, hooked.get(name), equal_nan=True) for name, array in arrays.items()):
-        return Delivered(hooked)
-    words = "gives activations; the outputs that are judged are of a run without, which has other bits"
-    return Delivered(hooked | arrays, frozenset(arrays), {HOOKS: words})
+        notes[HOOKS] = f"is impossible, outputs alone are judged: {error}"
+    same = not apart(arrays, hooked)[0]
+    steady = same and states() == before
+    unsteady = "" if steady else change_of(unhooked, arrays, dtype_name(dtype_of(candidate.model)))
+    if same or notes:
+        return Delivered(hooked or arrays, notes=notes, unsteady=unsteady)
+    notes[HOOKS] = "gives activations; the outputs that are judged are of a run without, which has other bits"
+    return Delivered(hooked | arrays, frozenset(arrays), notes, unsteady)
 
 
 def run(reference: Reference, candidate: Any, python: str | None) -> Delivered:
@@ -264,8 +280,13 @@ def run(reference: Reference, candidate: Any, python: str | None) -> Delivered:
             raise SpecError(f"{path}: must be arrays by name (.safetensors) or a graph (.onnx)")
         candidate = read_arrays(path)
     elif callable(candidate):
-        with running("the candidate"):
-            candidate = alone.called(candidate, reference.inputs)
+
+        def call() -> Arrays:
+            with running("the candidate"), seeded(reference.seed):
+                return by_name(reference, alone.called(candidate, reference.inputs))
+
+        before, arrays = states(), call()
+        return Delivered(arrays, unsteady="" if states() == before else change_of(call, arrays, "float32"))
     if not isinstance(candidate, Mapping):
         kind = type(candidate).__name__
         raise SpecError(f"the candidate is a {kind} but must be a module, arrays, a file, or a function")

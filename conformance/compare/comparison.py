@@ -20,6 +20,7 @@ from concord.conformance.compare.arithmetic import FOREIGN
 from concord.conformance.compare.causes import StretchComputation, cause
 from concord.conformance.compare.decisions import WHOLE, Branch, Ties
 from concord.conformance.compare.differences import Difference, differences, within
+from concord.conformance.compare.draws import constants
 from concord.conformance.compare.names import apart, proposed
 from concord.conformance.compare.reference import (
     OUTPUT,
@@ -38,7 +39,7 @@ from concord.conformance.explain.diagnosis import elsewhere
 from concord.conformance.explain.search import Effort, Spent
 from concord.conformance.judging import NEAR, PADDING
 from concord.conformance.scoring import OUT_OF_RANGE, finite_alone, judge_tensor
-from concord.conformance.verdict import NOT_EXPOSED, Judgement, Row, Verdict
+from concord.conformance.verdict import ABSENT, CONSTANT, NOT_EXPOSED, Judgement, Row, Verdict
 from concord.spec.arrays import Array
 from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError, refuse
@@ -75,6 +76,7 @@ class ModelComparison:
         theirs: the candidate, if it is a module.
         own: its own names of activations, by the reference's.
         notes: what is to be said of its run, by what it is about.
+        unsteady: why its run says nothing, even if it agrees; empty: it says something.
         check: called with each activation that is computed; it raises what ends the judging.
 
     Raises:
@@ -91,11 +93,12 @@ class ModelComparison:
         theirs: ModuleReference | None = None,
         own: Mapping[str, str] | None = None,
         notes: Mapping[str, str] | None = None,
+        unsteady: str = "",
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self.reference, self.progress, self.again, self.check = reference, progress, again, check
         self.theirs, self.own, self.plain = theirs, own or {}, reference.plain
-        self.ran = dict(notes or {})
+        self.ran, self.unsteady = dict(notes or {}), unsteady
         self.dtypes = {name: dtype_name(tensor.dtype) for name, tensor in self.plain.items()}
         refuse(
             [
@@ -207,31 +210,68 @@ class ModelComparison:
                 + (f", such as {near}" if near else "")
             )
         if self.again and self.same_bits():
-            same = Judgement("agrees", note=SAME_BITS)
-            local = {name: dataclasses.replace(same, size=array.size) for name, array in self.given.items()}
-            whole = {}
+            local, whole = {name: self.same(array) for name, array in self.given.items()}, {}
         else:
             local, whole = self.judged(True), self.judged(False)
         table = []
         for name, tensor in self.plain.items():
             step, end = local.get(name), whole.get(name)
             deciding = step or end
-            status, note = (deciding.status, deciding.note) if deciding else ("not exposed", NOT_EXPOSED)
+            status, note = (
+                (deciding.status, deciding.note)
+                if deciding
+                else ("not exposed", ABSENT if name in self.absent else NOT_EXPOSED)
+            )
+            if status == "undetermined":
+                note = self.void(name) or note
+            elif status == "agrees" and self.unsteady:
+                status, note = "undetermined", self.unsteady
+            elif status == "agrees" and name in self.constants:
+                note = CONSTANT
             table.append(Row(name, "", status, step, end, note, tensor.numel()))
-        found = Verdict(table)
+        outputs = (name for name in self.plain if name.startswith(OUTPUT) and name not in self.absent)
+        found = Verdict(table, outputs=tuple(outputs))
         if found.status != "diverges":
             return found
         return dataclasses.replace(found, search=lambda: self.searched(found))
 
+    @property
+    def absent(self) -> list[str]:
+        """Outputs that the candidate is declared not to have: some by name, or all."""
+        outputs = [name for name in self.plain if name.startswith(OUTPUT)]
+        return [name for name in outputs if {name, OUTPUT} & {*self.reference.declared}]
+
+    @functools.cached_property
+    def constants(self) -> set[str]:
+        """Activations that depend on no input; asked for only where not all outputs have to be judged."""
+        judged = isinstance(self.reference, ModuleReference) and self.absent
+        return constants(self.reference) if judged else set()
+
+    def void(self, name: str) -> str:
+        """Return why nothing in a tensor of the reference could be judged; empty if something could."""
+        if not self.plain[name].numel():
+            return "it has no elements"
+        if bool(self.plain[name].isfinite().any()):
+            return ""
+        if not all(np.isfinite(array).all() for array in self.reference.inputs.values()):
+            return "the inputs are not finite, nor is it in the reference"
+        first = next(other for other, tensor in self.plain.items() if not bool(tensor.isfinite().all()))
+        return f"it is not finite in the reference, where {first} is the first that is not"
+
+    def same(self, array: Array) -> Judgement:
+        """Return the judgement of a tensor that has the reference's bits."""
+        status = "agrees" if np.isfinite(array).any() else "undetermined"
+        return Judgement(status, size=array.size, note=SAME_BITS)
+
     def undeclared(self, effort: Effort) -> str:
         """Return the declaration with which the forward pass would agree; empty if there is none."""
-        if self.reference.declared:
+        if {BLIND_ROWS_ZERO, UNCOMPUTED_PADDING} & {*self.reference.declared}:
             return ""
         given = {name: array for name, array in self.given.items() if not is_gradient(name)}
         for name in (BLIND_ROWS_ZERO, UNCOMPUTED_PADDING):
             effort.check()
             with contextlib.suppress(SpecError):
-                forward = dataclasses.replace(self.reference, cotangents=None, declared=[name])
+                forward = dataclasses.replace(self.reference, cotangents=None, declared=[name, *self.absent])
                 other = ModelComparison(forward, given, whole=self.whole, check=effort.check)
                 judged = {**(other.judged(False) if self.whole else {}), **other.judged(True)}
                 if all(one.status != "diverges" for one in judged.values()):

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from concord.conformance.compare.bugs import OperationBug, Watched, injected, sites
 from concord.conformance.compare.comparison import ModelComparison
-from concord.conformance.compare.reference import ModuleReference, Reference, numbers
+from concord.conformance.compare.reference import OUTPUT, ModuleReference, Reference, numbers
 from concord.conformance.verdict import Verdict
 from concord.spec.errors import SpecError
+
+ANOTHER_SHAPE = "it has another shape alone than in its batch"
 
 Proof = Mapping[OperationBug, Counter[str]]
 """Of each bug, how many mutants were ``tried``, how many of them the comparison ``found``, and how many were
@@ -91,12 +93,19 @@ def batched(reference: Reference) -> Iterator[tuple[str, Verdict]]:
                 entry = entry.index_select(axis, real) if entry.shape[axis] == tokens else entry
             return entry
 
-        alone = replace(reference, **reference.given(cut), cotangents=None, declared=())
+        absent = [name for name in reference.declared if name.startswith(OUTPUT)]
+        alone = replace(reference, **reference.given(cut), cotangents=None, declared=absent)
         found = {name: numbers(cut(tensor)) for name, tensor in reference.values.items()}
         fitting = {
             name: array
             for name, array in found.items()
             if name in alone.plain and array.shape == alone.plain[name].shape
         }
+        if not fitting:
+            raise SpecError("no activation has the same shape alone as in its batch: nothing can be compared")
         verdict = ModelComparison(alone, fitting, again=False).verdict()
-        yield f"sample {sample}, {len(real)} of {tokens} tokens", verdict
+        table = [
+            row if row.tensor in fitting or row.tensor not in found else replace(row, note=ANOTHER_SHAPE)
+            for row in verdict.table
+        ]
+        yield f"sample {sample}, {len(real)} of {tokens} tokens", replace(verdict, table=table)

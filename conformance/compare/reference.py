@@ -12,6 +12,7 @@ import contextlib
 import copy
 import functools
 import math
+import random
 import sys
 import warnings
 from collections import Counter
@@ -65,6 +66,24 @@ def nothing(name: str) -> None:
     """Use every tensor as it is computed."""
 
 
+@contextlib.contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Have a block draw from a seed, of whatever generator is not its own; None: as it comes."""
+    if seed is None:
+        yield
+        return
+    own, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(own)
+            np.random.set_state(numpy)
+
+
 class Finished(Exception):
     """What is wanted has been computed."""
 
@@ -79,6 +98,7 @@ class Reference:
             None: no gradients are wanted.
         declared: what candidates need not compute: :data:`concord.conformance.compare.DECLARATIONS`.
         role: what it is called where it cannot be run.
+        seed: from which each run draws random numbers, if it may draw any.
     """
 
     args: tuple[Any, ...] = ()
@@ -86,6 +106,7 @@ class Reference:
     cotangents: Mapping[str, Tensor] | None = None
     declared: Collection[str] = ()
     role: str = "the reference"
+    seed: int | None = None
 
     @functools.cached_property
     def plain(self) -> dict[str, Tensor]:
@@ -291,6 +312,7 @@ class ModuleReference(Reference):
                 stack.enter_context(plainly())
             for mode in modes:
                 stack.enter_context(mode)
+            stack.enter_context(seeded(self.seed))
             try:
                 if arithmetic:
                     result = torch.func.functional_call(

@@ -1,0 +1,130 @@
+"""What a run depends on: random numbers, state that it carries from call to call, inputs or none."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from concord.conformance.compare.bugs import Operation, Watched
+from concord.conformance.compare.reference import ModuleReference, Reference, nothing
+from concord.conformance.compare.stretch import source_line
+from concord.spec.arrays import Array, Arrays
+from concord.spec.errors import SpecError
+from concord.spec.precision import precision
+from concord.spec.text import first_of
+
+REPEATED = 2.0**-30
+"""Share of its size by which an exact tensor may differ from run to run: sums in another order do that."""
+
+
+def states(*generators: torch.Generator | None) -> list[bytes]:
+    """Return the states of all generators that a model shares with others, and of some of its own."""
+    found = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        found += torch.cuda.get_rng_state_all()
+    found += [generator.get_state() for generator in generators if generator is not None]
+    shared = repr(random.getstate()), repr(np.random.get_state())
+    return [*(bytes(state.numpy()) for state in found), *map(str.encode, shared)]
+
+
+def drawn(model: ModuleReference) -> list[str]:
+    """Return the operations that draw random numbers of no seed, each with its line of source."""
+    found = dict[str, None]()
+
+    def watch(operation: Operation) -> Any:
+        own = operation.kwargs.get("generator")
+        before, line = states(own), source_line()
+        result = operation()
+        if states(own) != before and (own is not None or model.seed is None):
+            found[f"{operation.name} ({line})"] = None
+        return result
+
+    model.watched(Watched(watch))
+    return [*found]
+
+
+def constants(model: ModuleReference) -> set[str]:
+    """Return the activations that are computed of parameters alone, or of nothing."""
+    free, found = WeakIdKeyDictionary(), set[str]()
+
+    def watch(operation: Operation) -> Any:
+        result = operation()
+        given = (x for x in tree_leaves((operation.args, operation.kwargs)) if isinstance(x, Tensor))
+        if all(isinstance(x, nn.Parameter) or x in free for x in given):
+            free.update((x, True) for x in tree_leaves(result) if isinstance(x, Tensor))
+        elif operation.func._schema.is_mutable:  # noqa: SLF001 - nothing else says it
+            free.pop(operation.args[0], None)
+        return result
+
+    def take(name: str, tensor: Tensor) -> None:
+        if tensor in free or isinstance(tensor, nn.Parameter):
+            found.add(name)
+
+    replace(model, cotangents=None).observe(take, Watched(watch))
+    return found
+
+
+def apart(arrays: Mapping[str, Array], others: Mapping[str, Array]) -> tuple[str, float]:
+    """Return the first tensor that differs in its bits, and the largest difference as a share of a size."""
+    first, largest = "", 0.0
+    for name, array in arrays.items():
+        other = others.get(name)
+        if other is None or other.shape != array.shape:
+            return first or name, np.inf
+        if np.array_equal(array, other, equal_nan=True):
+            continue
+        known = np.isfinite(array) & np.isfinite(other)
+        size = float(np.max(abs(array[known]), initial=0.0)) or 1.0
+        off = float(np.max(abs(array - other)[known], initial=0.0)) / size
+        same = np.array_equal(np.isfinite(array), np.isfinite(other))
+        first, largest = first or name, max(largest, off if same else np.inf)
+    return first, largest
+
+
+def refuse_changes(reference: Reference) -> str:
+    """Refuse a reference that gives something else when it runs again: it says nothing of what is right.
+
+    Returns:
+        What is to be said of one whose bits differ by rounding; empty if they do not.
+
+    Raises:
+        SpecError: naming the operations that draw, or the first activation that differs.
+    """
+    plain, before = reference.arrays, states()
+    name, share = apart(plain, replace(reference).arrays)
+    if states() == before and not name:
+        return ""
+    seed = " or give a seed (seed=0, --seed 0)" if reference.seed is None else ""
+    if isinstance(reference, ModuleReference) and (operations := drawn(reference)):
+        raise SpecError(
+            f"the reference draws random numbers, so there is no right answer: {first_of(operations, 3)}; "
+            f"switch that off{seed}"
+        )
+    if not name:  # what was drawn changes nothing
+        return ""
+    runs = [dict[str, Array]() for _ in range(2)]
+    for run in runs:
+        reference.compute(reference.exact(), run.__setitem__, nothing)
+    changed, off = apart(*runs)
+    if off > REPEATED:
+        raise SpecError(
+            f"the reference gives something else when it runs again, first at {changed}: it keeps a state, "
+            f"or draws numbers outside PyTorch; have it give the same twice{seed}"
+        )
+    return f"differ in bits, first at {name}, by {share:.1g} of its size: rounding, as of sums in any order"
+
+
+def change_of(run: Callable[[], Arrays], first: Arrays, dtype: str) -> str:
+    """Return what is to be said of a candidate that gives something else when it runs again, if it does."""
+    name, share = apart(first, run())
+    if share <= np.sqrt(precision(dtype).unit_roundoff):
+        return ""
+    return f"the candidate gives something else each time: {name} by {share:.1g} of its size"
