@@ -19,6 +19,7 @@ from concord.conformance.explain.breakdown import Breakdown
 from concord.conformance.fields import Count, Number, Unwritten, also, among, short
 from concord.conformance.wording import distinct, gather
 from concord.spec.deviations import KNOWN_DEVIATIONS
+from concord.spec.text import first_of
 
 NOT_EXPOSED = "not delivered"
 """Note of a tensor that a backend neither delivers nor says that it has not."""
@@ -348,7 +349,10 @@ class Verdict:
             elif missing:
                 few = f"{len(missing)} of {len(rows)} {kind}"
                 said.append(", ".join(missing) if len(missing) <= 3 else few)
-        return f"not checked, since not delivered: {'; '.join(said)}" if said else ""
+        lost = [f"not checked, since not delivered: {'; '.join(said)}"] if said else []
+        others = [row.note for row in self.table if row.status == "not exposed"]
+        odd = [note for note in others if note not in (NOT_EXPOSED, DECLARED, UNUSED)]
+        return "; ".join([*lost, *([f"left out: {first_of(odd, 3, '; ')}"] if odd else [])])
 
     def row(self, tensor: str) -> Row | None:
         """Return the row of a tensor."""

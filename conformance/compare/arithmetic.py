@@ -139,6 +139,42 @@ class Computed(Tensor):
     ) -> Any:
         return ExactMode().__torch_dispatch__(func, types, args, kwargs)
 
+    # What a forward pass may do with numbers beside operations.
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        with _disable_current_modes():
+            return f"{self.value!r}"
+
+    def __format__(self, form: str) -> str:
+        with _disable_current_modes():
+            return format(self.value, form)
+
+    def tolist(self) -> Any:
+        """Return the values."""
+        with _disable_current_modes():
+            return self.value.tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Refuse what leaves PyTorch.
+
+        Raises:
+            SpecError: always.
+        """
+        raise SpecError(
+            "the reference hands a tensor to NumPy in its forward pass, where no arithmetic follows it: "
+            "compute that in PyTorch, or before, as an input"
+        )
+
+    @property
+    def data(self) -> Tensor:
+        """The same numbers, without a gradient."""
+        return self.detach()
+
+    @data.setter
+    def data(self, other: Tensor) -> None:
+        Tensor.data.__set__(self, other)
+        self.value = value_of(other)
+
 
 def computed(entry: Any) -> Any:
     """Return a tensor with a float64 value; what holds no floating-point numbers as it is."""
@@ -151,11 +187,14 @@ def value_of(tensor: Tensor) -> Tensor:
     """Return the float64 value of a tensor, or a tensor of other numbers as it is."""
     if isinstance(tensor, Computed):
         return tensor.value
+    if tensor.dtype not in ROUNDOFF:
+        return tensor  # itself: what changes it in place may change its shape too
     with _disable_current_modes():  # an arithmetic would take it for an operand
-        return _wide(tensor.detach()) if tensor.dtype in ROUNDOFF else tensor.detach()
+        return _wide(tensor.detach())
 
 
 def _wide(x: Tensor) -> Tensor:
+    x = x if x.layout == torch.strided else x.to_dense()
     return x.to(torch.complex128 if x.is_complex() else torch.float64)
 
 
@@ -230,6 +269,9 @@ class ExactMode(TorchDispatchMode):
         if name.rstrip("_") in DRAWN:
             return self._drawn(func, args, kwargs)
         changing = func._schema.is_mutable
+        if changing and not (args and isinstance(args[0], Tensor) and _written(func) == ["self"]):
+            with self:
+                return _into(func, args, kwargs)
         bare = name.rstrip("_") if changing else name
         floats = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dtype in ROUNDOFF]
         stated = args[0].dtype if changing else kwargs.get("dtype")
@@ -254,6 +296,8 @@ class ExactMode(TorchDispatchMode):
                 y = func(*given, **named)
         except (RuntimeError, TypeError, ValueError) as error:  # an operator of the user's may refuse them
             raise SpecError(f"{func} cannot be computed in float64: {first_line(error)}") from error
+        if isinstance(y, Tensor) and y.layout != torch.strided and y.dtype in ROUNDOFF:
+            y = y.to_dense()  # what is sparse has a dense value
         if bare in SUMS if isinstance(y, tuple) else isinstance(y, Tensor) and y.dtype in ROUNDOFF:
             erred = self._rule(bare, y, dtype, given, named, floats)
             if torch.Tag.inplace_view in func.tags:  # such as transpose_: the operand has another shape now
@@ -455,6 +499,32 @@ class Rounded(ExactMode):
         return _wide(y.to(dtype))
 
 
+@cache
+def _written(func: Any) -> list[str]:
+    """Return the names of the operands that an operation changes."""
+    return [
+        operand.name
+        for operand in func._schema.arguments
+        if operand.alias_info and operand.alias_info.is_write
+    ]
+
+
+def _into(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Compute an operation, and write the result into the tensors that are to hold it (``out=``).
+
+    Raises:
+        SpecError: if it changes others.
+    """
+    given, names = dict(kwargs), _written(func)
+    targets = [given.pop(name, None) for name in names]
+    if not all(isinstance(target, Tensor) for target in targets):
+        raise SpecError(f"{func} has no rule: it changes {', '.join(names)} in place")
+    results = func.overloadpacket(*args, **given)
+    for target, result in zip(targets, results if isinstance(results, tuple) else [results], strict=True):
+        target.copy_(result)
+    return tuple(targets) if isinstance(results, tuple) else targets[0]
+
+
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
     """Have fused kernels written out: attention by its mathematical form, no oneDNN, no NNPACK."""
@@ -636,7 +706,7 @@ def _variance(
         )
         return _unit(x) * (merged + several)
 
-    variance = _erring(variance, size)
+    variance = torch.clamp(_erring(variance, size), min=0)  # none is negative, though one that is 0 may err
     return (variance, mean) if keepdim else (variance.squeeze(dims), mean.squeeze(dims))
 
 
@@ -746,6 +816,7 @@ WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     aten.var.correction: lambda *args, **named: _variance(*args, **named)[0],
     aten.var_mean.correction: _variance,
     aten._grouped_mm.default: _grouped_product,
+    aten._sparse_addmm.default: lambda c, a, b, **by: torch.addmm(c, computed(a), computed(b), **by),
     aten._conj.default: lambda x: torch.conj_physical(
         torch.as_tensor(x)
     ),  # autograd gives it plain numbers too

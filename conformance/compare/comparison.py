@@ -100,14 +100,16 @@ class ModelComparison:
         self.theirs, self.own, self.plain = theirs, own or {}, reference.plain
         self.ran, self.unsteady = dict(notes or {}), unsteady
         self.dtypes = {name: dtype_name(tensor.dtype) for name, tensor in self.plain.items()}
-        refuse(
-            [
-                f"{name!r} has shape {array.shape} but must be {tuple(self.plain[name].shape)}"
-                for name, array in given.items()
-                if name in self.plain and array.shape != tuple(self.plain[name].shape)
-            ]
-        )
-        self.given = {name: array for name, array in given.items() if name in self.plain}
+        known = {name: array for name, array in given.items() if name in self.plain}
+        shapes = {name: tuple(self.plain[name].shape) for name in known}
+        self.misshapen = {
+            name: f"{name!r} has shape {array.shape} but must be {shapes[name]}"
+            for name, array in known.items()
+            if array.shape != shapes[name]
+        }
+        outputs = [words for name, words in self.misshapen.items() if name.startswith(OUTPUT)]
+        refuse(outputs or [*self.misshapen.values()] * (len(self.misshapen) == len(known)))
+        self.given = {name: array for name, array in known.items() if name not in self.misshapen}
         self.strange = {name: array for name, array in given.items() if name not in self.plain}
         alone = self.given.keys() <= {*whole}  # then there is nothing else to follow from
         self.whole = frozenset[str]() if alone else frozenset(whole)
@@ -178,6 +180,13 @@ class ModelComparison:
             found["not compared"] = (
                 f"{first_of([*self.strange], 3)}: the reference has no activation of that name"
             )
+        if self.misshapen:
+            found["left out"] = first_of([*self.misshapen.values()], 3, "; ")
+        for run in (self.reference, self.theirs):
+            if isinstance(run, ModuleReference) and run.state:
+                found[f"state of {run.role}"] = (
+                    f"its forward pass changes {first_of(run.state, 5)}: each run starts from what was given"
+                )
         if self.lines:
             found["names proposed by what they hold"] = first_of(self.lines, 5)
         if self.foreign:
@@ -220,7 +229,7 @@ class ModelComparison:
             status, note = (
                 (deciding.status, deciding.note)
                 if deciding
-                else ("not exposed", ABSENT if name in self.absent else NOT_EXPOSED)
+                else ("not exposed", self.misshapen.get(name, ABSENT if name in self.absent else NOT_EXPOSED))
             )
             if status == "undetermined":
                 note = self.void(name) or note

@@ -14,11 +14,13 @@ import functools
 import math
 import random
 import sys
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,13 +41,14 @@ from concord.conformance.compare.arithmetic import (
     plainly,
     value_of,
 )
-from concord.conformance.compare.decisions import Decisions, Followed
+from concord.conformance.compare.decisions import OWN, TORCH, Decisions, Followed
+from concord.conformance.compare.state import Copies, kept
 from concord.conformance.estimate import Observer
 from concord.conformance.expectation import is_gradient
 from concord.spec.arrays import Array
 from concord.spec.deviations import BLIND_ROWS_ZERO
 from concord.spec.errors import SpecError
-from concord.spec.text import first_line
+from concord.spec.text import first_line, shown
 
 Pin = Callable[[str], "Array | None"]
 """Returns what is used in place of a tensor, by name, if anything is."""
@@ -60,6 +63,10 @@ SEED = 0xC0
 """Of cotangents."""
 
 HALF = (torch.bfloat16, torch.float16)
+
+
+LONGEST_KEY = 80
+"""Characters of the key of a result that its name keeps."""
 
 
 def nothing(name: str) -> None:
@@ -172,9 +179,9 @@ class Reference:
 
     @property
     def inputs(self) -> dict[str, NDArray[Any]]:
-        """The inputs as arrays, positional ones by number."""
+        """The inputs as arrays of their own, positional ones by number."""
         given = {**{str(place): entry for place, entry in enumerate(self.args)}, **self.kwargs}
-        return {name: numbers(entry) for name, entry in given.items() if isinstance(entry, Tensor)}
+        return {name: numbers(entry).copy() for name, entry in given.items() if isinstance(entry, Tensor)}
 
     def differentiated(self) -> Any:
         """Return the same with gradients, of the sum of all outputs times fixed random numbers."""
@@ -225,28 +232,35 @@ class ModuleReference(Reference):
         return replace(self, model=copy.deepcopy(self.model).to(dtype), **self.given_in(dtype))
 
     @functools.cached_property
+    def _as_it_is(self) -> tuple[dict[str, Tensor], list[str]]:
+        return self._watched()
+
+    @property
     def plain(self) -> dict[str, Tensor]:
         """What the module computes as it is."""
-        return self.watched()
+        return self._as_it_is[0]
+
+    @property
+    def state(self) -> list[str]:
+        """What a forward pass changes of what the module keeps, by name."""
+        return self._as_it_is[1]
 
     def watched(self, *modes: TorchDispatchMode, hooked: bool = True) -> dict[str, Tensor]:
         """Return what the module computes in modes that see its operations."""
+        return self._watched(*modes, hooked=hooked)[0]
+
+    def _watched(self, *modes: TorchDispatchMode, hooked: bool = True) -> tuple[dict[str, Tensor], list[str]]:
         found: dict[str, Tensor] = {}
 
         def keep(name: str, tensor: Tensor) -> None:
-            found[name] = tensor.detach().clone()
+            found[name] = parts(tensor.detach()).clone()
 
-        with running(self.role):
-            self.observe(keep, *modes, hooked=hooked)
-        return found
+        return found, self.observe(keep, *modes, hooked=hooked)
 
     @functools.cached_property
     def parameters(self) -> dict[str, Tensor]:
-        """Parameters and buffers with float64 values, those that are shared once."""
-        own = {
-            **dict(self.model.named_parameters(remove_duplicate=False)),
-            **dict(self.model.named_buffers(remove_duplicate=False)),
-        }
+        """Parameters with float64 values, those that are shared once."""
+        own = dict(self.model.named_parameters(remove_duplicate=False))
         made = {id(tensor): computed(tensor) for tensor in own.values()}
         if self.cotangents is not None:
             for tensor in own.values():
@@ -277,8 +291,13 @@ class ModuleReference(Reference):
         for name in self.plain:  # not computed if the arithmetic goes another way
             take(name, None)
 
-    def observe(self, take: Take, *modes: TorchDispatchMode, pin: Pin = nothing, hooked: bool = True) -> None:
+    def observe(
+        self, take: Take, *modes: TorchDispatchMode, pin: Pin = nothing, hooked: bool = True
+    ) -> list[str]:
         """Run the module, and hand on what it computes.
+
+        The run has inputs, buffers and attributes of its own. What it changes of them, or of parameters, is
+        put back, and no other run sees it.
 
         Args:
             take: called with each tensor; it may raise :class:`Finished`.
@@ -287,18 +306,35 @@ class ModuleReference(Reference):
             hooked: whether activations are handed on. A module may compute otherwise then: a compiler fuses
                 less, and a fast path is not taken.
 
+        Returns:
+            What it changed of the module, by name.
+
         Raises:
-            SpecError: if the module returns no floating-point tensor.
+            SpecError: if the module returns no floating-point tensor, or cannot be run.
         """
         arithmetic = modes[0] if modes and isinstance(modes[0], ExactMode) else None
         device = next((p.device for p in self.model.parameters()), "cpu")
+        own = dict(self.model.named_parameters(remove_duplicate=False))
+        used = self.parameters if arithmetic else own
+        trained = {name: used[name] for name, _ in self.model.named_parameters() if used[name].requires_grad}
         # Made here: what is made within an arithmetic is computed in it.
-        given = self.given(computed if arithmetic else lambda x: x.to(device))
-        parameters = self.parameters if arithmetic else {}
-        with contextlib.ExitStack() as stack:
+        copied = Copies(
+            computed if arithmetic else lambda x: x.to(device),
+            {id(x): x for x in self.model.modules()} | {id(x): used[name] for name, x in own.items()},
+        )
+        if arithmetic:
+            values = {name: (value_of(used[name]), x.detach()) for name, x in own.items()}
+        else:
+            fixed = own | dict(self.model.named_buffers())
+            values = {name: (x, x.detach().clone()) for name, x in fixed.items()}
+        why = ["cannot be computed in exact arithmetic, though it runs"] if arithmetic else []
+        outputs = dict[str, Tensor]()
+        with running(self.role, *why), contextlib.ExitStack() as stack:
+            changed = stack.enter_context(kept(self.model, copied, values))
+            given = copied({"args": self.args, "kwargs": dict(self.kwargs)})
             stack.enter_context(contextlib.suppress(Finished))
             if hooked:
-                hook = self._hook(take, pin, arithmetic)
+                hook = self._hook(take, pin, arithmetic, outputs)
                 if self.compiled and DYNAMO in sys.modules:
                     stack.enter_context(recompiling())
                     hook = torch.compiler.disable(hook)  # else it is compiled too, for each name anew
@@ -313,40 +349,43 @@ class ModuleReference(Reference):
             for mode in modes:
                 stack.enter_context(mode)
             stack.enter_context(seeded(self.seed))
-            try:
-                if arithmetic:
-                    result = torch.func.functional_call(
-                        self.model, parameters, given["args"], given["kwargs"]
-                    )
-                else:
-                    result = self.model(*given["args"], **given["kwargs"])
-            except SystemExit as error:  # in whatever arithmetic, it would end the command without a word
-                raise SpecError(f"{self.role} ends the process: {described(error)}") from None
-            outputs = named(result, OUTPUT)
+            result = self.model(*given["args"], **given["kwargs"])
+            outputs |= named(result, OUTPUT)
             if not outputs:
                 raise SpecError("the module returns no floating-point tensor, which is required of a model")
             for name, tensor in outputs.items():
                 take(name, tensor)
             if arithmetic:
                 arithmetic.backward = self.cotangents is not None
-            self._differentiate(outputs, parameters or dict(self.model.named_parameters()), take)
+            self._differentiate(outputs, trained, take)
+        return changed
 
-    def _hook(self, take: Take, pin: Pin, arithmetic: ExactMode | None) -> Callable[..., None]:
-        """Return what takes up what a submodule returns, and gives it the value that is used from then on."""
+    def _hook(
+        self, take: Take, pin: Pin, arithmetic: ExactMode | None, outputs: Mapping[str, Tensor]
+    ) -> Callable[..., None]:
+        """Return what takes up what a submodule returns, and gives it the value that is used from then on.
+
+        Args:
+            outputs: of the module, once they are there: a gradient before is one of its own forward pass.
+        """
         calls, known = Counter[str](), WeakIdKeyDictionary()
 
         def pinned(name: str, tensor: Computed) -> Tensor:
             array = pin(name)
-            if array is None or array.shape != tensor.shape:
-                return tensor.value
             with _disable_current_modes():
-                value = torch.empty_like(tensor.value).copy_(torch.from_numpy(array))
+                if array is None or array.shape != parts(tensor.value).shape:
+                    return tensor.value
+                value = torch.empty_like(tensor.value)
+                parts(value).copy_(torch.from_numpy(array))
                 if arithmetic and tensor.dtype in HALF and not is_gradient(name):
                     # It may have been used before it was rounded.
                     value = arithmetic.varied(value, lambda value: ROUNDOFF[tensor.dtype] * value.abs())
                 return value
 
-        def back(name: str, gradient: Tensor) -> Tensor | None:
+        def back(name: str, gradient: Tensor | None) -> Tensor | None:
+            # None: nothing depends on it, though another result of the same operation is used.
+            if gradient is None or not outputs:
+                return None
             take(name, gradient)
             if not isinstance(gradient, Computed):
                 return None
@@ -368,20 +407,34 @@ class ModuleReference(Reference):
         return called
 
     def _differentiate(
-        self, outputs: Mapping[str, Tensor], parameters: Mapping[str, Tensor], take: Take
+        self, outputs: Mapping[str, Tensor], trained: Mapping[str, Tensor], take: Take
     ) -> None:
         """Hand on the gradients of parameters, in the order in which they are computed."""
         given = self.cotangents or {}
         used = {name: x for name, x in outputs.items() if name in given and x.requires_grad}
-        trained = {name: tensor for name, tensor in parameters.items() if tensor.requires_grad}
         if not used or not trained:
             return
-        back = [given[name].to(x.device, x.dtype) for name, x in used.items()]
+
+        def back(name: str, gradient: Tensor | None) -> None:
+            if gradient is not None:  # an operator of the user's may give none
+                take(name, gradient)
+
         with contextlib.ExitStack() as stack:
             for name, tensor in trained.items():
                 given_name = f"gradients.{without_wrappers(name)}"
-                stack.callback(tensor.register_hook(partial(take, given_name)).remove)
-            torch.autograd.grad([*used.values()], [*trained.values()], back, allow_unused=True)
+                stack.callback(tensor.register_hook(partial(back, given_name)).remove)
+            cotangents = [joined(given[name], x.dtype).to(x.device, x.dtype) for name, x in used.items()]
+            torch.autograd.grad([*used.values()], [*trained.values()], cotangents, allow_unused=True)
+
+
+def parts(tensor: Tensor) -> Tensor:
+    """Return complex numbers as pairs of real ones, by which they are judged; others as they are."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def joined(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return pairs as complex numbers, if a dtype is one of those."""
+    return torch.view_as_complex(tensor) if dtype.is_complex else tensor
 
 
 DYNAMO = "torch._dynamo"
@@ -460,8 +513,8 @@ def handing(
 def numbers(tensor: Tensor) -> NDArray[np.floating]:
     """Return a tensor as an array: the value that it has in an arithmetic, half precisions as float32."""
     with _disable_current_modes():  # an arithmetic would take it for an operand
-        tensor = value_of(tensor) if isinstance(tensor, Computed) else tensor.detach().cpu()
-        return (tensor.float() if tensor.dtype in HALF else tensor).numpy()
+        tensor = parts(value_of(tensor) if isinstance(tensor, Computed) else tensor.detach().cpu())
+        return (tensor.float() if tensor.dtype in HALF else tensor).resolve_neg().numpy()
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -476,21 +529,32 @@ def dtype_of(model: nn.Module) -> torch.dtype:
 
 def named(result: Any, stem: str) -> dict[str, Tensor]:
     """Return the floating-point tensors of what a module returns, each by its name."""
-    found = list(_floating(result))
-    return {stem if len(found) == 1 or not place else f"{stem}[{place}]": tensor for place, tensor in found}
+    tensors, found = list(_floating(result)), dict[str, Tensor]()
+    for place, tensor in tensors:
+        name = stem if len(tensors) == 1 or not place else f"{stem}[{place}]"
+        while name in found:  # keys may look the same: 1 and "1"
+            name += "'"
+        found[name] = tensor
+    return found
 
 
 def _floating(result: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
-    if isinstance(result, Tensor) and result.is_floating_point():
-        yield place, result
+    if isinstance(result, Tensor) and (result.is_floating_point() or result.is_complex()):
+        yield place, result if result.layout == torch.strided else result.to_dense()
+    elif is_dataclass(result) and not isinstance(result, type):
+        yield from _floating({part.name: getattr(result, part.name) for part in fields(result)}, place)
     elif isinstance(result, (Mapping, tuple, list)):
         for key, part in result.items() if isinstance(result, Mapping) else enumerate(result):
-            yield from _floating(part, f"{place}.{key}" if place else str(key))
+            yield from _floating(part, f"{place}.{shown(str(key), LONGEST_KEY)}".lstrip("."))
 
 
 @contextlib.contextmanager
-def running(what: str) -> Iterator[None]:
+def running(what: str, why: str = "cannot be run with these inputs") -> Iterator[None]:
     """Refuse in one line what cannot be run.
+
+    Args:
+        what: is run.
+        why: it is refused.
 
     Raises:
         SpecError: for whatever a model raises, and where it ends the process.
@@ -499,10 +563,17 @@ def running(what: str) -> Iterator[None]:
         yield
     except SpecError:
         raise
-    except (Exception, SystemExit) as error:
-        raise SpecError(f"{what} cannot be run with these inputs: {described(error)}") from error
+    except SystemExit as error:  # in whatever arithmetic, it would end the command without a word
+        raise SpecError(f"{what} ends the process: {described(error)}") from None
+    except Exception as error:
+        raise SpecError(f"{what} {why}: {described(error)}") from error
 
 
 def described(error: BaseException) -> str:
-    """Return an error's type and the first line that it says."""
-    return f"{type(error).__name__}: {first_line(error)}"
+    """Return an error's type, the first line that it says, and the user's line that led to it."""
+    lines = [
+        f" ({Path(frame.f_code.co_filename).name}:{line})"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not frame.f_code.co_filename.startswith((OWN, TORCH, "<"))
+    ]
+    return f"{type(error).__name__}: {first_line(error)}{lines[-1] if lines else ''}"

@@ -1,0 +1,136 @@
+"""What a module keeps between calls: each run has copies of it, and the module stays as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+REGISTERED = ("_parameters", "_buffers", "_modules")
+
+OWN = frozenset(vars(nn.Module()))
+"""Attributes of every module; its hooks are among them."""
+
+FIXED = (nn.Module, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
+
+
+class Copies:
+    """Copies of what modules and inputs hold; what is shared among them is shared among the copies.
+
+    Args:
+        wrap: makes of a copied tensor what a run uses.
+        known: what a run uses in place of objects, by their identities.
+    """
+
+    def __init__(self, wrap: Callable[[Tensor], Tensor], known: Mapping[int, Any]) -> None:
+        self.wrap, self.known = wrap, dict(known)
+
+    def __call__(self, value: Any) -> Any:
+        """Return a copy; objects that cannot be copied, such as locks, stay what they are."""
+        return tree_map(self._copied, value)
+
+    def _copied(self, x: Any) -> Any:
+        # PyTorch's own objects, as a compiler's, are no state of a model.
+        if isinstance(x, FIXED) or (type(x).__module__.startswith("torch") and not isinstance(x, Tensor)):
+            return x
+        if id(x) not in self.known:
+            self.known[id(x)] = self._tensor(x) if isinstance(x, Tensor) else self._object(x)
+        return self.known[id(x)]
+
+    def _tensor(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            made = self.wrap(x.detach().clone())
+        return made.requires_grad_() if x.requires_grad else made
+
+    def _object(self, x: Any) -> Any:
+        with contextlib.suppress(Exception):
+            return copy.deepcopy(x, self.known)
+        return x
+
+
+@contextlib.contextmanager
+def kept(
+    model: nn.Module, copied: Copies, values: Mapping[str, tuple[Tensor, Tensor]]
+) -> Iterator[list[str]]:
+    """Have a module use copies of what it keeps, and put back its own in the end.
+
+    Args:
+        copied: makes the copies.
+        values: tensors that are used as they are, and what is put back into each.
+
+    Yields:
+        What the block changed, by name; known once it is left.
+    """
+    modules = {
+        path: module
+        for path, module in model.named_modules()
+        if not isinstance(module, torch.jit.ScriptModule)
+    }
+    before = {path: _attributes(module) for path, module in modules.items()}
+    changed = list[str]()
+    try:
+        for path, module in modules.items():
+            _replace(module, {key: copied(value) for key, value in before[path].items()})
+        yield changed
+    finally:
+        for path, module in modules.items():
+            own, after = before[path], _attributes(module)
+            _replace(module, own)
+            keys = own.keys() ^ after.keys() | {
+                key for key in own.keys() & after if not _same(own[key], after[key])
+            }
+            changed += sorted(".".join(filter(None, (path, name))) for *_, name in keys)
+        for name, (tensor, value) in values.items():
+            if not _equal(tensor, value):
+                changed.append(name)
+                tensor.detach().copy_(value)
+
+
+def _attributes(module: nn.Module) -> dict[tuple[str, ...], Any]:
+    """Return what a module holds, each by its name, and by the dictionary of PyTorch's where it stands."""
+    own = vars(module)
+    plain = {(key,): value for key, value in own.items() if key not in OWN}
+    return plain | {(key, name): value for key in REGISTERED for name, value in own[key].items()}
+
+
+def _replace(module: nn.Module, attributes: Mapping[tuple[str, ...], Any]) -> None:
+    """Have a module hold other values; a property of a class would do more than that."""
+    own = vars(module)
+    for key in own.keys() - OWN:
+        del own[key]
+    for key in REGISTERED:
+        own[key].clear()
+    for (*where, name), value in attributes.items():
+        (own[where[0]] if where else own)[name] = value
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether nothing changed, as far as that can be seen."""
+    (leaves, form), (others, its) = tree_flatten(one), tree_flatten(other)
+    with contextlib.suppress(RecursionError):
+        return form == its and all(map(_equal, leaves, others))
+    return True
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if type(one) is not type(other) and not isinstance(one, Tensor):
+        return False
+    if isinstance(one, Tensor):
+        alike = isinstance(other, Tensor) and (one.shape, one.dtype) == (other.shape, other.dtype)
+        with contextlib.suppress(RuntimeError, TypeError):  # of meta tensors nothing is known
+            return alike and torch.equal(one.detach().nan_to_num(), other.detach().nan_to_num())
+        return alike
+    if type(one).__eq__ is object.__eq__:
+        return not hasattr(one, "__dict__") or _same(vars(one), vars(other))
+    with contextlib.suppress(Exception):
+        return bool(one == other)
+    return True
