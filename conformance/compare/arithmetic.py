@@ -193,8 +193,14 @@ def value_of(tensor: Tensor) -> Tensor:
         return _wide(tensor.detach())
 
 
+def _dense(x: Any) -> Any:
+    """Return what holds floating-point numbers as it is, or as a dense tensor if it is sparse."""
+    sparse = isinstance(x, Tensor) and x.layout != torch.strided and x.dtype in ROUNDOFF
+    return x.to_dense() if sparse else x
+
+
 def _wide(x: Tensor) -> Tensor:
-    x = x if x.layout == torch.strided else x.to_dense()
+    x = _dense(x)
     return x.to(torch.complex128 if x.is_complex() else torch.float64)
 
 
@@ -296,8 +302,7 @@ class ExactMode(TorchDispatchMode):
                 y = func(*given, **named)
         except (RuntimeError, TypeError, ValueError) as error:  # an operator of the user's may refuse them
             raise SpecError(f"{func} cannot be computed in float64: {first_line(error)}") from error
-        if isinstance(y, Tensor) and y.layout != torch.strided and y.dtype in ROUNDOFF:
-            y = y.to_dense()  # what is sparse has a dense value
+        y = tree_map(_dense, y)
         if bare in SUMS if isinstance(y, tuple) else isinstance(y, Tensor) and y.dtype in ROUNDOFF:
             erred = self._rule(bare, y, dtype, given, named, floats)
             if torch.Tag.inplace_view in func.tags:  # such as transpose_: the operand has another shape now

@@ -499,12 +499,11 @@ def handing(
             return
         seen.add(name)
         decisions = arithmetic.decisions
-        if tensor is None or tensor.shape != plain[name].shape or (decisions and decisions.parted):
-            array = np.full(plain[name].shape, math.nan)
+        array, shape = None if tensor is None else numbers(tensor), plain[name].shape
+        if array is None or array.shape != shape or (decisions and decisions.parted):
+            array = np.full(shape, math.nan)
             if decisions:
                 decisions.lose(name)
-        else:
-            array = numbers(tensor)
         observer(name, array[None] if arithmetic.samples else array.copy())
 
     return take

@@ -1,5 +1,6 @@
 """Functions and a module that end the process in which they run."""
 
+import itertools
 import os
 import signal
 import sys
@@ -36,11 +37,11 @@ class Leaving(nn.Linear):
 
     def __init__(self, time):
         super().__init__(5, 3)
-        self.left = time
+        calls = itertools.count(1)  # no state of the module: each run would start from it anew
+        self.leaves = lambda: next(calls) == time
 
     def forward(self, input):
-        self.left -= 1
-        if not self.left:
+        if self.leaves():
             sys.exit(0)
         return super().forward(input)
 
