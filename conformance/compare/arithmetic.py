@@ -590,6 +590,8 @@ def _alike(*factors: Tensor) -> Tensor:
         factors: of the terms, the axis over which is summed the last but one.
     """
     *batch, count, _ = factors[0].shape
+    if not count:  # as of an expert without a token
+        return torch.ones(*batch, 1, 1)
     generator, zero = torch.Generator().manual_seed(0), torch.zeros(*batch, count, dtype=torch.bool)
     places = torch.zeros(2, *batch, count, dtype=torch.float64)
     for x in factors:  # equal rows lie at the same place of two lines, which are drawn at random

@@ -163,7 +163,7 @@ def kind_of(func: Any, args: Sequence[Any], floats: Sequence[Tensor]) -> Kind | 
         return REMAINDER
     if bare == "_unique2":
         return CLASSES
-    cast = func._schema.is_mutable and isinstance(args[0], Tensor) and not args[0].is_floating_point()  # noqa: SLF001
+    cast = func._schema.is_mutable and isinstance(args[0], Tensor) and is_discrete(args[0])  # noqa: SLF001
     return WHOLLY if bare in DISCRETE or "_mode" in func._overloadname or cast else None  # noqa: SLF001
 
 
