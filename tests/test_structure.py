@@ -182,7 +182,15 @@ def test_only_the_four_backends_import_frameworks_each_its_own_and_none_another(
                 owner = "torch"
             judging = (f"test_{one.name}" for one in (ROOT / "conformance/compare").glob("*.py"))
             replayed = ("replay.py", "architectures.py", "module_bugs.py", "test_module_bugs.py")
-            named = ("test_compare.py", "modules.py", "endings.py", *replayed, *judging)
+            named = (
+                "test_compare.py",
+                "modules.py",
+                "kinds.py",
+                "test_kinds.py",
+                "endings.py",
+                *replayed,
+                *judging,
+            )
             if path.name in named or path == ROOT / "concord/commands/compare.py":
                 owner = "torch"  # the reference is a module of PyTorch's
             if path.parent == ROOT / "porting/containers":  # in a process of its own
