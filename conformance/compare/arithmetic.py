@@ -295,14 +295,7 @@ class ExactMode(TorchDispatchMode):
         held = tree_map(partial(_held, dtype), (given, named))
         if bare in EXACT or bare in FILLING:
             given, named = held
-        try:
-            if self.decisions:
-                y = self.decisions.compute(func, floats, (given, named), held)
-            else:
-                y = func(*given, **named)
-        except (RuntimeError, TypeError, ValueError) as error:  # an operator of the user's may refuse them
-            raise SpecError(f"{func} cannot be computed in float64: {first_line(error)}") from error
-        y = tree_map(_dense, y)
+        y = self._result(func, floats, (given, named), held)
         if bare in SUMS if isinstance(y, tuple) else isinstance(y, Tensor) and y.dtype in ROUNDOFF:
             erred = self._rule(bare, y, dtype, given, named, floats)
             if torch.Tag.inplace_view in func.tags:  # such as transpose_: the operand has another shape now
@@ -316,6 +309,18 @@ class ExactMode(TorchDispatchMode):
         made = tree_map(lambda x: _wrapped(x, dtype), y)
         is_view = any(one.alias_info for one in func._schema.returns) and isinstance(args[0], Computed)
         return return_and_correct_aliasing(func, tuple(args), kwargs, made) if is_view else made
+
+    def _result(self, func: Any, floats: Sequence[Tensor], operands: Any, held: Any) -> Any:
+        """Return what an operation gives; what is sparse has a dense value."""
+        args, kwargs = operands
+        try:
+            if self.decisions:
+                y = self.decisions.compute(func, floats, operands, held)
+            else:
+                y = func(*args, **kwargs)
+        except (RuntimeError, TypeError, ValueError) as error:  # an operator of the user's may refuse them
+            raise SpecError(f"{func} cannot be computed in float64: {first_line(error)}") from error
+        return tree_map(_dense, y)
 
     def _drawn(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Draw the numbers that the model draws: float64 would take others from the same generator."""
