@@ -225,6 +225,7 @@ class Verdict:
         outputs: of these tensors each has to be judged, not one of them alone.
         case: what was judged, where each step was.
         search: finds diagnosis and undeclared deviation; None once it is explained.
+        notes: what else is to be said of the run.
     """
 
     written = also("status", "worst", "first")
@@ -235,6 +236,7 @@ class Verdict:
     outputs: tuple[str, ...] = ()
     case: Unwritten = field(default=None, repr=False, compare=False)  # JudgedProblem | None
     search: Unwritten = field(default=None, repr=False, compare=False)  # () -> Diagnosis | None, str
+    notes: Unwritten = field(default=(), repr=False, compare=False)  # tuple[str, ...]
 
     def explained(self) -> Verdict:
         """Return the verdict with what explains its first divergence.
@@ -445,7 +447,8 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     """Say what came of judging one run."""
     verdict = verdict.explained()
     if verdict.status == "diverges":
-        return [f"diverges{_alone(verdict)}", *_divergence(verdict, "the run"), *_next_step(verdict)]
+        lines = [*_divergence(verdict, "the run"), *(f"  {note}" for note in verdict.notes)]
+        return [f"diverges{_alone(verdict)}", *lines, *_next_step(verdict)]
     nearest, count = verdict.nearest, sum(row.status == "agrees" for row in verdict.table)
     near = (
         f": of {count} tensors {nearest.tensor} comes nearest to its tolerance, {number(nearest.ratio)}"
@@ -456,6 +459,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
         f"{verdict.status}{near}",
         *unjudged_lines(verdict),
         *([verdict.unchecked] if verdict.unchecked else []),
+        *verdict.notes,
     ]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from concord.conformance.compare.kernels import KERNELS
 from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError, refuse, unknowns
 
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
     from concord.conformance.compare.comparison import ModelComparison
     from concord.conformance.verdict import Verdict
 
-DECLARATIONS = (BLIND_ROWS_ZERO, UNCOMPUTED_PADDING)
-"""What a candidate may declare: rows that see no key are zero; rows of padding are not computed."""
+DECLARATIONS = (BLIND_ROWS_ZERO, UNCOMPUTED_PADDING, *KERNELS)
+"""What a candidate may declare: rows that see no key are zero; rows of padding are not computed; kernels that
+err by more than their operations (:data:`concord.conformance.compare.kernels.KERNELS`).
+"""
 
 
 def compare(reference: Any, candidate: Any = None, inputs: Any = None, **options: Any) -> Verdict:

@@ -12,7 +12,7 @@ import math
 import tomllib
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial, reduce
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -32,6 +33,7 @@ from torch.utils._python_dispatch import (
 from torch.utils._pytree import tree_leaves, tree_map
 
 from concord.conformance.compare.decisions import Branch, Decisions, Followed
+from concord.conformance.compare.kernels import CUDNN_RECURRENT, CUDNN_WINOGRAD_9X9, FAST_CONVOLUTION, KERNELS
 from concord.spec.errors import SpecError
 from concord.spec.precision import precision
 from concord.spec.text import first_line
@@ -218,14 +220,20 @@ class ExactMode(TorchDispatchMode):
         backward: whether it is on the way back.
         tf32: whether factors of products in float32 may be those of TF32.
         decisions: computes operations, and records what they decide, or takes it over; None: each run's own.
+        kernels: that may have been run: of :data:`~.kernels.KERNELS`.
+        occurred: the operations and functions that occurred.
+        within: the function of several operations that is being computed, such as ``lstm``.
     """
 
     samples, corner, backward, blind_rows_zero, tf32 = 0, 0.0, False, False, False
+    kernels: Collection[str] = ()
+    within = ""
 
     def __init__(self, decisions: Runner | None = None) -> None:
         super().__init__()
         self.foreign: set[str] = set()
         self.decisions = decisions
+        self.occurred: set[str] = set()
 
     def varied(self, y: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
         """Return what a correct run may have otherwise, by a size that follows from it."""
@@ -297,7 +305,7 @@ class ExactMode(TorchDispatchMode):
             given, named = held
         y = self._result(func, floats, (given, named), held)
         if bare in SUMS if isinstance(y, tuple) else isinstance(y, Tensor) and y.dtype in ROUNDOFF:
-            erred = self._rule(bare, y, dtype, given, named, floats)
+            erred = self._by_kernels(bare, self._rule(bare, y, dtype, given, named, floats), given)
             if torch.Tag.inplace_view in func.tags:  # such as transpose_: the operand has another shape now
                 return return_and_correct_aliasing(func, tuple(args), kwargs, args[0])
             if changing:
@@ -333,6 +341,11 @@ class ExactMode(TorchDispatchMode):
         if isinstance(args[0], Computed):
             args[0].value.copy_(made)
         return args[0]
+
+    def _by_kernels(self, name: str, y: Any, args: Sequence[Any]) -> Any:
+        """Return what an operation gives by the kernels that may have been run."""
+        self.occurred.add(name)
+        return reduce(lambda y, kernel: KERNEL_RULES[kernel](self, name, y, args), self.kernels, y)
 
     def _rule(
         self,
@@ -673,6 +686,122 @@ SUMS: dict[str, Callable[..., Counted]] = {
     **{name: _averaged(getattr(aten, name)) for name in RULES["averaged"]},
     "sum": _sum,
 }
+
+
+# Kernels that err by more: what they give, from what an operation gives.
+
+FAST = 28.0
+"""Unit roundoffs of a tile's size by which a fast convolution errs: 16 times what the smallest tiles err by.
+
+Of 4 x 4 and 6 x 6 outputs in a tile some err by 120 to 240 times that. TF32 errs by 800 to 4000 times that.
+"""
+
+WINOGRAD_9X9 = 5000.0
+"""The same of gradients of 5 x 5 weights by cuDNN 9.19: 8e-4 of their size, and 4e-3 of the largest."""
+
+APPROXIMATED = 2.0**-17
+"""Share by which tanh and sigmoid of cuDNN's recurrent kernels err: 4e-6 to 7e-6 in cuDNN 9.19."""
+
+NEIGHBOURS = 15
+"""The places along an axis whose size decides the error of the one amidst: tiles have 4 to 8, or are all."""
+
+TILE = 16
+"""The places that a fast gradient of weights takes together."""
+
+
+def _around(x: Tensor) -> Tensor:
+    """Return the mean square of a channel around each place, and beside it that of all places, for an FFT."""
+    pool: Any = getattr(torch.nn.functional, f"avg_pool{x.ndim - 2}d")
+    squares = _squared(x)
+    around: Tensor = pool(squares, NEIGHBOURS, 1, NEIGHBOURS // 2)
+    return around + squares.mean(tuple(range(2, x.ndim)), keepdim=True)
+
+
+def _spread(squares: Tensor) -> Tensor:
+    """Return squares of weights, each the mean over all places of its filter."""
+    return squares.mean(tuple(range(2, squares.ndim)), keepdim=True).expand_as(squares)
+
+
+def _by_tiles(mode: ExactMode, y: Tensor, squares: Tensor, count: float, units: float) -> Tensor:
+    """Return a result that errs by the size of a tile, not of its own terms."""
+
+    def size(_: Tensor) -> Tensor:
+        return units * SUMMED * (squares.clamp(min=0) * (1 + count / 6)).sqrt()
+
+    return mode.varied(y, size)
+
+
+def _convolved_fast(mode: ExactMode, name: str, y: Any, args: Sequence[Any]) -> Any:
+    """Return what Winograd's algorithm or an FFT gives: each element errs by the size of its tile."""
+    if not mode.samples or name not in ("convolution", "convolution_backward"):
+        return y
+    weight = args[1 if name == "convolution" else 2]
+    if weight[0, 0].numel() == 1 or not 3 <= weight.ndim <= 5:
+        return y
+    filters = _spread(_squared(weight))
+    if name == "convolution":
+        squares = aten.convolution(_around(args[0]), filters, None, *args[3:])
+        return _by_tiles(mode, y, squares, args[0].shape[1] / args[8], FAST)
+    back, x = args[:2]
+    mask = [*args[10][:2], False]
+    by_input, by_weight, _ = aten.convolution_backward(
+        _around(back), _around(x), filters, None, *args[4:10], mask
+    )
+    given, weights, bias = y
+    if mask[0]:
+        given = _by_tiles(mode, given, by_input, back.shape[1] / args[9], FAST)
+    if mask[1]:
+        weights = _by_tiles(mode, weights, _spread(by_weight), _tiles(back), FAST)
+    return given, weights, bias
+
+
+def _tiles(back: Tensor) -> float:
+    return back.numel() / back.shape[1] / TILE
+
+
+def _winograd_9x9(mode: ExactMode, name: str, y: Any, args: Sequence[Any]) -> Any:
+    """Return what cuDNN gives as the gradient of 5 x 5 weights."""
+    if not mode.samples or name != "convolution_backward" or args[2].shape[2:] != (5, 5) or not args[10][1]:
+        return y
+    places = [_around(x) for x in args[:2]]
+    squares = aten.convolution_backward(*places, args[2], None, *args[4:10], [False, True, False])[1]
+    return y[0], _by_tiles(mode, y[1], _spread(squares), _tiles(args[0]), WINOGRAD_9X9), y[2]
+
+
+def _approximated(mode: ExactMode, name: str, y: Any, args: Sequence[Any]) -> Any:
+    """Return what cuDNN's recurrent kernels give as tanh and sigmoid."""
+    if mode.within not in KERNELS[CUDNN_RECURRENT].concerns or name not in ("tanh", "sigmoid"):
+        return y
+    return mode.varied(y, lambda y: APPROXIMATED * y.abs())
+
+
+KERNEL_RULES: dict[str, Callable[..., Any]] = {
+    FAST_CONVOLUTION: _convolved_fast,
+    CUDNN_RECURRENT: _approximated,
+    CUDNN_WINOGRAD_9X9: _winograd_9x9,
+}
+
+
+class WholeFunctions(TorchFunctionMode):
+    """Tells an arithmetic in which function of several operations it computes."""
+
+    def __init__(self, arithmetic: ExactMode) -> None:
+        super().__init__()
+        self.arithmetic = arithmetic
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call a function, and note its name if a kernel computes it whole."""
+        name = getattr(func, "__name__", "")
+        if name not in KERNELS[CUDNN_RECURRENT].concerns:
+            return func(*args, **(kwargs or {}))
+        self.arithmetic.occurred.add(name)
+        self.arithmetic.within = name
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.arithmetic.within = ""
 
 
 # Operations of several steps, written out. They are called within the arithmetic.

@@ -21,6 +21,7 @@ from concord.conformance.compare.causes import StretchComputation, cause
 from concord.conformance.compare.decisions import WHOLE, Branch, Ties
 from concord.conformance.compare.differences import Difference, differences, within
 from concord.conformance.compare.draws import constants
+from concord.conformance.compare.kernels import FAST_CONVOLUTION, KERNELS
 from concord.conformance.compare.names import apart, proposed
 from concord.conformance.compare.reference import (
     OUTPUT,
@@ -114,6 +115,7 @@ class ModelComparison:
         alone = self.given.keys() <= {*whole}  # then there is nothing else to follow from
         self.whole = frozenset[str]() if alone else frozenset(whole)
         self.foreign: set[str] = set()
+        self.occurred: set[str] = set()
         self.wrong: dict[str, Prediction] = {}  # of what diverges locally
         self.padding = ~reference.real.numpy() if UNCOMPUTED_PADDING in reference.declared else None
 
@@ -135,6 +137,7 @@ class ModelComparison:
         self.progress(f"{where}: exact values")
         found = Estimate(compute, self.dtypes, truth=truth)
         self.foreign.update(truth.foreign)
+        self.occurred.update(getattr(truth, "occurred", ()))
         for seeds in (range(FEW), range(FEW, SAMPLES)):
             self.progress(f"{where}: {seeds.stop} samples of Monte Carlo arithmetic")
             found.take_up(reference.runs(seeds, truth), f"deriving tolerances, {where}")
@@ -239,7 +242,7 @@ class ModelComparison:
                 note = CONSTANT
             table.append(Row(name, "", status, step, end, note, tensor.numel()))
         outputs = (name for name in self.plain if name.startswith(OUTPUT) and name not in self.absent)
-        found = Verdict(table, outputs=tuple(outputs))
+        found = Verdict(table, outputs=tuple(outputs), notes=self.run_notes(table))
         if found.status != "diverges":
             return found
         return dataclasses.replace(found, search=lambda: self.searched(found))
@@ -271,6 +274,28 @@ class ModelComparison:
         """Return the judgement of a tensor that has the reference's bits."""
         status = "agrees" if np.isfinite(array).any() else "undetermined"
         return Judgement(status, size=array.size, note=SAME_BITS)
+
+    def run_notes(self, table: Iterable[Row]) -> tuple[str, ...]:
+        """Say which kernels computed what agrees, as far as they err by more than their operations."""
+        fast = f"computed by {KERNELS[FAST_CONVOLUTION].text}"
+        names = [row.tensor for row in table if row.note == fast]
+        declared = [KERNELS[name] for name in KERNELS if name in self.reference.declared]
+        return (
+            *([f"{first_of(names, 3)}: {fast}"] if names else []),
+            *(f"declared: {kernel.text}" for kernel in declared),
+        )
+
+    def kernel(self, row: Row) -> tuple[Cause | None, tuple[str, ...]]:
+        """Return which kernel explains a tensor that diverges, and how it is avoided."""
+        device = next((p.device.type for p in self.theirs.model.parameters()), "cpu") if self.theirs else ""
+        if device == "cpu":  # cuDNN has not run
+            return None, ()
+        assert row.deciding is not None
+        for key, kernel in KERNELS.items():
+            if kernel.switch and self.by_kernel(key, {row.tensor: row.deciding}, row.local is not None):
+                cause = Cause(key, f"`{row.tensor}` is explained by {kernel.text}", confident=True)
+                return cause, (f"avoided by {kernel.switch}; if it is meant, declare `{key}`",)
+        return None, ()
 
     def undeclared(self, effort: Effort) -> str:
         """Return the declaration with which the forward pass would agree; empty if there is none."""
@@ -304,6 +329,7 @@ class ModelComparison:
             }
             if all(one.ratio <= NEAR and one.status == "agrees" for one in found.values()):
                 break
+        found |= self.by_kernel(FAST_CONVOLUTION, found, pinned)
         if pinned:
             self.wrong = {
                 name: Prediction(expected.values[name], expected.sigmas[name])
@@ -311,6 +337,21 @@ class ModelComparison:
                 if one.status == "diverges"
             }
         return found
+
+    def by_kernel(self, kernel: str, judged: Mapping[str, Judgement], pinned: bool) -> dict[str, Judgement]:
+        """Judge what diverges as a kernel may have computed it; return what agrees so."""
+        wrong = {name: one.ratio for name, one in judged.items() if one.status == "diverges"}
+        known = isinstance(self.reference, ModuleReference) and kernel not in self.reference.declared
+        if not wrong or not known or self.occurred.isdisjoint(KERNELS[kernel].concerns):
+            return {}
+        reference = dataclasses.replace(self.reference, declared=[*self.reference.declared, kernel])
+        again = ModelComparison(reference, self.given, whole=self.whole).judged(pinned)
+        # Other draws alone may bring what lies at its limit below it.
+        return {
+            name: dataclasses.replace(again[name], note=f"computed by {KERNELS[kernel].text}")
+            for name, ratio in wrong.items()
+            if again[name].status == "agrees" and again[name].ratio < ratio / 2
+        }
 
     def judgement(self, name: str, expected: Expectation, pinned: bool) -> Judgement:
         """Judge one tensor."""
@@ -351,6 +392,9 @@ class ModelComparison:
         start = agreeing[-1] if agreeing else ""
         beginning = "the outputs" if is_gradient(end) else "the inputs"
         notes.append(APART if end in self.whole else f"made between {start or beginning} and {end}")
+        by_kernel, switch = self.kernel(first)
+        if by_kernel:
+            return Diagnosis(end, ("",), by_kernel, notes=(*switch, *notes)), ""
         with contextlib.suppress(Spent), effort.attempt("the search for a cause"):
             if not is_gradient(end):
                 undeclared = self.undeclared(effort)

@@ -37,11 +37,13 @@ from concord.conformance.compare.arithmetic import (
     ExactMode,
     Perturbed,
     Rounded,
+    WholeFunctions,
     computed,
     plainly,
     value_of,
 )
 from concord.conformance.compare.decisions import OWN, TORCH, Decisions, Followed
+from concord.conformance.compare.kernels import KERNELS
 from concord.conformance.compare.state import Copies, kept
 from concord.conformance.estimate import Observer
 from concord.conformance.expectation import is_gradient
@@ -345,7 +347,9 @@ class ModuleReference(Reference):
             stack.enter_context(torch.set_grad_enabled(self.cotangents is not None))
             if arithmetic:
                 arithmetic.blind_rows_zero, arithmetic.tf32 = self.blind_rows_zero, self.tf32
+                arithmetic.kernels = [name for name in KERNELS if name in self.declared]
                 stack.enter_context(plainly())
+                stack.enter_context(WholeFunctions(arithmetic))
             for mode in modes:
                 stack.enter_context(mode)
             stack.enter_context(seeded(self.seed))

@@ -1,0 +1,42 @@
+"""Kernels whose errors are larger than those of the operation as it is written: their names and words.
+
+How large their errors are stands beside the sums of :mod:`~.arithmetic`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel that a candidate may have run.
+
+    Attributes:
+        text: what it does, in words that follow "explained by".
+        concerns: names of the operations and functions of which one has to occur.
+        switch: what avoids it. Empty: it is a right algorithm, which need not be declared.
+    """
+
+    text: str
+    concerns: tuple[str, ...]
+    switch: str = ""
+
+
+FAST_CONVOLUTION = "fast_convolution"
+CUDNN_RECURRENT = "cudnn_recurrent"
+CUDNN_WINOGRAD_9X9 = "cudnn_winograd_9x9"
+
+KERNELS = {
+    FAST_CONVOLUTION: Kernel("a fast convolution (Winograd or FFT)", ("convolution", "convolution_backward")),
+    CUDNN_RECURRENT: Kernel(
+        "cuDNN's recurrent kernels, which approximate tanh and sigmoid",
+        ("lstm", "gru", "rnn_tanh"),
+        "torch.backends.cudnn.enabled = False",
+    ),
+    CUDNN_WINOGRAD_9X9: Kernel(
+        "cuDNN's gradient of 5 x 5 weights by Winograd 9x9, with up to five times the error of TF32",
+        ("convolution_backward",),
+        "torch.backends.cudnn.enabled = False",
+    ),
+}

@@ -1,0 +1,338 @@
+"""Kernels that err by more than their operations: right ones agree or are named, and bugs are found.
+
+`h200` holds what an NVIDIA H200 computed (each file says with which versions, and when).
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch import nn
+from torch.nn import functional as F
+
+from concord.conformance.compare import compare
+from concord.conformance.compare.kernels import (
+    CUDNN_RECURRENT,
+    CUDNN_WINOGRAD_9X9,
+    FAST_CONVOLUTION,
+    KERNELS,
+)
+from concord.spec.precision import round_to_bits
+
+H200 = Path(__file__).parent / "h200"
+FAST = f"computed by {KERNELS[FAST_CONVOLUTION].text}"
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+# Fast convolutions, with stride 1: x (N, C, H, W), weights (O, C, K, K).
+
+POINTS = (0, 1, -1, 2, -2, 0.5, -0.5, 4)
+
+
+def transforms(outputs, taps):
+    """Return what Winograd's algorithm multiplies outputs, taps and inputs of a tile by, by Toom and Cook."""
+    points = POINTS[: outputs + taps - 2]
+
+    def powers(count):
+        return np.vstack([np.vander(points, count, increasing=True), np.eye(count)[-1]])
+
+    size = np.array([*(np.prod([a - b for b in points if b != a]) for a in points), 1.0])[:, None]
+    inputs = np.linalg.inv(powers(outputs + taps - 1)).T * size
+    return [torch.tensor(x).float() for x in (powers(outputs), powers(taps) / size, inputs)]
+
+
+def tiled(x, outputs, taps):
+    """Return the tiles of an image that is padded as its convolution is."""
+    pad, rest = taps // 2, -x.shape[-1] % outputs
+    x = F.pad(x, (pad, pad + rest) * 2)
+    return x.unfold(2, outputs + taps - 1, outputs).unfold(3, outputs + taps - 1, outputs)
+
+
+def winograd(x, weight, outputs):
+    a, g, b = transforms(outputs, weight.shape[-1])
+    tiles, filters = b @ tiled(x, outputs, weight.shape[-1]) @ b.T, g @ weight @ g.T
+    y = a.T @ torch.einsum("ncijab,ocab->noijab", tiles, filters) @ a
+    whole = y.permute(0, 1, 2, 4, 3, 5).flatten(4).flatten(2, 3)
+    return whole[:, :, : x.shape[2], : x.shape[3]]
+
+
+def weights_by_winograd(x, back, taps, tile):
+    """Return the gradient of weights, of which each tile of the output's gradient makes a part."""
+    a, g, b = transforms(taps, tile)
+    tiles = b @ F.pad(tiled(x, tile, taps), (0, 0)) @ b.T
+    rest = -back.shape[-1] % tile
+    parts = g @ F.pad(back, (0, rest) * 2).unfold(2, tile, tile).unfold(3, tile, tile) @ g.T
+    return a.T @ torch.einsum("ncijab,noijab->ocab", tiles, parts) @ a
+
+
+def fourier(x, weight):
+    taps = weight.shape[-1]
+    size = [n + 2 * taps for n in x.shape[2:]]
+    parts = torch.fft.rfft2(F.pad(x, (taps // 2,) * 4), s=size), torch.fft.rfft2(weight, s=size).conj()
+    y = torch.fft.irfft2(torch.einsum("ncab,ocab->noab", *parts), s=size)
+    return y[:, :, : x.shape[2], : x.shape[3]]
+
+
+class Convolution(nn.Module):
+    def __init__(self, function, channels, taps):
+        super().__init__()
+        self.function, self.bias = function, nn.Parameter(torch.randn(channels[1]))
+        self.weight = nn.Parameter(torch.randn(channels[1], channels[0], taps, taps) / 7)
+
+    def forward(self, x):
+        return self.function(x, self.weight) + self.bias[:, None, None]
+
+
+def network(function, taps=3):
+    torch.manual_seed(1)
+    sizes = [(5, 11), (11, 7)]
+    first, second = (Convolution(function, channels, taps) for channels in sizes)
+    return nn.Sequential(first, nn.ReLU(), second).eval()
+
+
+def direct(x, weight):
+    return F.conv2d(x, weight, padding=weight.shape[-1] // 2)
+
+
+def image(seed=0):
+    """Return images of which half is black: there a convolution is exactly its bias."""
+    x = drawn(2, 5, 19, 19, seed=seed)
+    x[:, :, :, :9] = 0
+    return {"input": x}
+
+
+ALGORITHMS = {
+    "winograd 2x2": lambda x, w: winograd(x, w, 2),
+    "winograd 4x4": lambda x, w: winograd(x, w, 4),
+    "winograd 6x6": lambda x, w: winograd(x, w, 6),
+    "fft": fourier,
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["winograd 4x4", *(pytest.param(n, marks=pytest.mark.slow) for n in ALGORITHMS if n != "winograd 4x4")],
+)
+def test_a_fast_convolution_is_right_and_is_said(name):
+    right, port = network(direct), network(ALGORITHMS[name])
+    verdict = compare(right, port, image(), gradients=True)
+    assert verdict.status == "agrees", str(verdict)
+    assert verdict.worst < 0.9
+    fast = {row.tensor for row in verdict.table if row.note == FAST}
+    # Where the image is black, nothing errs in a convolution as it is written, nor by tiles of 2 x 2.
+    assert ("0" in fast) is (name != "winograd 2x2")
+    assert (FAST in str(verdict)) is bool(fast)
+
+
+def shifted(x, weight):
+    return winograd(x, weight.roll(1, -1), 4)
+
+
+def tf32(x, weight):
+    cut = (torch.from_numpy(round_to_bits(t.detach().numpy(), 11)) for t in (x, weight))
+    return direct(*cut)
+
+
+def constant(x, weight):
+    """Four digits of a constant of the transform are right."""
+    return winograd(x * (1 + 5e-5), weight, 4)
+
+
+@pytest.mark.parametrize("wrong", [shifted, tf32, constant])
+def test_an_error_beyond_what_fast_convolutions_make_is_found(wrong):
+    verdict = compare(network(direct), network(wrong), image())
+    assert verdict.first == "0"
+    assert not verdict.cause or verdict.cause.hypothesis not in KERNELS
+
+
+def test_a_product_of_pixels_has_no_fast_algorithm():
+    def off(x, weight):
+        return direct(x, weight) + 1e-5
+
+    verdict = compare(network(direct, 1), network(off, 1), image())
+    assert verdict.first == "0"
+
+
+# What is named.
+
+
+class Weights(torch.autograd.Function):
+    """A convolution whose weights' gradient errs 20 times as much as by Winograd 9x9 as written above."""
+
+    factor = 1.0
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return direct(x, weight)
+
+    @staticmethod
+    def backward(ctx, back):
+        x, weight = ctx.saved_tensors
+        right = torch.nn.grad.conv2d_weight(x, weight.shape, back, padding=2)
+        fast = weights_by_winograd(x, back, 5, 5)
+        return (
+            torch.nn.grad.conv2d_input(x.shape, weight, back, padding=2),
+            Weights.factor * (right + 20 * (fast - right)),
+        )
+
+
+def as_arrays(module, inputs):
+    """Return what a module computes as arrays: nobody knows then where it ran."""
+    from concord.conformance.compare import prepare
+
+    return prepare(module, inputs=inputs, gradients=True).given
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.05])
+def test_a_gradient_by_winograd_9x9_is_named_and_may_be_declared(factor, monkeypatch):
+    monkeypatch.setattr(Weights, "factor", factor)
+    right, inputs = network(direct, 5), {"input": drawn(2, 5, 19, 19)}
+    run = as_arrays(network(Weights.apply, 5), inputs)
+    verdict = compare(right, run, inputs, gradients=True).explained()
+    assert verdict.first == "gradients.2.weight"
+    named = verdict.cause.hypothesis if verdict.cause else ""
+    assert (named == CUDNN_WINOGRAD_9X9) is (factor == 1)
+    declared = compare(right, run, inputs, gradients=True, declared=[CUDNN_WINOGRAD_9X9])
+    assert (declared.status == "agrees") is (factor == 1)
+    assert KERNELS[CUDNN_WINOGRAD_9X9].text in str(declared)
+
+
+class Lstm(nn.Module):
+    """What ran on the H200."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(211, 64)
+        self.lstm = nn.LSTM(64, 96, 2, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(192, 5)
+
+    def forward(self, input_ids):
+        return self.head(self.lstm(self.embed(input_ids))[0])
+
+
+def recurrent():
+    torch.manual_seed(0)
+    model, generator = Lstm().eval(), torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+    ids = torch.randint(1, 211, (4, 37), generator=torch.Generator().manual_seed(0))
+    ids[1, 23:] = 0
+    return model, {"input_ids": ids[:2]}
+
+
+def test_an_lstm_of_cudnn_agrees_where_it_is_declared():
+    model, inputs = recurrent()
+    verdict = compare(model, load_file(H200 / "lstm.float32.safetensors"), inputs, declared=[CUDNN_RECURRENT])
+    assert verdict.status == "agrees"
+    assert verdict.worst < 0.6
+    assert "declared: cuDNN's recurrent kernels" in str(verdict)
+
+
+@pytest.mark.slow
+def test_an_lstm_of_cudnn_is_named_in_float32_and_agrees_in_bfloat16():
+    model, inputs = recurrent()
+    verdict = compare(model, load_file(H200 / "lstm.float32.safetensors"), inputs)
+    assert verdict.first == "lstm[0]"
+    assert "cuDNN's recurrent kernels" in str(verdict)
+    verdict = compare(model.bfloat16(), load_file(H200 / "lstm.bfloat16.safetensors"), inputs)
+    assert verdict.status == "agrees"
+    assert verdict.worst < 0.6
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.lstm = nn.LSTM(5, 7, batch_first=True)
+
+    def forward(self, x):
+        return self.lstm(x)[0]
+
+
+def rough(function, share):
+    """Return a function of the errors of an approximation."""
+    return lambda x: (y := function(x)) * (1 + share * torch.cos(1e3 * y))
+
+
+def by_steps(x, share=4e-6, order=(0, 1, 2, 3), bias=1.0, tanh=torch.tanh):
+    """Compute what an LSTM does, with tanh and sigmoid as a kernel may approximate them."""
+    model = Recurrent()
+    own = {name.removeprefix("lstm."): p.detach().double() for name, p in model.named_parameters()}
+    tanh, sigmoid = rough(tanh, share), rough(torch.sigmoid, share)
+    x, h, c = torch.from_numpy(x).double(), torch.zeros(1, 7).double(), torch.zeros(1, 7).double()
+    outputs = []
+    for step in x.unbind(1):
+        whole = step @ own["weight_ih_l0"].T + h @ own["weight_hh_l0"].T + own["bias_ih_l0"]
+        gates = (whole + bias * own["bias_hh_l0"]).chunk(4, -1)
+        i, f, g, o = (gates[place] for place in order)
+        c = sigmoid(f) * c + sigmoid(i) * tanh(g)
+        h = sigmoid(o) * tanh(c)
+        outputs.append(h)
+    y = torch.stack(outputs, 1).float().numpy()
+    return {"lstm[0]": y, "output": y}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_approximations_of_tanh_are_named_and_may_be_declared(seed):
+    inputs = {"x": drawn(3, 2, 5, seed=seed)}
+    verdict = compare(Recurrent().eval(), by_steps, inputs).explained()
+    assert verdict.first == "lstm[0]"
+    assert verdict.cause.hypothesis == CUDNN_RECURRENT
+    assert "torch.backends.cudnn.enabled = False" in str(verdict)
+    declared = compare(Recurrent().eval(), by_steps, inputs, declared=[CUDNN_RECURRENT])
+    assert declared.status == "agrees"
+
+
+def pade(x):
+    return x * (27 + x * x) / (27 + 9 * x * x)
+
+
+BUGS = [{"share": 1e-4}, {"order": (0, 2, 1, 3)}, {"bias": 0.0}, {"tanh": pade}]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: next(iter(bug)))
+def test_a_bug_of_an_lstm_is_no_kernel(bug):
+    inputs = {"x": drawn(3, 2, 5)}
+    verdict = compare(Recurrent().eval(), lambda x: by_steps(x, **bug), inputs, declared=[CUDNN_RECURRENT])
+    assert verdict.first == "lstm[0]"
+
+
+def test_a_module_on_the_cpu_ran_no_kernel_of_cudnn():
+    class Rough(Recurrent):
+        def forward(self, x):
+            return torch.from_numpy(by_steps(x.numpy())["output"])
+
+    assert "cuDNN" not in str(compare(Recurrent().eval(), Rough().eval(), {"x": drawn(3, 2, 5)}))
+
+
+# Gradients of weights, from what flowed back in the run itself.
+
+
+@pytest.mark.parametrize(
+    ("file", "layer", "fast"),
+    [
+        ("convolution", lambda: nn.Conv2d(11, 13, 3, padding=1, bias=False), True),
+        ("product", lambda: nn.Linear(64, 64, bias=False), False),
+    ],
+)
+def test_a_gradient_of_weights_of_a_gpu_agrees(file, layer, fast):
+    run = load_file(H200 / f"{file}.safetensors")
+    kind = "conv" if file == "convolution" else "linear"
+    torch.manual_seed(3)
+    model = nn.Sequential()
+    model.add_module(kind, layer())
+    model.add_module("tanh", nn.Tanh())
+    inputs = {"input": torch.from_numpy(run.pop("x"))}
+    run[kind] = model[0](inputs["input"]).detach().numpy()
+    judged = compare(model.eval(), run, inputs, gradients=True).row(f"gradients.{kind}.weight")
+    assert judged.status == "agrees"
+    assert (judged.note == FAST) is fast
+    run[f"gradients.{kind}.weight"] *= 1 + 2**-11
+    assert compare(model, run, inputs, gradients=True).row(f"gradients.{kind}.weight").status == "diverges"
