@@ -3,8 +3,8 @@
 import pytest
 
 from concord import backends
-from concord.conformance.bugs.bug import Change, recipe
-from concord.conformance.bugs.catalogue import TRAINING
+from concord.conformance.bugs.bug import Change, recipe, rule
+from concord.conformance.bugs.catalogue import ENTRIES, TRAINING, TRAINING_GROUPS
 from concord.conformance.bugs.training.runs import RUNS, model, training_of
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.lockstep.running import Candidate, free_running, resynchronised
@@ -113,6 +113,49 @@ def test_number_that_nobody_guesses_is_recovered(asked):
     assert divergence.cause is not None
     assert divergence.cause.hypothesis == name
     assert said in divergence.cause.text
+
+
+ALONE = [bug for bug in ENTRIES if bug.group in TRAINING_GROUPS and not bug.variant]
+
+
+@pytest.mark.parametrize("bug", ALONE, ids=lambda bug: bug.what)
+def test_an_explanation_alone_is_named_in_the_run_that_shows_it(bug):
+    keeping = bug.name == "rows_without_gradient" and "decay" in bug.what
+    cause = track_of("lazy-adam" if keeping else "adamw", bug.change).first.cause
+    assert (cause.hypothesis, cause.clauses) == (bug.name, (bug.clause,))
+    assert bug.what in cause.text
+
+
+def test_one_cause_is_told_once():
+    cause = track_of("adamw", TRAINING["decay_missing"].change).first.cause
+    assert (cause.hypothesis, cause.confident) == ("decay_missing", True)
+
+
+def halved(m, total):
+    return {name: one * 0.5 if m.kinds[name] == "bias" else one for name, one in total.items()}
+
+
+def without_last(m, right, gradients, squares):
+    return {**right[0], "classifier.bias": gradients["classifier.bias"]}, right[1]
+
+
+def frozen(o, right, name, parameter, *given):
+    moved = right(name, parameter, *given)  # the moments go on
+    return parameter if o.kinds[name] in ("bias", "positions") else moved
+
+
+READ_OFF = {
+    "of every bias that are multiplied by 0.5 (GRD-1)": Change(gradients=halved),
+    "gradients of `classifier.bias` that are not clipped (OPT-7)": Change(clip=without_last),
+    "of position tables and every bias that are as they were before the step (OPT-3)": rule(updated=frozen),
+}
+
+
+@pytest.mark.parametrize("said", READ_OFF)
+def test_which_parameters_of_a_section_hold_what_is_read_off(said):
+    cause = track_of("adamw", READ_OFF[said]).first.cause
+    assert said in cause.text
+    assert not cause.confident
 
 
 def test_what_nothing_explains_has_no_cause():

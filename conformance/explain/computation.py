@@ -97,6 +97,10 @@ class Computation(ABC):
         """Judge a tensor by what it should be then."""
         return judge_tensor(actual, prediction.value, prediction.sigma, self.dtype)
 
+    def one_cause(self, one: Hypothesis, other: Hypothesis) -> bool:
+        """Return whether two hypotheses are one cause where they come to the same numbers."""
+        return one.name == other.name
+
     def same(self, one: Prediction, other: Prediction) -> bool:
         """Return whether two hypotheses come to the same numbers."""
         return self.judged(one.value, other).ratio <= SAME

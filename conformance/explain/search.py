@@ -143,7 +143,7 @@ class Search:
             if not self.effort.untried:
                 with self.effort.attempt("reading a cause off the tensor"):
                     for one in readings:
-                        return caused(self.computation.subject, [one], True)
+                        return caused(self.computation.subject, [one], not one.rare)
         return None
 
     def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[Explanation]:
@@ -160,14 +160,25 @@ class Search:
                     continue
                 with self.applying(one):
                     prediction = asked.predict(one)
-                    known = any(
-                        one.name == other.hypothesis.name and asked.same(prediction, other.prediction)
-                        for other in found
-                    )
-                    if not known and asked.explains(prediction):
-                        holds = all(other.compatible(one) for other in self.others)
-                        explanation = Explanation(one, prediction, asked.distance(prediction))
-                        (found if holds else self.refuted).append(explanation)
+
+                    def known_in(
+                        those: Sequence[Explanation],
+                        one: Hypothesis = one,
+                        prediction: Prediction = prediction,
+                    ) -> bool:
+                        return any(
+                            asked.one_cause(one, other.hypothesis)
+                            and asked.same(prediction, other.prediction)
+                            for other in those
+                        )
+
+                    if known_in(found) or not asked.explains(prediction):
+                        continue
+                    explanation = Explanation(one, prediction, asked.distance(prediction))
+                    if all(other.compatible(one) for other in self.others):
+                        found.append(explanation)
+                    elif not known_in(self.refuted):
+                        self.refuted.append(explanation)
         return found
 
     def near(self, hypotheses: Iterable[Hypothesis]) -> Iterator[Hypothesis]:

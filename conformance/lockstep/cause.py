@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,16 +17,18 @@ import numpy as np
 
 from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.bug import recipe as with_recipe
-from concord.conformance.bugs.catalogue import TRAINING
+from concord.conformance.bugs.catalogue import ENTRIES, TRAINING_GROUPS
 from concord.conformance.bugs.training.step import CLAUSE_OF, text
 from concord.conformance.explain import Cause
+from concord.conformance.explain.computation import within
 from concord.conformance.explain.fitting import Left, fitted, power
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.explain.search import Search
 from concord.conformance.lockstep.made import MadeStep
-from concord.conformance.wording import instead
+from concord.conformance.wording import few, instead, joined, multiple
 from concord.spec.arrays import Array
 from concord.spec.errors import ConfigError
+from concord.spec.parameters import parameters
 from concord.spec.training.recipe import CHOICES, KINDS_OF_PARAMETERS, RATES, Recipe
 from concord.spec.training.schedules import learning_rate
 
@@ -63,14 +65,16 @@ def cause_of(first: MadeStep, others: Sequence[MadeStep] = ()) -> Cause | None:
     if cause:
         return cause
     found = [one for one in search.refuted if all(other.compatible(one.hypothesis) for other in diverging)]
-    return search.conclude(found, f" from step {first.start.step + 1} on") if diverging and found else None
+    if diverging and found:
+        return search.conclude(found, f" from step {first.start.step + 1} on")
+    return search.cause((), readings(first))
 
 
 def suspects(recipe: Recipe) -> Iterator[Hypothesis]:
     """Yield what may be wrong with a step of training by a recipe."""
     told: set[Recipe] = {recipe}
-    for bug in TRAINING.values():
-        if bug.only not in ("", recipe.algorithm):
+    for bug in ENTRIES:
+        if bug.group not in TRAINING_GROUPS or bug.only not in ("", recipe.algorithm):
             continue
         if "recipe" in bug.change.places:
             try:
@@ -218,3 +222,87 @@ LOOKS: dict[str, tuple[Callable[[MadeStep], Iterator[Hypothesis]], ...]] = {
     ),
 }
 """What a step tells that is first wrong at a stage of it."""
+
+
+# What a section of a step shows by itself.
+
+KINDS = {"embedding": "token and segment tables", "positions": "position tables", "kernel": "weights"}
+"""Kinds of parameters in words, where these are others."""
+
+SECTIONS = {
+    "gradients": ("gradients", "GRD-1"),
+    "clipped": ("gradients", "OPT-7"),
+    "parameters": ("updated parameters", ""),
+}
+"""A section in words, and the clause that it breaks; empty: that of its tensors."""
+
+
+def readings(made: MadeStep) -> Iterator[Hypothesis]:
+    """Read off which parameters a section is wrong in, and what it holds there."""
+    section = made.tensor.split(".")[2]
+    if section not in SECTIONS:
+        return
+    prefix = f"steps.{made.start.step}.{section}."
+    rows = {
+        row.tensor.removeprefix(prefix): row for row in made.verdict.table if row.tensor.startswith(prefix)
+    }
+    wrong = [name for name, row in rows.items() if row.status == "diverges"]
+    subject, clause = SECTIONS[section]
+    for what, others in _instead(made, section).items():
+        like = {name for name in rows if name in others and _is(made, f"{prefix}{name}", others[name])}
+        if like >= {*wrong}:
+            text = f"{subject}{_of(made, wrong, like, [*rows])} that are {what}"
+            yield Hypothesis("read_off", text, clause or rows[wrong[0]].clause, rare=True)
+            return
+
+
+def _of(made: MadeStep, wrong: Sequence[str], like: Collection[str], every: Sequence[str]) -> str:
+    """Say which parameters are wrong: all of some kinds, or a few by their names.
+
+    Args:
+        like: those that are what is said of them, which includes some of which it is right.
+    """
+    kinds = {name: one.kind for name, one in parameters(made.case.config, made.case.part).items()}
+    some = dict.fromkeys(kinds[name] for name in wrong)
+    if {*every} <= {*like}:
+        return ""
+    if {name for name in every if kinds[name] in some} <= {*like}:
+        return f" of {joined([KINDS.get(kind, f'every {kind}') for kind in some])}"
+    return f" of {few(f'`{name}`' for name in wrong)}"
+
+
+def _instead(made: MadeStep, section: str) -> dict[str, dict[str, Array]]:
+    """Return what a section may hold instead, by parameter and in words."""
+    values, prefix = made.expected.values, f"steps.{made.start.step}."
+
+    def of(kind: str) -> dict[str, Array]:
+        begin = f"{prefix}{kind}."
+        return {name.removeprefix(begin): one for name, one in values.items() if name.startswith(begin)}
+
+    right = of(section)
+    found = {"zero": {name: 0.0 * one for name, one in right.items()}}
+    if section == "clipped":
+        found["not clipped"] = of("gradients")
+    if section == "parameters":
+        found["as they were before the step"] = {
+            name: made.start.state[f"parameters.{name}"]
+            for name in right
+            if f"parameters.{name}" in made.start.state
+        }
+    first = made.tensor.split(".", 3)[3]
+    one, actual = right[first].astype(np.float64), made.actual.astype(np.float64)
+    if section != "parameters" and one.any():
+        factor = float((one * actual).sum() / np.square(one).sum())
+        found[f"multiplied by {multiple(float(f'{factor:.4g}'))}"] = {
+            name: factor * value for name, value in right.items()
+        }
+    return found
+
+
+def _is(made: MadeStep, name: str, value: Array) -> bool:
+    """Return whether a tensor that was reported is another, but for rounding."""
+    right, sigma = made.expected.values[name], made.expected.sigmas[name]
+    largest = float(
+        np.max(abs(value), initial=0.0) / max(np.max(abs(right), initial=0.0), np.finfo(float).tiny)
+    )
+    return name in made.delivered and within(made.delivered[name] - value, sigma * max(1.0, largest))

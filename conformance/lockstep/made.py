@@ -14,7 +14,7 @@ from concord.conformance.bugs.training.step import STAGES, stages
 from concord.conformance.bugs.training.tape import BuggedTrajectory
 from concord.conformance.estimate import FEW, Observer, estimate, exact
 from concord.conformance.expectation import Expectation, JudgedTraining, root_mean_square
-from concord.conformance.explain.computation import CLEAR, Computation, Prediction
+from concord.conformance.explain.computation import CLEAR, SAME, Computation, Prediction
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.judging import judge
 from concord.conformance.lockstep.envelope import Start
@@ -178,6 +178,15 @@ class MadeStep(Computation):
         """Return whether all that was reported is what was predicted."""
         shown = not self.actual.size or super().explains(prediction)
         return shown and self.distance(prediction) <= 1
+
+    def one_cause(self, one: Hypothesis, other: Hypothesis) -> bool:
+        """Return whether two hypotheses are one cause: two recipes that come to the same are."""
+        return super().one_cause(one, other) or one.change.places == other.change.places == {"recipe"}
+
+    def same(self, one: Prediction, other: Prediction) -> bool:
+        """Return whether two hypotheses come to the same numbers in all that was reported."""
+        beside = (self.judged(value.value, other.beside[name]) for name, value in one.beside.items())
+        return super().same(one, other) and all(judgement.ratio <= SAME for judgement in beside)
 
     def compatible(self, hypothesis: Hypothesis) -> bool:
         """Return whether what was reported may be that of training with a bug, as far as it can be known."""

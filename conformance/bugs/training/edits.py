@@ -115,6 +115,47 @@ def nesterov_without_gradient(
     return ahead if o.recipe.momentum_form == "displacement" else n["rate"] * ahead
 
 
+def rows_without_gradient(
+    o: Optimizer,
+    right: StepEdit,
+    gradients: Tensors,
+    n: Tensors,
+    rows: Tensors,
+    move: bool,
+    decay: bool,
+) -> None:
+    """Move rows of tables that no batch looked up, or have their moments decay, but not both."""
+    tables = [name for name in o.variables if o.kinds[name] in TABLES]
+    held = {name: o.operations.value(o.variables[name]) for name in tables}
+    before, chosen = dict(o.state), o.operations.chosen
+    right(gradients, n, {})
+    for name in tables:
+        size = o.operations.larger(gradients[name], -gradients[name])
+        used = rows.get(name, size > 0.0)
+        if not move:
+            now = o.operations.value(o.variables[name])
+            o.operations.assign(o.variables[name], chosen(used, now, held[name]))
+        for key in before if not decay else ():
+            if key.partition(".")[2] == name:
+                o.state[key] = chosen(used, o.state[key], before[key])
+
+
+def clipping_missed() -> Change:
+    """Report clipped gradients, and move parameters by those before clipping."""
+    unclipped: dict[str, Tensor] = {}
+
+    def clip(m: TrainingStep, right: Clipped, gradients: Tensors, squares: Squares) -> Clipped:
+        unclipped.update(gradients)
+        return right
+
+    moved = rule(
+        updated=lambda o, right, name, parameter, gradient, n: right(
+            name, parameter, unclipped.get(name, gradient), n
+        )
+    )
+    return dataclasses.replace(moved, clip=clip)
+
+
 def forgetting(o: Optimizer, right: StepEdit, *given: Any) -> None:
     o.state = {name: o.operations.zeros_like(tensor) for name, tensor in o.state.items()}
     right(*given)
@@ -320,6 +361,7 @@ EDITS: Mapping[str, StepEdit | Change] = {
     ),
     "adam_first_moment_uncorrected": lambda o, right, step: (1.0, right(step)[1]),
     "adam_second_moment_uncorrected": lambda o, right, step: (right(step)[0], 1.0),
+    "clipping_missed": clipping_missed(),
     "adam_step_ahead": lambda o, right, step: right(step + 1),
     "adam_correction_constant": lambda o, right, step: right(0),
     "adam_corrected_in_place": rule(numbers=corrections_apart, adam=corrected_in_place),
