@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
+from concord.spec.text import first_of
+
 MOST_DIGITS = 17
 """Significant digits that tell any two float64 numbers apart."""
 
@@ -41,6 +43,26 @@ def gather(things: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[A
     for thing in things:
         gathered.setdefault(key(thing), []).append(thing)
     return gathered
+
+
+FEW = 3
+"""Names with one reason of which each has its own line."""
+
+
+def once(reasons: Iterable[tuple[str, str, object]]) -> list[str]:
+    """Return a line for each name, but one alone for many that have one reason.
+
+    Args:
+        reasons: a name, what is said of it, and what it shares with others.
+    """
+    lines = []
+    for group in gather(reasons, lambda entry: entry[2]).values():
+        few = len(group) <= FEW
+        for name, words, _ in group[: FEW if few else 1]:
+            lines += f"{name}: {words}".split("\n")
+        if not few:
+            lines.append(f"  likewise {len(group) - 1} more: {first_of([one for one, *_ in group[1:]], FEW)}")
+    return lines
 
 
 def plain(value: object) -> str:

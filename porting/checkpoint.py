@@ -38,6 +38,8 @@ class LazyTensor(StoredTensor):
         name: the canonical name of the parameter that it is, or is a copy of; empty: of none.
         status: see :data:`Status`.
         reason: why, where it was not simply read.
+        owner: the tensor of the file that a model takes in its place where it is tied, as an output is to
+            embeddings; empty: there is none.
         redundant: whether it is no parameter and holds nothing but what the rest says: a copy of another,
             the numbers of positions.
     """
@@ -47,6 +49,7 @@ class LazyTensor(StoredTensor):
     name: str = ""
     status: Status = "read"
     reason: str = ""
+    owner: str = ""
     redundant: bool = False
 
     def read(self) -> NDArray[Any]:

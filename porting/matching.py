@@ -6,12 +6,13 @@ And what becomes of the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import numpy as np
 
+from concord.conformance.wording import FEW, gather
 from concord.porting.checkpoint import UNKNOWN, Checkpoint, LazyTensor
 from concord.porting.registry import Format
 from concord.porting.stored import FLOATS, Bits, StoredTensor, in_memory, widened
@@ -21,6 +22,7 @@ from concord.spec.parameters import parameters, shape_of
 from concord.spec.positions import sinusoid
 from concord.spec.sources.layouts import WEIGHT_LAYOUTS
 from concord.spec.sources.table import POSITIONS, Binding
+from concord.spec.text import first_of
 
 
 def unlike(holds: str, name: str, found: Mapping[str, StoredTensor]) -> str:
@@ -84,8 +86,18 @@ def match(
     tried = [_Matching(found, config, part, form) for part, config in configs.items()]
     best = min(tried, key=lambda one: len(one.problems))  # of equals the most complete part
     if best.problems:
-        raise WeightsError(best.problems[:MOST])
+        raise WeightsError([*_lines(best.problems)][:MOST])
     return Checkpoint(best.config, best.part, best.tensors, found, others=best.others)
+
+
+def _lines(problems: Sequence[tuple[str, str, str]]) -> Iterator[str]:
+    """Yield a line for each problem, but one alone for many tensors with the same."""
+    for group in gather(problems, lambda problem: problem[1]).values():
+        few = len(group) <= FEW
+        more = (
+            "" if few else f", likewise {len(group) - 1} more: {first_of([one[0] for one in group[1:]], FEW)}"
+        )
+        yield from (f"{name} {said}{more} [{about}]" for name, said, about in group[: FEW if few else 1])
 
 
 class _Matching:
@@ -107,7 +119,7 @@ class _Matching:
         self.others: dict[str, LazyTensor] = {}
         self.owner: dict[str, str] = {}
         self.older: set[str] = set()
-        self.problems: list[str] = []
+        self.problems: list[tuple[str, str, str]] = []
         for name, parameter in parameters(config, part).items():
             self._take(name, shape_of(config, parameter))
         carried = {self._spelled(kept.name): name for name, kept in self.rules.carried.items()}
@@ -129,8 +141,8 @@ class _Matching:
                 return old
         return name
 
-    def _problem(self, said: str, about: str = "") -> None:
-        self.problems.append(f"{said} [{about}{self.context}]")
+    def _problem(self, name: str, said: str, about: str = "") -> None:
+        self.problems.append((repr(name), said, about + self.context))
 
     def _bind(
         self, name: str, natives: Sequence[str], layout: str, shape: tuple[int, ...]
@@ -144,11 +156,11 @@ class _Matching:
         for native in natives:
             stored, about = self.found.get(native), f"parameter={name}, "
             if stored is None:
-                self._problem(f"{native!r} is missing but is required", about)
+                self._problem(native, "is missing but is required", about)
             elif stored.dtype not in FLOATS:
-                self._problem(f"{native!r} has dtype {stored.dtype} but must be a floating-point type", about)
+                self._problem(native, f"has dtype {stored.dtype} but must be a floating-point type", about)
             elif stored.shape != wanted:
-                self._problem(f"{native!r} has shape {stored.shape} but must be {wanted}", about)
+                self._problem(native, f"has shape {stored.shape} but must be {wanted}", about)
         if len(self.problems) > before:
             return {}
         pieces = [self.found[native] for native in natives]
@@ -171,7 +183,7 @@ class _Matching:
             self.owner |= dict.fromkeys([native for native in natives if native in self.found], name)
             self.tensors |= self._bind(name, natives, layout, shape)
         elif name != POSITIONS or self.config.positions != "sinusoidal":
-            self._problem(f"{name!r} is required by this configuration but the source has no weight for it")
+            self._problem(name, "is required by this configuration but the source has no weight for it")
         else:
             stored = in_memory(sinusoid(self.config))
             reason = "the file has no table of fixed positions: it follows from the configuration"
@@ -204,11 +216,11 @@ class _Matching:
             None,
         )
         if ignored is None and not name and not copied:
-            self._problem(f"{native!r} is unexpected: the source has no such tensor in this configuration")
+            self._problem(native, "is unexpected: the source has no such tensor in this configuration")
             return
         reason = ignored.reason if ignored else f"stands behind the part {self.part!r}"
         if wrong := unlike(ignored.holds if ignored else "", native, self.found):
-            self._problem(f"{native!r} {wrong}: otherwise it is not what it is said to be, {reason}")
+            self._problem(native, f"{wrong}: otherwise it is not what it is said to be, {reason}")
             return
         reason += f"; it is no copy of {original!r}" if original else ""
         if name:
@@ -227,6 +239,7 @@ class _Matching:
                 name=self.owner.get(original, "") if copied else "",
                 status="tied" if copied else "ignored",
                 reason=f"a copy of {original!r}, bit for bit" if copied else reason,
+                owner=original,
                 redundant=copied or bool(ignored and ignored.holds in WHOLE),
             )
 

@@ -17,6 +17,7 @@ from concord.porting.certificate.inputs import DRAWN, inputs_of
 from concord.porting.certificate.page import page
 from concord.porting.comparison import compare
 from concord.spec.errors import SpecError
+from tests.test_difference import with_head
 from tests.toys.checkpoints import CARRIED, drawn
 from tests.toys.disturbed import name_of
 from tests.toys.ready import headed
@@ -188,12 +189,22 @@ def test_heads_that_the_family_does_not_have_are_a_claim_of_their_own(tmp_path):
     headed(tmp_path / "b", cls__predictions__bias=np.ones(25, np.float32))
     for target, status, reason in (
         ("flax", "proven", ""),
-        ("own", "unverified", "bert.pooler.dense.weight: not compared: is in the source alone"),
+        ("own", "unverified", ": not compared: is in the source alone; likewise "),
         ("b", "failed", "cls.predictions.bias: all numbers of B are 1"),
     ):
         found = claims(porting.read(source), porting.read(tmp_path / target))
         claim = found[certificates.certificate.OTHERS]
         assert (claim.status, reason in claim.reason) == (status, True)
+
+
+def test_an_untied_output_that_is_lost_is_a_failure(tmp_path):
+    source, target = with_head(tmp_path / "a", False, True), with_head(tmp_path / "b", None, False)
+    found = claims(porting.read(source), porting.read(target))
+    said = "tie_word_embeddings is False in the source and True in the target"
+    assert (found["configuration"].status, found["configuration"].reason) == ("failed", said)
+    others = found[certificates.certificate.OTHERS]
+    assert others.status == "failed"
+    assert "cls.predictions.decoder.weight: is in the source alone" in others.reason
 
 
 @pytest.mark.parametrize("variant", spec.variants())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,15 +10,16 @@ import typer
 
 from concord import writing
 from concord.conformance import record
+from concord.conformance.wording import once
 from concord.options import Written
 from concord.spec.errors import collect
 from concord.terminal import Terminal
 
 if TYPE_CHECKING:
-    from concord.porting.comparison import Comparison
+    from concord.porting.comparison import Comparison, TensorDifference
 
-MOST = 40
-"""Tensors that differ of which there is a row."""
+MOST = 80
+"""Lines about tensors that differ."""
 
 
 def diff(
@@ -56,15 +58,23 @@ def _show(found: Comparison, console: Terminal) -> None:
     for names, where in zip(found.alone, ("A", "B"), strict=True):
         if names:
             console.tell(f"beside the weights of {where} alone: {', '.join(names)}")
-    lines = [f"{name}: missing in B" for name in found.missing[:MOST]]
-    lines += [f"{name}: in B alone" for name in found.extra[:MOST]]
-    for pair in found.pairs[:MOST]:
-        lines += [f"{pair.name}: {pair.words}"] + [f"  likely: {pair.cause}"] * bool(pair.cause)
-    lines += [f"{pair.name}, which is no parameter: {pair.words}" for pair in found.others.pairs[:MOST]]
-    for line in lines:
+    lines = once((name, "missing in B", "") for name in found.missing)
+    lines += once((name, "in B alone", "") for name in found.extra)
+    lines += _differences(found.pairs)
+    lines += _differences(found.others.pairs, ", which is no parameter")
+    for line in lines[:MOST]:
         console.tell(line, style=None if line.startswith(" ") else "red")
-    for name, why in list(found.others.apart.items())[:MOST]:
-        console.tell(f"{name}, which is no parameter, was not compared: {why}", style="magenta")
-    if len(found.pairs) > MOST:
-        console.tell(f"and {len(found.pairs) - MOST} more")
+    if len(lines) > MOST:
+        console.tell(f"and {len(lines) - MOST} lines more (--json)")
+    apart = found.others.apart.items()
+    for line in once((name, f"is no parameter, and was not compared: {why}", why) for name, why in apart):
+        console.tell(line, style="magenta")
     console.tell(found.summary, style="bold")
+
+
+def _differences(pairs: Iterable[TensorDifference], what: str = "") -> list[str]:
+    """Return lines for tensors that differ; those of one kind and cause are told together."""
+    return once(
+        (f"{pair.name}{what}", pair.words + f"\n  likely: {pair.cause}" * bool(pair.cause), pair.reason)
+        for pair in pairs
+    )

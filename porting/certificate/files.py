@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from concord.conformance.wording import once
 from concord.porting.certificate.certificate import (
     FAILED,
     NOT_APPLICABLE,
@@ -87,11 +88,11 @@ def claims(
     source: Checkpoint, target: Checkpoint, sides: tuple[PortSide, PortSide], compared: Comparison
 ) -> Iterator[Claim]:
     """Yield what files and tensors alone prove."""
-    wrong = [f"{pair.name}: {pair.said}" for pair in compared.pairs]
-    wrong += [f"{name}: missing in the target" for name in compared.missing]
-    wrong += [f"{name}: in the target alone" for name in compared.extra]
-    count = compared.same + len(wrong)
-    said = f"{len(wrong)} of {count} parameters are not those of the source: {first_of(wrong, NAMED, '; ')}"
+    wrong = [(pair.name, pair.said, pair.reason) for pair in compared.pairs]
+    wrong += [(name, "missing in the target", "missing") for name in compared.missing]
+    wrong += [(name, "in the target alone", "extra") for name in compared.extra]
+    count, told = compared.same + len(wrong), first_of([*map(str.strip, once(wrong))], NAMED, "; ")
+    said = f"{len(wrong)} of {count} parameters are not those of the source: {told}"
     right = f"each of {count} parameters has the same bits in the canonical layout on both sides"
     right += "".join(
         f"; {number} {status} in {where}, each with its reason"
@@ -116,15 +117,15 @@ def claims(
 
 def _others(found: Others) -> Iterator[Claim]:
     """Yield whether what is no parameter came along, where there is any that says more than the rest does."""
-    said = [f"{pair.name}: {pair.words}" for pair in found.pairs]
-    said += [f"{name}: not compared: {why}" for name, why in found.apart.items()]
+    said = once((pair.name, pair.said, pair.reason) for pair in found.pairs)
+    said += once((name, f"not compared: {why}", why) for name, why in found.apart.items())
     if said:
-        counted = (
-            f"of {found.same + len(said)}, {len(found.pairs)} differ and {len(found.apart)} could not be "
-            "compared"
-        )
+        every = found.same + len(found.pairs) + len(found.apart)
+        counted = f"of {every}, {len(found.pairs)} differ and {len(found.apart)} could not be compared"
         yield Claim(
-            OTHERS, FAILED if found.pairs else UNVERIFIED, f"{counted}: {first_of(said, NAMED, '; ')}"
+            OTHERS,
+            FAILED if found.pairs else UNVERIFIED,
+            f"{counted}: {first_of([*map(str.strip, said)], NAMED, '; ')}",
         )
     elif found.same:
         yield Claim(OTHERS, PROVEN, f"each of {found.same} has the same bits on both sides")

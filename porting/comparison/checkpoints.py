@@ -12,7 +12,7 @@ from typing import Any
 from concord.conformance.fields import also
 from concord.porting.checkpoint import UNKNOWN, Checkpoint, LazyTensor
 from concord.porting.comparison.difference import TensorDifference, classify
-from concord.porting.folder import CARRIED, LABELS, LENGTHS, PROMPTS, SENTENCES
+from concord.porting.folder import CARRIED, CONFIGS, FOREIGN, LABELS, LENGTHS, PROMPTS, SENTENCES
 from concord.porting.sentences import ARGUMENTS
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
@@ -80,6 +80,19 @@ def _spelled(place: Place) -> str:
     return shown("".join(steps).removeprefix("."), LONGEST) or "all of it"
 
 
+TIED = "tie_word_embeddings"
+"""The key of a configuration that says whether a head takes embeddings, where it has no table of its own."""
+
+
+def _tied(checkpoint: Checkpoint) -> bool | None:
+    """Return whether a configuration ties embeddings, as it does if it says nothing; None: there is none."""
+    for name, content in checkpoint.files.items():
+        if name in CONFIGS or name.endswith(FOREIGN):
+            stated = parse_json(content, name)
+            return bool(stated.get(TIED, True)) if isinstance(stated, dict) else None
+    return None
+
+
 @dataclass(frozen=True)
 class Others:
     """What came of the tensors that are no parameters, such as heads that the family does not have.
@@ -136,7 +149,7 @@ class Comparison:
         said += [f"{count} {kind}" for kind, count in counts.items()]
         others = {
             "the same bits": self.others.same,
-            "other bits": len(self.others.pairs),
+            "different": len(self.others.pairs),
             "not compared": len(self.others.apart),
         }
         if any(others.values()):
@@ -162,6 +175,11 @@ def compare(first: Checkpoint, second: Checkpoint, sides: tuple[str, str] = ("A"
     mine, other = ({"part": one.part, **one.config.as_dict()} for one in (first, second))
     ours, theirs = _beside(first), _beside(second)
     apart = {name: _apart(ours[name], theirs[name], sides) for name in ours if name in theirs}
+    # Embeddings are tied in what gives tokens out: a bare model has no such head, and is the same either way.
+    if any(_is_of_head(name, tensor) for one in (first, second) for name, tensor in one.others.items()):
+        ties = _tied(first), _tied(second)
+        if None not in ties:
+            mine[TIED], other[TIED] = ties
     pairs = []
     for name in common:
         pairs += _pair(name, first.tensors, second.tensors, first.config, held)
@@ -181,6 +199,34 @@ def compare(first: Checkpoint, second: Checkpoint, sides: tuple[str, str] = ("A"
     )
 
 
+def _is_of_head(name: str, tensor: LazyTensor) -> bool:
+    return bool(tensor.owner) or not (tensor.redundant or name.startswith("pooler."))
+
+
+def _untied(
+    name: str, sides: tuple[str, str], whose: Checkpoint, other: Checkpoint
+) -> TensorDifference | None:
+    """Return what it means that a checkpoint lacks a tensor that the other one does not tie.
+
+    None if it lacks the whole head.
+    """
+    tensor, head = whose.others[name], name.rsplit(".", 2)[0]
+    if not tensor.owner or not any(one.startswith(head) for one in other.others):
+        return None
+    tied = _tied(other)
+    instead = (
+        f"a model of {sides[1]} takes its embeddings"
+        if tied
+        else f"a model of {sides[1]} draws it anew"
+        if tied is False
+        else f"{sides[1]} does not say what a model takes"
+    )
+    words = (
+        f"is in {sides[0]} alone, where it is no copy of {tensor.owner!r}; {instead} in its place ({TIED})"
+    )
+    return TensorDifference("untied", words, f"{TIED} was not heeded", tensor.foreign)
+
+
 def _others(first: Checkpoint, second: Checkpoint, sides: tuple[str, str]) -> Others:
     """Compare what is no parameter, but for what holds nothing but what the rest says."""
     found: list[TensorDifference] = []
@@ -194,7 +240,11 @@ def _others(first: Checkpoint, second: Checkpoint, sides: tuple[str, str]) -> Ot
         tensors = [one.others[name] for one in (first, second) if name in one.others]
         foreign = tensors[0].foreign
         if len(tensors) == 1:
-            apart[foreign] = f"is in {sides[name not in first.others]} alone"
+            both = ((first, second), sides) if name in first.others else ((second, first), sides[::-1])
+            if difference := _untied(name, both[1], *both[0]):
+                found.append(difference)
+            else:
+                apart[foreign] = f"is in {both[1][0]} alone"
         elif pairs := _pair(name, first.others, second.others, first.config, {}):
             if first.source != second.source and UNKNOWN in [tensor.transform for tensor in tensors]:
                 apart[foreign] = "no table says how it is laid out in files of both kinds"

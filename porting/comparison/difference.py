@@ -59,6 +59,11 @@ class TensorDifference:
     dtypes: tuple[str, str] = ("", "")
 
     @property
+    def reason(self) -> tuple[str, str, str]:
+        """What it shares with others that differ in the same way."""
+        return self.kind, self.cause, self.other
+
+    @property
     def said(self) -> str:
         """How it differs, and what is likely to have caused it."""
         return f"{self.words}; likely: {self.cause}" if self.cause else self.words
@@ -111,6 +116,24 @@ def classify(first: Array, second: Array, name: str, config: EncoderConfig) -> T
             said = _sizes(both)
         kind, words, cause = next((found for look in looks for found in look(both)), last)
     return TensorDifference(kind, f"{words} {said}" if words.endswith(":") else words, cause, name)
+
+
+def _not_finite(both: _Both) -> Iterator[Found]:
+    """Look for NaN and infinities that one of the two has more of: they hide whatever else differs."""
+    counts = [
+        [int(is_one(one).sum()) for is_one in (np.isnan, np.isposinf, np.isneginf)]
+        for one in (both.first, both.second)
+    ]
+    for one, other, which in both.sides() if counts[0] != counts[1] else ():
+        places = np.argwhere(~np.isfinite(one) & ~_alike(one, other))
+        if not len(places) or not np.isfinite(one).any():  # a constant is named as that
+            continue
+        place = tuple(places[0].tolist())
+        value, there = one[place], float(other[place])
+        more = f", and {len(places) - 1} more that are not finite" if len(places) > 1 else ""
+        words = f"{which} is {value} at {place}, where the other is {there:g}{more}:"
+        narrow = np.isinf(value) and abs(there) > np.finfo(one.dtype).max
+        yield "not finite", words, f"{there:g} is out of the range of {one.dtype}" if narrow else ""
 
 
 def _transposed(both: _Both) -> Iterator[Found]:
@@ -266,12 +289,14 @@ def _rows(both: _Both) -> Iterator[Found]:
     """Look for some rows that differ."""
     apart = np.flatnonzero(~_alike(both.first, both.second).all(1)) if both.first.ndim == 2 else ()
     if 0 < len(apart) <= FEW_ROWS * len(both.first):
-        padding = [*apart] == [both.config.pad_id]
         words = f"{len(apart)} rows differ, the first at {', '.join(map(str, apart[:5]))}:"
-        yield "some rows", words, "the row of padding was zeroed, or trained" if padding else ""
+        zeroed = [which for one, _, which in both.sides() if not one[apart].any()]
+        padding = zeroed and [*apart] == [both.config.pad_id]
+        yield "some rows", words, f"the row of padding is zeroed in {zeroed[0]}" if padding else ""
 
 
 LOOKS: tuple[Look, ...] = (
+    _not_finite,
     _transposed,
     _interleaved,
     _shifted,
