@@ -357,3 +357,61 @@ def test_a_function_that_draws_does_not_agree():
 
     assert compare(model, run, {"x": X}).passed  # what it draws does not show
     assert compare(model, lambda x: run(x)["output"] + np.random.rand(), {"x": X}).status == "diverges"
+
+
+# What a candidate does to the reference, and what PyTorch does beside its modules.
+
+
+def test_a_candidate_that_changes_the_reference_is_refused():
+    model = Net().eval()
+
+    def run(x):
+        with torch.no_grad():
+            model.outer.weight.mul_(1.01)
+            return model(torch.from_numpy(x)).numpy()
+
+    with pytest.raises(SpecError, match=r"the candidate changes the reference's outer\.weight: "):
+        compare(model, run, {"x": X})
+
+
+@pytest.mark.parametrize("cut_off", ["reference", "candidate"])
+def test_a_branch_whose_gradient_is_cut_off_diverges(cut_off):
+    class Branching(Net):
+        def body(self, x):
+            norm = self.norm(self.inner(x))
+            return self.outer(norm.detach() if self.cut_off else norm) + self.outer(x.new_ones(11))
+
+    right, port = Branching().eval(), Branching().eval()
+    right.cut_off, port.cut_off = cut_off == "reference", cut_off == "candidate"
+    verdict = compare(right, port, {"x": X}, gradients=True)
+    assert verdict.first.startswith("gradients.")
+    assert verdict.row("gradients.inner.weight").status == "diverges"
+
+
+class Padded(nn.Module):
+    """PyTorch's encoder, whose fast path returns zeros for padding."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        layer = nn.TransformerEncoderLayer(12, 2, 19, batch_first=True)
+        self.encoder, self.outer = nn.TransformerEncoder(layer, 2), nn.Linear(12, 3)
+
+    def forward(self, x, padding):
+        return self.outer(self.encoder(x, src_key_padding_mask=padding))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_the_fast_path_of_an_encoder_is_judged_where_it_is_taken():
+    inputs = {"x": torch.randn(3, 7, 12), "padding": torch.arange(7) >= torch.tensor([[7], [3], [5]])}
+    right, port = Padded().eval(), Padded().eval()
+    with torch.no_grad():
+        port.encoder.layers[0].linear1.bias += 1e-8  # other bits
+    comparison = prepare(right, port, inputs)
+    assert comparison.verdict().passed
+    assert comparison.whole == {"output"}
+    with torch.no_grad():
+        port.outer.bias += 1e-3
+    assert not compare(right, port, inputs).passed
+    comparison.given["output"][1, 4] += 1e-3
+    assert comparison.verdict().first == "output"

@@ -128,7 +128,8 @@ def prepare(
             role="the candidate",
             seed=seed,
         )
-    run = candidates.run_module(theirs) if theirs else candidates.run(right, candidate, python)
+    with candidates.weights_kept(right):
+        run = candidates.run_module(theirs) if theirs else candidates.run(right, candidate, python)
     arrays, own = renamed(run.arrays, names or {}, right.plain)
     whole = [name for name in arrays if own[name] in run.whole]
     notes = {**({"two runs of the reference": changing} if changing else {}), **run.notes}

@@ -549,14 +549,23 @@ def _into(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
+def without_fast_paths() -> Iterator[None]:
+    """Have encoders of PyTorch computed as their modules say, padding included."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextlib.contextmanager
 def plainly() -> Iterator[None]:
     """Have fused kernels written out: attention by its mathematical form, no oneDNN, no NNPACK."""
     with sdpa_kernel(SDPBackend.MATH), contextlib.ExitStack() as stack:
         with warnings.catch_warnings(action="ignore"):  # it speaks of GPUs that nobody asked for
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
-        fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
-        stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
+        stack.enter_context(without_fast_paths())
         yield
 
 

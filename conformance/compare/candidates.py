@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import functools
 import inspect
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,27 @@ def dequantized(reference: ModuleReference, candidate: nn.Module) -> ModuleRefer
             f"{type(model).__name__} has no nn.Linear but must: those are what way 'int8' quantizes"
         )
     return replace(reference, model=made, quantized=apart)
+
+
+@contextlib.contextmanager
+def weights_kept(reference: Reference) -> Iterator[None]:
+    """Refuse a candidate that changes the reference: what is right would be computed of what it left.
+
+    Raises:
+        SpecError: naming the parameters and buffers that it changed.
+    """
+    own: dict[str, Tensor] = {}
+    if isinstance(reference, ModuleReference):
+        own = {**dict(reference.model.named_parameters()), **dict(reference.model.named_buffers())}
+    before = {name: tensor.detach().clone() for name, tensor in own.items()}
+    yield
+    changed = [
+        name
+        for name, x in own.items()
+        if not bool(((x == before[name]) | (x != x)).all())  # NaN stays NaN
+    ]
+    if changed:
+        raise SpecError(f"the candidate changes the reference's {first_of(changed, 3)}: give it its own")
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ from concord.conformance.compare.arithmetic import (
     computed,
     plainly,
     value_of,
+    without_fast_paths,
 )
 from concord.conformance.compare.decisions import OWN, TORCH, Decisions, Followed
 from concord.conformance.compare.kernels import KERNELS
@@ -336,6 +337,7 @@ class ModuleReference(Reference):
             given = copied({"args": self.args, "kwargs": dict(self.kwargs)})
             stack.enter_context(contextlib.suppress(Finished))
             if hooked:
+                stack.enter_context(without_fast_paths())  # hooks switch off most of them, but not all
                 hook = self._hook(take, pin, arithmetic, outputs)
                 if self.compiled and DYNAMO in sys.modules:
                     stack.enter_context(recompiling())
@@ -428,7 +430,12 @@ class ModuleReference(Reference):
                 given_name = f"gradients.{without_wrappers(name)}"
                 stack.callback(tensor.register_hook(partial(back, given_name)).remove)
             cotangents = [joined(given[name], x.dtype).to(x.device, x.dtype) for name, x in used.items()]
-            torch.autograd.grad([*used.values()], [*trained.values()], cotangents, allow_unused=True)
+            gradients = torch.autograd.grad(
+                [*used.values()], [*trained.values()], cotangents, allow_unused=True
+            )
+        for (name, tensor), gradient in zip(trained.items(), gradients, strict=True):
+            if gradient is None:  # a branch that is cut off has a gradient of zero
+                take(f"gradients.{without_wrappers(name)}", torch.zeros_like(tensor))
 
 
 def parts(tensor: Tensor) -> Tensor:
