@@ -18,7 +18,7 @@ from concord.conformance.explain import Cause, Diagnosis
 from concord.conformance.explain.breakdown import Breakdown
 from concord.conformance.fields import Count, Number, Unwritten, also, among, short
 from concord.conformance.wording import distinct, gather
-from concord.spec.deviations import KNOWN_DEVIATIONS
+from concord.spec.deviations import KNOWN_DEVIATIONS, OF_MODULES
 from concord.spec.text import first_of
 
 NOT_EXPOSED = "not delivered"
@@ -102,6 +102,9 @@ def conclude(statuses: Iterable[tuple[str, str]]) -> tuple[str, tuple[str, ...]]
     diverges = any("diverges" in found for found in sections.values())
     return "diverges" if diverges else "undetermined" if unjudged or not sections else "agrees", unjudged
 
+
+DECLARABLE = {**KNOWN_DEVIATIONS, **OF_MODULES}
+"""What a run may declare."""
 
 MEASURABLE = 1e12
 """A larger ratio says only that the exact value is zero, or nearly so: the numbers say more."""
@@ -220,7 +223,7 @@ class Verdict:
         table: one row for each expected tensor, in the order of computation.
         diagnosis: what is known of the first divergence (:mod:`concord.conformance.explain`); None where it
             was not judged locally, or not explained.
-        undeclared: the deviation (:data:`concord.spec.deviations.KNOWN_DEVIATIONS`) with whose declaration it
+        undeclared: the deviation (:data:`DECLARABLE`) with whose declaration it
             would not diverge; empty if there is none.
         outputs: of these tensors each has to be judged, not one of them alone.
         case: what was judged, where each step was.
@@ -232,7 +235,7 @@ class Verdict:
 
     table: list[Row]
     diagnosis: Diagnosis | None = None
-    undeclared: Annotated[str, among("", *KNOWN_DEVIATIONS)] = ""
+    undeclared: Annotated[str, among("", *DECLARABLE)] = ""
     outputs: tuple[str, ...] = ()
     case: Unwritten = field(default=None, repr=False, compare=False)  # JudgedProblem | None
     search: Unwritten = field(default=None, repr=False, compare=False)  # () -> Diagnosis | None, str
@@ -318,11 +321,12 @@ class Verdict:
         """
         if not self.undeclared:
             return "", ""
-        known = KNOWN_DEVIATIONS[self.undeclared]
+        known = DECLARABLE[self.undeclared]
         how = f"among its deviations (SPEC {known.clause}, docs/guides/joining.md)"
         if not _of_family(self):
-            how = f"by declared=[{self.undeclared!r}] or --declare {self.undeclared}"
-        return known.alone, f"if this is meant, declare `{self.undeclared}` {how}: {known.meaning}"
+            how = f"by declared=[{self.undeclared!r}] or --declare"
+        meaning = known.meaning.removesuffix(" (value 1)") if how.startswith("by") else known.meaning
+        return known.alone, f"if this is meant, declare `{self.undeclared}` {how}: {meaning}"
 
     @property
     def cause(self) -> Cause | None:

@@ -103,6 +103,18 @@ KNOWN_DEVIATIONS: dict[str, KnownDeviation] = {
 }
 """Every deviation that can be declared."""
 
+BLIND_ROWS_UNIFORM = "blind_rows_uniform"
+
+OF_MODULES: dict[str, KnownDeviation] = {
+    BLIND_ROWS_UNIFORM: KnownDeviation(
+        "MSK-5",
+        "the attention weights of a query that sees no key are uniform, as scores that are all hidden by the "
+        "same constant have them",
+        alone="only rows without a visible key differ",
+    )
+}
+"""What a candidate for a module can declare besides: of the family such rows are uniform anyway."""
+
 
 def declared(entries: Sequence[Mapping[str, Any]]) -> Deviations:
     """Read declarations.

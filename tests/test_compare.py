@@ -289,6 +289,24 @@ def test_where_operations_part_is_said_from_right_numbers_to_wrong_ones():
     assert "mul" in said
 
 
+class Named(nn.Module):
+    """Its last layer has the name of what the whole returns."""
+
+    def __init__(self, factor):
+        super().__init__()
+        torch.manual_seed(1)
+        self.inner, self.output, self.factor = nn.Linear(3, 5), nn.Linear(5, 2), factor
+
+    def forward(self, x):
+        return self.output(self.inner(x) * self.factor)
+
+
+def test_a_submodule_called_output_does_not_stand_for_the_output():
+    verdict = compare(Named(1.0).eval(), Named(1.1).eval(), torch.ones(7, 3)).explained()
+    assert verdict.first == "output"
+    assert "`factor` being 1.1 instead of 1" in verdict.cause.text
+
+
 def test_a_wrong_derivative_is_said_to_be_one_alone():
     wrong = encoder()
     wrong.layers[1].norm2.register_full_backward_hook(lambda norm, given, taken: (given[0] * 1.01,))

@@ -10,16 +10,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from concord.conformance.compare.kernels import KERNELS
-from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
+from concord.spec.deviations import BLIND_ROWS_UNIFORM, BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError, refuse, unknowns
 
 if TYPE_CHECKING:
     from concord.conformance.compare.comparison import ModelComparison
     from concord.conformance.verdict import Verdict
 
-DECLARATIONS = (BLIND_ROWS_ZERO, UNCOMPUTED_PADDING, *KERNELS)
-"""What a candidate may declare: rows that see no key are zero; rows of padding are not computed; kernels that
-err by more than their operations (:data:`concord.conformance.compare.kernels.KERNELS`).
+ROWS = (BLIND_ROWS_ZERO, BLIND_ROWS_UNIFORM, UNCOMPUTED_PADDING)
+
+DECLARATIONS = (*ROWS, *KERNELS)
+"""What a candidate may declare: rows that see no key are zero, or uniform; rows of padding are not computed;
+kernels that err by more than their operations (:data:`concord.conformance.compare.kernels.KERNELS`).
 """
 
 

@@ -96,6 +96,9 @@ CONVERTING = ("_to_copy", "copy")
 COUNTING = ("sum", "cumsum")
 """Sums that are exact where whole numbers are counted, as of a mask; they may become indices."""
 
+BLIND = -5e3
+"""A row of a softmax whose largest score is no larger sees no key: constants that hide keys are below."""
+
 RECOMPUTED = 2
 """Unit roundoffs of a score by which it differs where the backward of a fused kernel computes it again."""
 
@@ -214,7 +217,8 @@ class ExactMode(TorchDispatchMode):
     """Exact arithmetic: float64 throughout. A block in its ``with`` statement is computed in it.
 
     Attributes:
-        blind_rows_zero: whether a row of a softmax that sees no key is zero.
+        blind_rows: what the row of a softmax that sees no key holds then: ``zero``, ``uniform``, or what
+            follows from its scores.
         foreign: operations without a rule that occurred.
         samples, corner: as those of :class:`concord.spec.arithmetic.Arithmetic`.
         backward: whether it is on the way back.
@@ -225,7 +229,7 @@ class ExactMode(TorchDispatchMode):
         within: the function of several operations that is being computed, such as ``lstm``.
     """
 
-    samples, corner, backward, blind_rows_zero, tf32 = 0, 0.0, False, False, False
+    samples, corner, backward, blind_rows, tf32 = 0, 0.0, False, "", False
     kernels: Collection[str] = ()
     within = ""
 
@@ -873,8 +877,9 @@ def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
         # Constants that hide keys are far from the logarithm of a row that has any other.
         share = torch.where(share < 0.5, share, 0.0)
         y.value.copy_(mode.varied(y.value, lambda value: share * value))
-        if mode.blind_rows_zero:
-            y.value.masked_fill_(scores.amax(dim, keepdim=True) <= torch.finfo(x.dtype).min / 2, 0)
+        if mode.blind_rows:
+            held = 0.0 if mode.blind_rows == "zero" else 1 / scores.shape[dim]
+            y.value.masked_fill_(scores.amax(dim, keepdim=True) <= BLIND, held)
     mode.remember(y.value, scores)
     return y
 

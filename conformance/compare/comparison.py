@@ -17,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from concord.conformance.compare import ROWS
 from concord.conformance.compare.arithmetic import FOREIGN
+from concord.conformance.compare.blind import blind, places
 from concord.conformance.compare.causes import StretchComputation, cause
 from concord.conformance.compare.decisions import WHOLE, Branch, Ties
 from concord.conformance.compare.differences import Difference, differences, within
@@ -37,13 +39,14 @@ from concord.conformance.estimate import SAMPLES, Estimate, Z
 from concord.conformance.expectation import GROWN, Expectation, is_gradient
 from concord.conformance.explain import Cause, Diagnosis
 from concord.conformance.explain.computation import Prediction
+from concord.conformance.explain.description import wrong_elements
 from concord.conformance.explain.diagnosis import elsewhere
 from concord.conformance.explain.search import Effort, Spent
 from concord.conformance.judging import NEAR, PADDING
 from concord.conformance.scoring import OUT_OF_RANGE, finite_alone, judge_tensor
 from concord.conformance.verdict import ABSENT, CONSTANT, NOT_EXPOSED, Judgement, Row, Verdict
 from concord.spec.arrays import Array
-from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
+from concord.spec.deviations import UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError, refuse
 from concord.spec.text import first_of
 
@@ -122,9 +125,7 @@ class ModelComparison:
 
     def in_padding(self, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
         """Return which elements of an activation stand in rows of padding that are not computed."""
-        if self.padding is None or shape[:2] != self.padding.shape:
-            return None
-        return np.broadcast_to(self.padding.reshape(*shape[:2], *[1] * (len(shape) - 2)), shape)
+        return None if self.padding is None else spread(self.padding, shape)
 
     def expected(self, pinned: bool) -> Iterator[Expectation]:
         """Yield what a correct run yields, and how far it may lie from it: at a first look, then for good.
@@ -304,12 +305,29 @@ class ModelComparison:
                 return cause, (f"avoided by {kernel.switch}; if it is meant, declare `{key}`",)
         return None, ()
 
-    def undeclared(self, effort: Effort) -> str:
-        """Return the declaration with which the forward pass would agree; empty if there is none."""
-        if {BLIND_ROWS_ZERO, UNCOMPUTED_PADDING} & {*self.reference.declared}:
-            return ""
+    def undeclared(self, end: str, stretch: Stretch | None, effort: Effort, notes: list[str]) -> str:
+        """Return the declaration with which the forward pass would agree; empty if there is none.
+
+        Note which rows see no key, if they alone are wrong.
+        """
+        names = list(ROWS)
+        if stretch and end in self.wrong:
+            asked = self.asked(end)
+            with contextlib.suppress(SpecError):
+                padded, wrong = ~self.reference.real.numpy(), wrong_elements(asked)
+                padding = spread(padded, asked.actual.shape)
+                if padding is None or (wrong & ~padding).any():
+                    names.remove(UNCOMPUTED_PADDING)
+                elif wrong.shape[:2] == padded.shape:
+                    there = places(wrong.reshape(*padded.shape, -1).any(-1))
+                    notes.append(f"only rows of padding are wrong, in samples (positions) {there}")
+            rows = blind(stretch, asked)
+            names = [
+                name for name in names if name == UNCOMPUTED_PADDING or (rows and name == rows.declaration)
+            ]
+            notes += [rows.note] if rows else []
         given = {name: array for name, array in self.given.items() if not is_gradient(name)}
-        for name in (BLIND_ROWS_ZERO, UNCOMPUTED_PADDING):
+        for name in () if {*ROWS} & {*self.reference.declared} else names:
             effort.check()
             with contextlib.suppress(SpecError):
                 forward = dataclasses.replace(self.reference, cotangents=None, declared=[name, *self.absent])
@@ -318,6 +336,10 @@ class ModelComparison:
                 if all(one.status != "diverges" for one in judged.values()):
                     return name
         return ""
+
+    def asked(self, end: str) -> StretchComputation:
+        """Return what is asked of a tensor that diverges."""
+        return StretchComputation(end, self.given[end].astype(np.float64), self.dtypes[end], self.wrong[end])
 
     def same_bits(self, names: Iterable[str] | None = None) -> bool:
         """Whether the candidate is the reference's own run, bit for bit, in all tensors or in some."""
@@ -409,21 +431,20 @@ class ModelComparison:
             return Diagnosis(end, ("",), by_kernel, notes=(*switch, *notes)), ""
         with contextlib.suppress(Spent), effort.attempt("the search for a cause"):
             if not is_gradient(end):
-                undeclared = self.undeclared(effort)
+                right = None
                 if isinstance(self.reference, ModuleReference) and end not in self.whole:
                     forward = dataclasses.replace(self.reference, cotangents=None)
                     right = Stretch(forward, start, end, self.pin, effort.check)
                     notes += [f"computed by {right.lines}"] if right.lines else []
-                    if end in self.wrong and not undeclared:
-                        why = self.explained(right, effort, notes)
+                undeclared = self.undeclared(end, right, effort, notes)
+                if right and end in self.wrong and not undeclared:
+                    why = self.explained(right, effort, notes)
         wrong = {row.tensor: row.status for row in verdict.table if row.tensor not in self.whole}
         return Diagnosis(end, ("",), why, notes=(*notes, *effort.notes, *elsewhere(end, wrong))), undeclared
 
     def explained(self, right: Stretch, effort: Effort, notes: list[str]) -> Cause | None:
         """Return what explains the end of a stretch; add what else is seen of it to the notes."""
-        end = right.end
-        actual = self.given[end].astype(np.float64)
-        asked = StretchComputation(end, actual, self.dtypes[end], self.wrong[end])
+        end, asked = right.end, self.asked(right.end)
         differing = list[Difference]()
         if self.theirs is not None:
             found = differences(right.module.model, self.theirs.model, self.path)
@@ -434,7 +455,10 @@ class ModelComparison:
             if self.theirs is not None:
                 eager = dataclasses.replace(self.theirs, cotangents=None, compiled=False)
                 theirs = Stretch(eager, self.own.get(right.start, ""), self.own[end], check=effort.check)
-                if apart(numbers(theirs.result), actual) < apart(self.wrong[end].value, actual) / 2:
+                eagerly, actual, value = map(
+                    np.nan_to_num, (numbers(theirs.result), asked.actual, asked.right.value)
+                )
+                if apart(eagerly, actual) <= apart(value, actual) / 2:
                     notes += opened(right, theirs)
                 else:  # what a compiler made of it has no operations that could be seen
                     notes.append("run eagerly the candidate does not diverge here: its compiler made this")
@@ -446,6 +470,25 @@ class ModelComparison:
             return self.own[own]
         parent, dot, name = own.rpartition(".")
         return f"{self.path(parent)}{dot}{name}" if dot else own
+
+
+def spread(rows: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
+    """Return which elements of an activation stand in some tokens; None if its axes do not say it.
+
+    Args:
+        rows: the tokens, (B, T).
+        shape: (B, T, ...), of heads (B, H, T, ...), or of all tokens in a row (B * T, ...).
+    """
+    samples, tokens = rows.shape
+    if shape[:2] == rows.shape:
+        laid = rows.reshape(samples, tokens, *[1] * (len(shape) - 2))
+    elif len(shape) == 4 and (shape[0], shape[2]) == rows.shape:
+        laid = rows[:, None, :, None]
+    elif shape[:1] == (samples * tokens,):
+        laid = rows.reshape(-1, *[1] * (len(shape) - 1))
+    else:
+        return None
+    return np.broadcast_to(laid, shape)
 
 
 def _take(ties: Mapping[str, Ties], branch: Branch, name: str, array: Array) -> None:

@@ -49,7 +49,7 @@ from concord.conformance.compare.state import Copies, kept
 from concord.conformance.estimate import Observer
 from concord.conformance.expectation import is_gradient
 from concord.spec.arrays import Array
-from concord.spec.deviations import BLIND_ROWS_ZERO
+from concord.spec.deviations import BLIND_ROWS_UNIFORM, BLIND_ROWS_ZERO
 from concord.spec.errors import SpecError
 from concord.spec.text import first_line, shown
 
@@ -128,9 +128,10 @@ class Reference:
         raise NotImplementedError
 
     @property
-    def blind_rows_zero(self) -> bool:
-        """Whether a row of a softmax that sees no key is zero."""
-        return BLIND_ROWS_ZERO in self.declared
+    def blind_rows(self) -> str:
+        """What a row of a softmax that sees no key holds, where that is declared: zero, or uniform."""
+        held = {BLIND_ROWS_ZERO: "zero", BLIND_ROWS_UNIFORM: "uniform"}
+        return next((what for name, what in held.items() if name in self.declared), "")
 
     def exact(self) -> Any:
         """Return the arithmetic of the truth."""
@@ -348,7 +349,7 @@ class ModuleReference(Reference):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(torch.set_grad_enabled(self.cotangents is not None))
             if arithmetic:
-                arithmetic.blind_rows_zero, arithmetic.tf32 = self.blind_rows_zero, self.tf32
+                arithmetic.blind_rows, arithmetic.tf32 = self.blind_rows, self.tf32
                 arithmetic.kernels = [name for name in KERNELS if name in self.declared]
                 stack.enter_context(plainly())
                 stack.enter_context(WholeFunctions(arithmetic))
@@ -467,6 +468,7 @@ def submodules(model: nn.Module) -> dict[str, nn.Module]:
         if not isinstance(module, torch.jit.ScriptModule):
             found.setdefault(without_wrappers(path), module)
     found.pop("", None)
+    found.pop(OUTPUT, None)  # its activation would stand, and be pinned, for what the whole module returns
     return found
 
 

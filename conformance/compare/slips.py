@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from concord.conformance.compare.arithmetic import value_of
+from concord.conformance.compare.arithmetic import BLIND, value_of
 from concord.conformance.compare.bugs import ACTIVATIONS, HIDDEN, NORMS, Found, Operation, OperationBug
 
 aten = torch.ops.aten
@@ -261,7 +261,7 @@ def _shifted(hidden: Tensor, by: int, axis: int) -> Callable[[bool], Tensor]:
 def blind_rows(scores: Tensor, axis: int) -> Tensor | None:
     """Return which rows of a softmax see no key; None if all see one."""
     with _disable_current_modes():
-        rows = value_of(scores).amax(axis, keepdim=True) <= torch.finfo(scores.dtype).min / 2
+        rows = value_of(scores).amax(axis, keepdim=True) <= BLIND
         return rows if bool(rows.any()) else None
 
 

@@ -140,7 +140,7 @@ class Stretch:
         known = dict(others or {})
         named_here = self.tensors if changed is None else {self.end: self.result}
         observe = modules.handing(observer, arithmetic, named_here)
-        arithmetic.blind_rows_zero = self.module.blind_rows_zero
+        arithmetic.blind_rows = self.module.blind_rows
 
         def present(x: Any) -> Any:
             return known.get(id(x), x)

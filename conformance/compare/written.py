@@ -114,7 +114,7 @@ class Written(Reference):
     def compute(self, arithmetic: Arithmetic, observer: Observer, pin: Pin) -> None:
         """Compute every activation, and gradients if they are wanted."""
         m, arithmetic.recording = arithmetic, self.cotangents is not None
-        m.blind_rows_zero = self.blind_rows_zero
+        m.blind_rows_zero = self.blind_rows == "zero"
         rounded = {name: precision(self.dtype).round(array) for name, array in self.weights.items()}
         weights = Leaves(m, rounded)
 

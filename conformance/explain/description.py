@@ -221,12 +221,12 @@ def _narrowed(condition: str, flags: Flags, wrong: Flags, axes: tuple[str, ...])
         others = tuple(i for i in range(len(axes)) if i != place)
         touched = np.asarray(wrong.any(others))
         if touched.sum() < flags.any(others).sum():
-            said.append(f"{WORDS.get(axis, axis)} {_listed(np.flatnonzero(touched))}")
+            said.append(f"{WORDS.get(axis, axis)} {listed(np.flatnonzero(touched))}")
             flags = flags & _stretched(touched, axes, place)
     return ", ".join(said), flags
 
 
-def _listed(places: NDArray[np.integer]) -> str:
+def listed(places: NDArray[np.integer]) -> str:
     """Return places along an axis in words."""
     first, last = int(places[0]), int(places[-1])
     return f"{first} to {last}" if last - first == len(places) - 1 > 0 else few(places)

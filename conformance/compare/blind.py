@@ -1,0 +1,125 @@
+"""Rows that see no key: which they are, what each side holds there, and what declares it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from concord.conformance.compare.bugs import Operation
+from concord.conformance.compare.causes import StretchComputation, replay
+from concord.conformance.compare.reference import numbers
+from concord.conformance.compare.slips import blind_rows
+from concord.conformance.compare.stretch import Stretch
+from concord.conformance.explain.computation import Prediction, within
+from concord.conformance.explain.description import listed, wrong_elements
+from concord.conformance.wording import counted, few
+from concord.spec.arrays import Array
+from concord.spec.deviations import BLIND_ROWS_UNIFORM, BLIND_ROWS_ZERO
+
+SOFTMAXES = ("_softmax", "_safe_softmax")
+
+Flags = NDArray[np.bool_]
+
+HELD = {"zero": "zero weights", "uniform": "uniform weights (the mean of all values)"}
+
+
+@dataclass(frozen=True)
+class BlindRows:
+    """Rows that see no key, where they alone are wrong.
+
+    Attributes:
+        rows: which, (B, T).
+        expected, actual: what the reference and the candidate hold there: ``zero``, ``uniform``, other words.
+    """
+
+    rows: Flags
+    expected: str
+    actual: str
+
+    @property
+    def declaration(self) -> str:
+        """What declares what the candidate holds; empty if nothing does."""
+        return {"zero": BLIND_ROWS_ZERO, "uniform": BLIND_ROWS_UNIFORM}.get(self.actual, "")
+
+    @property
+    def note(self) -> str:
+        """Which rows these are, and what each side holds."""
+        expected, actual = (HELD.get(what, what) for what in (self.expected, self.actual))
+        text = (
+            f"only {counted(int(self.rows.sum()), 'row')} that see no key are wrong, in samples (positions) "
+            f"{places(self.rows)}: the reference has {expected} there, the candidate {actual}"
+        )
+        if self.actual == OTHER:
+            text += "; a gradient that arrives there spoils those of the keys and values of other tokens"
+        return text
+
+
+def places(rows: Flags) -> str:
+    """Say which samples have some rows, and at which positions."""
+    return few(f"{b} ({listed(np.flatnonzero(row))})" for b, row in enumerate(rows) if row.any())
+
+
+OTHER = "neither zero nor uniform weights"
+
+
+def blind(stretch: Stretch, asked: StretchComputation) -> BlindRows | None:
+    """Return the rows that see no key, if the end of a stretch is wrong in such rows alone."""
+    shape = asked.actual.shape
+    if len(shape) < 2:
+        return None
+    rows = np.zeros(shape[:2], bool)
+    for step in stretch.steps:
+        if step.operation.name in SOFTMAXES:
+            flags = blind_rows(*step.operation.args[:2])
+            if flags is not None and (own := _by_token(flags, shape[:2])) is not None:
+                rows |= own
+    wrong = wrong_elements(asked)
+    there = wrong.reshape(*shape[:2], -1).any(-1)
+    if not there.any() or (there & ~rows).any():
+        return None
+    known = {what: _filled(stretch, asked.right, what) for what in HELD}
+
+    # Where the exact weights are zero, sigma knows nothing of the rounding of any others.
+    sigma = np.broadcast_to(asked.right.sigma, shape)
+    sigma = np.maximum(sigma, np.median(sigma[np.isfinite(sigma)]))
+
+    def held(array: Array) -> str:
+        own = array[there]
+        if not np.isfinite(own).all():
+            return "what is not finite"
+        for what, made in known.items():
+            if within(own - made.value[there], sigma[there]):
+                return what
+        return OTHER
+
+    return BlindRows(there, held(asked.right.value), held(asked.actual))
+
+
+def _by_token(flags: Tensor, shape: tuple[int, ...]) -> Flags | None:
+    """Return which tokens see no key in some head, (B, T).
+
+    Args:
+        flags: (B, H, T, 1), (B * H, T, 1) or (B, T, 1).
+    """
+    array = numbers(flags).astype(bool)[..., 0]
+    samples, tokens = shape
+    if array.ndim < 2 or array.shape[-1] != tokens or array.size % (samples * tokens):
+        return None
+    return np.asarray(array.reshape(samples, -1, tokens).any(1))
+
+
+def _filled(stretch: Stretch, right: Prediction, what: str) -> Prediction:
+    chosen = [number for number, step in enumerate(stretch.steps) if step.operation.name in SOFTMAXES]
+
+    def make(operation: Operation) -> Any:
+        rows = blind_rows(*operation.args[:2]) if operation.number in chosen else None
+        if rows is None:
+            return operation()
+        held = 0.0 if what == "zero" else 1 / operation.args[0].shape[operation.args[1]]
+        return operation().masked_fill(rows, held)
+
+    return replay(stretch, right, make, chosen)

@@ -1,0 +1,88 @@
+"""Rows that see no key: the verdict says which they are, what each side holds, and what declares it."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from concord.conformance.compare import compare
+from concord.conformance.compare.comparison import spread
+
+TOKENS, WIDTH, HEADS = 7, 6, 2
+
+
+class Attention(nn.Module):
+    """(B, T, D) and a mask, (B, T), to the same."""
+
+    def __init__(self, blind):
+        super().__init__()
+        torch.manual_seed(3)
+        self.qkv, self.out, self.blind = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), blind
+
+    def forward(self, x, attention_mask):
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        near = torch.ones(TOKENS, TOKENS).tril(1).triu(-1).bool()
+        seen = (near & attention_mask[:, None].bool())[:, None]  # (B, 1, T, T)
+        if self.blind == "zero":
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        else:
+            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+            y = torch.softmax(scores.masked_fill(~seen, -1e9), -1) @ v
+        rows = ~seen.any(-1, keepdim=True)
+        if self.blind == "other":
+            y = y.masked_fill(rows, 1.39)
+        if self.blind == "nothing":
+            y = y.masked_fill(rows, float("nan"))
+        return self.out(y.transpose(1, 2).reshape(x.shape))
+
+
+def given(real=True):
+    """Return inputs of two samples; the rows that see no key are real, or padding."""
+    mask = torch.ones(2, TOKENS, dtype=torch.long)
+    mask[1, 3:] = 0
+    x = torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(5))
+    return {"x": x, "attention_mask": mask.flip(1) if not real else mask}
+
+
+@pytest.mark.parametrize(
+    ("right", "other", "padded"), [("zero", "uniform", "right"), ("uniform", "zero", "left")]
+)
+def test_rows_are_named_and_may_be_declared_in_either_direction(right, other, padded):
+    inputs = given(padded == "right")
+    verdict = compare(Attention(right).eval(), Attention(other).eval(), inputs).explained()
+    assert verdict.undeclared == f"blind_rows_{other}"
+    said = str(verdict)
+    rows = "1 (4 to 6)" if padded == "right" else "1 (0 to 2)"
+    assert f"only 3 rows that see no key are wrong, in samples (positions) {rows}: the" in said
+    assert f"reference has {right} weights" in said
+    assert f"the candidate {other} weights" in said
+    assert f"declared=['blind_rows_{other}']" in said
+    declared = [verdict.undeclared]
+    assert compare(Attention(right).eval(), Attention(other).eval(), inputs, declared=declared).passed
+    wrong = Attention(other).eval()
+    wrong.qkv.weight.data[0, 0] += 0.01  # what is declared is left out of nothing else
+    assert compare(Attention(right).eval(), wrong, inputs, declared=declared).status == "diverges"
+
+
+@pytest.mark.parametrize(
+    ("other", "words"), [("other", "neither zero nor uniform"), ("nothing", "not finite")]
+)
+def test_garbage_is_told_and_only_padding_declares_it(other, words):
+    inputs = given()
+    verdict = compare(Attention("zero").eval(), Attention(other).eval(), inputs).explained()
+    assert verdict.undeclared == "uncomputed_padding"
+    assert words in str(verdict)
+    assert "only rows of padding are wrong, in samples (positions) 1 (4 to 6)" in str(verdict)
+    declared = [verdict.undeclared]
+    assert compare(Attention("zero").eval(), Attention(other).eval(), inputs, declared=declared).passed
+
+
+def test_padding_is_found_along_whichever_axis_tokens_stand():
+    rows = np.array([[False, False, True], [False, True, True]])
+    for shape in ((2, 3), (2, 3, 5), (2, 7, 3, 5), (6, 5)):
+        found = spread(rows, shape)
+        assert found.shape == shape
+        assert found.mean() == rows.mean()
+    assert spread(rows, (2, 7, 5, 3)) is None
+    assert spread(rows, (3, 5)) is None
