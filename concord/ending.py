@@ -66,16 +66,20 @@ def _heeded(last: bool) -> Iterator[list[tuple[int, float]]]:
 
 @contextmanager
 def halting() -> Iterator[Callable[[], bool]]:
-    """Have the first signal only be noted: it ends the command when the work is done; a second one at once.
+    """Have the first signal only be noted: it ends the command when the work is done; a later one at once.
 
     Yields:
         What says whether a signal has come.
     """
-    seen, former = list[int](), _handlers()
+    seen, former = list[tuple[int, float]](), _handlers()
 
     def note(number: int, _frame: object) -> None:
-        _put(former)
-        seen.append(number)
+        now = time.monotonic()
+        if not seen:
+            seen.append((number, now))
+        elif now - seen[0][1] > PATIENCE:
+            _put(former)
+            signal.raise_signal(number)
 
     _put(dict.fromkeys(former, note))
     try:
@@ -83,7 +87,7 @@ def halting() -> Iterator[Callable[[], bool]]:
     finally:
         _put(former)
     if seen:
-        signal.raise_signal(seen[0])
+        signal.raise_signal(seen[0][0])
 
 
 def end(command: Callable[[], Any], last: bool = False) -> NoReturn:

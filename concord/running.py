@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,15 +15,10 @@ from concord.backends.wire import WorkerFailure
 from concord.backends.worker import Worker
 from concord.conformance import campaign, report
 from concord.conformance.campaign import repeated
+from concord.ending import halting
 from concord.options import Outputs
 from concord.progress import counting
 from concord.terminal import Terminal, complain
-
-
-def run(jobs: Sequence[campaign.Job], names: Sequence[str], settings: campaign.Setup) -> campaign.Report:
-    """Run jobs on backends, judge them, and show how far each has come."""
-    with counting(list(names), len(repeated(jobs, settings.repeat))) as progress:
-        return campaign.conduct(jobs, names, settings, progress)
 
 
 def judged(
@@ -34,13 +29,25 @@ def judged(
     group: str,
     what: str,
     markdown: Path | None = None,
+    kind: str = "check",
+    notes: Mapping[str, str] | None = None,
 ) -> NoReturn:
-    """Run and judge jobs, and end the command; see :func:`finish`."""
+    """Run and judge jobs, show how far each backend has come, and end the command; see :func:`finish`.
+
+    A signal ends the command once what was judged until then is written and shown.
+    """
     how = [what, settings.implementation, settings.execution, settings.device]
     how += [f"precision {settings.precision}"] * (settings.precision != "strict")
     how += ["deterministic"] * settings.deterministic
-    title = f"Conformance: {', '.join(how)}"
-    finish(run(jobs, names, settings), outputs, "check", group, title, markdown)
+    with halting() as stopped:
+        with counting(list(names), len(repeated(jobs, settings.repeat))) as progress:
+            report = campaign.conduct(jobs, names, settings, progress, stopped)
+        report.notes.update(notes or {})
+        code = report.exit_code
+        if report.results or not stopped():
+            title = what if kind == "golden" else f"Conformance: {', '.join(how)}"
+            code = finish(report, outputs, kind, group, title, markdown)
+    raise typer.Exit(code)
 
 
 def finish(
@@ -50,19 +57,20 @@ def finish(
     group: str,
     title: str,
     markdown: Path | None = None,
-) -> NoReturn:
-    """Write a report, show it, and leave with its exit code.
+) -> int:
+    """Write a report, show it, and return its exit code.
 
     Args:
         group: what a line of the table stands for.
-        markdown: a file that gets the table between its markers.
+        markdown: a file that gets the table between its markers, if all was run.
     """
     found = found.explained()
+    if markdown and found.unfinished:
+        complain(f"{markdown}: is left as it is: {found.unfinished} runs are missing in the table")
+        markdown = None
     put = partial(report.within, markdown, "check") if markdown else str
     table = (markdown, lambda: put(report.markdown(found)))
-    raise typer.Exit(
-        outputs.finish(found, kind, title, lambda: report.show(found, Terminal(), title, group), table)
-    )
+    return outputs.finish(found, kind, title, lambda: report.show(found, Terminal(), title, group), table)
 
 
 @contextmanager

@@ -202,6 +202,7 @@ class Report:
         seconds: the whole campaign; 0 where the runs came as files.
         notes: what was not run and why, by name.
         conclusions: what all cases of a backend say together of a tensor that is wrong, once it is explained.
+        unfinished: how many more results there would be, had it not been ended before.
     """
 
     results: list[Result]
@@ -210,6 +211,7 @@ class Report:
     seconds: Number = 0.0
     notes: dict[str, str] = field(default_factory=dict)
     conclusions: list[Conclusion] = field(default_factory=list)
+    unfinished: Count = 0
 
     def explained(self) -> Report:
         """Return the report with what explains each divergence.
@@ -234,9 +236,12 @@ class Report:
     def exit_code(self) -> int:
         """0: all agree; 1: something diverges, or differs when it is run again.
 
-        3: a backend that was asked for gave no result, or nothing of one was judged, or a section of a run.
+        3: a backend that was asked for gave no result, or nothing of one was judged, or a section of a run,
+        or it was ended before all was run.
         """
-        return exit_code_of((result.backend, result.status) for result in self.results)
+        return (
+            3 if self.unfinished else exit_code_of((result.backend, result.status) for result in self.results)
+        )
 
 
 def exit_code_of(statuses: Iterable[tuple[str, str]]) -> int:
@@ -266,11 +271,14 @@ def conduct(
     names: Iterable[str],
     settings: Setup,
     progress: Progress = lambda backend, done: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Report:
     """Run every job on every backend, as many backends at a time as there are cores, and judge the runs.
 
     Args:
         jobs: in the order in which they run. One that stands there several times has one result.
+        stopped: asked now and then; once it says True, the campaign ends with the results that it has, and
+            no cause is looked for.
 
     Raises:
         UnknownNameError: for an unknown backend, before anything runs.
@@ -280,11 +288,12 @@ def conduct(
         backends.resolve(name)
     started, environments = time.perf_counter(), dict[str, dict[str, Any]]()
     turns = repeated(jobs, settings.repeat)
-    with Pool(width=min(len(chosen), os.cpu_count() or 1) or 1) as pool:
+    with Pool(min(len(chosen), os.cpu_count() or 1) or 1, stopped) as pool:
         runners = [Runner(name, settings, pool, environments, progress) for name in chosen]
         # Job by job: what a job is judged by is kept for a few. Each waits for its backend's turn before.
         done = [[Event() for _ in turns] for _ in runners]
         results: list[dict[int, Result]] = [{} for _ in runners]
+        left = [Counter(map(id, turns)) for _ in runners]
 
         def turn(place: tuple[int, int]) -> None:
             number, which = place
@@ -293,18 +302,29 @@ def conduct(
             try:
                 if not pool.stopped:
                     runner, job = runners[which], turns[number]
-                    results[which][id(job)] = runner.attempt(job)
-                    progress(runner.name, job.name)
+                    result = runner.attempt(job)
+                    if not pool.stopped:  # else its worker was ended in the middle of it
+                        results[which][id(job)] = result
+                        left[which][id(job)] -= 1
+                        progress(runner.name, job.name)
             finally:
                 done[which][number].set()
 
         pool.map(turn, itertools.product(range(len(turns)), range(len(runners))))
-    return Report(
-        [result for of_one in results for result in of_one.values()],
-        environments,
-        settings,
-        time.perf_counter() - started,
-    )
+    every = [result for of_one in results for result in of_one.values()]
+    unfinished = sum(count > 0 for of_one in left for count in of_one.values())
+    if unfinished:  # whoever ended it does not wait for causes
+        every = [dataclasses.replace(one, verdict=one.verdict and one.verdict.unexplained()) for one in every]
+    seconds = time.perf_counter() - started
+    return Report(every, environments, settings, seconds, unfinished=unfinished)
+
+
+def unseen(environment: Mapping[str, Any], device: str) -> str:
+    """Return that a backend does not see a device, and what it sees; empty: it does, or says nothing."""
+    seen = environment.get("devices", [])
+    if not seen or (f"{device}:0" if device == "cuda" else device) in seen:
+        return ""
+    return f"does not see {device}: its devices are {', '.join(map(str, seen))}"
 
 
 def deviations_of(

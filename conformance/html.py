@@ -144,7 +144,8 @@ def _of_report(made: Record, report: Report) -> str:
     return render(
         "report.html",
         made,
-        headline=headline(results, truth),
+        headline=headline(results, truth)
+        + f" It was ended before {counted(report.unfinished, 'more run')}." * bool(report.unfinished),
         tone="bad"
         if any(result.status in ("diverges", "refused", "nondeterministic") for result in results)
         else "broken"

@@ -304,7 +304,8 @@ def summary(report: Report) -> str:
         for status in reversed(STATUSES)
         if found[status]
     )
-    return ": ".join(filter(None, (counted(len(report.results), "run"), ", ".join(parts))))
+    said = ": ".join(filter(None, (counted(len(report.results), "run"), ", ".join(parts))))
+    return f"{said}; ended before {report.unfinished} more" if report.unfinished else said
 
 
 def show(report: Report, console: Console, title: str, group: str = "variant") -> None:

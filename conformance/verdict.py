@@ -241,6 +241,10 @@ class Verdict:
     search: Unwritten = field(default=None, repr=False, compare=False)  # () -> Diagnosis | None, str
     notes: Unwritten = field(default=(), repr=False, compare=False)  # tuple[str, ...]
 
+    def unexplained(self) -> Verdict:
+        """Return the verdict without what looks for a cause."""
+        return dataclasses.replace(self, search=None)
+
     def explained(self) -> Verdict:
         """Return the verdict with what explains its first divergence.
 

@@ -225,6 +225,16 @@ def test_a_folder_without_cases_or_with_broken_ones_cannot_be_run_again(refused,
         assert any(str(tmp_path / name / "case.json") in error for error in errors)
 
 
+@pytest.mark.parametrize("device", ["cuda", "cuda:3"])
+def test_a_device_that_is_not_there_is_said_in_a_line_with_what_is_seen(device, entered, tmp_path):
+    pytest.importorskip("torch")
+    line = f"--backend torch --device {device} --cases 100000 --out {tmp_path / 'out'}"
+    output, _ = entered(line, ends=3)
+    assert f"torch does not see {device}: its devices are cpu" in output
+    assert "fixed architecture" not in output
+    assert "1 unsupported" in output  # the others would be too, and are not run
+
+
 def test_an_interrupt_keeps_what_was_found(tmp_path):
     line = f"fuzz --backend {RAISES} --part model --cases 100000 --shapes 2 --out {tmp_path / 'out'}"
     line += f" --json {tmp_path / 'out.json'} --html {tmp_path / 'out.html'}"

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+import typer
+
 from concord import options
 from concord.conformance import check_jobs, dump
 from concord.conformance.campaign import Job
@@ -80,7 +82,7 @@ def check(
     if from_dump is not None:
         with bars(["judging"], None) as advance, listening(lambda text: advance("judging", 0, text)):
             found = dump.judge_dumps(from_dump)
-        finish(found, outputs, "check", "variant", f"Runs from {from_dump}", markdown)
+        raise typer.Exit(finish(found, outputs, "check", "variant", f"Runs from {from_dump}", markdown))
     settings, names, jobs = collect(
         workers.settings,
         workers.names,

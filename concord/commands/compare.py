@@ -100,7 +100,7 @@ def compare(
             notes |= proof.said(proof.prove(made))
     versions = {name: {"reference": f"PyTorch {torch.__version__}"}}
     report = Report(results, versions, Setup(), time.perf_counter() - started, notes)
-    finish(report, outputs, "compare", "reference", f"{name} beside {reference}")
+    raise typer.Exit(finish(report, outputs, "compare", "reference", f"{name} beside {reference}"))
 
 
 def read_names(path: Path) -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from concord import options
 from concord.conformance import golden_files
-from concord.running import finish, run
+from concord.running import judged
 from concord.spec.errors import collect
 
 
@@ -25,6 +25,5 @@ def golden(
     settings, names, (jobs, notes) = collect(
         workers.settings, workers.names, lambda: golden_files.collect(directory)
     )
-    found = run(jobs, names, settings)
-    found.notes.update(notes)
-    finish(found, outputs, "golden", "source", f"Golden files of {directory}")
+    title = f"Golden files of {directory}"
+    judged(jobs, names, settings, outputs, "source", title, kind="golden", notes=notes)

@@ -8,6 +8,7 @@ import typer
 
 from concord import options
 from concord.conformance.mutants import matrix, table
+from concord.ending import halting
 from concord.progress import counting
 from concord.spec.errors import collect
 from concord.terminal import Terminal
@@ -32,7 +33,11 @@ def mutants(
     )
     elsewhere = {matrix.plugin(name): path for name, path in settings.python.items()}
     settings = replace(settings, python=elsewhere)
-    with counting(names, len(chosen)) as progress:
-        found = matrix.conduct(chosen, names, settings, progress)
     title = f"{len(chosen)} mutant{'' if len(chosen) == 1 else 's'}"
-    raise typer.Exit(outputs.finish(found, "mutants", title, lambda: table.show(found, Terminal())))
+    with halting() as stopped:  # a signal ends the command once what was found is written and shown
+        with counting(names, len(chosen)) as progress:
+            found = matrix.conduct(chosen, names, settings, progress, stopped)
+        code = found.exit_code
+        if found.findings or not stopped():
+            code = outputs.finish(found, "mutants", title, lambda: table.show(found, Terminal()))
+    raise typer.Exit(code)

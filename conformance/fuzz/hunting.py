@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from concord.backends.pool import Pool
-from concord.conformance.campaign import Runner, Setup, own_bug
+from concord.conformance.campaign import Runner, Setup, own_bug, unseen
 from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.findings import FAILED, NOT_THERE, Failure, Findings, explained
 from concord.conformance.fuzz.plan import Plan, drawn, files_elsewhere
@@ -51,7 +51,9 @@ def hunt(
         findings = _on_dask(plan, settings, connected(scheduler), progress, stopped)
     findings.plan = plan
     for name in findings.unjudged:
-        if any(tally.statuses["unsupported"] for tally in findings.tallies[name].values()):
+        if said := unseen(findings.environments.get(name, {}), settings.device):
+            findings.note(f"{name} {said}")
+        elif any(tally.statuses["unsupported"] for tally in findings.tallies[name].values()):
             own = "a backend of a fixed architecture is judged on its own weights: concord check PATH"
             findings.note(f"{name}: nothing was judged; {own}")
     findings.interrupted = stopped()
@@ -69,7 +71,7 @@ class _Hunt:
         halted: Callable[[], bool],
         progress: Callable[[int], None] = lambda done: None,
     ) -> None:
-        self.plan, self.progress, self.findings = plan, progress, Findings()
+        self.plan, self.progress, self.findings, self.settings = plan, progress, Findings(), settings
         self.pool = Pool(len(plan.names), halted)
         about = self.findings.environments
         self.runners = {name: Runner(name, settings, self.pool, about) for name in plan.names}
@@ -120,6 +122,8 @@ class _Hunt:
                 findings.owed |= result.status != "absent"
                 findings.note(f"{result.backend} is {result.status}: {result.detail}")
                 continue
+            if unseen(findings.environments.get(result.backend, {}), self.settings.device):
+                self.runners.pop(result.backend).supervisor.end()  # so it would be with every case
             if result.status == NOT_JUDGED:
                 self.unjudged(result.case, result.backend, result.detail)
             findings.tally(result.backend, result.dtype).add(result)

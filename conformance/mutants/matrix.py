@@ -17,7 +17,7 @@ from concord.conformance.bugs.bug import REFUSED, Bug
 from concord.conformance.bugs.catalogue import GROUPS, KNOWN
 from concord.conformance.campaign import Setup
 from concord.conformance.check import job_of
-from concord.conformance.fields import Number
+from concord.conformance.fields import Count, Number
 from concord.conformance.judging import Misfit
 from concord.conformance.mutants.trained import divergence_of, shown
 from concord.conformance.verdict import Row, Verdict, number
@@ -76,18 +76,21 @@ class Matrix:
         findings: one for each mutant and backend.
         asked: backends that were asked for by name: one of them that is absent has failed.
         versions: of the backends.
+        unfinished: how many more findings there would be, had it not been ended before.
     """
 
     findings: list[Finding]
     asked: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
+    unfinished: Count = 0
 
     @property
     def exit_code(self) -> int:
-        """0: all are found, at the right tensor; 1: not so; 3: a backend gave no result."""
+        """0: all are found, at the right tensor; 1: not so; 3: a backend gave no result, or not all ran."""
         found = {finding.status for finding in self.findings}
         if (
             "failed" in found
+            or self.unfinished
             or not found - {"absent"}
             or any(f.status == "absent" and f.backend in self.asked for f in self.findings)
         ):
@@ -134,13 +137,19 @@ def conduct(
     names: Iterable[str],
     settings: Setup,
     progress: Progress = lambda backend, done: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Matrix:
-    """Run every mutant on every backend, as many backends at a time as there are cores."""
-    with Pool() as pool:
+    """Run every mutant on every backend, as many backends at a time as there are cores.
+
+    Args:
+        stopped: as in :func:`concord.conformance.campaign.conduct`.
+    """
+    with Pool(halted=stopped) as pool:
         hunts = [Hunt(name, settings, progress, pool) for name in names]
         findings = pool.map(lambda hunt: hunt.all(mutants), hunts)
     versions = {hunt.backend: hunt.version for hunt in hunts if hunt.version}
-    return Matrix([finding for of_one in findings for finding in of_one], settings.asked, versions)
+    every = [finding for of_one in findings for finding in of_one]
+    return Matrix(every, settings.asked, versions, len(hunts) * len(mutants) - len(every))
 
 
 class Hunt:
@@ -173,9 +182,10 @@ class Hunt:
         """Return a finding for each mutant."""
         findings = []
         for mutant in mutants:
-            if self.pool.stopped:
+            finding = self.find(mutant)
+            if self.pool.stopped:  # its worker was ended in the middle of it
                 break
-            findings.append(self.find(mutant))
+            findings.append(finding)
             self.progress(self.backend, mutant.name)
         self.supervisor.close()
         return findings

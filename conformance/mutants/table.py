@@ -11,6 +11,7 @@ from rich.text import Text
 from concord.conformance.bugs.catalogue import KNOWN
 from concord.conformance.mutants.matrix import Matrix
 from concord.conformance.report import ordered
+from concord.conformance.wording import once
 
 STYLES = {"found": "green", "equivalent": "dim", "absent": "dim", "failed": "bold magenta"}
 
@@ -57,6 +58,7 @@ def summary(matrix: Matrix, backend: str) -> str:
 def show(matrix: Matrix, console: Console) -> None:
     """Print the matrix, what is wrong in it, what no input can show, and a summary."""
     console.print(matrix_table(matrix))
+    told = list[tuple[str, str, object]]()
     absent = dict[str, str]()
     for one in matrix.findings:
         if one.status == "absent":
@@ -65,9 +67,11 @@ def show(matrix: Matrix, console: Console) -> None:
             first = " or ".join(KNOWN[one.mutant].first)
             named = f" at {one.tensor}, not {first}" if one.status == "misplaced" else ""
             where = f" ({one.case}, {one.dtype})" if one.case else ""
-            detail = f": {one.detail.replace(chr(10), '; ')}" if one.detail else ""
-            text = f"{one.backend}: {one.mutant} {one.status}{named}{where}{detail}"
-            console.print(Text(text, style="red"), soft_wrap=False)
+            detail = one.detail.replace("\n", "; ")
+            name = f"{one.backend}: {one.mutant} {one.status}{named}{where}"
+            told.append((name, detail, (one.backend, one.status, detail) if detail else len(told)))
+    for line in once(told):
+        console.print(Text(line.removesuffix(": "), style="red"), soft_wrap=False)
     for name, detail in absent.items():
         console.print(Text(f"{name} is not installed: {detail}", style="dim"))
     for one in matrix.findings:
@@ -78,3 +82,5 @@ def show(matrix: Matrix, console: Console) -> None:
             console.print(Text(f"equivalent in {' and '.join(dtypes)}: {name}: {reason}", style="dim"))
     for backend in ordered(one.backend for one in matrix.findings):
         console.print(summary(matrix, backend), highlight=False)
+    if matrix.unfinished:
+        console.print(f"ended before {matrix.unfinished} more", style="bold")

@@ -198,8 +198,10 @@ class Certificate:
     claims: tuple[Claim, ...]
 
     def contradictions(self) -> Iterator[str]:
-        """Yield where statuses of runs are not what verdicts come to."""
-        return self.report.contradictions()
+        """Yield where statuses of runs are not what verdicts come to, and how many runs are missing."""
+        yield from self.report.contradictions()
+        if self.report.unfinished:
+            yield f"report.unfinished is {self.report.unfinished} but a certificate needs every run"
 
     @property
     def exit_code(self) -> int:

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -218,6 +219,16 @@ class Counting(NumpyBackend):
     def run(self, request):
         self.count += 1
         return self.changed(super().run(request))
+
+
+class HangsAtTheThird(Counting):
+    """Hands out two runs, and no third one."""
+
+    def changed(self, run):
+        if self.count == 3:
+            note("hanging")
+            time.sleep(100)
+        return run
 
 
 class AddsNoise(Counting):
