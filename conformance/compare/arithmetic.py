@@ -34,6 +34,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from concord.conformance.compare.decisions import Branch, Decisions, Followed
 from concord.conformance.compare.kernels import CUDNN_RECURRENT, CUDNN_WINOGRAD_9X9, FAST_CONVOLUTION, KERNELS
+from concord.conformance.compare.solutions import REFLECTING, SOLVING, size_of
 from concord.spec.errors import SpecError
 from concord.spec.precision import precision
 from concord.spec.text import first_line
@@ -263,6 +264,10 @@ class ExactMode(TorchDispatchMode):
         """Return a factor of a product as TF32 may have it."""
         return x
 
+    def solved(self, func: Any, name: str, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
+        """Return what an operation of linear algebra gives of operands that may err."""
+        return func(*args, **kwargs)
+
     def remember(self, weights: Tensor, scores: Tensor) -> None:
         """Note of which scores weights come that are used on the way back too."""
 
@@ -307,8 +312,9 @@ class ExactMode(TorchDispatchMode):
         held = tree_map(partial(_held, dtype), (given, named))
         if bare in EXACT or bare in FILLING:
             given, named = held
-        y = self._result(func, floats, (given, named), held)
-        if bare in SUMS if isinstance(y, tuple) else isinstance(y, Tensor) and y.dtype in ROUNDOFF:
+        run = partial(self.solved, func, bare, dtype) if bare in SOLVING else func
+        y = self._result(func, floats, (given, named), held, run)
+        if any(map(_rounded, y if isinstance(y, tuple) else (y,))):
             erred = self._by_kernels(bare, self._rule(bare, y, dtype, given, named, floats), given)
             if torch.Tag.inplace_view in func.tags:  # such as transpose_: the operand has another shape now
                 return return_and_correct_aliasing(func, tuple(args), kwargs, args[0])
@@ -322,14 +328,14 @@ class ExactMode(TorchDispatchMode):
         is_view = any(one.alias_info for one in func._schema.returns) and isinstance(args[0], Computed)
         return return_and_correct_aliasing(func, tuple(args), kwargs, made) if is_view else made
 
-    def _result(self, func: Any, floats: Sequence[Tensor], operands: Any, held: Any) -> Any:
+    def _result(self, func: Any, floats: Sequence[Tensor], operands: Any, held: Any, run: Any) -> Any:
         """Return what an operation gives; what is sparse has a dense value."""
         args, kwargs = operands
         try:
             if self.decisions:
-                y = self.decisions.compute(func, floats, operands, held)
+                y = self.decisions.compute(func, floats, operands, held, run)
             else:
-                y = func(*args, **kwargs)
+                y = run(*args, **kwargs)
         except (RuntimeError, TypeError, ValueError) as error:  # an operator of the user's may refuse them
             raise SpecError(f"{func} cannot be computed in float64: {first_line(error)}") from error
         return tree_map(_dense, y)
@@ -380,16 +386,20 @@ class ExactMode(TorchDispatchMode):
             return tuple(
                 one if one is None else self.summed(one, dtype, of) for one, of in zip(y, each, strict=True)
             )
+        if isinstance(y, tuple):
+            return tuple(self._elementwise(name, x, _like(x, dtype), None) if _rounded(x) else x for x in y)
         if name in ("add", "sub", "rsub") and len(args) > 1:
             return self._added(y, dtype, args)
+        if name in REFLECTING:
+            return self.varied(y, lambda y: _unit(y.new_empty(0, dtype=dtype)) * size_of(y))
         if name in ("fmod", "remainder"):
             y = self._taken_off(y, dtype, *args)
         return self._elementwise(name, y, dtype, args[1] if len(args) > 1 else None)
 
     def _elementwise(self, name: str, y: Tensor, dtype: torch.dtype, other: Any) -> Tensor:
         """Compute element by element, with a second operand or none."""
-        units = UNITS.get(name, FOREIGN)
-        if name not in UNITS and name not in SATURATING:
+        units = UNITS.get(name, 1 if name in SOLVING else FOREIGN)
+        if name not in UNITS and name not in SATURATING and name not in SOLVING:
             self.foreign.add(name)
         if name in CONSTANT and isinstance(other, float):
             units += _held(dtype, other) != other
@@ -481,6 +491,15 @@ class Perturbed(ExactMode):
         """Perturb a factor by what rounding it may change, or cutting it off."""
         return self.varied(x * (1 - self.cut * TF32), lambda x: TF32 * x)
 
+    def solved(self, func: Any, name: str, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
+        """Return what an operation of linear algebra gives of matrices that are perturbed by their norm."""
+        unit = min(ROUNDOFF[dtype], SUMMED)
+        erring = [
+            self.varied(x, lambda x: unit * size_of(x)) if place in SOLVING[name] else x
+            for place, x in enumerate(args)
+        ]
+        return func(*erring, **kwargs)
+
     def remember(self, weights: Tensor, scores: Tensor) -> None:
         """Note of which scores weights come that are used on the way back too."""
         if torch.is_grad_enabled():
@@ -524,6 +543,12 @@ class Rounded(ExactMode):
     ) -> Tensor:
         """Round."""
         return _wide(y.to(dtype))
+
+    def solved(self, func: Any, name: str, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
+        """Return what an operation of linear algebra gives in its own precision."""
+        low = dtype if ROUNDOFF[dtype] <= SUMMED else torch.float32  # there is none in fewer bits
+        args, kwargs = tree_map(lambda x: x.to(_like(x, low)) if _rounded(x) else x, (args, kwargs))
+        return tree_map(lambda x: _wide(x) if _rounded(x) else x, func(*args, **kwargs))
 
 
 @cache
@@ -584,6 +609,10 @@ def _held(dtype: torch.dtype, x: Any) -> Any:
 def _power_of_two(x: Any) -> Tensor:
     mantissa, _ = torch.frexp(torch.as_tensor(x).double())
     return mantissa.abs() == 0.5
+
+
+def _rounded(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dtype in ROUNDOFF
 
 
 def _wrapped(x: Any, dtype: torch.dtype) -> Any:

@@ -21,7 +21,7 @@ from concord.conformance.compare import ROWS
 from concord.conformance.compare.arithmetic import FOREIGN
 from concord.conformance.compare.blind import blind, places
 from concord.conformance.compare.causes import StretchComputation, cause
-from concord.conformance.compare.decisions import WHOLE, Branch, Ties
+from concord.conformance.compare.decisions import Branch, Ties, mostly
 from concord.conformance.compare.differences import Difference, differences, within
 from concord.conformance.compare.draws import constants
 from concord.conformance.compare.kernels import FAST_CONVOLUTION, KERNELS
@@ -401,8 +401,7 @@ class ModelComparison:
         if name in expected.singular:
             sigma = finite_alone(sigma, value, actual)
         judged = judge_tensor(actual, value, sigma, self.dtypes[name], why, expected.independent[name])
-        open_share = np.isnan(sigma).mean() if name in expected.ties else 0
-        if judged.status == "agrees" and open_share >= WHOLE:
+        if judged.status == "agrees" and name in expected.ties and mostly(np.isnan(sigma), value):
             return Judgement("undetermined", size=value.size, note=judged.note)
         return judged
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from concord.conformance.compare.solutions import LEFT, SOLVING, UNORDERED_VALUES, Solution
 from concord.conformance.estimate import Z
 from concord.spec.arrays import Array
 from concord.spec.text import first_of
@@ -83,6 +84,9 @@ def source_line() -> str | None:
             inner = inner or found
     return inner
 
+
+Run = Callable[..., Any]
+"""Computes an operation of its operands."""
 
 Operands = tuple[Sequence[Any], Mapping[str, Any]]
 """Operands of an operation, by place and by name."""
@@ -208,7 +212,8 @@ class Decision:
     @property
     def name(self) -> str:
         """What it is called, with its line of source."""
-        return described(_bare(self.func).lstrip("_"), self.line)
+        bare = _bare(self.func).lstrip("_").removeprefix("linalg_").removesuffix("_ex")
+        return described(bare, self.line)
 
     @property
     def turned(self) -> Tensor | None:
@@ -228,6 +233,10 @@ class Decision:
         numbers, found = torch.zeros(self.made.shape, dtype=torch.long), turned.nonzero()
         if self.reshaped is not None or not self.made.ndim:
             return numbers + 1, 1
+        if isinstance(self, Solving):
+            each = 1 if self.solution.name not in UNORDERED_VALUES else self.made.shape[-1]
+            count = self.made.numel() // each
+            return torch.arange(1, count + 1).repeat_interleave(each).view(self.made.shape), count
         keys = [x for x in tree_flatten(self.operands)[0] if isinstance(x, Tensor) and x.is_floating_point()]
         bare = self.func.overloadpacket.__name__.rstrip("_")
         if bare in BY_ROW:
@@ -304,6 +313,17 @@ class Decision:
             new = new & taken & (other != kept)
 
 
+class Solving(Decision):
+    """What an operation of linear algebra gives: signs of vectors and an order of values are open."""
+
+    def __init__(self, func: Any, results: Any) -> None:
+        self.func, self.line, self.solution = func, source_line(), Solution(func, results)
+        self.kind, self.state = WHOLLY, None
+        self.operands: Operands = ((), {})
+        self.made, self.rounded, self.reshaped = self.solution.made, None, None
+        self.others = self.solution.others
+
+
 def _kept(x: Any) -> Any:
     return x.detach().clone() if isinstance(x, Tensor) else x
 
@@ -326,8 +346,9 @@ class ExactStep:
         """Return whether another run computes the same here, of operands of the same shapes."""
         if self.func is not func or self.whole != _whole(operands):
             return False
-        exact = tree_leaves(self.decision.operands) if self.decision else []
-        others = tree_leaves(operands) if self.decision else []
+        if self.decision is None or isinstance(self.decision, Solving):
+            return True
+        exact, others = tree_leaves(self.decision.operands), tree_leaves(operands)
         return [_shape(x) for x in exact] == [_shape(x) for x in others]
 
 
@@ -362,16 +383,28 @@ class Decisions:
         """Note that a run does not have a tensor, or in another shape than a run as it is."""
         self.lost[name] = f"rounding decides {self.handed or 'its shape'}"
 
-    def compute(self, func: Any, floats: Sequence[Tensor], operands: Operands, held: Operands) -> Any:
-        """Compute an operation, and record it."""
+    def compute(
+        self, func: Any, floats: Sequence[Tensor], operands: Operands, held: Operands, run: Run
+    ) -> Any:
+        """Compute an operation, and record it.
+
+        Args:
+            floats: its operands that hold floating-point numbers.
+            operands: all of them.
+            held: the same, numbers of Python as the dtype holds them.
+            run: computes it, as the arithmetic errs.
+        """
         args, kwargs = operands
-        kind, decision, whole = kind_of(func, args, floats), None, _whole(operands)
-        y = None if kind else func(*args, **kwargs)
+        decision: Decision | None = None
+        kind, whole = kind_of(func, args, floats), _whole(operands)
+        y = None if kind else run(*args, **kwargs)
         if kind is None and floats and is_discrete(y):
             kind = WHOLLY
         if kind:
             decision = Decision(func, kind, operands, held, floats[0].dtype)
             y = kind.follow(decision.made, func, *args, **kwargs)
+        elif _bare(func) in SOLVING:
+            decision = Solving(func, y)
         self.steps.append(ExactStep(func, whole, decision))
         return y
 
@@ -390,6 +423,9 @@ class Decisions:
                 if (float(decision.turned.double().mean()) >= WHOLE) == wholly
             }
             found += _branches(self, chosen, wholly) if chosen else []
+        solving = [step.decision.name for step in self.steps if isinstance(step.decision, Solving)]
+        if solving:
+            found.append(Branch(self, {}, 1.0, False, first_of(list(dict.fromkeys(solving)), 2), spoils=True))
         return found
 
 
@@ -407,7 +443,9 @@ class Followed:
         """Note that this run does not have a tensor."""
         self.record.lose(name)
 
-    def compute(self, func: Any, floats: Sequence[Tensor], operands: Operands, held: Operands) -> Any:
+    def compute(
+        self, func: Any, floats: Sequence[Tensor], operands: Operands, held: Operands, run: Run
+    ) -> Any:
         """Compute an operation by the decision of the exact run, and note if rounding could turn it."""
         (args, kwargs), steps, place = operands, self.record.steps, self.place
         self.place += 1
@@ -418,7 +456,12 @@ class Followed:
         if floats and _bare(func) == "_local_scalar_dense":
             self.handed = described("item", source_line())
         if decision is None:
-            return func(*args, **kwargs)
+            return run(*args, **kwargs)
+        if isinstance(decision, Solving):
+            try:
+                return decision.solution.turned(run(*args, **kwargs), decision.made)
+            except RuntimeError:  # a matrix that rounding makes singular, or not a number
+                return decision.solution.undefined
         decision.doubt(held, REACH, self.rounded)
         if decision.state is not None:  # later draws are those of the exact run
             func(*args, **kwargs)
@@ -434,6 +477,7 @@ class Branch:
         share: how many times its effect all turns may have together, at most.
         wholly: whether its operations are decided by rounding nearly everywhere.
         because: what is decided.
+        spoils: whether what operations of linear algebra give is NaN in it.
     """
 
     record: Decisions
@@ -441,6 +485,7 @@ class Branch:
     share: float
     wholly: bool
     because: str
+    spoils: bool = False
     place: int = 0
     another: bool = False
     parted = False
@@ -448,7 +493,14 @@ class Branch:
     def lose(self, name: str) -> None:
         """Go on: a branch may lack a tensor."""
 
-    def compute(self, func: Any, floats: Sequence[Tensor], operands: Operands, held: Operands) -> Any:  # noqa: ARG002
+    def compute(
+        self,
+        func: Any,
+        floats: Sequence[Tensor],  # noqa: ARG002
+        operands: Operands,
+        held: Operands,
+        run: Run,
+    ) -> Any:
         """Compute an operation, by another decision where that is turned."""
         (args, kwargs), steps, place = operands, self.record.steps, self.place
         self.place += 1
@@ -456,12 +508,24 @@ class Branch:
         self.another = self.another or place >= len(steps) or not steps[place].fits(func, operands)
         decision = None if self.another else steps[place].decision
         if decision is None:
-            return func(*args, **kwargs)
+            return run(*args, **kwargs)
+        if isinstance(decision, Solving):
+            return self._solve(decision, place, run, operands)
         own = decision.again(*held)
         if place in self.turns:
             where, other = self.turns[place]
             own = torch.where(where, other, own) if own.shape == other.shape else other
         return decision.kind.follow(own, func, *args, **kwargs)
+
+    def _solve(self, decision: Solving, place: int, run: Run, operands: Operands) -> Any:
+        if self.spoils:
+            return decision.solution.undefined
+        try:
+            results = run(*operands[0], **operands[1])
+        except RuntimeError:
+            return decision.solution.undefined
+        where, other = self.turns.get(place, (torch.tensor(False), decision.made))
+        return decision.solution.turned(results, torch.where(where, other, decision.made))
 
 
 Turn = tuple[int, Tensor, Tensor]
@@ -544,9 +608,18 @@ class Ties:
         self.affected: NDArray[np.bool_] = np.zeros(value.shape, bool)
         self.because = dict[str, None]()
         self.lost = ""  # why nothing is known of it
+        self.spoilt: NDArray[np.bool_] = np.zeros(value.shape, bool)
+        self.nothing_of = ""
 
     def take(self, branch: Branch, array: Array) -> None:
         """Take up what a branch gives; NaN where it gives nothing in that place."""
+        if branch.spoils:
+            size = abs(self.value)
+            if size.ndim > 1:
+                size = np.sqrt(np.square(size).mean(-1, keepdims=True))
+            self.spoilt = ~np.isfinite(array) & np.isfinite(self.value) & ~(self.sigma <= LEFT * size)
+            self.nothing_of = branch.because if self.spoilt.any() else ""
+            return
         with np.errstate(all="ignore"):
             apart = abs(array - self.value).astype(np.float64)
             other = ~(apart <= SMALL * self.sigma) & np.isfinite(self.value)
@@ -576,11 +649,19 @@ class Ties:
             value, least = np.where(nearer, other, value), np.where(nearer, abs(actual - other), least)
         near = (least <= Z * self.sigma) & ~self.wholly
         beyond = abs(actual - self.value) > 2 * (self.together + self.halves) + Z * self.sigma
-        unsure = self.affected & ~near & ~beyond & np.isfinite(actual)
+        unsure = (self.affected & ~near & ~beyond & np.isfinite(actual)) | self.spoilt
         return np.where(near, value, self.value), np.where(unsure, np.nan, self.sigma)
 
     @property
     def why(self) -> str:
         """Why elements are undetermined; empty if none is."""
-        words = f"rounding decides {first_of([*self.because], 2)}" if self.because else ""
-        return self.lost or words
+        words = [f"rounding decides {first_of([*self.because], 2)}"] if self.because else []
+        words += [f"rounding leaves nothing of {self.nothing_of}"] if self.nothing_of else []
+        return self.lost or "; ".join(words)
+
+
+def mostly(unsure: NDArray[np.bool_], value: Array) -> bool:
+    """Return whether most of a tensor is undetermined: of its elements, or of their squares."""
+    with np.errstate(all="ignore"):
+        squares = np.square(np.nan_to_num(value, posinf=0.0, neginf=0.0))
+        return bool(unsure.mean() >= WHOLE or squares[unsure].sum() >= WHOLE * squares.sum() > 0)

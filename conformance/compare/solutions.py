@@ -1,0 +1,130 @@
+"""What operations of linear algebra give: where signs, orders and the condition of a matrix leave it open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from concord.conformance.estimate import Z
+
+SOLVING: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(
+        ("linalg_inv_ex", "_linalg_solve_ex", "linalg_solve_triangular", "linalg_matrix_exp"), (0,)
+    ),
+    **dict.fromkeys(("cholesky", "linalg_cholesky_ex", "cholesky_inverse", "linalg_pinv", "geqrf"), (0,)),
+    **dict.fromkeys(("linalg_qr", "_linalg_svd", "_linalg_eigh", "linalg_eig", "_linalg_eigvals"), (0,)),
+    **dict.fromkeys(("linalg_lu_factor_ex", "linalg_lu", "linalg_lu_solve", "_linalg_det"), (0,)),
+    **dict.fromkeys(("_linalg_slogdet", "linalg_ldl_factor_ex", "linalg_ldl_solve"), (0,)),
+    **dict.fromkeys(("cholesky_solve", "triangular_solve"), (1,)),
+    "linalg_lstsq": (0, 1),
+}
+"""Operations of linear algebra, and the operands in which their errors lie, measured by their norms."""
+
+REFLECTING = ("linalg_householder_product", "ormqr")
+"""Products of reflections: they err by the size of what is reflected."""
+
+VECTORS: Mapping[str, Mapping[int, int]] = {
+    "_linalg_eigh": {1: -2},
+    "_linalg_svd": {0: -2, 2: -1},
+    "linalg_qr": {0: -2, 1: -1},
+}
+"""Operations that give vectors whose signs are free: in which results, and along which axis each lies."""
+
+UNORDERED_VALUES = ("linalg_eig", "_linalg_eigvals")
+"""Operations whose values come in no order."""
+
+LEFT = 1 / (2 * Z)
+"""Share of its row that sigma of what follows may have: beyond it, half of what is judged is tolerance."""
+
+
+class Solution:
+    """What an operation of linear algebra gives in the exact run.
+
+    Attributes:
+        exact: its results.
+        made: the signs of its vectors, or the order of its values; empty if it has neither.
+    """
+
+    def __init__(self, func: Any, exact: Any) -> None:
+        self.name = str(func.overloadpacket.__name__)
+        self.several = not isinstance(exact, Tensor)
+        self.exact = [_kept(x) for x in (exact if self.several else (exact,))]
+        self.made = torch.empty(0)
+        if self.name in UNORDERED_VALUES:
+            values = self.exact[0]
+            self.made = torch.arange(values.shape[-1]).expand(values.shape).clone()
+        elif (places := self._vectors) and all(self.exact[place].numel() for place in places):
+            count = min(self.exact[place].shape[-3 - axis] for place, axis in places.items())
+            lead = self.exact[next(iter(places))]
+            self.made = torch.ones((*lead.shape[:-2], count), dtype=lead.dtype)
+
+    @property
+    def _vectors(self) -> Mapping[int, int]:
+        return VECTORS.get(self.name, {})
+
+    @property
+    def others(self) -> list[Tensor]:
+        """Other signs, or other orders."""
+        if not self.made.numel():
+            return []
+        if self.name in UNORDERED_VALUES:
+            count = self.made.shape[-1]
+            return [self.made.roll(by, -1) for by in sorted({1, 2, count // 3, count // 2} - {0, count})]
+        return [self.made * (1j if self.made.is_complex() else -1)]
+
+    def turned(self, results: Any, turn: Tensor) -> Any:
+        """Return results in the signs, or in the order, that a turn gives to the exact ones."""
+        found = list(results) if self.several else [results]
+        if self.name.endswith("_ex"):  # whether it came off is no question of a sample
+            found[-1] = self.exact[-1].clone()
+        if self.name in UNORDERED_VALUES:
+            order = _matching(found[0], self.exact[0]).gather(-1, turn)
+            found[0] = found[0].gather(-1, order)
+            if self.several:
+                found[1] = found[1].gather(-1, order.unsqueeze(-2).expand(found[1].shape))
+        elif turn.numel():
+            count, factor = turn.shape[-1], None
+            for place, axis in self._vectors.items():
+                x, exact = found[place], self.exact[place]
+                if factor is None:
+                    along = (exact.conj() * x).sum(axis)[..., :count].sgn().conj()
+                    factor = torch.where(along == 0, 1, along) * turn
+                else:
+                    factor = factor.conj()
+                rest = x.shape[-3 - axis] - count  # vectors of an empty space
+                full = torch.cat([factor, torch.ones((*factor.shape[:-1], rest), dtype=factor.dtype)], -1)
+                found[place] = x * full.unsqueeze(axis)
+        return tuple(found) if self.several else found[0]
+
+    @property
+    def undefined(self) -> Any:
+        """Results that are NaN."""
+        found = [torch.full_like(x, torch.nan) if _floats(x) else x.clone() for x in self.exact]
+        return tuple(found) if self.several else found[0]
+
+
+def size_of(x: Tensor) -> Tensor:
+    """Return the norm of each matrix, in its shape."""
+    return torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).real.expand(x.shape)
+
+
+def _floats(x: Any) -> bool:
+    return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
+
+
+def _kept(x: Any) -> Any:
+    return x.detach().clone() if isinstance(x, Tensor) else x
+
+
+def _matching(values: Tensor, exact: Tensor) -> Tensor:
+    """Return which of several values comes nearest to each exact one; each is taken once."""
+    flat, places = values.reshape(-1, values.shape[-1]), torch.empty(values.shape, dtype=torch.long)
+    for row, wanted, place in zip(flat, exact.reshape(flat.shape), places.view(flat.shape), strict=True):
+        apart = (row[None] - wanted[:, None]).abs().nan_to_num(nan=0.0)
+        for number in range(len(row)):
+            place[number] = apart[number].argmin()
+            apart[:, place[number]] = torch.inf
+    return places
