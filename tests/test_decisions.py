@@ -383,6 +383,18 @@ def test_what_python_decides_by_a_number_is_undetermined_from_there_on():
     assert table[-1].note.startswith("rounding decides `item` (test_decisions.py:")
 
 
+def test_where_rounding_decides_a_shape_what_follows_is_judged_end_to_end():
+    def picked(m, x, factor=1.0):
+        return m.b(m.a(x)[x[:, 0] / LEVEL > 2.5] * factor)
+
+    x = drawn(5, 7)
+    x[3, 0] = LEVEL * 2.5
+    kind = Kind(picked, [], [], x, {"a": linear(7, 3), "b": linear(3, 2)})
+    verdict = kind.verdict(lambda m, x: picked(m, x, 1.1), x)
+    assert verdict.status == "undetermined"
+    assert verdict.table[-1].note.startswith("so is b before it: rounding decides `gt` (test_decisions.py:")
+
+
 def test_where_nothing_is_open_no_branch_is_computed():
     kind, said = KINDS["levels"], []
     model = Of(kind.right, {}).eval()
