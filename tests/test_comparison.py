@@ -72,6 +72,38 @@ def test_an_unknown_output_is_refused():
         verdict(["inner"], "output[z]")
 
 
+class Chosen(nn.Module):
+    """Returns numbers of each kind beside what it computes, and has a layer that is called output."""
+
+    def __init__(self, **off):
+        super().__init__()
+        torch.manual_seed(1)
+        self.output, self.last, self.off = nn.Linear(3, 5), nn.Linear(5, 5), off
+
+    def forward(self, x):
+        y = self.last(torch.relu(self.output(x)))
+        found = {"y": y, "ids": y.argmax(-1), "mask": y > 0, "sum": y.sum().item(), "count": len(x)}
+        return {name: entry + self.off.get(name, 0) for name, entry in found.items()}
+
+
+@pytest.mark.parametrize("wrong", ["y", "ids", "mask", "sum", "count"])
+def test_outputs_of_whole_numbers_truth_values_and_numbers_of_python_are_judged(wrong):
+    right, port = Chosen().eval(), Chosen().eval()
+    with torch.no_grad():
+        port.output.bias += 1e-8  # other bits
+    comparison = prepare(right, port, X)
+    assert comparison.verdict().passed
+    assert "self.output" in comparison.given
+    name = "output" if wrong == "y" else f"output[{wrong}]"  # it alone is a tensor of floating-point numbers
+    assert compare(right, Chosen(**{wrong: 1}).eval(), X).first == name
+    lacking = {other: array for other, array in comparison.given.items() if other != name}
+    assert compare(right, lacking, X).unjudged == (name,)
+    by_place = {
+        str(place): right(X)[name].detach().numpy() for place, name in enumerate(("y", "ids", "mask"))
+    }
+    assert {*prepare(right, by_place, X).given} == {"output", "output[ids]", "output[mask]"}
+
+
 # What there is to be judged in them.
 
 

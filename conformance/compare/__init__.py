@@ -90,10 +90,17 @@ def prepare(
     from concord.conformance.compare.comparison import ModelComparison
     from concord.conformance.compare.draws import refuse_changes
     from concord.conformance.compare.names import renamed
-    from concord.conformance.compare.reference import OUTPUT, ModuleReference, Reference, dtype_of, unwrapped
+    from concord.conformance.compare.reference import (
+        OUTPUT,
+        ModuleReference,
+        Reference,
+        dtype_of,
+        is_output,
+        unwrapped,
+    )
     from concord.conformance.compare.written import Written
 
-    absent = [name for name in declared if name.startswith(OUTPUT)]
+    absent = [name for name in declared if is_output(name)]
     refuse(unknowns("declaration", [name for name in declared if name not in absent], DECLARATIONS))
     if not isinstance(reference, (nn.Module, Written)):
         raise SpecError(
@@ -116,7 +123,7 @@ def prepare(
     right = right.differentiated() if gradients else right
     # What is wrong with the reference, or its inputs, comes before any candidate's problems.
     changing = refuse_changes(right)
-    outputs = [name for name in right.plain if name.startswith(OUTPUT)]
+    outputs = [name for name in right.plain if is_output(name)]
     refuse(unknowns("output", [name for name in absent if name != OUTPUT], outputs))
     progress("running the candidate")
     theirs = None

@@ -30,12 +30,12 @@ from concord.backends.wire import WorkerFailure
 from concord.conformance.compare import alone, names
 from concord.conformance.compare.draws import apart, change_of, states
 from concord.conformance.compare.reference import (
-    OUTPUT,
     ModuleReference,
     Reference,
     described,
     dtype_name,
     dtype_of,
+    is_output,
     numbers,
     running,
     seeded,
@@ -297,7 +297,7 @@ def run(reference: Reference, candidate: Any, python: str | None) -> Delivered:
         if path.suffix == ".onnx":
             with running(f"{path} in ONNX Runtime"):
                 arrays = run_graph(reference, path)
-                return Delivered(arrays, frozenset(name for name in arrays if name.startswith(OUTPUT)))
+                return Delivered(arrays, frozenset(name for name in arrays if is_output(name)))
         if path.suffix != ".safetensors":
             raise SpecError(f"{path}: must be arrays by name (.safetensors) or a graph (.onnx)")
         candidate = read_arrays(path)
@@ -426,9 +426,16 @@ def by_name(reference: Reference, arrays: Mapping[str, Any]) -> Arrays:
     plain = reference.values
     if any(name in plain for name in found):
         return found
-    outputs = [name for name in plain if name.startswith(OUTPUT)]
-    floating = [array for array in found.values() if array.dtype.kind == "f"]
-    fits = len(floating) <= len(outputs) and all(
-        array.shape == plain[name].shape for name, array in zip(outputs, floating, strict=False)
-    )
-    return dict(zip(outputs, floating, strict=False)) if fits else found
+    outputs = [name for name in plain if is_output(name)]
+    by_place: Arrays = {}
+    for continuous in (True, False):  # whole numbers, which are held in float64, by their own places
+        names = [name for name in outputs if (plain[name].dtype != torch.float64) == continuous]
+        arrays = [array for array in found.values() if (array.dtype.kind == "f") == continuous]
+        fits = len(arrays) <= len(names) and all(
+            array.shape == plain[name].shape for name, array in zip(names, arrays, strict=False)
+        )
+        if fits:
+            by_place |= zip(names, arrays, strict=False)
+        elif continuous:
+            return found
+    return by_place or found

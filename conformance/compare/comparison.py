@@ -31,6 +31,7 @@ from concord.conformance.compare.reference import (
     ModuleReference,
     Reference,
     dtype_name,
+    is_output,
     nothing,
     numbers,
 )
@@ -112,7 +113,7 @@ class ModelComparison:
             for name, array in known.items()
             if array.shape != shapes[name]
         }
-        outputs = [words for name, words in self.misshapen.items() if name.startswith(OUTPUT)]
+        outputs = [words for name, words in self.misshapen.items() if is_output(name)]
         refuse(outputs or [*self.misshapen.values()] * (len(self.misshapen) == len(known)))
         self.given = {name: array for name, array in known.items() if name not in self.misshapen}
         self.strange = {name: array for name, array in given.items() if name not in self.plain}
@@ -169,7 +170,7 @@ class ModelComparison:
     @property
     def dtype(self) -> str:
         """The precision of the outputs."""
-        return next((dtype for name, dtype in self.dtypes.items() if name.startswith(OUTPUT)), "float32")
+        return next((dtype for name, dtype in self.dtypes.items() if is_output(name)), "float32")
 
     @property
     def notes(self) -> dict[str, str]:
@@ -247,7 +248,7 @@ class ModelComparison:
             elif status == "agrees" and name in self.constants:
                 note = CONSTANT
             table.append(Row(name, "", status, step, end, note, tensor.numel()))
-        outputs = (name for name in self.plain if name.startswith(OUTPUT) and name not in self.absent)
+        outputs = (name for name in self.plain if is_output(name) and name not in self.absent)
         found = Verdict(table, outputs=tuple(outputs), notes=self.run_notes(table))
         if found.status != "diverges":
             return found
@@ -256,7 +257,7 @@ class ModelComparison:
     @property
     def absent(self) -> list[str]:
         """Outputs that the candidate is declared not to have: some by name, or all."""
-        outputs = [name for name in self.plain if name.startswith(OUTPUT)]
+        outputs = [name for name in self.plain if is_output(name)]
         return [name for name in outputs if {name, OUTPUT} & {*self.reference.declared}]
 
     @functools.cached_property

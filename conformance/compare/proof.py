@@ -11,7 +11,7 @@ from torch import Tensor
 
 from concord.conformance.compare.bugs import OperationBug, Watched, injected, sites
 from concord.conformance.compare.comparison import ModelComparison
-from concord.conformance.compare.reference import OUTPUT, ModuleReference, Reference, numbers
+from concord.conformance.compare.reference import ModuleReference, Reference, is_output, numbers
 from concord.conformance.verdict import Verdict
 from concord.spec.errors import SpecError
 
@@ -93,7 +93,7 @@ def batched(reference: Reference) -> Iterator[tuple[str, Verdict]]:
                 entry = entry.index_select(axis, real) if entry.shape[axis] == tokens else entry
             return entry
 
-        absent = [name for name in reference.declared if name.startswith(OUTPUT)]
+        absent = [name for name in reference.declared if is_output(name)]
         alone = replace(reference, **reference.given(cut), cotangents=None, declared=absent)
         found = {name: numbers(cut(tensor)) for name, tensor in reference.values.items()}
         fitting = {

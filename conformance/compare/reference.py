@@ -72,6 +72,11 @@ LONGEST_KEY = 80
 """Characters of the key of a result that its name keeps."""
 
 
+def is_output(name: str) -> bool:
+    """Return whether a tensor is one that the whole module returns."""
+    return name == OUTPUT or name.startswith(f"{OUTPUT}[")
+
+
 def nothing(name: str) -> None:
     """Use every tensor as it is computed."""
 
@@ -193,7 +198,7 @@ class Reference:
         drawn = {
             name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
             for name, tensor in self.plain.items()
-            if name.startswith(OUTPUT)
+            if is_output(name)
         }
         return replace(self, cotangents=drawn)
 
@@ -360,7 +365,7 @@ class ModuleReference(Reference):
             outputs |= named(result, OUTPUT)
             if not outputs:
                 raise SpecError("the module returns no floating-point tensor, which is required of a model")
-            for name, tensor in outputs.items():
+            for name, tensor in {**outputs, **discrete(result)}.items():
                 take(name, tensor)
             if arithmetic:
                 arithmetic.backward = self.cotangents is not None
@@ -541,23 +546,39 @@ def dtype_of(model: nn.Module) -> torch.dtype:
 
 def named(result: Any, stem: str) -> dict[str, Tensor]:
     """Return the floating-point tensors of what a module returns, each by its name."""
-    tensors, found = list(_floating(result)), dict[str, Tensor]()
+    tensors = [(place, leaf) for place, leaf in _leaves(result) if is_continuous(leaf)]
+    found = dict[str, Tensor]()
     for place, tensor in tensors:
         name = stem if len(tensors) == 1 or not place else f"{stem}[{place}]"
         while name in found:  # keys may look the same: 1 and "1"
             name += "'"
-        found[name] = tensor
+        found[name] = tensor if tensor.layout == torch.strided else tensor.to_dense()
     return found
 
 
-def _floating(result: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
-    if isinstance(result, Tensor) and (result.is_floating_point() or result.is_complex()):
-        yield place, result if result.layout == torch.strided else result.to_dense()
-    elif is_dataclass(result) and not isinstance(result, type):
-        yield from _floating({part.name: getattr(result, part.name) for part in fields(result)}, place)
+def discrete(result: Any) -> dict[str, Tensor]:
+    """Return the whole numbers, truth values and numbers of Python in what the module returns, in float64."""
+    with _disable_current_modes():  # rounding of the model's dtype is none of theirs
+        return {
+            f"{OUTPUT}[{place}]": torch.as_tensor(leaf).double()
+            for place, leaf in _leaves(result)
+            if place and isinstance(leaf, (Tensor, bool, int, float)) and not is_continuous(leaf)
+        }
+
+
+def is_continuous(leaf: Any) -> bool:
+    """Return whether something is a tensor of floating-point or complex numbers."""
+    return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+
+
+def _leaves(result: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    if is_dataclass(result) and not isinstance(result, type):
+        yield from _leaves({part.name: getattr(result, part.name) for part in fields(result)}, place)
     elif isinstance(result, (Mapping, tuple, list)):
         for key, part in result.items() if isinstance(result, Mapping) else enumerate(result):
-            yield from _floating(part, f"{place}.{shown(str(key), LONGEST_KEY)}".lstrip("."))
+            yield from _leaves(part, f"{place}.{shown(str(key), LONGEST_KEY)}".lstrip("."))
+    else:
+        yield place, result
 
 
 @contextlib.contextmanager

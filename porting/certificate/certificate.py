@@ -34,10 +34,6 @@ OTHERS: Final = "tensors that are no parameters"
 BITS, OUTPUTS = "bits", "outputs"
 """The two that look for mutants: the comparison of bits, and the judge of outputs."""
 
-
-JUDGED = ("agrees", "diverges")
-"""Statuses of tensors that were judged."""
-
 HOW = ("device", "implementation", "execution", "precision", "deterministic")
 """What a certificate states of how backends run; the rest is the machine's."""
 
@@ -205,16 +201,15 @@ class Certificate:
 
     @property
     def exit_code(self) -> int:
-        """How a command ends: 0 if nothing failed, 1 if something did, 3 if nothing could be judged.
+        """How a command ends: 0 if nothing failed, 1 if something did, 3 if no output could be judged.
 
-        The last: a backend that was to compute the target crashed or is missing, or none judged anything.
+        The last too if a backend that was to compute the target crashed or is missing.
         """
         if any(claim.status == FAILED for claim in self.claims):
             return 1
-        results = self.report.results
-        lost = any(result.status in (*FAILED_WORKER, NOT_JUDGED) for result in results)
-        there = [row.status for result in results if result.group == "target" for row in result.table]
-        return 3 if lost or not {*there} & {*JUDGED} else 0
+        lost = any(result.status in (*FAILED_WORKER, NOT_JUDGED) for result in self.report.results)
+        judged = any((claim.name, claim.status) == (OUTPUTS, PROVEN) for claim in self.claims)
+        return 3 if lost or not judged else 0
 
     @property
     def verdict(self) -> str:

@@ -14,7 +14,6 @@ from concord.conformance.lockstep.envelope import of_training
 from concord.conformance.verdict import Result, Row, Verdict, verdict_lines
 from concord.porting.certificate.certificate import (
     FAILED,
-    JUDGED,
     NOT_APPLICABLE,
     OUTPUTS,
     PROVEN,
@@ -49,6 +48,9 @@ RECIPE = Recipe(
     clip_at=1.0,
 )
 """Of the optimizer step: AdamW, as models like these are mostly trained on."""
+
+JUDGED = ("agrees", "diverges")
+"""Statuses of tensors that were judged."""
 
 STEP, GRADIENTS, ELSEWHERE = "optimizer step", "gradients", "gradients on other inputs"
 
