@@ -184,6 +184,7 @@ def test_only_the_four_backends_import_frameworks_each_its_own_and_none_another(
             replayed = ("replay.py", "architectures.py", "module_bugs.py", "test_module_bugs.py")
             named = (
                 "test_compare.py",
+                "test_any_model.py",
                 "modules.py",
                 "kinds.py",
                 "test_kinds.py",
