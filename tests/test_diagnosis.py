@@ -21,6 +21,7 @@ from concord.conformance.explain.hypothesis import Hypothesis, caused
 from concord.conformance.explain.numbers import KNOWN
 from concord.conformance.verdict import Result, Verdict, divergence_lines
 from concord.spec.cases import build_case
+from concord.spec.precision import round_to_bits
 from tests.toys.rounded import explained, other, run_with, verdict_of, without
 
 
@@ -71,12 +72,6 @@ UNSEEN = {
         lambda m: m.where(m.real.any(1)[:, None, None, None], m.y, np.nan),
         "ATT-5",
         "only in rows without a visible key (242 of 1210 elements): there it is no number (NaN)",
-    ),
-    "padded queries zeroed": (
-        f"{H0}.context",
-        lambda m: m.where(m.real[..., None], m.y, 0.0),
-        "MSK-4",
-        "only in padded tokens (392 of 770 elements): there it is zero",
     ),
     "padded rows miss the residual": (
         "layers.0.residual2",
@@ -191,6 +186,42 @@ READ = {
         "MSK-5",
         "only in rows without a visible key (242 of 1210 elements): there it is 0.0454545 throughout",
     ),
+    "padded queries zeroed": (
+        f"{H0}.context",
+        lambda m: m.where(m.real[..., None], m.y, 0.0),
+        "MSK-4",
+        "is explained by padded rows that are set to zero",
+    ),
+    "blind rows zeroed": (
+        f"{H0}.context",
+        lambda m: m.where(m.real.any(1)[:, None, None], m.y, 0.0),
+        "MSK-5",
+        "is explained by rows without a visible key that are set to zero",
+    ),
+    "blocks of keys": (
+        f"{H0}.masked_scores",
+        lambda m: m.masked(m.visible & (np.arange(11)[:, None] // 4 == np.arange(11) // 4)),
+        "MSK-4",
+        "keys outside of a query's block of 4",
+    ),
+    "signs lost": (
+        f"{H0}.value",
+        lambda m: m.abs(m.y),
+        "ATT-1",
+        "is explained by numbers without their sign",
+    ),
+    "few decimals": (
+        "embeddings.position",
+        lambda m: m.y + m.constant(np.round(m.y.tensor.value, 4) - m.y.tensor.value, m.y),
+        "POS-4",
+        "is explained by numbers that were rounded to 4 decimals",
+    ),
+    "few bits": (
+        "layers.0.norm1",
+        lambda m: m.y + m.constant(round_to_bits(m.y.tensor.value, 10) - m.y.tensor.value, m.y),
+        "PRC-2",
+        "is explained by numbers of 10 significant bits",
+    ),
     "uniform rows": (
         f"{H0}.weights",
         lambda m: m.y * 0.0 + 1 / 11,
@@ -232,7 +263,7 @@ def diagnosis_of(case, tap, edit):
 
 NUMBERED = {
     "embeddings.token": "nndl-paddle",
-    "embeddings.segment": "bert",
+    "embeddings.position": "vanilla-encoder",
     "pooling": "sentence-bert",
     "normalized": "sentence-bert",
     "gelu_tanh": "bert-pytorch",

@@ -84,7 +84,13 @@ def alone(edit: Edit) -> Edit:
 
 
 def padding_zeroed(m: Context) -> Array:
-    return m.where(m.real[..., None], m.y, m.y * 0.0)
+    """Set padded rows to zero, (B, T, D) or (B, T, H, K)."""
+    return m.where(m.real.reshape(*m.real.shape, *[1] * (len(m.y.shape) - 2)), m.y, m.y * 0.0)
+
+
+def blind_zeroed(m: Context) -> Array:
+    """Set rows of queries that see no key to zero, (B, Q, D)."""
+    return m.where(m.visible.any((1, 3))[..., None], m.y, m.y * 0.0)
 
 
 # A second call.

@@ -20,6 +20,7 @@ from concord.conformance.padding import padded_rows, seen_keys
 from concord.conformance.wording import few, instead, multiple
 from concord.spec.arrays import Array
 from concord.spec.precision import precision
+from concord.spec.tensors import clause_of
 
 FILLED = 0.9
 """Which share of a region has to be wrong for the region to be said: some errors are small by chance."""
@@ -137,12 +138,19 @@ def clauses_of(question: Question, seen: Description | None, kind: str, defining
             if kind in kinds and question.is_tap(taps) and not one_id
         ]
         small = seen.relative < COARSE and seen.wrong >= MANY
-        if question.is_tap(("embeddings.position",)) and not seen.where and kind != "tokens":
+        # Of other rows whole vectors would be wrong.
+        of_table = not seen.where or "column" in seen.where
+        if question.is_tap(("embeddings.position",)) and of_table and kind != "tokens":
             found += ["POS-4"] if small else ["POS-3"] if question.config.positions == "sinusoidal" else []
         elif not seen.what and small and _is_noise(question):
             found.append("PRC-2")
-    found += [clause for patterns, clause in USUAL if question.is_tap(patterns)]
-    return tuple(dict.fromkeys((*found, defining)))
+    return tuple(dict.fromkeys((*found, usual_clause(question), defining)))
+
+
+def usual_clause(question: Question) -> str:
+    """Return the clause that is broken most often by a wrong tensor."""
+    own = clause_of(question.config, question.tensor, question.case.part)
+    return next((clause for patterns, clause in USUAL if question.is_tap(patterns)), own)
 
 
 def clauses_of_rows(question: Question, seen: Description, kind: str) -> tuple[str, ...]:

@@ -55,6 +55,15 @@ def of_mask(question: Question) -> Iterator[Hypothesis]:
         )
         yield Hypothesis("mask_by_distance", f"a mask that also hides {text}", "MSK-4")
         return
+    query, key = np.arange(queries)[:, None], np.arange(keys)
+    for size in range(1, keys):
+        for text, rule in (
+            (f"keys outside of a query's block of {size}", query // size != key // size),
+            (f"later keys but the first {size}", (key > query) & (key >= size)),
+        ):
+            if np.array_equal(hides & visible, visible & rule):
+                yield Hypothesis("mask_by_rule", f"a mask that also hides {text}", "MSK-4")
+                return
     several = visible.sum(-1, keepdims=True) > 1  # it may spare what stands alone
     for which, real in (("last", visible[..., ::-1]), ("first", visible)):
         end = real & (np.cumsum(real, -1) == 1)

@@ -14,7 +14,9 @@ from concord.conformance.bugs.activations import gelu, gelu_of, leaky
 from concord.conformance.bugs.attention import PROJECTIONS, SCORES, WEIGHTS
 from concord.conformance.bugs.bug import Change, fits
 from concord.conformance.bugs.context import Context, parameters_of
+from concord.conformance.bugs.loss import smoothed
 from concord.conformance.bugs.norms import NORMS, RESIDUALS, result
+from concord.conformance.bugs.positions import table_of
 from concord.conformance.bugs.precision import LINEAR
 from concord.conformance.explain.description import FEW, wrong_elements
 from concord.conformance.explain.fitting import fitted, shortest
@@ -33,15 +35,16 @@ class Number:
         taps: patterns of the taps that show it.
         clause: that another number breaks.
         text: what another number would be, in words that follow "is explained by".
-        right: what it is; of a step that has it not, where the search for it begins, as in ``nowhere``.
+        right: what it is, None where the model has none; with ``nowhere``, where the search for it begins.
         edit: the tap with another number.
+        nowhere: whether only a wrong step has it.
         activation: the only one that has it.
     """
 
     taps: tuple[str, ...]
     clause: str
     text: str
-    right: Callable[[EncoderConfig], float]
+    right: Callable[[EncoderConfig], float | None]
     edit: Callable[[Context, float], Any]
     nowhere: bool = False
     activation: str = ""
@@ -86,6 +89,13 @@ KNOWN = (
     *(
         Number(("embeddings.sum",), "EMB-6", f"{part} vectors that are multiplied by {{}}", _one, _part(part))
         for part in ("token", "position", "segment")
+    ),
+    Number(
+        ("embeddings.position",),
+        "POS-4",
+        "a base of {} for the wavelengths",
+        lambda config: config.position_base,
+        lambda m, base: table_of(m, position_base=base),
     ),
     Number(
         (SCORES,),
@@ -202,6 +212,14 @@ KNOWN = (
         lambda m, factor: m.tanh(m.x * factor),
     ),
     Number(("logits",), "HED-3", "logits that are multiplied by {}", _one, _times),
+    Number(
+        ("log_probabilities",),
+        "LOS-1",
+        "a softmax of logits that are divided by {}",
+        _one,
+        lambda m, by: m.log_softmax(m.x / by, 1),
+    ),
+    Number(("losses",), "LOS-1", "labels that are smoothed by {}", _none, smoothed),
     Number(("losses",), "LOS-1", "losses that are multiplied by {}", _one, _times),
     Number(("normalized",), "HED-5", "a vector that is multiplied by {} besides", _one, _times),
 )
@@ -217,11 +235,11 @@ def of_numbers(question: Question, tap: str) -> Iterator[Hypothesis]:
     if wrong_elements(question).sum() < FEW:  # one number makes a few of them whatever one likes
         return
     for number in KNOWN:
-        if not fits(tap, number.taps) or number.activation not in ("", config.activation):
+        right = number.right(config)
+        if right is None or not fits(tap, number.taps) or number.activation not in ("", config.activation):
             continue
 
-        def named(value: float, number: Number = number) -> Hypothesis:
-            right = number.right(config)
+        def named(value: float, number: Number = number, right: float = right) -> Hypothesis:
             words = multiple(value) if right in (0.0, 1.0) or number.nowhere else instead(value, right)
             change = Change(taps=(tap,), edit=lambda m: number.edit(m, value))
             return Hypothesis("number", number.text.format(words), number.clause, change=change, rare=True)
@@ -230,4 +248,4 @@ def of_numbers(question: Question, tap: str) -> Iterator[Hypothesis]:
             return ((question.actual - question.values(named(float(values[0]))))[known] / scale).reshape(-1)
 
         with contextlib.suppress(*INAPPLICABLE):
-            yield named(shortest(left, *fitted(left, number.right(config))))
+            yield named(shortest(left, *fitted(left, right)))

@@ -15,16 +15,19 @@ from concord.conformance.bugs.norms import NORMS, RESIDUALS
 from concord.conformance.bugs.precision import LINEAR, variance_by_squares
 from concord.conformance.estimate import R, Z
 from concord.conformance.explain.computation import LEAST, clear, root_mean_square, within
+from concord.conformance.explain.description import usual_clause
 from concord.conformance.explain.hypothesis import RIGHT, Hypothesis, loaded
 from concord.conformance.explain.question import SHORTER, Question, rounding
 from concord.conformance.wording import few, instead
 from concord.spec.arrays import Array
 from concord.spec.parameters import trainable
 from concord.spec.positions import position_ids
-from concord.spec.precision import precision
-from concord.spec.tensors import clause_of
+from concord.spec.precision import precision, round_to_bits
 
 # Formats.
+
+ENOUGH, FREE = 24, 4
+"""Different numbers that have few bits by chance once in 2 to that power, and bits that they must lack."""
 
 
 def of_format(question: Question) -> Iterator[Hypothesis]:
@@ -37,6 +40,11 @@ def of_format(question: Question) -> Iterator[Hypothesis]:
         if held.all() and (~numbers & (actual[finite] != 0)).sum() >= 2:
             break
     else:
+        yield from _of_digits(question, finite)
+        return
+    bits = _bits(actual[finite])
+    if bits < _bits_of(name):
+        yield Hypothesis("fewer_bits", f"numbers of {bits} significant bits", "PRC-2")
         return
     exponent = np.floor(np.log2(np.maximum(abs(actual), precision(name).smallest_normal)))
     # A number just below a power of two may have been rounded up to it, by half the larger spacing.
@@ -56,6 +64,37 @@ def of_format(question: Question) -> Iterator[Hypothesis]:
         yield Hypothesis(f"computed_in_{name}", f"a step that was computed in {name}", "PRC-2")
 
 
+MOST_DECIMALS = 6
+"""Of the numbers of a table that somebody wrote down."""
+
+
+def _of_digits(question: Question, finite: Array) -> Iterator[Hypothesis]:
+    """Read off that numbers were rounded to so many decimals, or to so many bits."""
+    actual, right = question.actual[finite], question.right.value[finite].astype(np.float64)
+    sigma = question.right.sigma[finite]
+    clause = "POS-4" if question.is_tap(("embeddings.position",)) else "PRC-2"
+    unit = precision(question.case.dtype).unit_roundoff
+    for decimals in range(1, MOST_DECIMALS + 1):
+        held = abs(actual - np.round(actual, decimals)) <= unit * abs(actual)
+        if held.all() and len(np.unique(actual)) >= ENOUGH:
+            if within(np.maximum(abs(actual - right) - 0.5 * 10.0**-decimals, 0), sigma + unit * abs(right)):
+                yield Hypothesis("decimals", f"numbers that were rounded to {decimals} decimals", clause)
+            return
+    if (bits := _bits(actual)) < _bits_of(question.case.dtype) - FREE:
+        yield Hypothesis("fewer_bits", f"numbers of {bits} significant bits", clause)
+
+
+def _bits(numbers: Array) -> int:
+    """Return how many significant bits numbers have at most; of few numbers nothing is to be said."""
+    if len(np.unique(abs(numbers[numbers != 0]))) < ENOUGH:
+        return 64
+    return next((bits for bits in range(1, 53) if (round_to_bits(numbers, bits) == numbers).all()), 64)
+
+
+def _bits_of(dtype: str) -> int:
+    return -round(math.log2(precision(dtype).unit_roundoff))
+
+
 # Limits.
 
 NOTHING = 1e-6
@@ -67,7 +106,7 @@ def of_limit(question: Question) -> Iterator[Hypothesis]:
     right, actual, clause = (
         question.right.value,
         question.actual,
-        clause_of(question.config, question.tensor, question.case.part),
+        usual_clause(question),
     )
     masked = question.is_tap(
         ("*.masked_scores", "*.masked_weights")
@@ -92,12 +131,20 @@ def of_limit(question: Question) -> Iterator[Hypothesis]:
             return
 
 
+def of_sign(question: Question) -> Iterator[Hypothesis]:
+    """Read off that numbers have lost their sign."""
+    right, sigma = question.right.value, question.right.sigma
+    lost = right < -Z * sigma
+    if lost.sum() >= 3 and clear(question.actual - right, question.actual - abs(right), sigma):
+        yield Hypothesis("sign_lost", "numbers without their sign", usual_clause(question))
+
+
 def of_small(question: Question) -> Iterator[Hypothesis]:
     """Read off that whatever is smaller than a limit was set to zero."""
     limits, error = limits_of_zeros(question), question.actual - question.right.value
     kept = question.actual != 0
     if limits and within(error[kept], np.broadcast_to(question.right.sigma, kept.shape)[kept]):
-        clause = clause_of(question.config, question.tensor, question.case.part)
+        clause = usual_clause(question)
         text = "numbers below a limit between {:.3g} and {:.3g} that were set to zero".format(*limits)
         yield Hypothesis("flushed", text, clause)
 

@@ -31,6 +31,7 @@ from concord.conformance.explain.readings import (
     of_limit,
     of_recovered,
     of_rows,
+    of_sign,
     of_small,
 )
 from concord.conformance.explain.step import group_of
@@ -143,7 +144,7 @@ They are tried first, and the rest after them.
 """
 
 READINGS = (
-    *(of_format, of_limit, of_small, of_dropout, of_dropped_weights),
+    *(of_format, of_limit, of_sign, of_small, of_dropout, of_dropped_weights),
     *(of_rows, of_mask, of_recovered, of_cancellation),
 )
 """In the order in which they are tried; the first that says something is believed."""
