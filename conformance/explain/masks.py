@@ -13,6 +13,9 @@ from concord.conformance.explain.question import Question
 from concord.spec.masks import mask_constant, visible_keys
 from concord.spec.precision import precision
 
+FEWEST = 5
+"""Of fewer keys that are hidden besides, any rule may be the reason."""
+
 
 def hidden_keys(question: Question) -> tuple[Flags, Flags] | None:
     """Return which keys the run hides, and which it should hide, (B, H, Q, S) both.
@@ -42,7 +45,7 @@ def of_mask(question: Question) -> Iterator[Hypothesis]:
     queries, keys = hides.shape[2:]
     away = np.broadcast_to(np.arange(keys) - np.arange(queries)[:, None], hides.shape)  # a key from its query
     every, seen = away[visible], away[visible & ~hides]
-    if not seen.size:
+    if not seen.size or (hides & visible).sum() < FEWEST:
         return
     low, high = int(seen.min()), int(seen.max())
     if np.array_equal(hides & visible, visible & ((away < low) | (away > high))):
@@ -75,15 +78,14 @@ def of_mask(question: Question) -> Iterator[Hypothesis]:
 
 def _beyond(most: int, side: str) -> str:
     """Say which keys on one side of a query are too far for it."""
-    if most <= 0:
-        return (
-            f"{side} keys"
-            if most == 0
-            else f"a query's own key and {side} ones"
-            if most == -1
-            else f"keys that are not {1 - most} {'earlier' if side == 'later' else 'later'}"
-        )
-    return f"keys that are more than {most} {side}"
+    if most > 0:
+        return f"keys that are more than {most} {side}"
+    if most == 0:
+        return f"{side} keys"
+    other = "earlier" if side == "later" else "later"
+    return f"a query's own key and {side} ones" + (
+        f", and those less than {-most} {other}" if most < -1 else ""
+    )
 
 
 def clauses_of_mask(question: Question, where: str, kind: str) -> tuple[str, ...]:
