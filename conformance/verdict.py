@@ -19,7 +19,7 @@ from concord.conformance.explain.breakdown import Breakdown
 from concord.conformance.fields import Count, Number, Unwritten, also, among, short
 from concord.conformance.wording import distinct, gather
 from concord.spec.deviations import KNOWN_DEVIATIONS, OF_MODULES
-from concord.spec.text import first_of
+from concord.spec.text import first_of, shown
 
 NOT_EXPOSED = "not delivered"
 """Note of a tensor that a backend neither delivers nor says that it has not."""
@@ -32,6 +32,9 @@ ABSENT = "declared as absent"
 
 CONSTANT = "computed of no input"
 """Note of a tensor that agrees and says nothing: a parameter, or a table that is the same for all inputs."""
+
+LONGEST_LINE, LONGEST_NAME = 1000, 160
+"""Characters of a line of a verdict, and of a name in it, that are shown."""
 
 UNUSED = "the model does not go on with this activation"
 """Note of a gradient by an activation that is zero, where another that flows past it is right."""
@@ -256,8 +259,11 @@ class Verdict:
         return dataclasses.replace(self, diagnosis=diagnosis, undeclared=undeclared, search=None)
 
     def __str__(self) -> str:
-        """Return what the terminal says: how near it came, or the first divergence in words."""
-        return "\n".join(verdict_lines(self))
+        """Return what the terminal says: how near it came, or the first divergence in words.
+
+        Names may come from outside: they are made legible, and shortened.
+        """
+        return "\n".join(shown(line, LONGEST_LINE, LONGEST_NAME) for line in verdict_lines(self))
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the words of the terminal."""

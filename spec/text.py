@@ -28,13 +28,14 @@ def _seen(char: str) -> str:
     )
 
 
-def shortened(text: str, most: int = LONGEST) -> str:
+def shortened(text: str, most: int = LONGEST, word: int = LONGEST_WORD) -> str:
     """Return the beginning and the end of a text that is too long, and of every word of it that is.
 
     Args:
         most: characters that it may have.
+        word: characters that a word of it may have.
     """
-    return _cut(re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda found: _cut(found[0], LONGEST_WORD), text), most)
+    return _cut(re.sub(rf"\S{{{word + 1},}}", lambda found: _cut(found[0], word), text), most)
 
 
 def _cut(text: str, most: int) -> str:
@@ -42,15 +43,16 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1 - end]}…{text[len(text) - end :]}"
 
 
-def shown(text: str, most: int = LONGEST) -> str:
+def shown(text: str, most: int = LONGEST, word: int = LONGEST_WORD) -> str:
     """Return a text from outside as one line of a terminal.
 
     Shortened, legible, with its line breaks written out.
 
     Args:
         most: characters of it that are shown.
+        word: characters of a word of it that are shown.
     """
-    return legible(shortened(text, most)).replace("\n", "\\n")
+    return legible(shortened(text, most, word)).replace("\n", "\\n")
 
 
 def first_line(said: object) -> str:

@@ -114,11 +114,15 @@ def prepare(
     right = replace(right, args=args, kwargs=kwargs, declared=declared, seed=seed)
     if isinstance(right, ModuleReference):
         right = replace(right, tf32=way == "tf32")
+        candidates.refuse_values(right.model, right.role)
+        candidates.refuse_kinds(right.model)
         candidates.refuse_modes(right.model, seed)
         candidate = candidates.in_way(reference, way) if candidate is None else candidate
         if way == "int8":
             right = candidates.dequantized(right, candidate)
     module = isinstance(candidate, nn.Module)
+    if module:
+        candidates.refuse_values(candidate, "the candidate")
     right = right.cast(dtype_of(candidate)) if module else right
     right = right.differentiated() if gradients else right
     # What is wrong with the reference, or its inputs, comes before any candidate's problems.

@@ -164,10 +164,10 @@ class Computed(Tensor):
         """Refuse what leaves PyTorch.
 
         Raises:
-            SpecError: always.
+            TypeError: always.
         """
-        raise SpecError(
-            "the reference hands a tensor to NumPy in its forward pass, where no arithmetic follows it: "
+        raise TypeError(
+            "a tensor is handed to NumPy, where no arithmetic follows it: "
             "compute that in PyTorch, or before, as an input"
         )
 
@@ -201,6 +201,8 @@ def value_of(tensor: Tensor) -> Tensor:
 
 def _dense(x: Any) -> Any:
     """Return what holds floating-point numbers as it is, or as a dense tensor if it is sparse."""
+    if isinstance(x, Tensor) and x.is_nested:
+        raise SpecError("a nested tensor has no rule: compute with one of a shape, such as a padded one")
     sparse = isinstance(x, Tensor) and x.layout != torch.strided and x.dtype in ROUNDOFF
     return x.to_dense() if sparse else x
 
@@ -1000,6 +1002,9 @@ WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     aten.var.correction: lambda *args, **named: _variance(*args, **named)[0],
     aten.var_mean.correction: _variance,
     aten._grouped_mm.default: _grouped_product,
+    aten.rrelu_with_noise.default: lambda x, _, low=1 / 8, high=1 / 3, *rest: aten.leaky_relu(
+        x, (low + high) / 2
+    ),
     aten._sparse_addmm.default: lambda c, a, b, **by: torch.addmm(c, computed(a), computed(b), **by),
     aten._conj.default: lambda x: torch.conj_physical(
         torch.as_tensor(x)

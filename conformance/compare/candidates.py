@@ -16,6 +16,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from concord.backends.wire import WorkerFailure
 from concord.conformance.compare import alone, names
+from concord.conformance.compare.arithmetic import ROUNDOFF
 from concord.conformance.compare.draws import apart, change_of, states
 from concord.conformance.compare.reference import (
     ModuleReference,
@@ -151,12 +154,57 @@ def standard(model: Any) -> dict[str, Any]:
     return found
 
 
+PACKED = ("torch.ao.nn", "torch.nn.quantized")
+"""Where PyTorch's layers with weights of 8 bits stand."""
+
+
+def refuse_values(model: nn.Module, role: str) -> None:
+    """Refuse a module whose weights hold no values, as a run would in words that blame another thing.
+
+    Raises:
+        SpecError: naming the first that has none.
+    """
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if is_lazy(tensor):
+            why = "is lazy and has no value yet: call the module once before"
+        elif tensor.is_meta:
+            why = "lies on the meta device and has no value: load weights first"
+        else:
+            continue
+        raise SpecError(f"{name} of {role} {why}")
+
+
+def refuse_kinds(model: nn.Module) -> None:
+    """Refuse a reference whose numbers no arithmetic can follow.
+
+    Raises:
+        SpecError: naming the first part of that kind.
+    """
+    for path, module in model.named_modules():
+        kind, where = type(module).__name__, f"{path or 'the module'} of the reference"
+        if isinstance(module, torch.jit.ScriptModule):
+            raise SpecError(
+                f"{where} is scripted or traced, and shows no operations: give the module that it was made of"
+            )
+        if type(module).__module__.startswith(PACKED):
+            raise SpecError(f"{where} is a {kind} of 8 bits: give the module that was quantized")
+        for name, tensor in chain(module.named_parameters(path, False), module.named_buffers(path, False)):
+            dtype, plain = tensor.dtype, type(tensor.detach()) is Tensor
+            if plain and not tensor.is_nested and not (dtype.is_floating_point and dtype not in ROUNDOFF):
+                continue
+            what = str(dtype) if plain and not tensor.is_nested else type(tensor.detach()).__name__
+            raise SpecError(
+                f"{name} of the reference is of {what}, in which no exact values are: give one in float32"
+            )
+
+
 def refuse_modes(model: nn.Module, seed: int | None) -> None:
     """Refuse a reference that computes something else each time, or in more digits than any candidate."""
     for name, module in model.named_modules():
         if (
             seed is None
             and module.training
+            and "train" not in vars(module)  # what torch.export gives has one mode
             and (not name or getattr(module, "p", 0) or getattr(module, "dropout", 0))
         ):
             path = name or "the module"
@@ -177,7 +225,9 @@ def in_way(reference: Any, way: str) -> nn.Module:
         raise unknown("way", way, list(WAYS))
     if not way:
         return reference  # a copy of what was compiled in place would not be compiled
-    model: Any = copy.deepcopy(reference).to(DTYPES.get(way))
+    model: Any
+    with running("the reference", f"cannot be copied, as way {way!r} needs it"):
+        model = copy.deepcopy(reference).to(DTYPES.get(way))
     if way == "compile":
         return torch.compile(unwrapped(model), dynamic=False)
     if way in ("eager", "sdpa"):
@@ -224,20 +274,13 @@ def weights_kept(reference: Reference) -> Iterator[None]:
     """Refuse a candidate that changes the reference: what is right would be computed of what it left.
 
     Raises:
-        SpecError: naming the parameters and buffers that it changed.
+        SpecError: naming the parameters that it changed. What the module keeps beside is put back.
     """
-    own: dict[str, Tensor] = {}
-    if isinstance(reference, ModuleReference):
-        own = {**dict(reference.model.named_parameters()), **dict(reference.model.named_buffers())}
-    before = {name: tensor.detach().clone() for name, tensor in own.items()}
-    yield
-    changed = [
-        name
-        for name, x in own.items()
-        if not bool(((x == before[name]) | (x != x)).all())  # NaN stays NaN
-    ]
-    if changed:
-        raise SpecError(f"the candidate changes the reference's {first_of(changed, 3)}: give it its own")
+    with reference.untouched() as changed:
+        yield
+    weights = dict(reference.model.named_parameters()) if isinstance(reference, ModuleReference) else {}
+    if names := [name for name in changed if name in weights]:
+        raise SpecError(f"the candidate changes the reference's {first_of(names, 3)}: give it its own")
 
 
 @dataclass(frozen=True)

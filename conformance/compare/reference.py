@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
@@ -67,6 +68,9 @@ SEED = 0xC0
 
 HALF = (torch.bfloat16, torch.float16)
 
+
+LONGEST_LINE = 400
+"""Characters of what an error says that are passed on."""
 
 LONGEST_KEY = 80
 """Characters of the key of a result that its name keeps."""
@@ -162,6 +166,10 @@ class Reference:
         """Compute every tensor in an arithmetic."""
         raise NotImplementedError
 
+    def untouched(self) -> contextlib.AbstractContextManager[list[str]]:
+        """Put back in the end what a block changes of it, and name that."""
+        return contextlib.nullcontext([])
+
     def cast(self, dtype: torch.dtype) -> Any:
         """Return the same in the dtype of a candidate."""
         raise NotImplementedError
@@ -238,7 +246,8 @@ class ModuleReference(Reference):
         """Return the same in another dtype; float64 is none that a reference has."""
         if dtype in (dtype_of(self.model), torch.float64):
             return self
-        return replace(self, model=copy.deepcopy(self.model).to(dtype), **self.given_in(dtype))
+        with running(self.role, f"cannot be copied, to run in {dtype_name(dtype)} as the candidate does"):
+            return replace(self, model=copy.deepcopy(self.model).to(dtype), **self.given_in(dtype))
 
     @functools.cached_property
     def _as_it_is(self) -> tuple[dict[str, Tensor], list[str]]:
@@ -275,6 +284,22 @@ class ModuleReference(Reference):
             for tensor in own.values():
                 made[id(tensor)].requires_grad_(tensor.requires_grad)
         return {name: made[id(tensor)] for name, tensor in own.items()}
+
+    def _copies(self, used: Mapping[str, Tensor], wrap: Callable[[Tensor], Tensor]) -> Copies:
+        known = {id(module): module for module in self.model.modules()}
+        own = self.model.named_parameters(remove_duplicate=False)
+        return Copies(wrap, known | {id(tensor): used[name] for name, tensor in own})
+
+    def untouched(self, copied: Copies | None = None) -> contextlib.AbstractContextManager[list[str]]:
+        """Put back in the end what a block changes of the module.
+
+        Args:
+            copied: makes the copies that it uses.
+        """
+        own = dict(self.model.named_parameters(remove_duplicate=False))
+        fixed = own | dict(self.model.named_buffers())
+        values = {name: (tensor, tensor.detach().clone()) for name, tensor in fixed.items()}
+        return kept(self.model, copied or self._copies(own, lambda x: x), values)
 
     def exact(self) -> ExactMode:
         """Return the arithmetic of the truth, which records what it decides."""
@@ -327,20 +352,16 @@ class ModuleReference(Reference):
         used = self.parameters if arithmetic else own
         trained = {name: used[name] for name, _ in self.model.named_parameters() if used[name].requires_grad}
         # Made here: what is made within an arithmetic is computed in it.
-        copied = Copies(
-            computed if arithmetic else lambda x: x.to(device),
-            {id(x): x for x in self.model.modules()} | {id(x): used[name] for name, x in own.items()},
-        )
-        if arithmetic:
-            values = {name: (value_of(used[name]), x.detach()) for name, x in own.items()}
-        else:
-            fixed = own | dict(self.model.named_buffers())
-            values = {name: (x, x.detach().clone()) for name, x in fixed.items()}
+        copied = self._copies(used, computed if arithmetic else lambda x: x)
+        values = {name: (value_of(used[name]), x.detach()) for name, x in own.items()}
         why = ["cannot be computed in exact arithmetic, though it runs"] if arithmetic else []
         outputs = dict[str, Tensor]()
         with running(self.role, *why), contextlib.ExitStack() as stack:
-            changed = stack.enter_context(kept(self.model, copied, values))
+            state = kept(self.model, copied, values) if arithmetic else self.untouched(copied)
+            changed = stack.enter_context(state)
             given = copied({"args": self.args, "kwargs": dict(self.kwargs)})
+            if not arithmetic:
+                given = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, given)
             stack.enter_context(contextlib.suppress(Finished))
             if hooked:
                 stack.enter_context(without_fast_paths())  # hooks switch off most of them, but not all
@@ -364,7 +385,11 @@ class ModuleReference(Reference):
             result = self.model(*given["args"], **given["kwargs"])
             outputs |= named(result, OUTPUT)
             if not outputs:
-                raise SpecError("the module returns no floating-point tensor, which is required of a model")
+                what = f"tensor of {result.dtype}" if isinstance(result, Tensor) else type(result).__name__
+                raise SpecError(
+                    f"{self.role} returns a {what} but must return a floating-point tensor, alone or in "
+                    "tuples, lists, mappings or dataclasses"
+                )
             for name, tensor in {**outputs, **discrete(result)}.items():
                 take(name, tensor)
             if arithmetic:
@@ -407,7 +432,8 @@ class ModuleReference(Reference):
             calls[path] += 1
             stem = path if calls[path] == 1 else f"{path}#{calls[path]}"
             for name, tensor in named(result, stem).items():
-                if tensor in known:
+                # Within a transformation, such as vmap, a tensor is none that could be taken out.
+                if tensor in known or is_functorch_wrapped_tensor(tensor):
                     continue
                 known[tensor] = True
                 take(name, tensor)
@@ -541,7 +567,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def dtype_of(model: nn.Module) -> torch.dtype:
     """Return the dtype that a module computes in: that of its first floating-point parameter."""
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    dtypes = (p.dtype for p in model.parameters() if p.is_floating_point())
+    return next((dtype for dtype in dtypes if dtype in ROUNDOFF), torch.float32)
 
 
 def named(result: Any, stem: str) -> dict[str, Tensor]:
@@ -552,6 +579,11 @@ def named(result: Any, stem: str) -> dict[str, Tensor]:
         name = stem if len(tensors) == 1 or not place else f"{stem}[{place}]"
         while name in found:  # keys may look the same: 1 and "1"
             name += "'"
+        if tensor.is_nested or tensor.dtype not in ROUNDOFF:
+            kind = "a nested tensor" if tensor.is_nested else f"of {tensor.dtype}"
+            raise SpecError(
+                f"{name} is {kind} but must be a tensor of one shape, in float32 or a half precision"
+            )
         found[name] = tensor if tensor.layout == torch.strided else tensor.to_dense()
     return found
 
@@ -609,4 +641,5 @@ def described(error: BaseException) -> str:
         for frame, line in traceback.walk_tb(error.__traceback__)
         if not frame.f_code.co_filename.startswith((OWN, TORCH, "<"))
     ]
-    return f"{type(error).__name__}: {first_line(error)}{lines[-1] if lines else ''}"
+    words = shown(first_line(error), LONGEST_LINE)
+    return f"{type(error).__name__}: {words}{lines[-1] if lines else ''}"
