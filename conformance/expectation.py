@@ -210,6 +210,7 @@ class Expectation:
         chained: whether each tap is computed from those before it, so that it says nothing once one of them
             does not.
         independent: of a tensor, how many independent errors the samples show.
+        coherent: what groups of elements may share.
         ties: of tensors of which rounding decides elements, the values that these may have.
     """
 
@@ -222,6 +223,7 @@ class Expectation:
     chained: bool = True
     independent: Mapping[str, float] = field(default_factory=dict)
     ties: Mapping[str, Any] = field(default_factory=dict)
+    coherent: Any = None
 
     @property
     def nbytes(self) -> int:

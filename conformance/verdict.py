@@ -36,6 +36,9 @@ CONSTANT = "computed of no input"
 LONGEST_LINE, LONGEST_NAME = 1000, 160
 """Characters of a line of a verdict, and of a name in it, that are shown."""
 
+NO_ELEMENT = "no element shows it"
+"""With this begins the note of an error that elements share."""
+
 UNUSED = "the model does not go on with this activation"
 """Note of a gradient by an activation that is zero, where another that flows past it is right."""
 
@@ -576,6 +579,8 @@ def _where(row: Row, backend: str) -> str:
         return f", {element}: {backend} {actual}, oracle {expected} ({kind}; {beyond})"
     if row.ratio > MEASURABLE:  # the tolerance is that of a number that is exactly zero
         return f", {element}: {backend} {actual}, where the exact value is {expected} ({kind}; {beyond})"
+    if row.note.startswith(NO_ELEMENT):
+        return f": {row.note} ({number(row.ratio)} tolerances, {kind})"
     if not there.beyond:
         beyond = f"by the root mean square of all {row.size} elements: none alone lies beyond{note}"
     values = f"{backend} {actual}, oracle {expected}, tolerance ±{there.tolerance:.2g}"

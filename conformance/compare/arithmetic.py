@@ -230,11 +230,12 @@ class ExactMode(TorchDispatchMode):
         kernels: that may have been run: of :data:`~.kernels.KERNELS`.
         occurred: the operations and functions that occurred.
         within: the function of several operations that is being computed, such as ``lstm``.
+        constants: whether numbers of the program are rounded to the dtype of their operation.
     """
 
     samples, corner, backward, blind_rows, tf32 = 0, 0.0, False, "", False
     kernels: Collection[str] = ()
-    within = ""
+    within, constants = "", False
 
     def __init__(self, decisions: Runner | None = None) -> None:
         super().__init__()
@@ -312,7 +313,7 @@ class ExactMode(TorchDispatchMode):
             factors = FACTORS.get(bare, range(0))
             given = [self.shortened(x) if place in factors else x for place, x in enumerate(given)]
         held = tree_map(partial(_held, dtype), (given, named))
-        if bare in EXACT or bare in FILLING:
+        if bare in EXACT or bare in FILLING or self.constants:
             given, named = held
         run = partial(self.solved, func, bare, dtype) if bare in SOLVING else func
         y = self._result(func, floats, (given, named), held, run)
@@ -538,7 +539,15 @@ class Perturbed(ExactMode):
 
 
 class Rounded(ExactMode):
-    """Each result is rounded to its dtype: one correct low-precision run."""
+    """Each result is rounded to its dtype: one correct low-precision run.
+
+    Args:
+        constants: as the attribute.
+    """
+
+    def __init__(self, decisions: Runner | None = None, constants: bool = False) -> None:
+        super().__init__(decisions)
+        self.constants = constants
 
     def erred(
         self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0, once: Tensor | bool = True

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from concord.conformance.compare import ROWS
 from concord.conformance.compare.arithmetic import FOREIGN
 from concord.conformance.compare.blind import blind, places
 from concord.conformance.compare.causes import StretchComputation, cause
+from concord.conformance.compare.coherent import Coherent
 from concord.conformance.compare.decisions import Branch, Ties, mostly
 from concord.conformance.compare.differences import Difference, differences, within
 from concord.conformance.compare.draws import constants
@@ -36,7 +38,7 @@ from concord.conformance.compare.reference import (
     numbers,
 )
 from concord.conformance.compare.stretch import Stretch, opened
-from concord.conformance.estimate import SAMPLES, Estimate, Z
+from concord.conformance.estimate import SAMPLES, Estimate, Observer, Z
 from concord.conformance.expectation import GROWN, Expectation, is_gradient
 from concord.conformance.explain import Cause, Diagnosis
 from concord.conformance.explain.computation import Prediction
@@ -45,7 +47,7 @@ from concord.conformance.explain.diagnosis import elsewhere
 from concord.conformance.explain.search import Effort, Spent
 from concord.conformance.judging import NEAR, PADDING
 from concord.conformance.scoring import OUT_OF_RANGE, finite_alone, judge_tensor
-from concord.conformance.verdict import ABSENT, CONSTANT, NOT_EXPOSED, Judgement, Row, Verdict
+from concord.conformance.verdict import ABSENT, CONSTANT, NO_ELEMENT, NOT_EXPOSED, Judgement, Row, Verdict
 from concord.spec.arrays import Array
 from concord.spec.deviations import UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError, refuse
@@ -138,12 +140,23 @@ class ModelComparison:
         compute = functools.partial(reference.compute, pin=self.pin if pinned else nothing)
         where = "each stretch" if pinned else "end to end"
         self.progress(f"{where}: exact values")
-        found = Estimate(compute, self.dtypes, truth=truth)
+        coherent = Coherent(self.dtypes if pinned else {})
+
+        def observed(arithmetic: Any, observer: Observer) -> None:
+            def take(name: str, array: Array) -> None:
+                observer(name, array)
+                coherent.take(arithmetic, name, array)
+
+            compute(arithmetic, take)
+
+        found = Estimate(observed, self.dtypes, truth=truth)
         self.foreign.update(truth.foreign)
         self.occurred.update(getattr(truth, "occurred", ()))
         for seeds in (range(FEW), range(FEW, SAMPLES)):
             self.progress(f"{where}: {seeds.stop} samples of Monte Carlo arithmetic")
             found.take_up(reference.runs(seeds, truth), f"deriving tolerances, {where}")
+            for arithmetic in [] if seeds.start or not coherent.halves else reference.others(truth):
+                compute(arithmetic, functools.partial(coherent.take, arithmetic))
             independent = found.independent()
             sigmas = found.sigmas(last=seeds.stop == SAMPLES)
             branches = reference.branches(truth)
@@ -157,7 +170,15 @@ class ModelComparison:
                 ties[name].lost = why
             ties = {name: tie for name, tie in ties.items() if tie.why}
             clauses = dict.fromkeys(sigmas, "")
-            yield Expectation(self.dtype, found.values, sigmas, clauses, independent=independent, ties=ties)
+            yield Expectation(
+                self.dtype,
+                found.values,
+                sigmas,
+                clauses,
+                independent=independent,
+                ties=ties,
+                coherent=coherent,
+            )
 
     def pin(self, name: str) -> Array | None:
         """Return a tensor of the candidate as the reference goes on with it; None if it has none."""
@@ -368,7 +389,7 @@ class ModelComparison:
             self.wrong = {
                 name: Prediction(expected.values[name], expected.sigmas[name])
                 for name, one in found.items()
-                if one.status == "diverges"
+                if one.status == "diverges" and not one.note.startswith(NO_ELEMENT)
             }
         return found
 
@@ -408,6 +429,8 @@ class ModelComparison:
         judged = judge_tensor(actual, value, sigma, self.dtypes[name], why, expected.independent[name])
         if judged.status == "agrees" and name in expected.ties and mostly(np.isnan(sigma), value):
             return Judgement("undetermined", size=value.size, note=judged.note)
+        if judged.status == "agrees":
+            return expected.coherent.judge(name, actual - value, sigma, judged)
         return judged
 
     # What is said of the first divergence.

@@ -154,6 +154,10 @@ class Reference:
         """
         raise NotImplementedError
 
+    def others(self, truth: Any) -> list[Any]:  # noqa: ARG002
+        """Return other low-precision runs, which say what rounding many elements may share."""
+        return []
+
     def branches(self, truth: Any) -> list[Any]:  # noqa: ARG002
         """Return exact arithmetics that decide otherwise where rounding could."""
         return []
@@ -309,6 +313,10 @@ class ModuleReference(Reference):
         """Return samples; with the first, a low-precision run."""
         samples = [Perturbed(seed, Followed(truth.decisions)) for seed in seeds]
         return [*samples, *([] if seeds.start else [Rounded(Followed(truth.decisions, rounded=True))])]
+
+    def others(self, truth: ExactMode) -> list[ExactMode]:
+        """Return a low-precision run whose constants are rounded too, which a whole tensor shares."""
+        return [Rounded(Followed(truth.decisions, rounded=True), constants=True)]
 
     def branches(self, truth: ExactMode) -> list[ExactMode]:
         """Return exact arithmetics that decide otherwise where rounding could."""

@@ -1,0 +1,158 @@
+"""Errors that a row or a channel shares in a half precision: no element shows them, but the mean of all does.
+
+A run's errors are summed over the elements of a group, as they are and along the right values: the first is
+another mean, the second another scale. The same sums of the reference's runs say how large they may be.
+
+In float32 nothing is judged so. Its kernels approximate exponentials and roots within few unit roundoffs, and
+share these: the efficient attention of an H200 errs by 30 sigma of a row's scale, and is right.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from concord.conformance.estimate import Sigma
+from concord.conformance.judging import NEAR
+from concord.conformance.scoring import judge_tensor
+from concord.conformance.verdict import NO_ELEMENT, Judgement
+from concord.spec.arrays import Array
+from concord.spec.precision import precision
+
+LEAST = 16
+"""Elements of a group; the mean of fewer shows little more than they do."""
+
+MEAN, SCALE = "mean", "scale"
+
+Axes = tuple[int, ...]
+
+Key = tuple[str, Axes]
+"""What is summed, and over which axes."""
+
+
+def groups(shape: Axes) -> Iterator[Axes]:
+    """Yield the axes over which is summed: the last one, all but the first two, and all but each.
+
+    A tensor of one axis is one group alone, whose mean is no surer than its elements are.
+    """
+    axes = range(len(shape))
+    kept = [axes[:-1], axes[:2], *([axis] for axis in axes)] if len(shape) > 1 else []
+    over = dict.fromkeys(tuple(axis for axis in axes if axis not in some) for some in kept)
+    yield from (some for some in over if some and math.prod(shape[axis] for axis in some) >= LEAST)
+
+
+def _weights(key: Key, value: Array) -> Array:
+    """Return what the errors of elements are multiplied by before they are summed."""
+    kind, axes = key
+    if kind == MEAN:
+        return np.full((1,) * value.ndim, 1 / math.prod(value.shape[axis] for axis in axes))
+    norm = np.sqrt(np.square(value).sum(axes, keepdims=True))
+    return value / np.where(norm > 0, norm, 1.0)
+
+
+def _summed(key: Key, values: Array, weights: Array) -> Array:
+    return np.asarray((values * weights).sum(key[1])).reshape(-1)
+
+
+class Shared:
+    """What each group of elements shares in correct runs: sigma by samples, and what low-precision runs have.
+
+    Args:
+        rounded: what a run has that computes exactly, and rounds the result.
+    """
+
+    def __init__(self, rounded: Array) -> None:
+        self.sigma = Sigma(np.zeros_like(rounded), "float64")
+        self.low, self.high = np.minimum(rounded, 0.0), np.maximum(rounded, 0.0)
+
+    def take(self, arithmetic: Any, errors: Array) -> None:
+        """Take what a run has."""
+        if arithmetic.samples:
+            self.sigma.take(arithmetic, errors[None])
+        else:
+            self.low, self.high = np.minimum(self.low, errors), np.maximum(self.high, errors)
+
+    def beyond(self, errors: Array) -> Array:
+        """Return by how much a run has more than those which round as correct runs do.
+
+        Rounding may be coherent too: times a number near 1 each element of a row is rounded to itself.
+        """
+        return errors - np.clip(errors, self.low, self.high)
+
+
+class Coherent:
+    """What groups of elements share, in the runs of a reference: the exact one is taken first.
+
+    Args:
+        dtypes: of each tensor.
+    """
+
+    def __init__(self, dtypes: Mapping[str, str]) -> None:
+        of = {name: precision(dtype) for name, dtype in dtypes.items()}
+        self.halves = {name: one for name, one in of.items() if one.unit_roundoff > one.accumulation}
+        self.values: dict[str, Array] = {}
+        self.shared: dict[str, dict[Key, Shared]] = {}
+
+    def take(self, arithmetic: Any, name: str, array: Array) -> None:
+        """Take a tensor of a run, of a sample (1, …)."""
+        if name not in self.halves:
+            return
+        if name not in self.values:
+            self.values[name] = array
+            if np.isfinite(array).all():
+                rounding = self.halves[name].round(array) - array
+                keys = [(kind, axes) for axes in groups(array.shape) for kind in (MEAN, SCALE)]
+                self.shared[name] = {key: Shared(self.sum(key, name, rounding)) for key in keys}
+            return
+        errors = (array[0] if arithmetic.samples else array) - self.values[name]
+        for key, shared in self.shared.get(name, {}).items():
+            shared.take(arithmetic, self.sum(key, name, errors))
+
+    def sum(self, key: Key, name: str, errors: Array) -> Array:
+        """Sum the errors of each group."""
+        return _summed(key, errors, _weights(key, self.values[name]))
+
+    @functools.cache  # noqa: B019 – it lives as long as a comparison
+    def repeated(self, name: str) -> float:
+        """Return how often a row of a tensor occurs, on the mean over all rows."""
+        value = self.values[name]
+        rows = self.halves[name].round(value).reshape(-1, value.shape[-1])
+        counts = np.unique(rows, axis=0, return_counts=True)[1]
+        return float(np.square(counts).sum() / counts.sum())
+
+    def judge(self, name: str, errors: Array, sigma: Array, judged: Judgement) -> Judgement:
+        """Return the judgement of a tensor, or what its elements share if that is farther off.
+
+        Args:
+            errors, sigma: of the elements; what is not determined is left out.
+            judged: each by itself.
+        """
+        known = np.isfinite(sigma) & np.isfinite(errors)
+        errors, sigma = np.where(known, errors, 0.0), np.where(known, sigma, 0.0)
+        worst = judged
+        for key, shared in self.shared.get(name, {}).items():
+            weights = _weights(key, self.values[name])
+            least = np.sqrt(_summed(key, np.square(sigma), np.square(weights)))
+            right = self.sum(key, name, self.values[name])
+            actual = right + shared.beyond(self.sum(key, name, errors))
+            # Equal rows, as those of padding, are rounded alike: they count as one.
+            rows = key[1] == (self.values[name].ndim - 1,)
+            repeated = 1.0 if rows else self.repeated(name)
+            allowed = np.sqrt(repeated) * np.maximum(shared.sigma.result(), least)
+            found = judge_tensor(actual, right, allowed, "float64", errors_apart=shared.sigma.independent)
+            if found.status == "undetermined" or found.ratio <= max(worst.ratio, NEAR):
+                continue
+            worst = replace(
+                judged, status=found.status, z=found.z, rms=found.rms, independent=found.independent
+            )
+            if found.status == "diverges":
+                where = "of rows" if rows else f"over axes {', '.join(map(str, key[1]))}"
+                worst = replace(
+                    worst, note=f"{NO_ELEMENT}, but the {key[0]} {where} errs by {found.rms:.0f} of its sigma"
+                )
+        return worst
