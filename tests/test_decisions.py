@@ -1,6 +1,6 @@
 """What rounding decides: right algorithms do not diverge at a tie, wrong ones do, and the rest is judged."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -87,6 +87,17 @@ def per_channel(x, near=torch.round, inverse=False):
 
 def fake(x, near=torch.round, inverse=True):
     return (torch.clamp(near(x * (1 / LEVEL) if inverse else x / LEVEL) + 3, -128, 127) - 3) * LEVEL
+
+
+def fake_by_channel(m, x):
+    scale, point = torch.full((x.shape[0],), LEVEL), torch.full((x.shape[0],), 3, dtype=torch.int32)
+    return torch.fake_quantize_per_channel_affine(x, scale, point, 0, -128, 127)
+
+
+def sampled(x, mode="nearest", halve=lambda y: y * 0.5):
+    places = torch.linspace(-1, 1, 13)  # of four columns every third lies between two
+    grid = halve(torch.stack(torch.meshgrid(places, places, indexing="xy"), -1)[None] * 2)
+    return F.grid_sample(x.to(grid.dtype), grid, mode=mode, align_corners=False)
 
 
 def straight_through(m, x, near=torch.round, inverse=False, slope=1.0):
@@ -211,6 +222,25 @@ KINDS = {
         [lambda m, x: fake(x, torch.floor), lambda m, x: fake(x, torch.ceil)],
         GRID,
     ),
+    "fake quantization by channel": Kind(
+        fake_by_channel,
+        [lambda m, x: fake(x), lambda m, x: fake(x, inverse=False)],
+        [lambda m, x: fake(x, torch.floor), lambda m, x: fake(x, torch.ceil)],
+        GRID,
+        gradients=True,
+    ),
+    "sampled nearest": Kind(
+        lambda m, x: sampled(x),
+        [lambda m, x: sampled(x, "nearest", lambda y: y.double() / 2).float()],
+        [lambda m, x: sampled(x, "bilinear"), lambda m, x: sampled(x.flip(-1))],
+        drawn(1, 1, 8, 4),
+    ),
+    "sampled": Kind(
+        lambda m, x: sampled(x, "bilinear"),
+        [lambda m, x: sampled(x, "bilinear", lambda y: y.double() / 2).float()],
+        [lambda m, x: sampled(x), lambda m, x: sampled(x.flip(-1), "bilinear")],
+        drawn(1, 1, 8, 4),
+    ),
     "whole numbers": Kind(
         lambda m, x: (x * 5).to(torch.int8).float() * 0.2,
         [lambda m, x: torch.trunc(x / 0.2) * 0.2],
@@ -235,7 +265,6 @@ KINDS = {
         ],
         tied(7, linear(7, 4, bias=False), "equal"),
         {"a": linear(7, 4, bias=False), "e": Experts},
-        gradients=True,
     ),
     "codes": Kind(
         lambda m, x: m.code(((x[:, None] - m.code.weight) ** 2).sum(-1).argmin(-1)),
@@ -338,6 +367,13 @@ def test_a_wrong_one_never_agrees(kind, at, alone):
     for candidate in [] if alone and kind.gradients else kind.wrong:
         verdict = kind.verdict(candidate, getattr(kind, at), alone)
         assert verdict.status in ("diverges", "undetermined"), verdict
+
+
+@pytest.mark.slow
+def test_gradients_flow_past_a_tie_of_experts():
+    kind = replace(KINDS["experts"], gradients=True)
+    assert [kind.verdict(one, kind.tied).status for one in kind.others] == ["agrees"] * len(kind.others)
+    assert {kind.verdict(one, kind.tied).status for one in kind.wrong} == {"diverges"}
 
 
 def test_a_tie_does_not_blind_other_elements():

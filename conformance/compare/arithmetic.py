@@ -243,6 +243,12 @@ class ExactMode(TorchDispatchMode):
         self.decisions = decisions
         self.occurred: set[str] = set()
 
+    @property
+    def recorded(self) -> Decisions:
+        """What an exact run decided that records it."""
+        assert isinstance(self.decisions, Decisions)
+        return self.decisions
+
     def varied(self, y: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
         """Return what a correct run may have otherwise, by a size that follows from it."""
         return y
@@ -955,6 +961,16 @@ def _dropout(x: Tensor, share: float, train: bool | None) -> tuple[Tensor, Tenso
     return x * mask * (1 / (1 - share) if share < 1 else 0.0), mask
 
 
+def _fake_quantized(x: Tensor, scale: Any, point: Any, *limits: int, axis: int | None = None) -> Any:
+    """Return levels of a tensor, and where they lie within their limits."""
+    if axis is not None:
+        shape = [-1 if place == axis else 1 for place in range(x.ndim)]
+        scale, point = scale.view(shape), point.view(shape)
+    levels = torch.round(x / scale + point)
+    within = (levels >= limits[0]) & (levels <= limits[1])
+    return (torch.clamp(levels, *limits) - point) * scale, within
+
+
 def _grouped_product(a: Tensor, b: Tensor, ends: Any = None, bias: Any = None, dtype: Any = None) -> Any:
     """Return the product of each group of rows with a matrix of its own.
 
@@ -986,6 +1002,7 @@ DECOMPOSITIONS = {
             aten._native_batch_norm_legit_no_training,
             aten.elu,
             aten.leaky_relu,
+            aten.grid_sampler_2d,
         ]
     ),
 }
@@ -1013,6 +1030,13 @@ WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     aten._grouped_mm.default: _grouped_product,
     aten.rrelu_with_noise.default: lambda x, _, low=1 / 8, high=1 / 3, *rest: aten.leaky_relu(
         x, (low + high) / 2
+    ),
+    aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantized,
+    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: (
+        lambda x, scale, point, _, *limits: _fake_quantized(x, scale, point, *limits)
+    ),
+    aten.fake_quantize_per_channel_affine_cachemask.default: (
+        lambda x, scale, point, axis, *limits: _fake_quantized(x, scale, point, *limits, axis=axis)
     ),
     aten._sparse_addmm.default: lambda c, a, b, **by: torch.addmm(c, computed(a), computed(b), **by),
     aten._conj.default: lambda x: torch.conj_physical(

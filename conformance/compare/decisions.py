@@ -202,7 +202,8 @@ class Decision:
         if _numbers(operands) != _numbers(held):  # a constant may be rounded to the dtype, or not
             self._add(self.again(*operands))
         if kind is REMAINDER:
-            self._divide(*held[0], dtype)
+            x, y = held[0]
+            self._divide(x, y, dtype)
         if _bare(func) in UNORDERED and not held[1].get("stable"):
             x, *rest = held[0]
             if x.ndim:
@@ -221,6 +222,11 @@ class Decision:
         if self.reshaped is not None:
             return torch.ones_like(self.made, dtype=torch.bool)
         return self.differing(self.others[0]) if self.others else None
+
+    @property
+    def wholly(self) -> bool:
+        """Whether rounding decides most of it."""
+        return self.turned is not None and float(self.turned.double().mean()) >= WHOLE
 
     @property
     def groups(self) -> tuple[Tensor, int]:
@@ -417,11 +423,7 @@ class Decisions:
         }
         found = list[Branch]()
         for wholly in (False, True):
-            chosen = {
-                place: decision
-                for place, decision in turnable.items()
-                if (float(decision.turned.double().mean()) >= WHOLE) == wholly
-            }
+            chosen = {place: decision for place, decision in turnable.items() if decision.wholly == wholly}
             found += _branches(self, chosen, wholly) if chosen else []
         solving = [step.decision.name for step in self.steps if isinstance(step.decision, Solving)]
         if solving:

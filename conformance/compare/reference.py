@@ -311,20 +311,20 @@ class ModuleReference(Reference):
 
     def runs(self, seeds: range, truth: ExactMode) -> list[ExactMode]:
         """Return samples; with the first, a low-precision run."""
-        samples = [Perturbed(seed, Followed(truth.decisions)) for seed in seeds]
-        return [*samples, *([] if seeds.start else [Rounded(Followed(truth.decisions, rounded=True))])]
+        samples = [Perturbed(seed, Followed(truth.recorded)) for seed in seeds]
+        return [*samples, *([] if seeds.start else [Rounded(Followed(truth.recorded, rounded=True))])]
 
     def others(self, truth: ExactMode) -> list[ExactMode]:
         """Return a low-precision run whose constants are rounded too, which a whole tensor shares."""
-        return [Rounded(Followed(truth.decisions, rounded=True), constants=True)]
+        return [Rounded(Followed(truth.recorded, rounded=True), constants=True)]
 
     def branches(self, truth: ExactMode) -> list[ExactMode]:
         """Return exact arithmetics that decide otherwise where rounding could."""
-        return [ExactMode(branch) for branch in truth.decisions.branches()]
+        return [ExactMode(branch) for branch in truth.recorded.branches()]
 
     def lost(self, truth: ExactMode) -> Mapping[str, str]:
         """Return tensors that not every run has in the same shape, and why."""
-        return truth.decisions.lost
+        return truth.recorded.lost
 
     def compute(self, arithmetic: ExactMode, observer: Observer, pin: Pin) -> None:
         """Compute every activation, and gradients if they are wanted."""
