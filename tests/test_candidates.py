@@ -17,7 +17,12 @@ from tests.toys import endings
 X = torch.linspace(-1, 1, 35).reshape(7, 5)
 
 
-@pytest.mark.parametrize("time", range(1, 5))
+def some_of(every, *quick):
+    """Return all of several, as parameters of a test; all but a few are slow."""
+    return [one if one in quick else pytest.param(one, marks=pytest.mark.slow) for one in every]
+
+
+@pytest.mark.parametrize("time", [1, 2, 5])
 def test_a_reference_that_ends_the_process_is_refused_whenever_it_does(time):
     other = {"output": np.zeros((7, 3), np.float32)}
     with pytest.raises(SpecError, match=r"the reference .* SystemExit: 0"):
@@ -39,7 +44,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", some_of(ENDS, "leaves", "dies"))
 def test_the_command_ends_as_its_candidate_does(end, invoke, tmp_path):
     save_file({"input": X.numpy()}, tmp_path / "inputs.safetensors")
     code, _, lines = invoke(
@@ -142,8 +147,8 @@ COMPILED = [
 ]
 
 
-@pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("make", COMPILED)
+@pytest.mark.parametrize("gradients", some_of([False, True], True))
+@pytest.mark.parametrize("make", some_of(COMPILED, compiled, part_compiled_in_place))
 def test_a_program_is_judged_as_its_compiler_made_it(make, gradients):
     reference = Within(Net()).eval() if "part" in make.__name__ else Net().eval()
     agrees = prepare(reference, make(right), {"x": X}, gradients=gradients).verdict()
@@ -275,7 +280,7 @@ def biased(function):
     return model
 
 
-@pytest.mark.parametrize("kind", DRAWING)
+@pytest.mark.parametrize("kind", some_of(DRAWING, "dropout", "native_dropout", "normal", "attention"))
 def test_a_reference_that_draws_is_refused_and_judged_by_a_seed(kind):
     function = DRAWING[kind]
     with pytest.raises(SpecError, match=r"reference draws random numbers.* \(test_candidates\.py:\d+\)"):
@@ -395,7 +400,7 @@ class Padded(nn.Module):
         super().__init__()
         torch.manual_seed(1)
         layer = nn.TransformerEncoderLayer(12, 2, 19, batch_first=True)
-        self.encoder, self.outer = nn.TransformerEncoder(layer, 2), nn.Linear(12, 3)
+        self.encoder, self.outer = nn.TransformerEncoder(layer, 1), nn.Linear(12, 3)
 
     def forward(self, x, padding):
         return self.outer(self.encoder(x, src_key_padding_mask=padding))
@@ -410,8 +415,5 @@ def test_the_fast_path_of_an_encoder_is_judged_where_it_is_taken():
     comparison = prepare(right, port, inputs)
     assert comparison.verdict().passed
     assert comparison.whole == {"output"}
-    with torch.no_grad():
-        port.outer.bias += 1e-3
-    assert not compare(right, port, inputs).passed
-    comparison.given["output"][1, 4] += 1e-3
+    comparison.given["output"][1, 4] += 1e-3  # in padding
     assert comparison.verdict().first == "output"

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_map
 from concord.backends.wire import WorkerFailure
 from concord.conformance.compare import alone, names
 from concord.conformance.compare.arithmetic import ROUNDOFF
-from concord.conformance.compare.draws import apart, change_of, states
+from concord.conformance.compare.draws import again, change, states
 from concord.conformance.compare.reference import (
     ModuleReference,
     Reference,
@@ -318,9 +318,9 @@ def run_module(candidate: ModuleReference) -> Delivered:
         hooked = candidate.arrays
     except SpecError as error:
         notes[HOOKS] = f"is impossible, outputs alone are judged: {error}"
-    same = not apart(arrays, hooked)[0]
+    same = not change(arrays, hooked)[0]
     steady = same and states() == before
-    unsteady = "" if steady else change_of(unhooked, arrays, dtype_name(dtype_of(candidate.model)))
+    unsteady = "" if steady else again(unhooked, arrays, dtype_name(dtype_of(candidate.model)))
     if same or notes:
         return Delivered(hooked or arrays, notes=notes, unsteady=unsteady)
     notes[HOOKS] = "gives activations; the outputs that are judged are of a run without, which has other bits"
@@ -351,7 +351,7 @@ def run(reference: Reference, candidate: Any, python: str | None) -> Delivered:
                 return by_name(reference, alone.called(candidate, reference.inputs))
 
         before, arrays = states(), call()
-        return Delivered(arrays, unsteady="" if states() == before else change_of(call, arrays, "float32"))
+        return Delivered(arrays, unsteady="" if states() == before else again(call, arrays, "float32"))
     if not isinstance(candidate, Mapping):
         kind = type(candidate).__name__
         raise SpecError(f"the candidate is a {kind} but must be a module, arrays, a file, or a function")

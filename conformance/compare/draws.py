@@ -72,7 +72,7 @@ def constants(model: ModuleReference) -> set[str]:
     return found
 
 
-def apart(arrays: Mapping[str, Array], others: Mapping[str, Array]) -> tuple[str, float]:
+def change(arrays: Mapping[str, Array], others: Mapping[str, Array]) -> tuple[str, float]:
     """Return the first tensor that differs in its bits, and the largest difference as a share of a size."""
     first, largest = "", 0.0
     for name, array in arrays.items():
@@ -81,11 +81,11 @@ def apart(arrays: Mapping[str, Array], others: Mapping[str, Array]) -> tuple[str
             return first or name, np.inf
         if np.array_equal(array, other, equal_nan=True):
             continue
-        known = np.isfinite(array) & np.isfinite(other)
-        size = float(np.max(abs(array[known]), initial=0.0)) or 1.0
-        off = float(np.max(abs(array - other)[known], initial=0.0)) / size
-        same = np.array_equal(np.isfinite(array), np.isfinite(other))
-        first, largest = first or name, max(largest, off if same else np.inf)
+        with np.errstate(invalid="ignore"):  # what is not finite in one run alone is infinitely far off
+            off = np.nan_to_num(abs(array.astype(np.float64) - other), nan=np.inf)
+        off[np.isnan(array) & np.isnan(other) | (array == other)] = 0.0
+        size = float(np.max(abs(array), initial=0.0, where=np.isfinite(array))) or 1.0
+        first, largest = first or name, max(largest, float(off.max()) / size)
     return first, largest
 
 
@@ -99,7 +99,7 @@ def refuse_changes(reference: Reference) -> str:
         SpecError: naming the operations that draw, or the first activation that differs.
     """
     plain, before = reference.arrays, states()
-    name, share = apart(plain, replace(reference).arrays)
+    name, share = change(plain, replace(reference).arrays)
     if states() == before and not name:
         return ""
     seed = " or give a seed (seed=0, --seed 0)" if reference.seed is None else ""
@@ -113,7 +113,7 @@ def refuse_changes(reference: Reference) -> str:
     runs = [dict[str, Array]() for _ in range(2)]
     for run in runs:
         reference.compute(reference.exact(), run.__setitem__, nothing)
-    changed, off = apart(*runs)
+    changed, off = change(*runs)
     if off > REPEATED:
         raise SpecError(
             f"the reference gives something else when it runs again, first at {changed}: it keeps a state, "
@@ -122,9 +122,9 @@ def refuse_changes(reference: Reference) -> str:
     return f"differ in bits, first at {name}, by {share:.1g} of its size: rounding, as of sums in any order"
 
 
-def change_of(run: Callable[[], Arrays], first: Arrays, dtype: str) -> str:
+def again(run: Callable[[], Arrays], first: Arrays, dtype: str) -> str:
     """Return what is to be said of a candidate that gives something else when it runs again, if it does."""
-    name, share = apart(first, run())
+    name, share = change(first, run())
     if share <= np.sqrt(precision(dtype).unit_roundoff):
         return ""
     return f"the candidate gives something else each time: {name} by {share:.1g} of its size"
