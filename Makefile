@@ -75,34 +75,53 @@ speed-measured: $(VENV)/installed ## write the records of speed and their guides
 speed: $(VENV)/installed ## measure the frameworks side by side, into speed.json and speed.html
 	$(RUN)/concord speed --json speed.json --html speed.html
 
-# On a machine with a GPU, from a plain checkout; what has been written is not made again. Each step stays below ten minutes.
+# On a machine with a GPU, from a plain checkout. Each step has its time limit, the most telling come first, and what one has judged when it
+# is ended is kept as .unfinished.json; called again, only what is missing is made.
 GPU_PYTHON ?= python3
 GPU_BACKENDS ?= torch jax
+GPU_LIMIT ?= 120
+GPU_CASES ?=
+GPU_FUZZ ?= 150
+GPU_STEPS ?= 20
 DEVICE ?= cuda
-GPU := conformance/results/gpu
-ON_GPU = PYTHONPATH=. timeout 590 $(GPU_PYTHON) -m concord
-GPU_strict = check
+GPU := build/gpu
+ON_GPU = PYTHONPATH=. timeout $(GPU_LIMIT) $(GPU_PYTHON) -m concord
+GPU_HALF_1 := $(foreach variant,tf1-text-classifier bert-pytorch vanilla-encoder nndl-paddle nndl-paddle-api,--variant $(variant))
+GPU_HALF_2 := $(foreach variant,keras-attention bert roberta distilbert sentence-bert,--variant $(variant))
+GPU_strict-float32 = check --dtype float32
+GPU_strict-float64 = check --dtype float64
 GPU_tf32 = check --precision tf32 --dtype float32
-GPU_default = check --precision default --dtype float32
 GPU_bfloat16 = check --dtype bfloat16
+GPU_float16 = check --dtype float16
 GPU_repeat = check --dtype float32 --repeat 10
+GPU_deterministic = check --dtype float32 --repeat 10 --deterministic
+GPU_default = check --precision default --dtype float32
 GPU_golden = golden
-GPU_fuzz = fuzz --cases 500 --shapes 4 --out $(GPU)/failures
-GPU_speed-float32 = speed --dtype float32 --budget 540
-GPU_speed-bfloat16 = speed --dtype bfloat16 --budget 540
-GPU_RECORDS := strict tf32 default bfloat16 repeat golden fuzz speed-float32 speed-bfloat16
+GPU_fuzz = fuzz --cases $(GPU_FUZZ) --shapes 4 --out $(GPU)/failures
+GPU_lockstep = train --lockstep --steps $(GPU_STEPS)
+GPU_speed-float32 = speed --dtype float32 --preset bert-base --lengths full --budget 100
+GPU_speed-bfloat16 = speed --dtype bfloat16 --preset bert-base --lengths full --budget 100
+halves = $(foreach record,$1,$(foreach half,1 2,$(GPU_BACKENDS:%=$(record).$(half).%)))
+whole = $(foreach record,$1,$(GPU_BACKENDS:%=$(record).%))
+GPU_RECORDS = $(call halves,strict-float32 strict-float64 tf32 bfloat16 float16) $(call whole,golden fuzz) \
+	$(call halves,repeat deterministic) $(call whole,lockstep) $(call halves,default) $(call whole,speed-float32 speed-bfloat16)
 
-gpu-records: $(GPU)/doctor.txt $(foreach record,$(GPU_RECORDS),$(GPU_BACKENDS:%=$(GPU)/$(record).%.json)) ## on a machine with a GPU: all its records, into conformance/results/gpu
+gpu-records: $(GPU)/doctor.txt $(GPU_RECORDS:%=$(GPU)/%.json) ## on a machine with a GPU: all its records, into build/gpu, two minutes each at most
 
+# Pydantic reads the tables of golden files and hypothesis draws random cases; all else is recorded without them.
 $(GPU)/doctor.txt:
 	mkdir -p $(GPU)
-	$(ON_GPU) doctor --device $(DEVICE) $(GPU_BACKENDS:%=--backend %) > $@.part
+	@for package in pydantic hypothesis; do $(GPU_PYTHON) -c "import $$package" 2> /dev/null || \
+	echo "lacks $$package: golden needs pydantic, fuzz hypothesis; bring them as wheels (pip download $$package), or go on without"; done
+	-$(ON_GPU) doctor --device $(DEVICE) $(GPU_BACKENDS:%=--backend %) > $@.part
 	mv $@.part $@
 
-# Exit code 1 says that something diverges: that is recorded too.
+# Exit code 1 says that something diverges, 3 that something was not determined: that is recorded too. 124: the time was up.
 $(GPU)/%.json: $(GPU)/doctor.txt
-	$(ON_GPU) $(GPU_$(basename $*)) --backend $(subst .,,$(suffix $*)) --device $(DEVICE) --json $@.part || test $$? -eq 1
-	mv $@.part $@
+	@echo "$*"; $(ON_GPU) $(GPU_$(word 1,$(subst ., ,$*))) $(if $(word 3,$(subst ., ,$*)),$(or $(GPU_CASES),$(GPU_HALF_$(word 2,$(subst ., ,$*))))) \
+	--backend $(lastword $(subst ., ,$*)) --device $(DEVICE) --json $@.part > $(GPU)/$*.txt 2>&1; code=$$?; \
+	if test -e $@.part; then case $$code in 0|1|3) mv $@.part $@;; *) mv $@.part $(GPU)/$*.unfinished.json;; esac; fi; \
+	test -e $@ || echo "$*: not recorded, exit code $$code: $$(tail -n 1 $(GPU)/$*.txt)"
 
 clean: ## remove the virtual environment and what tools leave behind
 	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

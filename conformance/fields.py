@@ -9,9 +9,16 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, model_serializer
-
 from concord.spec.config import EncoderConfig, from_mapping
+
+try:
+    from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
+except ImportError:  # a machine that has none writes records, and others read them
+
+    def Field(*words: Any, **how: Any) -> Any:  # noqa: N802
+        """Return nothing: without pydantic, nothing is read."""
+
+    AfterValidator = BeforeValidator = PlainValidator = Field  # type: ignore[assignment, misc]
 
 DIGITS = 4
 """Significant digits of errors that agree."""
@@ -36,11 +43,11 @@ Count = Annotated[int, Field(ge=0, le=2**53)]
 Power = Annotated[int, Field(ge=-(2**11), le=2**11)]
 """A power of two."""
 
-Config = Annotated[EncoderConfig, PlainValidator(_config), PlainSerializer(EncoderConfig.as_dict)]
+Config = Annotated[EncoderConfig, PlainValidator(_config)]
 """A configuration: the keys of a variant's TOML file."""
 
-Unwritten = Annotated[Any, Field(exclude=True), BeforeValidator(lambda _: None)]
-"""What no record holds."""
+Unwritten = Annotated[Any, BeforeValidator(lambda _: None)]
+"""What no record holds (:func:`concord.conformance.record.plain`)."""
 
 
 def among(*words: str) -> AfterValidator:
@@ -60,11 +67,10 @@ def also(*names: str) -> Any:
     Reading leaves them out.
     """
 
-    @model_serializer(mode="wrap")
-    def written(self: Any, handler: Any) -> dict[str, Any]:
+    def written(self: Any, fields: dict[str, Any]) -> dict[str, Any]:
         found = {name: getattr(self, name) for name in names}
         shown = {name: short(value) if isinstance(value, float) else value for name, value in found.items()}
-        return {**handler(self), **shown}
+        return {**fields, **shown}
 
     return written
 

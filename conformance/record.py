@@ -8,16 +8,18 @@ from __future__ import annotations
 import json
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from concord.backends import machine
 from concord.conformance.campaign import Report
 from concord.conformance.fields import Count, Unwritten
+from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, located, optional, refuse
-from concord.spec.files import LARGEST, adapter, parse_json, read_bytes, typed, write_text
+from concord.spec.files import LARGEST, parse_json, read_bytes, typed, write_text
 
 SCHEMA: Final = "concord.report/5"
 
@@ -67,9 +69,34 @@ def made(outcome: Any, kind: str, title: str = "") -> Record:
     return Record(kind, title, now, exit_code, machine.describe(), SCHEMA, outcome)
 
 
+@cache
+def _defaults(kind: Any) -> dict[str, Any]:
+    """Return the fields that are written of a class, each with what it is by default."""
+    made = {one.name: one.default_factory for one in fields(kind) if one.default_factory is not MISSING}
+    return {
+        one.name: made[one.name]() if one.name in made else one.default
+        for one in fields(kind)
+        if one.type != "Unwritten"
+    }
+
+
 def plain(value: Any) -> Any:
-    """Return a value as dictionaries, lists, texts and numbers; what a class has by default is left out."""
-    return adapter(type(value)).dump_python(value, exclude_defaults=True)
+    """Return a value as dictionaries, lists, texts and numbers; what a class has by default is left out.
+
+    Pydantic could, but is not there on every machine that measures.
+    """
+    if isinstance(value, EncoderConfig):
+        return value.as_dict()
+    if is_dataclass(value) and not isinstance(value, type):
+        kept = {
+            name: plain(entry)
+            for name, default in _defaults(type(value)).items()
+            if (entry := getattr(value, name)) != default
+        }
+        return value.as_written(kept) if hasattr(value, "as_written") else kept
+    if isinstance(value, Mapping):
+        return {key: plain(entry) for key, entry in value.items()}
+    return [plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 def data(record: Record) -> dict[str, Any]:

@@ -6,10 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from concord.conformance.expectation import is_gradient
-from concord.conformance.fields import Count, Number, also
+from concord.conformance.fields import Count, Field, Number, also
 from concord.conformance.verdict import BINS, Judgement, Result
 
 Kind = Literal["taps", "gradients"]
@@ -79,7 +77,7 @@ class Tally:
         statistics: of what decides, by kind (:data:`KINDS`).
     """
 
-    written = also("cases")
+    as_written = also("cases")
 
     statuses: Counter[str] = field(default_factory=Counter)
     tensors: Count = 0

@@ -10,13 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
-
 from concord.conformance.estimate import Z, rms_limit
 from concord.conformance.expectation import is_gradient, is_tap_gradient
 from concord.conformance.explain import Cause, Diagnosis
 from concord.conformance.explain.breakdown import Breakdown
-from concord.conformance.fields import Count, Number, Unwritten, also, among, short
+from concord.conformance.fields import Count, Field, Number, Unwritten, also, among, short
 from concord.conformance.wording import distinct, gather
 from concord.spec.deviations import KNOWN_DEVIATIONS, OF_MODULES
 from concord.spec.text import first_of, shown
@@ -153,10 +151,8 @@ class Judgement:
     note: str = ""
     breakdown: Breakdown | None = None
 
-    @model_serializer(mode="wrap")
-    def written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def as_written(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Return the fields as they are written: of what agrees, how large its error is and no more."""
-        fields: dict[str, Any] = handler(self)
         if self.status == "diverges":
             return fields
         brief = {name: value for name, value in fields.items() if name not in AT_WORST}
@@ -192,7 +188,7 @@ class Row:
         axes: the names of its axes.
     """
 
-    written = also("ratio")
+    as_written = also("ratio")
 
     tensor: str
     clause: str
@@ -237,7 +233,7 @@ class Verdict:
         notes: what else is to be said of the run.
     """
 
-    written = also("status", "worst", "first")
+    as_written = also("status", "worst", "first")
 
     table: list[Row]
     diagnosis: Diagnosis | None = None

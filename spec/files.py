@@ -296,10 +296,11 @@ def _lines(found: Iterable[ErrorDetails]) -> Iterator[str]:
         )
         given, place = problem["input"], _place(problem["loc"])
         if place:
-            yield (
-                f"{place!r} is {_briefly(given)} but {required}"
-                if required.startswith("must")
-                else f"{place!r}: {required}"
+            yield from (
+                f"{place!r} is {_briefly(given)} but {line}"
+                if line.startswith("must")
+                else f"{place!r}: {line}"
+                for line in required.split("\n")  # a configuration has several problems at once
             )
         else:
             yield f"holds a {type(given).__name__} but {required.replace('must be', 'must hold')}"

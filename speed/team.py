@@ -204,8 +204,7 @@ class Team:
             for member in self.members
             if member not in different
         }
-        for sizes in self._sizes(work):
-            self._products(different, sizes, work.dtype)
+        self._products(different, product_sizes(work), work.dtype)
         began = time.perf_counter()
         entries |= {member.name: self._prepare(member, work) for member in different}
         running = [member for member in different if entries[member.name]["status"] == "measured"]
@@ -219,6 +218,10 @@ class Team:
                 entry |= {"status": member.failure[0], "detail": member.failure[1]}
             member.failure = None if member.worker else member.failure
             member.ask("release")
+        if self.plan.thorough:  # last: on a GPU this takes longer than all before
+            self._products(different, self._sizes(work)[0], work.dtype)
+        for member in self.members:
+            entry = entries[member.name]
             found = (self.known.rates.get((sizes, work.dtype), {}) for sizes in self._sizes(work))
             yield entry | {"product_gflops": max(max(rates.get(member.name, [0.0])) for rates in found)}
 

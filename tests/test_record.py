@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,9 @@ from pydantic import TypeAdapter
 from concord.conformance import record
 from concord.conformance.campaign import Report
 from concord.conformance.verdict import number
+from concord.writing import KINDS
 from tests.toys import reports
-from tests.toys.surroundings import ROOT, refusal
+from tests.toys.surroundings import ROOT, program, refusal, toy
 
 GUIDE = (ROOT / "docs/guides/json.md").read_text()
 
@@ -44,6 +46,41 @@ def test_the_example_of_the_guide_is_read():
     data = record.data(record.made(reports.mixed(), "check")) | {"exit_code": 1, "conclusions": []}
     read = record.parsed(record.lines(data | {"results": [json.loads(example)]}).encode())
     assert read.outcome.results[0].verdict.first == "layers.1.attention.scores"
+
+
+@pytest.mark.parametrize("name", ["fuzz-float32", "lockstep-float32", "speed-training"])
+def test_a_record_that_is_kept_is_written_as_it_was(name):
+    path = ROOT / "conformance/results" / f"{name}.json"
+    assert record.text(record.read(path, KINDS)) == path.read_text()
+
+
+BARE = """
+import builtins
+plain = builtins.__import__
+def narrow(name, given=None, *rest, **more):
+    given = given or more.get("globals") or {}
+    if name.partition(".")[0].startswith("pydantic") and given.get("__name__", "").startswith("concord"):
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    return plain(name, given, *rest, **more)
+builtins.__import__ = narrow
+"""
+"""Hides pydantic from Concord; Typer may need it."""
+
+
+def test_a_machine_without_pydantic_writes_records_and_says_what_needs_it(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(BARE)
+    path = tmp_path / "out.json"
+    line = f"{toy('NumpyBackend')} --threads 1 --json {path}"
+    commands = (f"check --case bert-single --dtype float32 --backend {line}", f"golden --backend {line}")
+    done, golden = (
+        program(sys.executable, "-m", "concord", *command.split(), PYTHONPATH=str(tmp_path))
+        for command in commands
+    )
+    assert (done.returncode, done.stderr.count("Error")) == (0, 0)
+    (result,) = record.read(path).outcome.results
+    assert result.status == "agrees"
+    assert golden.returncode == 2
+    assert golden.stderr.startswith("concord: error: concord golden needs pydantic, which is not installed")
 
 
 # What cannot be is refused.

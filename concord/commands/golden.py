@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from concord import options
-from concord.conformance import golden_files
 from concord.running import judged
-from concord.spec.errors import collect
+from concord.spec.errors import collect, optional
 
 
 def golden(
-    directory: Path = golden_files.INCLUDED,
+    directory: Path | None = None,
     *,
     workers: options.Runs,
     outputs: options.Outputs,
@@ -19,9 +18,13 @@ def golden(
     """Compare backends with tensors of the published sources.
 
     Args:
-        directory (DIR): A folder of golden files, with subfolders.
+        directory (DIR): A folder of golden files, with subfolders. Default: those that come along.
     """
+    with optional("concord golden", "all"):
+        from concord.conformance import golden_files
+
     outputs.check()
+    directory = directory or golden_files.INCLUDED
     settings, names, (jobs, notes) = collect(
         workers.settings, workers.names, lambda: golden_files.collect(directory)
     )

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import Field
-
 from concord.conformance.explain.hypothesis import Cause
-from concord.conformance.fields import Count, Number, also
+from concord.conformance.fields import Count, Field, Number, also
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ class Description:
             0.
     """
 
-    written = also("text")
+    as_written = also("text")
 
     tensor: str
     where: str

@@ -70,7 +70,7 @@ class Divergence:
         more: how many more tensors of the same step diverge.
     """
 
-    written = also("text")
+    as_written = also("text")
 
     step: Count
     row: Row
@@ -122,7 +122,7 @@ class Track:
         seconds: that its steps took, in its worker.
     """
 
-    written = also("worst", "unjudged")
+    as_written = also("worst", "unjudged")
 
     backend: str
     status: str

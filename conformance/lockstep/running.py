@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from pydantic_core import to_jsonable_python
 from threadpoolctl import threadpool_limits
 
 from concord.backends import heaps
@@ -42,6 +41,7 @@ from concord.conformance.lockstep.outcome import (
     Track,
     judged,
 )
+from concord.conformance.record import plain
 from concord.conformance.verdict import Row, conclude, section_of
 from concord.conformance.wording import gather
 from concord.spec.arrays import Array
@@ -329,7 +329,7 @@ def about(case: JudgedTraining, settings: Setup) -> LockstepCase:
         training.seed,
         case.part,
         case.config,
-        to_jsonable_python(training.recipe.as_dict()),
+        plain(training.recipe.as_dict()),
         settings,
     )
 

@@ -182,7 +182,7 @@ class Certificate:
         claims: what all of it comes to.
     """
 
-    written = also("verdict")
+    as_written = also("verdict")
 
     source: PortSide
     target: PortSide

@@ -124,7 +124,7 @@ class Comparison:
         others: see :class:`Others`.
     """
 
-    written = also("exit_code", "summary")
+    as_written = also("exit_code", "summary")
 
     same: int
     pairs: tuple[TensorDifference, ...]
