@@ -109,8 +109,9 @@ def prepare(
     if way and candidate is not None:
         raise SpecError(f"way is {way!r}, but a candidate is given too: it is for the reference's own module")
     args, kwargs = candidates.called_with(reference, inputs)
-    module = isinstance(reference, nn.Module)
-    right: Reference = ModuleReference(unwrapped(reference)) if module else reference
+    right: Reference = (
+        ModuleReference(unwrapped(reference)) if isinstance(reference, nn.Module) else reference
+    )
     right = replace(right, args=args, kwargs=kwargs, declared=declared, seed=seed)
     if isinstance(right, ModuleReference):
         right = replace(right, tf32=way == "tf32")

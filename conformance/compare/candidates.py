@@ -229,7 +229,7 @@ def in_way(reference: Any, way: str) -> nn.Module:
     with running("the reference", f"cannot be copied, as way {way!r} needs it"):
         model = copy.deepcopy(reference).to(DTYPES.get(way))
     if way == "compile":
-        return torch.compile(unwrapped(model), dynamic=False)
+        model = torch.compile(unwrapped(model), dynamic=False)
     if way in ("eager", "sdpa"):
         try:
             model.set_attn_implementation(way)
@@ -473,12 +473,12 @@ def by_name(reference: Reference, arrays: Mapping[str, Any]) -> Arrays:
     by_place: Arrays = {}
     for continuous in (True, False):  # whole numbers, which are held in float64, by their own places
         names = [name for name in outputs if (plain[name].dtype != torch.float64) == continuous]
-        arrays = [array for array in found.values() if (array.dtype.kind == "f") == continuous]
-        fits = len(arrays) <= len(names) and all(
-            array.shape == plain[name].shape for name, array in zip(names, arrays, strict=False)
+        own = [array for array in found.values() if (array.dtype.kind == "f") == continuous]
+        fits = len(own) <= len(names) and all(
+            array.shape == plain[name].shape for name, array in zip(names, own, strict=False)
         )
         if fits:
-            by_place |= zip(names, arrays, strict=False)
+            by_place |= zip(names, own, strict=False)
         elif continuous:
             return found
     return by_place or found

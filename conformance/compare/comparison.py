@@ -284,14 +284,14 @@ class ModelComparison:
     @functools.cached_property
     def constants(self) -> set[str]:
         """Activations that depend on no input; asked for only where not all outputs have to be judged."""
-        judged = isinstance(self.reference, ModuleReference) and self.absent
-        return constants(self.reference) if judged else set()
+        return constants(self.reference) if self.absent else set()
 
     @functools.cached_property
     def unhooked(self) -> Mapping[str, Tensor]:
         """What the reference's own program returns without hooks, if some tensors of a candidate come so."""
-        own = isinstance(self.reference, ModuleReference) and self.whole
-        return self.reference.watched(hooked=False) if own else {}
+        if not (self.whole and isinstance(self.reference, ModuleReference)):
+            return {}
+        return self.reference.watched(hooked=False)
 
     def void(self, name: str) -> str:
         """Return why nothing in a tensor of the reference could be judged; empty if something could."""

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from concord.conformance.compare.bugs import Operation, Watched
+from concord.conformance.compare.decisions import source_line
 from concord.conformance.compare.reference import ModuleReference, Reference, nothing
-from concord.conformance.compare.stretch import source_line
 from concord.spec.arrays import Array, Arrays
 from concord.spec.errors import SpecError
 from concord.spec.precision import precision
@@ -51,8 +51,10 @@ def drawn(model: ModuleReference) -> list[str]:
     return [*found]
 
 
-def constants(model: ModuleReference) -> set[str]:
-    """Return the activations that are computed of parameters alone, or of nothing."""
+def constants(model: Reference) -> set[str]:
+    """Return the activations of a module that are computed of parameters alone, or of nothing."""
+    if not isinstance(model, ModuleReference):
+        return set()
     free, found = WeakIdKeyDictionary(), set[str]()
 
     def watch(operation: Operation) -> Any:
