@@ -85,7 +85,7 @@ GPU_FUZZ ?= 150
 GPU_STEPS ?= 20
 DEVICE ?= cuda
 GPU := build/gpu
-ON_GPU = PYTHONPATH=. timeout $(GPU_LIMIT) $(GPU_PYTHON) -m concord
+ON_GPU = PYTHONPATH=. timeout -k 20 $(GPU_LIMIT) $(GPU_PYTHON) -m concord
 GPU_HALF_1 := $(foreach variant,tf1-text-classifier bert-pytorch vanilla-encoder nndl-paddle nndl-paddle-api,--variant $(variant))
 GPU_HALF_2 := $(foreach variant,keras-attention bert roberta distilbert sentence-bert,--variant $(variant))
 GPU_strict-float32 = check --dtype float32

@@ -5,6 +5,7 @@ And no pickle runs.
 
 import os
 import pickle
+import sys
 import tempfile
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from concord.porting.containers import (
 )
 from concord.porting.stored import FLOATS, NUMPY, in_memory
 from concord.spec.errors import SpecError
+from tests.toys.checkpoints import written
+from tests.toys.surroundings import program
 
 WRITTEN = {
     SAFETENSORS: "a.safetensors",
@@ -137,3 +140,19 @@ def test_what_wraps_all_weights_is_told_from_their_names(tmp_path, wrapper):
     stored = {f"{wrapper}.{name}": in_memory(np.asarray(array)) for name, array in ARRAYS.items()}
     TORCH.write(tmp_path / "model.pt", {**stored, "optimizer.state.0.exp_avg": in_memory(np.zeros(3))})
     assert set(TORCH.read(tmp_path / "model.pt")) == {*ARRAYS, "optimizer.state.0.exp_avg"}
+
+
+READING = """
+import sys
+from pathlib import Path
+from concord import porting
+porting.read(Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("format", ["keras-h5", "paddle"])
+def test_nothing_is_left_of_the_process_that_read_a_file(format, tmp_path):
+    written(format, tmp_path)
+    done = program(sys.executable, "-X", "dev", "-c", READING, tmp_path)
+    assert done.returncode == 0
+    assert "ResourceWarning" not in done.stderr

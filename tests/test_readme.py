@@ -118,7 +118,7 @@ def test_commands_that_are_shown_have_the_options_that_they_show(page, line):
 
 def test_records_of_a_gpu_are_made_by_commands_that_exist(refused, tmp_path):
     done = surroundings.program("make", "-n", "gpu-records", "DEVICE=tpu", f"GPU={tmp_path}")
-    found = re.findall(r"timeout 120 .*? -m concord (.*?) > ", done.stdout.replace("\\\n", " "))
+    found = re.findall(r"timeout -k 20 120 .*? -m concord (.*?) > ", done.stdout.replace("\\\n", " "))
     assert len(found) == 43
     assert [line.split()[0] for line in (found[1], found[-1])] == ["check", "speed"]
     short = {re.sub(r" --variant \S+| --json \S+", "", line).replace("jax", "torch") for line in found}

@@ -8,6 +8,7 @@ goes there by another.
 
 from __future__ import annotations
 
+import atexit
 import glob
 import importlib
 import os
@@ -92,6 +93,14 @@ def write(save: Save, path: Path, tensors: Mapping[str, StoredTensor], framework
 _processes: dict[tuple[int, str], Process] = {}
 """The processes of this one, by its number and the framework in them: they take a second to start, or
 many."""
+
+
+@atexit.register
+def _end() -> None:
+    """End the processes of this one; a process that was forked from it ends none of them."""
+    for (parent, _), process in _processes.items():
+        if parent == os.getpid():
+            process.close()
 
 
 def _ask(act: Load | Save, path: Path, between: Path, framework: str, about: Mapping[str, Any]) -> list[str]:
