@@ -132,36 +132,6 @@ def test_an_option_that_the_rest_of_the_layer_contradicts_holds_in_one_tensor_al
 
 
 READ = {
-    "sum of exponentials with an epsilon": (
-        f"{H0}.weights",
-        lambda m: m.softmax_by(total=lambda total: total + 1e-3),
-        "ATT-5",
-        "a softmax that adds 0.001 to its sum",
-    ),
-    "root of two with few digits": (
-        "layers.0.feed_forward.activation",
-        lambda m: m.x * 0.5 * (m.erf(m.x / 1.4143) + 1.0),
-        "FFN-2",
-        "a GELU that divides by 1.4143 instead of 1.41421",
-    ),
-    "variance by one more": (
-        "layers.0.norm1",
-        lambda m: m.norm(m.x, variance=lambda variance: variance * (14 / 15)),
-        "NRM-4",
-        "a variance that is divided by 15 instead of 14",
-    ),
-    "bias twice": (
-        f"{H0}.output",
-        lambda m: m.y + m.weight(f"{m.tap}.bias"),
-        "WGT-2",
-        "a bias that is multiplied by 2",
-    ),
-    "mask by a factor": (
-        f"{H0}.masked_scores",
-        lambda m: m.where(m.visible, m.y, m.beside("scores") * -1e9),
-        "MSK-3",
-        "scores of masked keys that are multiplied by -1e+09",
-    ),
     "corner one too early": (
         f"{H0}.masked_scores",
         lambda m: m.masked(m.visible & (np.tri(11, k=-1) > 0)),
@@ -185,12 +155,6 @@ READ = {
         there(lambda m: ~m.visible.any(-1, keepdims=True), lambda m: m.y * 0.5),
         "MSK-5",
         "only in rows without a visible key (242 of 1210 elements): there it is 0.0454545 throughout",
-    ),
-    "padded queries zeroed": (
-        f"{H0}.context",
-        lambda m: m.where(m.real[..., None], m.y, 0.0),
-        "MSK-4",
-        "is explained by padded rows that are set to zero",
     ),
     "blind rows zeroed": (
         f"{H0}.context",
@@ -276,7 +240,8 @@ NUMBERED = {
 def test_a_number_of_a_step_is_recovered_whatever_it_is(number):
     case = build_case(NUMBERED.get(number.activation or number.taps[0], "bert"), "ragged")
     random = np.random.default_rng(zlib.crc32(number.text.encode()))
-    value = (number.right(case.config) or 0.05) * random.uniform(1.1, 1.3)
+    right = number.right(case.config) if callable(number.right) else number.right
+    value = (right or 0.05) * random.uniform(1.1, 1.3)
     tap = next(tap for tap in spec.taps(case.config) if fits(tap, number.taps))
     diagnosis = diagnosis_of(case, tap, lambda m: number.edit(m, value)).diagnosis
     assert (diagnosis.tensor, diagnosis.clause) == (tap, number.clause)
@@ -321,7 +286,6 @@ def test_other_rows_of_a_table_are_named_and_no_vector_that_is_none_of_them(seed
 ERRORS = {
     "random": lambda y, noise: y * (1 + 1e-4 * noise),
     "of one sign": lambda y, noise: y * (1 + 1e-4 * abs(noise)),
-    "smooth": lambda y, noise: y + 1e-4 * np.sin(y),
 }
 
 
@@ -337,9 +301,7 @@ def test_small_errors_are_rounding_only_if_they_are_random(tap, own, kind):
         noise = np.random.default_rng(5).standard_normal(y.shape)
         return m.y + m.constant(ERRORS[kind](y, noise) - y, m.y)
 
-    smooth_in_y = kind == "smooth" and not tap.endswith("weights")  # signs there are those of y
-    expected = "PRC-2" if kind == "random" else own
-    assert diagnosis_of(case, tap, edit).clause == expected or smooth_in_y
+    assert diagnosis_of(case, tap, edit).clause == ("PRC-2" if kind == "random" else own)
 
 
 @pytest.mark.parametrize(
@@ -352,9 +314,9 @@ def test_padded_rows_that_are_zeroed_break_the_clause_of_padded_rows(tap):
         real = m.real.reshape(*m.real.shape, *[1] * (len(m.y.shape) - 2))
         return m.where(real, m.y, 0.0)
 
-    diagnosis = diagnosis_of(case, tap, zeroed).diagnosis
-    assert diagnosis.clause == "MSK-4" or (diagnosis.cause and "zero" in diagnosis.cause.text)
-    assert "places" not in "".join(diagnosis.lines)
+    verdict = diagnosis_of(case, tap, zeroed)
+    assert verdict.clause == ("NRM-1" if tap == "*.norm2" else "MSK-4")  # where the catalogue has it
+    assert "zero" in verdict.cause.text
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 1.5])

@@ -115,10 +115,10 @@ def caused(tensor: str, hypotheses: Sequence[Hypothesis], sure: bool, since: str
     Args:
         since: from which step on, where it does not hold in steps before.
     """
-    shown = " or by ".join(
-        f"{one.text} ({one.clause})" if one.clause else one.text for one in hypotheses[:MOST_NAMED]
-    )
-    more = f" or by {len(hypotheses) - MOST_NAMED} others" if len(hypotheses) > MOST_NAMED else ""
+    # Several names may stand for one cause in the same words.
+    texts = [*dict.fromkeys(f"{one.text} ({one.clause})" if one.clause else one.text for one in hypotheses)]
+    shown = " or by ".join(texts[:MOST_NAMED])
+    more = f" or by {len(texts) - MOST_NAMED} others" if len(texts) > MOST_NAMED else ""
     subject, how = (f"`{tensor}` ", "is ") if tensor else ("", "")
     return Cause(
         " or ".join(dict.fromkeys(one.name for one in hypotheses)),

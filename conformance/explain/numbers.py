@@ -35,18 +35,16 @@ class Number:
         taps: patterns of the taps that show it.
         clause: that another number breaks.
         text: what another number would be, in words that follow "is explained by".
-        right: what it is, None where the model has none; with ``nowhere``, where the search for it begins.
+        right: what it is; None where the model has none.
         edit: the tap with another number.
-        nowhere: whether only a wrong step has it.
         activation: the only one that has it.
     """
 
     taps: tuple[str, ...]
     clause: str
     text: str
-    right: Callable[[EncoderConfig], float | None]
+    right: float | Callable[[EncoderConfig], float | None]
     edit: Callable[[Context, float], Any]
-    nowhere: bool = False
     activation: str = ""
 
 
@@ -54,8 +52,11 @@ def _times(m: Context, factor: float) -> Any:
     return m.y * factor
 
 
-def _part(name: str) -> Callable[[Context, float], Any]:
-    return lambda m, share: m.y + m.beside(name) * (share - 1.0)
+def _part(name: str) -> Number:
+    text = f"{name} vectors that are multiplied by {{}}"
+    return Number(
+        ("embeddings.sum",), "EMB-6", text, 1.0, lambda m, share: m.y + m.beside(name) * (share - 1.0)
+    )
 
 
 def _bias(m: Context, share: float) -> Any:
@@ -72,24 +73,17 @@ def _count(config: EncoderConfig) -> float:
     return float(config.d_model - (config.norm_variance == "unbiased"))
 
 
-def _one(_: EncoderConfig) -> float:
-    return 1.0
+def _variance(m: Context, count: float) -> Any:
+    return m.norm(m.x, variance=lambda variance: variance * (_count(m.config) / count))
 
 
-def _none(_: EncoderConfig) -> float:
-    return 0.0
-
-
-ACTIVATION = ("*.feed_forward.activation",)
-
-MASKED = ("*.masked_scores",)
+ACTIVATION, MASKED = ("*.feed_forward.activation",), ("*.masked_scores",)
+CUBIC, INNER = 0.044715, math.sqrt(2 / math.pi)
+ERF, TANH, RELU = "gelu_erf", "gelu_tanh", "relu"
 
 KNOWN = (
-    Number(("embeddings.token",), "EMB-2", "token vectors that are multiplied by {} besides", _one, _times),
-    *(
-        Number(("embeddings.sum",), "EMB-6", f"{part} vectors that are multiplied by {{}}", _one, _part(part))
-        for part in ("token", "position", "segment")
-    ),
+    Number(("embeddings.token",), "EMB-2", "token vectors that are multiplied by {} besides", 1.0, _times),
+    *map(_part, ("token", "position", "segment")),
     Number(
         ("embeddings.position",),
         "POS-4",
@@ -108,120 +102,66 @@ KNOWN = (
         MASKED,
         "MSK-3",
         "scores of masked keys that are multiplied by {}",
-        _one,
+        1.0,
         lambda m, factor: m.where(m.visible, m.y, m.beside("scores") * factor),
-        nowhere=True,
     ),
-    Number(
-        (WEIGHTS,),
-        "ATT-5",
-        "a softmax of scores that are divided by {}",
-        _one,
-        lambda m, by: m.softmax(m.unnormalised / by, 3),
+    *(
+        Number((WEIGHTS,), "ATT-5", text, right, edit)
+        for text, right, edit in (
+            (
+                "a softmax of scores that are divided by {}",
+                1.0,
+                lambda m, by: m.softmax(m.unnormalised / by, 3),
+            ),
+            (
+                "a softmax that adds {} to its sum",
+                0.0,
+                lambda m, more: m.softmax_by(total=lambda sum: sum + more),
+            ),
+        )
     ),
-    Number(
-        (WEIGHTS,),
-        "ATT-5",
-        "a softmax that adds {} to its sum",
-        _none,
-        lambda m, more: m.softmax_by(total=lambda total: total + more),
-    ),
-    Number(
-        NORMS,
-        "NRM-4",
-        "a variance that is divided by {}",
-        _count,
-        lambda m, count: m.norm(m.x, variance=lambda variance: variance * (_count(m.config) / count)),
-    ),
+    Number(NORMS, "NRM-4", "a variance that is divided by {}", _count, _variance),
     Number(
         NORMS,
         "NRM-2",
         "an offset that is multiplied by {}",
-        _one,
+        1.0,
         lambda m, share: m.norm(m.x, offset=lambda offset: offset * share),
     ),
-    Number(
-        RESIDUALS,
-        "RES-1",
-        "a residual that is multiplied by {}",
-        _one,
-        lambda m, share: m.y + m.x * (share - 1.0),
+    *(
+        Number(RESIDUALS, "RES-1", text, 1.0, edit)
+        for text, edit in (
+            ("a residual that is multiplied by {}", lambda m, share: m.y + m.x * (share - 1.0)),
+            ("a sublayer that is multiplied by {}", lambda m, share: m.y + result(m) * (share - 1.0)),
+        )
     ),
-    Number(
-        RESIDUALS,
-        "RES-1",
-        "a sublayer that is multiplied by {}",
-        _one,
-        lambda m, share: m.y + result(m) * (share - 1.0),
+    Number(LINEAR, "WGT-2", "a bias that is multiplied by {}", 1.0, _bias),
+    *(
+        Number(ACTIVATION, "FFN-2", text, right, edit, activation)
+        for text, right, edit, activation in (
+            ("a GELU that divides by {}", math.sqrt(2.0), gelu_of, ERF),
+            ("x sigmoid({} x)", 1.0, lambda m, by: m.x * m.sigmoid(m.x * by), ""),
+            ("a GELU whose cubic term has the factor {}", CUBIC, lambda m, cubic: gelu(m, cubic=cubic), TANH),
+            ("a GELU whose tanh has the factor {}", INNER, lambda m, factor: gelu(m, factor=factor), TANH),
+            ("a ReLU that lets {} of what is negative through", 0.0, leaky, RELU),
+            ("a ReLU that begins at {}", 0.0, lambda m, start: m.relu(m.x - start), RELU),
+        )
     ),
-    Number(LINEAR, "WGT-2", "a bias that is multiplied by {}", _one, _bias),
+    Number(("pooling",), "HED-1", "a mean that adds {} to the number of tokens", 0.0, _mean),
     Number(
-        ACTIVATION,
-        "FFN-2",
-        "a GELU that divides by {}",
-        lambda _: math.sqrt(2.0),
-        gelu_of,
-        activation="gelu_erf",
+        ("pooler.output",), "HED-2", "a tanh of {} times what goes in", 1.0, lambda m, by: m.tanh(m.x * by)
     ),
-    Number(
-        ACTIVATION,
-        "FFN-2",
-        "x sigmoid({} x)",
-        lambda _: 1.7,
-        lambda m, by: m.x * m.sigmoid(m.x * by),
-        nowhere=True,
-    ),
-    Number(
-        ACTIVATION,
-        "FFN-2",
-        "a GELU whose cubic term has the factor {}",
-        lambda _: 0.044715,
-        lambda m, cubic: gelu(m, cubic=cubic),
-        activation="gelu_tanh",
-    ),
-    Number(
-        ACTIVATION,
-        "FFN-2",
-        "a GELU whose tanh has the factor {}",
-        lambda _: math.sqrt(2 / math.pi),
-        lambda m, factor: gelu(m, factor=factor),
-        activation="gelu_tanh",
-    ),
-    Number(
-        ACTIVATION,
-        "FFN-2",
-        "a ReLU that lets {} of what is negative through",
-        _none,
-        leaky,
-        activation="relu",
-    ),
-    Number(
-        ACTIVATION,
-        "FFN-2",
-        "a ReLU that begins at {}",
-        _none,
-        lambda m, start: m.relu(m.x - start),
-        activation="relu",
-    ),
-    Number(("pooling",), "HED-1", "a mean that adds {} to the number of tokens", _none, _mean),
-    Number(
-        ("pooler.output",),
-        "HED-2",
-        "a tanh of {} times what goes in",
-        _one,
-        lambda m, factor: m.tanh(m.x * factor),
-    ),
-    Number(("logits",), "HED-3", "logits that are multiplied by {}", _one, _times),
+    Number(("logits",), "HED-3", "logits that are multiplied by {}", 1.0, _times),
     Number(
         ("log_probabilities",),
         "LOS-1",
         "a softmax of logits that are divided by {}",
-        _one,
+        1.0,
         lambda m, by: m.log_softmax(m.x / by, 1),
     ),
-    Number(("losses",), "LOS-1", "labels that are smoothed by {}", _none, smoothed),
-    Number(("losses",), "LOS-1", "losses that are multiplied by {}", _one, _times),
-    Number(("normalized",), "HED-5", "a vector that is multiplied by {} besides", _one, _times),
+    Number(("losses",), "LOS-1", "labels that are smoothed by {}", 0.0, smoothed),
+    Number(("losses",), "LOS-1", "losses that are multiplied by {}", 1.0, _times),
+    Number(("normalized",), "HED-5", "a vector that is multiplied by {} besides", 1.0, _times),
 )
 """The numbers of every step."""
 
@@ -235,12 +175,12 @@ def of_numbers(question: Question, tap: str) -> Iterator[Hypothesis]:
     if wrong_elements(question).sum() < FEW:  # one number makes a few of them whatever one likes
         return
     for number in KNOWN:
-        right = number.right(config)
+        right = number.right(config) if callable(number.right) else number.right
         if right is None or not fits(tap, number.taps) or number.activation not in ("", config.activation):
             continue
 
         def named(value: float, number: Number = number, right: float = right) -> Hypothesis:
-            words = multiple(value) if right in (0.0, 1.0) or number.nowhere else instead(value, right)
+            words = multiple(value) if right in (0.0, 1.0) else instead(value, right)
             change = Change(taps=(tap,), edit=lambda m: number.edit(m, value))
             return Hypothesis("number", number.text.format(words), number.clause, change=change, rare=True)
 

@@ -204,7 +204,12 @@ class Search:
         """
         best = min(one.distance for one in found)
         kept = [one.hypothesis for one in found if one.distance <= max(EDGE, MUCH_BETTER * best)]
-        sure = len(found) == 1 and best <= EDGE and not kept[0].rare and not self.effort.untried
+        sure = (
+            len({one.hypothesis.text for one in found}) == 1
+            and best <= EDGE
+            and not kept[0].rare
+            and not self.effort.untried
+        )
         shown = [hypothesis for hypothesis in kept if not hypothesis.rare] or kept
         # An option that is wrong is the plainest reason.
         return caused(self.computation.subject, sorted(shown, key=lambda one: not one.fields), sure, since)

@@ -10,7 +10,7 @@ import numpy as np
 
 from concord.backends.interface import Run
 from concord.conformance.bugs.bug import Change
-from concord.conformance.bugs.training.step import STAGES, stages
+from concord.conformance.bugs.training.step import CLAUSE_OF, STAGES, stages
 from concord.conformance.bugs.training.tape import BuggedTrajectory
 from concord.conformance.estimate import FEW, Observer, estimate, exact
 from concord.conformance.expectation import Expectation, JudgedTraining, root_mean_square
@@ -180,8 +180,9 @@ class MadeStep(Computation):
         return shown and self.distance(prediction) <= 1
 
     def one_cause(self, one: Hypothesis, other: Hypothesis) -> bool:
-        """Return whether two hypotheses are one cause: two recipes that come to the same are."""
-        return super().one_cause(one, other) or one.change.places == other.change.places == {"recipe"}
+        """Return whether two hypotheses are one cause: another field of a recipe is that of a known bug."""
+        recipes = one.change.places == other.change.places == {"recipe"}
+        return super().one_cause(one, other) or (recipes and not {one.name, other.name}.isdisjoint(CLAUSE_OF))
 
     def same(self, one: Prediction, other: Prediction) -> bool:
         """Return whether two hypotheses come to the same numbers in all that was reported."""
