@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 from torch import nn
 
 from concord.conformance.compare import compare, prepare
@@ -65,6 +66,20 @@ def test_what_depends_on_no_input_says_nothing_of_the_forward_pass():
     said = str(verdict(["position", "output[scale]"], "output"))
     assert said.startswith("undetermined")
     assert "forward not judged: computed of no input" in said
+
+
+def table():
+    return Table().eval()
+
+
+def test_the_command_takes_outputs_that_are_absent(entered, tmp_path):
+    save_file({"x": X.numpy()}, tmp_path / "inputs.safetensors")
+    save_file(arrays(["inner"], 1 + 2**-23), tmp_path / "found.safetensors")
+    words = "compare tests.test_any_model:table", tmp_path / "found.safetensors"
+    given = "--inputs", tmp_path / "inputs.safetensors", "--seed", "3"
+    assert "output[y] not judged (not delivered)" in entered(*words, *given, ends=3)[0]
+    declared = "--declare", "output[y]", "--declare", "output[scale]"
+    entered(*words, *given, *declared, ends=0)
 
 
 def test_an_unknown_output_is_refused():

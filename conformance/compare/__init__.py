@@ -46,6 +46,7 @@ def compare(reference: Any, candidate: Any = None, inputs: Any = None, **options
 
     Raises:
         SpecError: for what cannot be compared, with everything that is wrong.
+        WorkerFailure: if the process of a candidate is killed.
     """
     return prepare(reference, candidate, inputs, **options).verdict()
 
