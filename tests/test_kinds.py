@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from concord.conformance.compare import compare, prepare
@@ -54,6 +55,29 @@ def test_a_parameter_that_is_off_is_found(name):
         [*wrong.parameters()][-1].view(-1)[::2] *= 1.5 if name == "autocast" else 1.001
     verdict = compare(model, reordered(wrong), inputs)
     assert verdict.first, str(verdict)
+
+
+def resampled(m, x):
+    y = m.a(x)
+    grid = F.affine_grid(torch.tensor([[[0.9, 0.1, 0.03], [-0.1, 0.8, 0.02]]]), y.shape, align_corners=False)
+    made = {
+        f"{mode}{i}": F.interpolate(y, (31, 61), mode=mode, **how)
+        for mode in ("bilinear", "bicubic")
+        for i, how in enumerate(({}, {"align_corners": True}, {"antialias": True}))
+    }
+    return made | {"grid": F.grid_sample(y, grid, align_corners=False)}
+
+
+def test_resampling_errs_by_the_rounding_of_coordinates():
+    model = Of(resampled, {"a": lambda: nn.Conv2d(1, 1, 1)}).eval()
+    comparison = prepare(model, model, drawn(1, 1, 23, 41), gradients=True)
+    comparison.again = False
+    verdict = comparison.verdict()
+    assert verdict.passed, str(verdict)
+    assert {row.tensor for row in verdict.table if row.ratio > 0.6} == set()
+    with torch.no_grad():
+        comparison.given["output[bicubic0]"][0, 0, 7, 11] += 1e-3
+    assert comparison.verdict().first == "output[bicubic0]"
 
 
 # In place, into views.

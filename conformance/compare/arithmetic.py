@@ -386,6 +386,9 @@ class ExactMode(TorchDispatchMode):
             whole, held = args[0] == args[0].abs().floor(), y.abs() * ROUNDOFF[dtype] <= 1
             if bool(whole.all() & held.all()):
                 return y
+        if name in RESAMPLING:
+            unit = min(ROUNDOFF[dtype], SUMMED)
+            y = self.varied(y, lambda y: unit * RESAMPLING[name](y, *args))
         if name in SUMS:
             accumulation = ROUNDOFF[dtype] if name in IN_PLACE else SUMMED
             counted: Any = cache(lambda: SUMS[name](y, *args, **kwargs))
@@ -861,6 +864,38 @@ class WholeFunctions(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         finally:
             self.arithmetic.within = ""
+
+
+def _largest(x: Tensor) -> Tensor:
+    """Return the largest of each number and its neighbours, (N, C, *)."""
+    found: Tensor = getattr(torch.nn.functional, f"max_pool{x.ndim - 2}d")(x, 3, 1, 1)
+    return found
+
+
+def _resized(y: Tensor, x: Tensor, *_: Any) -> Tensor:
+    return max(x.shape[2:]) * torch.nn.functional.interpolate(_largest(x) + _largest(-x), y.shape[2:])
+
+
+def _sampled(y: Tensor, x: Tensor, grid: Tensor, _: int, padding: int, aligned: bool) -> Tensor:
+    by = ("zeros", "border", "reflection")[padding]
+    apart = _largest(x) + _largest(-x)
+    return max(x.shape[2:]) * torch.nn.functional.grid_sample(apart, grid, "nearest", by, aligned)
+
+
+def _resized_back(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda y, gradient, *rest: max(y.shape[2:]) * _largest(operation(gradient.abs(), *rest)).abs()
+
+
+RESAMPLING: dict[str, Callable[..., Tensor]] = {
+    **dict.fromkeys([name for name in RULES["averaged"] if "upsample" in name], _resized),
+    **dict.fromkeys([name for name in RULES["averaged"] if "grid" in name], _sampled),
+    **{
+        name: _resized_back(getattr(aten, name))
+        for name in RULES["linear_in_first"]
+        if "upsample" in name and "nearest" not in name
+    },
+}
+"""Operations that compute coordinates, whose rounding is that of a whole side: what a result errs by."""
 
 
 # Operations of several steps, written out. They are called within the arithmetic.
