@@ -285,6 +285,17 @@ def test_where_nothing_is_left_the_operation_is_named():
     assert row.note.startswith("rounding decides `eigh` (")
 
 
+def test_a_model_that_refuses_what_is_not_finite_is_judged():
+    def checked(x):
+        y = torch.inverse(x)
+        if not bool(torch.isfinite(y).all()):
+            raise ValueError("not finite")
+        return y
+
+    assert judged(checked, lambda x: torch.inverse(x.mT).mT, matrix(7, 1e1)).status == "agrees"
+    assert judged(checked, lambda x: -torch.inverse(x), matrix(7, 1e1)).status == "diverges"
+
+
 def test_a_matrix_of_a_batch_does_not_blind_the_others():
     x = torch.stack([matrix(7, 1e8), matrix(7, 1e1)])
     right = torch.inverse(x)

@@ -23,7 +23,7 @@ from concord.conformance.compare.arithmetic import FOREIGN
 from concord.conformance.compare.blind import blind, places
 from concord.conformance.compare.causes import StretchComputation, cause
 from concord.conformance.compare.coherent import Coherent
-from concord.conformance.compare.decisions import Branch, Ties, mostly
+from concord.conformance.compare.decisions import Ties, mostly
 from concord.conformance.compare.differences import Difference, differences, within
 from concord.conformance.compare.draws import constants
 from concord.conformance.compare.kernels import FAST_CONVOLUTION, KERNELS
@@ -165,7 +165,7 @@ class ModelComparison:
             ties = {name: Ties(value, sigmas[name]) for name, value in found.values.items()}
             for place, branch in enumerate(branches):
                 self.progress(f"{where}: decisions of rounding, {place + 1} of {len(branches)}")
-                compute(branch, functools.partial(_take, ties, branch.decisions))
+                _take(ties, compute, branch)
             for name, why in reference.lost(truth).items():
                 ties[name].lost = why
             ties = {name: tie for name, tie in ties.items() if tie.why}
@@ -528,5 +528,16 @@ def is_blind(judged: Judgement) -> bool:
     return judged.status == "undetermined" and judged.note.startswith("rounding")
 
 
-def _take(ties: Mapping[str, Ties], branch: Branch, name: str, array: Array) -> None:
-    ties[name].take(branch, array)
+def _take(ties: Mapping[str, Ties], compute: Callable[..., None], branch: Any) -> None:
+    """Take up what a branch gives."""
+    left = {**ties}
+
+    def take(name: str, array: Array) -> None:
+        left.pop(name, None)
+        ties[name].take(branch.decisions, array)
+
+    try:
+        compute(branch, take)
+    except Exception:  # noqa: BLE001 – the model itself may refuse what a branch holds, such as NaN
+        for tie in left.values():
+            tie.take(branch.decisions, np.full(tie.value.shape, np.nan))

@@ -57,7 +57,7 @@ DISCRETE = (
 
 SELECTING = ("sort", "topk", "max", "min", "kthvalue", "median", "nanmedian", "mode", "cummax", "cummin")
 
-BY_ROW = ("sort", "topk")
+BY_ROW = ("sort", "topk", *UNORDERED_VALUES)
 """Operations whose decisions along an axis are one: no single index of an order can be turned."""
 
 UNORDERED = ("sort", "topk", "kthvalue", "median", "nanmedian")
@@ -236,37 +236,34 @@ class Decision:
         """
         turned = self.turned
         assert turned is not None
-        numbers, found = torch.zeros(self.made.shape, dtype=torch.long), turned.nonzero()
         if self.reshaped is not None or not self.made.ndim:
-            return numbers + 1, 1
-        if isinstance(self, Solving):
-            each = 1 if self.solution.name not in UNORDERED_VALUES else self.made.shape[-1]
-            count = self.made.numel() // each
-            return torch.arange(1, count + 1).repeat_interleave(each).view(self.made.shape), count
-        keys = [x for x in tree_flatten(self.operands)[0] if isinstance(x, Tensor) and x.is_floating_point()]
-        bare = self.func.overloadpacket.__name__.rstrip("_")
-        if bare in BY_ROW:
-            rows = turned.any(self.axis, keepdim=True)
-            counted = torch.zeros(rows.shape, dtype=torch.long)
-            counted[rows] = torch.arange(1, int(rows.sum()) + 1)
-            return torch.where(turned, counted, 0), int(rows.sum())
+            return torch.ones(self.made.shape, dtype=torch.long), 1
+        if self.by_row:
+            rows, count = _numbered(turned.any(self.axis, keepdim=True))
+            return rows * turned, count
+        keys = [x for x in tree_leaves(self.operands) if isinstance(x, Tensor) and x.is_floating_point()]
         with contextlib.suppress(RuntimeError):  # of other shapes, as of a maximum's place
-            values = [x.expand(self.made.shape)[turned] for x in keys]
-            _, number = torch.unique(torch.stack(values), dim=1, return_inverse=True)
-            numbers[turned] = number + 1
-            return numbers, int(number.max()) + 1
-        numbers[turned] = torch.arange(1, len(found) + 1)
-        return numbers, len(found)
+            values = torch.stack([x.expand(self.made.shape)[turned] for x in keys])
+            number = torch.unique(values, dim=1, return_inverse=True)[1] + 1
+            return torch.zeros_like(turned, dtype=torch.long).masked_scatter(turned, number), int(
+                number.max()
+            )
+        return _numbered(turned)
+
+    @property
+    def by_row(self) -> bool:
+        """Whether its decisions along its axis are one."""
+        return _bare(self.func) in BY_ROW and self.made.ndim > 0
 
     @property
     def axis(self) -> int:
         """The axis along which it decides."""
-        return _axis(self.func, *self.operands)
+        return -1 if isinstance(self, Solving) else _axis(self.func, *self.operands)
 
     def differing(self, other: Tensor) -> Tensor:
         """Return where another result is another."""
         differs = (other != self.made) & ~((other != other) & (self.made != self.made))
-        if self.func.overloadpacket.__name__.rstrip("_") in BY_ROW and differs.ndim:
+        if self.by_row:
             return differs.any(self.axis, keepdim=True).expand(differs.shape)
         return differs.any().expand(differs.shape) if self.kind is CLASSES else differs
 
@@ -328,6 +325,11 @@ class Solving(Decision):
         self.operands: Operands = ((), {})
         self.made, self.rounded, self.reshaped = self.solution.made, None, None
         self.others = self.solution.others
+
+
+def _numbered(where: Tensor) -> tuple[Tensor, int]:
+    """Return the number of each place, from 1, and how many there are."""
+    return where.flatten().cumsum(0).view(where.shape) * where, int(where.sum())
 
 
 def _kept(x: Any) -> Any:
@@ -432,14 +434,38 @@ class Decisions:
 
 
 @dataclass
-class Followed:
-    """What the exact run decides, taken over by a sample, or by a low-precision run."""
+class Beside:
+    """A run beside the exact one.
+
+    Attributes:
+        record: of the exact run.
+        place: how many operations have been computed.
+        another: whether it has gone another way.
+    """
 
     record: Decisions
+    place: int = field(default=-1, init=False)
+    another: bool = field(default=False, init=False)
+
+    def decision(self, func: Any, operands: Operands) -> Decision | None:
+        """Return what the exact run decides here; None if it decides nothing, or computes another."""
+        steps = self.record.steps
+        self.place += 1
+        self.another = self.another or self.place >= len(steps) or not steps[self.place].fits(func, operands)
+        return None if self.another else steps[self.place].decision
+
+
+@dataclass
+class Followed(Beside):
+    """What the exact run decides, taken over by a sample, or by a low-precision run."""
+
     rounded: bool = False
-    place: int = 0
-    parted: bool = False
     handed: str = ""
+
+    @property
+    def parted(self) -> bool:
+        """Whether nothing is known of what it computes from here on."""
+        return self.another
 
     def lose(self, name: str) -> None:
         """Note that this run does not have a tensor."""
@@ -449,12 +475,10 @@ class Followed:
         self, func: Any, floats: Sequence[Tensor], operands: Operands, held: Operands, run: Run
     ) -> Any:
         """Compute an operation by the decision of the exact run, and note if rounding could turn it."""
-        (args, kwargs), steps, place = operands, self.record.steps, self.place
-        self.place += 1
-        if not self.parted and (place >= len(steps) or not steps[place].fits(func, operands)):
-            self.parted = True
+        (args, kwargs), before = operands, self.another
+        decision = self.decision(func, operands)
+        if self.another and not before:
             self.record.handed = self.handed
-        decision = None if self.parted else steps[place].decision
         if floats and _bare(func) == "_local_scalar_dense":
             self.handed = described("item", source_line())
         if decision is None:
@@ -471,7 +495,7 @@ class Followed:
 
 
 @dataclass
-class Branch:
+class Branch(Beside):
     """An exact run in which some decisions are turned.
 
     Attributes:
@@ -482,15 +506,12 @@ class Branch:
         spoils: whether what operations of linear algebra give is NaN in it.
     """
 
-    record: Decisions
     turns: Mapping[int, tuple[Tensor, Tensor]]
     share: float
     wholly: bool
     because: str
     spoils: bool = False
-    place: int = 0
-    another: bool = False
-    parted = False
+    parted = False  # one that goes another way, such as past an expert without a token, is right as it is
 
     def lose(self, name: str) -> None:
         """Go on: a branch may lack a tensor."""
@@ -504,29 +525,25 @@ class Branch:
         run: Run,
     ) -> Any:
         """Compute an operation, by another decision where that is turned."""
-        (args, kwargs), steps, place = operands, self.record.steps, self.place
-        self.place += 1
-        # A branch may go another way, such as past an expert that has no token left: it is right as it is.
-        self.another = self.another or place >= len(steps) or not steps[place].fits(func, operands)
-        decision = None if self.another else steps[place].decision
+        (args, kwargs), decision = operands, self.decision(func, operands)
         if decision is None:
             return run(*args, **kwargs)
         if isinstance(decision, Solving):
-            return self._solve(decision, place, run, operands)
+            return self._solve(decision, run, operands)
         own = decision.again(*held)
-        if place in self.turns:
-            where, other = self.turns[place]
+        if self.place in self.turns:
+            where, other = self.turns[self.place]
             own = torch.where(where, other, own) if own.shape == other.shape else other
         return decision.kind.follow(own, func, *args, **kwargs)
 
-    def _solve(self, decision: Solving, place: int, run: Run, operands: Operands) -> Any:
+    def _solve(self, decision: Solving, run: Run, operands: Operands) -> Any:
         if self.spoils:
             return decision.solution.undefined
         try:
             results = run(*operands[0], **operands[1])
         except RuntimeError:
             return decision.solution.undefined
-        where, other = self.turns.get(place, (torch.tensor(False), decision.made))
+        where, other = self.turns.get(self.place, (torch.tensor(False), decision.made))
         return decision.solution.turned(results, torch.where(where, other, decision.made))
 
 
@@ -560,17 +577,13 @@ def _branches(record: Decisions, chosen: Mapping[int, Decision], wholly: bool) -
                 for half, where in zip(halves, (first, ~first), strict=True):
                     half.append((place, where & (numbers > 0), other))
             plans += [(half, math.sqrt(2 * count), because) for half in halves]
-    if len(plans) > 1:
-        everywhere = [
-            (place, groups[place][0] > 0, _others(one, groups[place][0] > 0)[0])
-            for place, one in chosen.items()
-        ]
-        plans.append((everywhere, 1.0, because))
-    low = [
-        (p, one.differing(one.rounded), one.rounded) for p, one in chosen.items() if one.rounded is not None
+    joint = [
+        [(p, one.differing(one.rounded), one.rounded) for p, one in chosen.items() if one.rounded is not None]
     ]
-    if low:
-        plans.append((low, 1.0, because))
+    if len(plans) > 1:
+        where = {place: numbers > 0 for place, (numbers, _) in groups.items()}
+        joint.append([(place, where[place], _others(one, where[place])[0]) for place, one in chosen.items()])
+    plans = [(turns, 1.0, because) for turns in joint if turns] + plans
     return [
         Branch(record, {place: (where, other) for place, where, other in turns}, share, wholly, text)
         for turns, share, text in plans[:MOST]
