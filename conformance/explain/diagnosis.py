@@ -87,7 +87,7 @@ def diagnose(
         if question.parameter:
             with effort.attempt("placing it in the backward pass"):
                 place, steps = bounds(question, statuses)
-            if steps[1:] == ("GRD-1",) and kind:
+            if steps[1:] == ("GRD-1",) and kind and not cause:
                 steps = steps[::-1]  # what it is made of is right, and this is no derivative
             if cause and steps and all(one.gradient for one in cause.hypotheses):
                 # That says what became of the gradient, and not where.
