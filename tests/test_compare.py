@@ -247,15 +247,15 @@ def mixed(model):
 
 
 BUGS = {
-    epsilon: ("layers.1.norm1", "norm_epsilon", "`layers.1.norm1.eps` being 0.001 instead of 1e-05"),
-    tanh: ("layers.0.act", "activation_gelu_tanh", "`layers.0.act.approximate` being tanh instead of none"),
-    transposed: ("layers.1.attention.value", "weight_transposed", "which is transposed"),
+    epsilon: ("layers.1.norm1", "norm_epsilon", "`layers.1.norm1.eps` is 0.001 instead of 1e-05"),
+    tanh: ("layers.0.act", "activation_gelu_tanh", "`layers.0.act.approximate` is tanh instead of none"),
+    transposed: ("layers.1.attention.value", "weight_transposed", "` is transposed"),
     unscaled: (
         "layers.1.attention.output",
         "scale_left_out",
-        "`layers.1.attention.scaling` being 1 instead of 0.5",
+        "`layers.1.attention.scaling` is 1 instead of 0.5",
     ),
-    mixed: ("layers.0.attention.key", "elements_reordered", "which has its rows in another order: 0 is 11"),
+    mixed: ("layers.0.attention.key", "elements_reordered", "` has its rows in another order: 0 is 11"),
 }
 
 
@@ -304,7 +304,7 @@ class Named(nn.Module):
 def test_a_submodule_called_output_does_not_stand_for_the_output():
     verdict = compare(Named(1.0).eval(), Named(1.1).eval(), torch.ones(7, 3)).explained()
     assert verdict.first == "output"
-    assert "`factor` being 1.1 instead of 1" in verdict.cause.text
+    assert "`factor` is 1.1 instead of 1" in verdict.cause.text
 
 
 def test_a_wrong_derivative_is_said_to_be_one_alone():

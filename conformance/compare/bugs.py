@@ -130,16 +130,17 @@ def injected(bug: OperationBug, chosen: Collection[int], kinds: Kinds | None = N
     return make
 
 
-def sites(run: Callable[[Make], Any]) -> Mapping[OperationBug, list[int]]:
+def sites(run: Callable[[Make], Any], kinds: Kinds | None = None) -> Mapping[OperationBug, list[int]]:
     """Return the numbers of the operations of a run that may have each bug.
 
     Args:
         run: takes what makes what each operation gives.
+        kinds: as :func:`injected` takes it.
     """
     found = defaultdict[OperationBug, list[int]](list)
 
     def note(operation: Operation) -> Any:
-        for bug in bugs(operation):
+        for bug in (kinds or bugs)(operation):
             found[bug].append(operation.number)
         return operation()
 

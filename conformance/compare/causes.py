@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
 from concord.conformance.compare import reference as modules
-from concord.conformance.compare.bugs import Kinds, Make, Operation, OperationBug, bugs, injected
+from concord.conformance.compare.bugs import Kinds, Make, Operation, bugs, injected, sites
 from concord.conformance.compare.differences import Difference
-from concord.conformance.compare.reference import Pin, numbers
+from concord.conformance.compare.reference import numbers
 from concord.conformance.compare.slips import slips
 from concord.conformance.compare.stretch import Stretch
 from concord.conformance.explain import Cause
@@ -25,7 +24,7 @@ from concord.conformance.explain.computation import Computation, Prediction
 from concord.conformance.explain.description import nearest
 from concord.conformance.explain.hypothesis import Hypothesis
 from concord.conformance.explain.search import Effort, Search
-from concord.conformance.wording import few, instead
+from concord.conformance.wording import few, gather, instead
 from concord.spec.arrays import Array
 
 MOST_DIFFERENCES = 20
@@ -67,7 +66,6 @@ def cause(
     strange: Iterable[str],
     differing: Sequence[Difference],
     effort: Effort,
-    pin: Pin,
 ) -> Cause | None:
     """Return what explains the last activation of a stretch.
 
@@ -75,7 +73,6 @@ def cause(
         strange: tensors that the candidate has alone.
         differing: what the two modules differ in.
         effort: what the search may take.
-        pin: says what the stretch starts from.
     """
     within = dict(stretch.module.model.named_modules())
     active = [  # dropout that passes on what it is given has no activation
@@ -83,83 +80,57 @@ def cause(
         for name in strange
         if isinstance(within.get(name), nn.Dropout)
     ]
-    settings = [one for one in differing if one.name]
+    layers = [one for one in differing if one.is_layer]
+    settings = [one for one in differing if not one.is_layer]
     stages: list[Iterable[Hypothesis]] = [
-        of_differences(stretch, asked.right, settings, pin),
+        of_differences(stretch, asked.right, [[one] for one in settings[:MOST_DIFFERENCES]]),
+        of_differences(stretch, asked.right, [settings] if len(settings) > 1 else []),
         [*reordered(stretch, asked), *shifted(asked), *exchanged(stretch, asked.right)],
         changed(stretch, asked.right, bugs),
         changed(stretch, asked.right, slips),
         fitted(stretch, asked),
-        chain(changed_once(stretch, asked.right, bugs), changed_once(stretch, asked.right, slips)),
-        of_differences(stretch, asked.right, [one for one in differing if not one.name], pin),
+        chain(*(changed(stretch, asked.right, kinds, once=True) for kinds in (bugs, slips))),
+        of_differences(stretch, asked.right, [[one] for one in layers]),
     ]
     return Search(asked, effort).cause(stages, active)
 
 
 def of_differences(
-    stretch: Stretch, right: Prediction, differing: Sequence[Difference], pin: Pin
+    stretch: Stretch, right: Prediction, differing: Iterable[Sequence[Difference]]
 ) -> Iterator[Made]:
-    """Yield the reference with each value of the candidate's module in its place, then with all of them."""
+    """Yield the reference with values of the candidate's module in their places."""
 
     def made(several: Sequence[Difference]) -> Prediction:
         reference = stretch.module
         with modules.running("the reference with the candidate's values"):
             for one in several:
                 reference = one.applied(reference)
-            again = Stretch(reference, stretch.start, stretch.end, pin, stretch.check)
+            again = Stretch(reference, stretch.end, stretch.known, stretch.pin, stretch.check)
         return Prediction(numbers(again.result).astype(np.float64), right.sigma)
 
-    for one in differing[:MOST_DIFFERENCES]:
-        yield Made("modules_differ", one.text, "", made=partial(made, [one]))
-    if 1 < len(differing) <= MOST_DIFFERENCES:
-        together = " and ".join(one.text for one in differing[:3])
-        yield Made("modules_differ", together, "", made=partial(made, differing), rare=True)
+    for several in differing:
+        text = f"what the modules differ in: {few((one.text for one in several), 3)}"
+        yield Made("modules_differ", text, "", made=partial(made, several))
 
 
-Sites = Mapping[OperationBug, Sequence[tuple[int, OperationBug]]]
-"""Of each bug the numbers of the operations that may have it, and what makes it there."""
+def changed(stretch: Stretch, right: Prediction, kinds: Kinds, once: bool = False) -> Iterator[Made]:
+    """Yield a stretch with a bug in all operations, then in those that one place of its source makes.
 
-
-def sites(stretch: Stretch, right: Prediction, kinds: Kinds) -> Sites:
-    """Return where a stretch may have each of some bugs."""
-    found = defaultdict[OperationBug, list[tuple[int, OperationBug]]](list)
-
-    def note(operation: Operation) -> Any:
-        for bug in kinds(operation):
-            found[bug].append((operation.number, bug))
-        return operation()
-
-    replay(stretch, right, note)
-    return found
-
-
-def changed(stretch: Stretch, right: Prediction, kinds: Kinds) -> Iterator[Made]:
-    """Yield a stretch with a bug in all operations, then in those that one place of its source makes."""
-    places = stretch.places
-    for bug, found in sites(stretch, right, kinds).items():
-        groups = defaultdict[tuple[str, int], list[int]](list)
-        for number, _ in found:
-            groups[places[number]].append(number)
-        everywhere = [number for number, _ in found]
-        for chosen in [everywhere, *(groups.values() if len(groups) > 1 else ())]:
-            made = partial(replay, stretch, right, injected(bug, chosen, kinds), chosen)
-            line = {stretch.steps[number].line for number in chosen}
-            text = f"{bug.text} ({line.pop()})" if kinds is slips and len(line) == 1 else bug.text
-            yield Made(bug.name, text, "", made=made)
-
-
-def changed_once(stretch: Stretch, right: Prediction, kinds: Kinds) -> Iterator[Made]:
-    """Yield a stretch with a bug in one operation, of several that one place of its source makes."""
-    repeated = {place for place, count in Counter(stretch.places).items() if count > 1}
-    for bug, found in sites(stretch, right, kinds).items():
-        for number, one in found:
-            if stretch.places[number] in repeated:
-
-                def alone(operation: Operation, number: int = number, one: OperationBug = one) -> Any:
-                    return one.make() if operation.number == number else operation()
-
-                text = f"{bug.text} ({stretch.steps[number].line}, once)"
-                yield Made(bug.name, text, "", made=partial(replay, stretch, right, alone, [number]))
+    Args:
+        once: whether in each one alone of several that one place makes, as a loop does.
+    """
+    for bug, found in sites(lambda make: replay(stretch, right, make), kinds).items():
+        groups = gather(found, stretch.places.__getitem__).values()
+        several = [found, *(groups if len(groups) > 1 else ())]
+        for chosen in ([one] for group in groups if len(group) > 1 for one in group) if once else several:
+            lines = {stretch.steps[number].line for number in chosen}
+            text = (
+                f"{bug.text} ({lines.pop()}{', once' * once})"
+                if len(lines) == 1 and kinds is slips
+                else bug.text
+            )
+            make = injected(bug, chosen, kinds)
+            yield Made(bug.name, text, "", made=partial(replay, stretch, right, make, chosen))
 
 
 def replay(
@@ -221,38 +192,29 @@ def fit(predict: Callable[[float], Array], value: float, asked: StretchComputati
     """Return the number with which a prediction comes nearest to what was computed; None if it does not."""
     sigma, known = asked.right.sigma, np.isfinite(asked.actual) & np.isfinite(asked.right.value)
     weight = np.where(known & np.isfinite(sigma) & (sigma > 0), 1 / sigma, 0.0)
-    actual = np.where(known, asked.actual, 0.0)
     positive = 0 < value < 1e-2  # an epsilon has any size, and one sign
+
+    def weighed(first: Array, second: Array) -> Array:
+        return np.where(known, first - second, 0.0) * weight
 
     def number(u: float) -> float:
         return math.exp(u) if positive else u
 
-    def error(made: Array) -> Array:
-        return np.where(known, (actual - np.where(known, made, 0.0)), 0.0) * weight
-
     u = math.log(value) if positive else value
-    made = asked.right.value
-    before = left = float(np.linalg.norm(error(made)))
+    error = weighed(asked.actual, asked.right.value)
+    before = float(np.linalg.norm(error))
     for turn in range(9):
-        h = 1e-4 * (1.0 if positive else abs(u) or 1.0)
-        slope = (predict(number(u + h)) - predict(number(u - h))) / (2 * h)
-        slope = np.where(known, slope, 0.0) * weight
-        power, residual = float((slope * slope).sum()), error(made)
-        if not np.isfinite(power) or not power:
-            return None
-        along = float((slope * residual).sum())
-        if turn == 0 and along * along < 0.2 * power * float((residual * residual).sum()):
+        step = 1e-4 * (1.0 if positive else abs(u) or 1.0)
+        slope = weighed(predict(number(u + step)), predict(number(u - step))) / (2 * step)
+        power, along = float((slope * slope).sum()), float((slope * error).sum())
+        if not power > 0 or not np.isfinite(along) or (not turn and along**2 < 0.2 * power * before**2):
             return None  # nothing that this number changes is wrong
-        move = along / power
-        move = float(np.clip(move, -3.0, 3.0)) if positive else move
-        made = predict(number(u + move))
-        now = float(np.linalg.norm(error(made)))
-        if not np.isfinite(now):
-            return None
-        u, settled, left = u + move, abs(move) < 1e-9 * max(abs(u), 1e-3), now
-        if settled:
+        move = float(np.clip(along / power, -3.0, 3.0)) if positive else along / power
+        u += move
+        error = weighed(asked.actual, predict(number(u)))
+        if not np.isfinite(error).all() or abs(move) < 1e-9 * max(abs(u), 1e-3):
             break
-    if left > before / 5:
+    if not float(np.linalg.norm(error)) <= before / 5:
         return None
     for digits in (2, 3, 4, 6):  # the plainest number that does
         plain = float(f"{number(u):.{digits}g}")

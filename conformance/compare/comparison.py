@@ -24,7 +24,7 @@ from concord.conformance.compare.blind import blind, places
 from concord.conformance.compare.causes import StretchComputation, cause
 from concord.conformance.compare.coherent import Coherent
 from concord.conformance.compare.decisions import Ties, mostly
-from concord.conformance.compare.differences import Difference, differences, within
+from concord.conformance.compare.differences import Difference, differences
 from concord.conformance.compare.draws import constants
 from concord.conformance.compare.kernels import FAST_CONVOLUTION, KERNELS
 from concord.conformance.compare.names import apart, proposed
@@ -44,7 +44,7 @@ from concord.conformance.explain import Cause, Diagnosis
 from concord.conformance.explain.computation import Prediction
 from concord.conformance.explain.description import wrong_elements
 from concord.conformance.explain.diagnosis import elsewhere
-from concord.conformance.explain.search import Effort, Spent
+from concord.conformance.explain.search import Effort
 from concord.conformance.judging import NEAR, PADDING
 from concord.conformance.scoring import OUT_OF_RANGE, finite_alone, judge_tensor
 from concord.conformance.verdict import ABSENT, CONSTANT, NO_ELEMENT, NOT_EXPOSED, Judgement, Row, Verdict
@@ -53,7 +53,7 @@ from concord.spec.deviations import UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError, refuse
 from concord.spec.text import first_of
 
-LONGEST = 60.0
+LONGEST = 40.0
 """Seconds of the processor that everything may take that is looked for after the verdict."""
 
 FEW_TOLD = 3
@@ -456,12 +456,13 @@ class ModelComparison:
         by_kernel, switch = self.kernel(first)
         if by_kernel:
             return Diagnosis(end, ("",), by_kernel, notes=(*switch, *notes)), ""
-        with contextlib.suppress(Spent), effort.attempt("the search for a cause"):
+        with effort.attempt("the search for a cause"):
             if not is_gradient(end):
                 right = None
                 if isinstance(self.reference, ModuleReference) and end not in self.whole:
                     forward = dataclasses.replace(self.reference, cotangents=None)
-                    right = Stretch(forward, start, end, self.pin, effort.check)
+                    right = Stretch(forward, end, self.given, self.pin, effort.check)
+                    notes[-1] = f"made between {first_of(right.starts[::-1] or [beginning], 3)} and {end}"
                     notes += [f"computed by {right.lines}"] if right.lines else []
                 undeclared = self.undeclared(end, right, effort, notes)
                 if right and end in self.wrong and not undeclared:
@@ -475,13 +476,15 @@ class ModelComparison:
         differing = list[Difference]()
         if self.theirs is not None:
             found = differences(right.module.model, self.theirs.model, self.path)
-            differing = [one for one in found if within(one, right.active)]
-        why = cause(right, asked, self.strange, differing, effort, self.pin)
+            differing = [one for one in found if one.within(right.active)]
+        why = cause(right, asked, self.strange, differing, effort)
         if not (why and why.confident and why.hypothesis == "modules_differ"):
-            notes += [f"the two modules differ there: {one.note}" for one in differing[:FEW_TOLD]]
+            told = [one.text for one in differing if not (why and one.text in why.text)]
+            notes += [f"the two modules differ there: {text}" for text in told[:FEW_TOLD]]
             if self.theirs is not None:
                 eager = dataclasses.replace(self.theirs, cotangents=None, compiled=False)
-                theirs = Stretch(eager, self.own.get(right.start, ""), self.own[end], check=effort.check)
+                known = [self.own[name] for name in self.given if name in self.own]
+                theirs = Stretch(eager, self.own[end], known, check=effort.check)
                 eagerly, actual, value = map(
                     np.nan_to_num, (numbers(theirs.result), asked.actual, asked.right.value)
                 )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any
 
@@ -28,6 +28,9 @@ from concord.conformance.scoring import judge_tensor
 from concord.spec.arrays import Array
 from concord.spec.text import first_of
 
+MOST_BYTES = 2**30
+"""Of what operations give that are recorded."""
+
 MOVING = ("_unsafe_view", "clone", "copy", "repeat", "unsafe_split", "_reshape_copy", "roll", "flip")
 """Operations that hand on their first operand in another layout, and are no views of it."""
 
@@ -41,12 +44,14 @@ class Recorded:
         line: where the source asks for it, ``file:line``.
         made: what it gave.
         tensors: copies of it by name, since what follows may work on it in place.
+        owners: identities of the modules that it is called in.
     """
 
     operation: Operation
     line: str
     made: Any
     tensors: Mapping[str, Tensor]
+    owners: Sequence[int] = ()
 
     def __str__(self) -> str:
         return f"{self.operation.name} ({self.line})"
@@ -65,59 +70,88 @@ class Recorded:
 
 
 class Stretch:
-    """The operations of one run of a module between two activations.
+    """The operations of one run of a module that an activation follows from, and no other one between.
 
     Args:
         module: in evaluation mode.
-        start, end: the activations; an empty start is the beginning.
-        pin: returns what an exact run uses in place of activations up to the first; None: a run as it is.
+        end: the activation.
+        known: names of activations that it may start from.
+        pin: returns what an exact run uses in place of activations; None: a run as it is.
         check: called with each operation; it raises what ends the recording, or a later run.
 
     Attributes:
+        starts: the activations that it does start from; none: the inputs.
         active: paths of the modules that its operations are called in.
     """
 
     def __init__(
         self,
         module: ModuleReference,
-        start: str,
         end: str,
+        known: Collection[str],
         pin: Pin | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        self.module, self.start, self.end, self.on, self.check = module, start, end, not start, check
-        self.paths = {id(inner): path for path, inner in module.model.named_modules()}
-        self.active: set[str] = set()
+        self.module, self.end, self.known, self.pin, self.check = module, end, known, pin, check
         self.steps: list[Recorded] = []
         self.result: Any = None
         self.before: dict[int, Tensor] = {}  # what operations change in place, as it was
-
-        def known(name: str) -> Array | None:
-            return pin(name) if pin and (name == start or not self.on) else None
-
-        module.observe(self.take, *([module.exact()] if pin else []), Watched(self.record), pin=known)
+        self.taken: dict[
+            int, tuple[int, str, Tensor]
+        ] = {}  # activations, and how many operations came before
+        self.starts: list[str] = []
+        self.size = 0
+        modes = [*([module.exact()] if pin else []), Watched(self.record)]
+        module.observe(self.take, *modes, pin=pin or modules.nothing)
+        self.steps = [
+            replace(step, tensors={f"{place}{name}": one for name, one in step.tensors.items()})
+            for place, step in enumerate(self.between())
+        ]
+        if not any(step.operation.func._schema.is_mutable for step in self.steps):  # noqa: SLF001
+            self.before = {}
+        paths = {id(inner): path for path, inner in module.model.named_modules()}
+        self.active = {paths[owner] for step in self.steps for owner in step.owners if owner in paths}
 
     def take(self, name: str, made: Tensor) -> None:
         """Take an activation of the run, which ends with the last one."""
-        self.on = self.on or name == self.start
         if name == self.end:
             self.result = made
             raise Finished
+        if name in self.known:
+            self.taken[id(made)] = len(self.steps), name, made
 
     def record(self, operation: Operation) -> Any:
         """Compute an operation, and note it."""
         self.check()
-        line = source_line() if self.on else None
+        line = source_line()
         if line is None:  # a hook asked for it
             return operation()
-        self.active |= {self.paths[owner] for owner in callers() if owner in self.paths}
         if operation.func._schema.is_mutable:  # noqa: SLF001 – nothing else says it
             self.before.setdefault(id(operation.args[0]), operation.args[0].clone())
         made = operation()
-        own = named(made, str(len(self.steps)))
-        copies = {name: one.detach().clone() for name, one in own.items()}
-        self.steps.append(Recorded(operation, line, made, copies))
+        copies = {name: one.detach().clone() for name, one in named(made, "").items()}
+        self.steps.append(Recorded(operation, line, made, copies, callers()))
+        self.size += sum(one.nbytes for one in copies.values())
+        if self.size > MOST_BYTES:  # of a large model what is far away is forgotten
+            far = len(self.steps) // 2
+            del self.steps[:far]
+            self.taken = {key: (max(place - far, 0), *rest) for key, (place, *rest) in self.taken.items()}
+            self.size //= 2
         return made
+
+    def between(self) -> list[Recorded]:
+        """Return the operations that the last activation follows from, up to activations before it."""
+        found, wanted = list[Recorded](), {id(self.result)}
+        for place, step in reversed([*enumerate(self.steps)]):
+            hit = wanted & set(map(id, tree_leaves(step.made)))
+            known = {key for key in hit if self.taken.get(key, (-1,))[0] > place}
+            self.starts += [self.taken[key][1] for key in known]
+            wanted -= hit
+            if hit - known:
+                found.append(step)
+                wanted |= step.operands
+        self.starts += [self.taken[key][1] for key in wanted if key in self.taken]
+        return found[::-1]
 
     def again(
         self,

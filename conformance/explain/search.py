@@ -79,6 +79,8 @@ class Effort:
         """
         try:
             yield
+        except Spent:
+            self.untried += 1
         except Exception as error:
             failure = f"{what} failed: {type(error).__name__}: {error}"
             if failure not in self.failures:
