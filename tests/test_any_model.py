@@ -206,3 +206,18 @@ def test_what_has_another_shape_in_its_batch_is_not_judged_alone(declared):
 
 def test_every_sample_of_a_right_model_agrees_alone():
     assert all(found.passed for _, found in batched(prepare(encoder(), None, texts()).reference))
+
+
+class Spectrum(nn.Module):
+    def __init__(self, conjugate):
+        super().__init__()
+        self.conjugate = conjugate
+
+    def forward(self, x):
+        found = torch.fft.rfft(x)
+        return found.conj() if self.conjugate else found
+
+
+def test_complex_numbers_that_are_conjugated_are_judged():
+    right, other = Spectrum(False).eval(), Spectrum(True).eval()
+    assert compare(right, other, X).first == compare(other, right, X).first == "output"

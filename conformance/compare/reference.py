@@ -480,7 +480,7 @@ class ModuleReference(Reference):
 
 def parts(tensor: Tensor) -> Tensor:
     """Return complex numbers as pairs of real ones, by which they are judged; others as they are."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def joined(tensor: Tensor, dtype: torch.dtype) -> Tensor:
