@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial, reduce
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -178,7 +178,8 @@ class Computed(Tensor):
 
     @data.setter
     def data(self, other: Tensor) -> None:
-        Tensor.data.__set__(self, other)
+        attribute: Any = Tensor.data
+        attribute.__set__(self, other)
         self.value = value_of(other)
 
 
@@ -974,7 +975,7 @@ def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tens
 
 def _softmax_backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """Return the gradient of scores; a row's sum may be that of outputs and their gradients (SPEC ALG-2)."""
-    product, mode = gradient * y, _get_current_dispatch_mode()
+    product, mode = gradient * y, cast(Any, _get_current_dispatch_mode())
 
     def size(_: Tensor) -> Tensor:
         # Where a query sees one key, a weight's gradient and the row's sum are one number, made in two ways:

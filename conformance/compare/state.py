@@ -129,7 +129,8 @@ def _equal(one: Any, other: Any) -> bool:
         with contextlib.suppress(RuntimeError, TypeError):  # of meta tensors nothing is known
             return alike and torch.equal(one.detach().nan_to_num(), other.detach().nan_to_num())
         return alike
-    if type(one).__eq__ is object.__eq__:
+    compares: Any = type(one).__eq__
+    if compares is object.__eq__:
         return not hasattr(one, "__dict__") or _same(vars(one), vars(other))
     with contextlib.suppress(Exception):
         return bool(one == other)
