@@ -90,7 +90,7 @@ def padding_zeroed(m: Context) -> Array:
 
 def blind_zeroed(m: Context) -> Array:
     """Set rows of queries that see no key to zero, (B, Q, D)."""
-    return m.where(m.visible.any((1, 3))[..., None], m.y, m.y * 0.0)
+    return m.where(np.asarray(m.visible.any((1, 3)))[..., None], m.y, m.y * 0.0)
 
 
 # A second call.

@@ -12,7 +12,7 @@ from concord.conformance.bugs.context import Flags, norm_of
 from concord.conformance.bugs.norms import NORMS
 from concord.conformance.estimate import R, Z
 from concord.conformance.explain.breakdown import axes_of
-from concord.conformance.explain.computation import within
+from concord.conformance.explain.computation import Computation, within
 from concord.conformance.explain.masks import clauses_of_mask
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.said import Description
@@ -107,7 +107,7 @@ def describe(question: Question) -> tuple[Description | None, Flags, str]:
     return Description(question.tensor, where, what, int(wrong.sum()), wrong.size, relative), region, kind
 
 
-def wrong_elements(question: Question) -> Flags:
+def wrong_elements(question: Computation) -> Flags:
     """Return which elements are wrong; if none is by itself, those that err more than chance lets many."""
     actual, right, sigma = question.actual, question.right.value, question.right.sigma
     infinite = np.isfinite(actual) != np.isfinite(right)
@@ -264,7 +264,7 @@ def _conditions(question: Question, axes: tuple[str, ...], wrong: Flags) -> Iter
         if question.is_tap(ATTENDING) and (seen := seen_keys(config, batch)) is not None:
             blind = np.asarray(~seen.any(-1))  # (B, 1 or H, 1 or Q)
             by_query = axes[1:] == ("heads", "query", "key")
-            yield BLIND, blind[..., None] if by_query else _stretched(blind.all(1), axes, 0, 1)
+            yield BLIND, blind[..., None] if by_query else _stretched(np.asarray(blind.all(1)), axes, 0, 1)
     if axes[:2] == ("batch", "tokens") and batch.input_ids is not None:
         found = np.unique(batch.input_ids[wrong.reshape(*wrong.shape[:2], -1).any(-1)])
         if len(found) == 1:

@@ -10,7 +10,7 @@ import numpy as np
 
 from concord.conformance.bugs.attention import PROJECTIONS
 from concord.conformance.bugs.bug import Change
-from concord.conformance.bugs.context import norm_of, parameters_of
+from concord.conformance.bugs.context import Flags, norm_of, parameters_of
 from concord.conformance.bugs.norms import NORMS, RESIDUALS
 from concord.conformance.bugs.precision import LINEAR, variance_by_squares
 from concord.conformance.estimate import R, Z
@@ -68,7 +68,7 @@ MOST_DECIMALS = 6
 """Of the numbers of a table that somebody wrote down."""
 
 
-def _of_digits(question: Question, finite: Array) -> Iterator[Hypothesis]:
+def _of_digits(question: Question, finite: Flags) -> Iterator[Hypothesis]:
     """Read off that numbers were rounded to so many decimals, or to so many bits."""
     actual, right = question.actual[finite], question.right.value[finite].astype(np.float64)
     sigma = question.right.sigma[finite]
