@@ -581,8 +581,10 @@ def _branches(record: Decisions, chosen: Mapping[int, Decision], wholly: bool) -
         [(p, one.differing(one.rounded), one.rounded) for p, one in chosen.items() if one.rounded is not None]
     ]
     if len(plans) > 1:
-        where = {place: numbers > 0 for place, (numbers, _) in groups.items()}
-        joint.append([(place, where[place], _others(one, where[place])[0]) for place, one in chosen.items()])
+        open_at = {place: numbers > 0 for place, (numbers, _) in groups.items()}
+        joint.append(
+            [(place, open_at[place], _others(one, open_at[place])[0]) for place, one in chosen.items()]
+        )
     plans = [(turns, 1.0, because) for turns in joint if turns] + plans
     return [
         Branch(record, {place: (where, other) for place, where, other in turns}, share, wholly, text)
