@@ -293,6 +293,8 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
             step for step in right.steps if step.operation.number > ending.operation.number and step.computes
         ]
         return [f"the candidate ends with {ending}; in the reference {left[0]} follows"] if left else []
+    if right.last is None:  # the reference passes on what the candidate computes with
+        return [f"nothing is computed there in the reference, {first} in the candidate"]
     if done := met.get(end) or next((met[name] for name in right.last.tensors if name in met), None):
         return [f"the candidate has the right numbers after {done}, and goes on with {first}"]
     lacking = right.before_end(lambda step: step is not right.last and bool(met.keys() & step.tensors.keys()))
