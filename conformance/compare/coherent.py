@@ -9,7 +9,6 @@ share these: the efficient attention of an H200 errs by 30 sigma of a row's scal
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -97,6 +96,7 @@ class Coherent:
         self.halves = {name: one for name, one in of.items() if one.unit_roundoff > one.accumulation}
         self.values: dict[str, Array] = {}
         self.shared: dict[str, dict[Key, Shared]] = {}
+        self.repeats: dict[str, float] = {}
 
     def take(self, arithmetic: Any, name: str, array: Array) -> None:
         """Take a tensor of a run, of a sample (1, …)."""
@@ -117,13 +117,14 @@ class Coherent:
         """Sum the errors of each group."""
         return _summed(key, errors, _weights(key, self.values[name]))
 
-    @functools.cache  # noqa: B019 – it lives as long as a comparison
     def repeated(self, name: str) -> float:
         """Return how often a row of a tensor occurs, on the mean over all rows."""
-        value = self.values[name]
-        rows = self.halves[name].round(value).reshape(-1, value.shape[-1])
-        counts = np.unique(rows, axis=0, return_counts=True)[1]
-        return float(np.square(counts).sum() / counts.sum())
+        if name not in self.repeats:
+            value = self.values[name]
+            rows = self.halves[name].round(value).reshape(-1, value.shape[-1])
+            counts = np.unique(rows, axis=0, return_counts=True)[1]
+            self.repeats[name] = float(np.square(counts).sum() / counts.sum())
+        return self.repeats[name]
 
     def judge(self, name: str, errors: Array, sigma: Array, judged: Judgement) -> Judgement:
         """Return the judgement of a tensor, or what its elements share if that is farther off.
