@@ -78,7 +78,7 @@ def blind(stretch: Stretch, asked: StretchComputation) -> BlindRows | None:
             if flags is not None and (own := _by_token(flags, shape[:2])) is not None:
                 rows |= own
     wrong = wrong_elements(asked)
-    there = wrong.reshape(*shape[:2], -1).any(-1)
+    there = np.asarray(wrong.reshape(*shape[:2], -1).any(-1))
     if not there.any() or (there & ~rows).any():
         return None
     known = {what: _filled(stretch, asked.right, what) for what in HELD}

@@ -345,7 +345,7 @@ class ModelComparison:
                 if padding is None or (wrong & ~padding).any():
                     names.remove(UNCOMPUTED_PADDING)
                 elif wrong.shape[:2] == padded.shape:
-                    there = places(wrong.reshape(*padded.shape, -1).any(-1))
+                    there = places(np.asarray(wrong.reshape(*padded.shape, -1).any(-1)))
                     notes.append(f"only rows of padding are wrong, in samples (positions) {there}")
             rows = blind(stretch, asked)
             names = [

@@ -87,12 +87,12 @@ def differences(right: nn.Module, theirs: nn.Module, paths: Callable[[str], str]
     for path, module in right.named_modules(remove_duplicate=False):
         if (other := others.get(paths(path))) is None:
             continue
-        theirs = _tensors(other)
+        beside = _tensors(other)
         for name, tensor in _tensors(module).items():
-            if name in theirs and theirs[name].shape == tensor.shape:
-                tensors[id(tensor), id(theirs[name])].append((path, name, tensor, theirs[name]))
+            if name in beside and beside[name].shape == tensor.shape:
+                tensors[id(tensor), id(beside[name])].append((path, name, tensor, beside[name]))
         mine = _tensors(module)
-        sizes = all(name not in theirs or theirs[name].shape == x.shape for name, x in mine.items())
+        sizes = all(name not in beside or beside[name].shape == x.shape for name, x in mine.items())
         if sizes and (id(module), id(other)) not in told:
             told.add((id(module), id(other)))
             yield from _of_settings(path, module, other)
@@ -120,7 +120,7 @@ def _of_tensor(model: nn.Module, places: Sequence[tuple[str, str, Tensor, Tensor
         return
     made = actual.detach().to(right.dtype)
     arrays = [numbers(x).astype(np.float64) for x in (right, made)]
-    if not np.array_equal(*arrays, equal_nan=True):
+    if not np.array_equal(arrays[0], arrays[1], equal_nan=True):
         full, here = ".".join(filter(None, (path, name))), {(path, name) for path, name, _, _ in places}
         parameters = model.named_parameters(remove_duplicate=False)
         others = (own for own, x in parameters if x is right and tuple(own.rpartition(".")[::2]) not in here)
@@ -135,7 +135,7 @@ def _told(model: nn.Module, right: Tensor, expected: Array, actual: Array) -> st
     wrong = ~((expected == actual) | (np.isnan(expected) & np.isnan(actual)))
     if wrong.sum() <= FEW and actual.size > 1:
         numbered = (
-            f"{place} is {instead(*(float(array[tuple(place)]) for array in (actual, expected)))}"
+            f"{place} is {instead(float(actual[tuple(place)]), float(expected[tuple(place)]))}"
             for place in np.argwhere(wrong).tolist()
         )
         return f"differs in {counted(int(wrong.sum()), 'element')}: {'; '.join(numbered)}"
@@ -184,7 +184,7 @@ def _of_settings(path: str, module: nn.Module, other: nn.Module) -> Iterator[Dif
             if name.startswith("_") or trained or _spread(mine[name]) == _spread(made[name]):
                 continue
             full = ".".join(filter(None, (path, inner, name)))
-            words = instead(*(_name(value) or value for value in (made[name], mine[name])))
+            words = instead(_name(made[name]) or made[name], _name(mine[name]) or mine[name])
             values = {**derived, name: made[name]}
             yield Difference(f"`{full}` is {words}", {(path, inner, key): x for key, x in values.items()})
 

@@ -71,7 +71,7 @@ def slips(it: Operation) -> Iterator[OperationBug]:
 
 def _omitted(it: Operation) -> Slips:
     """Yield what is left out, or done twice."""
-    first = it.args[0] if it.floats(1) else None
+    first: Any = it.args[0] if it.floats(1) else None
     if it.name in ("mul", "div", "sub") and it.floats(2):
         whole = torch.broadcast_shapes(first.shape, it.args[1].shape)
         if first.shape == whole:
@@ -146,7 +146,7 @@ def _masked(it: Operation) -> Slips:
                 yield text, partial(hide, other)
     if it.name in ("_softmax", "_safe_softmax") and (rows := blind_rows(*it.args[:2])) is not None:
         for value, what in ((1 / it.args[0].shape[it.args[1]], "uniform"), (0.0, "zero")):
-            yield f"rows that see no key being {what}", lambda value=value: it().masked_fill(rows, value)
+            yield f"rows that see no key being {what}", partial(_filled, it, rows, value)
 
 
 def _hiding(it: Operation) -> tuple[Tensor | None, Callable[[Tensor], Any]]:
@@ -276,7 +276,7 @@ def _moved(it: Operation) -> Slips:
                 yield text, partial(it.func, x, axis, start + by, end + by, *step)
     for by in (1, -1, 2) if it.name == "arange" else ():
         text = f"positions that start {abs(by)} {'later' if by > 0 else 'earlier'}"
-        yield text, lambda by=by: it() + by
+        yield text, partial(_added, it, by)
     for by in (2, -2) if it.name == "embedding" else ():
         rows = (it.args[1] + by).clamp(0, len(it.args[0]) - 1)
         yield f"rows that are looked up {by} off", partial(it.replaced, 1, rows)
@@ -305,3 +305,11 @@ def _laid_out(it: Operation) -> Slips:
 
 def _joined(it: Operation, axis: int) -> Tensor:
     return it.args[0].transpose(axis, axis + 1).reshape(it.args[1])
+
+
+def _filled(it: Operation, rows: Tensor, value: float) -> Any:
+    return it().masked_fill(rows, value)
+
+
+def _added(it: Operation, by: int) -> Any:
+    return it() + by

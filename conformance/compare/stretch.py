@@ -135,7 +135,7 @@ class Stretch:
         if self.size > MOST_BYTES:  # of a large model what is far away is forgotten
             far = len(self.steps) // 2
             del self.steps[:far]
-            self.taken = {key: (max(place - far, 0), *rest) for key, (place, *rest) in self.taken.items()}
+            self.taken = {key: (max(n - far, 0), name, one) for key, (n, name, one) in self.taken.items()}
             self.size //= 2
         return made
 
@@ -282,11 +282,11 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
         return all(names)
 
     wrong = theirs.before_end(lambda step: step is not theirs.last and same(step))
-    if not wrong:
+    if not wrong or right.last is None:
         return []
     first, last, end = wrong[0], wrong[-1], right.end
     if early := matching(theirs.result):
-        if early == end or right.last is None:
+        if early == end:
             return []
         ending = next(step for step in right.steps if early in step.tensors)
         left = [
