@@ -12,10 +12,11 @@ from typing import Annotated, Any
 from concord.spec.config import EncoderConfig, from_mapping
 
 try:
-    from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
+    from pydantic import AfterValidator, BeforeValidator, PlainValidator
+    from pydantic import Field as Field
 except ImportError:  # a machine that has none writes records, and others read them
 
-    def Field(*words: Any, **how: Any) -> Any:  # noqa: N802
+    def Field(*words: Any, **how: Any) -> Any:  # type: ignore[no-redef]  # noqa: N802
         """Return nothing: without pydantic, nothing is read."""
 
     AfterValidator = BeforeValidator = PlainValidator = Field  # type: ignore[assignment, misc]

@@ -261,9 +261,10 @@ def typed(
     from pydantic import ValidationError  # a worker's environment need not have it
 
     try:
+        reader: TypeAdapter[T] = adapter(kind)  # type: ignore[arg-type]  # to mypy no type is hashable
         if isinstance(content, (str, bytes)):
-            return adapter(kind).validate_json(content, strict=True)
-        return adapter(kind).validate_python(content, strict=True)
+            return reader.validate_json(content, strict=True)
+        return reader.validate_python(content, strict=True)
     except ValidationError as error:
         found = error.errors(include_url=False)
     other = [problem for problem in found if problem["loc"] == (version,)]

@@ -182,10 +182,11 @@ def fitted(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
         other = fit(predict, value, asked)
         if other is not None:
             text = f"{name} with {instead(other, value)} ({line})"
-            sigma = asked.right.sigma
-            yield Made(
-                "another_number", text, "", made=lambda p=predict, o=other, s=sigma: Prediction(p(o), s)
-            )
+            yield Made("another_number", text, "", made=partial(_replaced, predict, other, asked.right.sigma))
+
+
+def _replaced(predict: Callable[[float], Array], number: float, sigma: Array) -> Prediction:
+    return Prediction(predict(number), sigma)
 
 
 def fit(predict: Callable[[float], Array], value: float, asked: StretchComputation) -> float | None:
@@ -243,13 +244,9 @@ def reordered(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
             if len(moved) == 2:
                 what = f"{moved[0]} and {moved[1]} have changed places"
             value = np.take(asked.right.value - bias, order, axis) + bias
-            made = Prediction(value, np.take(np.broadcast_to(asked.right.sigma, value.shape), order, axis))
-            yield Made(
-                "elements_reordered",
-                f"another order of axis {axis}{under}: {what}",
-                "",
-                made=lambda m=made: m,
-            )
+            sigma = np.take(np.broadcast_to(asked.right.sigma, value.shape), order, axis)
+            text = f"another order of axis {axis}{under}: {what}"
+            yield Made("elements_reordered", text, "", made=partial(Prediction, value, sigma))
 
 
 def of_bias(stretch: Stretch) -> Iterator[Array]:

@@ -88,7 +88,7 @@ def claims(
     source: Checkpoint, target: Checkpoint, sides: tuple[PortSide, PortSide], compared: Comparison
 ) -> Iterator[Claim]:
     """Yield what files and tensors alone prove."""
-    wrong = [(pair.name, pair.said, pair.reason) for pair in compared.pairs]
+    wrong: list[tuple[str, str, object]] = [(pair.name, pair.said, pair.reason) for pair in compared.pairs]
     wrong += [(name, "missing in the target", "missing") for name in compared.missing]
     wrong += [(name, "in the target alone", "extra") for name in compared.extra]
     count, told = compared.same + len(wrong), first_of([*map(str.strip, once(wrong))], NAMED, "; ")
