@@ -10,14 +10,14 @@ import pytest
 from tests.test_structure import ROOT, imports, sources, tree
 
 SIZES = {
-    "spec": (44_554, 42_000),
+    "spec": (44_700, 42_000),
     "backends": (55_543, 52_000),
-    "conformance": (135_900, 95_000),
-    "porting": (34_948, 34_000),
+    "conformance": (171_500, 95_000),
+    "porting": (35_900, 34_000),
     "training": (20_000, 20_000),
     "speed": (14_000, 14_000),
-    "concord": (20_922, 18_000),
-    "tests": (130_000, 130_000),
+    "concord": (21_000, 18_000),
+    "tests": (178_200, 130_000),
 }
 """Tokens of Python that a folder may have, and the aim.
 
