@@ -150,9 +150,10 @@ def _shows(case: JudgedProblem, deviation: str, verdict: Verdict) -> bool:
     else:
         where = blind_samples(case.config, case.batch).reshape(-1, *[1] * (len(first.axes) - 1))
     # Whoever does not compute a row leaves hardly anything right in it: a few elements have another reason.
-    sizes, by_row = axis_sizes(case.config), first.deciding.breakdown.maps[0]
-    rows = sum(level is not None and level >= 0 for row in by_row.levels for level in row)
-    touched = rows if by_row.axes in (("batch", "tokens"), ("batch", "query")) else 1
+    sizes, touched = axis_sizes(case.config), 1
+    for by_row in first.deciding.breakdown.maps[:1]:  # a tensor of one row for each sample has no map
+        if by_row.axes in (("batch", "tokens"), ("batch", "query")):
+            touched = sum(level is not None and level >= 0 for row in by_row.levels for level in row)
     if 0 < 2 * first.deciding.beyond < touched * math.prod(sizes.get(axis, 1) for axis in first.axes):
         return False
     # An axis of length 1 holds for all places.

@@ -73,7 +73,7 @@ def test_a_sound_backend_survives_and_is_measured():
         assert statistics.z.tensor.startswith("gradients.") == (kind == "gradients")
 
 
-def test_a_wrong_backend_is_found_run_again_and_made_small(entered, tmp_path):
+def test_a_wrong_backend_is_found_and_its_smallest_case_run_again(entered, tmp_path):
     told, errors = entered(
         f"--backend {RIGHT} --backend {WRONG} --cases 8 --part model --shapes 3 --out {tmp_path / 'out'} "
         f"--json {tmp_path / 'out.json'} --html {tmp_path / 'out.html'}",
