@@ -123,7 +123,7 @@ def test_what_a_command_made_of_a_folder_may_be_made_anew(tmp_path, entered):
         entered(f"show positions {source} --svg {source / 'positions.svg'}")
 
 
-WRITTEN = {"--json", "--html", "--markdown", "--svg", "--certificate", "--out", "--output"}
+WRITTEN = {"--json", "--html", "--markdown", "--svg", "--certificate", "--out", "--output", "--runs"}
 
 
 @pytest.mark.parametrize("command", commands().values(), ids=commands())
