@@ -282,7 +282,7 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
         return all(names)
 
     wrong = theirs.before_end(lambda step: step is not theirs.last and same(step))
-    if not wrong or right.last is None:
+    if not wrong:
         return []
     first, last, end = wrong[0], wrong[-1], right.end
     if early := matching(theirs.result):
