@@ -261,7 +261,7 @@ class ModelComparison:
             )
             if status == "undetermined":
                 note = self.void(name) or note
-            elif status == "agrees" and blind and step and name.startswith(OUTPUT) and not agrees(end):
+            elif status == "agrees" and blind and step and is_output(name) and not agrees(end):
                 # It was computed from the candidate's own, of which nothing is known.
                 status, note = "undetermined", f"so is {blind} before it: {local[blind].note}"
             elif status == "agrees" and self.unsteady:
