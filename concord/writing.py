@@ -86,13 +86,13 @@ def write(*outputs: Output, show: Callable[[], None] = lambda: None, problems: S
 KINDS = {
     **record.KINDS,
     "speed": "concord.speed.schema:Measurements",
-    "certificate": "concord.porting.certificate.certificate:Certificate",
+    "certificate": "concord.porting.certificate:Certificate",
 }
 """What every kind of record holds."""
 
 PAGES = {
     "speed": "concord.speed.page:page",
-    "certificate": "concord.porting.certificate.page:page",
+    "certificate": "concord.porting.certificate:page",
 }
 """What makes the page of a kind, if it is not :func:`concord.conformance.html.page`."""
 

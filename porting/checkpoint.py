@@ -143,8 +143,11 @@ def from_weights(
         WeightsError: listing what does not fit the configuration (SPEC WGT-1 to WGT-3).
     """
     validate_weights(config, weights, part)
-    tensors = {}
-    for name, array in weights.items():
-        stored = in_memory(array)
-        tensors[name] = LazyTensor(stored.dtype, stored.shape, stored.bits, name, "as canonical", name)
+    tensors = {name: in_canonical_layout(name, array) for name, array in weights.items()}
     return Checkpoint(config, part, tensors, files=files or {})
+
+
+def in_canonical_layout(name: str, array: NDArray[Any]) -> LazyTensor:
+    """Return a parameter in memory as a tensor of a checkpoint."""
+    stored = in_memory(array)
+    return LazyTensor(stored.dtype, stored.shape, stored.bits, name, "as canonical", name)

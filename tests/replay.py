@@ -150,7 +150,8 @@ def conversions():
             yield name, [ended, record.get("ended"), record.get("summary")]
             if name == "torch":
                 proof = concord("certify", source, ported, option="--certificate")
-                yield f"{name} certified", {claim["name"]: claim["status"] for claim in proof["claims"]}
+                runs = {f"{run['group']} {run['case']}": run["status"] for run in proof["report"]["results"]}
+                yield f"{name} certified", {**runs, **{bug["bug"]: bug["found"] for bug in proof["bugs"]}}
 
 
 def compared(*arguments, **options):

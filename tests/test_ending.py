@@ -11,9 +11,7 @@ from concord.conformance import Setup, check_jobs, conduct, record
 from concord.conformance.html import page
 from concord.conformance.mutants import matrix
 from concord.conformance.report import summary
-from concord.porting import certificate
 from concord.spec.errors import SpecError
-from tests.toys import records
 from tests.toys.running import Running, noted, until
 from tests.toys.surroundings import ROOT, errors, toy
 
@@ -135,13 +133,3 @@ def test_a_table_is_left_as_it_is_if_runs_are_missing(tmp_path):
     assert running.end() == 130
     assert "is left as it is" in running.said()
     assert "as before" in page.read_text()
-
-
-def test_a_certificate_of_runs_that_were_ended_is_refused(tmp_path):
-    records.write("certificate", tmp_path)
-    path = tmp_path / records.NAME
-    data = json.loads(path.read_text())
-    data["report"]["unfinished"] = 3
-    path.write_text(record.lines(certificate.seal(data)))
-    with pytest.raises(SpecError, match="unfinished is 3 but a certificate needs every run"):
-        certificate.read(path)

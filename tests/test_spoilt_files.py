@@ -7,7 +7,6 @@ import functools
 import io
 import json
 import shutil
-from contextlib import suppress
 
 import pytest
 from rich.console import Console
@@ -17,9 +16,8 @@ from concord.conformance import dump, golden_files, record, report
 from concord.conformance.campaign import Report, Setup
 from concord.conformance.html import page
 from concord.conformance.verdict import Judgement, Result, Row, Verdict
-from concord.porting import certificate
 from concord.spec.errors import SpecError
-from concord.spec.files import read_json, write_text
+from concord.spec.files import read_json
 from concord.spec.sources import table
 from concord.speed import presets
 from concord.speed.table import markdown, show
@@ -75,16 +73,6 @@ def show_speed(folder):
     markdown(data)
 
 
-def verify(folder):
-    """Look at the files of a certificate, whose digest fits whatever else it says."""
-    path = folder / records.NAME
-    with suppress(SpecError, RecursionError):
-        data = read_json(path)
-        if isinstance(data, dict):
-            write_text(path, record.lines(certificate.seal(data)))
-    certificate.verify(certificate.read(path).outcome, folder, folder, files_alone=True)
-
-
 SOURCE = ROOT / "spec" / "sources" / "keras-attention.toml"
 GOLDEN = sorted(golden_files.INCLUDED.rglob("*.safetensors"), key=lambda path: path.stat().st_size)
 TRAINING = sorted(golden_files.SHARED.glob("*/train_*.safetensors"), key=lambda path: path.stat().st_size)
@@ -107,7 +95,6 @@ READERS = {
         )
         for kind in records.RECORDS
     },
-    "a certificate": (functools.partial(records.write, "certificate"), verify),
     "a speed record": (copied(ROOT / "conformance" / "results" / "speed-forward.json"), show_speed),
     "a configuration": (copied(CONFIG), lambda folder: presets.named(str(folder / CONFIG.name))),
     "a table of a source": (copied(SOURCE), lambda folder: table.read(folder / SOURCE.name)),

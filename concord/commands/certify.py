@@ -3,43 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import typer
-from rich.text import Text
 
 from concord import options, writing
+from concord.conformance import record
 from concord.model import OwnModel, lengths
 from concord.options import Written
 from concord.progress import telling
-from concord.spec.errors import refuse, unknowns
-from concord.spec.precision import PRECISIONS
-from concord.spec.text import shown
+from concord.spec.errors import refuse
 from concord.terminal import Terminal
 
 if TYPE_CHECKING:
-    from concord.porting.certificate import Certificate
+    from concord.porting.certificate import Certificate, Texts
 
-COLOURS = {"proven": "green", "failed": "red", "unverified": "magenta", "not applicable": "dim"}
-
-OF_MAKING = (
-    "certificate",
-    "html",
-    "source_backend",
-    "form",
-    "to",
-    "table",
-    "texts",
-    "dtype",
-    "seed",
-    "quick",
-    "all",
-    "device",
-    "precision",
-    "implementation",
-    "execution",
-)
-"""Options of a certificate that is made: one that is made again states all of them itself."""
+STATED = ("form", "to", "table", "texts", "device", "precision", "implementation", "execution")
+"""Options of a certificate that is made: one that is made again states them itself."""
 
 
 def certify(
@@ -51,16 +31,10 @@ def certify(
     certificate: Written | None = None,
     html: Written | None = None,
     verify: Path | None = None,
-    quick: bool = False,
-    all: bool = False,
-    files: bool = False,
-    source_backend: str | None = None,
     form: str = "auto",
     to: str = "auto",
     table: Path | None = None,
     texts: Path | None = None,
-    dtype: list[str] | None = None,
-    seed: int = 0,
 ) -> None:
     """Prove that one checkpoint is another, or make a proof again.
 
@@ -71,122 +45,76 @@ def certify(
         html: Write the certificate as a page.
         verify: Make this certificate again, and compare. SRC and DST say where the two lie now,
             if they moved.
-        quick: Compare bits, and run sentences forward in one precision: seconds, not minutes.
-        all: Run everything, even if bits have failed.
-        files: With --verify: look at the files alone, and compute nothing.
-        source_backend (B): What computes SRC; --backend computes DST. Default of each: the
-            framework of its format.
-        dtype (D): {values}; may be repeated.
         to (FORMAT): The format of DST. Default: recognised by its files.
     """
-    if verify is not None:
-        refuse(
-            [
-                f"{name} is given beside --verify, whose certificate states it itself"
-                for name in options.typed(context, OF_MAKING)
-            ]
-        )
-        _verify(verify, source, target, workers, files)
-    refuse(
-        [f"{name} is not given" for name, path in (("SRC", source), ("DST", target)) if path is None]
-        + ["--files is given but --verify is not"] * files
-        + ["--quick and --all are both given but one of them alone may be"] * (quick and all)
-    )
-    assert source is not None
-    assert target is not None
     from concord.porting import certificate as certificates
-    from concord.porting.certificate import Asked
-    from concord.porting.certificate.files import MADE
-    from concord.porting.folder import folder_of
 
+    names, settings, problems = workers.backend or (), workers.settings(), list[str]()
+    if names:
+        options.names(names, workers.python)
     writing.check(certificate, html)
-    folders = [folder_of(one).resolve() for one in (source, target) if one.exists()]
-    refuse(
-        [
-            f"{path}: lies in {folder}, whose files it is about; only {' and '.join(MADE)} may lie there"
-            for path in (certificate, html)
-            if path is not None and path.name not in MADE
-            for folder in folders
-            if path.resolve().is_relative_to(folder)
-        ]
-    )
-    named = [*(workers.backend or ()), *([source_backend] if source_backend else ())]
-    settings = workers.settings()
-    if named:
-        options.names(named, workers.python)
-    refuse(unknowns("dtype", dtype or (), PRECISIONS))
-    asked = Asked(
-        source_format=form,
-        target_format=to,
-        source_table=str(table) if table else None,
-        backends=workers.backend or [],
-        home=source_backend or "",
-        texts=_rows_of(source, form, table, texts),
-        seed=seed,
-        extent="quick" if quick else "all" if all else "usual",
-        dtypes=list(dict.fromkeys(dtype or ())),
-    )
-    found = certificates.certify(source, target, asked, settings, telling())
-    made = certificates.recorded(found)
-    writing.write(
-        (certificate, lambda: certificates.text(made)),
-        (html, lambda: writing.page(made)),
-        show=lambda: _show(found, Terminal()),
-    )
-    raise typer.Exit(found.exit_code)
+    if verify is not None:
+        beside = options.typed(context, STATED)
+        refuse([f"{name} is given beside --verify, whose certificate states it itself" for name in beside])
+        stated = record.read(verify, writing.KINDS).outcome
+        problems, made = certificates.verify(stated, source, target, settings, telling(), names)
+    else:
+        paths = {"SRC": source, "DST": target}
+        refuse([f"{name} is not given" for name, path in paths.items() if path is None])
+        assert source is not None
+        assert target is not None
+        made = certificates.certify(
+            source,
+            target,
+            form,
+            to,
+            str(table) if table else None,
+            names,
+            _rows(OwnModel(source, form, table, texts)) if texts else None,
+            settings,
+            telling(),
+        )
+    console = Terminal()
+    if made is not None:
+        written = record.made(made, certificates.KIND, f"{made.source.path} as {made.target.path}")
+        writing.write(
+            (certificate, lambda: record.text(written)),
+            (html, lambda: writing.page(written)),
+            show=lambda: _show(made, console),
+        )
+    for problem in problems:
+        console.tell(problem, style="red")
+    if verify is not None:
+        console.tell(f"{verify}: {len(problems) or 'no'} differences", style="bold")
+    raise typer.Exit(1 if made is None or problems else made.exit_code)
 
 
-def _rows_of(
-    source: Path, form: str, table: Path | None, texts: Path | None
-) -> list[tuple[list[int], list[int]]] | None:
-    """Return the ids and segments of each text of a file; None: there is no file.
+def _rows(model: OwnModel) -> Texts:
+    """Return the ids and segments of each text.
 
     Raises:
         SpecError: if there is no tokenizer, or a line is no text.
     """
-    if texts is None:
-        return None
-    found = OwnModel(source, form, table, texts).load(gradients=False)
-    rows = []
-    for batch in found.batches.values():
+    own, rows = model.load(gradients=False), []
+    for batch in own.batches.values():
         ids = batch.required("input_ids")
         segments = ids * 0 if batch.segment_ids is None else batch.segment_ids
-        for row, other, length in zip(ids, segments, lengths(batch, found.config), strict=True):
+        for row, other, length in zip(ids, segments, lengths(batch, own.config), strict=True):
             rows.append((row[:length].tolist(), other[:length].tolist()))
     return rows
 
 
-def _show(found: Certificate, console: Terminal) -> None:
-    """Print every claim of a certificate, and what it comes to."""
-    source, target = found.source, found.target
-    console.tell(f"{source.path} ({source.format}) as {target.path} ({target.format})", style="bold")
-    for one in found.claims:
-        claim = " ".join(filter(None, (one.name, one.backend, one.dtype)))
-        worst = "" if one.worst is None else f" (at most {one.worst:.2g} of a tolerance)"
-        status = (f"{one.status:>14}", COLOURS[one.status])
-        console.print(Text.assemble(status, f"  {shown(f'{claim}: {one.reason}{worst}')}"), soft_wrap=True)
-    console.tell(found.verdict, style="bold")
-
-
-def _verify(
-    path: Path, source: Path | None, target: Path | None, workers: options.Runs, files: bool
-) -> NoReturn:
-    """Make a certificate again and compare: its own bytes, every file, then everything that it claims."""
-    from concord.porting import certificate as certificates
-
-    console = Terminal()
-    stated = certificates.read(path).outcome
-    problems, again = certificates.verify(
-        stated, source, target, workers.settings(), files, telling(), workers.backend or ()
-    )
-    for problem in problems:
-        console.tell(problem, style="red")
-    if again is not None:
-        _show(again, console)
-    said = f"{len(problems)} things are not as it states"
-    if not problems:
-        count = len(stated.source.files) + len(stated.target.files)
-        came = "all that it claims came out again" if again else "nothing was computed"
-        said = f"{count} files have the bytes that it states; {came}"
-    console.tell(f"{path}: {said}", style="bold")
-    raise typer.Exit(1 if problems else again.exit_code if again else 0)
+def _show(made: Certificate, console: Terminal) -> None:
+    """Print every run and every bug of a certificate, and what they come to."""
+    for side, what in ((made.source, "source"), (made.target, "target")):
+        console.tell(f"{what}: {side.path} ({side.format}), {len(side.files)} files")
+    console.tell(f"diff: {made.comparison.summary}")
+    for run in made.report.results:
+        worst = f", at most {run.worst:.2g} of a tolerance" if run.verdict else f": {run.detail}"
+        console.tell(f"{run.group} in {run.backend} on {run.case}: {run.status}{worst}")
+    for bug in made.bugs:
+        console.tell(
+            f"bug: {bug.bug}: {'found' if bug.found else 'missed'}, first at {bug.tensor or 'no tensor'}; "
+            f"diff says: {bug.difference or 'nothing'}"
+        )
+    console.tell(made.summary, style="bold")

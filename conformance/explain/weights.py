@@ -1,6 +1,7 @@
-"""Which other weights would explain a tensor.
+"""The search for wrong weights: what a conversion may have made of a step's parameters.
 
-Of linear layers and norms; of tables, rounded ones (SPEC WGT-1 to WGT-4, NRM-2).
+Of linear layers and norms; of tables, rounded ones (SPEC WGT-1 to WGT-4, NRM-2). An explanation is one that
+gives the run's tensor; a certificate of a port puts some in, to see that they would be found.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,45 +18,62 @@ from concord.conformance.bugs.context import norm_of, parameters_of
 from concord.conformance.bugs.norms import NORMS
 from concord.conformance.bugs.precision import LINEAR
 from concord.conformance.bugs.weights import cut_from_fused
+from concord.conformance.expectation import JudgedProblem
 from concord.conformance.explain.hypothesis import Hypothesis, loaded
 from concord.conformance.explain.question import SHORTER, Question, rounding
 from concord.spec.arrays import Array
 from concord.spec.parameters import parameters
 
 Made = Mapping[str, Callable[[], Array]]
+"""Arrays by the parameters whose place they take; of a large model there is no room for all at once."""
+
 LEAVES = ("weight", "bias")
 PROJECTED = (".query", ".key", ".value")
 
 
+class WrongWeights(NamedTuple):
+    """Parameters that are others: the kind of mistake, what it is in words, the clause, and the arrays."""
+
+    name: str
+    text: str
+    clause: str
+    made: Made
+
+
 def of_weights(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield what may be wrong with the weights of a tap's step."""
-    weights, norm = question.case.weights, fits(tap, NORMS)
-    own = norm_of(question.config.norm_sharing, tap) if norm else parameters_of(tap)
+    return (loaded(*wrong) for wrong in wrong_weights(question.case, tap))
+
+
+def wrong_weights(case: JudgedProblem, tap: str) -> Iterator[WrongWeights]:
+    """Yield what may be wrong with the parameters of a tap's step, none of them computed yet."""
+    norm = fits(tap, NORMS)
+    own = norm_of(case.config.norm_sharing, tap) if norm else parameters_of(tap)
     if fits(tap, LINEAR):
-        yield from _of_linear(question, own, tap)
+        yield from _of_linear(case, own, tap)
     if norm:
-        yield from _of_norm(question, own)
-    names = [name for name in (f"{own}.{leaf}" for leaf in LEAVES) if name in weights]
-    for short in SHORTER.get(question.case.dtype, ()):
-        made = {name: partial(_shorter, short, weights[name]) for name in names}
+        yield from _of_norm(case, own)
+    names = [name for name in (f"{own}.{leaf}" for leaf in LEAVES) if name in case.weights]
+    for short in SHORTER.get(case.dtype, ()):
+        made = {name: partial(_shorter, short, case.weights[name]) for name in names}
         yield from _each(f"weight_in_{short}", f"rounded to {short}", "PRC-2", made)
 
 
-def _each(name: str, text: str, clause: str, made: Made) -> Iterator[Hypothesis]:
+def _each(name: str, text: str, clause: str, made: Made) -> Iterator[WrongWeights]:
     """Yield parameters of a step that are others: all of them, and each by itself."""
     for chosen in dict.fromkeys(((*made,), *((one,) for one in made))):
         if chosen:
             said = " and ".join(f"`{one}`" for one in chosen)
-            yield loaded(name, f"{said} {text}", clause, {one: made[one] for one in chosen})
+            yield WrongWeights(name, f"{said} {text}", clause, {one: made[one] for one in chosen})
 
 
 def _shorter(name: str, array: Array) -> Array:
     return rounding(name)(array.astype(np.float64))
 
 
-def _of_another(question: Question, own: str, other: str) -> Made:
+def _of_another(case: JudgedProblem, own: str, other: str) -> Made:
     """Return the parameters of another step of the same shape, in place of a step's own."""
-    weights = question.case.weights
+    weights = case.weights
     both = [(f"{own}.{leaf}", f"{other}.{leaf}") for leaf in LEAVES]
     return {
         mine: partial(weights.__getitem__, theirs)
@@ -66,57 +85,59 @@ def _of_another(question: Question, own: str, other: str) -> Made:
 # Linear layers.
 
 
-def _of_linear(question: Question, own: str, tap: str) -> Iterator[Hypothesis]:
-    config, weights = question.config, question.case.weights
+def _of_linear(case: JudgedProblem, own: str, tap: str) -> Iterator[WrongWeights]:
+    config, weights = case.config, case.weights
     name, bias = f"{own}.weight", f"{own}.bias"
     weight = weights[name]
     if bias in weights:
-        yield loaded("missing_bias", f"`{bias}` left out", "WGT-2", {bias: lambda: 0 * weights[bias]})
+        yield WrongWeights(
+            "missing_bias", f"`{bias}` left out", "WGT-2", {bias: lambda: np.zeros_like(weights[bias])}
+        )
     if weight.shape[0] == weight.shape[1]:
-        yield loaded("transposed_weight", f"`{name}` transposed", "WGT-2", {name: lambda: weight.T})
+        yield WrongWeights("transposed_weight", f"`{name}` transposed", "WGT-2", {name: lambda: weight.T})
     else:
         for word, read in (
             ("read", lambda: weight.reshape(-1).reshape(weight.shape, order="F")),
             ("stored", lambda: weight.T.reshape(weight.shape)),
         ):
             text = f"`{name}` {word} in the wrong memory order"
-            yield loaded("weight_in_wrong_order", text, "WGT-2", {name: read})
+            yield WrongWeights("weight_in_wrong_order", text, "WGT-2", {name: read})
     if own == "classifier":
         reversed_classes = {n: partial(np.flip, weights[n], -1) for n in (name, bias)}
-        yield loaded("classes_reversed", "classes in reverse order", "HED-3", reversed_classes)
+        yield WrongWeights("classes_reversed", "classes in reverse order", "HED-3", reversed_classes)
         if config.pooling == "flatten":
             for shape in ((-1, config.d_model), (config.d_model, -1)):
                 swapped = partial(_swapped, weight, (*shape, weight.shape[1]))
                 text = f"rows of `{name}` for features before tokens"
-                yield loaded("flatten_order", text, "HED-1", {name: swapped})
-    yield from _of_other_layers(question, own)
+                yield WrongWeights("flatten_order", text, "HED-1", {name: swapped})
+    yield from _of_other_layers(case, own)
     if tap.endswith((*PROJECTED, "attention.output")):
-        yield from _of_heads(question, own, outputs=tap.endswith(PROJECTED))
+        yield from _of_heads(case, own, outputs=tap.endswith(PROJECTED))
 
 
 def _swapped(weight: Array, shape: tuple[int, ...]) -> Array:
     return weight.reshape(shape).swapaxes(0, 1).reshape(weight.shape)
 
 
-def _of_other_layers(question: Question, own: str) -> Iterator[Hypothesis]:
+def _of_other_layers(case: JudgedProblem, own: str) -> Iterator[WrongWeights]:
     """Yield parameters of the same sublayer, or the same of other layers."""
     layer, _, role = own.partition(".attention.")
     beside = [f"{layer}.attention.{other}" for other in ("query", "key", "value", "output")] if role else []
     inside = own.split(".", 2)[2:] if own.startswith("layers.") else []
-    elsewhere = [f"layers.{i}.{name}" for name in inside for i in range(question.config.num_layers)]
+    elsewhere = [f"layers.{i}.{name}" for name in inside for i in range(case.config.num_layers)]
     for other in (*beside, *elsewhere):
         if other != own:
             kind = "swapped_weights" if other in beside else "weights_of_another_layer"
-            yield from _each(kind, f"taken from `{other}`", "WGT-1", _of_another(question, own, other))
+            yield from _each(kind, f"taken from `{other}`", "WGT-1", _of_another(case, own, other))
 
 
-def _of_heads(question: Question, own: str, outputs: bool) -> Iterator[Hypothesis]:
+def _of_heads(case: JudgedProblem, own: str, outputs: bool) -> Iterator[WrongWeights]:
     """Yield weights whose heads stand in another order, or that were cut out of a fused one wrongly.
 
     Args:
         outputs: whether the heads are columns, and not rows.
     """
-    config, weights = question.config, question.case.weights
+    config, weights = case.config, case.weights
     numbers = np.arange(config.d_model).reshape(config.num_heads, config.head_dim)
     leaves = [f"{own}.{leaf}" for leaf in (LEAVES if outputs else LEAVES[:1]) if f"{own}.{leaf}" in weights]
     for order in _orders(config.num_heads):
@@ -132,7 +153,7 @@ def _of_heads(question: Question, own: str, outputs: bool) -> Iterator[Hypothesi
             if all(f"{prefix}.{one}.{leaf}" in weights for one in ("query", "key", "value"))
         }
         text = "a fused weight that holds query, key and value head by head, cut into thirds"
-        yield loaded("fused_weight", text, "WGT-1", third)
+        yield WrongWeights("fused_weight", text, "WGT-1", third)
 
 
 def _orders(heads: int) -> list[tuple[int, ...]]:
@@ -146,17 +167,22 @@ def _orders(heads: int) -> list[tuple[int, ...]]:
 # Norms.
 
 
-def _of_norm(question: Question, own: str) -> Iterator[Hypothesis]:
-    weights, gain, offset = question.case.weights, f"{own}.weight", f"{own}.bias"
-    missing: Made = {gain: lambda: 0 * weights[gain] + 1, offset: lambda: 0 * weights[offset]}
+def _of_norm(case: JudgedProblem, own: str) -> Iterator[WrongWeights]:
+    weights, gain, offset = case.weights, f"{own}.weight", f"{own}.bias"
+    missing: Made = {
+        gain: lambda: np.ones_like(weights[gain]),
+        offset: lambda: np.zeros_like(weights[offset]),
+    }
     swapped: Made = {gain: lambda: weights[offset], offset: lambda: weights[gain]}
-    yield loaded("norm_gain_and_offset_missing", "gain 1 and offset 0", "NRM-2", missing)
-    yield loaded("norm_gain_and_offset_swapped", "gain and offset in each other's place", "NRM-2", swapped)
-    for name, parameter in parameters(question.config, question.case.part).items():
+    yield WrongWeights("norm_gain_and_offset_missing", "gain 1 and offset 0", "NRM-2", missing)
+    yield WrongWeights(
+        "norm_gain_and_offset_swapped", "gain and offset in each other's place", "NRM-2", swapped
+    )
+    for name, parameter in parameters(case.config, case.part).items():
         other = name.removesuffix(".weight")
         if parameter.kind != "gamma" or other == own:
             continue
         sibling = other[:-1] == own[:-1] and own.startswith("layers.")
         kind, clause = ("norm_sharing", "NRM-5") if sibling else ("weights_of_another_norm", "WGT-1")
         text = f"the gain and offset of `{other}` instead of its own"
-        yield loaded(kind, text, clause, _of_another(question, own, other))
+        yield WrongWeights(kind, text, clause, _of_another(case, own, other))

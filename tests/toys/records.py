@@ -9,8 +9,6 @@ from pathlib import Path
 
 from concord.conformance import record
 from concord.conformance.verdict import section_of
-from concord.porting import certificate as certificates
-from concord.spec.files import write_text
 from concord.writing import KINDS
 from tests.toys import reports
 from tests.toys.surroundings import ROOT
@@ -47,16 +45,10 @@ def kept(name, **shorter):
 
 
 def certificate():
-    made = certificates.read(ROOT / "docs" / "certificates" / "minilm-flax.json")
-    found = made.outcome
-    source, target = (
-        replace(side, parameters=dict([*side.parameters.items()][:3]), others=side.others[:3])
-        for side in (found.source, found.target)
-    )
-    few = replace(found.report, results=[*map(cut, found.report.results[:2])])
-    return replace(
-        made, outcome=replace(found, source=source, target=target, report=few, mutants=found.mutants[:3])
-    )
+    made = record.read(ROOT / "docs" / "certificates" / "minilm-flax.json", KINDS)
+    report = made.outcome.report
+    few = replace(report, results=[*map(cut, report.results[:2])])
+    return replace(made, outcome=replace(made.outcome, report=few, bugs=made.outcome.bugs[:3]))
 
 
 RECORDS = {
@@ -71,8 +63,7 @@ RECORDS = {
 
 def write(kind, folder):
     """Write a record of a kind into a folder."""
-    made = RECORDS[kind]()
-    write_text(folder / NAME, certificates.text(made) if kind == "certificate" else record.text(made))
+    record.write(folder / NAME, RECORDS[kind]())
 
 
 if __name__ == "__main__":
