@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -44,24 +43,6 @@ def resident(pid: int) -> int:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
         return 0
-
-
-def held_by(pids: Collection[int], limit: int) -> int:
-    """Return how many bytes processes hold together.
-
-    What they share counts once where that decides on which side of a limit it is.
-    """
-    held = sum(map(resident, pids))
-    return held if held <= limit else sum(map(_proportional, pids))
-
-
-def _proportional(pid: int) -> int:
-    """Return the size of a process, where what it shares with others is divided among them."""
-    try:
-        full = psutil.Process(pid).memory_full_info()
-    except psutil.Error:
-        return resident(pid)
-    return int(getattr(full, "pss", full.rss))  # Linux alone says it
 
 
 def processor_seconds(pid: int) -> float | None:

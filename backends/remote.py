@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from multiprocessing.connection import Connection
 from operator import attrgetter
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from concord.backends import SEARCHED, heaps
 from concord.backends.bench import Bench, peak_memory
-from concord.backends.bootstrap import SIZE, send
 from concord.backends.interface import Backend, Request, Run, Unsupported
 from concord.backends.wire import (
     WorkerFailure,
@@ -47,7 +46,7 @@ class StaysHere:
     """What stays here when a method returns it: the asker gets a number, by which it calls its methods."""
 
 
-def serve(reading: BinaryIO, writing: BinaryIO, target: str) -> None:
+def serve(descriptor: int, target: str) -> None:
     """Answer until nobody asks any more.
 
     A call is ``[number of the object, method, arguments, named arguments]``, an answer ``[status, value]``.
@@ -55,57 +54,56 @@ def serve(reading: BinaryIO, writing: BinaryIO, target: str) -> None:
     :class:`concord.backends.wire.WorkerFailure`.
 
     Args:
+        descriptor: of the connection to the parent.
         target: what makes the first object, ``"package.module:name"``.
     """
     module, _, name = target.partition(":")
-    held = {0: getattr(importlib.import_module(module), name)()}
-    status, made = "ok", 0
+    objects = [getattr(importlib.import_module(module), name)()]
+    connection, status = Connection(descriptor), "ok"
     while status not in ("crashed", "out of memory"):
-        size = int.from_bytes(reading.read(SIZE), "little")
-        if size == 0:  # nobody asks any more
-            return
-        message = reading.read(size)
         try:
-            number, method, given, named = decode(message)
+            message = connection.recv_bytes()
+        except EOFError:  # nobody asks any more
+            return
+        size = len(message)
+        try:
+            number, method, arguments, named = decode(message)
             del message  # there may be gigabytes of it
-            found = attrgetter(method)(held[number])(*given, **named)
-            del given, named
-            if isinstance(found, StaysHere):
-                made += 1
-                held[made], found = found, made
-            status, answer = "ok", encode(["ok", found])
+            value = attrgetter(method)(objects[number])(*arguments, **named)
+            del arguments, named
+            if isinstance(value, StaysHere):
+                objects.append(value)
+                value = len(objects) - 1
+            status, answer = "ok", encode(["ok", value])
         except BaseException as error:
-            status, found = failure(error)
-            answer = encode([status, found])
-        del found
+            status, value = failure(error)
+            answer = encode([status, value])
+        del value
         size = max(size, len(answer))
         heaps.give_back(size)  # before the asker holds the answer too
-        send(writing, answer)
+        connection.send_bytes(answer)
         del answer
         heaps.give_back(size)
 
 
 def failure(error: BaseException) -> tuple[str, Any]:
     """Return the status of an answer that an error is, and what is said of it."""
-    if isinstance(error, Unsupported):
-        return "unsupported", str(error)
-    if isinstance(error, SpecError):
-        return "refused", error.problems
-    if isinstance(error, WorkerFailure):
-        return error.status, error.detail
-    if isinstance(error, MemoryError):
-        return "out of memory", in_one_line(error)
+    match error:
+        case Unsupported():
+            return "unsupported", str(error)
+        case SpecError():
+            return "refused", error.problems
+        case WorkerFailure():
+            return error.status, error.detail
+        case MemoryError():
+            return "out of memory", in_one_line(error)
     return "error" if isinstance(error, Exception) else "crashed", in_one_line(error)
 
 
 def in_one_line(error: BaseException) -> str:
     """Return an error in one line, and write all of it to standard error."""
-    try:
-        traceback.print_exception(error, file=sys.stderr)
-        said = first_line(error)
-    except Exception:  # an error may fail to say what it is
-        said = "it cannot be told as text"
-    return f"{type(error).__name__}: {said}"[:LINE]
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {first_line(error)}"[:LINE]
 
 
 class Service:
@@ -125,11 +123,11 @@ class Service:
         started = time.perf_counter()
         module, _, name = target.partition(":")
         try:
-            made = getattr(importlib.import_module(module), name, None)
-            if made is None:
+            factory = getattr(importlib.import_module(module), name, None)
+            if factory is None:
                 raise WorkerFailure("broken", f"module {module!r} has no {name!r}")
-            self.backend = made()
-            described = check_description(plain(self.backend.describe()))
+            self.backend = factory()
+            description = check_description(plain(self.backend.describe()))
         except ModuleNotFoundError as error:
             sought = error.name and f"{module}.".startswith(f"{error.name}.")
             where = f"; {SEARCHED}" if sought and not module.startswith("concord.") else ""
@@ -138,7 +136,7 @@ class Service:
             raise
         except Exception as error:
             raise WorkerFailure("broken", in_one_line(error)) from None
-        return described, time.perf_counter() - started
+        return description, time.perf_counter() - started
 
     @cached_property
     def bench(self) -> Bench:

@@ -33,12 +33,8 @@ TEXT, ARRAY, KIND = "text", "__array__", "__kind__"
 """The name of the JSON text among the arrays of a message, and the keys of the objects in whose place an
 array stands, and a value of a type of ours."""
 
-NUMBERS = "fiubV"
-"""Kinds of dtypes that arrays may have; the last is NumPy's view of those that it has not, as bfloat16."""
-
-LONGEST, DEEPEST = 1 << 24, 32
-"""Characters, and levels of nesting, that JSON from another process may have."""
-
+NUMBERS = "fiub"
+"""Kinds of dtypes that arrays may have."""
 
 MAKERS: dict[type, Callable[..., Any]] = {
     EncoderConfig: lambda **fields: from_mapping(fields),
@@ -61,8 +57,8 @@ class WorkerFailure(RuntimeError):
     """
 
     def __init__(self, status: str, detail: str, stderr: str = "") -> None:
-        self.status, self.detail, self.stderr = status, detail, stderr
-        super().__init__(f"{status}: {detail}")
+        self.status, self.detail, self.stderr = status, legible(detail), legible(stderr)
+        super().__init__(f"{status}: {self.detail}")
 
 
 def encode(value: Any) -> bytes:
@@ -73,17 +69,17 @@ def encode(value: Any) -> bytes:
     """
     arrays: Arrays = {}
 
-    def plain(one: Any) -> Any:
-        if isinstance(one, np.ndarray):
-            arrays[str(len(arrays))] = one
+    def plain(part: Any) -> Any:
+        if isinstance(part, np.ndarray):
+            arrays[str(len(arrays))] = part
             return {ARRAY: str(len(arrays) - 1)}
-        if isinstance(one, Mapping):
-            return dict(one)
+        if isinstance(part, Mapping):
+            return dict(part)
         for kind in MAKERS:
-            if isinstance(one, kind):
+            if isinstance(part, kind):
                 fields = dataclasses.fields(kind)
-                return {KIND: kind.__name__, **{field.name: getattr(one, field.name) for field in fields}}
-        raise TypeError(f"Object of type {type(one).__name__} is not JSON serializable")
+                return {KIND: kind.__name__, **{field.name: getattr(part, field.name) for field in fields}}
+        raise TypeError(f"Object of type {type(part).__name__} is not JSON serializable")
 
     text = json.dumps(value, default=plain)
     return pack({TEXT: np.frombuffer(text.encode(), np.uint8), **arrays})
@@ -97,53 +93,24 @@ def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def decode(content: bytes) -> Any:
-    """Return the value of a message, with every text of it legible.
-
-    Raises:
-        SpecError: if there is too much of it, it is nested too deeply, or a value is not of its type.
-    """
+    """Return the value of a message."""
     arrays, makers = load(content), {kind.__name__: make for kind, make in MAKERS.items()}
 
-    def whole(one: Any) -> Any:
-        if isinstance(one, list):
-            return [whole(entry) for entry in one]
-        if not isinstance(one, dict):
-            return one
-        if ARRAY in one:
-            return arrays[one[ARRAY]]
-        found = {key: whole(entry) for key, entry in one.items()}
-        return makers[found.pop(KIND)](**found) if KIND in found else found
+    def whole(fields: dict[str, Any]) -> Any:
+        if ARRAY in fields:
+            return arrays[fields[ARRAY]]
+        return makers[fields.pop(KIND)](**fields) if KIND in fields else fields
 
-    return whole(received(arrays[TEXT].tobytes().decode()))
+    return json.loads(arrays[TEXT].tobytes(), object_hook=whole)
 
 
-def received(text: str) -> Any:
-    """Return what JSON from another process says, with every text of it legible.
-
-    Raises:
-        SpecError: if there is too much of it, or it is nested too deeply.
-    """
-    if len(text) > LONGEST:
-        raise SpecError(f"has {len(text)} characters but must have at most {LONGEST}")
-    try:
-        return legibly(json.loads(text))
-    except RecursionError:
-        raise SpecError(f"is nested deeper than {DEEPEST} levels") from None
-
-
-def legibly(value: Any, left: int = DEEPEST) -> Any:
-    """Return JSON data with every text of it legible.
-
-    Raises:
-        RecursionError: if it is nested deeper than so many levels.
-    """
-    if isinstance(value, str):
-        return legible(value)
-    if isinstance(value, (dict, list)) and left == 0:
-        raise RecursionError
+def legibly(value: Any) -> Any:
+    """Return JSON data with every text of it legible."""
     if isinstance(value, dict):
-        return {legible(key): legibly(entry, left - 1) for key, entry in value.items()}
-    return [legibly(entry, left - 1) for entry in value] if isinstance(value, list) else value
+        return {legible(key): legibly(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [legibly(entry) for entry in value]
+    return legible(value) if isinstance(value, str) else value
 
 
 def in_order(weights: Weights, config: EncoderConfig, part: str = "model") -> Weights:
@@ -184,9 +151,9 @@ def plain(data: Any) -> Any:
     """Return what a backend says of itself as JSON holds it.
 
     Raises:
-        TypeError, ValueError, RecursionError: if JSON cannot hold it.
+        TypeError, ValueError: if JSON cannot hold it.
     """
-    return received(json.dumps(data))
+    return legibly(json.loads(json.dumps(data)))
 
 
 def arrays_of(what: str, found: Any) -> Arrays:
@@ -209,7 +176,10 @@ def arrays_of(what: str, found: Any) -> Arrays:
         if not isinstance(name, str):
             wrong.append(f"{what} has an array by the name {name!r} but must name each by text")
         elif arrays[name].dtype.kind not in NUMBERS:
-            wrong.append(f"{what}[{name!r}] is a {type(value).__name__} but must be an array of numbers")
+            dtype = "" if arrays[name].dtype == object else f" of dtype {arrays[name].dtype}"
+            wrong.append(
+                f"{what}[{name!r}] is a {type(value).__name__}{dtype} but must be an array of numbers"
+            )
     if wrong:
         raise TypeError("; ".join(wrong))
     return arrays

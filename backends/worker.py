@@ -99,8 +99,7 @@ class Worker(Process):
         python: the interpreter of another environment to run it in; it needs numpy, scipy, safetensors and
             the framework.
         time_limit: seconds that one request may take.
-        memory_limit: bytes that it may hold, with all that it has started; by default four fifths of the
-            machine's.
+        memory_limit: bytes that it may hold; by default four fifths of the machine's.
         threads: computing threads; by default as many as there are cores.
         opened: called with the worker as soon as it has a process, so that it can be closed while it still
             starts.
@@ -184,7 +183,10 @@ class Worker(Process):
 
     def _confirm(self, request: Request, info: Mapping[str, Any]) -> None:
         """Refuse a run that was made otherwise than asked, or does not say how it was (SPEC PRC-3)."""
-        self.read(lambda: check_info(info))
+        try:
+            check_info(info)
+        except SpecError as error:
+            raise WorkerFailure("error", f"its info cannot be understood: {error}") from None
         tf32 = (request.precision, request.dtype) == ("tf32", "float32")
         promised: list[tuple[str, Any, bool]] = [("precision", request.precision, tf32)]
         promised += [("deterministic", True, True)] if request.deterministic else []

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+import conformance.campaign
 from concord.backends.pool import GLANCE
 from concord.conformance import Setup, check_jobs, conduct, record
 from concord.conformance.html import page
@@ -27,6 +28,33 @@ def test_a_fault_of_concord_is_told_in_a_line(invoke, entered, monkeypatch):
     assert said.startswith("concord: a bug in Concord: ZeroDivisionError: of Concord (test_ending.py:")
     monkeypatch.setenv("CONCORD_TRACEBACK", "1")
     assert "in fails" in "\n".join(invoke(ONE_RUN)[2])
+
+
+def test_a_fault_while_judging_is_concord_s_and_all_other_results_are_kept(monkeypatch):
+    def judge(config, weights, batch, *more):
+        if len(batch.required("labels")) == 1:
+            raise AssertionError("of the judge\nin two lines")
+        return right(config, weights, batch, *more)
+
+    right = conformance.campaign.judge
+    monkeypatch.setattr("concord.conformance.campaign.judge", judge)
+    report = conduct(
+        check_jobs(["bert"], ["float32"], cases=["bert-ragged", "bert-single", "bert-full"]),
+        [toy("NumpyBackend")],
+        Setup(threads=1),
+    )
+    assert sorted(result.status for result in report.results) == ["agrees", "agrees", "not judged"]
+    (unjudged,) = [result for result in report.results if result.status == "not judged"]
+    assert (unjudged.case, unjudged.detail) == (
+        "bert-single",
+        "a bug in Concord while judging: AssertionError: of the judge",
+    )
+    assert "Traceback" in unjudged.stderr
+    assert "in judge" in unjudged.stderr
+    assert report.exit_code == 3
+    made = record.made(report, "check")
+    record.parsed(record.text(made).encode())
+    assert "could not be judged, by a fault of Concord, in 1 of 3 runs" in page(made)
 
 
 def test_the_record_is_written_before_anything_is_shown(entered, tmp_path, monkeypatch):

@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from concord.backends import bootstrap
 from tests.toys.surroundings import PATIENCE, ROOT, errors
 
 BOUND = 240.0
@@ -67,7 +66,11 @@ class Running:
 
     def all(self):
         """Return the processes that the command has started and that live."""
-        return [pid for pid in bootstrap.marked(self.mark) if pid not in (self.process.pid, os.getpid())]
+        ours, (name, value) = (self.process.pid, os.getpid()), self.mark.split("=")
+        found = psutil.process_iter(["environ"])
+        return [
+            one.pid for one in found if (one.info["environ"] or {}).get(name) == value and one.pid not in ours
+        ]
 
     def end(self, patience=5.0):
         """Wait for its end, and return its exit code.

@@ -1,0 +1,158 @@
+"""Whatever becomes of a process and of its parent.
+
+It is told in one row, nothing hangs, and no process outlives what it was started for.
+"""
+
+import json
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from concord import backends
+from concord.backends.wire import WorkerFailure
+from tests.toys.disturbed import name_of
+from tests.toys.running import Running, alive, noted, until
+from tests.toys.small import request_for, run_of
+from tests.toys.surroundings import concord, errors, options, toy
+
+RIGHT, HANGS, FORKS = toy("NumpyBackend"), name_of("hangs"), name_of("forks and hangs")
+ONE_CASE = "--case bert-single --dtype float32 --threads 1"
+
+FAILURES = {
+    name_of("SIGKILL"): ("crashed", "killed by SIGKILL", "first words\nlast words"),
+    name_of("exits with a code"): ("crashed", "its process ended with exit code 77", ""),
+    name_of("hangs"): ("timed out", "no answer within 5 s; it was stopped", "waiting for a lock"),
+    name_of("hoards"): ("out of memory", "MiB, over its limit of 600 MiB, and was stopped", "allocating"),
+    name_of("raises for want of memory"): ("out of memory", "MemoryError: Unable to allocate 8.00 PiB", ""),
+    name_of("raises"): ("error", "ArithmeticError: it broke", "it broke\nand has more to say"),
+    name_of("raises what cannot be shown"): (
+        "error",
+        r"lone \ud800 surrogate, [/red] markup, \x1b[31m colour",
+        r"ArithmeticError: lone \ud800 surrogate, [/red] markup, \x1b[31m",
+    ),
+    toy("ReturnsNothing"): (
+        "error",
+        "TypeError: run() returned a NoneType but must return a Run",
+        "TypeError: run()",
+    ),
+    toy("NoSuchClass"): ("broken", "module 'tests.toys.numpy_backend' has no 'NoSuchClass'", ""),
+    name_of("lacks a library", "found"): (
+        "broken",
+        "ImportError: libtoy.so.1: cannot open shared object file",
+        "ImportError: libtoy.so.1",
+    ),
+    name_of("lacks its framework", "found"): ("missing", "No module named 'no_such_framework'", ""),
+}
+
+
+@pytest.fixture(scope="module")
+def wreckage(tmp_path_factory):
+    """One check with a backend for every way to fail, and one that is right; results by name."""
+    path = tmp_path_factory.mktemp("wreckage") / "out.json"
+    done = concord(
+        f"check --case bert-single --dtype float32 --json {path} --time-limit 5 --memory-limit 600",
+        *options("--backend", (RIGHT, *FAILURES)),
+    )
+    assert path.exists(), done.stderr
+    return done, {result["backend"]: result for result in json.loads(path.read_text())["results"]}
+
+
+@pytest.mark.xdist_group("wreckage")
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_worker_that_fails_says_how(wreckage, name):
+    done, results = wreckage
+    status, detail, words = FAILURES[name]
+    assert results[name]["status"] == status
+    assert detail in results[name]["detail"]
+    assert "\n" not in results[name]["detail"]
+    assert words in results[name].get("stderr", "")
+    assert len(results[name].get("stderr", "").splitlines()) <= 10
+    assert f"{name} {status}: " in done.stdout
+    assert words.splitlines()[-1:] == [] or f"| {words.splitlines()[-1]}" in done.stdout
+
+
+@pytest.mark.xdist_group("wreckage")
+def test_a_worker_that_fails_leaves_the_others_results_and_exit_code_3(wreckage):
+    done, results = wreckage
+    assert done.returncode == 3
+    assert errors(done.stderr) == ""
+    assert results[RIGHT]["status"] == "agrees"
+    assert len(results) == len(FAILURES) + 1
+    assert "Traceback" not in done.stdout.replace("| Traceback", "")
+
+
+HANGING = {
+    "hangs": (f"check --backend {HANGS} {ONE_CASE}", 1),
+    "describes": (f"check --backend {name_of('hangs', 'described')} {ONE_CASE}", 1),
+    "computes": (f"check --backend {name_of('spins')} {ONE_CASE}", 1),
+    "forks": (f"check --backend {FORKS} {ONE_CASE}", 2),
+    "hunts": (f"fuzz --backend {HANGS} --cases 200 --threads 1", 1),
+}
+"""Commands whose workers hang, and how many processes do."""
+
+
+def assert_ended(code, said, how):
+    """A signal is told in a line and in the exit code."""
+    if how == signal.SIGKILL:
+        assert code == -how
+    else:
+        words = "interrupted" if how == signal.SIGINT else f"ended by {how.name}"
+        assert (code, errors(said).splitlines()[-1]) == (128 + how, f"concord: {words}")
+
+
+@pytest.mark.parametrize(
+    ("what", "how"),
+    [
+        *((what, signal.SIGKILL) for what in ("hangs", "computes", "forks", "hunts")),
+        *(("forks", how) for how in (signal.SIGTERM, signal.SIGHUP)),
+        *((what, signal.SIGINT) for what in ("describes", "hunts")),
+    ],
+)
+def test_all_that_a_parent_has_started_ends_when_it_is_gone(what, how, tmp_path):
+    line, hanging = HANGING[what]
+    written = ("--out", tmp_path / "found") if what == "hunts" else ("--json", tmp_path / "out.json")
+    command = Running(tmp_path, line, *written)
+    try:
+        assert until(lambda: len(noted(command.notes, "hanging")) == hanging)
+        assert len(command.all()) >= hanging
+    finally:
+        for _ in range(2):  # a second one changes nothing
+            command.process.send_signal(how)
+    assert_ended(command.end(), command.said(), how)
+    if how != signal.SIGKILL:
+        assert command.files() <= {"found"}
+        assert what == "hunts" or errors(command.said()).count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("forks and hangs", "timed out"),
+        ("forks and exits", "crashed: its process ended with exit code 9"),
+    ],
+)
+def test_what_a_worker_has_started_ends_with_it_and_delays_nothing(what, said, tmp_path, monkeypatch, small):
+    monkeypatch.setenv("TOY_NOTES", str(tmp_path))
+    started = time.monotonic()
+    try:
+        with (
+            backends.open(name_of(what), threads=1, time_limit=5.0) as worker,
+            pytest.raises(WorkerFailure, match=said),
+        ):
+            run_of(worker, request_for(small()))
+        assert time.monotonic() - started < 20
+        assert until(lambda: not any(map(alive, noted(tmp_path, "hanging"))), 5.0)
+    finally:
+        for pid in filter(alive, noted(tmp_path, "hanging")):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_no_worker_process_outlives_its_parents_interest(small):
+    with backends.open(toy("NumpyBackend"), threads=1) as worker:
+        process = psutil.Process(worker.pid)
+        run_of(worker, request_for(small()))
+    assert not process.is_running()
+    worker.close()

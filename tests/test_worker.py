@@ -1,0 +1,284 @@
+"""Workers: what a backend finds in its process, and what it is given and gives back."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from concord import backends, spec
+from concord.backends.interface import Unsupported
+from concord.backends.wire import WorkerFailure
+from concord.backends.worker import THREADS
+from concord.spec.batch import round_inputs
+from tests.conftest import small_config
+from tests.test_wire import arrays_of, assert_same_bits
+from tests.toys.small import request_for, run_of
+from tests.toys.surroundings import ROOT, concord, marked_python, python, script, toy
+
+MIB = 2**20
+
+
+def checking(name, folder):
+    """Return a short check, whose results go into a folder."""
+    return f"check --backend {name} --case bert-single --dtype float32 --json {folder / 'out.json'}"
+
+
+# The parent and its frameworks.
+
+
+def test_the_parent_imports_no_framework_not_even_in_a_check():
+    program = f"""
+import sys
+import concord.cli
+from concord import spec, backends, conformance
+sys.argv = ["concord", "check", "--backend", {toy("NumpyBackend")!r}, "--case", "bert-single"]
+try:
+    concord.cli.main()
+except SystemExit as end:
+    assert end.code == 0, end.code
+frameworks = {{"torch", "tensorflow", "keras", "paddle", "jax", "jaxlib", "flax"}}
+assert not frameworks & {{name.partition(".")[0] for name in sys.modules}}, sorted(sys.modules)
+"""
+    done = python("-c", program)
+    assert done.returncode == 0, done.stderr
+    assert "2 agree" in done.stdout
+
+
+def test_worker_process_needs_no_psutil():
+    """Another environment's interpreter brings its framework, NumPy and safetensors, and no more of ours."""
+    ours = {"execnet", "psutil", "rich", "typer", "pytest"}
+    program = f"import sys, concord.backends.remote; print(sorted({ours} & set(sys.modules)))"
+    assert python("-c", program).stdout == "[]\n"
+
+
+def opened(device="cpu", **settings):
+    """Return what a worker finds in its process."""
+    with backends.open(toy("Revealing"), device, **settings) as worker:
+        assert worker.description["pid"] == worker.pid
+        return worker.description
+
+
+def checked(written, /, *words, **settings):
+    """Return what the worker of a check finds in its process."""
+    done = concord(checking(toy("Revealing"), written), *words, **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((written / "out.json").read_text())["environments"][toy("Revealing")]
+
+
+XLA = "--xla_cpu_enable_fast_math=false"
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "expected"),
+    [
+        (
+            "cpu",
+            {"threads": 3},
+            {**dict.fromkeys(THREADS, "3"), "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""},
+        ),
+        (
+            "cuda:0",
+            {"threads": 1},
+            {
+                "CUDA_VISIBLE_DEVICES": "7",
+                "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+                "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+            },
+        ),
+        (
+            "cpu",
+            {"threads": 1, "deterministic": True},
+            {
+                "XLA_FLAGS": f"{XLA} --xla_gpu_deterministic_ops=true",
+                "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+            },
+        ),
+    ],
+)
+def test_a_worker_has_what_is_asked_whatever_the_parent_has(monkeypatch, device, settings, expected):
+    for name in (*THREADS, "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "7")
+    for name in ("JAX_PLATFORMS", "CUBLAS_WORKSPACE_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XLA_FLAGS", XLA)
+    found = opened(device, **settings)["environment"]
+    assert expected.items() <= found.items()
+    assert ("JAX_PLATFORMS" in found) == (device == "cpu")
+    assert ("CUBLAS_WORKSPACE_CONFIG" in found) == ("deterministic" in settings)
+
+
+def test_a_framework_is_the_installed_one_beside_folders_of_its_name(tmp_path):
+    """In the folder itself, and through a link and its name on PYTHONPATH."""
+    folder, link = ROOT / "backends", tmp_path / "link"
+    link.symlink_to(folder)
+    about = checked(tmp_path, folder=folder, PYTHONPATH=os.pathsep.join(map(str, (link, folder))))
+    assert Path(about["folder"]) == folder
+    assert str(folder) not in [str(Path(entry).resolve()) for entry in about["path"]]
+    installed = {name: importlib.util.find_spec(name) for name in about["origins"]}
+    assert about["origins"] == {name: found.origin if found else None for name, found in installed.items()}
+    assert not {"torch", "tensorflow", "paddle", "jax"} & set(about["modules"])
+
+
+SHADOWS = ("torch", "json", "select", "numpy", "safetensors", "logging")
+
+
+def test_the_folder_where_somebody_stands_comes_last(tmp_path):
+    for name in SHADOWS:
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('it stands in the place of another')\n")
+    about = checked(tmp_path, folder=tmp_path, PYTHONPATH=str(ROOT), PYTHONSAFEPATH="1")  # for the parent
+    assert about["path"][-1] == about["folder"] == str(tmp_path)
+    assert "PYTHONSAFEPATH" not in about["environment"]
+
+
+# Other interpreters, other hosts.
+
+
+def test_the_given_interpreter_is_used(tmp_path):
+    python = marked_python(tmp_path / "a folder" / "python", "other")
+    named = f"{toy('Revealing')}={python.parent}//{python.name}"
+    assert checked(tmp_path, "--python", named)["environment"]["TOY_MARKER"] == "other"
+    assert "TOY_MARKER" not in opened(threads=1)["environment"]
+
+
+def failure_to_open(**settings):
+    """Return status and detail of a toy that does not start."""
+    try:
+        backends.open(toy("NumpyBackend"), **settings).close()
+    except WorkerFailure as failure:
+        return failure.status, failure.detail
+    return pytest.fail("it started")
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "words"),
+    [
+        ("/no/such/python", "broken", "its process could not be started: /no/such/python: "),
+        ("/bin/echo", "crashed", "its process ended with exit code 0"),
+    ],
+)
+def test_an_interpreter_that_is_none_is_told(program, status, words):
+    failure = failure_to_open(python=program)
+    assert failure[0] == status
+    assert failure[1].startswith(words)
+
+
+def test_an_interpreter_that_never_answers_is_stopped(tmp_path):
+    python = script(tmp_path / "python", "exec sleep 600")
+    assert failure_to_open(python=str(python), time_limit=0.5) == (
+        "timed out",
+        "no answer within 0.5 s; it was stopped",
+    )
+
+
+def test_weights_reach_a_backend_in_the_order_of_the_specification():
+    request = request_for(small_config())
+    shuffled = dataclasses.replace(
+        request, weights=dict(sorted(request.weights.items(), key=lambda pair: pair[0][::-1]))
+    )
+    assert list(shuffled.weights) != list(request.weights)
+    with backends.open(toy("SaysTheOrder"), threads=1) as worker:
+        assert [run_of(worker, one).info["order"] for one in (request, shuffled, request)] == [
+            list(spec.parameters(request.config))
+        ] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("ReturnsBfloat16", "is a ndarray of dtype bfloat16 but must be an array of numbers"),
+        (
+            "DeclaresNonsense",
+            "its info cannot be understood: 'not_exposed' is 'layers.*' but must be a list of strings",
+        ),
+    ],
+)
+def test_an_answer_that_cannot_be_understood_is_an_error_of_that_backend(name, words):
+    if name == "ReturnsBfloat16" and importlib.util.find_spec("ml_dtypes") is None:
+        pytest.skip("ml_dtypes is not installed")
+    with backends.open(toy(name), threads=1) as worker:
+        with pytest.raises(WorkerFailure) as failed:
+            run_of(worker, request_for(small_config()))
+        assert failed.value.status == "error"
+        assert words in failed.value.detail
+        assert not worker.dead
+
+
+def awkward(config, dtype):
+    """Return weights with the numbers of a precision that are lost most easily.
+
+    -0, subnormals, the largest.
+    """
+    target = spec.precision(dtype)
+    least = target.smallest_normal * (2 * target.unit_roundoff)
+    numbers = [-0.0, least, -3 * least, target.largest, -target.largest, 1 + 2 * target.unit_roundoff]
+    weights = spec.initialize(config)
+    for array in weights.values():
+        array.reshape(-1)[: len(numbers)] = numbers[: array.size]
+    return weights
+
+
+def test_a_run_says_who_made_it_whatever_the_backend_says(small):
+    with backends.open(toy("NumpyBackend"), threads=1) as worker:
+        run = run_of(worker, request_for(small(), dtype="bfloat16"))
+    assert (run.backend, run.dtype, run.requested) == (toy("NumpyBackend"), "bfloat16", ("taps", "gradients"))
+    assert run.loss.shape == ()
+    assert list(run.taps) == list(spec.taps(small()))
+    assert run.info["peak_memory_bytes"] > MIB
+
+
+# What is refused.
+
+
+@pytest.mark.clause("INP-1", "WGT-1")
+def test_bad_input_is_refused_and_the_worker_lives_on(worker, small):
+    request, bias = request_for(small("vanilla-encoder")), "layers.1.feed_forward.inner.bias"
+    ids = request.batch.input_ids.copy()
+    ids[2, 4] = 23
+    weights = {name: array for name, array in request.weights.items() if name != bias}
+    for change, message in (
+        (
+            {"batch": dataclasses.replace(request.batch, input_ids=ids)},
+            "'input_ids' is 23 at (2, 4) but must",
+        ),
+        ({"weights": weights}, f"'{bias}' is missing but is required"),
+    ):
+        with pytest.raises(spec.SpecError) as refused:
+            run_of(worker, dataclasses.replace(request, **change))
+        assert message in str(refused.value)
+        assert f"backend={worker.name}" in str(refused.value)
+    assert run_of(worker, request).output.shape == (3, 3)
+
+
+# The four frameworks.
+
+
+@pytest.mark.in_turn(2)
+@pytest.mark.clause("WGT-4")
+def test_weights_that_go_into_a_model_come_back_bit_for_bit(worker, variant_config):
+    batch = request_for(variant_config).batch
+    for dtype in spec.PRECISIONS:
+        weights = awkward(variant_config, dtype)
+        try:
+            found = worker.round_trip(variant_config, weights, batch, dtype=dtype)
+        except Unsupported:
+            assert (worker.name, dtype) in (("paddle", "bfloat16"), ("paddle", "float16"))
+            continue
+        expected = round_inputs(weights, batch, dtype)[0]
+        assert_same_bits(found, expected)
+
+
+@pytest.mark.clause("DRP-1")
+@pytest.mark.parametrize(("part", "dtype"), [("model", "float32"), ("attention", "float64")])
+def test_a_run_repeated_is_the_same_bit_for_bit(worker, small, part, dtype):
+    request = request_for(small("vanilla-encoder"), part, dtype=dtype)
+    first, second = (arrays_of(run_of(worker, request)) for _ in range(2))
+    assert_same_bits(second, first)
+
+
+def test_a_device_that_is_not_there_is_unsupported(worker, small, monkeypatch):
+    monkeypatch.setattr(worker, "device", "cuda:7")
+    with pytest.raises(Unsupported, match=r"(?i)cuda|gpu"):
+        run_of(worker, request_for(small()))
