@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concord.porting.bugs.catalogue import RunsCode
 from concord.porting.containers import (
     HDF5,
     MSGPACK,
@@ -27,7 +26,7 @@ from concord.porting.containers import (
 )
 from concord.porting.stored import FLOATS, NUMPY, in_memory
 from concord.spec.errors import SpecError
-from tests.toys.checkpoints import written
+from tests.toys.checkpoints import RunsCode, written
 from tests.toys.surroundings import program
 
 WRITTEN = {

@@ -1,37 +1,461 @@
-"""Bugs of conversion: each is refused, or named where it goes wrong, and what is harmless alarms nobody."""
+"""Bugs of conversion, each an edit of a right checkpoint.
 
+It is refused, or `diff` names it, and what is harmless alarms nobody. Behind each stands where it was seen.
+"""
+
+import dataclasses
+import io
+import json
+import pickle
+import re
+import shutil
+import zipfile
+
+import numpy as np
 import pytest
 
-from concord.porting.bugs.bug import find
-from concord.porting.bugs.catalogue import CONVERSION, MADE
+from concord import porting, spec
+from concord.porting import registry
+from concord.porting.comparison import compare
+from concord.porting.containers import TORCH
+from concord.porting.containers.container import INDEX
+from concord.porting.folder import LENGTHS, PROMPTS
+from concord.porting.stored import in_memory
+from concord.spec.errors import SpecError
+from tests.toys.checkpoints import FIRST, SECOND, SIZES, RunsCode, drawn, shards
 
-ALL = [*CONVERSION.values()]
+TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "", *(f"t{number}" for number in range(5, 29)))
+BESIDE = {
+    "vocab.txt": "\n".join((*TOKENS, "")).encode(),
+    "tokenizer.json": b'{"version": "1.0", "normalizer": {"type": "BertNormalizer", "lowercase": true}}',
+    "tokenizer_config.json": b'{"do_lower_case": true, "model_max_length": 13}',
+    LENGTHS: b'{"max_seq_length": 13, "do_lower_case": false}',
+    PROMPTS: b'{"__version__": {"pytorch": "2.13.0"}, "default_prompt_name": "query"}',
+}
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943\nsize 440473133\n"
+HEADS, WIDTH = 2, 7
 
-NAMED = {bug.group: bug for bug in reversed(ALL) if bug.expected == "named"}
-"""The first of each group that is read, and judged, which takes longer."""
+# Edits of a checkpoint's folder, whose tensors have their own names and layouts.
 
-SLOWLY = [
-    pytest.param(
-        bug,
-        id=bug.name,
-        marks=[pytest.mark.slow] if bug.expected == "named" and bug not in NAMED.values() else [],
+
+def tensors(change):
+    """Return the edit that a change of all tensors is."""
+
+    def edit(folder, form):
+        path = folder / form.weights[0]
+        arrays = {name: np.array(stored.array()) for name, stored in form.container.read(path).items()}
+        changed = {name: in_memory(np.asarray(one, order="C")) for name, one in change(arrays).items()}
+        form.container.write(path, changed)
+
+    return edit
+
+
+def renamed(pattern, other):
+    return tensors(lambda found: {re.sub(pattern, other, name): array for name, array in found.items()})
+
+
+def added(name, array):
+    return tensors(lambda found: {**found, name: array})
+
+
+def copied(name, other, more=0):
+    return tensors(lambda found: {**found, name: found[other] + np.float32(more)})
+
+
+def without(word):
+    return tensors(lambda found: {name: array for name, array in found.items() if word not in name})
+
+
+def each(end, change):
+    """Change the tensors whose names end so."""
+    return tensors(
+        lambda found: {name: change(one) if name.endswith(end) else one for name, one in found.items()}
     )
-    for bug in ALL
-]
 
 
-def test_table_is_large_and_has_every_group():
-    assert len(ALL) > 80
-    assert sum(bool(bug.source) for bug in ALL) >= 60
-    assert len({bug.group for bug in ALL}) == 7
-    assert {bug.expected for bug in ALL} == {"refused", "named", "harmless"}
+def layers(*numbers):
+    return renamed(r"\.layer\.(\d+)\.", lambda match: f".layer.{numbers[int(match[1])]}.")
 
 
-@pytest.mark.parametrize("bug", SLOWLY)
-def test_bug_is_refused_or_named_or_harmless(tmp_path, bug):
-    found = find(bug, tmp_path)
-    assert (found.outcome, found.first) == (bug.expected, bug.first), found
-    assert any(bug.says in line for line in found.said) or not bug.says, found
-    if found.outcome == "refused":
-        assert all("\n" not in line for line in found.said)
-    assert not list(tmp_path.rglob(MADE))
+def projections(order):
+    """Take query, key and value for others, by their first letters in order."""
+    words = {"q": "query", "k": "key", "v": "value"}
+    other = dict(zip(words.values(), map(words.get, order), strict=True))
+    return tensors(
+        lambda found: {
+            name: found[re.sub(r"(?<=self\.)[a-z]+", lambda match: other[match[0]], name)] for name in found
+        }
+    )
+
+
+def by_head(array):
+    return array.reshape(HEADS, WIDTH, *array.shape[1:])
+
+
+def rotary(array):
+    """Bring the rows of each head into the order of another layout of rotary positions."""
+    return by_head(array)[:, np.r_[0:WIDTH:2, 1:WIDTH:2]].reshape(array.shape)
+
+
+def entries(name, **said):
+    """Change what a file says; None leaves an entry out."""
+
+    def edit(folder, form):
+        found = {**json.loads((folder / name).read_bytes()), **said}
+        (folder / name).write_text(json.dumps({k: v for k, v in found.items() if v is not None}))
+
+    return edit
+
+
+def config(**said):
+    return entries("config.json", **said)
+
+
+def content(change, name=""):
+    """Change the bytes of a file; by default that of the weights."""
+
+    def edit(folder, form):
+        path = folder / (name or form.weights[0])
+        path.write_bytes(change(path.read_bytes()))
+
+    return edit
+
+
+def gone(*names):
+    return lambda folder, form: [(folder / name).unlink() for name in names]
+
+
+def in_shards(*edits):
+    return lambda folder, form: [edit(folder, form) for edit in (lambda *_: shards(folder), *edits)]
+
+
+def indexed(change):
+    return in_shards(
+        lambda folder, form: (path := folder / f"model.safetensors{INDEX}").write_text(
+            json.dumps({"weight_map": change(json.loads(path.read_text())["weight_map"])})
+        )
+    )
+
+
+def stale(folder, form):
+    """Put a copy of a tensor into the other file too."""
+    (name, tensor), *_ = form.container.read(folder / FIRST).items()
+    arrays = {
+        key: in_memory(np.array(one.array())) for key, one in form.container.read(folder / SECOND).items()
+    }
+    form.container.write(folder / SECOND, {**arrays, name: in_memory(tensor.array() + 1)})
+
+
+def of_pytorch(folder, form):
+    path = folder / form.weights[0]
+    arrays = {name: in_memory(np.array(one.array())) for name, one in form.container.read(path).items()}
+    TORCH.write(path, arrays)
+
+
+def big_endian(given):
+    """Return an archive of PyTorch as a machine with the most significant byte first writes it."""
+    found = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(given)) as before, zipfile.ZipFile(found, "w") as after:
+        for entry in before.infolist():
+            inner = before.read(entry)
+            if "/data/" in entry.filename:
+                inner = np.frombuffer(inner, np.uint32).byteswap().tobytes()
+            after.writestr(entry.filename, b"big" if entry.filename.endswith("byteorder") else inner)
+    return found.getvalue()
+
+
+def runs_code(folder, form):
+    (folder / form.weights[0]).write_bytes(pickle.dumps({"pooler": RunsCode(folder / "made")}, 2))
+
+
+def fused_by_head(found):
+    """Cut a fused weight, which has query, key and value of each head in turn, into three parts."""
+    names = [f"bert.encoder.layer.0.attention.self.{role}.weight" for role in ("query", "key", "value")]
+    fused = np.concatenate([by_head(found[name]) for name in names], axis=1).reshape(-1, 14)
+    return {**found, **dict(zip(names, np.split(fused, 3), strict=True))}
+
+
+def element(value, place=(3, 5)):
+    def change(array):
+        array[place] = value
+        return array
+
+    return change
+
+
+def cast(dtype):
+    return tensors(lambda found: {name: array.astype(dtype) for name, array in found.items()})
+
+
+WORDS, OUT, DECODER = (
+    "word_embeddings.weight",
+    "layer.1.output.dense.weight",
+    "cls.predictions.decoder.weight",
+)
+TABLE, POSITIONS = f"bert.embeddings.{WORDS}", "bert.embeddings.position_ids"
+
+# What is refused, and in which words.
+
+REFUSED = {
+    "prefix twice": (renamed("^", "bert."), "have names of no format"),  # transformers 8407
+    "gamma that is no norm": (
+        added("bert.encoder.layer.0.weight", np.ones(14)),  # transformers 29554
+        "'bert.encoder.layer.0.weight' is unexpected",
+    ),
+    "layers counted from one": (
+        layers(1, 2),  # gpt-neox 971
+        "'bert.encoder.layer.0.attention.self.query.weight' is missing",
+    ),
+    "two names for one": (
+        renamed("position_embeddings.weight", "LayerNorm.bias"),  # Megatron-DeepSpeed 327
+        "'bert.embeddings.LayerNorm.bias' has shape (13, 14)",
+    ),
+    "kernels transposed": (
+        tensors(
+            lambda found: {name: one if "emb" in name else one.T for name, one in found.items()}
+        ),  # flax 1848
+        "has shape (14, 17) but must be (17, 14)",
+    ),
+    "pooler missing": (without("pooler"), "'bert.pooler.dense.weight' is missing"),  # transformers 8887
+    "layer dropped": (config(num_hidden_layers=1), "'bert.encoder.layer.1.attention.output.LayerNorm.bias'"),
+    "table left out as shared": (renamed(TABLE, DECODER), f"'{TABLE}' is missing"),  # transformers 34759
+    "positions backwards": (added(POSITIONS, np.arange(12, -1, -1)[None]), "element 0 is 12 but must be 0"),
+    "moments of another model": (
+        added("bert/pooler/dense/bias/adam_m", np.ones(3)),
+        "has shape (3,) but must be (14,)",
+        "google-bert",
+    ),
+    "an unknown optimizer": (
+        added("exp_avg.0", np.ones(3)),
+        "'exp_avg.0' is unexpected",
+    ),  # transformers 9797
+    "vocabulary padded in the file": (
+        each(WORDS, lambda array: np.pad(array, ((0, 3), (0, 0)))),  # DeepLearningExamples 1275
+        "has shape (32, 14) but must be (29, 14)",
+    ),
+    "classes lost": (
+        each("classifier.weight", lambda array: array[:2]),
+        "'classifier.weight' has shape (2, 14)",
+    ),
+    "whole numbers": (
+        each(OUT, lambda array: array.astype(np.int8)),
+        "has dtype int8 but must be a floating",
+    ),
+    "not a number": (each(OUT, element(np.nan)), "holds NaN or infinity"),  # FasterTransformer 221
+    "another name of GELU": (config(hidden_act="quick_gelu"), "'hidden_act' is 'quick_gelu'"),
+    "heads that do not divide": (config(num_attention_heads=3), "num_heads"),  # genslm 110
+    "another kind of model": (config(model_type="gpt2"), "'model_type' is \"gpt2\""),  # transformers 16773
+    "relative positions": (config(position_embedding_type="relative_key"), "'position_embedding_type' is"),
+    "classes from one": (
+        config(id2label={"1": "a", "2": "b", "3": "c"}),
+        "'id2label' must number its labels 0, 1",
+    ),
+    "width not stated": (config(hidden_size=None), "hidden_size"),
+    "labels left out": (config(id2label=None, label2id=None), "has shape (3,) but must be (2,)"),
+    "shard left out": (in_shards(gone(SECOND)), "no such file"),  # sglang 32279
+    "index names the other file": (
+        indexed(lambda places: {**places, "classifier.bias": SECOND}),  # torchtitan 3764
+        "but it is not",
+    ),
+    "tensor not in the index": (
+        indexed(lambda places: {key: one for key, one in places.items() if key != "classifier.bias"}),
+        "but the index does not say so",  # mlx-vlm 1827
+    ),
+    "tensor in two files": (in_shards(stale), "but the index does not say so"),  # vllm 54230
+    "another file beside the shards": (
+        in_shards(lambda folder, form: shutil.copy(folder / FIRST, folder / "model.safetensors")),
+        "name the one to read",  # mlx-vlm 1464
+    ),
+    "cut off": (content(lambda given: given[:-100]), "file not fully covered"),  # vmlx-swift 217
+    "pointer of Git": (content(lambda given: POINTER), "not a whole safetensors file"),  # diffusers 13559
+    "PyTorch's file by another name": (of_pytorch, "not a whole safetensors file"),  # safetensors 414
+    "pickle that runs": (runs_code, "nothing of it was run", "hugging-face-bin"),  # so-vits-svc-fork 193
+}
+
+# What is read, and what `diff` says of it: of the first tensor, the configuration or a file.
+
+SWAPPED = "taken for those of another"
+NAMED = {
+    "layers reversed": (layers(1, 0), SWAPPED),  # sorted as texts: llm-compressor 2175
+    "key from the slice of value": (
+        projections("qvv"),  # transformers 40257
+        "key.weight: it is A's layers.0.attention.value.weight",
+    ),
+    "square kernels transposed": (
+        tensors(lambda found: {name: one.T if one.shape == (14, 14) else one for name, one in found.items()}),
+        "transposed; likely: a kernel of (out, in)",
+    ),  # transformers 47031
+    "view saved as its storage": (
+        each("layer.0.intermediate.dense.weight", lambda array: array.T.flatten().reshape(array.shape)),
+        "layers.0.feed_forward.inner.weight: different",  # PaddleX 5208
+    ),
+    "query permuted for rotary": (
+        each(("self.query.weight", "self.query.bias"), rotary),
+        "columns stand in another",
+    ),
+    "heads in another order": (
+        each("self.value.weight", lambda array: by_head(array)[::-1].reshape(array.shape)),
+        "2 heads stand in another order",
+    ),
+    "fused by head, cut in thirds": (tensors(fused_by_head), "query.weight: different"),  # MoLE 9
+    "classifier missing": (
+        without("classifier"),
+        "part is model in A and encoder in B",
+    ),  # transformers 19999
+    "special tokens moved": (
+        each(WORDS, lambda array: np.roll(array, 4, axis=0)),  # fairseq 2004
+        "embeddings.token.weight: rows are shifted by 4",
+    ),
+    "segments exchanged": (
+        each("token_type_embeddings.weight", lambda array: array[::-1]),
+        "2 rows stand in another",
+    ),
+    "positions of RoBERTa": (
+        each("position_embeddings.weight", lambda array: np.roll(array, 2, axis=0)),
+        "counted from the padding id",  # sentence-transformers 3879
+    ),
+    "float16": (cast("float16"), "went through, float16"),  # saxml 28
+    "one element": (each(OUT, element(0.5)), "1 of 238 numbers differ"),
+    "never filled": (
+        each(OUT, np.zeros_like),
+        "all numbers of B are 0; likely: it was never loaded",
+    ),  # nano-vllm 264
+    "bytes in the other order": (
+        each("embeddings.LayerNorm.weight", lambda array: array.byteswap()),  # safetensors 307
+        "embeddings.norm.weight: different",
+    ),
+    "epsilon of the framework": (config(layer_norm_eps=1e-5), "norm_epsilon is 1e-12 in A and 1e-05 in B"),
+    "tanh GELU": (
+        config(hidden_act="gelu_new"),
+        "activation is gelu_erf in A and gelu_tanh in B",
+    ),  # keras-bert 129
+    "heads taken for their width": (config(num_attention_heads=7), "num_heads is 2 in A and 7 in B"),
+    "padding of another tokenizer": (
+        config(pad_token_id=1),
+        "pad_id is 0 in A and 1 in B",
+    ),  # transformers 10869
+    "labels in another order": (
+        config(id2label={"0": "maybe", "1": "yes", "2": "no"}, label2id=None),  # TextAttack 684
+        'labels: 0 is "no" in A and "maybe" in B',
+    ),
+    "labels of nobody": (
+        config(id2label={str(number): f"LABEL_{number}" for number in range(3)}),
+        "labels is in A alone",
+    ),
+    "tokenizer left out": (gone("tokenizer.json"), "tokenizer.json is in A alone"),  # transformers 1030
+    "vocabulary off by one": (
+        content(lambda given: given.replace(b"t5\n", b""), "vocab.txt"),  # pytorch/text 1840
+        'vocab.txt: line 6 is "t5"',
+    ),
+    "letters kept large": (
+        entries("tokenizer.json", normalizer={"type": "BertNormalizer", "lowercase": False}),
+        "normalizer.lowercase is true in A and false in B",  # tokenizers 695
+    ),
+    "sentences made small": (
+        entries(LENGTHS, do_lower_case=True),
+        "do_lower_case is false",
+        "torch",
+    ),  # vllm 11815
+    "prompt forgotten": (
+        entries(PROMPTS, default_prompt_name=None),
+        'default_prompt_name is "query"',
+        "torch",
+    ),
+}
+
+# What is harmless, and what the ledger says of it.
+
+HARMLESS = {
+    "parallel training": (renamed("^", "module."), ""),  # pytorch 3805
+    "prefix left out": (renamed(r"^bert\.", ""), ""),  # transformers 11843
+    "gamma and beta of norms": (
+        tensors(
+            lambda found: {
+                name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): array
+                for name, array in found.items()
+            }
+        ),
+        "under an older name",  # transformers 11809
+    ),
+    "head of pretraining": (added("cls.seq_relationship.weight", np.zeros((14, 2))), "heads of pretraining"),
+    "decoder tied": (copied(DECODER, TABLE), f"a copy of '{TABLE}'"),  # transformers 9635
+    "decoder not tied": (copied(DECODER, TABLE, 1), "it is no copy of"),  # transformers 48154
+    "numbers of positions": (added(POSITIONS, np.arange(13)[None]), "a buffer"),  # transformers 6882
+    "moments of Adam": (
+        tensors(
+            lambda found: {
+                **found,
+                **{f"{name}/adam_{moment}": np.ones_like(found[name]) for name in found for moment in "mv"},
+                "global_step": np.array(7),
+            }
+        ),
+        "belongs to the optimizer",  # transformers 98
+        "google-bert",
+    ),
+    "epsilon not stated": (config(layer_norm_eps=None), ""),  # transformers 532
+    "entries that say nothing": (config(transformers_version="5.0.0", use_cache=True), ""),
+    "tokenizer saved anew": (
+        content(
+            lambda given: json.dumps(json.loads(given), indent=4, sort_keys=True).encode(), "tokenizer.json"
+        ),
+        "",
+    ),
+    "versions of another machine": (entries(PROMPTS, __version__={"pytorch": "1.6.0"}), "", "torch"),
+    "shards": (in_shards(), ""),
+    "file of another machine": (content(big_endian), "", "hugging-face-bin"),  # pytorch 65300
+}
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory):
+    """Return what makes a right checkpoint of a format."""
+    folder = tmp_path_factory.mktemp("right")
+
+    def made(form):
+        if not (folder / form).exists():
+            model = spec.variant("bert", **SIZES)
+            checkpoint = porting.from_weights(model, drawn(), files=BESIDE)
+            checkpoint = dataclasses.replace(checkpoint, labels=("no", "maybe", "yes"))
+            porting.write(checkpoint, folder / form, form)
+        return folder / form
+
+    return made
+
+
+def edited(right, folder, edit, said, form="hugging-face"):
+    """Return the right folder, and a wrong one."""
+    shutil.copytree(right(form), folder / "wrong")
+    edit(folder / "wrong", registry.known(form))
+    return right(form), folder / "wrong"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_wrong_checkpoint_is_refused_in_lines(right, tmp_path, name):
+    _, wrong = edited(right, tmp_path, *REFUSED[name])
+    lines = []
+    for form in ("auto", (*REFUSED[name], "hugging-face")[2]):
+        with pytest.raises(SpecError) as caught:
+            porting.read(wrong, form).checked()
+        lines += caught.value.problems
+    assert any(REFUSED[name][1] in line for line in lines), lines
+    assert not any("\n" in line for line in lines)
+    assert not (wrong / "made").exists()
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_is_wrong_is_named_by_the_difference(right, tmp_path, name):
+    found = compare(*map(porting.read, edited(right, tmp_path, *NAMED[name])))
+    lines = [f"{pair.name}: {pair.said}" for pair in found.pairs]
+    lines += [f"{key} is {mine} in A and {other} in B" for key, (mine, other) in found.config.items()]
+    lines += [f"{file}: {words}" for file, words in found.files.items()]
+    lines += [f"{file} is in A alone" for file in found.alone[0]]
+    assert any(NAMED[name][1] in line for line in lines), lines
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_is_harmless_alarms_nobody(right, tmp_path, name):
+    one, other = map(porting.read, edited(right, tmp_path, *HARMLESS[name]))
+    other.checked()
+    found = compare(one, other)
+    assert (found.exit_code, found.alone[0]) == (0, ())
+    assert any(HARMLESS[name][1] in entry.reason for entry in other.ledger)

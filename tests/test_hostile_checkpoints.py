@@ -15,10 +15,9 @@ import pytest
 
 from concord import porting
 from concord.porting import registry
-from concord.porting.bugs.catalogue import FIRST
 from concord.porting.containers import aside
 from concord.spec.errors import SpecError
-from tests.toys.checkpoints import SENTENCES, SHARDS, written
+from tests.toys.checkpoints import FIRST, SENTENCES, SHARDS, written
 from tests.toys.spoiling import bounded
 
 

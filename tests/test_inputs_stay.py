@@ -3,8 +3,7 @@
 import pytest
 
 from concord import porting, writing
-from concord.porting.bugs.catalogue import shards
-from concord.porting.registry import known
+from tests.toys.checkpoints import shards
 from tests.toys.ready import hugging_face, texts
 from tests.toys.surroundings import commands, contents
 
@@ -16,7 +15,7 @@ def source(tmp_path):
     And has a checkpoint in it.
     """
     folder = hugging_face(tmp_path / "outer" / "source")
-    shards(folder, known("hugging-face"))
+    shards(folder)
     (tmp_path / "outer" / "config.json").write_text("{}")
     hugging_face(folder / "inner")
     return folder

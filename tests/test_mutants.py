@@ -18,7 +18,6 @@ from concord.conformance.bugs.bug import REFUSED
 from concord.conformance.bugs.catalogue import ALL, BUGS, GROUPS, KNOWN, TRAINING
 from concord.conformance.bugs.precision import EMULATIONS
 from concord.conformance.mutants.matrix import Finding, Hunt, Matrix, chosen, plugin
-from concord.porting.bugs.catalogue import CONVERSION
 from concord.spec.cases import SCENARIOS, build_case, scenarios_of
 from concord.spec.errors import SpecError
 from tests.toys.rounded import verdict_of
@@ -70,7 +69,7 @@ def test_catalogue_is_large_and_has_every_group():
     assert {mutant.group for mutant in KNOWN.values()} == set(GROUPS)
 
 
-@pytest.mark.parametrize("bug", [*ALL, *TRAINING.values(), *CONVERSION.values()], ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", [*ALL, *TRAINING.values()], ids=lambda bug: bug.name)
 def test_bug_is_documented(bug):
     assert re.fullmatch("[a-z0-9_]+", bug.name)
     assert bug.what.endswith(".")
