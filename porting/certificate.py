@@ -114,7 +114,7 @@ class Certificate:
         backends: that computed both; empty: that of each one's format.
         texts: that the sentences are; None: they were drawn.
         inputs: what both were run on, each with what it is.
-        comparison: how the two differ.
+        comparison: how the two differ; A is the source, B the target.
         report: the runs of both, grouped as ``"source"`` and ``"target"``, each judged as the source's model.
         bugs: that were put into the target, where it agrees.
     """
@@ -227,7 +227,7 @@ def certify(
         Side(str(path), one.format, one.part, hashes(path))
         for path, one in zip(paths, (source, target), strict=True)
     ]
-    comparison = compare(source, target, ("the source", "the target"))
+    comparison = compare(source, target)
     batches, meanings = inputs_of(source.config, source.part, texts)
     weights, right = target.weights(), source.weights()
     jobs = [

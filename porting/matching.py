@@ -15,7 +15,7 @@ import numpy as np
 from concord.conformance.wording import FEW, gather
 from concord.porting.checkpoint import UNKNOWN, Checkpoint, LazyTensor
 from concord.porting.registry import Format
-from concord.porting.stored import FLOATS, Bits, StoredTensor, in_memory, widened
+from concord.porting.tensors import FLOATS, Bits, StoredTensor, in_memory, widened
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import WeightsError
 from concord.spec.parameters import parameters, shape_of

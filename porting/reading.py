@@ -12,7 +12,7 @@ from concord.porting.checkpoint import Checkpoint
 from concord.porting.matching import match
 from concord.porting.recognition import AUTO, recognise
 from concord.porting.registry import OWN, PARTS, Format, known
-from concord.porting.stored import StoredTensor
+from concord.porting.tensors import StoredTensor
 from concord.spec import checkpoints
 from concord.spec.config import EncoderConfig, from_toml
 from concord.spec.errors import SpecError, refuse

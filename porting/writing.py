@@ -16,7 +16,7 @@ from concord.porting.checkpoint import Checkpoint
 from concord.porting.containers import onnx
 from concord.porting.matching import piece
 from concord.porting.registry import FORMATS, KERAS, ONNX, OWN, Format, known
-from concord.porting.stored import StoredTensor
+from concord.porting.tensors import StoredTensor
 from concord.spec import checkpoints
 from concord.spec.errors import SpecError
 from concord.spec.files import parse_json, sha256_of, write_bytes

@@ -21,10 +21,9 @@ from concord.porting.containers import (
     SAFETENSORS,
     TENSORFLOW,
     TORCH,
-    aside,
-    paddle,
+    isolation,
 )
-from concord.porting.stored import FLOATS, NUMPY, in_memory
+from concord.porting.tensors import FLOATS, NUMPY, in_memory
 from concord.spec.errors import SpecError
 from tests.toys.checkpoints import RunsCode, written
 from tests.toys.surroundings import program
@@ -98,19 +97,6 @@ def test_a_pickle_that_would_run_something_is_refused_by_name(tmp_path, containe
         assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize("name", sorted(paddle.ALLOWED))
-def test_what_a_pickle_may_name_it_cannot_change(tmp_path, name):
-    module, _, function = name.rpartition(".")
-    called = f"c{module}\n{function}\n".encode()
-    state = pickle.dumps((None, {"__defaults__": (7,), "function": 7, "byteorder": ">", "x": 7}), 2)[2:-1]
-    path = tmp_path / "model.pdparams"
-    path.write_bytes(pickle.PROTO + b"\x02" + called + state + pickle.BUILD + pickle.STOP)
-    with pytest.raises(SpecError):
-        PADDLE.read(path)
-    path.write_bytes(pickle.dumps(ARRAYS, 2))
-    assert PADDLE.read(path)["a"].bits().tolist() == ARRAYS["a"].tolist()
-
-
 def test_no_file_of_others_is_opened_by_whoever_asks(tmp_path, monkeypatch):
     def opened_here(*_):
         raise AssertionError("it is opened in this process")
@@ -126,10 +112,10 @@ def test_a_process_that_ends_is_followed_by_another(tmp_path):
     path = tmp_path / WRITTEN[MSGPACK]
     MSGPACK.write(path, {"a": in_memory(np.arange(3.0))})
     MSGPACK.read(path)
-    process = aside._processes[os.getpid(), ""]
+    process = isolation._processes[os.getpid(), ""]
     process._process.kill()
     process._process.wait()
-    with pytest.raises(SpecError, match="cannot be read as a file of tensors: killed by SIGKILL"):
+    with pytest.raises(SpecError, match="no library can read it as a file of tensors: killed by SIGKILL"):
         MSGPACK.read(path)
     assert MSGPACK.read(path)["a"].bits().tolist() == [0.0, 1.0, 2.0]
 

@@ -20,7 +20,7 @@ from concord.porting.comparison import compare
 from concord.porting.containers import TORCH
 from concord.porting.containers.container import INDEX
 from concord.porting.folder import LENGTHS, PROMPTS
-from concord.porting.stored import in_memory
+from concord.porting.tensors import in_memory
 from concord.spec.errors import SpecError
 from tests.toys.checkpoints import FIRST, SECOND, SIZES, RunsCode, drawn, shards
 

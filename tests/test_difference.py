@@ -8,8 +8,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from concord import porting
-from concord.porting.comparison import classify as classify_in
 from concord.porting.comparison import compare
+from concord.porting.difference import classify as classify_in
 from concord.spec.precision import precision
 from tests.toys.checkpoints import CONFIG, POOLED, WEIGHTS
 from tests.toys.ready import headed
@@ -221,7 +221,7 @@ def test_the_same_nan_is_no_difference_and_hides_none():
 
 
 def test_the_end_of_a_large_tensor_is_looked_at_too(monkeypatch):
-    monkeypatch.setattr("concord.porting.comparison.difference.WHOLE", 53)
+    monkeypatch.setattr("concord.porting.difference.WHOLE", 53)
     array = np.random.default_rng(3).standard_normal((97, 7))
     for changed in (np.nextafter(array, 9), array * 3):
         assert classify(array, changed).kind in ("rounding", "scaled")
@@ -291,11 +291,10 @@ def test_an_untied_output_that_is_missing_is_a_difference(tied, order, entered, 
     assert found.config == ({} if tied is False else {"tie_word_embeddings": ("False", "True")[::order]})
     (pair,) = found.others.pairs
     have, lack = "AB"[::order]
-    instead = "draws it anew" if tied is False else "takes its embeddings"
     owner = "bert.embeddings.word_embeddings.weight"
     assert pair.said == (
-        f"is in {have} alone, where it is no copy of '{owner}'; a model of {lack} {instead} in its place "
-        "(tie_word_embeddings); likely: tie_word_embeddings was not heeded"
+        f"is in {have} alone, where it is no copy of '{owner}'; tie_word_embeddings is {tied is not False} "
+        f"in {lack}; likely: tie_word_embeddings was not heeded"
     )
     said, _ = entered("diff", *sides[::order], ends=1)
     assert "tie_word_embeddings" in said

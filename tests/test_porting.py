@@ -11,7 +11,7 @@ from concord.backends.interface import Run
 from concord.porting import registry
 from concord.porting.containers import TORCH, safetensors
 from concord.porting.containers.container import INDEX
-from concord.porting.stored import in_memory
+from concord.porting.tensors import in_memory
 from concord.spec.errors import SpecError
 from concord.spec.sources import table
 from tests.toys.checkpoints import CONFIG, SIZES, WEIGHTS, bits, drawn, in_bytes

@@ -7,7 +7,7 @@ import pytest
 
 from concord import porting
 from concord.porting.containers import safetensors
-from concord.porting.stored import in_memory
+from concord.porting.tensors import in_memory
 from tests.toys.checkpoints import CONFIG, bits, drawn
 from tests.toys.surroundings import refusal
 

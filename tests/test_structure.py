@@ -347,7 +347,7 @@ BY_HAND = {
     "examples/criteria.py": (
         "the field's usual criteria, whose misses and false alarms are counted; no verdict rests on them"
     ),
-    "porting/comparison/difference.py": (
+    "porting/difference.py": (
         "a factor is recognised, to say in words where it may come from; no verdict rests on it"
     ),
     "tests/test_bugs.py": "operations on the tape against NumPy's and differences of them",

@@ -16,7 +16,8 @@ from concord.spec.errors import collect
 from concord.terminal import Terminal
 
 if TYPE_CHECKING:
-    from concord.porting.comparison import Comparison, TensorDifference
+    from concord.porting.comparison import Comparison
+    from concord.porting.difference import TensorDifference
 
 MOST = 80
 """Lines about tensors that differ."""

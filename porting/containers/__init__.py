@@ -2,12 +2,12 @@
 
 from concord.porting.containers import flax, hdf5, onnx, orbax, paddle, safetensors, tensorflow, torch
 from concord.porting.containers.container import Container
-from concord.porting.stored import NUMPY
+from concord.porting.tensors import NUMPY
 
 NARROWEST = tuple(dtype for dtype in NUMPY if dtype.startswith("float8"))
 
 SAFETENSORS = Container(
-    "safetensors", "torch", safetensors.read, safetensors.write, (".safetensors",), aside=False
+    "safetensors", "torch", safetensors.read, safetensors.write, (".safetensors",), isolated=False
 )
 
 TORCH = Container(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from concord.porting.containers import aside
-from concord.porting.stored import StoredTensor
+from concord.porting.containers import isolation
+from concord.porting.tensors import StoredTensor
 from concord.spec.errors import SpecError, refuse
 from concord.spec.files import MOST_PROBLEMS, opened, read_json
 
@@ -87,7 +87,7 @@ class Container:
         framework: that both import, by the extra that it comes with; empty: none.
         lacks: dtypes that such files do not have.
         looks: says of a path whether it is one, where neither its name nor its first bytes do.
-        aside: whether files are read in a process of its own (:mod:`concord.porting.containers.aside`).
+        isolated: whether files are read in a process of their own.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Container:
     framework: str = ""
     lacks: tuple[str, ...] = ()
     looks: Callable[[Path], bool] | None = None
-    aside: bool = True
+    isolated: bool = True
 
     def is_one(self, path: Path) -> bool:
         """Say whether a file is of this kind, or the index of several.
@@ -134,7 +134,7 @@ class Container:
             ]
         )
         if self.framework:
-            aside.write(self.save, path, tensors, self.framework, **about)
+            isolation.write(self.save, path, tensors, self.framework, **about)
         else:
             self.save(path, tensors, **about)
 
@@ -152,7 +152,7 @@ class Container:
     def _one(self, path: Path) -> dict[str, StoredTensor]:
         if self.load is None:
             raise SpecError(f"{path}: {self.name} is written alone; read the checkpoint that it was made of")
-        return aside.read(self.load, path, self.framework) if self.aside else dict(self.load(path))
+        return isolation.read(self.load, path, self.framework) if self.isolated else dict(self.load(path))
 
     def _several(self, path: Path) -> dict[str, StoredTensor]:
         content = read_json(path)

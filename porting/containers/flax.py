@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from concord.porting.containers.aside import Refused, flat, tree
-from concord.porting.stored import NUMPY, Bits, StoredTensor, shape_of, size, sliced
-from concord.spec.errors import optional, refuse
+from concord.porting.tensors import NUMPY, Bits, StoredTensor, flat, shape_of, size, sliced, tree
+from concord.spec.errors import SpecError, optional, refuse
 from concord.spec.files import Write, writing
 
 LARGEST = (1 << 32) - (1 << 10)
@@ -43,7 +42,7 @@ def load(path: Path) -> dict[str, StoredTensor]:
         )
         found = unpacker.unpack()
         if unpacker.tell() != path.stat().st_size:
-            raise Refused(f"{path.stat().st_size - unpacker.tell()} bytes follow the dictionary")
+            raise SpecError(f"{path.stat().st_size - unpacker.tell()} bytes follow the dictionary")
     return flat(found)
 
 
@@ -52,7 +51,7 @@ def _entries(pairs: list[tuple[Any, Any]]) -> Any:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise Refused(
+        raise SpecError(
             f"the name {next(str(one) for one in names if names.count(one) > 1)[:60]!r} is there twice"
         )
     return _joined(found) if CHUNKED in found else found
@@ -71,7 +70,7 @@ def _array(shape: Any, dtype: str, content: bytes) -> StoredTensor:
     shape = shape_of(shape)
     if dtype not in NUMPY or size(dtype, shape) != len(content):
         said = f"shape {shape} and dtype {str(dtype)[:20]!r}"
-        raise Refused(f"an array has {said}, and not the bytes for them")
+        raise SpecError(f"an array has {said}, and not the bytes for them")
     return sliced(content, 0, dtype, shape)
 
 
@@ -80,7 +79,7 @@ def _joined(entries: Mapping[str, Any]) -> StoredTensor:
     shape, chunks = shape_of([*entries["shape"].values()]), list(entries["chunks"].values())
     dtype, count = chunks[0].dtype, sum(math.prod(piece.shape) for piece in chunks)
     if count != math.prod(shape) or any(piece.dtype != dtype for piece in chunks):
-        raise Refused(f"an array of pieces has shape {shape} but {count} elements, or several dtypes")
+        raise SpecError(f"an array of pieces has shape {shape} but {count} elements, or several dtypes")
 
     def bits() -> Bits:
         return np.concatenate([piece.bits().reshape(-1) for piece in chunks]).reshape(shape)

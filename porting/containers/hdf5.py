@@ -8,7 +8,6 @@ compressed: Keras writes none.
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import tempfile
 import zipfile
@@ -19,9 +18,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from concord.porting.containers.aside import DEEPEST, MOST, Refused, stored_of
-from concord.porting.stored import StoredTensor
-from concord.spec.errors import optional
+from concord.porting.tensors import StoredTensor, of_framework
+from concord.spec.errors import SpecError, optional
 from concord.spec.files import refusing
 
 BFLOAT16 = "bfloat16"
@@ -38,7 +36,7 @@ def load(path: Path | IO[bytes]) -> dict[str, StoredTensor]:
     with optional("an HDF5 file", "porting"):
         import h5py
 
-    return dict(_datasets(h5py.File(path, "r"), "", 0, itertools.count()))
+    return dict(_datasets(h5py.File(path, "r"), ""))
 
 
 def load_keras(path: Path) -> dict[str, StoredTensor]:
@@ -48,11 +46,11 @@ def load_keras(path: Path) -> dict[str, StoredTensor]:
     with zipfile.ZipFile(path) as archive:
         entries = [entry for entry in archive.infolist() if entry.filename == WEIGHTS]
         if len(entries) != 1:
-            raise Refused(
+            raise SpecError(
                 f"the archive has {len(entries)} members that are called {WEIGHTS} but must have one"
             )
         if entries[0].compress_type != zipfile.ZIP_STORED:
-            raise Refused(f"its member {WEIGHTS!r} is compressed; Keras' is not")
+            raise SpecError(f"its member {WEIGHTS!r} is compressed; Keras' is not")
         with archive.open(entries[0]) as member:
             shutil.copyfileobj(member, copy)
     return load(copy)
@@ -69,35 +67,34 @@ def load_models(path: Path) -> dict[str, StoredTensor]:
     for name, stored in load(path).items():
         short = "/".join(name.split("/")[2:]).removesuffix(":0") or name
         if short in found:
-            raise Refused(f"has two weights that are called {short[:200]!r}")
+            raise SpecError(f"has two weights that are called {short[:200]!r}")
         found[short] = stored
     return found
 
 
-def _datasets(group: Any, name: str, depth: int, met: Iterator[int]) -> Iterator[tuple[str, StoredTensor]]:
+def _datasets(group: Any, name: str) -> Iterator[tuple[str, StoredTensor]]:
     import h5py
 
     for key in group:
-        if depth > DEEPEST or next(met) >= MOST // 4:
-            raise Refused(f"its groups lie more than {DEEPEST} deep, or have more than {MOST // 4} members")
         inner = f"{name}/{key}" if name else key
         if not isinstance(group.get(key, getlink=True), h5py.HardLink):
-            raise Refused(f"{inner[:200]!r} is a link that leads elsewhere")
+            raise SpecError(f"{inner[:200]!r} is a link that leads elsewhere")
         member = group[key]
         if isinstance(member, h5py.Group):
-            yield from _datasets(member, inner, depth + 1, met)
+            yield from _datasets(member, inner)
         elif isinstance(member, h5py.Dataset):
             yield inner, _dataset(member, inner)
 
 
 def _dataset(member: Any, name: str) -> StoredTensor:
-    if member.is_virtual or member.external:
-        raise Refused(f"{name[:200]!r} lies in another file")
-    if member.chunks is not None or member.id.get_storage_size() != member.size * member.dtype.itemsize:
-        raise Refused(f"{name[:200]!r} is kept in pieces, or compressed; Keras keeps what it writes in one")
+    elsewhere = member.is_virtual or member.external or member.chunks is not None
+    if elsewhere or member.id.get_storage_size() != member.size * member.dtype.itemsize:
+        raise SpecError(
+            f"{name[:200]!r} lies in another file, in pieces, or compressed; Keras writes it here, in one"
+        )
     if member.dtype == np.dtype("V2") and member.attrs.get("dtype") == BFLOAT16:
         return StoredTensor(BFLOAT16, member.shape, lambda: member[()].view(np.uint16))
-    described = stored_of(np.empty(0, member.dtype), name)
+    described = of_framework(np.empty(0, member.dtype), name)
     return StoredTensor(described.dtype, member.shape, partial(np.asarray, member))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from concord.porting.containers.torch import state
-from concord.porting.stored import StoredTensor
+from concord.porting.tensors import StoredTensor
 from concord.spec.config import from_mapping
 from concord.spec.errors import optional
 from concord.spec.files import refusing

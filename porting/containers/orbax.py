@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from concord.porting.containers.aside import array_of, flat, tree
-from concord.porting.stored import StoredTensor
+from concord.porting.tensors import StoredTensor, array_of, flat, tree
 from concord.spec.errors import optional
 
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 import codecs
 import pickle
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from concord.porting.containers.aside import Refused, flat
-from concord.porting.stored import NUMPY, StoredTensor
+from concord.porting.tensors import NUMPY, StoredTensor, flat
+from concord.spec.errors import SpecError
 from concord.spec.files import refusing
 
 LACKS = ("float8_e4m3fn", "float8_e5m2", "uint64", "uint32", "uint16")
@@ -26,21 +25,8 @@ LACKS = ("float8_e4m3fn", "float8_e5m2", "uint64", "uint32", "uint16")
 def _encoded(text: str, encoding: str = "latin1") -> bytes:
     """Return bytes as Python 2 spells them."""
     if encoding not in ("latin1", "latin-1"):
-        raise Refused(f"it spells bytes in {encoding[:40]!r}")
+        raise SpecError(f"it spells bytes in {encoding[:40]!r}")
     return codecs.encode(text, "latin1")
-
-
-@dataclass(frozen=True)
-class _Made:
-    """A function that a pickle may call, and not change."""
-
-    function: Callable[..., Any]
-
-    def __call__(self, *given: Any) -> Any:
-        return self.function(*given)
-
-    def __setstate__(self, state: Any) -> None:
-        raise Refused("it changes a function")
 
 
 RECONSTRUCT: Any = np.zeros(1).__reduce__()[0]
@@ -50,16 +36,16 @@ FROM_BUFFER: Any = np.zeros(1).__reduce_ex__(5)[0]
 ALLOWED: Mapping[str, Any] = {
     "collections.OrderedDict": OrderedDict,
     **{f"{module}.bytes": bytes for module in ("builtins", "__builtin__")},
-    "_codecs.encode": _Made(_encoded),
+    "_codecs.encode": _encoded,
     "numpy.ndarray": np.ndarray,
-    "numpy.dtype": _Made(lambda code, *_: np.dtype(code, copy=True)),  # a pickle may change it
+    "numpy.dtype": lambda code, *_: np.dtype(code, copy=True),  # a pickle may change it
     **{
         f"numpy.{core}.{name}": function
         for core in ("core", "_core")
         for name, function in (
-            ("multiarray._reconstruct", _Made(RECONSTRUCT)),
-            ("numeric._frombuffer", _Made(FROM_BUFFER)),
-            ("multiarray.scalar", _Made(lambda *_: None)),
+            ("multiarray._reconstruct", RECONSTRUCT),
+            ("numeric._frombuffer", FROM_BUFFER),
+            ("multiarray.scalar", lambda *_: None),
         )
     },
 }
@@ -73,7 +59,7 @@ class _Reader(pickle.Unpickler):
         """Return what is taken for a class or function; nobody looks for it."""
         asked = f"{module}.{name}"
         if asked not in ALLOWED:
-            raise Refused(
+            raise SpecError(
                 f"it asks for {asked[:100]!r}, which no file of weights needs; nothing of it was run"
             )
         return ALLOWED[asked]

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from concord.porting.containers.aside import Refused, array_of, stored_of
-from concord.porting.stored import NUMPY, Bits, StoredTensor
-from concord.spec.errors import optional
+from concord.porting.tensors import NUMPY, Bits, StoredTensor, array_of, of_framework
+from concord.spec.errors import SpecError, optional
 
 SUFFIX, OURS = ".index", "/.ATTRIBUTES/VARIABLE_VALUE"
 """How the name of an index ends, and the keys of checkpoints of TensorFlow 2."""
@@ -34,13 +33,13 @@ def load(path: Path) -> Mapping[str, StoredTensor]:
         if dtype == tf.string:
             continue
         if dtype.name not in NUMPY:
-            raise Refused(f"{name[:200]!r} has dtype {dtype.name}, which is not known")
+            raise SpecError(f"{name[:200]!r} has dtype {dtype.name}, which is not known")
         found[name] = StoredTensor(dtype.name, tuple(shapes[name]), partial(_bits, reader, name))
     return found
 
 
 def _bits(reader: object, name: str) -> Bits:
-    return stored_of(np.asarray(reader.get_tensor(name)), name).bits()  # type: ignore[attr-defined]
+    return of_framework(np.asarray(reader.get_tensor(name)), name).bits()  # type: ignore[attr-defined]
 
 
 def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:

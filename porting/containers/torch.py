@@ -15,10 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from concord.porting.containers import aside
-from concord.porting.containers.aside import Refused, flat
-from concord.porting.stored import NUMPY, Bits, StoredTensor, size
-from concord.spec.errors import optional
+from concord.porting.tensors import NUMPY, Bits, StoredTensor, flat, of_framework
+from concord.spec.errors import SpecError, optional
 from concord.spec.files import refusing
 
 HARMLESS: tuple[Any, ...] = (
@@ -41,7 +39,7 @@ def load(path: Path) -> Mapping[str, StoredTensor]:
         import torch
 
     if not path.stat().st_size:
-        raise Refused("it is empty")
+        raise SpecError("it is empty")
     try:
         with torch.serialization.safe_globals(list(HARMLESS)):
             found = torch.load(path, map_location="cpu", weights_only=True)
@@ -50,10 +48,10 @@ def load(path: Path) -> Mapping[str, StoredTensor]:
         said = said.partition(" Check the documentation")[0]
         if named := GLOBAL.search(str(error)):
             said = f"it asks for {named[1][:100]!r}, which no file of weights needs; nothing of it was run"
-        raise Refused(said[:300] or "it is no pickle of tensors; nothing of it was run") from None
+        raise SpecError(said[:300] or "it is no pickle of tensors; nothing of it was run") from None
     except RuntimeError as error:
         if "TorchScript" in str(error):
-            raise Refused(
+            raise SpecError(
                 "it is a compiled model of TorchScript, which is code; save its state_dict()"
             ) from None
         raise
@@ -63,13 +61,10 @@ def load(path: Path) -> Mapping[str, StoredTensor]:
 def _stored(tensor: Any, name: str) -> StoredTensor:
     """Return a tensor of PyTorch as one of a file; an array of NumPy too."""
     if isinstance(tensor, (np.ndarray, np.generic)):
-        return aside.stored_of(tensor, name)
+        return of_framework(tensor, name)
     dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
     if dtype not in NUMPY or str(tensor.layout) != "torch.strided":
-        raise Refused(f"{name[:200]!r} has dtype {dtype}, {tensor.layout}, which is not known")
-    storage = tensor.untyped_storage().nbytes()
-    if size(dtype, shape) > max(storage, aside.GROWTH << 20):
-        raise Refused(f"{name[:200]!r} has shape {shape}, but its storage has {storage} bytes")
+        raise SpecError(f"{name[:200]!r} has dtype {dtype}, {tensor.layout}, which is not known")
     return StoredTensor(dtype, shape, partial(_bits, tensor, dtype, shape))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from concord.conformance.fields import also
 from concord.porting.checkpoint import UNKNOWN, Checkpoint, LazyTensor
-from concord.porting.comparison.difference import TensorDifference, classify
+from concord.porting.difference import TensorDifference, classify
 from concord.porting.folder import CARRIED, CONFIGS, FOREIGN, LABELS, LENGTHS, PROMPTS, SENTENCES
 from concord.porting.sentences import ARGUMENTS
 from concord.spec.config import EncoderConfig
@@ -25,59 +25,52 @@ BESIDE = tuple(name for name in (*CARRIED, *SENTENCES) if name != LABELS)
 MOST, LONGEST = 3, 60
 """Entries that differ of which a file's line tells, and characters of each that it shows."""
 
-Place = tuple[str | int, ...]
-"""The keys and numbers that lead to an entry of JSON."""
-
 SILENT = {LENGTHS: (ARGUMENTS,), PROMPTS: ("__version__",)}
 """Entries of a file that say nothing of the model: how a library is to load what lies there anyway, and which
 one wrote it."""
 
 
-def _beside(checkpoint: Checkpoint) -> dict[str, dict[Place, str]]:
+def _beside(checkpoint: Checkpoint) -> dict[str, dict[str, str]]:
     """Return what labels and files say, each entry or line by its place."""
-    found = {name: _said(name, checkpoint.files[name]) for name in BESIDE if name in checkpoint.files}
-    labels = {str(number): label for number, label in enumerate(checkpoint.labels or ())}
-    return {**({"labels": dict(_entries(labels))} if labels else {}), **found}
+    labels = {f"{number}": json.dumps(label) for number, label in enumerate(checkpoint.labels or ())}
+    files = {name: _entries_of(name, checkpoint.files[name]) for name in BESIDE if name in checkpoint.files}
+    return {**({"labels": labels} if labels else {}), **files}
 
 
-def _said(name: str, content: bytes) -> dict[Place, str]:
+def _entries_of(name: str, content: bytes) -> dict[str, str]:
     try:
         if not name.endswith(".json"):
-            lines = content.decode().removesuffix("\n").split("\n")
-            return dict(
-                _entries({f"line {number}": line.removesuffix("\r") for number, line in enumerate(lines, 1)})
-            )
+            lines = content.decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
+            return {f"line {number}": json.dumps(line) for number, line in enumerate(lines, 1)}
         found = parse_json(content, name)
     except (SpecError, UnicodeDecodeError):
-        return {(): f"{len(content)} bytes, SHA-256 {hashlib.sha256(content).hexdigest()[:8]}"}
+        return {"": f"{len(content)} bytes, SHA-256 {hashlib.sha256(content).hexdigest()[:8]}"}
     if isinstance(found, dict):
         found = {key: value for key, value in found.items() if key not in SILENT.get(name, ())}
     return dict(_entries(found))
 
 
-def _apart(mine: Mapping[Place, str], other: Mapping[Place, str], sides: tuple[str, str]) -> str:
-    """Return which entries are not the same, in words; empty: all are."""
-    apart = [
-        f"{_spelled(place)} is {shown(mine.get(place, 'absent'), LONGEST)} in {sides[0]} and "
-        f"{shown(other.get(place, 'absent'), LONGEST)} in {sides[1]}"
-        for place in {**mine, **other}
-        if mine.get(place) != other.get(place)
-    ]
-    return first_of(apart, MOST, "; ")
-
-
-def _entries(value: Any, place: Place = ()) -> Iterator[tuple[Place, str]]:
+def _entries(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
     """Yield the place of each entry of JSON, and what stands there as JSON."""
-    if isinstance(value, (dict, list)) and value:
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _entries(inner, (*place, key))
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _entries(inner, f"{place}.{key}" if place else key)
+    elif isinstance(value, list) and value:
+        for number, inner in enumerate(value):
+            yield from _entries(inner, f"{place}[{number}]")
     else:
         yield place, json.dumps(value)
 
 
-def _spelled(place: Place) -> str:
-    steps = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
-    return shown("".join(steps).removeprefix("."), LONGEST) or "all of it"
+def _apart(mine: Mapping[str, str], other: Mapping[str, str]) -> str:
+    """Return which entries are not the same, in words; empty: all are."""
+    apart = [
+        f"{shown(place, LONGEST) or 'all of it'} is {shown(mine.get(place, 'absent'), LONGEST)} in A and "
+        f"{shown(other.get(place, 'absent'), LONGEST)} in B"
+        for place in {**mine, **other}
+        if mine.get(place) != other.get(place)
+    ]
+    return first_of(apart, MOST, "; ")
 
 
 TIED = "tie_word_embeddings"
@@ -164,38 +157,32 @@ class Comparison:
         return "; ".join(said)
 
 
-def compare(first: Checkpoint, second: Checkpoint, sides: tuple[str, str] = ("A", "B")) -> Comparison:
-    """Compare two checkpoints.
-
-    Args:
-        sides: what the two are called where files and what is no parameter differ.
-    """
-    common = [name for name in first.tensors if name in second.tensors]
-    held = {name: tensor.held for name, tensor in first.tensors.items()}
-    mine, other = ({"part": one.part, **one.config.as_dict()} for one in (first, second))
-    ours, theirs = _beside(first), _beside(second)
-    apart = {name: _apart(ours[name], theirs[name], sides) for name in ours if name in theirs}
+def compare(first: Checkpoint, second: Checkpoint) -> Comparison:
+    """Compare two checkpoints; A is the first, B the second."""
+    mine, theirs = ({"part": one.part, **one.config.as_dict()} for one in (first, second))
     # Embeddings are tied in what gives tokens out: a bare model has no such head, and is the same either way.
     if any(_is_of_head(name, tensor) for one in (first, second) for name, tensor in one.others.items()):
         ties = _tied(first), _tied(second)
         if None not in ties:
-            mine[TIED], other[TIED] = ties
-    pairs = []
-    for name in common:
-        pairs += _pair(name, first.tensors, second.tensors, first.config, held)
+            mine[TIED], theirs[TIED] = ties
+    files, others = _beside(first), _beside(second)
+    apart = {name: _apart(files[name], others[name]) for name in files if name in others}
+    held = {name: tensor.held for name, tensor in first.tensors.items()}
+    common = [name for name in first.tensors if name in second.tensors]
+    pairs = [_difference(name, first.tensors, second.tensors, first.config, held) for name in common]
     return Comparison(
-        len(common) - len(pairs),
-        tuple(pairs),
+        pairs.count(None),
+        tuple(filter(None, pairs)),
         tuple(name for name in first.tensors if name not in second.tensors),
         tuple(name for name in second.tensors if name not in first.tensors),
         {
-            key: (str(mine.get(key)), str(other.get(key)))
-            for key in {**mine, **other}
-            if mine.get(key) != other.get(key)
+            key: (str(mine.get(key)), str(theirs.get(key)))
+            for key in {**mine, **theirs}
+            if mine.get(key) != theirs.get(key)
         },
         {name: words for name, words in apart.items() if words},
-        (tuple(a for a in ours if a not in theirs), tuple(b for b in theirs if b not in ours)),
-        _others(first, second, sides),
+        (tuple(a for a in files if a not in others), tuple(b for b in others if b not in files)),
+        _compare_others(first, second),
     )
 
 
@@ -203,89 +190,58 @@ def _is_of_head(name: str, tensor: LazyTensor) -> bool:
     return bool(tensor.owner) or not (tensor.redundant or name.startswith("pooler."))
 
 
-def _untied(
-    name: str, sides: tuple[str, str], whose: Checkpoint, other: Checkpoint
-) -> TensorDifference | None:
-    """Return what it means that a checkpoint lacks a tensor that the other one does not tie.
-
-    None if it lacks the whole head.
-    """
-    tensor, head = whose.others[name], name.rsplit(".", 2)[0]
-    if not tensor.owner or not any(one.startswith(head) for one in other.others):
-        return None
-    tied = _tied(other)
-    instead = (
-        f"a model of {sides[1]} takes its embeddings"
-        if tied
-        else f"a model of {sides[1]} draws it anew"
-        if tied is False
-        else f"{sides[1]} does not say what a model takes"
-    )
-    words = (
-        f"is in {sides[0]} alone, where it is no copy of {tensor.owner!r}; {instead} in its place ({TIED})"
-    )
-    return TensorDifference("untied", words, f"{TIED} was not heeded", tensor.foreign)
-
-
-def _others(first: Checkpoint, second: Checkpoint, sides: tuple[str, str]) -> Others:
+def _compare_others(first: Checkpoint, second: Checkpoint) -> Others:
     """Compare what is no parameter, but for what holds nothing but what the rest says."""
-    found: list[TensorDifference] = []
-    apart: dict[str, str] = {}
-    open_ = [
-        name
-        for name in {**first.others, **second.others}
-        if any(name in one.others and not one.others[name].redundant for one in (first, second))
-    ]
-    for name in open_:
-        tensors = [one.others[name] for one in (first, second) if name in one.others]
-        foreign = tensors[0].foreign
+    pairs, apart, same = list[TensorDifference](), dict[str, str](), 0
+    for name in {**first.others, **second.others}:
+        there = {side: one.others[name] for side, one in (("A", first), ("B", second)) if name in one.others}
+        tensor, *_ = tensors = [*there.values()]
+        if all(one.redundant for one in tensors):
+            continue
         if len(tensors) == 1:
-            both = ((first, second), sides) if name in first.others else ((second, first), sides[::-1])
-            if difference := _untied(name, both[1], *both[0]):
-                found.append(difference)
+            (here,) = there
+            other, lacking = ("B", second) if here == "A" else ("A", first)
+            # Who lacks the whole head has lost nothing that ties would give back.
+            if tensor.owner and any(one.startswith(name.rsplit(".", 2)[0]) for one in lacking.others):
+                words = f"is in {here} alone, where it is no copy of {tensor.owner!r}"
+                words += f"; {TIED} is {_tied(lacking)} in {other}"
+                pairs.append(TensorDifference("untied", words, f"{TIED} was not heeded", tensor.foreign))
             else:
-                apart[foreign] = f"is in {both[1][0]} alone"
-        elif pairs := _pair(name, first.others, second.others, first.config, {}):
-            if first.source != second.source and UNKNOWN in [tensor.transform for tensor in tensors]:
-                apart[foreign] = "no table says how it is laid out in files of both kinds"
-            else:
-                found.append(replace(pairs[0], name=foreign))
-    return Others(len(open_) - len(found) - len(apart), tuple(found), apart)
+                apart[tensor.foreign] = f"is in {here} alone"
+        elif not (found := _difference(name, first.others, second.others, first.config)):
+            same += 1
+        elif first.source != second.source and UNKNOWN in [one.transform for one in tensors]:
+            apart[tensor.foreign] = "no table says how it is laid out in files of both kinds"
+        else:
+            pairs.append(replace(found, name=tensor.foreign))
+    return Others(same, tuple(pairs), apart)
 
 
-def _pair(
+def _difference(
     name: str,
     first: Mapping[str, LazyTensor],
     second: Mapping[str, LazyTensor],
     config: EncoderConfig,
-    held: Mapping[str, tuple[str, str]],
-) -> list[TensorDifference]:
+    held: Mapping[str, tuple[str, str]] | None = None,
+) -> TensorDifference | None:
     """Return how a tensor differs, if it does.
 
     Args:
-        held: what those of the first hold whose place it may have taken.
+        held: what each of the first holds: the second may have taken one for another.
     """
-    mine, theirs = first[name], second[name]
-    found = theirs.held
+    mine, theirs, held = first[name], second[name], held or {}
+    dtypes, found = (mine.dtype, theirs.dtype), theirs.held
     if mine.shape == theirs.shape and found == (held.get(name) or mine.held):
-        return []
-    dtypes = (mine.dtype, theirs.dtype)
-    others = [
-        other
-        for other, what in held.items()
-        if what == found and other != name and first[other].shape == theirs.shape
-    ]
-    if others:
-        other = next((one for one in others if one.rpartition(".")[2] == name.rpartition(".")[2]), others[0])
-        layers = {one.split(".")[1] if one.startswith("layers.") else "" for one in (name, other)}
-        why = (
-            "tensors of one layer were taken for those of another"
-            if len(layers) > 1
-            else "names were mapped to each other the wrong way"
-        )
-        words = f"it is A's {other}, bit for bit"
-        return [TensorDifference("different", words, why, name, other, dtypes)]
-    difference = classify(mine.read(), theirs.read(), name, config)
-    words = difference.words
-    words += "" if mine.dtype == theirs.dtype else f" ({mine.dtype} in A, {theirs.dtype} in B)"
-    return [replace(difference, words=words, dtypes=dtypes)]
+        return None
+    others = [other for other in held if held[other] == found and first[other].shape == theirs.shape]
+    if not others:
+        difference = classify(mine.read(), theirs.read(), name, config)
+        words = "" if mine.dtype == theirs.dtype else f" ({mine.dtype} in A, {theirs.dtype} in B)"
+        return replace(difference, words=difference.words + words, dtypes=dtypes)
+    leaf = name.rpartition(".")[2]
+    other = next((one for one in others if one.endswith(f".{leaf}")), others[0])
+    layers = {one.split(".")[1] if one.startswith("layers.") else "" for one in (name, other)}
+    cause = "names were mapped to each other the wrong way"
+    if len(layers) > 1:
+        cause = "tensors of one layer were taken for those of another"
+    return TensorDifference("different", f"it is A's {other}, bit for bit", cause, name, other, dtypes)

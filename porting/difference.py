@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.porting.stored import digest
+from concord.porting.tensors import digest
 from concord.spec.config import EncoderConfig
 from concord.spec.precision import precision
 from concord.spec.sources.layouts import contiguous
@@ -78,12 +78,9 @@ class _Both:
     name: str
     config: EncoderConfig
 
-    def strips(self) -> Iterator[tuple[Array, Array]]:
-        """Yield pieces of both."""
-        return _strips(self.first, self.second)
-
+    @property
     def sides(self) -> tuple[tuple[Array, Array, str], ...]:
-        """Return one and the other, and which the one is."""
+        """One and the other, and which the one is; then the other way round."""
         return (self.second, self.first, "B"), (self.first, self.second, "A")
 
 
@@ -101,39 +98,38 @@ def classify(first: Array, second: Array, name: str, config: EncoderConfig) -> T
         name: the canonical one.
         config: of the first one's model.
     """
-    both, said = _Both(first, second, name, config), ""
+    both, alike = _Both(first, second, name, config), first.dtype == second.dtype
     with np.errstate(all="ignore"):
         if first.shape != second.shape:
             looks: tuple[Look, ...] = (_transposed, _longer)
             last = ("another shape", f"has shape {first.shape} in A and {second.shape} in B", "")
         elif _equal(first, second):
-            looks, alike = (), first.dtype == second.dtype
-            words = "the same bits" if alike else "the same numbers in another dtype"
-            last = ("same" if alike else "same numbers", words, "")
+            looks, last = (), ("same numbers", "the same numbers in another dtype", "")
+            last = ("same", "the same bits", "") if alike else last
         else:
             looks = LOOKS if first.dtype.kind == second.dtype.kind == "f" else ()
             last = ("different", "different:", "")
-            said = _sizes(both)
         kind, words, cause = next((found for look in looks for found in look(both)), last)
-    return TensorDifference(kind, f"{words} {said}" if words.endswith(":") else words, cause, name)
+        words += f" {_sizes(both)}" if words.endswith(":") else ""
+    return TensorDifference(kind, words, cause, name)
 
 
 def _not_finite(both: _Both) -> Iterator[Found]:
     """Look for NaN and infinities that one of the two has more of: they hide whatever else differs."""
-    counts = [
-        [int(is_one(one).sum()) for is_one in (np.isnan, np.isposinf, np.isneginf)]
-        for one in (both.first, both.second)
-    ]
-    for one, other, which in both.sides() if counts[0] != counts[1] else ():
-        places = np.argwhere(~np.isfinite(one) & ~_alike(one, other))
-        if not len(places) or not np.isfinite(one).any():  # a constant is named as that
+    for one, other, which in both.sides:
+        places = np.argwhere(~np.isfinite(one) & np.isfinite(other))
+        fewer = np.isfinite(one).sum() < np.isfinite(other).sum()
+        if not fewer or not np.isfinite(one).any():  # they stand elsewhere, or all numbers are the same
             continue
         place = tuple(places[0].tolist())
         value, there = one[place], float(other[place])
         more = f", and {len(places) - 1} more that are not finite" if len(places) > 1 else ""
-        words = f"{which} is {value} at {place}, where the other is {there:g}{more}:"
         narrow = np.isinf(value) and abs(there) > np.finfo(one.dtype).max
-        yield "not finite", words, f"{there:g} is out of the range of {one.dtype}" if narrow else ""
+        yield (
+            "not finite",
+            f"{which} is {value} at {place}, where the other is {there:g}{more}:",
+            f"{there:g} is out of the range of {one.dtype}" if narrow else "",
+        )
 
 
 def _transposed(both: _Both) -> Iterator[Found]:
@@ -145,7 +141,7 @@ def _transposed(both: _Both) -> Iterator[Found]:
 
 def _longer(both: _Both) -> Iterator[Found]:
     """Look for rows that one of the two has besides."""
-    (shorter, _, _), (longer, _, which) = sorted(both.sides(), key=lambda side: side[0].shape[:1])
+    (shorter, _, _), (longer, _, which) = sorted(both.sides, key=lambda side: side[0].shape[:1])
     if shorter.ndim == 0 or shorter.shape[1:] != longer.shape[1:]:
         return
     rows, more = len(shorter), len(longer) - len(shorter)
@@ -242,14 +238,14 @@ def _of_order(name: str, what: str) -> str:
 
 def _rounded(both: _Both) -> Iterator[Found]:
     for name in LOWER:
-        for low, high, which in both.sides():
+        for low, high, which in both.sides:
             if _equal(precision(name).round(high), low) and np.isfinite(low).all():
                 cause = f"the file was saved in, or went through, {name}"
                 yield "rounded", f"{which} is rounded to {name}:", cause
 
 
 def _constant(both: _Both) -> Iterator[Found]:
-    for one, _, which in both.sides():
+    for one, _, which in both.sides:
         if one.size > 1 and _equal(one, np.full_like(one, one.flat[0])):
             number = float(one.flat[0])
             new = number in (0.0, 1.0)
@@ -259,7 +255,7 @@ def _constant(both: _Both) -> Iterator[Found]:
 
 def _scaled(both: _Both) -> Iterator[Found]:
     products = squares = 0.0
-    for one, other in both.strips():
+    for one, other in _strips(both.first, both.second):
         mine, theirs = (array.astype(np.float64).reshape(-1) for array in (one, other))
         products, squares = products + float(mine @ theirs), squares + float(mine @ mine)
     by = products / squares if squares else 0.0
@@ -290,7 +286,7 @@ def _rows(both: _Both) -> Iterator[Found]:
     apart = np.flatnonzero(~_alike(both.first, both.second).all(1)) if both.first.ndim == 2 else ()
     if 0 < len(apart) <= FEW_ROWS * len(both.first):
         words = f"{len(apart)} rows differ, the first at {', '.join(map(str, apart[:5]))}:"
-        zeroed = [which for one, _, which in both.sides() if not one[apart].any()]
+        zeroed = [which for one, _, which in both.sides if not one[apart].any()]
         padding = zeroed and [*apart] == [both.config.pad_id]
         yield "some rows", words, f"the row of padding is zeroed in {zeroed[0]}" if padding else ""
 
@@ -338,7 +334,7 @@ def _strips(first: Array, second: Array) -> Iterator[tuple[Array, Array]]:
 def _near(both: _Both, factor: float = 1.0) -> bool:
     """Say whether all numbers are the same, those of the first times a factor, but for their last digits."""
     digits = max(precision(array.dtype.name).unit_roundoff for array in (both.first, both.second))
-    for one, other in both.strips():
+    for one, other in _strips(both.first, both.second):
         mine, theirs = one.astype(np.float64) * factor, other.astype(np.float64)
         size = np.maximum(abs(mine), abs(theirs))
         close = abs(mine - theirs) <= LAST_DIGITS * digits * size
@@ -350,7 +346,7 @@ def _near(both: _Both, factor: float = 1.0) -> bool:
 def _sizes(both: _Both) -> str:
     """Return how many numbers differ, and how much."""
     count, odd, largest, squares, whole = 0, 0, 0.0, 0.0, 0.0
-    for one, other in both.strips():
+    for one, other in _strips(both.first, both.second):
         differ, mine, theirs = ~_alike(one, other), one.astype(np.float64), other.astype(np.float64)
         finite = np.isfinite(mine) & np.isfinite(theirs)
         gaps = abs(theirs - mine)[finite]

@@ -1,6 +1,6 @@
-"""A tensor that lies in a file.
+"""Tensors that lie in files.
 
-Its dtype and shape are known, its numbers are read when they are asked for.
+Their dtypes and shapes are known, their numbers are read when they are asked for.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import math
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.spec.errors import SpecError
 from concord.spec.sources.layouts import contiguous
 
 Bits = NDArray[Any]
@@ -43,20 +44,21 @@ NUMPY: dict[str, str] = {
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 """Those that weights may have."""
 
-LARGEST_SHAPE, MOST_AXES = 1 << 40, 32
-"""Elements of a tensor, as if none of its axes were empty, and its axes: a shape that says more is wrong."""
+MOST_ENTRIES = 1 << 18
+"""Entries of dictionaries in a file, each counted as often as it is met: a pickle of few bytes may have more
+than there is time for."""
 
 
-def shape_of(said: Any) -> tuple[int, ...]:
+def shape_of(axes: Any) -> tuple[int, ...]:
     """Return what a file says is a shape.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if NumPy has no arrays of it, even where an axis is empty.
     """
-    shape = tuple(said) if isinstance(said, (list, tuple)) else (None,)
-    whole = len(shape) <= MOST_AXES and all(type(axis) is int and axis >= 0 for axis in shape)
-    if not whole or math.prod(axis or 1 for axis in shape) > LARGEST_SHAPE:
-        raise ValueError(f"{repr(said)[:60]} is no shape of a tensor")
+    shape = tuple(axes) if isinstance(axes, (list, tuple)) else (None,)
+    whole = len(shape) <= 32 and all(type(axis) is int and axis >= 0 for axis in shape)
+    if not whole or math.prod(axis or 1 for axis in shape) > 1 << 40:
+        raise ValueError(f"{repr(axes)[:60]} is no shape of a tensor")
     return shape
 
 
@@ -139,3 +141,63 @@ def in_memory(array: Bits, dtype: str | None = None) -> StoredTensor:
 def digest(array: Bits) -> str:
     """Return the SHA-256 of the bits of an array, in C order."""
     return in_memory(array).sha256()
+
+
+def of_framework(value: Any, name: str) -> StoredTensor:
+    """Return an array of NumPy, whose dtype may be one that a framework adds, as a tensor of a file.
+
+    Raises:
+        SpecError: for a dtype that files of weights do not have.
+    """
+    array = np.asarray(value)
+    if array.dtype.name not in NUMPY or array.dtype.byteorder == ">":
+        raise SpecError(f"{name[:200]!r} has dtype {str(array.dtype)[:60]}, which is not known")
+    return in_memory(array.view(NUMPY[array.dtype.name]), array.dtype.name)
+
+
+def array_of(stored: StoredTensor) -> Any:
+    """Return a tensor as an array of the dtypes that TensorFlow and JAX have."""
+    import ml_dtypes
+
+    bits = stored.array()
+    return bits if bits.dtype.name == stored.dtype else bits.view(getattr(ml_dtypes, stored.dtype))
+
+
+def tree(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tensors as dictionaries in each other, by the parts of their names between dots."""
+    found: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        *outer, last = name.split(".")
+        place = found
+        for part in outer:
+            place = place.setdefault(part, {})
+        place[last] = tensor
+    return found
+
+
+def flat(tree: Any, tensor: Callable[[Any, str], StoredTensor] = of_framework) -> dict[str, StoredTensor]:
+    """Return the arrays in dictionaries and lists, by names joined by dots; what is no array is passed over.
+
+    Args:
+        tensor: makes a tensor of an array and its name.
+
+    Raises:
+        SpecError: if there are too many, or two of one name.
+    """
+    found: dict[str, StoredTensor] = {}
+    for count, (name, value) in enumerate(_entries(tree, "")):
+        if count > MOST_ENTRIES:
+            raise SpecError(f"it holds more than {MOST_ENTRIES} entries")
+        if isinstance(value, StoredTensor) or hasattr(value, "dtype"):
+            if name in found:
+                raise SpecError(f"has two tensors that are called {name[:200]!r}")
+            found[name] = value if isinstance(value, StoredTensor) else tensor(value, name)
+    return found
+
+
+def _entries(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield whatever lies in a tree, by its name."""
+    yield name, tree
+    if isinstance(tree, (dict, list, tuple)):
+        for key, inner in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from _entries(inner, f"{name}.{key}" if name else str(key))
