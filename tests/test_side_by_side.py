@@ -26,7 +26,7 @@ def test_each_line_of_a_framework_stands_once_in_its_column_in_order(pattern):
 
 def test_the_same_class_and_the_same_step_stand_in_one_row():
     parts = dict(PROGRAM["sections"]("backends/{}/layers.py"))
-    (row,) = (row for row in parts["EncoderLayer"] if row[0] and row[0][1].startswith("class "))
-    assert all(cell and cell[1].startswith("class EncoderLayer(") for cell in row)
+    (row,) = (row for row in parts["PostNormLayer"] if row[0] and row[0][1].startswith("class "))
+    assert all(cell and cell[1].startswith("class PostNormLayer(") for cell in row)
     (row,) = (row for row in parts["gelu_erf"] if row[0] and "return" in row[0][1])
     assert all(cell and "erf" in cell[1] for cell in row)

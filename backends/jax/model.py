@@ -12,9 +12,9 @@ from jax import Array
 
 from concord.backends.jax.layers import (
     EXPLICIT,
+    LAYERS,
     POOLERS,
     POOLINGS,
-    EncoderLayer,
     MultiHeadAttention,
     dtype_name,
 )
@@ -29,7 +29,8 @@ class EncoderStack(Tapped, nnx.Module):
 
     def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT, **kwargs: Any) -> None:
         self.pad_id = config.pad_id
-        self.layers = nnx.List([EncoderLayer(config, make, **kwargs) for _ in range(config.num_layers)])
+        layer = LAYERS[config.norm_placement]
+        self.layers = nnx.List([layer(config, make, **kwargs) for _ in range(config.num_layers)])
         self.final_norm = make.norm(config, **kwargs) if config.final_norm else None
 
     def __call__(self, embeddings: Array, input_ids: Array) -> Array:

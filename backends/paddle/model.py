@@ -10,9 +10,9 @@ from paddle import Tensor, nn
 from concord.backends.library import KeptRows, Layers
 from concord.backends.paddle.layers import (
     EXPLICIT,
+    LAYERS,
     POOLERS,
     POOLINGS,
-    EncoderLayer,
     MultiHeadAttention,
     filled,
 )
@@ -27,7 +27,8 @@ class EncoderStack(Tapped, nn.Layer):
     def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT) -> None:
         super().__init__()
         self.pad_id = config.pad_id
-        self.layers = nn.LayerList([EncoderLayer(config, make) for _ in range(config.num_layers)])
+        layer = LAYERS[config.norm_placement]
+        self.layers = nn.LayerList([layer(config, make) for _ in range(config.num_layers)])
         self.final_norm = make.norm(config) if config.final_norm else None
 
     def forward(self, embeddings: Tensor, input_ids: Tensor) -> Tensor:

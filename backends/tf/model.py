@@ -12,9 +12,9 @@ from tensorflow import Tensor
 from concord.backends.library import KeptRows, Layers
 from concord.backends.tf.layers import (
     EXPLICIT,
+    LAYERS,
     POOLERS,
     POOLINGS,
-    EncoderLayer,
     Layer,
     Linear,
     ModelBase,
@@ -30,9 +30,8 @@ class EncoderStack(ModelBase):
     def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
         self.pad_id = config.pad_id
-        self.blocks = [
-            EncoderLayer(config, make, **self.sub(f"layers.{i}")) for i in range(config.num_layers)
-        ]
+        layer = LAYERS[config.norm_placement]
+        self.blocks = [layer(config, make, **self.sub(f"layers.{i}")) for i in range(config.num_layers)]
         self.final_norm = make.norm(config, **self.sub("final_norm")) if config.final_norm else None
 
     def forward(self, embeddings: Tensor, input_ids: Tensor) -> Tensor:

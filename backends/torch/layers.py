@@ -302,8 +302,8 @@ class FeedForward(Tapped, nn.Module):
         return self.tap("outer", self.outer(active))
 
 
-class EncoderLayer(Tapped, nn.Module):
-    """Self-attention and feed-forward, each with residual and norm (SPEC NRM-1, NRM-5, RES-1).
+class PostNormLayer(Tapped, nn.Module):
+    """Self-attention and feed-forward, each with residual and then norm (SPEC NRM-1, NRM-5, RES-1).
 
     (B, T, D) to (B, T, D).
     """
@@ -313,22 +313,30 @@ class EncoderLayer(Tapped, nn.Module):
         self.attention = MultiHeadAttention(config, make, **kwargs)
         self.feed_forward = FeedForward(config, make, **kwargs)
         shared = config.norm_sharing == "shared"
-        self.norm = make.norm(config, **kwargs) if shared else None
+        self.norm: Any = make.norm(config, **kwargs) if shared else None
         self.norm1 = None if shared else make.norm(config, **kwargs)
         self.norm2 = None if shared else make.norm(config, **kwargs)
-        self.pre_norm = config.norm_placement == "pre"
 
     def forward(self, x: Tensor, real: Tensor | KeptRows) -> Tensor:
-        x = self.add(x, lambda h: self.attention(h, h, h, real, real), self.norm1 or self.norm, 1)
-        return self.add(x, self.feed_forward, self.norm2 or self.norm, 2)
+        norm1, norm2 = self.norm1 or self.norm, self.norm2 or self.norm  # NRM-5
+        h = self.tap("residual1", x + self.attention(x, x, x, real, real))
+        x = self.tap("norm1", norm1(h))
+        h = self.tap("residual2", x + self.feed_forward(x))
+        return self.tap("norm2", norm2(h))
 
-    def add(self, x: Tensor, sublayer: Step, norm: Any, number: int) -> Tensor:
-        """Add what a sublayer makes of a tensor to it, with the norm before or after (SPEC NRM-1, RES-1)."""
-        norm_name, residual_name = f"norm{number}", f"residual{number}"
-        if self.pre_norm:
-            return self.tap(residual_name, x + sublayer(self.tap(norm_name, norm(x))))
-        return self.tap(norm_name, norm(self.tap(residual_name, x + sublayer(x))))
 
+class PreNormLayer(PostNormLayer):
+    """The same with each norm before its sublayer, on a residual stream that no norm touches (SPEC NRM-1)."""
+
+    def forward(self, x: Tensor, real: Tensor | KeptRows) -> Tensor:
+        norm1, norm2 = self.norm1 or self.norm, self.norm2 or self.norm  # NRM-5
+        h = self.tap("norm1", norm1(x))
+        x = self.tap("residual1", x + self.attention(h, h, h, real, real))
+        h = self.tap("norm2", norm2(x))
+        return self.tap("residual2", x + self.feed_forward(h))
+
+
+LAYERS = {"post": PostNormLayer, "pre": PreNormLayer}  # NRM-1
 
 EXPLICIT = Layers(
     LayerNorm,

@@ -13,9 +13,9 @@ from concord.backends.library import KeptRows, Layers
 from concord.backends.taps import Tapped
 from concord.backends.torch.layers import (
     EXPLICIT,
+    LAYERS,
     POOLERS,
     POOLINGS,
-    EncoderLayer,
     MultiHeadAttention,
     dtype_name,
 )
@@ -29,7 +29,8 @@ class EncoderStack(Tapped, nn.Module):
     def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT, **kwargs: Any) -> None:
         super().__init__()
         self.pad_id = config.pad_id
-        self.layers = nn.ModuleList([EncoderLayer(config, make, **kwargs) for _ in range(config.num_layers)])
+        layer = LAYERS[config.norm_placement]
+        self.layers = nn.ModuleList([layer(config, make, **kwargs) for _ in range(config.num_layers)])
         self.final_norm = make.norm(config, **kwargs) if config.final_norm else None
 
     def forward(self, embeddings: Tensor, input_ids: Tensor) -> Tensor:
