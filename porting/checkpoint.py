@@ -79,7 +79,7 @@ class Checkpoint:
             classifier, by the name that kinds of file
             share, in its layout; where none is known, by the name and in the layout of the file.
         words: the name of the table in whose words ``config.json`` is; empty: there is none.
-        format, recognised: that it was read from (:func:`concord.porting.formats`), and how that was known.
+        format: that it was read from (:func:`concord.porting.formats`).
     """
 
     config: EncoderConfig
@@ -92,7 +92,6 @@ class Checkpoint:
     words: str = ""
     others: Mapping[str, LazyTensor] = field(default_factory=dict)
     format: str = ""
-    recognised: str = ""
 
     @property
     def ledger(self) -> tuple[LazyTensor, ...]:

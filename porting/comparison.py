@@ -230,18 +230,18 @@ def _difference(
         held: what each of the first holds: the second may have taken one for another.
     """
     mine, theirs, held = first[name], second[name], held or {}
-    dtypes, found = (mine.dtype, theirs.dtype), theirs.held
+    found = theirs.held
     if mine.shape == theirs.shape and found == (held.get(name) or mine.held):
         return None
     others = [other for other in held if held[other] == found and first[other].shape == theirs.shape]
     if not others:
         difference = classify(mine.read(), theirs.read(), name, config)
         words = "" if mine.dtype == theirs.dtype else f" ({mine.dtype} in A, {theirs.dtype} in B)"
-        return replace(difference, words=difference.words + words, dtypes=dtypes)
+        return replace(difference, words=difference.words + words)
     leaf = name.rpartition(".")[2]
     other = next((one for one in others if one.endswith(f".{leaf}")), others[0])
     layers = {one.split(".")[1] if one.startswith("layers.") else "" for one in (name, other)}
     cause = "names were mapped to each other the wrong way"
     if len(layers) > 1:
         cause = "tensors of one layer were taken for those of another"
-    return TensorDifference("different", f"it is A's {other}, bit for bit", cause, name, other, dtypes)
+    return TensorDifference("different", f"it is A's {other}, bit for bit", cause, name, other)

@@ -7,7 +7,7 @@ second.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,6 @@ class TensorDifference:
         cause: what is likely to have caused it; empty: nobody can say.
         name: the canonical one; of what is no parameter, the one in A's file.
         other: the parameter of A whose bits B has here; empty: none, or its own.
-        dtypes: in A and in B.
     """
 
     kind: str
@@ -56,7 +55,6 @@ class TensorDifference:
     cause: str = ""
     name: str = ""
     other: str = ""
-    dtypes: tuple[str, str] = ("", "")
 
     @property
     def reason(self) -> tuple[str, str, str]:
@@ -154,23 +152,7 @@ def _longer(both: _Both) -> Iterator[Found]:
             yield _of_shift(both.name, "+" if which == "A" else "-", shift)
 
 
-def _interleaved(both: _Both) -> Iterator[Found]:
-    first, heads, axis = both.first, both.config.num_heads, head_axis(both.name)
-    if axis is None or first.shape[axis] % heads:
-        return
-    width = first.shape[axis] // heads
-    for split in ((heads, width), (width, heads)):
-        shape = (*first.shape[:axis], *split, *first.shape[axis + 1 :])
-        if _equal(first.reshape(shape).swapaxes(axis, axis + 1).reshape(first.shape), both.second):
-            yield (
-                "heads interleaved",
-                "heads interleaved: what stands together for each head in A takes turns in B, or the other "
-                "way about",
-                "the width was split as (head_dim, heads) where it is (heads, head_dim)",
-            )
-
-
-def head_axis(name: str) -> int | None:
+def _head_axis(name: str) -> int | None:
     """Return the axis of a canonical parameter along which the blocks of attention heads stand, if any."""
     _, inside, rest = name.rpartition("attention.")
     place, _, leaf = rest.partition(".")
@@ -212,16 +194,27 @@ HIDDEN = (
 
 def _reordered(both: _Both) -> Iterator[Found]:
     """Look for heads, rows, columns or elements in another order."""
-    shape, heads, axis = both.first.shape, both.config.num_heads, head_axis(both.name)
-    ways = [] if axis is None or shape[axis] % heads else [("heads", axis, heads)]
+    shape, heads, of_heads = both.first.shape, both.config.num_heads, _head_axis(both.name)
+    ways = [] if of_heads is None or shape[of_heads] % heads else [("heads", of_heads, heads)]
     ways += [(what, axis, shape[axis]) for axis, what in enumerate(PERMUTED.get(len(shape), ()))]
     for what, axis, count in ways if both.first.dtype == both.second.dtype else ():
         turned = (contiguous(np.moveaxis(array, axis, 0)) for array in (both.first, both.second))
         mine, other = ([digest(part) for part in array.reshape(count, -1)] for array in turned)
         if sorted(mine) == sorted(other):
-            moved = [str(place) for place in range(count) if mine[place] != other[place]]
-            words = f"{len(moved)} {what} stand in another order, the first at {', '.join(moved[:5])}"
-            yield f"{what} permuted", words, _of_order(both.name, what)
+            moved = [place for place in range(count) if mine[place] != other[place]]
+            words = f"{len(moved)} {what} stand in another order, the first at {_listed(moved)}"
+            cause = _of_order(both.name, what)
+            if axis == of_heads and what != "heads" and _in_turns(mine, other, heads):
+                cause = "the width was split as (head_dim, heads) where it is (heads, head_dim)"
+            yield f"{what} permuted", words, cause
+
+
+def _in_turns(mine: Sequence[str], other: Sequence[str], heads: int) -> bool:
+    """Say whether what stands together for each head in one takes turns in the other."""
+    return any(
+        [part for place in range(heads) for part in one[place::heads]] == [*two]
+        for one, two in ((mine, other), (other, mine))
+    )
 
 
 def _of_order(name: str, what: str) -> str:
@@ -234,6 +227,10 @@ def _of_order(name: str, what: str) -> str:
     if any(name.endswith(end) and what == along for end, along in HIDDEN):
         return "hidden units were reordered: the model computes the same if all of the layer's tensors were"
     return "they were sorted or mapped anew"
+
+
+def _listed(places: Sequence[int]) -> str:
+    return ", ".join(map(str, places[:5]))
 
 
 def _rounded(both: _Both) -> Iterator[Found]:
@@ -265,14 +262,14 @@ def _scaled(both: _Both) -> Iterator[Found]:
 
 def _of_scale(by: float, config: EncoderConfig) -> str:
     """Return where a factor may come from."""
+    causes = {-1.0: "its sign is the other one"}
     for what, number, scaled in (
         ("d_model", config.d_model, "embeddings"),
         ("head_dim", config.head_dim, "scores"),
     ):
-        for factor, word in ((by, ""), (1 / by, "1 / ")):
-            if math.isclose(factor, math.sqrt(number), rel_tol=1e-5):
-                return f"{word}the root of {what}: the scale of {scaled} is multiplied into it"
-    return "its sign is the other one" if math.isclose(by, -1, rel_tol=1e-6) else ""
+        cause = f"the root of {what}: the scale of {scaled} is multiplied into it"
+        causes |= {number**0.5: cause, number**-0.5: f"1 / {cause}"}
+    return next((cause for one, cause in causes.items() if math.isclose(by, one, rel_tol=1e-5)), "")
 
 
 def _rounding(both: _Both) -> Iterator[Found]:
@@ -285,7 +282,7 @@ def _rows(both: _Both) -> Iterator[Found]:
     """Look for some rows that differ."""
     apart = np.flatnonzero(~_alike(both.first, both.second).all(1)) if both.first.ndim == 2 else ()
     if 0 < len(apart) <= FEW_ROWS * len(both.first):
-        words = f"{len(apart)} rows differ, the first at {', '.join(map(str, apart[:5]))}:"
+        words = f"{len(apart)} rows differ, the first at {_listed(apart)}:"
         zeroed = [which for one, _, which in both.sides if not one[apart].any()]
         padding = zeroed and [*apart] == [both.config.pad_id]
         yield "some rows", words, f"the row of padding is zeroed in {zeroed[0]}" if padding else ""
@@ -294,7 +291,6 @@ def _rows(both: _Both) -> Iterator[Found]:
 LOOKS: tuple[Look, ...] = (
     _not_finite,
     _transposed,
-    _interleaved,
     _shifted,
     _reordered,
     _rounded,

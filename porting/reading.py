@@ -49,7 +49,7 @@ def read(path: Path, format: str = AUTO, table: Path | None = None) -> Checkpoin
         found = _of_source(form.container.read(seen.weights), form, form.table, seen.folder, said)
         if form.modules:
             found = replace(found, files={**folders.carried(outer), **found.files})
-    return replace(found, format=seen.format, recognised=seen.why)
+    return replace(found, format=seen.format)
 
 
 def _of_source(

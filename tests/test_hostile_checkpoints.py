@@ -11,6 +11,7 @@ import re
 import shutil
 import zipfile
 
+import h5py
 import pytest
 
 from concord import porting
@@ -49,8 +50,6 @@ def archive(member, content):
 
 
 def hdf5(make):
-    import h5py
-
     found = io.BytesIO()
     with h5py.File(found, "w") as file:
         make(file)
@@ -63,22 +62,18 @@ def in_a_circle(file):
     group["one"] = group["other"] = group
 
 
-def outside(file):
-    file.create_dataset("a", (4,), "f4", external=[("/etc/passwd", 0, 16)])
+def linked(file):
+    file["a"] = h5py.ExternalLink("/etc/passwd", "/a")
 
 
 def virtual(file):
-    import h5py
-
     layout = h5py.VirtualLayout((4,), "f4")
     layout[:] = h5py.VirtualSource("/tmp/other.h5", "a", (4,))
     file.create_virtual_dataset("a", layout)
 
 
-def linked(file):
-    import h5py
-
-    file["a"] = h5py.ExternalLink("/etc/passwd", "/a")
+def dataset(*given, **named):
+    return hdf5(lambda file: file.create_dataset("a", *given, "f4", **named))
 
 
 def array_of(shape):
@@ -87,27 +82,26 @@ def array_of(shape):
     return b"\x81\xa1a\xc9" + len(inner).to_bytes(4, "big") + b"\x01" + inner
 
 
-def header(text):
-    return len(text).to_bytes(8, "little") + text
-
-
+MANY, HUGE = (100_000).to_bytes(4, "big"), b"\xce\xff\xff\xff\xff"
 MADE = {
     "a list in lists, for Paddle": ("paddle", laughs, "more than"),
     "a key that would be hashed": ("paddle", key_of_tuples, "no answer within"),
     "a bomb of Keras": ("keras", lambda: archive("model.weights.h5", bytes(80 << 20)), "is compressed"),
     "a way out of the archive": ("keras", lambda: archive("../../model.weights.h5", b"x"), "has 0 members"),
     "a link to another file": ("keras-h5", lambda: hdf5(linked), "is a link that leads elsewhere"),
-    "numbers in another file": ("keras-h5", lambda: hdf5(outside), "in another file"),
+    "numbers in another file": (
+        "keras-h5",
+        lambda: dataset((4,), external=[("/etc/passwd", 0, 16)]),
+        "in another",
+    ),
     "a view of another file": ("keras-h5", lambda: hdf5(virtual), "in another file"),
     "a bomb of HDF5": (
         "keras-h5",
-        lambda: hdf5(
-            lambda file: file.create_dataset("a", (1 << 36,), "f4", chunks=(1 << 20,), compression="gzip")
-        ),
-        "or compressed",
+        lambda: dataset((1 << 36,), chunks=(1 << 20,), compression="gzip"),
+        "compressed",
     ),
     "groups in a circle": ("keras-h5", lambda: hdf5(in_a_circle), "RecursionError"),
-    "an array that does not follow": (
+    "an array that is not there": (
         "jax-msgpack",
         lambda: b"\x81\xa1a\xc9\xff\xff\xff\xff\x01",
         "exceeds max_ext_len",
@@ -117,34 +111,43 @@ MADE = {
         lambda: b"\x81\xa1a" * 100_000 + b"\xc0",
         "deep|nest|Stack",
     ),
-    "a shape of many axes": (
-        "jax-msgpack",
-        lambda: array_of(b"\xdd" + (100_000).to_bytes(4, "big") + b"\xce\xff\xff\xff\xff" * 100_000),
-        "is no shape",
-    ),
+    "a shape of many axes": ("jax-msgpack", lambda: array_of(b"\xdd" + MANY + HUGE * 100_000), "is no shape"),
     "a name that is there twice": ("jax-msgpack", lambda: b"\x82\xa1a\xc0\xa1a\xc0", "is there twice"),
     "a long header": (
         "hugging-face",
         lambda: (1 << 25).to_bytes(8, "little") + b" " * (1 << 25),
         "its header says",
     ),
-    "a header of lists": ("hugging-face", lambda: header(b"[" * 100_000), "not a whole safetensors file"),
+    "a header of lists": (
+        "hugging-face",
+        lambda: (100_000).to_bytes(8, "little") + b"[" * 100_000,
+        "not a whole safetensors file",
+    ),
 }
 """A format, what stands in place of its weights, and what is said."""
 
 
+@pytest.fixture
+def source(tmp_path):
+    """Return what writes a right checkpoint of a format, in a folder of another."""
+
+    def write(format="hugging-face"):
+        (tmp_path / "source").mkdir()
+        written(format, tmp_path / "source")
+        return tmp_path / "source"
+
+    return write
+
+
 @pytest.mark.parametrize("what", MADE)
-def test_what_was_made_to_do_harm_is_refused_in_a_line(what, tmp_path, invoke, monkeypatch):
+def test_what_was_made_to_do_harm_is_refused_in_a_line(what, source, tmp_path, invoke, monkeypatch):
     format, make, said = MADE[what]
-    source = tmp_path / "source"
-    source.mkdir()
-    written(format, source)
-    weights = source / registry.known(format).weights[0]
-    weights.write_bytes(make())
+    folder = source(format)
+    (folder / registry.known(format).weights[0]).write_bytes(make())
     if said == "no answer within":
         monkeypatch.setattr(isolation, "TIME_LIMIT", 5.0)
     with bounded():
-        code, _, lines = invoke("port", source, "-o", tmp_path / "out", "--from", format, "--to", "concord")
+        code, _, lines = invoke("port", folder, "-o", tmp_path / "out", "--from", format, "--to", "concord")
     assert (code, len(lines)) == (2, 1)
     assert re.search(said, lines[0]), lines
     assert len(lines[0]) < 600
@@ -152,17 +155,15 @@ def test_what_was_made_to_do_harm_is_refused_in_a_line(what, tmp_path, invoke, m
 
 
 @pytest.mark.parametrize("name", ["vocab.txt", "labels.json"])
-def test_a_link_out_of_the_folder_is_not_carried_over(name, tmp_path):
+def test_a_link_out_of_the_folder_is_not_carried_over(name, source, tmp_path):
     (tmp_path / "secret").write_text("{}")
-    source = tmp_path / "source"
-    source.mkdir()
-    written("hugging-face", source)
-    (source / name).symlink_to(tmp_path / "secret")
+    folder = source()
+    (folder / name).symlink_to(tmp_path / "secret")
     with pytest.raises(SpecError, match="is a link that leads out of the folder"):
-        porting.read(source)
-    (source / name).unlink()
-    (source / name).symlink_to(source / name)
-    assert porting.read(source).tensors, "a link to itself leads nowhere"
+        porting.read(folder)
+    (folder / name).unlink()
+    (folder / name).symlink_to(folder / name)
+    assert porting.read(folder).tensors, "a link to itself leads nowhere"
 
 
 @pytest.mark.parametrize(
@@ -189,18 +190,16 @@ def test_a_configuration_of_more_layers_than_there_is_memory_for_is_refused(laye
 
 
 @pytest.mark.parametrize("where", ["/dev/zero", "../secret", "link", "pipe", "circle", ""])
-def test_an_index_does_not_lead_out_of_the_folder(where, tmp_path):
-    source = tmp_path / "source"
-    source.mkdir()
-    written(SHARDS, source)
-    shutil.copy(source / FIRST, tmp_path / "secret")
-    (source / "link").symlink_to(tmp_path / "secret")
-    (source / "circle").symlink_to(source / "circle")
-    os.mkfifo(source / "pipe")
-    index = source / "model.safetensors.index.json"
+def test_an_index_does_not_lead_out_of_the_folder(where, source, tmp_path):
+    folder = source(SHARDS)
+    shutil.copy(folder / FIRST, tmp_path / "secret")
+    (folder / "link").symlink_to(tmp_path / "secret")
+    (folder / "circle").symlink_to(folder / "circle")
+    os.mkfifo(folder / "pipe")
+    index = folder / "model.safetensors.index.json"
     index.write_text(index.read_text().replace(json.dumps(FIRST), json.dumps(where)))
     with pytest.raises(SpecError, match=r"all its files must lie in|must be a regular file") as caught:
-        porting.read(source)
+        porting.read(folder)
     assert len(caught.value.problems) == 1
 
 

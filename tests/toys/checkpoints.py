@@ -9,7 +9,6 @@ import numpy as np
 
 from concord import porting, spec
 from concord.porting import registry
-from concord.porting.containers import safetensors
 from concord.porting.containers.container import INDEX
 from concord.porting.tensors import in_memory
 from concord.spec import checkpoints
@@ -53,15 +52,16 @@ SHARDS = "hugging-face in two files"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 
-def shards(folder, name="model.safetensors"):
+def shards(folder, form="hugging-face"):
     """Put the tensors of a file into two files with an index."""
-    found = {key: np.array(stored.array()) for key, stored in safetensors.read(folder / name).items()}
-    places = {key: FIRST if number % 2 else SECOND for number, key in enumerate(found)}
-    for shard in (FIRST, SECOND):
-        tensors = {key: in_memory(array) for key, array in found.items() if places[key] == shard}
-        safetensors.write(folder / shard, tensors)
-    (folder / f"{name}{INDEX}").write_text(json.dumps({"metadata": {}, "weight_map": places}))
-    (folder / name).unlink()
+    path, container = folder / registry.known(form).weights[0], registry.known(form).container
+    found = {name: in_memory(np.array(stored.array())) for name, stored in container.read(path).items()}
+    names = [f"{path.stem}-0000{number}-of-00002{path.suffix}" for number in (1, 2)]
+    places = {name: names[number % 2] for number, name in enumerate(found, 1)}
+    for shard in names:
+        container.write(folder / shard, {name: found[name] for name in found if places[name] == shard})
+    (folder / f"{path.name}{INDEX}").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    path.unlink()
 
 
 class RunsCode:

@@ -3,20 +3,20 @@
 Or what was to be written.
 """
 
+import json
 import os
 import shutil
 import signal
 import sys
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
-from concord import porting
+from concord import porting, spec
 from concord.porting import registry
 from concord.spec import folders
 from concord.spec.errors import SpecError
-from tests.toys.checkpoints import CONFIG, bits, drawn, in_bytes
+from tests.toys.checkpoints import CONFIG, SIZES, bits, drawn, in_bytes
 from tests.toys.ready import hugging_face
 
 OLD, NEW = (drawn(CONFIG, seed=seed) for seed in (3, 5))
@@ -32,35 +32,10 @@ LINES = (
 """The files whose lines are moments at which the process is killed."""
 
 SPREAD, MANY = 6, 50
-"""How many of them are tried, from the first to the last, besides all of those where a folder gets its name;
-and how many in the slow suite."""
+"""How many of them are tried besides all of those where a folder gets its name, and in the slow suite."""
 
-NATIVE = [
-    form.name
-    for form in registry.FORMATS.values()
-    if (form.backend or form.name == registry.OWN) and not form.container.framework
-]
-"""This project's own formats that this process writes: Orbax writes in another, into a folder that is given
-its name as the others are."""
-
-
-@contextmanager
-def each_line(act):
-    """Do something before each line of what writes a folder, given the file that the line stands in."""
-
-    def trace(frame, event, argument):
-        name = frame.f_code.co_filename
-        if not any(part in name for part in LINES):
-            return None
-        if event == "line":
-            act(name)
-        return trace
-
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(None)
+NATIVE = [name for name, form in registry.FORMATS.items() if not (form.source or form.container.framework)]
+"""What this process writes itself."""
 
 
 def killed(at, act):
@@ -70,18 +45,22 @@ def killed(at, act):
     """
     lines = []
 
-    def count(name):
-        if len(lines) == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        lines.append(name)
+    def trace(frame, event, argument):
+        name = frame.f_code.co_filename
+        if event == "line":
+            if len(lines) == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            lines.append(name)
+        return trace if any(part in name for part in LINES) else None
 
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         try:
             os.close(reading)
-            with each_line(count):
-                act()
+            sys.settrace(trace)
+            act()
+            sys.settrace(None)
             os.write(writing, "\n".join(lines).encode())
         finally:
             os._exit(0)
@@ -141,7 +120,34 @@ def test_without_such_a_step_two_that_write_are_still_told_from_each_other(tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_classes_that_are_counted_but_not_named_are_still_as_many(tmp_path):
-    source = hugging_face(tmp_path / "one")  # says num_labels, and no id2label
-    porting.write(porting.read(source), tmp_path / "other", "hugging-face-bin")
-    assert porting.read(tmp_path / "other").config == porting.read(source).config
+@pytest.mark.parametrize("named", [{"id2label": dict(enumerate("abc"))}, {}])
+def test_a_port_there_and_back_is_the_same_checkpoint(tmp_path, named):
+    source = hugging_face(
+        tmp_path / "source",
+        change=lambda found: {**found, "bert.embeddings.position_ids": np.arange(19)[None]},  # a buffer
+        hidden_dropout_prob=0.25,
+        **named,  # else classes are counted, by num_labels
+    )
+    porting.write(porting.read(source), tmp_path / "own", "concord")
+    porting.write(porting.read(tmp_path / "own"), tmp_path / "back", "hugging-face")
+    back, first = porting.read(tmp_path / "back"), porting.read(source)
+    assert (back.config, back.labels, bits(back)) == (first.config, first.labels, bits(first))
+    if named:
+        assert json.loads(back.files["config.json"]) == json.loads(first.files["config.json"])
+
+
+def test_what_is_there_is_replaced_by_force_alone_and_nothing_is_left_of_a_failure(tmp_path):
+    read = porting.read(hugging_face(tmp_path / "one"))
+    porting.write(read, tmp_path / "out", "concord")
+    with pytest.raises(SpecError, match="--force replaces it"):
+        porting.write(read, tmp_path / "out", "hugging-face")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/thesis.txt").write_text("")
+    with pytest.raises(SpecError, match="it is no checkpoint"):
+        porting.write(read, tmp_path / "other", "concord", force=True)
+    config = spec.variant("nndl-paddle", **SIZES)
+    with pytest.raises(SpecError, match="norm_sharing is 'shared'"):
+        porting.write(
+            porting.from_weights(config, spec.initialize(config)), tmp_path / "never", "hugging-face"
+        )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other", "out"]

@@ -1,0 +1,135 @@
+"""Two checkpoints, tensor by tensor: what only one has, what is no parameter, and what lies beside."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from concord import porting
+from concord.porting.comparison import compare
+from concord.spec.precision import precision
+from tests.toys.checkpoints import CONFIG, POOLED, WEIGHTS
+from tests.toys.ready import headed
+
+QUERY = "layers.0.attention.query.weight"
+A = porting.from_weights(CONFIG, WEIGHTS)
+
+
+def test_what_is_missing_or_of_another_dtype_is_named():
+    wide = porting.from_weights(CONFIG, {name: array.astype(np.float64) for name, array in WEIGHTS.items()})
+    assert "float32 in A, float64 in B" in compare(A, wide).pairs[0].words
+    found = compare(A, porting.from_weights(CONFIG, POOLED, "encoder"))
+    assert found.missing == ("pooler.weight", "pooler.bias", "classifier.weight", "classifier.bias")
+    assert (found.config, found.exit_code) == ({"part": ("model", "encoder")}, 1)
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "words"),
+    [
+        (b"\xff\xfe", b"{}", "all of it is 2 bytes, SHA-256 b3d510ef in A and {} in B"),
+        (b"[" * 97 + b"1" + b"]" * 97, b"[" * 97 + b"2" + b"]" * 97, "[0] is 1 in A and 2 in B"),
+        (b"[" * 100_000, b"[]", "all of it is 100000 bytes, SHA-256 13f86ea1 in A and [] in B"),
+        (
+            b'{"a\\nb": "' + b"x" * 99 + b'"}',
+            b'{"a\\nb": [1]}',
+            'x" in A and absent in B; a\\nb[0] is absent in A and 1 in B',
+        ),
+    ],
+)
+def test_files_beside_the_weights_that_cannot_be_understood_are_told_in_a_line(mine, other, words):
+    one, two = (dataclasses.replace(A, files={"tokenizer.json": content}) for content in (mine, other))
+    said = compare(one, two).files["tokenizer.json"]
+    assert said.endswith(words)
+    assert "\n" not in said
+
+
+def test_the_command_compares_formats_and_tells_one_reason_once(entered, tmp_path):
+    porting.write(A, tmp_path / "a", "concord")
+    porting.write(A, tmp_path / "b", "jax-msgpack")
+    rounded = {name: precision("bfloat16").round(array) for name, array in WEIGHTS.items()}
+    rounded[QUERY] = WEIGHTS[QUERY].T.copy()
+    porting.write(porting.from_weights(CONFIG, rounded), tmp_path / "c", "torch")
+    output, _ = entered("diff", tmp_path / "a", tmp_path / "b")
+    assert "41 of 41 parameters have the same bits; the same configuration" in output
+    output, _ = entered("diff", tmp_path / "b", tmp_path / "c", "--json", tmp_path / "diff.json", ends=1)
+    assert f"{QUERY}: transposed" in output
+    assert output.count("saved in, or went through, bfloat16") == 1
+    assert "  likewise 39 more: " in output
+    kinds = [pair["kind"] for pair in json.loads((tmp_path / "diff.json").read_text())["pairs"]]
+    assert sorted(set(kinds)) == ["rounded", "transposed"]
+
+
+# What is no parameter.
+
+DENSE, OUTPUT = "cls.predictions.transform.dense.weight", "cls.predictions.decoder.weight"
+
+
+@pytest.mark.parametrize("format", ["hugging-face-flax", "paddlenlp"])
+def test_heads_are_compared_across_names_and_layouts(tmp_path, format):
+    one = porting.read(headed(tmp_path / "one"))
+    porting.write(one, tmp_path / "ported", format)
+    found = compare(one, porting.read(tmp_path / "ported"))
+    assert (found.others.same, found.others.pairs, found.others.apart, found.exit_code) == (7, (), {}, 0)
+    other = headed(tmp_path / "other", **{DENSE.replace(".", "__"): np.eye(14, dtype=np.float32)})
+    found = compare(porting.read(other), porting.read(tmp_path / "ported"))
+    assert ([pair.name for pair in found.others.pairs], found.exit_code) == ([DENSE], 1)
+
+
+def test_what_cannot_be_compared_is_named_and_never_the_same(entered, tmp_path):
+    one = headed(tmp_path / "one", cls__strange=np.arange(7))
+    porting.write(porting.read(one), tmp_path / "own", "concord")
+    said = entered("diff", one, tmp_path / "own")[0]
+    assert "cls.strange: is no parameter, and was not compared: is in A alone\n  likewise 7 more" in said
+    assert "8 not compared" in said
+    source = porting.read(one)
+    porting.write(dataclasses.replace(source, source="", others={}), tmp_path / "flax", "hugging-face-flax")
+    moved = dataclasses.replace(source.others["cls.strange"], bits=lambda: np.arange(7)[::-1])
+    found = compare(
+        source, dataclasses.replace(porting.read(tmp_path / "flax"), others={"cls.strange": moved})
+    )
+    assert found.others.apart["cls.strange"] == "no table says how it is laid out in files of both kinds"
+
+
+def with_head(folder, tied, output):
+    """Write a checkpoint with a head.
+
+    Args:
+        tied: what its configuration says; None: nothing.
+        output: whether its output has numbers of its own; if not, it is left out.
+    """
+    headed(folder)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tied_to = tensors.pop(OUTPUT)
+    save_file({**tensors, OUTPUT: tied_to[::-1].copy()} if output else tensors, path)
+    if tied is not None:
+        stated = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(stated | {"tie_word_embeddings": tied}))
+    return folder
+
+
+@pytest.mark.parametrize("tied", [True, None, False])
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_untied_output_that_is_missing_is_a_difference(tied, order, tmp_path):
+    sides = with_head(tmp_path / "a", False, True), with_head(tmp_path / "b", tied, False)
+    found = compare(*map(porting.read, sides[::order]))
+    assert found.config == ({} if tied is False else {"tie_word_embeddings": ("False", "True")[::order]})
+    (pair,) = found.others.pairs
+    have, lack = "AB"[::order]
+    assert pair.said == (
+        f"is in {have} alone, where it is no copy of 'bert.embeddings.word_embeddings.weight'; "
+        f"tie_word_embeddings is {tied is not False} in {lack}; likely: tie_word_embeddings was not heeded"
+    )
+
+
+def test_what_is_tied_in_one_and_not_in_the_other_is_not_the_same_configuration(tmp_path):
+    one, two, same = (
+        porting.read(with_head(tmp_path / name, tied, False))
+        for name, tied in (("a", None), ("b", False), ("c", True))
+    )
+    assert compare(one, two).config == {"tie_word_embeddings": ("True", "False")}
+    assert compare(one, same).exit_code == 0
+    bare = [dataclasses.replace(side, others={}) for side in (one, two)]
+    assert compare(*bare).exit_code == 0  # nothing is there that could be tied

@@ -1,0 +1,118 @@
+"""Every format there is comes back bit for bit, and loads in its framework."""
+
+import re
+
+import numpy as np
+import pytest
+
+from concord import conformance, porting, spec
+from concord.backends.interface import Run
+from concord.porting import registry
+from concord.spec.errors import SpecError
+from concord.spec.sources import table
+from tests.toys.checkpoints import CONFIG, SIZES, WEIGHTS, bits, drawn, in_bytes
+from tests.toys.ready import hugging_face
+from tests.toys.surroundings import python
+
+NATIVE = [name for name, form in registry.FORMATS.items() if not form.source and name != registry.ONNX]
+SOURCES = [
+    (name, part)
+    for name, form in registry.FORMATS.items()
+    if form.source
+    for part in form.parts
+    if part in ("model", "encoder", "pooled")
+]
+
+
+@pytest.mark.parametrize(
+    ("variant", "part"), [(name, ("model", "encoder")[n % 2]) for n, name in enumerate(spec.variants())]
+)
+def test_native_formats_come_back_bit_for_bit_one_through_the_other(tmp_path, variant, part):
+    config = spec.variant(variant, **SIZES)
+    part = "pooled" if (variant, part) == ("sentence-bert", "model") else part
+    weights = drawn(config, part, seed=7)
+    read = porting.from_weights(config, weights, part)
+    slow = () if (variant, part) == ("bert", "model") else ("tensorflow", "jax-orbax")
+    for form in (name for name in NATIVE if name not in slow):
+        porting.write(read, tmp_path / form, form)
+        assert porting.recognise(tmp_path / form).format == form
+        read = porting.read(tmp_path / form)
+        assert (read.config, read.part, bits(read)) == (config, part, in_bytes(weights)), form
+
+
+@pytest.mark.parametrize(("name", "part"), SOURCES)
+def test_every_source_is_recognised_and_comes_back_bit_for_bit(tmp_path, name, part):
+    form = registry.FORMATS[name]
+    entry = form.table.parts[part]
+    config = spec.variant(
+        form.table.variant,
+        **{field: size for field, size in SIZES.items() if field in entry.fields},
+        **entry.constants,
+    )
+    weights = drawn(config, part, seed=5)
+    porting.write(porting.from_weights(config, weights, part), tmp_path / "one", name)
+    assert porting.recognise(tmp_path / "one").format == name
+    read = porting.read(tmp_path / "one")
+    assert (read.config, read.part) == (config, part)
+    computed = {table.POSITIONS} if config.positions == "sinusoidal" else set()
+    found, wanted = bits(read), in_bytes(weights)
+    assert [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)] in ([], [*computed])
+
+
+# ONNX.
+
+
+@pytest.mark.parametrize(
+    ("variant", "part"),
+    [("sentence-bert", "pooled"), *zip(spec.variants(), 4 * ("model", "encoder"), strict=False)],
+)
+def test_a_graph_of_onnx_computes_every_tap(tmp_path, variant, part):
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    config = spec.variant(variant, **SIZES)
+    # In float64 ONNX Runtime lacks what some variants need, such as erf.
+    dtype = "float64" if config.activation == "relu" else "float32"
+    weights, tokens = spec.initialize(config, part=part), 13 - config.position_start
+    batch = spec.example_batch(config, 5, tokens, seed=0, padding="ragged", part=part)
+    held = {name: array.astype(dtype) for name, array in weights.items()}
+    porting.write(porting.from_weights(config, held, part), tmp_path / "graph", "onnx", taps=True)
+    runtime.set_default_logger_severity(3)
+    session = runtime.InferenceSession(tmp_path / "graph/model.onnx")
+    names = [output.name for output in session.get_outputs()]
+    given = {name: array for name, array in batch.arrays().items() if name in ("input_ids", "segment_ids")}
+    found = dict(zip(names, session.run(names, given), strict=True))
+    truth = spec.reference(config, weights, batch, part=part)
+    # A graph has no labels, and so no loss.
+    unseen = {"loss", "log_probabilities", "losses"} & truth.taps.keys()
+    assert found.keys() == truth.taps.keys() - unseen
+    output, loss = found[spec.output_name(config, part)], truth.loss.astype(dtype)
+    run = Run(output, loss, found, backend="onnxruntime", dtype=dtype, requested=("taps",))
+    rows = {row.tensor: row.status for row in conformance.judge(config, weights, batch, run, part).table}
+    assert rows.keys() >= found.keys()
+    assert {name for name, status in rows.items() if status != "agrees"} <= unseen
+
+
+def test_what_no_graph_can_be_is_refused(tmp_path):
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    stack = porting.from_weights(CONFIG, spec.initialize(CONFIG, part="stack"), "stack")
+    with pytest.raises(SpecError, match="the part 'stack' cannot be written as onnx"):
+        porting.write(stack, tmp_path / "graph", "onnx")
+    mixed = {**WEIGHTS, "classifier.bias": WEIGHTS["classifier.bias"].astype(np.float64)}
+    with pytest.raises(SpecError, match="must have one dtype"):
+        porting.write(porting.from_weights(CONFIG, mixed), tmp_path / "graph", "onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+LOADED = {"torch-safetensors": "torch", "paddle": "paddle", "keras-h5": "tf", "jax-msgpack": "jax"}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [pytest.param(form, marks=[pytest.mark.slow] * (form in ("paddle", "keras-h5"))) for form in LOADED],
+)
+def test_port_prints_lines_that_load_the_result_in_its_framework(form, tmp_path, entered, open_worker):
+    open_worker(LOADED[form])  # skips where it is not installed
+    hugging_face(tmp_path / "bert")
+    output, _ = entered("port", tmp_path / "bert", "-o", tmp_path / "out", "--to", form)
+    lines = re.findall("^  (.*)", output.partition("load it with\n")[2], re.MULTILINE)
+    done = python("-c", "\n".join([*lines, "assert type(model).__name__ == 'TextClassifier'"]))
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,183 @@
+"""Which format a folder holds, what its tensors are, and what a stranger is told."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from concord import porting, spec
+from concord.porting import registry
+from concord.porting.comparison import compare
+from concord.spec.errors import SpecError
+from concord.spec.sources import table
+from tests.toys.checkpoints import CONFIG, SIZES, WEIGHTS, bits, drawn, in_bytes, shards
+from tests.toys.ready import hugging_face
+
+
+def test_of_the_files_of_a_folder_of_the_hub_the_first_is_read_as_by_transformers(tmp_path):
+    order = ["hugging-face", "hugging-face-bin", "hugging-face-tf", "hugging-face-flax"]
+    folder = tmp_path / order[0]
+    for number, form in enumerate(order):
+        weights = {name: array + number for name, array in WEIGHTS.items()}
+        porting.write(porting.from_weights(CONFIG, weights), tmp_path / form, form)
+        name = registry.FORMATS[form].weights[0]
+        (tmp_path / form / name).rename(folder / name)
+    for number, form in enumerate(order):
+        assert porting.recognise(folder).format == form
+        assert bits(folder) == in_bytes({name: array + number for name, array in WEIGHTS.items()})
+        (folder / registry.FORMATS[form].weights[0]).unlink()
+
+
+def test_of_two_files_that_say_nothing_of_each_other_one_must_be_named(tmp_path):
+    for form in ("torch", "torch-safetensors"):
+        porting.write(porting.from_weights(CONFIG, WEIGHTS), tmp_path / form, form)
+    (tmp_path / "torch/model.pt").rename(tmp_path / "torch-safetensors/model.pt")
+    with pytest.raises(SpecError, match=r"model\.safetensors, model\.pt; name the one to read"):
+        porting.read(tmp_path / "torch-safetensors")
+    assert bits(tmp_path / "torch-safetensors/model.pt") == in_bytes(WEIGHTS)
+
+
+def test_shards_of_pytorchs_own_files_are_read_through_their_index(tmp_path):
+    porting.write(porting.from_weights(CONFIG, WEIGHTS), tmp_path / "one", "hugging-face-bin")
+    shards(tmp_path / "one", "hugging-face-bin")
+    assert porting.recognise(tmp_path / "one").format == "hugging-face-bin"
+    assert bits(tmp_path / "one") == in_bytes(WEIGHTS)
+
+
+def test_a_table_of_ones_own_is_read(tmp_path):
+    text = (table.TABLES / "bert-hugging-face.toml").read_text().replace("bert.encoder.layer", "bert.blocks")
+    (tmp_path / "mine.toml").write_text(text.replace('source = "bert-hugging-face"', 'source = "mine"'))
+    source = hugging_face(
+        tmp_path / "source",
+        change=lambda found: {
+            name.replace("bert.encoder.layer", "bert.blocks"): array for name, array in found.items()
+        },
+    )
+    assert porting.read(source, table=tmp_path / "mine.toml").weights().keys() == WEIGHTS.keys()
+    with pytest.raises(SpecError, match="names of no format"):
+        porting.read(source)
+
+
+def bare(folder, config, format, **others):
+    """Write an encoder whose names have no prefix, and other tensors beside it; return its weights."""
+    weights, path = drawn(config, "encoder"), folder / "model.safetensors"
+    porting.write(porting.from_weights(config, weights, "encoder"), folder, format, force=True)
+    plain = {name.partition(".")[2]: array for name, array in load_file(path).items()}
+    save_file({**plain, **others}, path)
+    return weights
+
+
+def restated(folder, **said):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "format"), [("bert", "hugging-face"), ("xlm-roberta", "hugging-face-roberta")]
+)
+def test_bare_models_of_the_same_names_are_told_apart_by_their_kind(tmp_path, kind, format):
+    config = CONFIG if kind == "bert" else spec.variant("roberta", **SIZES)
+    weights = bare(tmp_path / "bare", config, format)
+    restated(tmp_path / "bare", model_type=kind)
+    assert porting.recognise(tmp_path / "bare").format == format
+    read = porting.read(tmp_path / "bare")
+    assert (read.part, read.config.position_start) == ("encoder", 0 if kind == "bert" else 2)
+    assert bits(read) == in_bytes(weights)
+    porting.write(read, tmp_path / "again", format)
+    assert json.loads((tmp_path / "again/config.json").read_text())["model_type"] == kind
+
+
+def test_another_padding_than_robertas_is_refused(tmp_path):
+    bare(tmp_path / "bare", spec.variant("roberta", **SIZES), "hugging-face-roberta")
+    restated(tmp_path / "bare", pad_token_id=3)
+    with pytest.raises(SpecError, match="POS-6"):
+        porting.read(tmp_path / "bare")
+
+
+@pytest.mark.parametrize(
+    ("variant", "end", "pretraining"),
+    [
+        ("bert", "", "cls.predictions"),
+        ("roberta", "-roberta", "lm_head"),
+        ("distilbert", "-distilbert", "vocab_transform"),
+    ],
+)
+def test_other_heads_are_left_out_or_refused(tmp_path, variant, end, pretraining):
+    segments = {"num_segments": 0} if variant == "distilbert" else {}
+    model = spec.variant(variant, **SIZES, **segments), f"hugging-face{end}"
+    for head, why in (("qa_outputs", "question answering"), (pretraining, "pretraining")):
+        bare(tmp_path / "bare", *model, **{f"{head}.weight": np.ones((2, 14), np.float32)})
+        read = porting.read(tmp_path / "bare")
+        ignored = [entry.foreign for entry in read.ledger if why in entry.reason]
+        assert (read.part, ignored) == ("encoder", [f"{head}.weight"])
+    # One of tokens has the name of a classifier of texts.
+    bare(tmp_path / "bare", *model, **{"classifier.weight": np.ones((2, 14), np.float32)})
+    with pytest.raises(SpecError, match=r"classifier|pooler"):
+        porting.read(tmp_path / "bare")
+
+
+def test_formats_are_asked_for_by_their_frameworks_too(tmp_path, refused):
+    errors = refused("port", tmp_path, "-o", tmp_path / "out")
+    assert all(name in errors[0] for name in porting.formats())
+    called = {"flax": "jax-msgpack", "pytorch": "torch-safetensors", "hf": "hugging-face", "tf": "keras"}
+    assert {name: registry.known(name).name for name in called} == called
+
+
+# What the family does not have.
+
+
+@pytest.mark.parametrize(
+    ("names", "stated", "said"),
+    [
+        (
+            "h.",
+            {"model_type": "gen", "architectures": ["G"]},
+            '{"model_type": "gen", "architectures": ["G"]}',
+        ),
+        ("bert.", {"model_type": "gen"}, '\'model_type\' is "gen" but must be "bert"'),
+    ],
+)
+def test_a_refusal_says_what_a_checkpoint_is_and_what_differs(tmp_path, names, stated, said, entered):
+    def change(found):
+        return {name.replace("bert.", names): array for name, array in found.items()}
+
+    source = hugging_face(tmp_path / "source", change=change, **stated)
+    _, lines = entered("port", source, "-o", tmp_path / "out", "--to", "concord", ends=2)
+    assert any(said in line for line in lines), lines
+    assert all(len(line) < 900 and line.isprintable() for line in lines)
+
+
+# ELECTRA.
+
+
+def electra(folder, heads=None, **stated):
+    def change(found):
+        named = {name.replace("bert.", "electra.", 1): array for name, array in found.items()}
+        return {name: named[name] for name in named if "pooler" not in name} | (heads or {})
+
+    said = {"model_type": "electra", "embedding_size": 14, **stated}
+    return hugging_face(folder, "encoder", change, **said)
+
+
+def test_electra_with_wide_embeddings_is_the_encoder_that_bert_is(tmp_path):
+    heads = {
+        name: np.ones((14, 14), np.float32)
+        for name in ("classifier.dense.weight", "discriminator_predictions.dense.weight")
+    }
+    source = electra(tmp_path / "electra", heads)
+    assert porting.recognise(source).format == "hugging-face-electra"
+    found, bert = porting.read(source), porting.read(hugging_face(tmp_path / "bert", "encoder"))
+    assert (found.part, compare(found, bert).same) == ("encoder", len(bert.tensors))
+    assert found.config == bert.config.replace(num_classes=found.config.num_classes)
+    reasons = {entry.foreign: entry.reason for entry in found.ledger if entry.status == "ignored"}
+    assert "a linear layer, GELU and another linear layer" in reasons["classifier.dense.weight"]
+    assert "pretraining" in reasons["discriminator_predictions.dense.weight"]
+
+
+def test_electra_that_is_no_bert_is_refused(tmp_path):
+    with pytest.raises(SpecError, match=r"'embedding_size' is 5 but must be 14, as 'hidden_size'"):
+        porting.read(electra(tmp_path / "small", embedding_size=5))
+    classifier = {"classifier.weight": np.ones((2, 14), np.float32), "classifier.bias": np.ones(2)}
+    with pytest.raises(SpecError, match=r"'classifier\.weight' is unexpected"):
+        porting.read(electra(tmp_path / "tokens", classifier))
