@@ -150,11 +150,6 @@ class FrameworkAdapter(ABC):
         self.load(model, request.config, request.weights, request.part)
         return model
 
-    def round_trip(self, request: Request) -> Weights:
-        """Load canonical weights into a model and read them back (SPEC WGT-4)."""
-        with self.within(request):
-            return self.parameters(self.build(request, self.device(request.device)), request)
-
     def parameters(self, model: Any, request: Request) -> Weights:
         """Return the parameters of a model by canonical name."""
         found = self.export(self.training.named(model), request.config, request.part)

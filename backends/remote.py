@@ -33,7 +33,6 @@ from concord.backends.wire import (
 from concord.spec.arrays import Array, Arrays
 from concord.spec.batch import Batch, round_inputs, validate_batch
 from concord.spec.errors import SpecError
-from concord.spec.parameters import Weights
 from concord.spec.precision import precision
 from concord.spec.text import first_line
 from concord.spec.training.trajectory import Training
@@ -163,11 +162,6 @@ class Service:
             steps |= {f"steps.{step}.{name}": array for name, array in found.items()}
         *_, loss = (array for name, array in steps.items() if ".losses." in name)
         return Run(loss, None, info=session.info(), steps=steps)
-
-    def round_trip(self, request: Request) -> Weights:
-        """Load weights into the framework's model and read them back (SPEC WGT-4)."""
-        found: Weights = self.backend.round_trip(ordered(request))  # type: ignore[attr-defined]
-        return found
 
     def train(self, request: Request) -> HeldTraining:
         """Hold training open."""

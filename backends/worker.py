@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Self
@@ -126,7 +125,6 @@ class Worker(Process):
         super().__init__(time_limit, memory_limit)
         self.profile, self.deterministic = profile, deterministic
         self.name, self.device, self.settled = name, device, 0
-        started = time.perf_counter()
         self.start(
             "concord.backends.remote:Service",
             environment(device, threads, profile, deterministic),
@@ -139,7 +137,6 @@ class Worker(Process):
         except BaseException:
             self.close()
             raise
-        self.start_seconds = time.perf_counter() - started
 
     @property
     def grown(self) -> bool:
@@ -201,20 +198,6 @@ class Worker(Process):
                 raise Unsupported(
                     f"{self.name} does not say that its run had {name} = {asked!r}: its info has no {name!r}"
                 )
-
-    def round_trip(
-        self,
-        config: EncoderConfig,
-        weights: Weights,
-        batch: Batch,
-        part: str = "model",
-        dtype: str = "float32",
-        **asked: Any,
-    ) -> Arrays:
-        """Load weights into the framework's model and read them back (SPEC WGT-4)."""
-        request = Request(config, weights, batch, part, dtype, device=self.device, **asked)
-        found: Arrays = self.call(0, "round_trip", self._fitting(request))
-        return found
 
     def bench(self, operation: str, **asked: Any) -> tuple[dict[str, Any], Arrays]:
         """Have a session opened, stepped or let go.

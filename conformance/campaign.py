@@ -349,7 +349,6 @@ def environment_of(worker: Worker, deviations: Sequence[Mapping[str, Any]]) -> d
         **about,
         "deviations": list(deviations),
         "import_seconds": worker.import_seconds,
-        "start_seconds": worker.start_seconds,
     }
 
 

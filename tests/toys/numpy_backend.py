@@ -75,9 +75,6 @@ class NumpyBackend:
             truth.output, truth.loss, taps, truth.gradients, self.name, request.dtype, {"device": "cpu"}
         )
 
-    def round_trip(self, request):
-        return request.weights
-
 
 class Revealing(NumpyBackend):
     """Says what it finds in its process."""
