@@ -3,8 +3,7 @@
 from concord.conformance.campaign import Job, Report, Setup, conduct
 from concord.conformance.check import check_jobs
 from concord.conformance.expectation import Expectation
-from concord.conformance.judging import judge
-from concord.conformance.tolerance import expect
+from concord.conformance.family import expect, judge
 from concord.conformance.verdict import Result, Row, Verdict
 
 __all__ = [

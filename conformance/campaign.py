@@ -21,8 +21,8 @@ from concord.backends.wire import WorkerFailure
 from concord.backends.worker import TIME_LIMIT, Worker
 from concord.conformance import verdict as verdicts
 from concord.conformance.explain.conclusions import Conclusion, conclude
+from concord.conformance.family import Misfit, Published, delivered, judge
 from concord.conformance.fields import Count, Number
-from concord.conformance.judging import Misfit, Published, delivered, judge
 from concord.conformance.padding import independent_batch
 from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED, Result, Verdict
 from concord.conformance.watching import listening

@@ -212,6 +212,10 @@ class Expectation:
         independent: of a tensor, how many independent errors the samples show.
         coherent: what groups of elements may share.
         ties: of tensors of which rounding decides elements, the values that these may have.
+        norms: activations whose rows are divided by their deviation, or their length.
+        few: whether this is a first look, at few samples.
+        occurred: operations that were computed, as far as anything depends on their kernels.
+        without_rule: operations whose rounding nothing says.
     """
 
     dtype: str
@@ -224,6 +228,10 @@ class Expectation:
     independent: Mapping[str, float] = field(default_factory=dict)
     ties: Mapping[str, Any] = field(default_factory=dict)
     coherent: Any = None
+    norms: Collection[str] = ()
+    few: bool = False
+    occurred: Collection[str] = ()
+    without_rule: Collection[str] = ()
 
     @property
     def nbytes(self) -> int:
@@ -288,16 +296,17 @@ class Expectation:
             divided by epsilon.
         """
         found = {}
-        for name, value in self.values.items():
-            if "norm" in name.rpartition(".")[2] and not is_gradient(name):
-                size, noise = (
-                    np.max(abs(array), axis=-1, keepdims=True) for array in (value, self.sigmas[name])
-                )
-                rows = ~(noise <= UNDECIDED * size)
-                if name == "normalized":
-                    rows &= ~((size == 0) & self.settled(name).all(-1, keepdims=True))
-                if rows.any():
-                    found[name] = rows
+        for name in self.norms:
+            if name not in self.values:
+                continue
+            size, noise = (
+                np.max(abs(array), axis=-1, keepdims=True) for array in (self.values[name], self.sigmas[name])
+            )
+            rows = ~(noise <= UNDECIDED * size)
+            if name == "normalized":
+                rows &= ~((size == 0) & self.settled(name).all(-1, keepdims=True))
+            if rows.any():
+                found[name] = rows
         return found
 
     @functools.cached_property

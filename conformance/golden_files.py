@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from concord import CHECKOUT
 from concord.conformance.campaign import Job
 from concord.conformance.expectation import Expectation, JudgedTraining
-from concord.conformance.judging import SUM
+from concord.conformance.family import SUM, expect
 from concord.conformance.lockstep.envelope import of_training
-from concord.conformance.tolerance import expect
 from concord.spec import errors
 from concord.spec.arrays import Arrays, wrong_type
 from concord.spec.batch import Batch, from_arrays, validate_batch

@@ -21,6 +21,9 @@ LOWEST = int(np.log2(Z_BINS[0]))
 OUT_OF_RANGE = "out of range"
 """Why elements are not judged, where nothing else says it."""
 
+WHOLE = 0.5
+"""Share of a tensor, or of an operation's decisions, from which on agreement shows nothing."""
+
 
 def judge_tensor(
     actual: Array,
@@ -121,3 +124,10 @@ def independent_elements(value: Array, sigma: Array, dtype: str) -> float:
     _, first = np.unique(precision(dtype).round(value), return_index=True)
     powers = np.square(sigma.reshape(-1)[first] / np.max(sigma, initial=0.0), dtype=np.float64)
     return float(np.square(powers.sum()) / np.square(powers).sum())
+
+
+def mostly(unsure: NDArray[np.bool_], value: Array) -> bool:
+    """Return whether most of a tensor is undetermined: of its elements, or of their squares."""
+    with np.errstate(all="ignore"):
+        squares = np.square(np.nan_to_num(value, posinf=0.0, neginf=0.0))
+        return bool(unsure.mean() >= WHOLE or squares[unsure].sum() >= WHOLE * squares.sum() > 0)

@@ -18,7 +18,7 @@ from concord.backends.torch.model import TextClassifier
 from concord.conformance.compare.arithmetic import ExactMode, Perturbed, Rounded, computed, plainly
 from concord.conformance.compare.reference import numbers
 from concord.conformance.estimate import SAMPLES, estimate
-from concord.conformance.tolerance import expect
+from concord.conformance.family import expect
 from concord.spec.cases import build_case
 
 VARIANTS = ("bert-pytorch", "vanilla-encoder", "nndl-paddle", "roberta", "distilbert")

@@ -54,7 +54,6 @@ class SpeedPlan:
     Attributes:
         names: of backends, and of :data:`concord.speed.peers.PEERS`.
         workloads, modes: all of the one in each of the other.
-        limit: how far results may lie from the oracle's, in sigma.
         settings: where and how: device, precision, threads, limits of workers.
         turns: how many turns there are at least.
         patience: how many times as many there may be, while a measurement is unsteady.
@@ -68,7 +67,6 @@ class SpeedPlan:
     names: tuple[str, ...]
     workloads: tuple[Workload, ...]
     modes: tuple[Mode, ...]
-    limit: float
     settings: Setup = field(default_factory=Setup)
     turns: int = TURNS
     patience: int = PATIENCE

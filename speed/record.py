@@ -35,7 +35,7 @@ class SpeedRecord:
         self.workloads = {work.name: described(work) for work in plan.workloads}
         self.settings = {
             **{name: getattr(plan.settings, name) for name in ("device", "precision", "threads")},
-            **{name: getattr(plan, name) for name in ("turns", "budget", "limit")},
+            **{name: getattr(plan, name) for name in ("turns", "budget")},
         }
         self.entries: list[dict[str, Any]] = []
 

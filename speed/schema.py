@@ -43,7 +43,6 @@ class SpeedSettings(TypedDict):
     turns: Count
     budget: Number | None
     threads: Count | None
-    limit: Positive
     cores_busy_before: NotRequired[Number]
 
 

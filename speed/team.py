@@ -280,13 +280,15 @@ class Team:
                 return entry | {"status": status, "detail": detail}
             if one is checked:
                 expected = truth.expected(one, rules_of(one, place, member.about))
-                worst, tensor = expected.worst(answer[1], self.plan.limit)
-                entry["error_in_tolerances"] = worst
-                if math.isnan(worst):
+                verdict = truth.judge(expected, answer[1])
+                nearest = verdict.nearest
+                entry["error_in_tolerances"] = nearest.ratio if nearest else math.nan
+                if verdict.status == "undetermined":
+                    tensor = next(row.tensor for row in verdict.table if row.status == verdict.status)
                     said = f"was not judged: {one.dtype} does not determine {tensor}"
                     return entry | {"status": "undetermined", "detail": f"what it computed {said}"}
-                if worst > 1:
-                    said = f"is wrong: {tensor} lies {worst:.3g} tolerances from the oracle"
+                if nearest and not verdict.passed:
+                    said = f"is wrong: {nearest.tensor} lies {nearest.ratio:.3g} tolerances from the oracle"
                     return entry | {"status": "withheld", "detail": f"what it computed {said}"}
             entry |= answer[0]
         member.rest()

@@ -9,10 +9,9 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,10 @@ from numpy.typing import NDArray
 from concord.backends.bench import moved
 from concord.backends.interface import WORKLOAD_KINDS
 from concord.conformance.estimate import estimate, least_sigma
+from concord.conformance.expectation import Expectation
+from concord.conformance.judging import Judge
+from concord.conformance.reference import PublishedReference
+from concord.conformance.verdict import Verdict
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
 from concord.spec.batch import Batch, from_arrays, round_inputs
@@ -53,40 +56,10 @@ ROOM = 1_250_000
 """Those tokens times width times layers, at most: a backward pass needs all layers in memory at once."""
 
 
-@dataclass(frozen=True)
-class Expected:
-    """What a program has to yield.
-
-    Attributes:
-        values: ``logits`` (B, C), or of a few steps of training the ``loss`` of each and, for each
-            trained parameter, ``updates/NAME``, its change by them all, and ``moments/NAME``, its first
-            moment after them, along a few random directions.
-        sigmas: for each, the root mean square error of rounded runs.
-    """
-
-    values: dict[str, Array]
-    sigmas: dict[str, float]
-
-    def worst(self, results: Mapping[str, Array], limit: float) -> tuple[float, str]:
-        """Return the largest error in tolerances, and the tensor that has it.
-
-        Infinite where nothing can be compared, NaN where a tensor is not determined.
-
-        Args:
-            limit: the tolerance, in sigma.
-        """
-        found = (0.0, "")
-        for name, value in self.values.items():
-            actual = results.get(name)
-            if actual is None or actual.shape != value.shape or not np.isfinite(actual).all():
-                return float("inf"), name
-            if not (np.isfinite(value).all() and math.isfinite(self.sigmas[name])):
-                return float("nan"), name
-            found = max(
-                found,
-                (float(np.max(abs(actual.astype(np.float64) - value))) / (limit * self.sigmas[name]), name),
-            )
-        return found
+def judge(expected: Expectation, results: Mapping[str, Array]) -> Verdict:
+    """Judge what a program yields: ``logits`` (B, C), or what a few steps of training are reported by."""
+    judging = Judge(PublishedReference(lambda: expected, wider=True), results)
+    return Verdict(judging.table(local=False), outputs=tuple(expected.values))
 
 
 def probe(work: Workload) -> Workload:
@@ -95,11 +68,16 @@ def probe(work: Workload) -> Workload:
     return few if flops(work) > LARGE else work
 
 
-def derive(work: Workload, rules: str | None = None) -> Expected:
+def derive(work: Workload, rules: str | None = None) -> Expectation:
     """Compute what a program has to yield, and how far rounding may lead from it.
 
     Args:
         rules: the precision or mode whose rounding is allowed for, where it is not that of the workload.
+
+    Returns:
+        ``logits`` (B, C), or of a few steps of training the ``loss`` of each and, for each trained parameter,
+        ``updates/NAME``, its change by them all, and ``moments/NAME``, its first moment after them, along a
+        few random directions. Sigma is one for a tensor: the root mean square error of rounded runs.
     """
     config = work.preset.config
     batches = work.batches
@@ -125,7 +103,13 @@ def derive(work: Workload, rules: str | None = None) -> Expected:
         if name.startswith("updates/"):  # what is stored is rounded, and not its change
             least = least_sigma(weights[name.removeprefix("updates/")], work.dtype)
             sigmas[name] = float(np.hypot(sigmas[name], _rms(least)))
-    return Expected(values, sigmas)
+    return expectation(work.dtype, values, sigmas)
+
+
+def expectation(dtype: str, values: dict[str, Array], sigmas: Mapping[str, float]) -> Expectation:
+    """Return what is expected, with one sigma for all elements of a tensor."""
+    full = {name: np.full(value.shape, sigmas[name]) for name, value in values.items()}
+    return Expectation(dtype, values, full, dict.fromkeys(values, ""), chained=False)
 
 
 def _rms(array: Array) -> float:
@@ -213,7 +197,7 @@ class Averaging(Trajectory):
 
 
 @functools.cache  # every backend is asked for the same in every mode
-def expected(work: Workload, rules: str | None = None) -> Expected:
+def expected(work: Workload, rules: str | None = None) -> Expectation:
     """Return what a program has to yield, as it was derived before, or else derived now.
 
     Args:
@@ -223,7 +207,7 @@ def expected(work: Workload, rules: str | None = None) -> Expected:
         stored = json.loads(_file(work).read_text())
         if stored["key"] == work.key:
             values = {name: np.asarray(value) for name, value in stored["values"].items()}
-            return Expected(values, stored["sigmas"])
+            return expectation(work.dtype, values, stored["sigmas"])
     return derive(work, rules)
 
 
@@ -236,7 +220,8 @@ def save(work: Workload) -> Path:
     work = probe(work)
     found, path = derive(work), _file(work)
     values = {name: value.tolist() for name, value in found.values.items()}
-    path.write_text(json.dumps({"key": work.key, "values": values, "sigmas": found.sigmas}) + "\n")
+    sigmas = {name: float(sigma.flat[0]) for name, sigma in found.sigmas.items()}
+    path.write_text(json.dumps({"key": work.key, "values": values, "sigmas": sigmas}) + "\n")
     return path
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from concord import spec
 from concord.cli import main
-from concord.conformance import tolerance
+from concord.conformance import family
 from concord.spec.cases import OWN, SCENARIOS
 from tests.toys.shared_cache import SharedCache
 from tests.toys.surroundings import EACH_BACKEND, errors
@@ -73,7 +73,7 @@ def pytest_configure(config):
             cache = getattr(config, "cache", None)  # what is compiled is known by content: it is kept
             compiled = cache.mkdir("jax") if cache else Path(folder) / "jax"
             os.environ.update(COMPILED, JAX_COMPILATION_CACHE_DIR=str(compiled))
-    tolerance._estimates = SharedCache(Path(os.environ[SHARED]))
+    family._estimates = SharedCache(Path(os.environ[SHARED]))
     for number, action in STOPPING.items():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, action)

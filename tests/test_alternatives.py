@@ -12,9 +12,9 @@ from concord.conformance.bugs.catalogue import ALTERNATIVES
 from concord.conformance.bugs.norms import NORMS
 from concord.conformance.bugs.tape import run
 from concord.conformance.check import job_of
+from concord.conformance.family import expect
 from concord.conformance.fuzz.plan import Plan, sample
 from concord.conformance.mutants.matrix import plugin
-from concord.conformance.tolerance import expect
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case, standard_cases
 from concord.spec.deviations import NONE, declared, in_precision

@@ -185,7 +185,7 @@ def test_a_product_of_tf32_agrees_by_its_own_rules_alone(kind):
 
     def judged(**rules):
         made = prepare(right, port, torch.randn(5, 131))
-        return ModelComparison(replace(made.reference, **rules), made.given).verdict()
+        return ModelComparison(replace(made.reference, **rules), made.tensors).verdict()
 
     assert judged().first == judged().table[0].tensor
     assert judged(tf32=True).passed

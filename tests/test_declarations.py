@@ -11,7 +11,7 @@ import pytest
 
 from concord.conformance.bugs.bug import Change
 from concord.conformance.campaign import Job
-from concord.conformance.judging import Misfit
+from concord.conformance.family import Misfit
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case
 from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING, WIDER_OUTPUT

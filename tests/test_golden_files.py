@@ -14,8 +14,8 @@ from concord.backends.interface import Run
 from concord.conformance import golden_files as golden
 from concord.conformance.estimate import Z
 from concord.conformance.expectation import JudgedTraining
+from concord.conformance.family import judge
 from concord.conformance.golden_files import DEFAULT, INCLUDED, SHARED, collect, expectation_of, read
-from concord.conformance.judging import judge
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.deviations import NONE
 from concord.spec.errors import SpecError

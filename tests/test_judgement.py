@@ -7,7 +7,7 @@ import pytest
 
 from concord import spec
 from concord.backends.interface import Run
-from concord.conformance import tolerance
+from concord.conformance import family
 from concord.conformance.estimate import Z
 from concord.conformance.expectation import JudgedProblem, Pinned
 from concord.spec.arithmetic import Arithmetic
@@ -54,11 +54,11 @@ def test_rounding_is_not_called_a_divergence(rounded, seed):
 def test_tolerance_is_a_small_share_of_every_tensor(case, dtype):
     """A tolerance as large as the tensor would let anything pass."""
     asked = JudgedProblem(case.config, case.weights, case.batch, case.part, dtype)
-    truth = tolerance.end_to_end(asked).values
+    truth = family.end_to_end(asked).values
     taps = {
         name: value for name, value in truth.items() if not name.startswith("gradients.") and name != "loss"
     }
-    expectation = tolerance.local(asked, Pinned(taps, {}))
+    expectation = family.local(asked, Pinned(taps, {}))
     for name, value in expectation.values.items():
         flat = name.endswith("key.bias") or (
             name.startswith("gradients.") and case.scenario in ("peaked", "tiny", "offset")
@@ -98,10 +98,10 @@ def test_beside_an_empty_text_gradients_through_a_length_are_judged():
 
 
 def test_a_large_case_is_judged_by_a_first_look_where_that_is_enough(case, run, monkeypatch):
-    usual, looks, exactly = verdict_of(case, run), [], tolerance.local_exactly
-    monkeypatch.setattr(tolerance, "is_large", lambda case: True)
+    usual, looks, exactly = verdict_of(case, run), [], family.local_exactly
+    monkeypatch.setattr(family, "is_large", lambda case: True)
     monkeypatch.setattr(
-        tolerance,
+        family,
         "local_exactly",
         lambda case, pinned, brief=False: looks.append(brief) or exactly(case, pinned, brief),
     )

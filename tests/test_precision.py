@@ -16,8 +16,8 @@ from concord.backends.wire import WorkerFailure
 from concord.conformance import Setup, check_jobs, conduct, doctor, record
 from concord.conformance.doctor import Installed
 from concord.conformance.html import page
-from concord.conformance.judging import judge_tensor
 from concord.conformance.report import show
+from concord.conformance.scoring import judge_tensor
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.montecarlo import MonteCarlo
 from concord.spec.precision import precision

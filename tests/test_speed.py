@@ -20,7 +20,6 @@ from concord.backends.machine import wait_for_rest
 from concord.commands import speed as command
 from concord.conformance import record as files
 from concord.conformance.campaign import Setup
-from concord.conformance.estimate import Z
 from concord.spec.cases import build_case
 from concord.speed import (
     Mode,
@@ -75,7 +74,7 @@ def plan_of(
 ):
     given = {"turns": 3, "patience": 1, "slice": 0.02, "threads": 1, **settings}
     where = {field.name: given.pop(field.name) for field in dataclasses.fields(Setup) if field.name in given}
-    return SpeedPlan(names, works or (small(),), modes, Z, Setup(**where), **given)
+    return SpeedPlan(names, works or (small(),), modes, Setup(**where), **given)
 
 
 def measured(plan):
@@ -118,8 +117,9 @@ def test_samples_one_by_one_are_the_batch(kind, monkeypatch):
     apart = truth.derive(small(kind))
     monkeypatch.setattr(truth, "samples", lambda config, batch, most: [batch])
     together = truth.derive(small(kind))
-    assert together.worst(apart.values, 1 / 1024)[0] < 1
-    assert all(0.1 < together.sigmas[name] / sigma < 10 for name, sigma in apart.sigmas.items())
+    assert truth.judge(together, apart.values).worst < 1 / 256
+    assert all((together.sigmas[name] / sigma > 0.1).all() for name, sigma in apart.sigmas.items())
+    assert all((together.sigmas[name] / sigma < 10).all() for name, sigma in apart.sigmas.items())
 
 
 @pytest.mark.slow
@@ -127,17 +127,18 @@ def test_samples_one_by_one_are_the_batch(kind, monkeypatch):
 def test_what_is_kept_is_what_is_derived(kind):
     work = workload("nndl", kind, "ragged")
     kept, derived = truth.expected(work), truth.derive(work)
-    assert derived.worst(kept.values, 1 / 64)[0] <= 1
-    assert {round(kept.sigmas[name] / sigma, 6) for name, sigma in derived.sigmas.items()} == {1.0}
+    assert truth.judge(derived, kept.values).worst < 1 / 256
+    shares = [kept.sigmas[name] / sigma for name, sigma in derived.sigmas.items()]
+    assert {round(float(share.flat[0]), 6) for share in shares} == {1.0}
 
 
 def test_what_is_missing_misshapen_or_not_finite_is_wrong():
     expected = truth.derive(small())
     logits = expected.values["logits"]
-    assert expected.worst({"logits": logits.astype(np.float32)}, Z)[0] < 1
-    assert expected.worst({}, Z) == (float("inf"), "logits")
-    assert expected.worst({"logits": logits[:1]}, Z) == (float("inf"), "logits")
-    assert expected.worst({"logits": np.full_like(logits, np.nan)}, Z) == (float("inf"), "logits")
+    assert truth.judge(expected, {"logits": logits.astype(np.float32)}).worst < 1
+    for wrong in ({}, {"logits": logits[:1]}, {"logits": np.full_like(logits, np.nan)}):
+        verdict = truth.judge(expected, wrong)
+        assert (verdict.first, verdict.worst) == ("logits", float("inf"))
 
 
 @pytest.mark.parametrize("kind", ["inference", "training"])
@@ -149,8 +150,8 @@ def test_every_backend_computes_in_a_program_what_the_oracle_says(worker, kind):
         "prepare",
         request=work.request(),
     )
-    worst, tensor = truth.expected(work).worst(results, Z)
-    assert worst < 1, tensor
+    verdict = truth.judge(truth.expected(work), results)
+    assert verdict.passed, verdict.nearest
     worker.bench("release")
     worker.bench("product", sizes=(7, 11, 13), dtype="float32", device="cpu", precision="strict")
     assert len(worker.bench("repeat", count=3, seconds=60.0)[0]["seconds"]) == 3
@@ -394,11 +395,11 @@ WRONG_STEPS = [
 
 def test_a_right_optimizer_is_measured_and_a_wrong_one_refused():
     work = small("training")
-    assert truth.expected(work).worst(prepared(Measurable(), work), Z)[0] < 1
+    assert truth.judge(truth.expected(work), prepared(Measurable(), work)).passed
     for program, *recipes in WRONG_STEPS:
         for fields in recipes:
-            worst, tensor = truth.expected(work).worst(prepared(running(program, **fields)(), work), Z)
-            assert worst > 3, (program, fields, tensor)
+            verdict = truth.judge(truth.expected(work), prepared(running(program, **fields)(), work))
+            assert verdict.worst > 3, (program, fields, verdict.nearest)
 
 
 def test_a_session_that_does_not_show_its_optimizer_is_not_measured():

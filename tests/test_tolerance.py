@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from concord.conformance import estimate as estimates
-from concord.conformance import tolerance
+from concord.conformance import family
 from concord.conformance.estimate import R, Sigma, Z, estimate
 from concord.conformance.expectation import Expectation, JudgedProblem
+from concord.conformance.family import expect
 from concord.conformance.scoring import independent_elements, judge_tensor
-from concord.conformance.tolerance import expect
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import example_batch
 from concord.spec.cases import build_case
@@ -74,9 +74,9 @@ def test_products_of_split_factors_are_those_of_wide_numbers():
 
 
 def test_samples_one_after_the_other_say_what_samples_side_by_side_say(case, monkeypatch):
-    together = tolerance._estimate(judged(case), None)
+    together = family._estimate(judged(case), None)
     monkeypatch.setattr(estimates, "SIDE_BY_SIDE", 1)
-    apart = tolerance._estimate(judged(case), None)
+    apart = family._estimate(judged(case), None)
     assert list(apart.values) == list(together.values)
     for name, value in together.values.items():
         np.testing.assert_array_equal(apart.values[name], value)

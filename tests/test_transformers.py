@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from concord import porting, spec
-from concord.conformance import tolerance
+from concord.conformance import family
 from concord.conformance.scoring import judge_tensor
 from concord.porting.recognition import AUTO
 from tests.toys import elsewhere
@@ -159,7 +159,7 @@ HEADS = {"ForSequenceClassification": "model", "Model": "encoder", "ForMaskedLM"
 
 def judged(checkpoint, batch, found):
     """Return how far an output lies from the oracle's, in tolerances."""
-    expected = tolerance.expect(checkpoint.config, checkpoint.weights(), batch, checkpoint.part, "float32")
+    expected = family.expect(checkpoint.config, checkpoint.weights(), batch, checkpoint.part, "float32")
     name = spec.output_name(checkpoint.config, checkpoint.part)
     return judge_tensor(found, expected.values[name], expected.sigmas[name], "float32").ratio
 

@@ -117,11 +117,12 @@ def unjudged():
 
 
 def test_speed_of_what_was_not_judged_is_not_measured(entered, monkeypatch, tmp_path):
-    expected = truth.expected
+    def undetermined(work, rules=None):
+        return truth.expectation(work.dtype, derive(work, rules).values, {"logits": np.nan})
+
+    derive = truth.derive
     monkeypatch.setattr(presets, "presets", lambda: {"nndl": small_preset("nndl")})
-    monkeypatch.setattr(
-        truth, "expected", lambda *what: dataclasses.replace(expected(*what), sigmas={"logits": np.nan})
-    )
+    monkeypatch.setattr(truth, "expected", undetermined)
     output, _ = entered(
         "speed --preset nndl --implementation explicit --execution eager --quick --threads 1 "
         f"--backend {toy('Measurable', 'measurable')} --json {tmp_path / 'out.json'}",

@@ -12,6 +12,7 @@ from concord import options
 from concord.conformance.campaign import Report, Setup
 from concord.conformance.compare import prepare
 from concord.conformance.verdict import Result
+from concord.conformance.watching import listening
 from concord.progress import bars
 from concord.running import finish
 from concord.spec.errors import optional, refuse
@@ -69,7 +70,7 @@ def compare(
 
         from concord.conformance.compare import candidates, proof
     started = time.perf_counter()
-    with bars(["comparing"], None) as advance:
+    with bars(["comparing"], None) as advance, listening(lambda words: advance("comparing", 0, words)):
         given: Any = read_arrays(inputs) if inputs else None
         made = prepare(
             candidates.load(reference),
@@ -81,7 +82,6 @@ def compare(
             declared=declare or (),
             seed=seed,
             python=python,
-            progress=lambda words: advance("comparing", 0, words),
         )
         if names and proposing:
             lines = "".join(f"{line}\n" for line in made.lines)
@@ -92,7 +92,15 @@ def compare(
         what = str(inputs) if inputs else "texts" if text else "standard texts"
         verdicts = proof.batched(made.reference) if alone_and_batched else [(what, made.verdict())]
         results = [
-            Result(name, reference, case, made.dtype, found.status, verdict=found.explained(), seconds=0.0)
+            Result(
+                name,
+                reference,
+                case,
+                made.reference.precision,
+                found.status,
+                verdict=found.explained(),
+                seconds=0.0,
+            )
             for case, found in verdicts
         ]
         notes = made.notes

@@ -16,7 +16,6 @@ from concord import options, writing
 from concord.backends import machine
 from concord.backends.interface import WORKLOAD_KINDS
 from concord.conformance import record as files
-from concord.conformance.estimate import Z
 from concord.conformance.report import within
 from concord.model import OwnModel, lengths
 from concord.options import Written
@@ -215,7 +214,6 @@ def speed(
         tuple(names),
         tuple(works),
         tuple(chosen),
-        Z,
         replace(
             settings,
             asked=tuple(name for name in settings.asked if name not in PEERS),

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from concord.conformance.compare.kernels import KERNELS
+from concord.conformance.watching import say
 from concord.spec.deviations import BLIND_ROWS_UNIFORM, BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError, refuse, unknowns
 
@@ -62,7 +63,6 @@ def prepare(
     declared: Collection[str] = (),
     seed: int | None = None,
     python: str | None = None,
-    progress: Callable[[str], None] = lambda text: None,
 ) -> ModelComparison:
     """Return the comparison that :func:`compare` judges.
 
@@ -82,7 +82,6 @@ def prepare(
             ``output``: of none.
         seed: from which every run draws random numbers: reference and candidate draw the same. Without one a
             reference that draws is refused.
-        progress: called with what is being done.
         python: the interpreter of another environment in which a function is called.
     """
     from torch import nn
@@ -93,8 +92,8 @@ def prepare(
     from concord.conformance.compare.names import renamed
     from concord.conformance.compare.reference import (
         OUTPUT,
+        ModelReference,
         ModuleReference,
-        Reference,
         dtype_of,
         is_output,
         unwrapped,
@@ -110,7 +109,7 @@ def prepare(
     if way and candidate is not None:
         raise SpecError(f"way is {way!r}, but a candidate is given too: it is for the reference's own module")
     args, kwargs = candidates.called_with(reference, inputs)
-    right: Reference = (
+    right: ModelReference = (
         ModuleReference(unwrapped(reference)) if isinstance(reference, nn.Module) else reference
     )
     right = replace(right, args=args, kwargs=kwargs, declared=declared, seed=seed)
@@ -131,7 +130,7 @@ def prepare(
     changing = refuse_changes(right)
     outputs = [name for name in right.plain if is_output(name)]
     refuse(unknowns("output", [name for name in absent if name != OUTPUT], outputs))
-    progress("running the candidate")
+    say("running the candidate")
     theirs = None
     if module:
         theirs = ModuleReference(
@@ -148,7 +147,7 @@ def prepare(
     arrays, own = renamed(run.arrays, names or {}, right.plain)
     whole = [name for name in arrays if own[name] in run.whole]
     notes = {**({"two runs of the reference": changing} if changing else {}), **run.notes}
-    return ModelComparison(right, arrays, progress, not way, whole, theirs, own, notes, run.unsteady)
+    return ModelComparison(right, arrays, not way, whole, theirs, own, notes, run.unsteady)
 
 
 def assert_same(reference: Any, candidate: Any = None, inputs: Any = None, **options: Any) -> None:

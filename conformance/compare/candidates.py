@@ -33,8 +33,8 @@ from concord.conformance.compare import alone, names
 from concord.conformance.compare.arithmetic import ROUNDOFF
 from concord.conformance.compare.draws import again, change, states
 from concord.conformance.compare.reference import (
+    ModelReference,
     ModuleReference,
-    Reference,
     described,
     dtype_name,
     dtype_of,
@@ -270,7 +270,7 @@ def dequantized(reference: ModuleReference, candidate: nn.Module) -> ModuleRefer
 
 
 @contextlib.contextmanager
-def weights_kept(reference: Reference) -> Iterator[None]:
+def weights_kept(reference: ModelReference) -> Iterator[None]:
     """Refuse a candidate that changes the reference: what is right would be computed of what it left.
 
     Raises:
@@ -327,7 +327,7 @@ def run_module(candidate: ModuleReference) -> Delivered:
     return Delivered(hooked | arrays, frozenset(arrays), notes, unsteady)
 
 
-def run(reference: Reference, candidate: Any, python: str | None) -> Delivered:
+def run(reference: ModelReference, candidate: Any, python: str | None) -> Delivered:
     """Return what a candidate, which is no module, computes of the reference's inputs.
 
     Args:
@@ -386,7 +386,7 @@ def show(graph: Any, modules: Collection[str]) -> dict[str, str]:
     return found
 
 
-def run_graph(reference: Reference, path: Path) -> Arrays:
+def run_graph(reference: ModelReference, path: Path) -> Arrays:
     """Run an ONNX graph in ONNX Runtime on the reference's inputs: outputs by name, else by place.
 
     What its modules return comes from a second run, of the graph that shows it: it cannot be fused as far.
@@ -417,7 +417,7 @@ def run_graph(reference: Reference, path: Path) -> Arrays:
     return inner | found
 
 
-def run_alone(reference: Reference, target: str, python: str | None = None) -> Arrays:
+def run_alone(reference: ModelReference, target: str, python: str | None = None) -> Arrays:
     """Call a function of any framework, in a process of its own, on the reference's inputs.
 
     Args:
@@ -453,7 +453,7 @@ def run_alone(reference: Reference, target: str, python: str | None = None) -> A
         return by_name(reference, read_arrays(made))
 
 
-def by_name(reference: Reference, arrays: Mapping[str, Any]) -> Arrays:
+def by_name(reference: ModelReference, arrays: Mapping[str, Any]) -> Arrays:
     """Return arrays by the reference's names; where none is one, outputs are taken by their places."""
     found = {
         name: numbers(array) if isinstance(array, Tensor) else np.asarray(array)

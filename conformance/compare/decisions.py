@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from concord.conformance.compare.solutions import LEFT, SOLVING, UNORDERED_VALUES, Solution
 from concord.conformance.estimate import Z
+from concord.conformance.scoring import WHOLE
 from concord.spec.arrays import Array
 from concord.spec.text import first_of
 
@@ -45,9 +46,6 @@ MOST = 14
 
 SMALL = Z / 4
 """Sigma up to which what a branch changes is no other value."""
-
-WHOLE = 0.5
-"""Share of an operation's decisions from which on agreement does not show that it is the right operation."""
 
 DISCRETE = (
     *("floor", "ceil", "round", "trunc", "sign", "sgn", "histc"),
@@ -675,10 +673,3 @@ class Ties:
         words = [f"rounding decides {first_of([*self.because], 2)}"] if self.because else []
         words += [f"rounding leaves nothing of {self.nothing_of}"] if self.nothing_of else []
         return self.lost or "; ".join(words)
-
-
-def mostly(unsure: NDArray[np.bool_], value: Array) -> bool:
-    """Return whether most of a tensor is undetermined: of its elements, or of their squares."""
-    with np.errstate(all="ignore"):
-        squares = np.square(np.nan_to_num(value, posinf=0.0, neginf=0.0))
-        return bool(unsure.mean() >= WHOLE or squares[unsure].sum() >= WHOLE * squares.sum() > 0)

@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from concord.conformance.compare.bugs import Operation, Watched
 from concord.conformance.compare.decisions import source_line
-from concord.conformance.compare.reference import ModuleReference, Reference, nothing
+from concord.conformance.compare.reference import ModelReference, ModuleReference, nothing
 from concord.spec.arrays import Array, Arrays
 from concord.spec.errors import SpecError
 from concord.spec.precision import precision
@@ -51,7 +51,7 @@ def drawn(model: ModuleReference) -> list[str]:
     return [*found]
 
 
-def constants(model: Reference) -> set[str]:
+def constants(model: ModelReference) -> set[str]:
     """Return the activations of a module that are computed of parameters alone, or of nothing."""
     if not isinstance(model, ModuleReference):
         return set()
@@ -91,7 +91,7 @@ def change(arrays: Mapping[str, Array], others: Mapping[str, Array]) -> tuple[st
     return first, largest
 
 
-def refuse_changes(reference: Reference) -> str:
+def refuse_changes(reference: ModelReference) -> str:
     """Refuse a reference that gives something else when it runs again: it says nothing of what is right.
 
     Returns:

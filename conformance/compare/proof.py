@@ -11,8 +11,9 @@ from torch import Tensor
 
 from concord.conformance.compare.bugs import OperationBug, Watched, injected, sites
 from concord.conformance.compare.comparison import ModelComparison
-from concord.conformance.compare.reference import ModuleReference, Reference, is_output, numbers
+from concord.conformance.compare.reference import ModelReference, ModuleReference, is_output, numbers
 from concord.conformance.verdict import Verdict
+from concord.conformance.watching import say
 from concord.spec.errors import SpecError
 
 ANOTHER_SHAPE = "it has another shape alone than in its batch"
@@ -32,24 +33,25 @@ def prove(comparison: ModelComparison) -> Proof:
         raise SpecError("bugs are put into a torch.nn.Module, and the reference is none")
     reference = replace(comparison.reference, cotangents=None)
     plain = ModelComparison(reference, reference.arrays)
-    given = [name for name in comparison.given if name in plain.plain]
-    *_, end = plain.expected(False)
+    given = [name for name in comparison.tensors if name in plain.plain]
+    *_, end = reference.expect(None)
     proof = defaultdict[OperationBug, Counter[str]](Counter)
     for bug, found in sites(lambda make: reference.watched(Watched(make))).items():
         for chosen in (found, found[:1], found[-1:]) if len(found) > 1 else [found]:
-            comparison.progress(f"would {bug.text} be found?")
+            say(f"would {bug.text} be found?")
             try:
                 made = reference.watched(Watched(injected(bug, chosen)))
             except SpecError:  # the bug does not fit this operation
                 continue
-            plain.given = {name: numbers(made[name]) for name in given if name in made}
+            mutant = {name: numbers(made[name]) for name in given if name in made}
+            plain = ModelComparison(reference, mutant, again=False)
             proof[bug]["tried"] += 1
             if plain.same_bits(given):
                 proof[bug]["silent"] += 1
             else:
                 proof[bug]["found"] += any(
-                    plain.judgement(name, end, False).status == "diverges" for name in plain.given
-                ) or any(one.status == "diverges" for one in plain.judged(True).values())
+                    plain.judgement(name, end, False).status == "diverges" for name in plain.tensors
+                ) or any(one.status == "diverges" for one in plain.judge_steps().values())
     return proof
 
 
@@ -71,7 +73,7 @@ def said(proof: Proof) -> dict[str, str]:
     return words
 
 
-def batched(reference: Reference) -> Iterator[tuple[str, Verdict]]:
+def batched(reference: ModelReference) -> Iterator[tuple[str, Verdict]]:
     """Judge each sample of a batch by the same sample alone, without its padding.
 
     Yields:

@@ -44,18 +44,19 @@ from concord.conformance.compare.arithmetic import (
     value_of,
     without_fast_paths,
 )
-from concord.conformance.compare.decisions import OWN, TORCH, Decisions, Followed
+from concord.conformance.compare.coherent import Coherent
+from concord.conformance.compare.decisions import OWN, TORCH, Decisions, Followed, Ties
 from concord.conformance.compare.kernels import KERNELS
 from concord.conformance.compare.state import Copies, kept
-from concord.conformance.estimate import Observer
-from concord.conformance.expectation import is_gradient
+from concord.conformance.estimate import SAMPLES, Estimate, Observer
+from concord.conformance.expectation import Expectation, is_gradient
+from concord.conformance.reference import Activation, Pin
+from concord.conformance.verdict import ABSENT, NOT_EXPOSED
+from concord.conformance.watching import say
 from concord.spec.arrays import Array
-from concord.spec.deviations import BLIND_ROWS_UNIFORM, BLIND_ROWS_ZERO
+from concord.spec.deviations import BLIND_ROWS_UNIFORM, BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError
 from concord.spec.text import first_line, shown
-
-Pin = Callable[[str], "Array | None"]
-"""Returns what is used in place of a tensor, by name, if anything is."""
 
 Take = Callable[[str, Tensor], None]
 """Takes each tensor by name as soon as it is computed; what follows may work on it in place."""
@@ -67,6 +68,9 @@ SEED = 0xC0
 """Of cotangents."""
 
 HALF = (torch.bfloat16, torch.float16)
+
+FEW = 6
+"""Samples of a first look, which may only say that all is well."""
 
 
 LONGEST_LINE = 400
@@ -108,7 +112,7 @@ class Finished(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reference:
+class ModelReference:
     """What is right: what it is called with, and what it is asked for.
 
     Attributes:
@@ -170,6 +174,98 @@ class Reference:
         """Compute every tensor in an arithmetic."""
         raise NotImplementedError
 
+    # What the judge asks (:class:`concord.conformance.reference.Reference`).
+
+    @functools.cached_property
+    def activations(self) -> dict[str, Activation]:
+        """Every tensor that a run may have, in the order of computation; each in its own dtype."""
+        return {
+            name: Activation(
+                tuple(tensor.shape),
+                dtype_name(tensor.dtype),
+                absent=ABSENT if name in self.absent else NOT_EXPOSED,
+                wider=True,
+            )
+            for name, tensor in self.plain.items()
+        }
+
+    @property
+    def precision(self) -> str:
+        """The dtype of the outputs."""
+        return next((dtype_name(x.dtype) for name, x in self.plain.items() if is_output(name)), "float32")
+
+    @property
+    def absent(self) -> list[str]:
+        """Outputs that the candidate is declared not to have: some by name, or all."""
+        outputs = [name for name in self.plain if is_output(name)]
+        return [name for name in outputs if {name, OUTPUT} & {*self.declared}]
+
+    def expect(self, pin: Pin | None) -> Iterator[Expectation]:
+        """Yield what a correct run yields, and how far it may lie from it: at a first look, then for good."""
+        truth, where = self.exact(), "end to end" if pin is None else "each stretch"
+        compute = partial(self.compute, pin=pin or nothing)
+        dtypes = {name: activation.dtype for name, activation in self.activations.items()}
+        say(f"{where}: exact values")
+        coherent = Coherent(dtypes if pin else {})
+
+        def observed(arithmetic: Any, observer: Observer) -> None:
+            def take(name: str, array: Array) -> None:
+                observer(name, array)
+                coherent.take(arithmetic, name, array)
+
+            compute(arithmetic, take)
+
+        found = Estimate(observed, dtypes, truth=truth)
+        for seeds in (range(FEW), range(FEW, SAMPLES)):
+            say(f"{where}: {seeds.stop} samples of Monte Carlo arithmetic")
+            found.take_up(self.runs(seeds, truth), f"deriving tolerances, {where}")
+            for arithmetic in [] if seeds.start or not coherent.halves else self.others(truth):
+                compute(arithmetic, partial(coherent.take, arithmetic))
+            independent, last = found.independent(), seeds.stop == SAMPLES
+            sigmas, branches = found.sigmas(last=last), self.branches(truth)
+            if branches and not last:
+                continue  # with more samples more decisions may be open
+            ties = {name: Ties(value, sigmas[name]) for name, value in found.values.items()}
+            for place, branch in enumerate(branches):
+                say(f"{where}: decisions of rounding, {place + 1} of {len(branches)}")
+                _take(ties, compute, branch)
+            for name, why in self.lost(truth).items():
+                ties[name].lost = why
+            yield Expectation(
+                self.precision,
+                found.values,
+                sigmas,
+                dict.fromkeys(sigmas, ""),
+                independent=independent,
+                ties={name: tie for name, tie in ties.items() if tie.why},
+                coherent=coherent,
+                few=not last,
+                occurred=getattr(truth, "occurred", ()),
+                without_rule=truth.foreign,
+            )
+
+    def compute_exactly(self, pin: Pin) -> dict[str, Array]:
+        """Return every tensor in exact arithmetic."""
+        found: dict[str, Array] = {}
+        self.compute(self.exact(), found.__setitem__, pin)
+        return found
+
+    @functools.cached_property
+    def padding(self) -> NDArray[np.bool_] | None:
+        """Which tokens candidates need not compute, (B, T), if that is declared."""
+        return ~self.real.numpy() if UNCOMPUTED_PADDING in self.declared else None
+
+    def excused(self, name: str) -> NDArray[np.bool_] | bool:
+        """Return which elements of an activation stand in rows of padding that are not computed."""
+        if self.padding is None:
+            return False
+        there = spread(self.padding, self.activations[name].shape)
+        return False if there is None else there
+
+    def contradiction(self, name: str) -> str:  # noqa: ARG002
+        """Return nothing: a candidate promises no more than its tensors."""
+        return ""
+
     def untouched(self) -> contextlib.AbstractContextManager[list[str]]:
         """Put back in the end what a block changes of it, and name that."""
         return contextlib.nullcontext([])
@@ -230,7 +326,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class ModuleReference(Reference):
+class ModuleReference(ModelReference):
     """A PyTorch module.
 
     Attributes:
@@ -476,6 +572,40 @@ class ModuleReference(Reference):
         for (name, tensor), gradient in zip(trained.items(), gradients, strict=True):
             if gradient is None:  # a branch that is cut off has a gradient of zero
                 take(f"gradients.{without_wrappers(name)}", torch.zeros_like(tensor))
+
+
+def spread(rows: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
+    """Return which elements of an activation stand in some tokens; None if its axes do not say it.
+
+    Args:
+        rows: the tokens, (B, T).
+        shape: (B, T, ...), of heads (B, H, T, ...), or of all tokens in a row (B * T, ...).
+    """
+    samples, tokens = rows.shape
+    if shape[:2] == rows.shape:
+        laid = rows.reshape(samples, tokens, *[1] * (len(shape) - 2))
+    elif len(shape) == 4 and (shape[0], shape[2]) == rows.shape:
+        laid = rows[:, None, :, None]
+    elif shape[:1] == (samples * tokens,):
+        laid = rows.reshape(-1, *[1] * (len(shape) - 1))
+    else:
+        return None
+    return np.broadcast_to(laid, shape)
+
+
+def _take(ties: Mapping[str, Ties], compute: Callable[..., None], branch: Any) -> None:
+    """Take up what a branch gives."""
+    left = {**ties}
+
+    def take(name: str, array: Array) -> None:
+        left.pop(name, None)
+        ties[name].take(branch.decisions, array)
+
+    try:
+        compute(branch, take)
+    except Exception:  # noqa: BLE001 – the model itself may refuse what a branch holds, such as NaN
+        for tie in left.values():
+            tie.take(branch.decisions, np.full(tie.value.shape, np.nan))
 
 
 def parts(tensor: Tensor) -> Tensor:

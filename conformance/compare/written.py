@@ -14,8 +14,8 @@ from torch import Tensor
 
 from concord.conformance.compare.reference import (
     OUTPUT,
+    ModelReference,
     Pin,
-    Reference,
     dtype_name,
     nothing,
     numbers,
@@ -67,7 +67,7 @@ class Guarded(Arithmetic):
 
 
 @dataclass(frozen=True)
-class Written(Reference):
+class Written(ModelReference):
     """A function that computes a model in any arithmetic.
 
     It calls the operations of :class:`concord.spec.arithmetic.Arithmetic` alone, and ``tap(name, node)`` for

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from concord.conformance import tolerance
+from concord.conformance import family
 from concord.conformance.expectation import JudgedProblem, is_gradient
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis, caused
 from concord.conformance.explain.question import Question
@@ -181,7 +181,7 @@ FEATURES: Mapping[str, Callable[[JudgedProblem], bool | None]] = {
 
 def visible(case: JudgedProblem, tensor: str, hypothesis: Hypothesis) -> bool:
     """Return whether a hypothesis of the same name and text would make a tensor of a right run wrong."""
-    truth = tolerance.plain(case)
+    truth = family.plain(case)
     if tensor not in truth:
         return False
     pinned = {name: value for name, value in truth.items() if name != "loss" and not is_gradient(name)}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from concord.backends.interface import Run
 from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.training.step import CLAUSE_OF, STAGES, stages
 from concord.conformance.bugs.training.tape import BuggedTrajectory
@@ -16,9 +15,10 @@ from concord.conformance.estimate import FEW, Observer, estimate, exact
 from concord.conformance.expectation import Expectation, JudgedTraining, root_mean_square
 from concord.conformance.explain.computation import CLEAR, SAME, Computation, Prediction
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
-from concord.conformance.judging import judge
+from concord.conformance.judging import Judge
 from concord.conformance.lockstep.envelope import Start
-from concord.conformance.verdict import Judgement, section_of
+from concord.conformance.reference import PublishedReference
+from concord.conformance.verdict import Judgement, Verdict, section_of
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
 
@@ -32,7 +32,7 @@ class MadeStep(Computation):
         case: the training, with the deviations of the backend.
         start: the step, and the state of the oracle before it.
         delivered: what the backend reported of it.
-        expected: what is expected of it.
+        looks: give what is expected of it, the last one for good.
 
     Attributes:
         verdict: what was reported, judged by what is expected.
@@ -42,21 +42,18 @@ class MadeStep(Computation):
     subject = ""
 
     def __init__(
-        self, case: JudgedTraining, start: Start, delivered: Mapping[str, Array], expected: Expectation
+        self,
+        case: JudgedTraining,
+        start: Start,
+        delivered: Mapping[str, Array],
+        *looks: Callable[[], Expectation],
     ) -> None:
-        self.case, self.start, self.dtype = case, start, case.dtype
-        self.delivered, self.expected = delivered, expected
+        self.case, self.start, self.dtype, self.delivered = case, start, case.dtype, delivered
         self.known: dict[Any, Any] = {}  # gradients that were computed for this step
-        nothing = np.zeros(0)
-        run = Run(nothing, nothing, dtype=case.dtype, requested=("steps",), steps=dict(delivered))
-        self.verdict = judge(
-            case.config,
-            case.weights,
-            start.batches[0],
-            run,
-            case.part,
-            lambda given: expected,
-            dtype=case.dtype,
+        judge = Judge(PublishedReference(*looks), delivered)
+        found, self.expected = judge.look(None, judge.judged)
+        self.verdict = Verdict(
+            [judge.row(name, None, found.get(name)) for name in judge.reference.activations]
         )
         row = self.verdict.first_divergence
         self.tensor = row.tensor if row else ""

@@ -20,7 +20,6 @@ from concord.backends.interface import Request, TrainingSession
 from concord.backends.wire import arrays_of
 from concord.conformance.campaign import Setup, environment_of, failure_of, own_failure
 from concord.conformance.expectation import JudgedTraining
-from concord.conformance.judging import NEAR
 from concord.conformance.lockstep.cause import cause_of
 from concord.conformance.lockstep.envelope import (
     Envelope,
@@ -121,9 +120,9 @@ class Candidate:
         """Judge a step; what comes near a tolerance by a first look is judged by the whole."""
         again = envelope.again
         start = replace(start, carried=self.carried, resumed=start.step if again else 0)
-        made = MadeStep(envelope.case, start, delivered, envelope.of_run(delivered, whole=not again))
-        if again and not self.diverging and (made.tensor or made.verdict.worst > NEAR):
-            made = MadeStep(envelope.case, start, delivered, envelope.of_run(delivered))
+        looks = (False, True) if again and not self.diverging else (not again,)
+        expected = [partial(envelope.of_run, delivered, whole=whole) for whole in looks]
+        made = MadeStep(envelope.case, start, delivered, *expected)
         self.add(made, again)
         if not again:
             self.carried = carried(envelope.case, start.step, made.expected)
@@ -361,7 +360,7 @@ def judged_steps(
         expected = expectation(case, values, tolerated)
         start = Start(state, step, batches, sigmas, start and replace(start, earlier=None), resumed)
         delivered = {f"{prefix}{name}": np.asarray(array) for name, array in found.items()}
-        one = MadeStep(case, start, delivered, in_range(expected, state))
+        one = MadeStep(case, start, delivered, partial(in_range, expected, state))
         yield one
         if one.tensor:
             return

@@ -17,8 +17,8 @@ from concord.conformance.bugs.bug import REFUSED, Bug
 from concord.conformance.bugs.catalogue import GROUPS, KNOWN
 from concord.conformance.campaign import Setup
 from concord.conformance.check import job_of
+from concord.conformance.family import Misfit
 from concord.conformance.fields import Count, Number
-from concord.conformance.judging import Misfit
 from concord.conformance.mutants.trained import divergence_of, shown
 from concord.conformance.verdict import Row, Verdict, number
 from concord.spec.cases import Case, build_case

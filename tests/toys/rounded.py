@@ -6,7 +6,7 @@ from concord.backends.interface import Request, Run
 from concord.conformance.bugs import bug
 from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.tape import with_edits
-from concord.conformance.judging import judge
+from concord.conformance.family import judge
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.reference import compute
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.backends.interface import Run
-from concord.conformance import tolerance
+from concord.conformance import family
 from concord.conformance.campaign import Job, Report, Setup, conduct
 from concord.conformance.estimate import Z
 from concord.conformance.expectation import JudgedProblem
@@ -189,7 +189,7 @@ def look(
         progress: as :func:`concord.conformance.campaign.conduct` takes it.
     """
     case = (reading.config, reading.weights, reading.batch)
-    large = tolerance.is_large(JudgedProblem(*case, reading.part, dtype=dtype, gradients=False))
+    large = family.is_large(JudgedProblem(*case, reading.part, dtype=dtype, gradients=False))
     # A large case is not kept: end to end it is estimated once, for the errors of the weights.
     about = ("text", "text", dtype, reading.part, *case)
     job = _Looking(*about, end_to_end=not large, gradients=False, names=tuple(reading.names))
@@ -218,7 +218,7 @@ class _Looking(Job):
         square = (1, self.config.num_heads, *2 * self.batch.required("input_ids").shape[1:])
         weights = [run.taps.get(name) for name in self.names]
         if verdict.case is not None and all(one is not None and one.shape == square for one in weights):
-            expected = tolerance.end_to_end(replace(verdict.case, gradients=False))
+            expected = family.end_to_end(replace(verdict.case, gradients=False))
             found = np.stack([one[0] for one in weights if one is not None])
             errors = np.full(found.shape, np.nan, np.float32)
             for layer, name in enumerate(self.names):

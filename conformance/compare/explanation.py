@@ -1,0 +1,153 @@
+"""Why a candidate diverges: where the first error was made, its cause, or a declaration that is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from concord.conformance.compare import ROWS
+from concord.conformance.compare.blind import blind, places
+from concord.conformance.compare.causes import StretchComputation, cause
+from concord.conformance.compare.differences import Difference, differences
+from concord.conformance.compare.kernels import KERNELS
+from concord.conformance.compare.names import apart
+from concord.conformance.compare.reference import ModuleReference, numbers, spread
+from concord.conformance.compare.stretch import Stretch, opened
+from concord.conformance.expectation import is_gradient
+from concord.conformance.explain import Cause, Diagnosis
+from concord.conformance.explain.description import wrong_elements
+from concord.conformance.explain.diagnosis import elsewhere
+from concord.conformance.explain.search import Effort
+from concord.conformance.verdict import Row, Verdict
+from concord.spec.deviations import UNCOMPUTED_PADDING
+from concord.spec.errors import SpecError
+from concord.spec.text import first_of
+
+if TYPE_CHECKING:
+    from concord.conformance.compare.comparison import ModelComparison
+
+LONGEST = 40.0
+"""Seconds of the processor that everything may take that is looked for after the verdict."""
+
+FEW_TOLD = 3
+"""So many differences of two modules are told."""
+
+APART = (
+    "no activation diverges in the run that shows them: "
+    "what is wrong here, the program has only where nothing takes it apart, as where steps are fused"
+)
+"""What is said of an output that a run of its own gives, where the activations of another agree."""
+
+
+def explain(comparison: ModelComparison, verdict: Verdict) -> tuple[Diagnosis, str]:
+    """Say in which stretch of the module the first divergence was made, and where that is written.
+
+    Say why too, or which declaration is missing. All of it has one budget.
+    """
+    first, reference = verdict.first_divergence, comparison.reference
+    assert first is not None
+    end, effort, undeclared = first.tensor, Effort(LONGEST), ""
+    why: Cause | None = None
+    beginning = "the outputs" if is_gradient(end) else "the inputs"
+    agreeing = [
+        row.tensor
+        for row in verdict.table[: list(comparison.plain).index(end)]
+        if row.status == "agrees" and is_gradient(row.tensor) == is_gradient(end)
+    ]
+    start = agreeing[-1] if agreeing else beginning
+    notes = [APART if end in comparison.whole else f"made between {start} and {end}"]
+    by_kernel, switch = explain_by_kernel(comparison, first)
+    if by_kernel:
+        return Diagnosis(end, ("",), by_kernel, notes=(*switch, *notes)), ""
+    with effort.attempt("the search for a cause"):
+        if not is_gradient(end):
+            right = None
+            if isinstance(reference, ModuleReference) and end not in comparison.whole:
+                forward = dataclasses.replace(reference, cotangents=None)
+                right = Stretch(forward, end, comparison.tensors, comparison.pin, effort.check)
+                notes[-1] = f"made between {first_of(right.starts[::-1] or [beginning], 3)} and {end}"
+                notes += [f"computed by {right.lines}"] if right.lines else []
+            undeclared = find_declaration(comparison, end, right, effort, notes)
+            if right and end in comparison.wrong and not undeclared:
+                why = find_cause(comparison, right, effort, notes)
+    wrong = {row.tensor: row.status for row in verdict.table if row.tensor not in comparison.whole}
+    return Diagnosis(end, ("",), why, notes=(*notes, *effort.notes, *elsewhere(end, wrong))), undeclared
+
+
+def explain_by_kernel(comparison: ModelComparison, row: Row) -> tuple[Cause | None, tuple[str, ...]]:
+    """Return which kernel explains a tensor that diverges, and how it is avoided."""
+    theirs = comparison.theirs
+    device = next((p.device.type for p in theirs.model.parameters()), "cpu") if theirs else ""
+    if device == "cpu":  # cuDNN has not run
+        return None, ()
+    assert row.deciding is not None
+    for key, kernel in KERNELS.items():
+        if kernel.switch and comparison.by_kernel(key, {row.tensor: row.deciding}, row.local is not None):
+            cause = Cause(key, f"`{row.tensor}` is explained by {kernel.text}", confident=True)
+            return cause, (f"avoided by {kernel.switch}; if it is meant, declare `{key}`",)
+    return None, ()
+
+
+def find_declaration(
+    comparison: ModelComparison, end: str, stretch: Stretch | None, effort: Effort, notes: list[str]
+) -> str:
+    """Return the declaration with which the forward pass would agree; empty if there is none.
+
+    Note which rows see no key, if they alone are wrong.
+    """
+    names, reference = list(ROWS), comparison.reference
+    if stretch and end in comparison.wrong:
+        asked = computation(comparison, end)
+        with contextlib.suppress(SpecError):
+            padded, wrong = ~reference.real.numpy(), wrong_elements(asked)
+            padding = spread(padded, asked.actual.shape)
+            if padding is None or (wrong & ~padding).any():
+                names.remove(UNCOMPUTED_PADDING)
+            elif wrong.shape[:2] == padded.shape:
+                there = places(np.asarray(wrong.reshape(*padded.shape, -1).any(-1)))
+                notes.append(f"only rows of padding are wrong, in samples (positions) {there}")
+        rows = blind(stretch, asked)
+        shown = {UNCOMPUTED_PADDING, *([rows.declaration] if rows else [])}
+        names = [name for name in names if name in shown]
+        notes += [rows.note] if rows else []
+    for name in () if {*ROWS} & {*reference.declared} else names:
+        effort.check()
+        with contextlib.suppress(SpecError):
+            if comparison.would_agree(name, effort.check):
+                return name
+    return ""
+
+
+def find_cause(comparison: ModelComparison, right: Stretch, effort: Effort, notes: list[str]) -> Cause | None:
+    """Return what explains the end of a stretch; add what else is seen of it to the notes."""
+    asked, theirs, own = computation(comparison, right.end), comparison.theirs, comparison.own
+    differing = list[Difference]()
+    if theirs is not None:
+        found = differences(right.module.model, theirs.model, comparison.path)
+        differing = [one for one in found if one.within(right.active)]
+    why = cause(right, asked, comparison.strange, differing, effort)
+    if why and why.confident and why.hypothesis == "modules_differ":
+        return why
+    told = [one.text for one in differing if not (why and one.text in why.text)]
+    notes += [f"the two modules differ there: {text}" for text in told[:FEW_TOLD]]
+    if theirs is not None:
+        eager = dataclasses.replace(theirs, cotangents=None, compiled=False)
+        known = [own[name] for name in comparison.tensors if name in own]
+        stretch = Stretch(eager, own[right.end], known, check=effort.check)
+        eagerly, actual, value = map(
+            np.nan_to_num, (numbers(stretch.result), asked.actual, asked.right.value)
+        )
+        if apart(eagerly, actual) <= apart(value, actual) / 2:
+            notes += opened(right, stretch)
+        else:  # what a compiler made of it has no operations that could be seen
+            notes.append("run eagerly the candidate does not diverge here: its compiler made this")
+    return why
+
+
+def computation(comparison: ModelComparison, end: str) -> StretchComputation:
+    """Return what is asked of a tensor that diverges."""
+    actual, dtype = comparison.tensors[end].astype(np.float64), comparison.reference.activations[end].dtype
+    return StretchComputation(end, actual, dtype, comparison.wrong[end])
