@@ -4,12 +4,9 @@ It is refused, or `diff` names it, and what is harmless alarms nobody. Behind ea
 """
 
 import dataclasses
-import io
 import json
-import pickle
 import re
 import shutil
-import zipfile
 
 import numpy as np
 import pytest
@@ -17,12 +14,11 @@ import pytest
 from concord import porting, spec
 from concord.porting import registry
 from concord.porting.comparison import compare
-from concord.porting.containers import TORCH
 from concord.porting.containers.container import INDEX
 from concord.porting.folder import LENGTHS, PROMPTS
 from concord.porting.tensors import in_memory
 from concord.spec.errors import SpecError
-from tests.toys.checkpoints import FIRST, SECOND, SIZES, RunsCode, drawn, shards
+from tests.toys.checkpoints import FIRST, SECOND, SIZES, drawn, shards
 
 TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "", *(f"t{number}" for number in range(5, 29)))
 BESIDE = {
@@ -33,8 +29,6 @@ BESIDE = {
     PROMPTS: b'{"__version__": {"pytorch": "2.13.0"}, "default_prompt_name": "query"}',
 }
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943\nsize 440473133\n"
-HEADS, WIDTH = 2, 7
-
 # Edits of a checkpoint's folder, whose tensors have their own names and layouts.
 
 
@@ -58,8 +52,8 @@ def added(name, array):
     return tensors(lambda found: {**found, name: array})
 
 
-def copied(name, other, more=0):
-    return tensors(lambda found: {**found, name: found[other] + np.float32(more)})
+def copied(name, other):
+    return tensors(lambda found: {**found, name: found[other]})
 
 
 def without(word):
@@ -75,26 +69,6 @@ def each(end, change):
 
 def layers(*numbers):
     return renamed(r"\.layer\.(\d+)\.", lambda match: f".layer.{numbers[int(match[1])]}.")
-
-
-def projections(order):
-    """Take query, key and value for others, by their first letters in order."""
-    words = {"q": "query", "k": "key", "v": "value"}
-    other = dict(zip(words.values(), map(words.get, order), strict=True))
-    return tensors(
-        lambda found: {
-            name: found[re.sub(r"(?<=self\.)[a-z]+", lambda match: other[match[0]], name)] for name in found
-        }
-    )
-
-
-def by_head(array):
-    return array.reshape(HEADS, WIDTH, *array.shape[1:])
-
-
-def rotary(array):
-    """Bring the rows of each head into the order of another layout of rotary positions."""
-    return by_head(array)[:, np.r_[0:WIDTH:2, 1:WIDTH:2]].reshape(array.shape)
 
 
 def entries(name, **said):
@@ -137,44 +111,6 @@ def indexed(change):
     )
 
 
-def stale(folder, form):
-    """Put a copy of a tensor into the other file too."""
-    (name, tensor), *_ = form.container.read(folder / FIRST).items()
-    arrays = {
-        key: in_memory(np.array(one.array())) for key, one in form.container.read(folder / SECOND).items()
-    }
-    form.container.write(folder / SECOND, {**arrays, name: in_memory(tensor.array() + 1)})
-
-
-def of_pytorch(folder, form):
-    path = folder / form.weights[0]
-    arrays = {name: in_memory(np.array(one.array())) for name, one in form.container.read(path).items()}
-    TORCH.write(path, arrays)
-
-
-def big_endian(given):
-    """Return an archive of PyTorch as a machine with the most significant byte first writes it."""
-    found = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(given)) as before, zipfile.ZipFile(found, "w") as after:
-        for entry in before.infolist():
-            inner = before.read(entry)
-            if "/data/" in entry.filename:
-                inner = np.frombuffer(inner, np.uint32).byteswap().tobytes()
-            after.writestr(entry.filename, b"big" if entry.filename.endswith("byteorder") else inner)
-    return found.getvalue()
-
-
-def runs_code(folder, form):
-    (folder / form.weights[0]).write_bytes(pickle.dumps({"pooler": RunsCode(folder / "made")}, 2))
-
-
-def fused_by_head(found):
-    """Cut a fused weight, which has query, key and value of each head in turn, into three parts."""
-    names = [f"bert.encoder.layer.0.attention.self.{role}.weight" for role in ("query", "key", "value")]
-    fused = np.concatenate([by_head(found[name]) for name in names], axis=1).reshape(-1, 14)
-    return {**found, **dict(zip(names, np.split(fused, 3), strict=True))}
-
-
 def element(value, place=(3, 5)):
     def change(array):
         array[place] = value
@@ -183,25 +119,18 @@ def element(value, place=(3, 5)):
     return change
 
 
-def cast(dtype):
-    return tensors(lambda found: {name: array.astype(dtype) for name, array in found.items()})
-
-
 WORDS, OUT, DECODER = (
     "word_embeddings.weight",
     "layer.1.output.dense.weight",
     "cls.predictions.decoder.weight",
 )
+KEY = "bert.encoder.layer.0.attention.self.key.weight"
 TABLE, POSITIONS = f"bert.embeddings.{WORDS}", "bert.embeddings.position_ids"
 
 # What is refused, and in which words.
 
 REFUSED = {
     "prefix twice": (renamed("^", "bert."), "have names of no format"),  # transformers 8407
-    "gamma that is no norm": (
-        added("bert.encoder.layer.0.weight", np.ones(14)),  # transformers 29554
-        "'bert.encoder.layer.0.weight' is unexpected",
-    ),
     "layers counted from one": (
         layers(1, 2),  # gpt-neox 971
         "'bert.encoder.layer.0.attention.self.query.weight' is missing",
@@ -220,11 +149,6 @@ REFUSED = {
     "layer dropped": (config(num_hidden_layers=1), "'bert.encoder.layer.1.attention.output.LayerNorm.bias'"),
     "table left out as shared": (renamed(TABLE, DECODER), f"'{TABLE}' is missing"),  # transformers 34759
     "positions backwards": (added(POSITIONS, np.arange(12, -1, -1)[None]), "element 0 is 12 but must be 0"),
-    "moments of another model": (
-        added("bert/pooler/dense/bias/adam_m", np.ones(3)),
-        "has shape (3,) but must be (14,)",
-        "google-bert",
-    ),
     "an unknown optimizer": (
         added("exp_avg.0", np.ones(3)),
         "'exp_avg.0' is unexpected",
@@ -244,7 +168,6 @@ REFUSED = {
     "not a number": (each(OUT, element(np.nan)), "holds NaN or infinity"),  # FasterTransformer 221
     "another name of GELU": (config(hidden_act="quick_gelu"), "'hidden_act' is 'quick_gelu'"),
     "heads that do not divide": (config(num_attention_heads=3), "num_heads"),  # genslm 110
-    "another kind of model": (config(model_type="gpt2"), "'model_type' is \"gpt2\""),  # transformers 16773
     "relative positions": (config(position_embedding_type="relative_key"), "'position_embedding_type' is"),
     "classes from one": (
         config(id2label={"1": "a", "2": "b", "3": "c"}),
@@ -261,15 +184,12 @@ REFUSED = {
         indexed(lambda places: {key: one for key, one in places.items() if key != "classifier.bias"}),
         "but the index does not say so",  # mlx-vlm 1827
     ),
-    "tensor in two files": (in_shards(stale), "but the index does not say so"),  # vllm 54230
     "another file beside the shards": (
         in_shards(lambda folder, form: shutil.copy(folder / FIRST, folder / "model.safetensors")),
         "name the one to read",  # mlx-vlm 1464
     ),
     "cut off": (content(lambda given: given[:-100]), "file not fully covered"),  # vmlx-swift 217
     "pointer of Git": (content(lambda given: POINTER), "not a whole safetensors file"),  # diffusers 13559
-    "PyTorch's file by another name": (of_pytorch, "not a whole safetensors file"),  # safetensors 414
-    "pickle that runs": (runs_code, "nothing of it was run", "hugging-face-bin"),  # so-vits-svc-fork 193
 }
 
 # What is read, and what `diff` says of it: of the first tensor, the configuration or a file.
@@ -278,7 +198,7 @@ SWAPPED = "taken for those of another"
 NAMED = {
     "layers reversed": (layers(1, 0), SWAPPED),  # sorted as texts: llm-compressor 2175
     "key from the slice of value": (
-        projections("qvv"),  # transformers 40257
+        copied(KEY, KEY.replace("key", "value")),  # transformers 40257
         "key.weight: it is A's layers.0.attention.value.weight",
     ),
     "square kernels transposed": (
@@ -289,15 +209,6 @@ NAMED = {
         each("layer.0.intermediate.dense.weight", lambda array: array.T.flatten().reshape(array.shape)),
         "layers.0.feed_forward.inner.weight: different",  # PaddleX 5208
     ),
-    "query permuted for rotary": (
-        each(("self.query.weight", "self.query.bias"), rotary),
-        "columns stand in another",
-    ),
-    "heads in another order": (
-        each("self.value.weight", lambda array: by_head(array)[::-1].reshape(array.shape)),
-        "2 heads stand in another order",
-    ),
-    "fused by head, cut in thirds": (tensors(fused_by_head), "query.weight: different"),  # MoLE 9
     "classifier missing": (
         without("classifier"),
         "part is model in A and encoder in B",
@@ -306,15 +217,14 @@ NAMED = {
         each(WORDS, lambda array: np.roll(array, 4, axis=0)),  # fairseq 2004
         "embeddings.token.weight: rows are shifted by 4",
     ),
-    "segments exchanged": (
-        each("token_type_embeddings.weight", lambda array: array[::-1]),
-        "2 rows stand in another",
-    ),
     "positions of RoBERTa": (
         each("position_embeddings.weight", lambda array: np.roll(array, 2, axis=0)),
         "counted from the padding id",  # sentence-transformers 3879
     ),
-    "float16": (cast("float16"), "went through, float16"),  # saxml 28
+    "float16": (
+        tensors(lambda found: {name: array.astype("float16") for name, array in found.items()}),
+        "went through, float16",
+    ),  # saxml 28
     "one element": (each(OUT, element(0.5)), "1 of 238 numbers differ"),
     "never filled": (
         each(OUT, np.zeros_like),
@@ -379,7 +289,6 @@ HARMLESS = {
     ),
     "head of pretraining": (added("cls.seq_relationship.weight", np.zeros((14, 2))), "heads of pretraining"),
     "decoder tied": (copied(DECODER, TABLE), f"a copy of '{TABLE}'"),  # transformers 9635
-    "decoder not tied": (copied(DECODER, TABLE, 1), "it is no copy of"),  # transformers 48154
     "numbers of positions": (added(POSITIONS, np.arange(13)[None]), "a buffer"),  # transformers 6882
     "moments of Adam": (
         tensors(
@@ -402,7 +311,6 @@ HARMLESS = {
     ),
     "versions of another machine": (entries(PROMPTS, __version__={"pytorch": "1.6.0"}), "", "torch"),
     "shards": (in_shards(), ""),
-    "file of another machine": (content(big_endian), "", "hugging-face-bin"),  # pytorch 65300
 }
 
 
@@ -439,7 +347,6 @@ def test_a_wrong_checkpoint_is_refused_in_lines(right, tmp_path, name):
         lines += caught.value.problems
     assert any(REFUSED[name][1] in line for line in lines), lines
     assert not any("\n" in line for line in lines)
-    assert not (wrong / "made").exists()
 
 
 @pytest.mark.parametrize("name", NAMED)
