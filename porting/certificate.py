@@ -219,50 +219,59 @@ def certify(
         UnknownNameError: for an unknown format or backend.
         SpecError: if one of the two cannot be read, or changes meanwhile, or the texts do not fit the model.
     """
-    paths = source_path, target_path
     source = read(source_path, source_format, Path(table) if table else None)
     target = read(target_path, target_format)
-    tell("comparing every tensor")
-    sides = [
+    first, second = (
         Side(str(path), one.format, one.part, hashes(path))
-        for path, one in zip(paths, (source, target), strict=True)
-    ]
+        for path, one in ((source_path, source), (target_path, target))
+    )
+    tell("comparing every tensor")
     comparison = compare(source, target)
     batches, meanings = inputs_of(source.config, source.part, texts)
-    weights, right = target.weights(), source.weights()
-    jobs = [
-        Job("source", case, "float32", source.part, source.config, right, batch, gradients=case == SENTENCES)
-        for case, batch in batches.items()
-    ]
-    homes = [names or (known(side.format).home,) for side in sides]
+    homes = [names or (known(one.format).home,) for one in (source, target)]
     # A backend that is not installed is missing: each of the two has to be run.
     settings = replace(settings or Setup(), asked=(*homes[0], *homes[1]))
 
     def run(jobs: Sequence[Job], names: Sequence[str]) -> Report:
         return conduct(jobs, names, settings, lambda backend, done: tell(f"{backend}: {done}"))
 
-    bugs: tuple[PlantedBug, ...] = ()
     with tolerance.keeping(KEPT):
-        reports = [run(jobs, homes[0])]
-        if source.part == target.part and _shapes(weights) == _shapes(right):
-            ported = [_ported(job, target.config, weights) for job in jobs]
-            reports.append(run(ported, homes[1]))
-            if reports[1].exit_code == 0:
-                wrong = [*_wrong_weights(jobs[0], source, target)]
-                trials = [
-                    _trial(replace(jobs[0], case=words), target.config, {**weights, **made})
-                    for words, _, made in wrong
-                ]
-                found = run(trials, homes[1][:1]).results
-                bugs = tuple(PlantedBug.of(*one) for one in zip(wrong, found, strict=True))
-    refuse([*_altered(sides[0], source_path), *_altered(sides[1], target_path)])
-    report = Report(
-        [result for one in reports for result in one.results],
-        {name: about for one in reports for name, about in one.environments.items()},
-        settings,
-        sum(one.seconds for one in reports),
+        report, bugs = _run_both(source, target, batches, homes, run)
+    refuse([*_altered(first, source_path), *_altered(second, target_path)])
+    return Certificate(first, second, table, (*names,), texts, meanings, comparison, report.explained(), bugs)
+
+
+def _run_both(
+    source: Checkpoint,
+    target: Checkpoint,
+    batches: Mapping[str, Batch],
+    homes: Sequence[Sequence[str]],
+    run: Callable[[Sequence[Job], Sequence[str]], Report],
+) -> tuple[Report, tuple[PlantedBug, ...]]:
+    """Run both on each input, and, where the target agrees, the target with bugs."""
+    weights, right = target.weights(), source.weights()
+    jobs = [
+        Job("source", case, "float32", source.part, source.config, right, batch, gradients=case == SENTENCES)
+        for case, batch in batches.items()
+    ]
+    report = run(jobs, homes[0])
+    if source.part != target.part or _shapes(weights) != _shapes(right):
+        return report, ()  # what differs in shape cannot be run in its place
+    ported = run([_ported(job, target.config, weights) for job in jobs], homes[1])
+    report = replace(
+        report,
+        results=[*report.results, *ported.results],
+        environments={**report.environments, **ported.environments},
+        seconds=report.seconds + ported.seconds,
     )
-    return Certificate(*sides, table, (*names,), texts, meanings, comparison, report.explained(), bugs)
+    if ported.exit_code:
+        return report, ()
+    wrong = [*_wrong_weights(jobs[0], source, target)]
+    trials = [
+        _trial(replace(jobs[0], case=words), target.config, {**weights, **made}) for words, _, made in wrong
+    ]
+    results = run(trials, homes[1][:1]).results
+    return report, tuple(PlantedBug.of(*one) for one in zip(wrong, results, strict=True))
 
 
 def _shapes(weights: Weights) -> dict[str, tuple[int, ...]]:

@@ -7,7 +7,7 @@ second.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -229,8 +229,8 @@ def _of_order(name: str, what: str) -> str:
     return "they were sorted or mapped anew"
 
 
-def _listed(places: Sequence[int]) -> str:
-    return ", ".join(map(str, places[:5]))
+def _listed(places: Iterable[object]) -> str:
+    return ", ".join(map(str, [*places][:5]))
 
 
 def _rounded(both: _Both) -> Iterator[Found]:
