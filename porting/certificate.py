@@ -11,7 +11,7 @@ import numpy as np
 
 from concord import backends
 from concord.backends.interface import Run
-from concord.conformance import record, tolerance
+from concord.conformance import family, record
 from concord.conformance.campaign import Job, Report, Setup, conduct
 from concord.conformance.expectation import Expectation, JudgedProblem
 from concord.conformance.explain.weights import wrong_weights
@@ -235,7 +235,7 @@ def certify(
     def run(jobs: Sequence[Job], names: Sequence[str]) -> Report:
         return conduct(jobs, names, settings, lambda backend, done: tell(f"{backend}: {done}"))
 
-    with tolerance.keeping(KEPT):
+    with family.keeping(KEPT):
         report, bugs = _run_both(source, target, batches, homes, run)
     refuse([*_altered(first, source_path), *_altered(second, target_path)])
     return Certificate(first, second, table, (*names,), texts, meanings, comparison, report.explained(), bugs)
@@ -366,7 +366,7 @@ def _trial(model: Job, config: EncoderConfig, weights: Weights) -> PortedJob:
 
     def expected(deviations: Deviations) -> Expectation:
         about = (model.config, model.weights, model.batch, model.part, model.dtype, deviations)
-        return tolerance.end_to_end(JudgedProblem(*about, gradients=False))
+        return family.end_to_end(JudgedProblem(*about, gradients=False))
 
     return _ported(replace(model, gradients=False, expectation=expected), config, weights)
 

@@ -10,53 +10,25 @@ SAFETENSORS = Container(
     "safetensors", "torch", safetensors.read, safetensors.write, (".safetensors",), isolated=False
 )
 
-TORCH = Container(
-    "torch",
-    "torch",
-    torch.load,
-    torch.save,
-    (".pt", ".pth", ".bin", ".ckpt"),
-    (b"PK", b"\x80\x02"),
-    "torch",
-)
+TORCH = Container("torch", "torch", torch.load, torch.save, (".pt", ".pth", ".bin", ".ckpt"), "torch")
 
-PADDLE = Container(
-    "paddle", "paddle", paddle.load, paddle.save, (".pdparams",), (b"\x80",), lacks=paddle.LACKS
-)
+PADDLE = Container("paddle", "paddle", paddle.load, paddle.save, (".pdparams",), lacks=paddle.LACKS)
 
-HDF5 = Container(
-    "hdf5", "tf", hdf5.load, hdf5.save, (".h5", ".hdf5"), (b"\x89HDF\r\n\x1a\n",), lacks=NARROWEST
-)
+HDF5 = Container("hdf5", "tf", hdf5.load, hdf5.save, (".h5", ".hdf5"), lacks=NARROWEST)
 
 HDF5_MODELS = Container(
-    "hdf5 of models",
-    "tf",
-    hdf5.load_models,
-    hdf5.save_models,
-    HDF5.endings,
-    HDF5.begins,
-    lacks=NARROWEST,
+    "hdf5 of models", "tf", hdf5.load_models, hdf5.save_models, HDF5.endings, lacks=NARROWEST
 )
 
-KERAS = Container(
-    "keras", "tf", hdf5.load_keras, hdf5.save_keras, (".keras",), (b"PK\x03\x04",), lacks=NARROWEST
-)
+KERAS = Container("keras", "tf", hdf5.load_keras, hdf5.save_keras, (".keras",), lacks=NARROWEST)
 
-MSGPACK = Container(
-    "msgpack",
-    "jax",
-    flax.load,
-    flax.save,
-    (".msgpack",),
-    tuple(bytes([code]) for code in (*range(0x80, 0x90), 0xDE, 0xDF)),  # a dictionary
-)
+MSGPACK = Container("msgpack", "jax", flax.load, flax.save, (".msgpack",))
 
 TENSORFLOW = Container(
     "tensorflow",
     "tf",
     tensorflow.load,
     tensorflow.save,
-    (".index",),
     framework="tf",
     lacks=NARROWEST,
     looks=tensorflow.is_index,

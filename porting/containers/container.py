@@ -1,4 +1,4 @@
-"""What a kind of file is: how it is known, and who reads and writes it."""
+"""A kind of file: how it is known, and who reads and writes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from concord.porting.containers import isolation
 from concord.porting.tensors import StoredTensor
 from concord.spec.errors import SpecError, refuse
-from concord.spec.files import MOST_PROBLEMS, opened, read_json
+from concord.spec.files import MOST_PROBLEMS, read_json
 
 BLOBS = "blobs"
 """The folder of Hugging Face's cache that keeps what ``snapshots/<revision>/*`` beside it are links to."""
@@ -83,10 +83,9 @@ class Container:
         save: writes tensors, one by one, into a folder that is being written, which may get more than one
             file.
         endings: of the names of such files.
-        begins: the first bytes of one; any of these.
         framework: that both import, by the extra that it comes with; empty: none.
         lacks: dtypes that such files do not have.
-        looks: says of a path whether it is one, where neither its name nor its first bytes do.
+        looks: says of a path whether it is one, where its name does not.
         isolated: whether files are read in a process of their own.
     """
 
@@ -95,26 +94,16 @@ class Container:
     load: Callable[[Path], Mapping[str, StoredTensor]] | None
     save: Callable[..., None]
     endings: tuple[str, ...] = ()
-    begins: tuple[bytes, ...] = ()
     framework: str = ""
     lacks: tuple[str, ...] = ()
     looks: Callable[[Path], bool] | None = None
     isolated: bool = True
 
     def is_one(self, path: Path) -> bool:
-        """Say whether a file is of this kind, or the index of several.
-
-        Nothing but its first bytes is read.
-        """
+        """Say whether a file is of this kind, or the index of several, by its name."""
         if self.looks:
             return self.looks(path)
-        index = path.name.endswith(INDEX)
-        if not path.name.removesuffix(INDEX).endswith(self.endings) or not path.is_file():
-            return False
-        if index or not self.begins:
-            return True
-        with opened(path) as file:
-            return file.read(16).startswith(self.begins)
+        return path.name.removesuffix(INDEX).endswith(self.endings) and path.is_file()
 
     def write(self, path: Path, tensors: Mapping[str, StoredTensor], **about: Any) -> None:
         """Write tensors.
