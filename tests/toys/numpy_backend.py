@@ -144,7 +144,6 @@ ReturnsNaN = with_output(lambda output: np.full_like(output, np.nan))
 ReturnsAWrongShape = with_output(np.transpose)
 # Numbers of a type that safetensors has and NumPy has not.
 ReturnsBfloat16 = with_output(lambda output: output.astype(importlib.import_module("ml_dtypes").bfloat16))
-WrongEverywhere = handing(lambda run, request: every(run, lambda array: array * 1.5 + 1))
 WrongSecondHead = handing(shifted)
 
 

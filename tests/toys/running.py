@@ -59,11 +59,6 @@ class Running:
                 stderr=err,
             )
 
-    def wait_for_handlers(self):
-        """Wait until the command heeds signals: before that, it is Python that starts."""
-        status, bit = Path(f"/proc/{self.process.pid}/status"), 1 << (signal.SIGTERM - 1)
-        until(lambda: int(status.read_text().partition("SigCgt:")[2].split()[0], 16) & bit)
-
     def all(self):
         """Return the processes that the command has started and that live."""
         ours, (name, value) = (self.process.pid, os.getpid()), self.mark.split("=")
