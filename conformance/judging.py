@@ -169,6 +169,8 @@ class Judge:
         self, pin: Pin | None, names: Collection[str], deciding: bool = True
     ) -> tuple[dict[str, Judgement], Expectation]:
         """Judge by a first look if that is enough, else by the next; return by what, too."""
+        found: dict[str, Judgement] = {}
+        expected = Expectation("", {}, {}, {})  # of what is judged step by step alone
         for expected in self.reference.expect(pin):
             there = [name for name in names if name in expected.sigmas]
             sound = pin is None or self.sound(pin, expected)
