@@ -157,14 +157,14 @@ def judged(reference: FamilyReference, tensors: Mapping[str, Array]) -> Verdict:
     """Judge a run before its reference."""
     sums = [name for name in reference.activations if SUM in name]
     there = {name: parts for name in sums if tensors.keys() >= {*(parts := name.split(SUM))}}
-    tensors = {**tensors, **{name: sum(tensors[part] for part in parts) for name, parts in there.items()}}
+    added = {name: np.add.reduce([tensors[part] for part in parts]) for name, parts in there.items()}
+    tensors = {**tensors, **added}
     judge, case = Judge(reference, tensors), reference.case
     table = judge.table(local=reference.local)
     case.forget()
     verdict = Verdict(table, outputs=(reference.output, "loss"), case=case if reference.local else None)
     first = verdict.first_divergence
-    explicable = first and first.deciding and (first.local or not reference.local)
-    if not explicable or reference.published:
+    if first is None or reference.published or not first.deciding or (reference.local and not first.local):
         return verdict
     statuses = {row.tensor: row.status for row in table}
     taps = {name: tap.astype(np.float64) for name, tap in reference.pinned(judge.pin).taps.items()}
@@ -339,7 +339,7 @@ class FamilyReference:
         """Return which elements stand in rows of padding that the run does not compute."""
         if UNCOMPUTED_PADDING not in self.excuses:
             return False
-        axes = self.activations[name].axes
+        axes = self.activations[name].axes or ()
         return uncomputed(self.case.config, self.case.batch, self.case.part, name, axes)
 
     def contradiction(self, name: str) -> str:

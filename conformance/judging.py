@@ -73,7 +73,7 @@ class Judge:
             assert deciding is not None
             status, note = deciding.status, deciding.note
         size = step.size if step else end.size if end else math.prod(activation.shape)
-        return Row(name, activation.clause, status, step, end, note, size, activation.axes)
+        return Row(name, activation.clause, status, step, end, note, size, activation.axes or ())
 
     def unjudgeable(self, name: str) -> tuple[str, str] | None:
         """Return status and note of a tensor whose values cannot be compared, or need not be."""
@@ -229,12 +229,11 @@ class Judge:
         if found.status == "agrees" and name in expected.ties and mostly(np.isnan(sigma), value):
             return Judgement("undetermined", size=value.size, note=found.note)
         if found.status == "agrees" and expected.coherent:
-            return expected.coherent.judge(name, actual - value, sigma, found)
-        if deciding and found.status == "diverges" and activation.axes:
-            first, *axes = activation.axes
-            first = first if rows is None else f"{first} in use"
+            found = expected.coherent.judge(name, actual - value, sigma, found)
+        if deciding and found.status == "diverges" and activation.axes is not None:
+            axes = activation.axes if rows is None else (f"{activation.axes[0]} in use", *activation.axes[1:])
             scores = scores_of(actual, value, sigma)
-            found = replace(found, breakdown=break_down(actual, value, sigma, scores, (first, *axes), rows))
+            found = replace(found, breakdown=break_down(actual, value, sigma, scores, axes, rows))
         if rows is None or not found.element:
             return found
         return replace(found, element=(int(rows[found.element[0]]), *found.element[1:]))

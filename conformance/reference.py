@@ -25,7 +25,7 @@ class Activation:
         shape: of the whole tensor.
         dtype: the precision or mode whose rounding is allowed for.
         clause: of SPEC.md that defines it, if one does.
-        axes: their names; none: nobody knows them.
+        axes: their names; None: nobody knows them.
         rows: which rows of a table's gradient can be other than zero; None: all.
         absent: why a run may lack it; empty: it must not.
         wider: whether it may hold more digits than its precision has.
@@ -35,7 +35,7 @@ class Activation:
     shape: tuple[int, ...]
     dtype: str
     clause: str = ""
-    axes: tuple[str, ...] = ()
+    axes: tuple[str, ...] | None = None
     rows: NDArray[np.int64] | None = None
     absent: str = ""
     wider: bool = False

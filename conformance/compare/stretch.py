@@ -22,8 +22,9 @@ from concord.conformance.compare import reference as modules
 from concord.conformance.compare.arithmetic import plainly
 from concord.conformance.compare.bugs import Make, Operation, Watched
 from concord.conformance.compare.decisions import source_line
-from concord.conformance.compare.reference import Finished, ModuleReference, Pin, dtype_name, named, numbers
+from concord.conformance.compare.reference import Finished, ModuleReference, dtype_name, named, numbers
 from concord.conformance.estimate import SAMPLES, Observer, Z, estimate
+from concord.conformance.reference import Pin
 from concord.conformance.scoring import judge_tensor
 from concord.spec.arrays import Array
 from concord.spec.text import first_of

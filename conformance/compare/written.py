@@ -15,13 +15,13 @@ from torch import Tensor
 from concord.conformance.compare.reference import (
     OUTPUT,
     ModelReference,
-    Pin,
     dtype_name,
     nothing,
     numbers,
     running,
 )
 from concord.conformance.estimate import Observer, low_precision
+from concord.conformance.reference import Pin
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.errors import SpecError
 from concord.spec.leaves import Leaves
