@@ -12,7 +12,6 @@ from typing import Any
 
 from concord.backends.pool import Pool
 from concord.conformance.campaign import Runner, Setup, own_bug, unseen
-from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.findings import FAILED, NOT_THERE, Failure, Findings, explained
 from concord.conformance.fuzz.plan import Plan, drawn, files_elsewhere
 from concord.conformance.verdict import NOT_JUDGED
@@ -49,14 +48,13 @@ def hunt(
         findings = _Hunt(plan, settings, stopped, progress).run(plan.indices)
     else:
         findings = _on_dask(plan, settings, connected(scheduler), progress, stopped)
-    findings.plan = plan
     for name in findings.unjudged:
-        if said := unseen(findings.environments.get(name, {}), settings.device):
-            findings.note(f"{name} {said}")
+        if reason := unseen(findings.environments.get(name, {}), settings.device):
+            findings.note(f"{name} {reason}")
         elif any(tally.statuses["unsupported"] for tally in findings.tallies[name].values()):
             own = "a backend of a fixed architecture is judged on its own weights: concord check PATH"
             findings.note(f"{name}: nothing was judged; {own}")
-    findings.interrupted = stopped()
+    findings.plan, findings.interrupted = plan, stopped()
     findings.seconds = time.time() - started
     return findings
 
@@ -71,10 +69,9 @@ class _Hunt:
         halted: Callable[[], bool],
         progress: Callable[[int], None] = lambda done: None,
     ) -> None:
-        self.plan, self.progress, self.findings, self.settings = plan, progress, Findings(), settings
-        self.pool = Pool(len(plan.names), halted)
-        about = self.findings.environments
-        self.runners = {name: Runner(name, settings, self.pool, about) for name in plan.names}
+        self.plan, self.progress, self.findings, self.device = plan, progress, Findings(), settings.device
+        self.pool, self.environments = Pool(len(plan.names), halted), self.findings.environments
+        self.runners = {name: Runner(name, settings, self.pool, self.environments) for name in plan.names}
 
     def run(self, indices: Iterable[int]) -> Findings:
         with self.pool, files_elsewhere():
@@ -83,10 +80,7 @@ class _Hunt:
                     self.renew()
                 if self.pool.stopped or self.plan.late or not self.left:
                     break
-                try:
-                    self.examine(drawn(self.plan, index), index)
-                except Exception as error:
-                    self.unjudged(f"fuzz-{self.plan.seed}-{index}", type(error).__name__, str(error))
+                self.examine(index)
         self.renew()
         return self.findings
 
@@ -103,30 +97,28 @@ class _Hunt:
                 self.findings.note(f"{name}: {failure}; {rest}")
             runner.supervisor.refresh(RESTARTS)
 
-    def unjudged(self, case: str, *what: str) -> None:
-        """Note what Concord itself failed at, once in each way: that is no finding, and the hunt goes on."""
-        self.findings.owed = True
-        said = f" could not be judged: {': '.join(map(first_line, what))}"
-        if not any(note.endswith(said) for note in self.findings.notes):
-            self.findings.note(case + said)
-
-    def examine(self, case: FuzzCase, index: int) -> None:
+    def examine(self, index: int) -> None:
         """Run a case on all backends that are left, at the same time, and count what comes of it."""
-        job, findings = case.job(f"fuzz-{self.plan.seed}-{index}"), self.findings
+        case, findings = drawn(self.plan, index), self.findings
+        job = case.job(f"fuzz-{self.plan.seed}-{index}")
         results = self.pool.map(lambda runner: runner.attempt(job), self.left)
         if self.pool.stopped:  # the workers were ended in the middle of it
             return
         for result in results:
+            name = result.backend
             if result.status in NOT_THERE:
-                self.runners.pop(result.backend).supervisor.end()
+                self.runners.pop(name).supervisor.end()
                 findings.owed |= result.status != "absent"
-                findings.note(f"{result.backend} is {result.status}: {result.detail}")
+                findings.note(f"{name} is {result.status}: {result.detail}")
                 continue
-            if unseen(findings.environments.get(result.backend, {}), self.settings.device):
-                self.runners.pop(result.backend).supervisor.end()  # so it would be with every case
-            if result.status == NOT_JUDGED:
-                self.unjudged(result.case, result.backend, result.detail)
-            findings.tally(result.backend, result.dtype).add(result)
+            if unseen(self.environments.get(name, {}), self.device):
+                self.runners.pop(name).supervisor.end()  # so it would be with every case
+            if result.status == NOT_JUDGED:  # a fault of Concord, which is no finding
+                findings.owed = True
+                fault = f" could not be judged: {name}: {first_line(result.detail)}"
+                if not any(note.endswith(fault) for note in findings.notes):
+                    findings.note(result.case + fault)
+            findings.tally(name, result.dtype).add(result)
             if result.status in FAILED:
                 findings.add(Failure(result, case))
         if any(result.backend in self.runners for result in results):
@@ -141,34 +133,35 @@ def _on_dask(
 ) -> Findings:
     """Keep twice as many chunks at Dask as it has threads, so that none waits."""
     event = dask().Event(f"concord-{uuid.uuid4().hex}", client=client)
-    executor, numbers, ending = client.get_executor(pure=False), plan.chunks, False
-    whole = Findings()
+    executor, chunks, ending = client.get_executor(pure=False), plan.chunks, False
+    findings = Findings()
     pending: dict[Future[Findings], int] = {}
-    found: dict[int, Findings] = {}
+    done: dict[int, Findings] = {}
     try:
         while True:
             room = 0 if ending or plan.late else 2 * max(1, sum(client.nthreads().values())) - len(pending)
-            for number, indices in itertools.islice(numbers, max(room, 0)):
+            for number, indices in itertools.islice(chunks, max(room, 0)):
                 pending[executor.submit(_hunt_on_dask, plan, settings, indices, event.name)] = number
             if not pending:
                 break
             for future in wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)[0]:
-                one = found[pending.pop(future)] = future.result()
-                progress(sum(each.cases for each in found.values()))
-                ending |= not one.tallies  # no backend is there
+                number = pending.pop(future)
+                done[number] = future.result()
+                progress(sum(chunk.cases for chunk in done.values()))
+                ending |= not done[number].tallies  # no backend is there
             ending |= stopped()
             if ending:
                 event.set()
     except Exception as error:  # what was found until then is kept
-        whole.owed = True
-        whole.note(own_bug("hunting", error))
+        findings.owed = True
+        findings.note(own_bug("hunting", error))
     finally:
         event.set()
         executor.shutdown()
         client.close()
-    for number in sorted(found):
-        whole.merge(found[number])
-    return whole
+    for number in sorted(done):  # whichever was done first
+        findings.merge(done[number])
+    return findings
 
 
 def _hunt_on_dask(plan: Plan, settings: Setup, indices: Iterable[int], event: str) -> Findings:
