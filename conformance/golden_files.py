@@ -25,7 +25,7 @@ from concord.conformance.expectation import Expectation, JudgedTraining
 from concord.conformance.family import SUM, expect
 from concord.conformance.lockstep.envelope import of_training
 from concord.spec import errors
-from concord.spec.arrays import Arrays, wrong_type
+from concord.spec.arrays import Arrays
 from concord.spec.batch import Batch, from_arrays, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import Deviations
@@ -119,8 +119,7 @@ class GoldenFile:
         kind, parts = str(self.stated.get(key, "")), self.table.parts.values()
         of_kind = [part for part in parts if kind.startswith(part.kind)]
         if not of_kind:
-            kinds = ", ".join(repr(part.kind) for part in parts)
-            raise SpecError(f"key {key!r} of {STATED} is {kind!r} but must begin with one of {kinds}")
+            refuse(errors.unknowns(f"{key!r} in {STATED}", [kind], [part.kind for part in parts]))
         self.part = of_kind[0]
         self.config = configure(self.table, self.stated, self.part.name, where=STATED)
         positions = self.take(f"outputs/{self.part.positions.output}")
@@ -189,19 +188,11 @@ class GoldenFile:
                     raise SpecError("'inputs/mask' is not the mask of the ids, but must be")
             return {}
         names = fnmatch.filter(self.tensors, f"inputs/{source.stored}")
-        if len(names) > 1:
-            raise SpecError(f"{', '.join(map(repr, names))} are there, but one mask at most may be stored")
-        stored, ids = self.take(names[0]) if names else None, self.take(f"inputs/{source.ids}")
-        if stored is not None:
-            return {"key_mask": np.asarray(stored != 0)}
-        if self.stated.get(source.none.key) == source.none.value:
-            return {}
-        if ids is None:
-            raise SpecError(
-                f"'inputs/{source.ids}' is missing, but it or 'inputs/{source.stored}' is required: the key "
-                "mask follows from it"
-            )
-        return {"key_mask": np.asarray(ids != self.config.pad_id)}
+        known = bool(names) or self.stated.get(source.none.key) == source.none.value
+        ids = self.take(f"inputs/{source.ids}", required=not known)
+        if names:
+            return {"key_mask": np.asarray(self.take(names[0]) != 0)}
+        return {} if known else {"key_mask": np.asarray(ids != self.config.pad_id)}
 
     def _ran(self) -> list[Job]:
         """Return a job for each run on the inputs, and one for what clipping made of its gradients."""
@@ -228,8 +219,6 @@ class GoldenFile:
         def expect_tensor(name: str, key: str, layout: str, shape: tuple[int, ...], required: bool) -> None:
             if (array := self.take(name, required)) is None:
                 return
-            if key != "predictions" and (wrong := wrong_type(name, array)):
-                raise SpecError(f"{wrong}: it is {key!r}")
             array = laid_out(name, array, layout, sizes, shape, key)
             if not np.array_equal(expected.setdefault(key, array), array, equal_nan=True):
                 raise SpecError(f"{name!r} differs from another tensor that is {key!r} too")

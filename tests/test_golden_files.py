@@ -115,10 +115,10 @@ SPOILT = [
     (
         "config",
         '{"kind": "Decoder"}',
-        "key 'kind' of the metadata's 'config' is 'Decoder' but must begin with one of",
+        "unknown 'kind' in the metadata's 'config' 'Decoder': ",
     ),
     ("config", DOT_PRODUCT, "key 'd_k' is missing but is required"),
-    ("inputs/mask", None, "'inputs/key_ids' is missing, but it or 'inputs/*mask*' is required"),
+    ("inputs/mask", None, "'inputs/key_ids' is missing but is required"),
     ("outputs/output", None, "'outputs/output' is missing but is required"),
     ("outputs/attention", np.ones((2, 4, 5)), "'outputs/attention' has shape (2, 4, 5) but must be"),
     ("weights/w", np.ones(2), "'w' is unexpected"),
