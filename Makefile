@@ -98,7 +98,7 @@ GPU_deterministic = check --dtype float32 --repeat 10 --deterministic
 GPU_default = check --precision default --dtype float32
 GPU_golden = golden
 GPU_fuzz = fuzz --cases $(GPU_FUZZ) --shapes 4 --out $(GPU)/failures
-GPU_lockstep = train --lockstep --steps $(GPU_STEPS)
+GPU_lockstep = lockstep --steps $(GPU_STEPS)
 GPU_speed-float32 = speed --dtype float32 --preset bert-base --lengths full --budget 100
 GPU_speed-bfloat16 = speed --dtype bfloat16 --preset bert-base --lengths full --budget 100
 halves = $(foreach record,$1,$(foreach half,1 2,$(GPU_BACKENDS:%=$(record).$(half).%)))

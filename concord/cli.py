@@ -22,6 +22,7 @@ from concord.commands.diff import diff
 from concord.commands.doctor import doctor
 from concord.commands.fuzz import fuzz
 from concord.commands.golden import golden
+from concord.commands.lockstep import lockstep
 from concord.commands.mutants import mutants
 from concord.commands.port import port
 from concord.commands.predict import predict
@@ -33,7 +34,7 @@ from concord.options import command
 COMMANDS = {
     "Judge": (compare, check, golden, fuzz, mutants),
     "Port": (port, diff, certify),
-    "Train": (train, predict),
+    "Train": (lockstep, train, predict),
     "Show and measure": (speed,),
     "Help": (demo, doctor),
 }

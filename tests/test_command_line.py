@@ -97,11 +97,11 @@ REFUSED = {
         "unknown profile 'fast'",
         "--budget is -1",
     ),
-    "train --lockstep --batch 3 --recipe adamw": (
-        "--recipe is given but --variant is not: the standard case has batches and a recipe of its own",
-        "--batch is given but --variant is not",
+    "lockstep --batch 3 --recipe adamw": (
+        "--recipe is given but neither --variant nor CHECKPOINT is: the standard case has batches",
+        "--batch is given but neither --variant nor CHECKPOINT is",
     ),
-    "train --lockstep --variant bert --steps 0 --dtype float31": (
+    "lockstep --variant bert --steps 0 --dtype float31": (
         "--steps is 0 but must be at least 1",
         "unknown dtype 'float31'",
     ),

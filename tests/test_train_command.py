@@ -1,19 +1,13 @@
 """``concord train`` and ``concord show curves``, as somebody types them."""
 
-import itertools
 import json
 
 import numpy as np
 import pytest
 
-from concord.commands.train import on_samples
-from concord.spec import variant
-from concord.spec.training.recipe import recipe
-from concord.training import beginning, checkpoint
+from concord.training import checkpoint
 from concord.training.log import read_log
-from concord.training.ordinary import accumulations
-from concord.training.plan import TrainingPlan, changed_recipe
-from tests.toys.surroundings import EACH_BACKEND, toy
+from tests.toys.surroundings import EACH_BACKEND
 
 SIZES = "--set d_model=16 --set num_heads=2 --set d_ff=32 --set num_layers=2 --set max_positions=16"
 
@@ -97,37 +91,4 @@ def test_what_cannot_be_trained_is_refused_in_lines(refused, tmp_path):
         "--save-every is 0 but must be at least 1",
         "--dropout-by is 'me' but must be spec or native",
     ]
-    said = refusal(f"{data} --lockstep --dropout-by native")
-    for problem, option in zip(said[-2:], ("--dropout-by", "--out"), strict=True):
-        assert problem.startswith(f"{option} is given but --lockstep is too")
     assert not (tmp_path / "run").exists()
-
-
-def test_lockstep_takes_the_batches_that_ordinary_training_takes(refused, tmp_path):
-    data = write_pairs(tmp_path)
-    plan = TrainingPlan(data=str(data), vocabulary=11, batch=7, steps=2, seed=3)
-    model = variant("bert", d_model=6, num_heads=2, d_ff=5, num_layers=1, max_positions=13)
-    changed = changed_recipe(recipe("adamw"), warmup=1, accumulation=2)
-    start, corpora = beginning.begin(model, changed, plan)
-    steps = on_samples(start, corpora).training.steps
-    assert [len(batches) for batches in steps] == [2, 2]
-    first = itertools.islice(accumulations(start, corpora["train"], 0), 2)
-    assert [batch.required("input_ids").tolist() for batches in steps for batch in batches] == [
-        batch.required("input_ids").tolist() for batches in first for _, batch in batches
-    ]
-    errors = refused(f"train --lockstep --data {data}")
-    assert errors == ["give either --variant or CHECKPOINT"]
-
-
-@pytest.mark.clause("OPT-11")
-@pytest.mark.parametrize("lockstep", [False, True])
-def test_what_a_precision_does_to_the_recipe_is_said_before_the_first_step(entered, tmp_path, lockstep):
-    cannot = toy("NumpyBackend")  # it holds no training open
-    data = write_pairs(tmp_path)
-    for dtype in ("bfloat16", "float32"):
-        ordinary = line(cannot, tmp_path / dtype, f"--data {data} --warmup 2")
-        words = f"train --lockstep --backend {cannot} --steps 1" if lockstep else ordinary
-        said, errors = entered(f"{words} --dtype {dtype}", ends=3)
-        warned = [one for one in errors if one.startswith("warning: beta2 is 0.999 but 1 in bfloat16")]
-        assert len(warned) == (dtype == "bfloat16")
-        assert "cannot hold training open" in said + "".join(errors)

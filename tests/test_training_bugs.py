@@ -7,7 +7,7 @@ from concord.conformance.bugs.bug import Change, recipe, rule
 from concord.conformance.bugs.catalogue import ENTRIES, TRAINING, TRAINING_GROUPS
 from concord.conformance.bugs.training.runs import RUNS, model, training_of
 from concord.conformance.expectation import JudgedTraining
-from concord.conformance.lockstep.running import Candidate, free_running, resynchronised
+from concord.conformance.lockstep.running import Candidate, resynchronised
 from concord.conformance.mutants.matrix import Hunt, plugin
 from concord.conformance.mutants.trained import divergence_of, shown
 from tests.toys.stepping import Bugged
@@ -90,9 +90,9 @@ def test_right_training_has_no_cause(open_worker, name, run):
 # What explains a step.
 
 
-def track_of(run, change, mode=free_running):
+def track_of(run, change):
     case = JudgedTraining(*model(), training_of(run))
-    (track,) = mode(case, [Candidate("toy", Bugged(case, change))])
+    (track,) = resynchronised(case, [Candidate("toy", Bugged(case, change))])
     return track
 
 
@@ -174,6 +174,6 @@ def test_what_nothing_explains_has_no_cause():
 @pytest.mark.parametrize("name", ["decay_after_step", "dropout_seed_ignored", "resumed_masks_from_start"])
 def test_cause_is_found_from_the_oracle_state_too(name):
     bug = TRAINING[name]
-    divergence = track_of(bug.scenario, bug.change, resynchronised).first
+    divergence = track_of(bug.scenario, bug.change).first
     assert divergence.cause is not None
     assert bug.name in divergence.cause.hypothesis.split(" or ")

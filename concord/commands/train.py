@@ -1,11 +1,10 @@
-"""``concord train``: a model trained in one framework, or in lockstep in several."""
+"""``concord train``: a model trained in one framework."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,22 +12,15 @@ import typer
 
 from concord import options
 from concord.commands.show import compare
-from concord.conformance.expectation import JudgedTraining
-from concord.conformance.lockstep.cases import STEPS as STANDARD_STEPS
-from concord.conformance.lockstep.cases import example, standard
-from concord.conformance.lockstep.outcome import MODES
-from concord.conformance.lockstep.report import show
-from concord.conformance.lockstep.running import conduct
 from concord.ending import halting
 from concord.model import reader
 from concord.options import Named, Written
 from concord.progress import bars
 from concord.spec import runs
 from concord.spec.config import FIELDS, EncoderConfig
-from concord.spec.errors import SpecError, collect, optional, refuse, unknown
+from concord.spec.errors import SpecError, optional, refuse, unknown
 from concord.spec.files import parse_toml
 from concord.spec.training.recipe import Recipe, recipe, rounded_hyperparameters
-from concord.spec.training.trajectory import Training
 from concord.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -37,25 +29,6 @@ if TYPE_CHECKING:
     from concord.training.data import Corpus
     from concord.training.plan import TrainingPlan
     from concord.training.prediction import TextModel
-
-STEPS, BATCH, TOKENS = 20, 4, 11
-"""How much is trained in lockstep unless something else is asked for."""
-
-
-@dataclass(frozen=True)
-class LockstepOptions(options.OptionGroup):
-    """Training in every framework.
-
-    Attributes:
-        lockstep: Train the same batches in every framework instead, and judge each step. Without
-            a model: the standard case, with batches and a recipe of its own.
-        free_running: Each backend goes on from its own step, not from the oracle's.
-    """
-
-    panel = "Lockstep"
-
-    lockstep: bool = False
-    free_running: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,7 +115,7 @@ class SampleOptions(options.Lines):
         vocabulary: Tokens that are learnt at most. Default: as many as the model has.
         tokens: Tokens of a sample; longer ones are cut. Default: as many as the model has
             positions for.
-        batch: Samples in a batch. Default: 32; in lockstep 4.
+        batch: Samples in a batch. Default: 32.
     """
 
     panel = "Samples"
@@ -189,23 +162,10 @@ def train(
     start: ModelOptions,
     samples: SampleOptions,
     run: RunOptions,
-    lockstep: LockstepOptions,
-    outputs: options.Outputs,
     dtype: str = "float32",
 ) -> None:
-    """Train a model in one framework, or in lockstep in several."""
-    _refuse_misplaced(context, start, samples, run, lockstep.lockstep)
-    if lockstep.lockstep:
-        outputs.check()
-        settings, names, case = collect(
-            workers.settings, workers.names, lambda: _case(start, samples, run.steps, dtype)
-        )
-        mode, steps = MODES[lockstep.free_running], len(case.training.steps)
-        _warn(case.training.recipe, case.dtype)
-        with bars(names, steps, "steps") as advance:
-            found = conduct(case, names, settings, mode, callback=lambda name, done: advance(name, done, ""))
-        title = f"Lockstep: {steps} steps, {case.dtype}, {mode}, seed {case.training.seed}"
-        raise typer.Exit(outputs.finish(found, "lockstep", title, lambda: show(found, Terminal(), title)))
+    """Train a model in one framework."""
+    _refuse_misplaced(context, start, samples, run)
     settings, folder = workers.settings(), run.resume or run.out
     if run.resume is not None:
         begun, corpora = _resumed(run, workers)
@@ -228,7 +188,7 @@ def train(
 
 
 def _refuse_misplaced(
-    context: typer.Context, start: ModelOptions, samples: SampleOptions, run: RunOptions, lockstep: bool
+    context: typer.Context, start: ModelOptions, samples: SampleOptions, run: RunOptions
 ) -> None:
     """Refuse options that mean nothing beside others.
 
@@ -236,7 +196,7 @@ def _refuse_misplaced(
         SpecError: listing each, and why.
     """
     no_data = samples.data is None
-    if no_data and (start.checkpoint is not None or not (lockstep or run.resume)):
+    if no_data and (start.checkpoint is not None or not run.resume):
         raise SpecError(
             "--data is not given: what is the model to be trained on? (--resume DIR goes on with a run)"
         )
@@ -246,22 +206,6 @@ def _refuse_misplaced(
             "variant tokenization vocabulary",
             "CHECKPOINT is too, which has a model and a tokenizer",
         ),
-        (
-            lockstep,
-            "dev patience log_every evaluate_every save_every out resume dropout_by epochs",
-            "--lockstep is too, which keeps no run, evaluates none, and knows what is dropped",
-        ),
-        (
-            lockstep and no_data,
-            "columns on_error tokenization vocabulary learning_rate schedule warmup dropout accumulation",
-            "--data is not, and batches that are drawn have no texts; --set changes the recipe there",
-        ),
-        (
-            lockstep and no_data and start.variant is None,
-            "batch tokens changes recipe",
-            "--variant is not: the standard case has batches and a recipe of its own",
-        ),
-        (not lockstep, "free_running json html", "--lockstep is not: it is for that alone"),
     )
     refuse(
         [
@@ -383,35 +327,3 @@ def _fit(start: TrainingCheckpoint, corpora: dict[str, Corpus], folder: Path, se
             Terminal(stderr=True).tell(
                 f"a checkpoint of step {last.progress.step} was kept; --resume {folder} goes on"
             )
-
-
-def _case(start: ModelOptions, samples: SampleOptions, steps: int | None, dtype: str) -> JudgedTraining:
-    """Return the training that is judged: on samples, on batches that are drawn, or the standard case.
-
-    Raises:
-        SpecError: listing what is unknown, wrong or missing.
-    """
-    plan = _plan(BATCH, samples, start, steps=steps, dtype=dtype)
-    if plan.data is not None:
-        return on_samples(*_begun(start, dataclasses.replace(plan, steps=steps or STEPS)))
-    if start.variant is None:
-        return standard(steps or STANDARD_STEPS, plan.seed, dtype)
-    model, how = start.described()
-    longest = model.max_positions - model.position_start
-    tokens = plan.tokens or min(TOKENS, longest)
-    if tokens > longest:
-        raise SpecError(
-            f"--tokens is {tokens} but must be at most {longest}: the model has no positions for more"
-        )
-    return example(model, how, steps or STEPS, plan.batch, tokens, plan.seed, dtype)
-
-
-def on_samples(start: TrainingCheckpoint, corpora: dict[str, Corpus]) -> JudgedTraining:
-    """Return the training that a run begins with: as many steps, on its own batches, as its plan says."""
-    from concord.training.ordinary import accumulations
-
-    plan = start.progress.plan
-    every = (step for epoch in count() for step in accumulations(start, corpora["train"], epoch))
-    steps = [[batch for _, batch in step] for step in islice(every, plan.steps)]
-    training = Training(start.recipe, steps, plan.seed)
-    return JudgedTraining(start.config, start.weights, training, dtype=plan.dtype)

@@ -1,11 +1,11 @@
-"""What lockstep trains when nobody brings data: example batches, and the standard case."""
+"""What lockstep trains: example batches, and the standard case."""
 
 from __future__ import annotations
 
 from concord.conformance.expectation import JudgedTraining
 from concord.spec.batch import Batch, example_batch
 from concord.spec.config import EncoderConfig, variant
-from concord.spec.parameters import initialize
+from concord.spec.parameters import Weights, initialize
 from concord.spec.training.recipe import RATES, Recipe
 from concord.spec.training.trajectory import Training
 
@@ -25,6 +25,8 @@ def example(
     seed: int = 0,
     dtype: str = "float32",
     words: int | None = None,
+    weights: Weights | None = None,
+    part: str = "model",
 ) -> JudgedTraining:
     """Return training on random batches with ragged padding.
 
@@ -36,6 +38,8 @@ def example(
         batch: samples of a step's first batch.
         tokens: of a sample.
         words: ids below this number alone are drawn; None: any.
+        weights: where training starts; None: they are drawn.
+        part: of the model (:data:`concord.spec.tensors.PARTS`).
     """
     drawn = config if words is None else config.replace(vocab_size=words)
     drawn_steps: list[list[Batch]] = []
@@ -49,13 +53,14 @@ def example(
         )
         drawn_steps.append(
             [
-                example_batch(drawn, batch=size, tokens=tokens, seed=number + place, padding="ragged")
+                example_batch(drawn, size, tokens, number + place, "ragged", part)
                 for place, size in enumerate(sizes)
             ]
         )
         number += len(sizes)
     training = Training(recipe, drawn_steps, seed)
-    return JudgedTraining(config, initialize(config, seed), training, dtype=dtype)
+    start = initialize(config, seed, part=part) if weights is None else weights
+    return JudgedTraining(config, start, training, part, dtype)
 
 
 def standard(steps: int = STEPS, seed: int = 0, dtype: str = "float32") -> JudgedTraining:

@@ -111,8 +111,8 @@ class Track:
 
     Attributes:
         backend: its name.
-        status: agrees, diverges, undetermined if a section was judged at no step, or what kept it from
-            going on: unsupported, crashed and so on.
+        status: agrees, diverges, undetermined if nothing or a section was judged at no step, or what kept it
+            from going on: unsupported, crashed and so on.
         steps: how many it made.
         diverged: how many of them diverge.
         curves: its errors over the steps.
@@ -174,7 +174,8 @@ class Lockstep:
     """What lockstep training came to.
 
     Attributes:
-        mode: resynchronised (each step starts from the oracle's weights and state) or free-running.
+        mode: resynchronised (each step starts from the oracle's weights and state) or free-running (each
+            backend goes on from its own, and nothing is judged).
         dtype: the precision.
         about: what was trained and how.
         tracks: one for each backend.

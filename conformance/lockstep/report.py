@@ -35,16 +35,16 @@ def table(found: Lockstep) -> Table:
     drawn.add_row("steps", *(str(track.steps) for track in tracks))
     drawn.add_row("diverge", *(str(track.diverged) for track in tracks))
     for section in found.sections:
-        drawn.add_row(section, *(_error(track.curve(section)) for track in tracks))
+        drawn.add_row(section, *(_error(track.curve(section), found.mode) for track in tracks))
     return drawn
 
 
-def _error(curve: Curve | None) -> Text:
+def _error(curve: Curve | None, mode: str) -> Text:
     if curve is None:
         return Text("–")
     if not curve.judged:
         return Text(NOT_JUDGED, style="yellow")
-    return Text(number(curve.largest), style="bold red" if curve.largest > 1 else "")
+    return Text(number(curve.largest), style="bold red" if curve.largest > 1 and mode == MODES[0] else "")
 
 
 def explanation(found: Lockstep) -> str:
@@ -52,7 +52,7 @@ def explanation(found: Lockstep) -> str:
     how = (
         "each step starts from the oracle's weights and state"
         if found.mode == MODES[0]
-        else "each step goes on from the one before, within what rounding alone explains"
+        else "each backend goes on from its own step, and nothing is judged: right ones drift apart too"
     )
     return f"Largest error in tolerances of any step; {found.mode}: {how}."
 

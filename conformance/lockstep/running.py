@@ -1,4 +1,8 @@
-"""Backends beside the oracle, step by step: each step from the oracle's state, or each from its own."""
+"""Backends beside the oracle, step by step.
+
+Each step starts from the oracle's state, and is judged; or from the backend's own, and only curves are kept:
+a right backend drifts away as far as the training is chaotic.
+"""
 
 from __future__ import annotations
 
@@ -68,6 +72,7 @@ class Candidate:
         session: its training.
         deviations: that it declares.
         environment: what it says of itself.
+        judged: whether its steps are judged, or only curves are kept.
         failure: status, line and last output of what kept it from going on, if anything did.
         rows: of each section, the row with the largest error of each step.
         agreed, diverging: steps that tell causes apart: the first and last that agree, and the first that
@@ -78,6 +83,7 @@ class Candidate:
     session: TrainingSession
     deviations: Deviations = field(default_factory=lambda: NONE)
     environment: dict[str, Any] = field(default_factory=dict)
+    judged: bool = True
 
     def __post_init__(self) -> None:
         self.failure: tuple[str, str, str] | None = None
@@ -85,7 +91,6 @@ class Candidate:
         self.rows: dict[str, list[Row]] = {}
         self.agreed: list[MadeStep] = []
         self.diverging: list[MadeStep] = []
-        self.carried: dict[str, Array] = {}
 
     def step(
         self, state: Mapping[str, Array] | None, step: int, batches: Sequence[Batch]
@@ -118,30 +123,21 @@ class Candidate:
 
     def judge(self, delivered: dict[str, Array], envelope: Envelope, start: Start) -> None:
         """Judge a step; what comes near a tolerance by a first look is judged by the whole."""
-        again = envelope.again
-        start = replace(start, carried=self.carried, resumed=start.step if again else 0)
-        looks = (False, True) if again and not self.diverging else (not again,)
+        start = replace(start, resumed=start.step)
+        looks = (False, True) if self.judged and not self.diverging else (False,)
         expected = [partial(envelope.of_run, delivered, whole=whole) for whole in looks]
-        made = MadeStep(envelope.case, start, delivered, *expected)
-        self.add(made, again)
-        if not again:
-            self.carried = carried(envelope.case, start.step, made.expected)
+        self.add(MadeStep(envelope.case, start, delivered, *expected))
 
-    def add(self, made: MadeStep, again: bool) -> None:
-        """Keep what is to be said of a step.
-
-        Args:
-            again: whether each step starts from the oracle's state; else those after the first divergence
-                explain nothing.
-        """
+    def add(self, made: MadeStep) -> None:
+        """Keep what is to be said of a step."""
         large = sum(array.size for array in made.start.state.values()) > WITNESSED
-        if made.tensor:
-            if not self.diverging or (again and not large and len(self.diverging) < WITNESSES):
+        if self.judged and made.tensor:
+            self.diverged += 1
+            if not self.diverging or (not large and len(self.diverging) < WITNESSES):
                 self.diverging.append(made)
         elif not self.diverging and not large:
             self.agreed = [*self.agreed[:1], made]
         self.steps += 1
-        self.diverged += bool(made.tensor)
         for section, rows in gather(made.verdict.table, lambda row: section_of(row.tensor)).items():
             worst = max(rows, key=lambda row: (judged(row), row.ratio))
             self.rows.setdefault(section, []).append(worst)
@@ -161,7 +157,7 @@ class Candidate:
             except Exception as error:  # the divergence stands
                 self.fail(f"explaining step {first.step + 1}", error)
         found = conclude((section, row.status) for section, rows in self.rows.items() for row in rows)
-        status, detail, stderr = self.failure or (found[0], "", "")
+        status, detail, stderr = self.failure or (found[0] if self.judged else "undetermined", "", "")
         return Track(
             self.name,
             "diverges" if self.diverged else status,
@@ -199,16 +195,18 @@ def in_lockstep(
 
     Args:
         again: whether each step starts from the oracle's weights and state, so that a bug shows at its own
-            step. Else backends train by themselves, and rounding is carried through the steps.
+            step. Else backends train by themselves, and nothing is judged.
         case: the training; its deviations are of no account.
         callback: is told of progress.
     """
     # An envelope for each set of deviations; from the one without comes the oracle's state.
     envelopes = {
-        frozenset(one.items()): Envelope(replace(case, deviations=one), again)
+        frozenset(one.items()): Envelope(replace(case, deviations=one), again=True)
         for one in (NONE, *(candidate.deviations for candidate in candidates))
     }
     batches = case.training.steps
+    for candidate in candidates:
+        candidate.judged = again
     with ExitStack() as stack:
         # Each backend answers in its own time, and one request after the other.
         lines = [stack.enter_context(ThreadPoolExecutor(max_workers=1)) for _ in candidates]
@@ -230,7 +228,8 @@ def in_lockstep(
             start = Start(state, step, batches[step], earlier=earlier)
             for envelope in envelopes.values():
                 envelope.advance(start)
-            state = rounded(case, envelopes[frozenset()].truth.state())
+            state = envelopes[frozenset()].truth.state()
+            state = rounded(case, state) if again else state
             following = ask(state, step + 1)
             for one, answer in asked:
                 one.receive(answer, envelopes[frozenset(one.deviations.items())], start)
