@@ -36,7 +36,7 @@ lint: $(VENV)/installed tree ## ruff and mypy
 
 tree:
 	rm -rf $(TREE) && mkdir -p $(TREE)
-	ln -s $(CURDIR)/concord/* $(addprefix $(CURDIR)/,spec backends conformance training porting speed) $(TREE)
+	ln -s $(CURDIR)/concord/* $(addprefix $(CURDIR)/,spec backends conformance porting speed) $(TREE)
 
 coverage: $(VENV)/installed ## run the tests, and say which lines none of them reached
 	$(RUN)/coverage erase

@@ -2,7 +2,7 @@
 
 from setuptools import find_namespace_packages, setup
 
-PARTS = ("spec", "backends", "conformance", "training", "porting", "speed")
+PARTS = ("spec", "backends", "conformance", "porting", "speed")
 
 setup(
     packages=[

@@ -31,8 +31,12 @@ def __getattr__(name: str) -> Any:
         from concord.conformance import compare
 
         return getattr(compare, name)
-    if name in ("load", "show"):
-        from concord import using
+    if name == "load":
+        from concord.porting.prediction import load
 
-        return getattr(using, name)
+        return load
+    if name == "show":
+        from concord.notebook import show
+
+        return show
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

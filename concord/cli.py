@@ -27,14 +27,12 @@ from concord.commands.mutants import mutants
 from concord.commands.port import port
 from concord.commands.predict import predict
 from concord.commands.speed import speed
-from concord.commands.train import train
 from concord.ending import end
 from concord.options import command
 
 COMMANDS = {
-    "Judge": (compare, check, golden, fuzz, mutants),
-    "Port": (port, diff, certify),
-    "Train": (lockstep, train, predict),
+    "Judge": (compare, check, lockstep, golden, fuzz, mutants),
+    "Port": (port, diff, certify, predict),
     "Show and measure": (speed,),
     "Help": (demo, doctor),
 }
@@ -45,8 +43,8 @@ GROUPS = (
     (
         "Show and measure",
         "show",
-        "Make a page, a table or a figure.",
-        (show.variants, show.report, show.attention, show.positions, show.curves),
+        "Make a page or a table.",
+        (show.variants, show.report, show.attention),
     ),
 )
 """And commands that have commands of their own."""

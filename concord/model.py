@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -9,20 +10,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from concord.conformance.campaign import Job
 from concord.options import OptionGroup, outside
-from concord.spec.batch import Batch, completed, example_batch, validate_batch
+from concord.spec.batch import Batch, completed, example_batch, from_arrays, validate_batch
 from concord.spec.config import EncoderConfig
-from concord.spec.errors import SpecError, located, optional, refuse, unknowns
+from concord.spec.errors import SpecError, located, refuse, unknowns
+from concord.spec.files import read_arrays
 from concord.spec.parameters import Weights, parameters
 from concord.spec.precision import PRECISIONS
+from concord.spec.tensors import inputs
 from concord.terminal import Terminal
 
 if TYPE_CHECKING:
     from concord.porting import Checkpoint
-    from concord.training.data.given import GivenBatches
-    from concord.training.prediction import TextModel
+
+ALIASES = {"token_type_ids": "segment_ids", "attention_mask": "key_mask"}
+"""What libraries call inputs, to what they are called here."""
+
+MOST_SHOWN = 5
+"""Truncated texts that are named one by one."""
 
 BATCH = 8
 """Texts of a case, unless it is said otherwise."""
@@ -64,8 +72,7 @@ class OwnModel(OptionGroup):
     """A model of one's own, and what it is run on.
 
     Attributes:
-        checkpoint ([CHECKPOINT]): In place of standard cases: a checkpoint of any format, or a
-            run, of which the best.
+        checkpoint ([CHECKPOINT]): In place of standard cases: a checkpoint of any format.
         inputs: Arrays to run it on, as safetensors: input_ids, and segment_ids, labels, cotangent
             where you have them.
         batch: Samples in a batch. Default: 8 texts, or all samples of --inputs.
@@ -117,28 +124,29 @@ class OwnModel(OptionGroup):
         """
         from concord import porting
         from concord.porting.folder import name_of
-        from concord.training.data import given
 
         self.check()
         assert self.checkpoint is not None
         found = porting.read(self.checkpoint, self.form, self.table)
         remarks = [*self._of_checkpoint(found)]
         part = _part(found, part, remarks)
-        config, name = found.config, given.legible(name_of(self.checkpoint))
+        config, name = found.config, legible(name_of(self.checkpoint))
         if self.texts is not None:
-            batches = self._of_texts(self.texts, found, part)
+            batches = self._of_texts(self.texts, found, part, remarks)
         elif self.inputs is not None:
-            batches = given.of_arrays(self.inputs, config, part, self.batch)
+            batches = self._of_arrays(self.inputs, config, part, remarks)
         else:
-            drawn = "neither --texts nor --inputs is given: ids are drawn, with rows of every awkward kind"
-            batches = given.GivenBatches({"drawn": _drawn(config, part)}, [drawn])
+            batches = {"drawn": _drawn(config, part)}
+            remarks.append(
+                "neither --texts nor --inputs is given: ids are drawn, with rows of every awkward kind"
+            )
         made: set[str] = set()
         cases = {}
-        for case, batch in batches.batches.items():
+        for case, batch in batches.items():
             cases[f"{name}-{case}"] = whole = completed(config, batch, part, drawn=gradients)
-            validate_batch(config, whole, part)
+            with located(str(self.texts or self.inputs or self.checkpoint)):
+                validate_batch(config, whole, part)
             made |= whole.arrays().keys() - batch.arrays().keys()
-        remarks += batches.remarks
         if gradients and made:
             are = "are" if len(made) > 1 or "labels" in made else "is"
             remarks.append(
@@ -179,17 +187,91 @@ class OwnModel(OptionGroup):
             if entry.status == "ignored":
                 yield f"ignored: {entry.foreign}: {entry.reason}"
 
-    def _of_texts(self, texts: Path, found: Checkpoint, part: str) -> GivenBatches:
-        from concord.porting.folder import folder_of
+    def _of_texts(self, path: Path, found: Checkpoint, part: str, remarks: list[str]) -> dict[str, Batch]:
+        """Return the texts of a file as batches, by the number of the first."""
+        from concord.porting.texts import TextEncoder, batch_of, read_texts
 
-        with optional("--texts", "training"):
-            from concord.training.data import given
-            from concord.training.data.ready import encoder_of
-
-        assert self.checkpoint is not None
+        texts = read_texts(path)
         with located(str(self.checkpoint)):
-            encoder = encoder_of(folder_of(self.checkpoint), found.files, found.config, self.max_tokens)
-        return given.of_texts(texts, encoder, found.config, part, found.labels, self.batch or BATCH)
+            encoder = TextEncoder(found, self.max_tokens)
+        encoded = encoder.encode(texts)
+        labels = [text.label for text in texts if text.label is not None]
+        labelled = part == "model" and len(labels) == len(texts)
+        names = found.labels or tuple(map(str, range(max(2, found.config.num_classes))))
+        refuse(
+            [
+                f"{path}:{number}: label is {label!r} but must be one of {', '.join(map(repr, names[:20]))}"
+                for number, label in enumerate(labels if labelled else [], start=1)
+                if label not in names
+            ]
+        )
+        cut = [
+            f"{path}:{number}: {text.truncated} tokens were cut off: "
+            f"{encoder.max_tokens} are as many as it may have"
+            for number, text in enumerate(encoded, start=1)
+            if text.truncated
+        ]
+        more = [f"and {len(cut) - MOST_SHOWN} more texts were cut off"] if len(cut) > MOST_SHOWN else []
+        remarks += cut[:MOST_SHOWN] + more
+        size = self.batch or BATCH
+        classes = np.array([names.index(label) for label in labels], np.int64) if labelled else None
+        return {
+            f"{legible(path.stem)}-{start + 1}": batch_of(
+                found.config,
+                encoded[start : start + size],
+                None if classes is None else classes[start : start + size],
+            )
+            for start in range(0, len(texts), size)
+        }
+
+    def _of_arrays(
+        self, path: Path, config: EncoderConfig, part: str, remarks: list[str]
+    ) -> dict[str, Batch]:
+        """Return the arrays of a file, ``input_ids`` (B, T) and other inputs of the part, as batches."""
+        with located(str(path)):
+            named = _named(read_arrays(path), config)
+            if "segment_ids" in inputs(config, part) and "segment_ids" not in named and "input_ids" in named:
+                named["segment_ids"] = np.zeros_like(named["input_ids"])
+                remarks.append("segment_ids are 0, since nobody gave any")
+            validate_batch(config, completed(config, from_arrays(named), part), part)
+        count = len(named["input_ids"])
+        size, stem = self.batch or count, legible(path.stem)
+        return {
+            stem if size >= count else f"{stem}-{start + 1}": from_arrays(
+                {name: array[start : start + size] for name, array in named.items()}
+            )
+            for start in range(0, count, size)
+        }
+
+
+def legible(text: str) -> str:
+    """Return what a folder can be called, from what a file is called."""
+    return re.sub(r"[^\w.-]+", "-", text).strip("-.") or "checkpoint"
+
+
+def _named(found: Mapping[str, NDArray[Any]], config: EncoderConfig) -> dict[str, NDArray[Any]]:
+    """Return arrays by the names of the specification; a mask must say what padding says."""
+    named: dict[str, NDArray[Any]] = {}
+    for key, array in found.items():
+        name = ALIASES.get(key, key)
+        if name in named:
+            raise SpecError(f"{key!r} is there beside {name!r}: both say the same")
+        named[name] = array
+    mask, ids = named.pop("key_mask", None), named.get("input_ids")
+    if not config.num_segments and "segment_ids" in named and not named["segment_ids"].any():
+        del named["segment_ids"]  # of a model without segments, libraries give zeros all the same
+    if mask is None or ids is None:
+        return named
+    if mask.shape != ids.shape:
+        raise SpecError(f"the mask has shape {mask.shape} but must be {ids.shape}, as 'input_ids' is")
+    apart = np.argwhere(mask.astype(bool) != (ids != config.pad_id))
+    if len(apart):
+        at = tuple(int(i) for i in apart[0])
+        raise SpecError(
+            f"the mask is {mask[at].item()} at {at}, where 'input_ids' is {ids[at]}, but must hide "
+            f"{config.pad_id} ('pad_id') and nothing else [clause=MSK-1]"
+        )
+    return named
 
 
 def _part(found: Checkpoint, asked: str, remarks: list[str]) -> str:
@@ -219,31 +301,3 @@ def lengths(batch: Batch, config: EncoderConfig) -> list[int]:
     ids = batch.required("input_ids")
     found: list[int] = (ids.shape[1] - (ids[:, ::-1] != config.pad_id).argmax(axis=1)).tolist()
     return found
-
-
-def reader(path: Path, spelled: bool, max_tokens: int | None = None) -> TextModel:
-    """Return the model of a checkpoint of any format, or a run's best, with its own tokenizer.
-
-    Args:
-        spelled: whether a text may spell a mark, as its own library has it; samples of training may not.
-        max_tokens: that a text may have; by default as many as the model takes.
-
-    Raises:
-        SpecError: if it cannot be read, takes no texts, or has no tokenizer.
-    """
-    from concord import porting
-    from concord.porting.folder import folder_of
-    from concord.training.data import Labels
-    from concord.training.data.ready import encoder_of
-    from concord.training.prediction import TextModel
-
-    found, folder = porting.read(path), folder_of(path)
-    if found.part not in PARTS:
-        raise SpecError(
-            f"{path}: holds the part {found.part!r} but must hold one of {', '.join(PARTS)}: "
-            "nothing else takes texts"
-        )
-    with located(str(path)):
-        encoder = encoder_of(folder, found.files, found.config, max_tokens, spelled=spelled)
-    labels = Labels(found.labels or tuple(map(str, range(max(found.config.num_classes, 2)))))
-    return TextModel(folder, found.config, dict(found.weights()), labels, encoder, found.part)

@@ -72,7 +72,7 @@ class OptionGroup:
 
     Attributes:
         case (C): A standard case by name; may be repeated. Default: all.
-        checkpoint ([CHECKPOINT]): A checkpoint of any format, or a run, of which the best.
+        checkpoint ([CHECKPOINT]): A checkpoint of any format.
         dtype (D): One of {values}.
         form (FORMAT, --from): The checkpoint's format. Default: recognised by its files.
         forward_only: Run and judge the forward pass alone, without gradients.
@@ -81,7 +81,6 @@ class OptionGroup:
         markdown: Put the table between its markers in a Markdown file.
         part (P): The part of the model that runs: one of {values}.
         seed (S): The seed of everything that is drawn.
-        svg (FILE, --svg, -o): Write a figure as SVG, whose text stays text.
         table: Names and layouts of the checkpoint's tensors, as TOML, in place of the format's own.
         texts: Texts to run it on. One on a line, or two with a tab between them; or JSON Lines with
             text, or text_a and text_b.
@@ -274,38 +273,6 @@ class Runs(Workers):
     implementation: str = "explicit"
     execution: str = "eager"
     deterministic: bool = False
-
-
-@dataclass(frozen=True)
-class Lines(OptionGroup):
-    """How files of texts are read.
-
-    Attributes:
-        columns (A,B,…): Of a tab-separated file: text_a, text_b, label, in their order. Default:
-            as its header or its first line says.
-        on_error (fail|skip): fail: bad lines are listed, and nothing is done; skip: they are left
-            out, listed and counted.
-    """
-
-    panel = "Texts"
-
-    columns: str | None = None
-    on_error: str = "fail"
-
-    @property
-    def names(self) -> list[str] | None:
-        """The names of the columns."""
-        return None if self.columns is None else [name.strip() for name in self.columns.split(",")]
-
-    def read(self, files: Sequence[Path]) -> Any:
-        """Return the samples of files.
-
-        Raises:
-            SpecError: listing what cannot be read.
-        """
-        from concord.training.data import read
-
-        return read(*files, columns=self.names, on_error=self.on_error)
 
 
 def outside(*sizes: tuple[str, float | None, float, float]) -> list[str]:

@@ -13,7 +13,6 @@ from typing import Any
 
 from concord.porting.containers import orbax
 from concord.porting.containers.container import stays
-from concord.spec import runs
 from concord.spec.errors import SpecError, refuse
 from concord.spec.files import LARGEST, parse_json, read_bytes, read_json
 
@@ -28,7 +27,6 @@ CARRIED = (
     "vocab.txt",
     "vocab.json",
     "merges.txt",
-    "text.json",
     LABELS,
 )
 """Files beside the weights that are carried over as they are."""
@@ -51,8 +49,6 @@ by whose words it has."""
 def folder_of(path: Path) -> Path:
     """Return the folder of a checkpoint, which may be named by what its weights lie in.
 
-    Or by the run whose best one it is.
-
     Raises:
         SpecError: if there is nothing of that name.
     """
@@ -60,11 +56,11 @@ def folder_of(path: Path) -> Path:
         raise SpecError(f"{path}: no such file or folder")
     if is_weights(path):
         return path.absolute().parent
-    return runs.place(path) if runs.steps(path) else path
+    return path
 
 
 def name_of(path: Path) -> str:
-    """Return what a checkpoint is called: as its folder, or run, is, by whatever link that was named."""
+    """Return what a checkpoint is called: as its folder is, by whatever link that was named."""
     return Path(os.path.abspath(path.parent if path.exists() and is_weights(path) else path)).name
 
 
@@ -146,7 +142,7 @@ def unnamed(count: int) -> tuple[str, ...]:
 
 
 def labels_file(names: tuple[str, ...]) -> bytes:
-    """Return the names of classes as this project keeps them (:class:`concord.training.data.Labels`)."""
+    """Return the names of classes as this project keeps them."""
     return (
         json.dumps({"format": "concord.labels/1", "names": names}, ensure_ascii=False, indent=1) + "\n"
     ).encode()

@@ -69,7 +69,7 @@ def read_contents(folder: Path) -> Contents:
         SpecError: if it cannot be read, is of another format, or names a part that no model has, or files
             elsewhere.
     """
-    contents = read_as(folder / CONTENTS, Contents, written_by="'concord train' or 'concord port'")
+    contents = read_as(folder / CONTENTS, Contents, written_by="'concord port'")
     problems = [
         f"{folder / CONTENTS}: names the file {name[:80]!r} but all must lie beside it"
         for name in contents.sha256

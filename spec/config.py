@@ -174,24 +174,6 @@ class EncoderConfig:
         """
         return replaced(self, "configuration field", fields)
 
-    def padded_by(self, pad_id: int, **fields: Any) -> EncoderConfig:
-        """Return a copy whose padding is another id, with the rows and positions that follow from it, and
-        some fields replaced.
-
-        Raises:
-            ConfigError: if the result describes no model.
-        """
-        rows = {
-            name: pad_id
-            for name in ("token_padding_row", "position_padding_row")
-            if getattr(self, name) is not None
-        }
-        start = pad_id + 1 if self.position_of_padding == "pad_row" else self.position_start
-        room = self.max_positions - self.position_start
-        return self.replace(
-            **{"pad_id": pad_id, **rows, "position_start": start, "max_positions": room + start, **fields}
-        )
-
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name, without those that are absent (None)."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}

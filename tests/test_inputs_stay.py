@@ -5,7 +5,7 @@ import pytest
 from concord import porting, writing
 from tests.toys.checkpoints import shards
 from tests.toys.ready import hugging_face, texts
-from tests.toys.surroundings import commands, contents
+from tests.toys.surroundings import commands, contents, toy
 
 
 @pytest.fixture
@@ -79,16 +79,11 @@ def test_a_folder_beside_is_written(tmp_path, source, entered, monkeypatch):
 # Files that commands write.
 
 LINES = {
-    "predict": "predict {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} -o {out}",
-    "evaluate": "predict {source} --backend tests.toys.numpy_backend:NumpyBackend --evaluate {texts} --json "
-    "{out}",
     "check": "check {source} --backend tests.toys.numpy_backend:NumpyBackend --texts {texts} --json {out}",
     "attention": "show attention {source} cat --html {out}",
-    "positions": "show positions {source} --svg {out}",
     "diff": "diff {texts} {source} --json {out}",
     "certify": "certify {source} {source} --texts {texts} --html {out}",
     "speed": "speed {source} --texts {texts} --json {out}",
-    "curves": "show curves {source} {texts} --out {out}",
 }
 
 
@@ -98,7 +93,7 @@ WAYS = ("a file", "a link to a file", "a hard link", "a file of the folder", "a 
 @pytest.mark.parametrize(
     ("command", "what"),
     [
-        *(("predict", way) for way in WAYS),
+        *(("check", way) for way in WAYS),
         *((command, WAYS[n % len(WAYS)]) for n, command in enumerate(LINES)),
     ],
 )
@@ -119,7 +114,7 @@ def test_a_file_that_is_read_is_not_replaced(tmp_path, command, what, refused):
 def test_what_a_command_made_of_a_folder_may_be_made_anew(tmp_path, entered):
     source = hugging_face(tmp_path / "source")
     for _ in range(2):
-        entered(f"show positions {source} --svg {source / 'positions.svg'}")
+        entered(f"show attention {source} cat --backend {toy('NumpyBackend')} --html {source / 'page.html'}")
 
 
 WRITTEN = {"--json", "--html", "--markdown", "--svg", "--certificate", "--out", "--output", "--runs"}

@@ -15,7 +15,7 @@ from tests.toys import elsewhere
 from tests.toys.elsewhere import MINUTES
 from tests.toys.surroundings import ROOT, hide
 
-PARTS = ("spec", "backends", "conformance", "training", "porting", "speed")
+PARTS = ("spec", "backends", "conformance", "porting", "speed")
 TAKEN = (*PARTS, "tests")
 """What somebody else's project may have for itself."""
 

@@ -90,7 +90,7 @@ def test_limit_prompt_and_small_letters_are_those_of_sentence_transformers(tmp_p
         ),
         (
             lambda folder: (folder / "vocab.txt").write_text("\n".join([*map(str, range(30)), *WORDS])),
-            "t.txt: a token has id 54 but must be below 25, which is 'vocab_size'",
+            "t.txt: 'input_ids' is 32 at (0, 0) but must lie in [0, 25)",
         ),
         (
             lambda folder: (folder / f"{PROMPTS}.json").write_text('{"default_prompt_name": "query"}'),

@@ -182,12 +182,3 @@ def test_mask_constant_is_what_the_precision_holds(small, name, dtype, constant)
 def test_rounding_to_bits_is_to_the_nearest_in_wide_types_too(dtype):
     values = np.array([1 + 2**-10 + 2**-30, -(1 + 2**-11 + 2**-30), 3 * 2.0**-80], dtype)
     assert round_to_bits(values, 11).tolist() == [1 + 2**-10, -(1 + 2**-10), 3 * 2.0**-80]
-
-
-def test_another_id_of_padding_takes_its_rows_and_positions_along(small):
-    other = small("roberta").padded_by(4, num_layers=3)
-    assert (other.pad_id, other.token_padding_row, other.position_padding_row) == (4, 4, 4)
-    assert (other.position_start, other.num_layers) == (5, 3)
-    assert other.max_positions - other.position_start == small("roberta").max_positions - 2
-    plain = small("keras-attention").padded_by(4)
-    assert plain == small("keras-attention", pad_id=4)

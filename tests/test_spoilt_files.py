@@ -11,24 +11,23 @@ import shutil
 import pytest
 from rich.console import Console
 
-from concord import writing
+from concord import porting, writing
 from concord.conformance import dump, golden_files, record, report
 from concord.conformance.campaign import Report, Setup
 from concord.conformance.html import page
 from concord.conformance.verdict import Judgement, Result, Row, Verdict
+from concord.porting import texts
 from concord.spec.errors import SpecError
-from concord.spec.files import read_json
+from concord.spec.files import read_bytes, read_json
 from concord.spec.sources import table
 from concord.speed import presets
 from concord.speed.table import markdown, show
-from concord.training import data
 from tests.conftest import small_config
-from tests.test_data import LINES, PAIRS, WORDS, encoder_of
-from tests.test_data import written as written_as
 from tests.toys import records
 from tests.toys.checkpoints import SENTENCES, SHARDS, read, read_as_it_is, written
 from tests.toys.dumps import answer, exported
 from tests.toys.mutations import anything, at_each_place, lengths
+from tests.toys.ready import VOCABULARY
 from tests.toys.spoiling import campaign
 from tests.toys.surroundings import ROOT
 
@@ -41,6 +40,9 @@ CHECKPOINTS = (
 """A format of each kind of file; any file of it is spoilt."""
 
 # All else.
+
+PAIRS = "谁有狂三这张高清的\t这张高清图，谁有\n英雄联盟\n"
+LINES = '{"text": "so dull", "label": "bad"}\n{"text_a": "a film", "text_b": "a movie", "id": 7}\n'
 
 
 def answered(folder):
@@ -73,6 +75,12 @@ def show_speed(folder):
     markdown(data)
 
 
+def encode(folder):
+    files = {"vocab.txt": read_bytes(folder / "vocab.txt")}
+    encoder = texts.TextEncoder(porting.Checkpoint(small_config(), "model", {}, files=files))
+    encoder.encode([texts.Text("abcd 你好", "e")])
+
+
 SOURCE = ROOT / "spec" / "sources" / "keras-attention.toml"
 GOLDEN = sorted(golden_files.INCLUDED.rglob("*.safetensors"), key=lambda path: path.stat().st_size)
 TRAINING = sorted(golden_files.SHARED.glob("*/train_*.safetensors"), key=lambda path: path.stat().st_size)
@@ -100,19 +108,14 @@ READERS = {
     "a table of a source": (copied(SOURCE), lambda folder: table.read(folder / SOURCE.name)),
     **{
         f"texts in {name}": (
-            functools.partial(written_as, name=name, content=content),
-            lambda folder, name=name: data.read(folder / name, on_error="skip"),
+            lambda folder, name=name, content=content: (folder / name).write_text(content),
+            lambda folder, name=name: texts.read_texts(folder / name),
         )
-        for name, content in (("train.tsv", PAIRS), ("train.txt", WORDS), ("train.jsonl", LINES))
+        for name, content in (("texts.txt", PAIRS), ("texts.jsonl", LINES))
     },
-    "an encoder of texts": (
-        lambda folder: [
-            (folder / name).write_text(text) for name, text in encoder_of(small_config()).files().items()
-        ],
-        lambda folder: data.TextEncoder.read(folder).encode("abcd 你好", "e"),
-    ),
+    "a vocabulary": (lambda folder: (folder / "vocab.txt").write_text(VOCABULARY), encode),
     "a page with markers": (
-        functools.partial(written_as, name="README.md", content="<!-- begin check -->\n<!-- end check -->\n"),
+        lambda folder: (folder / "README.md").write_text("<!-- begin check -->\n<!-- end check -->\n"),
         lambda folder: report.within(folder / "README.md", "check", "x"),
     ),
     **{

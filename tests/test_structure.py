@@ -26,9 +26,8 @@ MAY_IMPORT = {
     "backends": {"spec"},
     "conformance": {"spec", "backends"},
     "porting": {"spec", "backends", "conformance"},
-    "training": {"spec", "backends", "conformance"},
     "speed": {"spec", "backends", "conformance"},
-    "concord": {"spec", "backends", "porting", "training", "speed", "conformance"},
+    "concord": {"spec", "backends", "porting", "speed", "conformance"},
 }
 """What each package may import of ours besides itself: arrows point one way."""
 

@@ -80,8 +80,8 @@ def lockstep(
             raise SpecError(
                 f"--tokens is {tokens} but must be at most {longest}: the model has no positions for more"
             )
-        size = {"steps": steps or STEPS, "batch": batch or BATCH, "tokens": tokens or min(TOKENS, longest)}
-        return cases.example(recipe=how, seed=seed, dtype=dtype, **size, **drawn)
+        size = (steps or STEPS, batch or BATCH, tokens or min(TOKENS, longest))
+        return cases.example(drawn.pop("config"), how, *size, seed, dtype, **drawn)
 
     settings, names, training = collect(workers.settings, workers.names, case)
     mode, count = MODES[free_running], len(training.training.steps)

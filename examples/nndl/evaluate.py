@@ -1,0 +1,24 @@
+"""Evaluate a checkpoint in any framework: ``python examples/nndl/evaluate.py run DATA --backend jax``."""
+
+import argparse
+from pathlib import Path
+
+from matching import read
+from sklearn.metrics import classification_report, confusion_matrix
+
+import concord
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("data", type=Path, help="the folder whose test.tsv is predicted")
+    parser.add_argument("--backend", choices=concord.backends.BUILT_IN, default="torch")
+    asked = parser.parse_args()
+    samples = read(asked.data)["test"]
+    texts = [(one["text_a"], one["text_b"]) if "text_b" in one else one["text_a"] for one in samples]
+    with concord.load(asked.checkpoint, asked.backend) as predictor:
+        predicted = [one["label"] for one in predictor(texts)]
+    right = [one["label"] for one in samples]
+    print(classification_report(right, predicted, digits=4, zero_division=0.0))
+    print("of the class of the row, taken for that of the column:")
+    print(confusion_matrix(right, predicted))

@@ -1,0 +1,169 @@
+"""A checkpoint at work: a backend computes probabilities of classes, or embeddings, of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from scipy.special import softmax
+
+from concord.backends.worker import Worker
+from concord.conformance.campaign import Setup
+from concord.porting import reading
+from concord.porting.folder import name_of
+from concord.porting.recognition import recognise
+from concord.porting.registry import known
+from concord.porting.texts import Text, TextEncoder, batch_of
+from concord.spec.arrays import Array
+from concord.spec.batch import completed
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import SpecError, located, refuse
+from concord.spec.parameters import Weights
+
+BATCH = 32
+"""Texts that are computed at once, unless something else is asked for."""
+
+PAD_TO = 16
+"""Tokens of a batch are a multiple of it: JAX compiles every operation anew for each width."""
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """A checkpoint that takes texts.
+
+    Attributes:
+        labels: the names of its classes; where nobody has named them, their numbers.
+        part: of the model that it has (:data:`concord.spec.tensors.PARTS`).
+        encoder: its own tokenizer.
+    """
+
+    name: str
+    config: EncoderConfig
+    weights: Weights
+    labels: tuple[str, ...]
+    part: str
+    encoder: TextEncoder
+
+    @classmethod
+    def read(cls, path: Path, parts: Sequence[str], max_tokens: int | None = None) -> TextModel:
+        """Read a checkpoint of any format.
+
+        Args:
+            parts: of which it has to be one.
+            max_tokens: that a text may have; by default as many as the model takes.
+
+        Raises:
+            SpecError: if it cannot be read, is another part, or has no tokenizer.
+        """
+        checkpoint = reading.read(path)
+        config, part = checkpoint.config, checkpoint.part
+        if part not in parts:
+            raise SpecError(f"{path}: holds the part {part!r} but must hold one of {', '.join(parts)}")
+        with located(str(path)):
+            encoder = TextEncoder(checkpoint, max_tokens)
+        labels = checkpoint.labels or tuple(map(str, range(max(config.num_classes, 2))))
+        return cls(name_of(path), config, checkpoint.weights(), labels, part, encoder)
+
+
+class TextPredictor:
+    """A checkpoint that takes texts, and the backend that computes it: what :func:`load` returns."""
+
+    def __init__(self, model: TextModel, worker: Worker, dtype: str = "float32", **how: Any) -> None:
+        self.model, self.worker, self.how = model, worker, {"dtype": dtype, **how}
+
+    def __call__(self, texts: str | Iterable[str | Sequence[str]]) -> Any:
+        """Return for each text, or pair of texts, the probabilities of its classes, or its embedding.
+
+        A single text gives one dictionary, several give a list of them.
+
+        Raises:
+            SpecError: listing what is no text.
+            WorkerFailure: if the worker gave no result.
+        """
+        if isinstance(texts, str):
+            return next(self.predict([Text(texts)]))
+        rows = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
+        refuse(
+            [
+                f"text {number} has {len(row)} parts but must be a text, or two texts"
+                for number, row in enumerate(rows, start=1)
+                if len(row) not in (1, 2)
+            ]
+        )
+        return list(self.predict([Text(*row) for row in rows]))
+
+    def predict(self, texts: Sequence[Text], size: int = BATCH) -> Iterator[dict[str, Any]]:
+        """Yield what is said of each text, in the order of the texts.
+
+        Args:
+            size: texts that are computed at once.
+        """
+        model = self.model
+        for start in range(0, len(texts), size):
+            some = texts[start : start + size]
+            encoded = model.encoder.encode(some)
+            batch = completed(model.config, batch_of(model.config, encoded, multiple=PAD_TO), model.part)
+            run = self.worker.run(
+                model.config, model.weights, batch, model.part, **self.how, taps=False, gradients=False
+            )
+            for text, one, output in zip(some, encoded, run.output, strict=True):
+                pair = {} if text.text_b is None else {"text_b": text.text_b}
+                yield {"text_a": text.text_a, **pair, **self._said(output), "truncated": one.truncated}
+
+    def _said(self, output: Array) -> dict[str, Any]:
+        """Return the embedding, or label and probabilities; None where the model gives no finite numbers."""
+        finite = bool(np.isfinite(output).all())
+        if self.model.part == "pooled":
+            return {"embedding": output.tolist() if finite else None}
+        if not finite:
+            return {"label": None, "probabilities": None}
+        # A single logit is that of class 1 against 0 (SPEC LOS-1).
+        shares = softmax(np.array([0.0, *output] if len(output) == 1 else output, np.float64))
+        labels = self.model.labels
+        return {
+            "label": labels[int(shares.argmax())],
+            "probabilities": dict(zip(labels, shares.tolist(), strict=True)),
+        }
+
+    def close(self) -> None:
+        """End the worker; it ends with the program too."""
+        self.worker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_model(path: Path, max_tokens: int | None = None) -> TextModel:
+    """Read a classifier or a sentence encoder (:meth:`TextModel.read`)."""
+    return TextModel.read(path, ("model", "pooled"), max_tokens)
+
+
+def load(path: str | Path, backend: str | None = None, dtype: str = "float32", **setup: Any) -> TextPredictor:
+    """Return a classifier or a sentence encoder of any format, ready for texts.
+
+    Args:
+        backend: by default that of the checkpoint's format.
+        setup: fields of :class:`concord.conformance.campaign.Setup`, such as ``device``.
+
+    Raises:
+        SpecError: if it cannot be read, is neither, or has no tokenizer.
+        WorkerFailure: if the framework is not installed.
+    """
+    model, where = read_model(Path(path)), Setup(**setup)
+    how = {name: getattr(where, name) for name in ("implementation", "execution", "precision")}
+    return TextPredictor(model, where.open(backend or framework_of(Path(path))), dtype, **how)
+
+
+def framework_of(path: Path) -> str:
+    """Return the backend that a checkpoint's format belongs to.
+
+    Raises:
+        SpecError: if it is no checkpoint.
+    """
+    return known(recognise(path).format).home

@@ -1,0 +1,270 @@
+"""Texts as a checkpoint takes them: read from a file, made ids by its own tokenizer, put into batches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.porting.checkpoint import Checkpoint
+from concord.porting.folder import LENGTHS, PROMPTS
+from concord.spec.batch import Batch
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import SpecError, collecting, located, optional, refuse
+from concord.spec.files import MOST_PROBLEMS, parse_json, read_text
+from concord.spec.text import first_line
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TOKENIZER, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
+
+SPECIAL = PADDING, UNKNOWN, FIRST, SEPARATOR = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+"""Tokens that BERT's vocabulary has to have."""
+
+LONGEST_WORD = 100
+"""Characters of a word that BERT divides into pieces; a longer one is unknown."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text, or a pair of texts, and the name of its class, if it has one.
+
+    Raises:
+        SpecError: if a text is empty.
+    """
+
+    text_a: str
+    text_b: str | None = None
+    label: str | None = None
+
+    def __post_init__(self) -> None:
+        named = {"text_a": self.text_a, "text_b": self.text_b}
+        refuse(
+            [f"{name!r} is empty" for name, text in named.items() if text is not None and not text.strip()]
+        )
+
+
+def read_texts(path: Path) -> list[Text]:
+    """Read texts: one on a line, or two with a tab between them; ``*.jsonl`` holds a JSON object on a line.
+
+    An object has ``text``, or ``text_a`` and perhaps ``text_b``; and perhaps ``label``.
+
+    Raises:
+        SpecError: listing the lines that are no texts.
+    """
+    parse = _of_json if path.suffix == ".jsonl" else _of_line
+    texts, problems = list[Text](), list[str]()
+    lines = read_text(path).removeprefix("\ufeff").removesuffix("\n").split("\n")
+    for number, line in enumerate(lines, start=1):
+        with collecting(problems), located(f"{path}:{number}"):
+            texts.append(parse(line.removesuffix("\r")))
+    refuse(problems[:MOST_PROBLEMS])
+    return texts
+
+
+def _of_line(line: str) -> Text:
+    columns = line.split("\t")
+    if len(columns) > 2:
+        raise SpecError(f"has {len(columns)} columns but must have a text, or two with a tab between them")
+    return Text(*columns)
+
+
+def _of_json(line: str) -> Text:
+    fields = parse_json(line, "")
+    if not isinstance(fields, dict):
+        raise SpecError(f"holds a {type(fields).__name__} but must hold a JSON object")
+    texts: dict[str, Any] = {
+        "text_a": fields.get("text_a", fields.get("text")),
+        "text_b": fields.get("text_b"),
+        "label": fields.get("label"),
+    }
+    refuse(
+        [
+            f"{name!r} is {json.dumps(value)[:60]} but must be a string"
+            for name, value in texts.items()
+            if not isinstance(value, str) and (value is not None or name == "text_a")
+        ]
+    )
+    return Text(**texts)
+
+
+class EncodedText(NamedTuple):
+    """A text, or a pair, as a model gets it.
+
+    Attributes:
+        places: to which text of a pair each token belongs, 0 or 1; None for a mark.
+        truncated: how many tokens were cut off.
+    """
+
+    ids: list[int]
+    segment_ids: list[int]
+    tokens: list[str]
+    places: list[int | None]
+    truncated: int
+
+
+class TextEncoder:
+    """A checkpoint's own tokenizer.
+
+    Args:
+        checkpoint: with the tokenizer's files: ``tokenizer.json`` or ``vocab.txt``, and what is said of them.
+        max_tokens: of a text; by default as many as there are positions for, or as its files say.
+
+    Raises:
+        SpecError: if a file cannot be understood, there is none, or there are not so many positions.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, max_tokens: int | None = None) -> None:
+        config, files = checkpoint.config, checkpoint.files
+        room = config.max_positions - config.position_start
+        if max_tokens is not None and not 1 <= max_tokens <= room:
+            raise SpecError(
+                f"--max-tokens is {max_tokens} but must be at least 1 and at most {room}: "
+                "so many positions has the model [clause=INP-2]"
+            )
+        settings, sentences = _object(files, SETTINGS), _object(files, LENGTHS)
+        with optional("A checkpoint's tokenizer", "porting"):
+            from tokenizers.normalizers import Lowercase, Sequence
+        self.tokenizer = _tokenizer(files, settings)
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        if sentences.get("do_lower_case") is True:
+            before = [] if self.tokenizer.normalizer is None else [self.tokenizer.normalizer]
+            self.tokenizer.normalizer = Sequence([Lowercase(), *before])
+        # sentence-transformers does not ask the tokenizer where its own file says a length.
+        stated = (max_tokens, sentences.get("max_seq_length"), settings.get("model_max_length"))
+        self.max_tokens = min(room, next((n for n in stated if type(n) is int and n > 0), room))
+        self.prompt = _prompt(_object(files, PROMPTS))
+
+    def encode(self, texts: Sequence[Text]) -> list[EncodedText]:
+        """Encode texts; of a pair that is too long, the longer text is cut first.
+
+        Raises:
+            SpecError: if the tokenizer fails, or there is no room for the marks around a text.
+        """
+        rows = [(self.prompt + text.text_a, text.text_b) for text in texts]
+        given = [a if b is None else (a, b) for a, b in rows]
+        try:
+            whole = self.tokenizer.encode_batch(given)
+            self.tokenizer.enable_truncation(self.max_tokens, strategy="longest_first")
+            cut = self.tokenizer.encode_batch(given)
+        except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
+            raise SpecError(f"the tokenizer fails: {first_line(error)}") from None
+        finally:
+            self.tokenizer.no_truncation()
+        return [
+            EncodedText(one.ids, one.type_ids, one.tokens, one.sequence_ids, len(uncut.ids) - len(one.ids))
+            for uncut, one in zip(whole, cut, strict=True)
+        ]
+
+
+def batch_of(
+    config: EncoderConfig,
+    texts: Sequence[EncodedText],
+    labels: NDArray[np.int64] | None = None,
+    multiple: int = 1,
+) -> Batch:
+    """Return texts as a batch, filled up with padding.
+
+    Args:
+        multiple: of which the number of tokens is one, as far as the model has positions: frameworks compile
+            anew for each width.
+    """
+    longest = -(-max(len(text.ids) for text in texts) // multiple) * multiple
+    width = min(longest, config.max_positions - config.position_start)
+    if config.pooling == "flatten":  # which takes every position (SPEC INP-5)
+        width = config.max_positions
+    ids = np.full((len(texts), width), config.pad_id, np.int64)
+    segments = np.zeros_like(ids)
+    for row, text in enumerate(texts):
+        ids[row, : len(text.ids)], segments[row, : len(text.ids)] = text.ids, text.segment_ids
+    return Batch(input_ids=ids, segment_ids=segments if config.num_segments else None, labels=labels)
+
+
+# Tokenizers of published models.
+
+
+def _tokenizer(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    if TOKENIZER not in files:
+        if VOCABULARY not in files:
+            raise SpecError(f"has no tokenizer: it lacks {TOKENIZER} and {VOCABULARY}")
+        with located(VOCABULARY):
+            return _of_vocabulary(files[VOCABULARY], settings)
+    try:
+        found = Tokenizer.from_str(files[TOKENIZER].decode(errors="replace"))
+    except BaseException as error:  # the library panics, besides all else
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        raise SpecError(f"{TOKENIZER}: is no tokenizer: {first_line(error)}") from None
+    if found.post_processor is None:
+        with located(TOKENIZER):
+            _mark(found)
+    return found
+
+
+def _of_vocabulary(content: bytes, settings: Mapping[str, Any]) -> Tokenizer:
+    """Return the tokenizer of BERT, as ``tokenizer_config.json`` says; of small letters unless it says so."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    try:
+        tokens = content.decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise SpecError(f"is no text in utf-8: {error.reason} at byte {error.start}") from None
+    ids = {token: number for number, token in enumerate(tokens)}
+    missing = [token for token in SPECIAL if token not in ids]
+    twice = [token for number, token in enumerate(tokens) if ids[token] != number][:10]
+    refuse(
+        [f"lacks {', '.join(missing)}"] * bool(missing)
+        + [f"has {', '.join(map(repr, twice))} more than once"] * bool(twice)
+    )
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token=UNKNOWN, max_input_chars_per_word=LONGEST_WORD))
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=settings.get("tokenize_chinese_chars", True) is not False,
+        strip_accents=settings.get("strip_accents"),
+        lowercase=settings.get("do_lower_case", True) is not False,
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens([token for token in (*SPECIAL, "[MASK]") if token in ids])
+    _mark(tokenizer)
+    return tokenizer
+
+
+def _mark(tokenizer: Tokenizer) -> None:
+    """Have a tokenizer put BERT's marks around texts: ``[CLS] a [SEP]`` and ``[CLS] a [SEP] b [SEP]``."""
+    from tokenizers.processors import TemplateProcessing
+
+    ids = [(name, tokenizer.token_to_id(name)) for name in (FIRST, SEPARATOR)]
+    if None in dict(ids).values():
+        raise SpecError(
+            "says no template of marks and knows no '[CLS]' and '[SEP]': what stands around a text?"
+        )
+    single = f"{FIRST} $A {SEPARATOR}"
+    tokenizer.post_processor = TemplateProcessing(single, f"{single} $B:1 {SEPARATOR}:1", ids)
+
+
+def _prompt(stated: Mapping[str, Any]) -> str:
+    """Return what sentence-transformers puts before every text, unless somebody asks for another."""
+    name, prompts = stated.get("default_prompt_name"), stated.get("prompts")
+    prompt = "" if name is None else prompts.get(name) if isinstance(prompts, dict) else None
+    if not isinstance(prompt, str):
+        raise SpecError(
+            f"{PROMPTS}: 'default_prompt_name' is {json.dumps(name)[:60]} "
+            "but must be the name of one of its 'prompts'"
+        )
+    return prompt
+
+
+def _object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    content = parse_json(files[name], name) if name in files else {}
+    if not isinstance(content, dict):
+        raise SpecError(f"{name}: holds a {type(content).__name__} but must hold a JSON object")
+    return content

@@ -1,1 +1,0 @@
-"""Training: data, lockstep and ordinary training, prediction, and pictures of what a model attends to."""
