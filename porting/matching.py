@@ -25,35 +25,22 @@ from concord.spec.sources.table import POSITIONS, Binding
 from concord.spec.text import first_of
 
 
-def unlike(holds: str, name: str, found: Mapping[str, StoredTensor]) -> str:
-    """Return what is wrong with a tensor among those of its file, in words; empty: nothing.
+def contradiction(holds: str, tensor: StoredTensor) -> str:
+    """Return where a buffer does not hold what its name says, in words; empty: it does.
 
     Args:
-        holds: what it must hold for the reason to be true for which it is left out. ``positions``: 0, 1, 2
-            and so on in one row; ``zeros``; ``state``: as many numbers as the tensor has that its name begins
-            with; ``number``: one; empty: whatever it likes.
+        holds: ``positions``: 0, 1, 2 and so on in one row; ``zeros``; empty: whatever it likes.
     """
-    shape, count = found[name].shape, math.prod(found[name].shape)
-    if holds == "number":
-        return "" if count == 1 else f"has shape {shape} but must be one number"
-    if holds == "state":
-        owner = name.rpartition("/")[0]
-        if owner not in found:
-            return f"there is no {owner!r} that it could be kept for"
-        wanted = found[owner].shape
-        return "" if shape == wanted else f"has shape {shape} but must be {wanted}, as {owner!r}"
-    if holds == "positions" and count != (shape or (0,))[-1]:
-        return f"has shape {shape} but must have one row"
-    if holds not in WHOLE:
+    if not holds:
         return ""
-    right = np.arange(count) if holds == "positions" else np.broadcast_to(0, count)
-    numbers = widened(found[name].array(), found[name].dtype).reshape(-1)
-    wrong = np.flatnonzero(numbers != right)
-    return f"element {wrong[0]} is {numbers[wrong[0]]} but must be {right[wrong[0]]}" if len(wrong) else ""
+    count = math.prod(tensor.shape)
+    if holds == "positions" and count != (tensor.shape or (0,))[-1]:
+        return f"has shape {tensor.shape} but must have one row"
+    expected = np.arange(count) * (holds == "positions")
+    actual = widened(tensor.array(), tensor.dtype).reshape(-1)
+    wrong = np.flatnonzero(actual != expected)[:1].tolist()
+    return "".join(f"element {i} is {actual[i]} but must be {expected[i]}" for i in wrong)
 
-
-WHOLE = frozenset({"positions", "zeros"})
-"""What a tensor may have to hold that says every number: nothing is left that could be compared."""
 
 MOST = 20
 """Lines about the tensors of a file; the first say enough."""
@@ -219,7 +206,7 @@ class _Matching:
             self._problem(native, "is unexpected: the source has no such tensor in this configuration")
             return
         reason = ignored.reason if ignored else f"stands behind the part {self.part!r}"
-        if wrong := unlike(ignored.holds if ignored else "", native, self.found):
+        if wrong := contradiction(ignored.holds if ignored else "", stored):
             self._problem(native, f"{wrong}: otherwise it is not what it is said to be, {reason}")
             return
         reason += f"; it is no copy of {original!r}" if original else ""
@@ -240,7 +227,7 @@ class _Matching:
                 status="tied" if copied else "ignored",
                 reason=f"a copy of {original!r}, bit for bit" if copied else reason,
                 owner=original,
-                redundant=copied or bool(ignored and ignored.holds in WHOLE),
+                redundant=copied or bool(ignored and ignored.holds),
             )
 
 

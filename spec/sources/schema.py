@@ -182,8 +182,7 @@ class Ignored(_Section):
 
     Attributes:
         reason: in words.
-        holds: what it must hold for that to be true (:func:`concord.porting.matching.unlike`); empty: only
-            its name says so.
+        holds: what it must hold for that to be true, ``positions`` or ``zeros``; empty: whatever it likes.
     """
 
     reason: str
