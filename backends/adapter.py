@@ -97,18 +97,18 @@ class FrameworkAdapter(ABC):
 
     def run(self, request: Request) -> Run:
         """Compute what is asked (:meth:`concord.backends.interface.Backend.run`)."""
-        found: Run = self.session_type(self, request).read()
-        return found
+        run: Run = self.session_type(self, request).read()
+        return run
 
     def session(self, request: Request) -> Session:
         """Build what is asked for, to be run many times."""
-        found: Session = self.session_type(self, request)
-        return found
+        session: Session = self.session_type(self, request)
+        return session
 
     def train(self, request: Request) -> TrainingSession:
         """Hold training open (:meth:`concord.backends.interface.Trainable.train`)."""
-        found: TrainingSession = self.session_type(self, request).trainer
-        return found
+        session: TrainingSession = self.session_type(self, request).trainer
+        return session
 
     def implementation(self, request: Request) -> Implementation:
         """Return the implementation that a request asks for.
@@ -123,12 +123,12 @@ class FrameworkAdapter(ABC):
         name = variety(request.implementation, request.execution)
         if name not in self.implementations:
             raise Unsupported(f"{self.name} keeps padding in its {asked}; 'library' can run without")
-        found = self.implementations[name]
-        if reasons := found.unsupported_reasons(request):
+        implementation = self.implementations[name]
+        if reasons := implementation.unsupported_reasons(request):
             raise Unsupported(f"{self.name} cannot express this by its library layers: {'; '.join(reasons)}")
-        if request.part not in found.parts:
+        if request.part not in implementation.parts:
             raise Unsupported(f"{self.name} has no part {request.part!r} in its {asked}")
-        return found
+        return implementation
 
     def trace(self, request: Request) -> Trace:
         """Return what makes of the tap that records the one that the layers call: they are the same.
@@ -152,9 +152,9 @@ class FrameworkAdapter(ABC):
 
     def parameters(self, model: Any, request: Request) -> Weights:
         """Return the parameters of a model by canonical name."""
-        found = self.export(self.training.named(model), request.config, request.part)
+        exported = self.export(self.training.named(model), request.config, request.part)
         return {
-            name: np.array(array) for name, array in found.items()
+            name: np.array(array) for name, array in exported.items()
         }  # what a framework gives may be its own memory, which the next step changes
 
     def device(self, name: str) -> Device:
@@ -210,12 +210,12 @@ class FrameworkAdapter(ABC):
 
     def export(self, named: Mapping[str, Tensor], config: EncoderConfig, part: str) -> Arrays:
         """Return tensors of native names, a model's parameters or their gradients, as canonical arrays."""
-        found = {}
+        arrays = {}
         for name, parameter in parameters(config, part).items():
             native = self.naming.native_name(name, parameter.kind)
             if native in named:
-                found[name] = np.ascontiguousarray(self.relaid(self.to_numpy(named[native]), parameter.kind))
-        return found
+                arrays[name] = np.ascontiguousarray(self.relaid(self.to_numpy(named[native]), parameter.kind))
+        return arrays
 
     def call(self, model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the output of a model that takes each of its inputs as an argument."""

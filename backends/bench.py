@@ -62,8 +62,8 @@ class Bench:
         if not hasattr(self.measured, "session"):
             raise Unsupported(f"{self.measured.name} cannot be measured: it has no method 'session'")
         config = request.config
-        given = in_order(load_file(weights), config) if weights else initialize(config)
-        request = replace(request, weights=round_inputs(given, request.batch, request.dtype)[0])
+        canonical = in_order(load_file(weights), config) if weights else initialize(config)
+        request = replace(request, weights=round_inputs(canonical, request.batch, request.dtype)[0])
         request.validate(where=f"backend={self.measured.name}")
         self.device = request.device
         self._reset_peak_memory()
@@ -151,8 +151,8 @@ class Bench:
 
         Each by the clock of the device, or the mean of all where the framework does not give that away.
         """
-        one = mean_seconds(steps, 1)
-        count = max(1, min(count, int(seconds / max(one, 1e-6))))
+        single = mean_seconds(steps, 1)
+        count = max(1, min(count, int(seconds / max(single, 1e-6))))
         events = (
             [self.measured.event() for _ in range(count + 1)] if hasattr(self.measured, "event") else [None]
         )
@@ -212,8 +212,8 @@ def moved(
     Returns:
         ``updates/<name>`` and ``moments/<name>``.
     """
-    found = {f"updates/{name}": project(name, array) for name, array in changes}
-    return found | {
+    projections = {f"updates/{name}": project(name, array) for name, array in changes}
+    return projections | {
         f"moments/{name.removeprefix(MOMENT)}": project(name.removeprefix(MOMENT), array)
         for name, array in kept
         if name.startswith(MOMENT)

@@ -117,11 +117,11 @@ class Request(Settings, Problem):
         """
         if not self.tap_gradients:
             return {}
-        given = self.batch.arrays()
-        sizes = sizes_of(self.config, given)
+        inputs = self.batch.arrays()
+        sizes = sizes_of(self.config, inputs)
         return {
             name: np.zeros(resolve(entry.shape, sizes))
-            for name, entry in taps(self.config, self.part, given).items()
+            for name, entry in taps(self.config, self.part, inputs).items()
             if name != "loss"
         }
 
@@ -338,10 +338,10 @@ def refusing_nondeterminism(backend: str, request: Request) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = first_line(error)
-        if not request.deterministic or "determinis" not in said.lower():
+        message = first_line(error)
+        if not request.deterministic or "determinis" not in message.lower():
             raise
-        raise Unsupported(f"{backend} has no deterministic kernel for it: {said}") from error
+        raise Unsupported(f"{backend} has no deterministic kernel for it: {message}") from error
 
 
 class Backend(Protocol):

@@ -62,7 +62,7 @@ def library_reasons(request: Request, attention: str, norm: str, float32_scores:
             ("norm_epsilon_placement", "outside"): f"{norm} adds epsilon to the variance (NRM-3)",
             ("norm_variance", "unbiased"): f"{norm} divides by D (NRM-4)",
         }
-    found = [
+    reasons = [
         f"{option}={value!r}: {why}"
         for (option, value), why in refused.items()
         if getattr(config, option) == value
@@ -70,11 +70,11 @@ def library_reasons(request: Request, attention: str, norm: str, float32_scores:
     constant = mask_constant(config, request.dtype)
     half = float32_scores and request.dtype in ("bfloat16", "float16")
     if half and sees_nothing(config, request.batch) and abs(constant) < ABSORBING:
-        found.append(
+        reasons.append(
             f"mask_value={config.mask_value!r}: {attention} adds to float32 scores, where "
             f"{constant:g} leaves digits of a row without any key that {request.dtype} drops (MSK-5)"
         )
-    return found
+    return reasons
 
 
 def parts_of(parts: Mapping[str, Callable[..., Any]], make: Any) -> dict[str, Callable[..., Any]]:
@@ -129,7 +129,7 @@ def padding_reasons(request: Request) -> list[str]:
 
     Nothing if it can be.
     """
-    config, found = request.config, []
+    config, reasons = request.config, []
     if request.part != "model":
         why = (
             "the whole model alone has an unpadded form"
@@ -138,18 +138,18 @@ def padding_reasons(request: Request) -> list[str]:
         )
         return [f"part={request.part!r}: {why} (PRT-1)"]
     if config.pooling == "flatten":
-        found.append("pooling='flatten': padded rows reach the classifier (HED-1)")
+        reasons.append("pooling='flatten': padded rows reach the classifier (HED-1)")
     if config.mask_assignment == "batch_major":
-        found.append("mask_assignment='batch_major': the mask of another sample shows padded keys (MSK-7)")
+        reasons.append("mask_assignment='batch_major': the mask of another sample shows padded keys (MSK-7)")
     constant = mask_constant(config, request.dtype)
     if abs(constant) < CERTAIN:
-        found.append(
+        reasons.append(
             f"mask_value={config.mask_value!r}: in {request.dtype} a padded key can still get a weight "
             "(MSK-2)"
         )
     if sees_nothing(config, request.batch):
-        found.append("a sample has no real token: its weights are those of padded keys (MSK-5)")
-    return found
+        reasons.append("a sample has no real token: its weights are those of padded keys (MSK-5)")
+    return reasons
 
 
 def unpadded(

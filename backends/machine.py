@@ -33,8 +33,8 @@ def describe() -> dict[str, Any]:
 
 def memory() -> tuple[int, int]:
     """Return this machine's memory and what is free of it, in bytes."""
-    found = psutil.virtual_memory()
-    return int(found.total), int(found.available)
+    memory = psutil.virtual_memory()
+    return int(memory.total), int(memory.available)
 
 
 def resident(pid: int) -> int:

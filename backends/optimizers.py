@@ -91,14 +91,16 @@ class Optimizer:
         Args:
             rate: the learning rate of the step.
         """
-        recipe, (one, two) = self.recipe, self.corrections(step)
-        height = rate * math.sqrt(two) / one if recipe.epsilon_placement == "uncorrected" else rate / one
+        recipe, (first, second) = self.recipe, self.corrections(step)
+        height = (
+            rate * math.sqrt(second) / first if recipe.epsilon_placement == "uncorrected" else rate / first
+        )
         decay = recipe.weight_decay * (rate if recipe.decay_form == "times_rate" else 1.0)
         return {
             "rate": rate,
             "decay": decay,
             "height": height,
-            "root": math.sqrt(two),
+            "root": math.sqrt(second),
             "damping": 1 - recipe.dampening if step else 1.0,
         }
 
@@ -233,10 +235,10 @@ def clip(
         return dict(gradients), None
     if recipe.clipping == "value":
         return {name: operations.bounded(gradient, limit) for name, gradient in gradients.items()}, None
-    found: dict[str, Tensor] = {}
+    clipped: dict[str, Tensor] = {}
     norm = None
     for names in clipped_together(recipe, list(gradients), kinds):
         norm = operations.square_root(sum(squares(name) for name in names))
         share = operations.bounded(limit / (norm + recipe.clip_epsilon), 1.0)
-        found |= {name: gradients[name] * share for name in names}
-    return found, norm if recipe.clipping == "global_norm" else None
+        clipped |= {name: gradients[name] * share for name in names}
+    return clipped, norm if recipe.clipping == "global_norm" else None

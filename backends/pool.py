@@ -172,20 +172,20 @@ class Pool:
             BaseException: the first that a task raises, or that ends the waiting, such as KeyboardInterrupt;
                 every worker is ended then.
         """
-        tasks = [self._threads.submit(task, item) for item in items]
-        pending = set(tasks)
+        futures = [self._threads.submit(task, item) for item in items]
+        pending = set(futures)
         try:
             while pending:
                 done, pending = wait(pending, timeout=GLANCE, return_when=FIRST_EXCEPTION)
-                for one in done:
-                    one.result()
+                for future in done:
+                    future.result()
                 self._look()
         except BaseException:
             self.stop()
-            for one in tasks:
-                one.cancel()
+            for future in futures:
+                future.cancel()
             raise
-        return [one.result() for one in tasks]
+        return [future.result() for future in futures]
 
     def _look(self) -> None:
         """Look whether to end, now and then: to ask may take a message to another host."""

@@ -158,8 +158,8 @@ class Service:
         session = self.train(request)
         steps: Arrays = {}
         for step, batches in enumerate(training.steps):
-            found = session.step(batches, step in training.reported)
-            steps |= {f"steps.{step}.{name}": array for name, array in found.items()}
+            reported = session.step(batches, step in training.reported)
+            steps |= {f"steps.{step}.{name}": array for name, array in reported.items()}
         *_, loss = (array for name, array in steps.items() if ".losses." in name)
         return Run(loss, None, info=session.info(), steps=steps)
 

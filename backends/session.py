@@ -91,8 +91,8 @@ class FrameworkSession:
 
     def fed(self, batch: Batch) -> dict[str, Tensor]:
         """Return what the model and its loss are given of a batch, on the device."""
-        given = {**batch.arrays(), **indices(replace(self.request, batch=batch))}
-        return {name: self.tensor(array) for name, array in given.items()}
+        arrays = {**batch.arrays(), **indices(replace(self.request, batch=batch))}
+        return {name: self.tensor(array) for name, array in arrays.items()}
 
     def tensor(self, array: NDArray[Any]) -> Tensor:
         """Return an array on the device, numbers in the precision of the run."""
@@ -190,20 +190,20 @@ class FrameworkSession:
         adapter, request, to_numpy = self.adapter, self.request, self.adapter.to_numpy
         zeros = {name: self.tensor(array) for name, array in request.zeros().items()}
         with self.context():
-            found = self.traced(self.observe, *self.operands, zeros)(*self.operands, zeros)
+            observed = self.traced(self.observe, *self.operands, zeros)(*self.operands, zeros)
         gradients, tap_gradients = split_gradients(
             {
                 name: to_numpy(gradient)
-                for name, gradient in found.gradients.items()
+                for name, gradient in observed.gradients.items()
                 if name.startswith(("inputs.", "taps."))
             }
         )
-        gradients = adapter.export(found.gradients, request.config, request.part) | gradients
-        taps = {name: to_numpy(tensor) for name, tensor in found.taps.items()} if request.taps else {}
+        gradients = adapter.export(observed.gradients, request.config, request.part) | gradients
+        taps = {name: to_numpy(tensor) for name, tensor in observed.taps.items()} if request.taps else {}
         self.confirm()
         return Run(
-            to_numpy(found.output),
-            to_numpy(found.loss),
+            to_numpy(observed.output),
+            to_numpy(observed.loss),
             taps,
             gradients,
             adapter.name,
@@ -218,11 +218,11 @@ class FrameworkSession:
         Raises:
             Overruled: naming every switch that is not as it was set.
         """
-        found = self.adapter.read_switches()
+        switches = self.adapter.read_switches()
         changed = [
-            f"{name} is {found.get(name)!r} but was set to {value!r}"
+            f"{name} is {switches.get(name)!r} but was set to {value!r}"
             for name, value in self.adapter.wanted(self.request).items()
-            if found.get(name) != value
+            if switches.get(name) != value
         ]
         if changed:
             raise Overruled(
@@ -246,27 +246,27 @@ class FrameworkSession:
             zeros: by activation; what has its gradient, for it is added to it.
         """
         # JAX's transformations would return a dict in alphabetical order.
-        found: dict[str, Tensor] = OrderedDict()
+        activations: dict[str, Tensor] = OrderedDict()
 
         def record(name: str, tensor: Tensor) -> Tensor:
             # What only a faulty model has is of another shape, and stays alone.
             if name in zeros and zeros[name].shape == tensor.shape:
                 tensor = tensor + zeros[name]
             if recorded:
-                found[name] = tensor
+                activations[name] = tensor
             return tensor
 
         tapped = [*self.adapter.layers(model), ("", self.loss_function)]
         attach(tapped, self.trace(model, inputs, record), self.hidden)
-        given = {
+        arguments = {
             name: tensor
             for name, tensor in inputs.items()
             if name not in TARGETS and not name.startswith(DROPOUT)
         }
-        output = self.adapter.call(model, given)
+        output = self.adapter.call(model, arguments)
         loss = self.loss_function(model, output, inputs) if with_loss else None
         attach(tapped, lambda name, tensor: tensor)  # what was recorded is let go
-        return output, loss, found
+        return output, loss, activations
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -276,12 +276,12 @@ class FrameworkSession:
     def info(self) -> dict[str, Any]:
         """Return what a run says of itself."""
         kind = self.request.device.split(":")[0]
-        said = {name: getattr(self.request, name) for name in ASKED} | self.adapter.describe()
-        said["deviations"] = [
+        about = {name: getattr(self.request, name) for name in ASKED} | self.adapter.describe()
+        about["deviations"] = [
             *self.adapter.known_deviations[kind],
             *self.implementation.known_deviations.get(kind, []),
         ]
-        return said | {"not_exposed": list(self.implementation.not_exposed)}
+        return about | {"not_exposed": list(self.implementation.not_exposed)}
 
     @contextmanager
     def context(self) -> Iterator[None]:
@@ -334,10 +334,10 @@ class FrameworkSession:
         """
         model, evaluate = self.model_of(held, fixed), self.evaluation(captured=False)
         if self.request.gradients:
-            found: Observation = self.adapter.training.differentiate(
+            observed: Observation = self.adapter.training.differentiate(
                 evaluate, model, self.request.part, inputs, zeros, True
             )
-            return found
+            return observed
         with self.adapter.without_gradients():
             output, loss, recorded = evaluate(model, inputs, {}, True)
         return Observation(output, loss, recorded, {})

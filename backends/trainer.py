@@ -43,7 +43,7 @@ MOST = 24
 """Programs for batches of other shapes that are kept at a time."""
 
 
-class Given(NamedTuple):
+class StepInputs(NamedTuple):
     """What a step is given of a batch.
 
     Attributes:
@@ -61,12 +61,12 @@ class Prepared(NamedTuple):
     """What a step is given of its batches.
 
     Attributes:
-        given: of each.
+        batches: of each.
         weights: by how much the gradient of each counts, as ``batch_weight.<number>``, where that is not all.
         rows: :meth:`Trainer.rows`.
     """
 
-    given: list[Given]
+    batches: list[StepInputs]
     weights: dict[str, float]
     rows: dict[str, Tensor]
 
@@ -102,14 +102,14 @@ class Trainer(Course):
 
     def variables(self, model: Any) -> dict[str, Any]:
         """Return the parameters of a model that are trained, by native name."""
-        found = self.adapter.training.named(model)
-        return {native: found[native] for native in self.native.values()}
+        named = self.adapter.training.named(model)
+        return {native: named[native] for native in self.native.values()}
 
     def updating(self) -> Optimizer:
         """Return what updates parameters as the recipe says."""
         variables = self.variables(self.session.model)
-        found: Optimizer = self.adapter.optimizers.optimizer(self.recipe, variables, self.kinds)
-        return found
+        optimizer: Optimizer = self.adapter.optimizers.optimizer(self.recipe, variables, self.kinds)
+        return optimizer
 
     def refuse(self) -> None:
         """Refuse to drop elements of taps that layers keep to themselves."""
@@ -154,9 +154,9 @@ class Trainer(Course):
         """Make the next step, and return losses and norm, or all that is reported of it."""
         session = self.session
         with session.context():
-            found = self.start(self.prepared(batches), report)
+            results = self.start(self.prepared(batches), report)
         session.confirm()
-        return self.reported(found)
+        return self.reported(results)
 
     def predict(self, batch: Batch) -> Array:
         """Return the output for a batch, without dropout."""
@@ -183,36 +183,36 @@ class Trainer(Course):
 
     def prepared(self, batches: Sequence[Batch]) -> Prepared:
         """Return what the next step is given of its batches; without dropout, every step that has them."""
-        given = [self.given(batch, number) for number, batch in enumerate(batches)]
+        inputs = [self.inputs_of(batch, number) for number, batch in enumerate(batches)]
         weights = {
             f"batch_weight.{number}": weight
             for number, weight in enumerate(self.batch_weights(batches))
             if len(batches) > 1 or weight != 1.0
         }
-        return Prepared(given, weights, self.rows(batches))
+        return Prepared(inputs, weights, self.rows(batches))
 
     def start(self, prepared: Prepared, report: bool = False) -> dict[str, Any]:
         """Start the next step, and return what is going to be reported of it, as the framework's tensors."""
         program, operands = self.ready(prepared, report)
-        found, state, self.optimizer.state = program(*operands)
+        results, state, self.optimizer.state = program(*operands)
         self.session.hold(state)
         self.steps += 1
-        return cast("dict[str, Any]", found)
+        return cast("dict[str, Any]", results)
 
     def ready(self, prepared: Prepared, report: bool = False) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Return what computes the next step, compiled if that is asked for, and its operands."""
-        session, optimizer, (given, parts, rows) = self.session, self.optimizer, prepared
+        session, optimizer, (inputs, parts, rows) = self.session, self.optimizer, prepared
         session.trace, variables, state = self.trace, optimizer.variables, optimizer.state
         numbers = {**self.numbers(), **parts}
         operands = (
             *session.held,
             state,
-            given,
+            inputs,
             {name: session.number(number) for name, number in numbers.items()},
             rows,
         )
-        key = (report, tuple(numbers), tuple(shapes_of(one.inputs) for one in given))
-        program = self.program(key, partial(self.made, report), operands, (0, 2))
+        key = (report, tuple(numbers), tuple(shapes_of(batch.inputs) for batch in inputs))
+        program = self.program(key, partial(self.make_step, report), operands, (0, 2))
         optimizer.variables, optimizer.state = variables, state  # a compiler has put others in their place
         return program, operands
 
@@ -235,13 +235,13 @@ class Trainer(Course):
         self.programs.move_to_end(key)
         return self.programs[key]
 
-    def made(
+    def make_step(
         self,
         report: bool,
         held: Any,
         fixed: Any,
         state: Any,
-        batches: Sequence[Given],
+        batches: Sequence[StepInputs],
         numbers: Mapping[str, Tensor],
         rows: Mapping[str, Tensor],
     ) -> tuple[dict[str, Any], Any, Any]:
@@ -257,46 +257,46 @@ class Trainer(Course):
         session, optimizer = self.session, self.optimizer
         model = session.model_of(held, fixed)
         optimizer.variables, optimizer.state = self.variables(model), state
-        total, seen, found = self.accumulated(model, batches, numbers)
+        total, seen, results = self.accumulated(model, batches, numbers)
         limited, norm = self.limited(
             total,
             lambda name: seen[name] if name in seen else self.operations.total(total[name] * total[name]),
         )
-        found |= {} if norm is None else {"norm": norm}
+        results |= {} if norm is None else {"norm": norm}
         if report:
             # Copies, where an optimizer changes gradients in place.
-            found |= {f"gradients.{name}": 1 * tensor for name, tensor in total.items()}
+            results |= {f"gradients.{name}": 1 * tensor for name, tensor in total.items()}
             if self.recipe.clipping != "none":
-                found |= {f"clipped.{name}": 1 * tensor for name, tensor in limited.items()}
+                results |= {f"clipped.{name}": 1 * tensor for name, tensor in limited.items()}
         self.update(limited, numbers, rows)
         if report:
-            found |= {"rate": numbers["rate"]} | self.optimizer.kept()
-            found |= {
+            results |= {"rate": numbers["rate"]} | self.optimizer.kept()
+            results |= {
                 f"parameters.{name}": self.operations.value(variable)
                 for name, variable in optimizer.variables.items()
             }
-        return found, session.held_by(model), optimizer.state
+        return results, session.held_by(model), optimizer.state
 
     def accumulated(
-        self, model: Any, batches: Sequence[Given], numbers: Mapping[str, Tensor]
+        self, model: Any, batches: Sequence[StepInputs], numbers: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
         """Return the gradient of a step, squares that its norm sees otherwise, and the losses."""
         total: dict[str, Tensor] = {}
-        seen: dict[str, Tensor] = {}
-        found: dict[str, Tensor] = {}
-        for number, given in enumerate(batches):
+        squares_seen: dict[str, Tensor] = {}
+        losses: dict[str, Tensor] = {}
+        for number, inputs in enumerate(batches):
             observed = self.adapter.training.differentiate(
-                self.session.evaluating, model, self.part, given.inputs, given.zeros, bool(given.zeros)
+                self.session.evaluating, model, self.part, inputs.inputs, inputs.zeros, bool(inputs.zeros)
             )
-            found[f"losses.{number}"] = observed.loss
+            losses[f"losses.{number}"] = observed.loss
             weight = numbers.get(f"batch_weight.{number}")
             gradients = observed.gradients
             if weight is not None:
                 gradients = {name: weight * gradient for name, gradient in gradients.items()}
             total = self.added(total, {name: gradients[name] for name in self.native.values()}, weight)
-            for name, squares in self.slices(given.real, gradients).items():
-                seen[name] = seen[name] + squares if name in seen else squares
-        return total, seen, found
+            for name, squares in self.slices(inputs.real, gradients).items():
+                squares_seen[name] = squares_seen[name] + squares if name in squares_seen else squares
+        return total, squares_seen, losses
 
     def added(
         self, total: Mapping[str, Tensor], piece: Mapping[str, Tensor], weight: Tensor | None
@@ -318,11 +318,11 @@ class Trainer(Course):
         """Update every parameter by its clipped gradient."""
         self.optimizer.step(gradients, numbers, rows)
 
-    def given(self, batch: Batch, number: int) -> Given:
+    def inputs_of(self, batch: Batch, number: int) -> StepInputs:
         """Return what a step is given of its batch of that number."""
         inputs = self.session.fed(batch) | self.masks(batch, number)
         if self.recipe.embedding_gradients != "slices" or self.recipe.clipping == "none":
-            return Given(inputs, {}, {})
+            return StepInputs(inputs, {}, {})
         arrays = replace(self.request, batch=batch, gradients=True, tap_gradients=True).zeros()
         zeros = {tap: self.session.tensor(arrays[tap]) for tap in LOOKUPS.values() if tap in arrays}
         padding = {
@@ -334,14 +334,14 @@ class Trainer(Course):
             for tap, (row, ids) in padding.items()
             if row is not None and ids is not None
         }
-        return Given(inputs, zeros, real)
+        return StepInputs(inputs, zeros, real)
 
     def slices(self, real: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the sum of the squares of the gradients by rows looked up in each table.
 
         Where the norm sees those (SPEC OPT-7).
         """
-        found = {}
+        sums = {}
         for table, tap in LOOKUPS.items():
             if f"taps.{tap}" not in gradients or table not in self.native:
                 continue
@@ -349,22 +349,22 @@ class Trainer(Course):
             if table == "embeddings.token.weight" and self.config.embedding_scale == "sqrt_d_model":
                 gradient = math.sqrt(self.config.d_model) * gradient
             gradient = gradient * real[tap] if tap in real else gradient
-            found[self.native[table]] = self.operations.total(gradient * gradient)
-        return found
+            sums[self.native[table]] = self.operations.total(gradient * gradient)
+        return sums
 
     def rows(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
         """Return which rows of each table a step looks up, by native name, where others are left alone.
 
         SPEC OPT-8.
         """
-        found: dict[str, Tensor] = {}
+        looked_up: dict[str, Tensor] = {}
         lazy = self.recipe.embedding_updates == "lazy"
         for name, rows in rows_of(self.config, batches, self.part).items() if lazy else ():
             if name in self.native:
                 touched = np.zeros((len(self.request.weights[name]), 1), bool)
                 touched[rows] = True
-                found[self.native[name]] = self.session.tensor(touched)
-        return found
+                looked_up[self.native[name]] = self.session.tensor(touched)
+        return looked_up
 
     # Dropout.
 
@@ -382,13 +382,13 @@ class Trainer(Course):
             tap = trace(model, inputs, record)
 
             def dropped(name: str, tensor: Tensor) -> Tensor:
-                found = tap(name, tensor)
+                taken = tap(name, tensor)
                 if name not in place:
-                    return found
+                    return taken
                 if not native:
-                    return found * inputs[f"{DROPOUT}{name}"]
+                    return taken * inputs[f"{DROPOUT}{name}"]
                 rate = rate_of(self.recipe, self.sites[name])
-                return self.adapter.dropped(found, rate, inputs.get(SEED), place[name])
+                return self.adapter.dropped(taken, rate, inputs.get(SEED), place[name])
 
             return dropped
 
@@ -409,10 +409,10 @@ class Trainer(Course):
             for tap, (keep, rate) in self.masked(batch, number).items()
         }
 
-    def reported(self, found: Mapping[str, Tensor | float]) -> Arrays:
+    def reported(self, results: Mapping[str, Tensor | float]) -> Arrays:
         """Return what is reported of a step as arrays, by canonical names and in canonical layouts."""
         arrays: Arrays = {}
-        for key, value in found.items():
+        for key, value in results.items():
             section, _, native = key.partition(".")
             # A framework took some numbers as they are: rounded once.
             array = (

@@ -135,15 +135,15 @@ def returned(run: Any) -> Run:
     """
     if not isinstance(run, Run):
         raise TypeError(f"run() returned a {type(run).__name__} but must return a Run")
-    found = {name: {} if getattr(run, name) is None else getattr(run, name) for name in NAMED}
+    sections = {name: {} if getattr(run, name) is None else getattr(run, name) for name in NAMED}
     if isinstance(run.tap_gradients, Mapping):
-        found["tap_gradients"] = {
+        sections["tap_gradients"] = {
             name: gradient for name, gradient in run.tap_gradients.items() if gradient is not None
         }
-    named: dict[str, Any] = {name: arrays_of(f"run().{name}", tensors) for name, tensors in found.items()}
-    made = arrays_of("run()", {"output": run.output} | ({} if run.loss is None else {"loss": run.loss}))
+    named: dict[str, Any] = {name: arrays_of(f"run().{name}", tensors) for name, tensors in sections.items()}
+    results = arrays_of("run()", {"output": run.output} | ({} if run.loss is None else {"loss": run.loss}))
     return dataclasses.replace(
-        run, output=made["output"], loss=made.get("loss"), **named, info=plain(run.info or {})
+        run, output=results["output"], loss=results.get("loss"), **named, info=plain(run.info or {})
     )
 
 
@@ -156,7 +156,7 @@ def plain(data: Any) -> Any:
     return legibly(json.loads(json.dumps(data)))
 
 
-def arrays_of(what: str, found: Any) -> Arrays:
+def arrays_of(what: str, tensors: Any) -> Arrays:
     """Return the arrays that a backend has made, by name.
 
     Args:
@@ -165,10 +165,10 @@ def arrays_of(what: str, found: Any) -> Arrays:
     Raises:
         TypeError: if that is no mapping of names to arrays of numbers, naming all that is wrong.
     """
-    if not isinstance(found, Mapping):
-        raise TypeError(f"{what} is a {type(found).__name__} but must be a dict of arrays by name")
+    if not isinstance(tensors, Mapping):
+        raise TypeError(f"{what} is a {type(tensors).__name__} but must be a dict of arrays by name")
     arrays, wrong = {}, []
-    for name, value in found.items():
+    for name, value in tensors.items():
         try:
             arrays[name] = np.asarray(value)
         except Exception:  # noqa: BLE001 - whatever a framework's tensor raises
@@ -202,27 +202,27 @@ def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[st
     Each tensor goes by the name that a verdict gives it; those with the same problem share a line. Output and
     loss may be wider than the run, all else has the dtype in which the precision is stored (SPEC PRC-2).
     """
-    given = batch.arrays()
-    sizes = sizes_of(config, given)
+    inputs = batch.arrays()
+    sizes = sizes_of(config, inputs)
     wanted = {name: resolve(tensor.shape, sizes) for name, tensor in taps(config, part).items()}
     wanted |= {f"gradients.taps.{name}": shape for name, shape in wanted.items()}
     wanted |= {
         f"gradients.{name}": shape_of(config, parameter)
         for name, parameter in parameters(config, part).items()
     }
-    wanted |= {f"gradients.inputs.{name}": array.shape for name, array in given.items()}
+    wanted |= {f"gradients.inputs.{name}": array.shape for name, array in inputs.items()}
     gradients = {
         **run.gradients,
         **{f"taps.{name}": array for name, array in run.tap_gradients.items() if array is not None},
     }
-    found = [
+    delivered = [
         *run.taps.items(),
         *run.results(output_name(config, part)).items(),
         *((f"gradients.{name}", array) for name, array in gradients.items()),
     ]
     storage, problems = precision(run.dtype).storage, dict[str, list[str]]()
     may_be_wider = {*from_output_on(config, part)}
-    for name, array in found:
+    for name, array in delivered:
         wider = name in may_be_wider and array.dtype.kind == "f" and array.dtype.itemsize > storage.itemsize
         if name not in wanted:
             nearest = get_close_matches(name, wanted, 1)

@@ -188,13 +188,13 @@ class Worker(Process):
         promised: list[tuple[str, Any, bool]] = [("precision", request.precision, tf32)]
         promised += [("deterministic", True, True)] if request.deterministic else []
         for name, asked, needed in promised:
-            said = info.get(name)
-            if said not in (None, asked):
+            actual = info.get(name)
+            if actual not in (None, asked):
                 raise WorkerFailure(
                     "error",
-                    f"its run says that {name} was {said!r} but it was asked for {asked!r} [clause=PRC-3]",
+                    f"its run says that {name} was {actual!r} but it was asked for {asked!r} [clause=PRC-3]",
                 )
-            if said is None and needed:
+            if actual is None and needed:
                 raise Unsupported(
                     f"{self.name} does not say that its run had {name} = {asked!r}: its info has no {name!r}"
                 )
