@@ -4,10 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from concord import porting
-from concord.porting.containers import safetensors
-from concord.porting.tensors import in_memory
 from tests.toys.checkpoints import CONFIG, bits, drawn
 from tests.toys.surroundings import refusal
 
@@ -63,12 +62,12 @@ def test_a_pooling_is_read_in_older_and_newer_words(folder, said, pooling):
         (
             "1_Pooling",
             {"pooling_mode": "mean", "include_prompt": False},
-            "'include_prompt' is false but must be true",
+            "'include_prompt' is false but must be",
         ),
         (
-            "2_Normalize",  # by the length of another vector
+            "2_Normalize",
             {"module_input_name": "token_embeddings"},
-            '\'module_input_name\' is "token_embeddings" but must be "sentence_embedding"',
+            "'module_input_name' is \"token_embeddings\"",
         ),
     ],
 )
@@ -76,20 +75,17 @@ def test_a_pooling_that_the_family_does_not_have_is_refused_by_name(folder, modu
     (folder / module).mkdir(exist_ok=True)
     (folder / module / "config.json").write_text(json.dumps(said))
     (line,) = refusal(porting.read, folder)
-    assert f"{module}/config.json: " in line
-    assert problem in line
+    assert f"{module}/config.json: {problem}" in line
     assert porting.read(folder, "hugging-face").part == "encoder"
 
 
-def test_other_modules_are_refused_by_name(tmp_path, refused):
-    porting.write(pooled(normalize=False), tmp_path / "one", "sentence-transformers")
-    path = tmp_path / "one/modules.json"
+def test_other_modules_are_refused_by_name(folder):
+    path = folder / "modules.json"
     dense = {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}
-    path.write_text(json.dumps([*json.loads(path.read_text()), dense]))
-    errors = refused("port", tmp_path / "one", "-o", tmp_path / "out", "--to", "torch")
-    assert len(errors) == 1
-    assert "lists Transformer, Pooling, Dense but must list" in errors[0]
-    assert "--from hugging-face" in errors[0]
+    path.write_text(json.dumps([*json.loads(path.read_text())[:2], dense]))
+    (line,) = refusal(porting.read, folder)
+    assert "lists Transformer, Pooling, Dense but must list" in line
+    assert "--from hugging-face" in line
 
 
 def test_a_folder_of_sentences_keeps_what_says_how_long_texts_may_be_and_lists_no_modules_elsewhere(tmp_path):
@@ -116,8 +112,7 @@ def test_a_folder_of_sentences_keeps_what_says_how_long_texts_may_be_and_lists_n
 
 def test_a_sentence_embedding_goes_into_a_plain_model_as_a_bare_encoder_alone(folder, tmp_path):
     path, out, pooler = folder / "model.safetensors", tmp_path / "out", "pooler.dense.weight"
-    tensors = {name: in_memory(tensor.bits().copy()) for name, tensor in safetensors.read(path).items()}
-    safetensors.write(path, {**tensors, pooler: in_memory(np.ones((14, 14), np.float32))})
+    save_file({**load_file(path), pooler: np.ones((14, 14), np.float32)}, path)
     read = porting.read(folder)
     assert [entry.foreign for entry in read.ledger if entry.status == "ignored"] == [pooler]
     (line,) = refusal(porting.write, read, out, "hugging-face-flax")
