@@ -21,6 +21,7 @@ from concord.spec.errors import WeightsError
 from concord.spec.parameters import parameters, shape_of
 from concord.spec.positions import sinusoid
 from concord.spec.sources.layouts import WEIGHT_LAYOUTS
+from concord.spec.sources.schema import Ignored
 from concord.spec.sources.table import POSITIONS, Binding
 from concord.spec.text import first_of
 
@@ -177,24 +178,17 @@ class _Matching:
             made = LazyTensor(stored.dtype, stored.shape, stored.bits, "", "table", name)
             self.tensors[name] = replace(made, status="computed", reason=reason)
 
-    def _leave(self, native: str, name: str) -> None:
-        """Say what becomes of a tensor that is no parameter of this part.
-
-        Args:
-            name: that kinds of file share for it, of the whole model or another head; empty: none.
-        """
-        stored, whole, heads = self.found[native], parameters(self.config), self.config.num_heads
-        layout = self.rules.carried[name].layout if name else UNKNOWN
-        if name and name not in whole and len(stored.shape) != WEIGHT_LAYOUTS[layout].rank:
-            name = ""
-        owners = [
+    def _original(self, native: str) -> str:
+        """Return the tensor of the file that another one is tied to; empty: there is none."""
+        owners = (
             self._spelled(owner) for copy, owner in self.rules.tied.items() if native == self._named(copy)
-        ]
-        original = next((owner for owner in owners if owner in self.found), "")
-        right = self.found.get(original, stored)
-        copied = bool(original) and (stored.shape, stored.held) == (right.shape, right.held)
+        )
+        return next((owner for owner in owners if owner in self.found), "")
+
+    def _ignored(self, native: str) -> Ignored | None:
+        """Return why a tensor can be left out, if the table says so."""
         # Heads stand beside the bare model: they have no prefix, whatever it has.
-        ignored = next(
+        return next(
             (
                 why
                 for pattern, why in self.rules.ignored.items()
@@ -202,6 +196,20 @@ class _Matching:
             ),
             None,
         )
+
+    def _leave(self, native: str, name: str) -> None:
+        """Say what becomes of a tensor that is no parameter of this part.
+
+        Args:
+            name: that kinds of file share for it, of the whole model or another head; empty: none.
+        """
+        stored, whole = self.found[native], parameters(self.config)
+        layout = self.rules.carried[name].layout if name else UNKNOWN
+        if name and name not in whole and len(stored.shape) != WEIGHT_LAYOUTS[layout].rank:
+            name = ""
+        original, ignored = self._original(native), self._ignored(native)
+        owner = self.found.get(original, stored)
+        copied = bool(original) and (stored.shape, stored.held) == (owner.shape, owner.held)
         if ignored is None and not name and not copied:
             self._problem(native, "is unexpected: the source has no such tensor in this configuration")
             return
@@ -213,15 +221,15 @@ class _Matching:
         if name:
             reason += "; it is carried over to files that have a place for it"
             # The shapes of a head that the family does not have are the file's own.
-            shape = WEIGHT_LAYOUTS[layout].shape(stored.shape, heads)
+            shape = WEIGHT_LAYOUTS[layout].shape(stored.shape, self.config.num_heads)
             shape = shape_of(self.config, whole[name]) if name in whole else shape
-            made = self._bind(name, [native], layout, shape)
+            left = self._bind(name, [native], layout, shape)
         else:
             plain = native.removeprefix(self.prefix)
             plain = native if plain in self.found or plain in self.others else plain
-            made = {plain: LazyTensor(stored.dtype, stored.shape, stored.bits, native, UNKNOWN)}
-        for one, tensor in made.items():
-            self.others[one] = replace(
+            left = {plain: LazyTensor(stored.dtype, stored.shape, stored.bits, native, UNKNOWN)}
+        for shared, tensor in left.items():
+            self.others[shared] = replace(
                 tensor,
                 name=self.owner.get(original, "") if copied else "",
                 status="tied" if copied else "ignored",
