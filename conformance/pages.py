@@ -9,7 +9,7 @@ from concord.conformance.lockstep.page import page as of_lockstep
 from concord.conformance.record import Record
 from concord.conformance.report import FirstDivergence, ordered
 
-UNKNOWN = dict.fromkeys(("group", "clause", "what", "input"), "")
+UNKNOWN = dict.fromkeys(("operation", "clause", "text", "variant", "scenario"), "")
 """What is said of a mutant that the catalogue does not know."""
 
 
@@ -36,7 +36,7 @@ def _of_findings(made: Record) -> str:
 
 def _of_matrix(made: Record) -> str:
     found, names = made.outcome, ordered(finding.backend for finding in made.outcome.findings)
-    there = [finding for finding in found.findings if finding.status not in ("equivalent", "absent")]
+    there = [finding for finding in found.findings if finding.status != "absent"]
 
     def said(name: str) -> str:
         looked = [finding.status for finding in there if finding.backend == name]

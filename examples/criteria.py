@@ -19,8 +19,7 @@ from concord import backends
 from concord.backends.interface import Request, Unsupported
 from concord.backends.wire import WorkerFailure
 from concord.conformance.bugs import tape
-from concord.conformance.bugs.catalogue import ALL as BUGS
-from concord.conformance.bugs.catalogue import ALTERNATIVES
+from concord.conformance.bugs.catalogue import ALTERNATIVES, BUGS
 from concord.conformance.check import job_of
 from concord.conformance.fuzz.plan import Plan, sample
 from concord.conformance.mutants.matrix import plugin
@@ -141,13 +140,13 @@ def of_bug(worker, bug):
 
 def of_backend(place, names):
     """Yield the group and name of each run of a backend, which makes its share of them, and its flags."""
-    visible = [bug for bug in BUGS if "float32" in bug.precisions]
+    mutants = [*BUGS.values()]
     drawn = {
         SINGLE: random_jobs("float32", SINGLE_CASES, SEED),
         HALF: random_jobs("bfloat16", HALF_CASES, SEED),
     }
     with backends.open(plugin(names[place])) as worker:
-        asked = [(BUGGY, bug.name, partial(of_bug, worker, bug)) for bug in visible[place :: len(names)]]
+        asked = [(BUGGY, bug.name, partial(of_bug, worker, bug)) for bug in mutants[place :: len(names)]]
         for group, jobs in drawn.items():
             asked += [
                 (group, job.name, lambda job=job: flags_of(job, run_of(worker, job)))

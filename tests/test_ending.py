@@ -147,7 +147,7 @@ def test_mutants_that_are_stopped_keep_what_was_found(monkeypatch):
         done.append(mutant)
         time.sleep(2 * GLANCE)  # that it is stopped is seen
 
-    found = matrix.conduct(chosen, ["torch"], Setup(), progress, lambda: len(done) >= 3)
+    found = matrix.conduct({"torch": chosen}, Setup(), progress, lambda: len(done) >= 3)
     assert 3 <= len(found.findings) < 7
     assert (len(found.findings) + found.unfinished, found.exit_code) == (7, 3)
 

@@ -3,15 +3,12 @@
 Through every command that judges, with runs of which nothing, or not every section, can be judged.
 """
 
-import dataclasses
 import json
 
 import numpy as np
 import pytest
 
-from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.campaign import exit_code_of
-from concord.conformance.mutants.matrix import Finding, Hunt, Matrix
 from concord.conformance.verdict import Judgement, Row, Verdict
 from concord.speed import presets, truth
 from tests.test_speed import small_preset
@@ -133,14 +130,3 @@ def test_speed_of_what_was_not_judged_is_not_measured(entered, monkeypatch, tmp_
         (entry["status"], entry["summary"])
         for entry in json.loads((tmp_path / "out.json").read_text())["entries"]
     } == {("undetermined", None)}
-
-
-def test_a_mutant_that_nothing_can_show_has_to_be_judged(monkeypatch):
-    mutant = next(one for one in BUGS.values() if one.equivalent and not one.after)
-    hunt = Hunt.__new__(Hunt)
-    hunt.backend = "torch"
-    monkeypatch.setattr(Hunt, "verdict", lambda *_: unjudged())
-    found = hunt.find(mutant)
-    assert (found.status, found.detail.partition(" of ")[0]) == ("failed", "not judged: gradients")
-    assert Matrix([found]).exit_code == 3
-    assert Matrix([dataclasses.replace(Finding(mutant.name, "torch", "absent"))]).exit_code == 3

@@ -69,12 +69,12 @@ def demo(
     console.print()
     console.tell(f"{name}: {verdict_lines(verdicts[name])[0]}", style="green")
     console.print()
-    console.tell(f"The bug: {PLANTED.what} It moves the logits by {off:.1e}. Rounding, or a bug?")
+    console.tell(f"The bug: {PLANTED.text} It moves the logits by {off:.1e}. Rounding, or a bug?")
     console.print()
     for line in divergence_lines(results[1]):
         console.tell(line, style=None if line.startswith(" ") else "red")
     console.print()
-    title = f"Demonstration: {PLANTED.what}"
+    title = f"Demonstration: {PLANTED.text}"
     made = record.made(Report(results, dict.fromkeys(runs, about), Setup()), "check", title)
     writing.write((html, lambda: writing.page(made)))
     for line in NEXT:

@@ -19,11 +19,13 @@ def mutants(
     workers: options.Workers,
     outputs: options.Outputs,
     mutant: list[str] | None = None,
+    every: bool = False,
 ) -> None:
-    """Put porting bugs into every backend, and show what is found.
+    """Put porting bugs into the backends, each into one of them in turn, and show what is found.
 
     Args:
-        mutant (M): A mutant by name, or a group of them; may be repeated. Default: all.
+        mutant (M): A mutant by name, or an operation that they are of; may be repeated. Default: all.
+        every: Put each mutant into every backend.
     """
     outputs.check()
     settings, names, chosen = collect(
@@ -35,8 +37,9 @@ def mutants(
     settings = replace(settings, python=elsewhere)
     title = f"{len(chosen)} mutant{'' if len(chosen) == 1 else 's'}"
     with halting() as stopped:  # a signal ends the command once what was found is written and shown
-        with counting(names, len(chosen)) as progress:
-            found = matrix.conduct(chosen, names, settings, progress, stopped)
+        asked = matrix.turns(chosen, names, every)
+        with counting(names, max(map(len, asked.values()))) as progress:
+            found = matrix.conduct(asked, settings, progress, stopped)
         code = found.exit_code
         if found.findings or not stopped():
             code = outputs.finish(found, "mutants", title, lambda: table.show(found, Terminal()))

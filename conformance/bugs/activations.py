@@ -1,23 +1,44 @@
-"""Bugs in activations (SPEC FFN-1, FFN-2)."""
+"""Activations, one of which may stand for another, and bugs of one (SPEC FFN-1, FFN-2, HED-2)."""
 
 from __future__ import annotations
 
 import math
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from concord.conformance.bugs.bug import Edits, where
+from concord.conformance.bugs.bug import Edits, in_last_layer
 from concord.conformance.bugs.context import Context
 from concord.conformance.bugs.operations import Array
+
+
+def softplus(m: Context, x: Array) -> Array:
+    """Return log(1 + exp(x)), without an exponential that overflows."""
+    return m.relu(x) + m.log(m.exp(-m.abs(x)) + 1.0)
+
+
+FUNCTIONS: Mapping[str, Callable[[Context, Array], Array]] = {
+    "none": lambda m, x: x,
+    "relu": lambda m, x: m.relu(x),
+    "gelu": lambda m, x: m.activation(x, "gelu_erf"),
+    "gelu tanh": lambda m, x: m.gelu_tanh(x),
+    "gelu quick, x sigmoid(1.702 x)": lambda m, x: x * m.sigmoid(x * 1.702),
+    "silu": lambda m, x: x * m.sigmoid(x),
+    "tanh": lambda m, x: m.tanh(x),
+    "sigmoid": lambda m, x: m.sigmoid(x),
+    "elu": lambda m, x: m.where(x > 0.0, x, m.exp(-m.relu(-x)) - 1.0),
+    "relu squared": lambda m, x: m.relu(x) * m.relu(x),
+    "relu6": lambda m, x: m.relu(x) - m.relu(x - 6.0),
+    "mish": lambda m, x: x * m.tanh(softplus(m, x)),
+    "softplus": softplus,
+    "hardswish": lambda m, x: x * m.within(x + 3.0, 0.0, 6.0) / 6.0,
+    "softmax": lambda m, x: m.softmax(x, len(tuple(x.shape)) - 1),
+}
+"""Functions by name, as :mod:`concord.conformance.compare.bugs` calls them."""
 
 
 def gelu(m: Context, **constants: Any) -> Array:
     """Return GELU with tanh, with other constants."""
     return m.gelu_tanh(m.x, **constants)
-
-
-def gelu_cubic(m: Context, factor: float) -> Array:
-    return gelu(m, cubic=factor)
 
 
 def gelu_by(m: Context, erf: Array) -> Array:
@@ -30,39 +51,24 @@ def gelu_of(m: Context, root: float) -> Array:
     return gelu_by(m, m.erf(m.x / root))
 
 
-def softplus(m: Context) -> Array:
-    """Return log(1 + exp(x)), without an exponential that overflows."""
-    return m.relu(m.x) + m.log(m.exp(-m.abs(m.x)) + 1.0)
-
-
 def leaky(m: Context, slope: float) -> Array:
     """Return a ReLU that lets some of what is negative through."""
     return m.where(m.x > 0.0, m.x, m.x * slope)
 
 
-def activation_before_bias(m: Context) -> Array:
-    """Add the bias to what the activation gives."""
-    bias = m.weight(f"{m.scope}.inner.bias")
-    return m.activation(m.x - bias) + bias
+def gelu_erf_by_series(m: Context) -> Array:
+    """Sum ten terms of erf's series, and cut off what leaves -1 to 1."""
+    z = m.x / math.sqrt(2.0)
+    power, total = z, z
+    for n in range(1, 11):
+        power = power * z * z * (-1.0 / n)
+        total = total + power * (1.0 / (2 * n + 1))
+    return gelu_by(m, m.within(total * (2.0 / math.sqrt(math.pi)), -1.0, 1.0))
 
 
 EDITS: Edits = {
     "gelu_quick": lambda m: m.x * m.sigmoid(m.x * 1.702),
-    "gelu_inner_factor_squared": partial(gelu, factor=2.0 / math.pi),
-    "gelu_inner_factor": {
-        "sqrt(pi / 2)": partial(gelu, factor=math.sqrt(math.pi / 2)),
-        "1": partial(gelu, factor=1.0),
-        "sqrt(2) / pi": partial(gelu, factor=math.sqrt(2) / math.pi),
-        **{
-            f"{factor}": where(partial(gelu, factor=factor), activation="gelu_tanh")
-            for factor in (0.8, 0.798, 0.7979, 0.79788, 0.797885)
-        },
-    },
-    "silu_for_gelu": lambda m: m.x * m.sigmoid(m.x),
-    "elu": lambda m: m.where(m.x > 0.0, m.x, m.exp(-m.relu(-m.x)) - 1.0),
-    "relu_squared": lambda m: m.relu(m.x) * m.relu(m.x),
-    "mish": lambda m: m.x * m.tanh(softplus(m)),
-    "hard_swish": lambda m: m.x * m.within(m.x + 3.0, 0.0, 6.0) / 6.0,
-    "relu_clipped_at_six": lambda m: m.relu(m.x) - m.relu(m.x - 6.0),
-    "activation_skipped": lambda m: m.linear(m.tap, m.now[f"{m.scope}.inner"]),
+    "layer_last_gelu_by_tanh": in_last_layer(gelu),
+    "gelu_negative_tail_cut": lambda m: m.where(m.x < -2.5, m.x * 0.0, m.y),
+    "gelu_erf_in_bfloat16": lambda m: gelu_by(m, m.round_to(m.erf(m.x / math.sqrt(2.0)), "bfloat16")),
 }

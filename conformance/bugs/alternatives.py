@@ -17,7 +17,6 @@ import numpy as np
 from concord.conformance.bugs import ways
 from concord.conformance.bugs.bug import Edits
 from concord.conformance.bugs.context import Context
-from concord.conformance.bugs.embeddings import summed
 from concord.conformance.bugs.gradients import norm_slope, of_softmax
 from concord.conformance.bugs.operations import Array
 
@@ -38,9 +37,9 @@ def largest_of(m: Context, x: Array, axis: int = 3, through: bool = False) -> Ar
     return found if through else m.stop_gradient(found)
 
 
-def powers(m: Context, x: Array, through: bool = False) -> Array:
+def powers(m: Context, x: Array) -> Array:
     """Return exponentials of scores less the largest of their row."""
-    return m.exp(x - largest_of(m, x, through=through))
+    return m.exp(x - largest_of(m, x))
 
 
 def running(m: Context, values: Array | None = None, through: bool = False, order: int = 1) -> Array:
@@ -71,8 +70,8 @@ def running(m: Context, values: Array | None = None, through: bool = False, orde
     return found / total
 
 
-def by_reciprocal(m: Context, through: bool = False) -> Array:
-    exponentials = powers(m, m.unnormalised, through)
+def softmax_by_reciprocal(m: Context) -> Array:
+    exponentials = powers(m, m.unnormalised)
     return exponentials * (1.0 / m.sum(exponentials, 3))
 
 
@@ -260,6 +259,11 @@ def norm_closed_form(m: Context) -> Array:
 # The rest.
 
 
+def embeddings_position_first(m: Context) -> Array:
+    first = m.beside("position")
+    return (m.beside("segment") + first if m.config.num_segments else first) + m.beside("token")
+
+
 def gelu_sigmoid(m: Context) -> Array:
     x = m.x
     return x * m.sigmoid(x * (x * x * 0.044715 + 1.0) * (2.0 * math.sqrt(2.0 / math.pi)))
@@ -291,10 +295,10 @@ def from_normalizer(m: Context, through: bool = False) -> Array:
 
 
 EDITS: Edits = {
-    "embeddings_position_first": lambda m: summed(m, "segment position token"),
     "softmax_by_logarithm": lambda m: m.exp(m.log_softmax(m.unnormalised, 3)),
     "softmax_backward_multiplied_out": lambda m: of_softmax(m, lambda g, w: g * w - w * m.sum(g * w, 3)),
     "softmax_through_largest": lambda m: through_largest(m, in_equal_shares),
+    "softmax_through_each_largest": lambda m: through_largest(m, are_largest),
     "softmax_through_first_largest": lambda m: through_largest(m, of_the_first),
     "softmax_recomputed": lambda m: recomputed(m, m.y),
     "attention_recomputed": lambda m: m.context(recomputed(m, m.beside("weights"))),

@@ -1,18 +1,43 @@
-"""Bugs in attention (SPEC ATT-1 to ATT-7)."""
+"""Bugs of attention's products and its softmax, those of fused kernels among them (SPEC ATT-1 to ATT-7)."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
-from concord.conformance.bugs.bug import Edits
-from concord.conformance.bugs.context import Context
+from concord.conformance.bugs.bug import Edits, in_last_layer
+from concord.conformance.bugs.context import Context, Flags
 from concord.conformance.bugs.operations import Array
-from concord.spec.precision import precision
 
 PROJECTIONS = ("*attention.query", "*attention.key", "*attention.value")
 SCORES, WEIGHTS, CONTEXT = "*attention.scores", "*attention.weights", "*attention.context"
+
+BLOCK = 64
+"""Keys that a kernel reads at a time."""
+
+VECTOR = 4
+"""Heads, or features, that a kernel reads at a time."""
+
+
+def in_block(m: Context) -> NDArray[np.int64]:
+    """Return the place of each key in its block, (S,)."""
+    return np.arange(m.ids.shape[1]) % BLOCK
+
+
+def beyond_blocks(m: Context) -> Flags:
+    """Return which keys stand in the block that is not full, where others are, (S,)."""
+    keys = m.ids.shape[1]
+    return np.arange(keys) >= keys // BLOCK * BLOCK if keys > BLOCK else np.zeros(keys, bool)
+
+
+def numbers_of_heads(m: Context) -> NDArray[np.int64]:
+    """Return the numbers of heads, (H, 1, 1)."""
+    return np.arange(m.config.num_heads)[:, None, None]
+
+
+# Products.
 
 
 def divided(m: Context, **powers: float) -> Array:
@@ -20,21 +45,10 @@ def divided(m: Context, **powers: float) -> Array:
     return m.scores(divisor=m.size(**powers))
 
 
-def rounded(m: Context, name: str, reciprocal: bool = False) -> Array:
-    """Return scores whose scale, or its reciprocal, was rounded to a format."""
-    scale = float(precision(name).round(np.float64(m.size(head_dim=-0.5 if reciprocal else 0.5))))
-    return m.scores(divisor=1 / scale if reciprocal else scale)
-
-
-def score_scale_after_mask(m: Context) -> Array:
-    """Put the constant in place before the scores are divided, so that it is divided too."""
-    root = math.sqrt(m.config.head_dim)
-    return m.masked(m.visible, scores=m.beside("scores") * root) / root
-
-
-def first_value_for_all(m: Context) -> Array:
-    """Loop over heads, and take the value of the first one each time."""
-    return m.context(m.used_weights, m.with_heads(m.beside("value"), [0] * m.config.num_heads))
+def query_bias_unscaled(m: Context) -> Array:
+    """Scale the product with the query's weight before its bias is added."""
+    bias = m.reshape(m.weight(f"{m.scope}.query.bias"), (1, 1, m.config.num_heads, m.config.head_dim))
+    return m.scores(m.beside("query") + bias * (math.sqrt(m.config.head_dim) - 1.0))
 
 
 def heads_split_by_reshape(m: Context) -> Array:
@@ -49,19 +63,21 @@ def heads_interleaved(m: Context) -> Array:
     return m.transpose(m.reshape(m.y, (batch, tokens, width, heads)), (0, 1, 3, 2))
 
 
-def joined(m: Context, order: tuple[int, ...]) -> Array:
-    """Join the heads, (B, Q, H, K), with their axes in another order."""
-    return m.reshape(m.transpose(m.by_heads(m.y), order), tuple(m.y.shape))
+def heads_joined_by_reshape(m: Context) -> Array:
+    """Join (B, H, Q, K) without a transposition."""
+    return m.reshape(m.transpose(m.by_heads(m.y), (0, 2, 1, 3)), tuple(m.y.shape))
+
+
+def heads_loop_keeps_first_value(m: Context) -> Array:
+    """Loop over heads, and take the value of the first one each time."""
+    return m.context(m.used_weights, m.with_heads(m.beside("value"), [0] * m.config.num_heads))
+
+
+# Softmax.
 
 
 def softmax_over(m: Context, axis: int) -> Array:
     return m.softmax(m.unnormalised, axis)
-
-
-def uniform(m: Context, visible_alone: bool) -> Array:
-    """Give every key, or every visible one, the same weight."""
-    seen = np.broadcast_to(m.visible | (not visible_alone), tuple(m.y.shape))
-    return m.y * 0.0 + m.constant(seen / np.maximum(seen.sum(-1, keepdims=True), 1.0), m.y)
 
 
 def without_maximum(m: Context) -> Array:
@@ -69,16 +85,60 @@ def without_maximum(m: Context) -> Array:
     return exponentials / m.sum(exponentials, 3)
 
 
+def block_sums_not_rescaled(m: Context) -> Array:
+    """Sum up block by block without scaling what came before when a larger score turns up."""
+    scores = m.unnormalised
+    keys = tuple(scores.shape)[3]
+    if keys <= BLOCK:
+        return m.y
+    largest, powers = None, []
+    for start in range(0, keys, BLOCK):
+        part = scores[:, :, :, start : start + BLOCK]
+        top = m.max(part, 3)
+        largest = top if largest is None else m.where(top > largest, top, largest)
+        powers.append(m.exp(part - largest))
+    joined = m.concat(powers, 3)
+    return joined / m.sum(joined, 3)
+
+
+def block_counted_to_its_end(m: Context) -> Array:
+    """Return a softmax whose sum counts the keys that the last block lacks, with score 0."""
+    lacking = float(-tuple(m.y.shape)[3] % BLOCK)
+    return m.softmax_by(total=lambda total: total + m.exp(-m.max(m.unnormalised, 3)) * lacking)
+
+
+def softmax_least_weight(m: Context) -> Array:
+    """Keep weights at least 1e-6, and divide by their sum again."""
+    least = m.where(m.y < 1e-6, m.y * 0.0 + 1e-6, m.y)
+    return least / m.sum(least, 3)
+
+
+def softmax_exponential_approximate(m: Context) -> Array:
+    """Take 2^f for a parabola between whole powers of two, with an error of 2e-3, by squaring ten times."""
+
+    def exponential(x: Array) -> Array:
+        root = m.where(x < -80.0, x * 0.0 - 80.0, x) / 1024.0
+        power = root + root * root * 0.4 + 1.0
+        for _ in range(10):
+            power = power * power
+        return power
+
+    return m.softmax_by(exponential)
+
+
 EDITS: Edits = {
-    "score_scale_squared": lambda m: m.scores(m.beside("query") / float(m.config.head_dim), divisor=1.0),
-    "score_scale_lost_without_padding": lambda m: m.scores(divisor=1.0) if m.real.all() else m.y,
-    "scores_of_queries": lambda m: m.scores(k=m.beside("query")),
-    "softmax_of_powers_of_two": lambda m: m.softmax(m.unnormalised * math.log(2), 3),
-    "sigmoid_for_softmax": lambda m: m.sigmoid(m.unnormalised),
-    "softmax_left_out": lambda m: m.unnormalised,
-    "heads_joined_in_reverse": lambda m: m.with_heads(m.y, reversed(range(m.config.num_heads))),
-    "context_of_keys": lambda m: m.context(m.used_weights, m.beside("key")),
-    "context_of_queries": lambda m: m.context(m.used_weights, m.beside("query")),
-    "weights_transposed": lambda m: m.context(m.transpose(m.used_weights, (0, 1, 3, 2))),
-    "attention_dropout_left_on": lambda m: m.context(m.dropped(m.used_weights, 10)),
+    "block_last_dropped": lambda m: m.context(
+        m.where(beyond_blocks(m), m.used_weights * 0.0, m.used_weights)
+    ),
+    "heads_beyond_four_repeated": lambda m: m.with_heads(
+        m.y, [head % VECTOR for head in range(m.config.num_heads)]
+    ),
+    "heads_one_key_for_all": lambda m: m.with_heads(m.y, [0] * m.config.num_heads),
+    "scores_divided_by_layer": lambda m: m.y / float(m.layer + 1),
+    "weights_in_bfloat16_for_context": lambda m: m.context(m.round_to(m.used_weights, "bfloat16")),
+    "mask_after_softmax": lambda m: m.where(m.visible, m.softmax(m.beside("scores"), 3), 0.0),
+    "mask_empty_row_zero": lambda m: m.where(m.visible.any(axis=-1, keepdims=True), m.y, 0.0),
+    "softmax_stored_in_bfloat16_last": in_last_layer(lambda m: m.round_to(m.y, "bfloat16")),
+    "softmax_powers_in_bfloat16": lambda m: m.softmax_by(powers=lambda x: m.round_to(x, "bfloat16")),
+    "softmax_powers_cut": lambda m: m.softmax_by(lambda x: m.where(x < -10.0, x * 0.0, m.exp(x))),
 }

@@ -1,4 +1,4 @@
-"""What a bug is: a porting bug with a name, and how the model is changed so that it has it."""
+"""What a bug is: a wrong operation with a name, and what it makes of a model or of a step of training."""
 
 from __future__ import annotations
 
@@ -17,14 +17,11 @@ from concord.spec.arrays import Array
 from concord.spec.model import Model
 from concord.spec.training.recipe import Recipe
 
-Gradients = Mapping[str, Array]
-
 TRAINING = "training"
 """Stands for a variant in bugs of training."""
 
 REFUSED = "refused"
 """Stands among the tensors of :attr:`Bug.first` for a run that the framework itself refuses."""
-
 
 StepEdit = Callable[..., Any]
 """Takes the step of training, what is right, and what that is made of."""
@@ -40,12 +37,10 @@ class Change:
     """What turns the clean model, or training, into the mutant.
 
     Attributes:
-        request: changes what the backend is asked: its configuration, weights or inputs. NumPy alone.
+        request: changes what the backend is asked: its configuration, weights or inputs.
         taps: patterns of the taps that are edited.
         edit: what is made of one of them.
         arithmetic, model: instead of an edit, what computes so in NumPy alone.
-        handed_out: what is made of the gradients of parameters, by canonical name, before they are handed
-            out.
         recipe: the recipe that is trained by, given the right one alone.
         batches: of a step of training; given those of all steps.
         weights: by how much each batch of a step counts; given how many samples and counted labels each has.
@@ -67,7 +62,6 @@ class Change:
     edit: Edit | None = None
     arithmetic: type[Arithmetic] = Arithmetic
     model: type[Model] | None = None
-    handed_out: Callable[[Gradients], Gradients] | None = None
     recipe: Callable[[Recipe], Recipe] = lambda recipe: recipe
     batches: StepEdit = untouched
     weights: StepEdit = untouched
@@ -102,47 +96,37 @@ def fits(name: str, patterns: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Bug:
-    """A realistic porting bug.
-
-    Injected into a backend it is a mutant, tried on a run's own tensors it is an explanation.
+    """A wrong operation. Injected into a backend it is a mutant, tried on a run's own tensors an explanation.
 
     Attributes:
-        name: unique among mutants, in words joined by underscores.
-        group: one of :data:`concord.conformance.bugs.catalogue.GROUPS`.
-        what: the bug, in one sentence; of an explanation alone, in words that follow "is explained by".
-        variant: that it is run on; empty: it is an explanation alone; :data:`TRAINING`: it is of training.
+        name: in words joined by underscores.
+        operation: one of :data:`concord.conformance.bugs.catalogue.OPERATIONS`.
+        text: the bug, in one sentence.
+        change: what turns the right model, or training, into the wrong one.
+        clause: of SPEC.md that it breaks.
+        variant: of the model that it is injected into; :data:`TRAINING`: into a training.
         scenario: of the standard case (:data:`concord.spec.cases.SCENARIOS`), or the run of training
             (:data:`concord.conformance.bugs.training.runs.RUNS`), that makes it visible.
+        after: the scenario that runs first, in the same process.
+        options: fields of the configuration, or of the recipe, to set in the case.
         first: patterns of tensor names; each tensor that fits one is rightly named first. :data:`REFUSED`
             where the framework may refuse to run.
-        change: what turns the clean model into it.
-        input: what an input must have to make it visible.
-        options: fields of the configuration, or of the recipe, to set in the case.
-        equivalent: the precisions in which no input can show it, each with the reason.
-        alone: whether, in float32, no other scenario of its variant that runs in every precision shows it: it
-            is why the scenario is there.
-        cause: what explanations call it; several names are joined by "or". Empty where nothing that is known
-            can explain it.
-        clause: the clause of SPEC.md that it breaks.
-        after: the scenario that runs first, in the same process.
+        cause: what explanations call it; several names are joined by "or". Empty where nothing can.
         source: where it was seen.
         only: the algorithm that alone can have it; empty: any.
     """
 
     name: str
-    group: str
-    what: str
+    operation: str
+    text: str
     change: Change
-    variant: str = ""
-    first: tuple[str, ...] = ()
+    clause: str
+    variant: str = "bert"
     scenario: str = "ragged"
-    input: str = "any"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    equivalent: Mapping[str, str] = field(default_factory=dict)
-    alone: bool = False
-    cause: str = ""
-    clause: str = ""
     after: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    first: tuple[str, ...] = ()
+    cause: str = ""
     source: str = ""
     only: str = ""
 
@@ -154,23 +138,18 @@ class Bug:
     @property
     def precisions(self) -> tuple[str, ...]:
         """The precisions that it is looked for in, in this order: what trains is float32."""
-        order = ("float32", "float64") if self.of_training else ("float64", "float32")
-        return tuple(dtype for dtype in order if dtype not in self.equivalent)
+        return ("float32", "float64") if self.of_training else ("float64", "float32")
 
     @property
     def of_gradients(self) -> bool:
         """Whether every value stays as it is, and gradients alone are wrong."""
-        return bool(self.first) and all(
-            name.startswith("gradients.") or name == REFUSED for name in self.first
-        )
+        return all(name.startswith("gradients.") or name == REFUSED for name in self.first)
 
     @property
-    def text(self) -> str:
+    def explanation(self) -> str:
         """What explains a tensor, in words that follow "is explained by"."""
-        if not self.what.endswith("."):
-            return self.what
-        start = self.what[0] if self.what[1:2].isupper() else self.what[0].lower()
-        return f"this: {start}{self.what[1:].rstrip('.')}"
+        start = self.text[0] if self.text[1:2].isupper() else self.text[0].lower()
+        return f"this: {start}{self.text[1:].rstrip('.')}"
 
     def rightly_first(self, tensor: str) -> bool:
         """Return whether a tensor may be the first that is wrong."""
@@ -190,10 +169,7 @@ class Bug:
 
 
 Edits = Mapping[str, Any]
-"""Edits by name of a bug, each a function of what is right: of the context of a tap, of the request.
-
-Of an explanation that has several forms: the edit of each, by the words that replace ``{}`` in its sentence.
-"""
+"""Edits by name of a bug: each takes the context of a tap, or what a place of training takes."""
 
 
 def with_constants(edit: Callable[..., Any], given: Any) -> Callable[..., Any]:
@@ -202,11 +178,6 @@ def with_constants(edit: Callable[..., Any], given: Any) -> Callable[..., Any]:
         return functools.partial(edit, **given)
     more = given if isinstance(given, (list, tuple)) else (given,)
     return lambda *right: edit(*right, *more)
-
-
-def called(maker: Callable[..., Any], given: Any) -> Any:
-    """Return what is made of constants of a TOML file alone."""
-    return with_constants(maker, given)()
 
 
 # Edits of a tap.
@@ -231,11 +202,6 @@ def skipped(m: Context) -> Any:
     return m.x
 
 
-def multiplied(m: Context, factor: float = 1.0, **powers: float) -> Any:
-    """Return a tap times a factor, and powers of sizes."""
-    return m.y * (factor * m.size(**powers))
-
-
 def applied(m: Context, operation: str, *given: Any) -> Any:
     """Take an operation, or a step, of a tap."""
     return getattr(m, operation)(m.y, *given)
@@ -246,31 +212,19 @@ def taken(m: Context, operation: str, *given: Any) -> Any:
     return getattr(m, operation)(m.x, *given)
 
 
-def projected(m: Context) -> Any:
-    """Return a linear layer without the activation after it."""
-    return m.projected()
+def at_most(m: Context, most: float) -> Any:
+    """Return the tap with a number where it is larger."""
+    return m.where(m.y > most, m.y * 0.0 + most, m.y)
 
 
-# Edits of what a backend is asked.
-
-
-def option(request: Request, **fields: Any) -> Request:
-    """Change configuration fields."""
-    return dataclasses.replace(request, config=request.config.replace(**fields))
+def soft_cap(m: Context, cap: float) -> Any:
+    return m.tanh(m.y / cap) * cap
 
 
 def weights(request: Request, new: Mapping[str, Array]) -> Request:
-    """Change weights, given by name. Each keeps its dtype."""
+    """Change weights of a request, given by name. Each keeps its dtype."""
     cast = {name: array.astype(request.weights[name].dtype) for name, array in new.items()}
     return dataclasses.replace(request, weights={**request.weights, **cast})
-
-
-def weight(request: Request, pattern: str, change: Callable[[Array], Array]) -> Request:
-    """Change every weight whose name fits a pattern."""
-    given = request.weights
-    return weights(
-        request, {name: change(array.copy()) for name, array in given.items() if fits(name, (pattern,))}
-    )
 
 
 # Changes of training.

@@ -1,99 +1,51 @@
-"""Bugs in masks (SPEC MSK-1 to MSK-8)."""
+"""Bugs of masks (SPEC MSK-1 to MSK-8)."""
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
-from concord.backends.interface import Request
-from concord.conformance.bugs.bug import Edits
+from concord.conformance.bugs.attention import beyond_blocks, in_block, numbers_of_heads
+from concord.conformance.bugs.bug import Edits, in_last_layer, only
 from concord.conformance.bugs.context import Context, Flags
+from concord.conformance.bugs.lookups import stale
 from concord.conformance.bugs.operations import Array
 
 
-def of_real(m: Context, real: Flags) -> Array:
-    """Return the mask of other tokens, (B, S) or (B, Q, S)."""
-    return m.masked(m.visible_of(real))
-
-
-def by_length(m: Context) -> Flags:
-    """Take padding for something that stands at the end alone."""
-    return np.asarray(np.arange(m.real.shape[1]) < m.real.sum(axis=1, keepdims=True))
-
-
-def mask_lost_where_lengths_are_equal(m: Context) -> Array:
-    """Take a batch whose rows all have the same length for one without padding."""
-    lengths = m.real.sum(axis=1)
-    return of_real(m, np.ones_like(m.real) if (lengths == lengths[0]).all() else m.real)
-
-
-def shifted(m: Context, by: int, free: bool | None = None, axis: int = -1) -> Array:
-    """Return a mask that is moved.
-
-    The place that is left free is visible, hidden, or has what falls off the end.
-    """
-    found = np.roll(m.real, by, axis=axis)
-    if free is not None:
-        found[..., 0 if by > 0 else -1] = free
-    return of_real(m, found)
-
-
-def earlier(m: Context) -> Flags:
-    """Return which keys stand no later than each query, (Q, S)."""
-    return np.tri(m.real_queries.shape[1], m.real.shape[-1], dtype=bool)
+def unmasked(m: Context) -> Array:
+    return m.beside("scores")
 
 
 def causal(m: Context) -> Array:
     """Hide later tokens too."""
-    return m.masked(m.visible & earlier(m))
+    return m.masked(m.visible & np.tri(*tuple(m.y.shape)[2:], dtype=bool))
 
 
-def mask_repeated_for_heads_at_once(request: Request) -> Request:
-    """Give samples the masks of others, where all heads are computed at once."""
-    if request.config.head_computation != "batched":
-        return request
-    return dataclasses.replace(request, config=request.config.replace(mask_assignment="batch_major"))
+def unmasked_where(m: Context, flags: Flags) -> Array:
+    return m.where(flags, m.beside("scores"), m.y)
 
 
-def of_queries(m: Context) -> Flags:
-    """Return which queries are real, (B, 1, Q, 1)."""
-    return m.real_queries[:, None, :, None]
+def mask_hides_own_key(m: Context) -> Array:
+    queries, keys = tuple(m.y.shape)[2:]
+    return m.masked(m.visible & ~np.eye(queries, keys, dtype=bool)) if keys > 1 else m.y
 
 
-def overwritten(m: Context, kept: Flags, constant: float) -> Array:
-    """Overwrite weights wherever a flag is False."""
-    return m.where(kept, m.beside("weights"), constant)
+def mask_of_first_call(m: Context) -> Array:
+    real = stale(m, "mask", m.real)
+    return m.y if (real == m.real).all() else m.masked(real[:, None, None, :])
 
 
 EDITS: Edits = {
-    "mask_missing": lambda m: m.beside("scores"),
+    "mask_missing": unmasked,
     "mask_inverted": lambda m: m.masked(~m.visible),
-    "mask_by_length": lambda m: of_real(m, by_length(m)),
-    "mask_by_end": {
-        "last real token": lambda m: of_real(m, np.maximum.accumulate(m.real[:, ::-1], axis=1)[:, ::-1]),
-        "first padding": lambda m: of_real(m, np.minimum.accumulate(m.real, axis=1)),
-    },
-    "mask_by_id": lambda m: of_real(m, m.ids > m.config.pad_id),
-    "mask_reversed": lambda m: of_real(m, m.real[..., ::-1]),
-    "mask_of_first_sample": lambda m: of_real(m, np.broadcast_to(m.real[:1], m.real.shape)),
-    "mask_causal": lambda m: m.masked(m.visible_of(m.real | True) & earlier(m)),
-    "mask_causal_without_padding": lambda m: causal(m) if m.real.all() else m.y,
-    "mask_on_queries": lambda m: m.masked(of_queries(m)),
-    "mask_on_both": lambda m: m.masked(m.visible & of_queries(m)),
-    "mask_in_first_layer_only": lambda m: m.beside("scores") if m.layer else m.y,
-    "mask_result_dropped": lambda m: m.softmax(m.beside("scores"), 3),
-    "mask_after_softmax": lambda m: m.where(m.visible, m.softmax(m.beside("scores"), 3), 0.0),
-    "mask_multiplied": lambda m: m.where(m.visible, m.beside("scores"), 0.0),
     "mask_constant_without_sign": lambda m: m.masked(m.visible, -m.mask_constant),
-    "mask_added_twice": lambda m: m.masked(m.visible, scores=m.masked(m.visible)),
-    "mask_everywhere": lambda m: m.beside("scores") + m.mask_constant,
-    "mask_minus_infinity": lambda m: m.where(m.visible, m.beside("scores"), float("-inf")),
-    "mask_empty_row_zero": lambda m: m.where(m.visible.any(axis=-1, keepdims=True), m.y, 0.0),
-    "query_mask_missing": lambda m: m.beside("weights"),
-    "query_mask": lambda m: m.context(m.beside("weights")),
-    "query_mask_zero": lambda m: overwritten(m, of_queries(m), 0.0),
-    "query_mask_inverted": lambda m: overwritten(m, ~of_queries(m), m.mask_constant),
-    "query_mask_on_keys": lambda m: overwritten(m, m.visible, m.mask_constant),
-    "query_mask_added": lambda m: m.where(of_queries(m), m.y, 0.0),
+    "query_mask_zero": lambda m: m.where(m.real_queries[:, None, :, None], m.beside("weights"), 0.0),
+    "layer_last_unmasked": in_last_layer(unmasked),
+    "mask_not_for_first_query": lambda m: unmasked_where(m, m.flags(2, 0)),
+    "mask_not_for_first_key": lambda m: unmasked_where(m, m.flags(3, 0)),
+    "mask_of_first_head_alone": lambda m: unmasked_where(m, numbers_of_heads(m) > 0),
+    "heads_beyond_four_unmasked": lambda m: unmasked_where(m, numbers_of_heads(m) >= 4),
+    "mask_dropped_for_one_sample": only(lambda m: m.ids.shape[0] == 1, unmasked),
+    "block_last_masked_as_first": lambda m: m.masked(
+        m.visible[..., np.where(beyond_blocks(m), in_block(m), np.arange(m.ids.shape[1]))]
+    ),
 }

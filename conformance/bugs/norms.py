@@ -1,10 +1,13 @@
-"""Bugs in norms and residuals (SPEC NRM-1 to NRM-7, RES-1)."""
+"""Bugs of norms, of residuals and other sums, and of the length of a vector (SPEC NRM-1 to NRM-7, RES-1,
+EMB-6, HED-5).
+"""
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
-from concord.conformance.bugs.bug import Edits, weights
+from concord.conformance.bugs.bug import Edits, only
 from concord.conformance.bugs.context import Context
 from concord.conformance.bugs.operations import Array
 
@@ -12,17 +15,8 @@ NORMS = ("embeddings.norm", "*.norm1", "*.norm2", "final_norm")
 RESIDUALS = ("*.residual1", "*.residual2")
 
 
-def axes(m: Context, *given: int) -> Array:
-    """Return a norm whose mean and variance are over some axes."""
-    return m.norm(m.x, axes=given)
-
-
 def one(gain: Array) -> Array:
     return gain * 0.0 + 1.0
-
-
-def zero(offset: Array) -> Array:
-    return offset * 0.0
 
 
 def floored(m: Context, variance: Array) -> Array:
@@ -44,35 +38,44 @@ def norm_before_residual(m: Context) -> Array:
     return m.source(of=m.tap.replace("norm", "residual")) + m.norm(result(m))
 
 
-def scaled(m: Context, factor: float) -> Array:
-    """Return the sum whose second term is multiplied."""
-    return m.x + result(m) * factor
+def norm_of_padded_row(m: Context) -> Array:
+    """Fill a row with zeros, whose distances from the mean count, to a power of two."""
+    own, mean = m.config.d_model, m.mean(m.x, -1)
+    width = 2 ** math.ceil(math.log2(own))
+    return m.norm(m.x, variance=lambda variance: variance + mean * mean * (width / own - 1))
 
 
-def sum_scaled(m: Context, factor: float) -> Array:
-    return (m.x + result(m)) * factor
+def variance_in(m: Context, number_format: str) -> Array:
+    return m.norm(m.x, variance=lambda variance: m.round_to(variance, number_format))
+
+
+def variance_by_squares(m: Context) -> Array:
+    """Compute the variance as E[x²] - E[x]²."""
+    mean = m.mean(m.x, -1)
+    return m.norm(m.x, variance=lambda variance: m.mean(m.x * m.x, -1) - mean * mean)
+
+
+def norm_deviation_by_one_step(m: Context) -> Array:
+    """Refine a reciprocal of half precision by one step of Newton's method."""
+
+    def refined(variance: Array) -> Array:
+        rough = m.round_to(1.0 / m.deviation(variance), "bfloat16")
+        squared = m.deviation(variance) * m.deviation(variance)
+        return 1.0 / (rough * (1.5 - squared * rough * rough * 0.5))
+
+    return m.norm(m.x, deviation=refined)
+
+
+def padding_zeroed(m: Context) -> Array:
+    """Set padded rows to zero, (B, T, D) or (B, T, H, K)."""
+    return m.where(m.real.reshape(*m.real.shape, *[1] * (len(m.y.shape) - 2)), m.y, m.y * 0.0)
 
 
 EDITS: Edits = {
     "norm_epsilon_as_floor": lambda m: m.norm(m.x, deviation=partial(floored, m)),
-    "norm_epsilon_lost": lambda m: m.norm(m.x, deviation=m.sqrt),
-    "norm_of_variance": lambda m: m.norm(m.x, deviation=lambda variance: variance + m.config.norm_epsilon),
     "norm_mean_kept": lambda m: m.norm(m.x, center=lambda x, mean: x),
-    "norm_variance_about_zero": lambda m: m.norm(m.x, variance=lambda variance: m.mean(m.x * m.x, -1)),
     "norm_gain_missing": lambda m: m.norm(m.x, gain=one),
-    "norm_offset_missing": lambda m: m.norm(m.x, offset=zero),
-    "norm_separate_for_shared": lambda m: m.norm(m.x, gain=one, offset=zero),
-    "norm_gain_from_zero": lambda m: m.norm(m.x, gain=lambda gain: gain + 1.0),
-    "residual_missing_in_norm": lambda m: m.norm(result(m)),
-    "norm_shared_for_separate": lambda r: weights(
-        r,
-        {name: r.weights[name.replace("norm2", "norm1")] for name in r.weights if ".norm2." in name},
+    "norm_over_tokens_of_one_sample": only(
+        lambda m: m.ids.shape[0] == 1, lambda m: m.norm(m.x, axes=(-1, -2))
     ),
-    "residual_of_normed_input": lambda m: m.now[m.tap.replace("residual", "norm")] + result(m),
-    "residual_of_layer_input": lambda m: m.source(of=m.tap.replace("residual2", "residual1")) + result(m),
-    "residual_before_norm": lambda m: m.now[f"{m.scope}.residual1"] + result(m),
-    "sublayer_missing": lambda m: m.x,
-    "residual_subtracted": lambda m: m.x - result(m),
-    "residual_twice": lambda m: m.x + m.x + result(m),
-    "sublayers_in_parallel": lambda m: m.linear(m.tap, m.source(of=f"layers.{m.layer}.residual1")),
 }

@@ -143,9 +143,12 @@ class TapeContext(Context):
         return self.value(self.a.sum(x.tensor, None if axis is None else self.behind(x, axis)))
 
     def max(self, x: Value, axis: int) -> Value:
-        """The gradient goes to every entry that is the largest."""
-        largest = x.tensor.value.max(self.behind(x, axis), keepdims=True)
-        return self.recorded(largest, (x.tensor, lambda g: np.where(x.tensor.value == largest, g, 0)))
+        """Entries that tie for the largest share the gradient, as they do in every framework."""
+        place = self.behind(x, axis)
+        largest = x.tensor.value.max(place, keepdims=True)
+        ties = x.tensor.value == largest
+        shares = ties / ties.sum(place, keepdims=True)
+        return self.recorded(largest, (x.tensor, lambda g: self.a.settle(g * shares.astype(g.dtype))))
 
     def exp(self, x: Value) -> Value:
         value = self.a._function(np.exp(x.tensor.value), False)

@@ -51,6 +51,8 @@ LARGE = 1e-3
 
 BLIND = "rows without a visible key"
 
+NOT_FINITE = ((np.isnan, "is no number (NaN)"), (np.isinf, "is infinite"))
+
 Relation = tuple[str, str]
 """The kind of a relation between wrong elements and right ones, or the axis that it is along; its words."""
 
@@ -67,6 +69,9 @@ WORDS = {
     "classes": "class",
     "vocab": "id",
 }
+
+COLUMNS = ("head_dim", "d_model", "d_ff", "features", "classes", "vocab")
+"""Axes that hold what belongs to one token or sample."""
 
 USUAL = (
     (("embeddings.token",), "EMB-1"),
@@ -291,9 +296,7 @@ def relation(
     """Return the first relation that holds in a region to within rounding; none if none does."""
     there, meant, spread = actual[region], right[region], sigma[region]
     if not np.isfinite(there).all():
-        if np.isnan(there).all():
-            return "not finite", "is no number (NaN)"
-        return ("not finite", "is infinite") if np.isinf(there).all() else NONE
+        return next((("not finite", what) for of, what in NOT_FINITE if of(there).all()), NONE)
     if there.size == 1:
         return "number", f"is {instead(float(there[0]), float(meant[0]))}"
 
@@ -318,11 +321,27 @@ def relation(
                 return axis, f"is the right one with each {WORDS.get(axis, axis)} taken from another: {words}"
     if factor := _factor(there, meant, spread, holds):
         return factor
+    long = [
+        i for i, axis in enumerate(axes) if axis not in COLUMNS and 2 <= right.shape[i] < right.size / FEW
+    ]
+    for place in long:
+        factors = _factors(place, actual, right, np.where(region, sigma, 0.0))
+        if np.ptp(factors) and holds((factors * right)[region], float(abs(factors).max())):
+            words = few(f"{factor:.4g}" for factor in factors.reshape(-1))
+            of = WORDS.get(axes[place], axes[place])
+            return "factor", f"is multiplied by a factor for each {of}: {words}"
     weight = _weights(spread)
     offset = float((weight * (there - meant)).sum() / weight.sum())
     if holds(meant + offset):
         return "offset", f"is {abs(offset):.4g} too {'large' if offset > 0 else 'small'}"
     return NONE
+
+
+def _factors(place: int, actual: Array, right: Array, sigma: Array) -> Array:
+    """Return by which factor the right numbers are multiplied in each place along an axis."""
+    others, weight = tuple(i for i in range(right.ndim) if i != place), _weights(sigma)
+    power, shared = ((weight * right * array).sum(others, keepdims=True) for array in (right, actual))
+    return shared / np.where(power > 0, power, 1.0)
 
 
 def _weights(spread: Array) -> Array:

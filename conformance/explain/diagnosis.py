@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping
 
@@ -12,13 +11,12 @@ from concord.conformance.bugs.context import Flags
 from concord.conformance.expectation import JudgedProblem, is_gradient, is_tap_gradient, root_mean_square
 from concord.conformance.explain import suspects
 from concord.conformance.explain.backward import bounds
-from concord.conformance.explain.computation import Prediction
 from concord.conformance.explain.description import clauses_of, clauses_of_rows, describe
 from concord.conformance.explain.hypothesis import MOST_NAMED, RIGHT, Cause, Hypothesis, caused
 from concord.conformance.explain.question import Exact, Question
 from concord.conformance.explain.said import Description, Diagnosis
 from concord.conformance.explain.search import Effort, Search, one_thread
-from concord.conformance.explain.step import Step, group_of
+from concord.conformance.explain.step import group_of
 from concord.conformance.watching import say
 from concord.conformance.wording import few
 from concord.spec.arrays import Array
@@ -124,7 +122,9 @@ def refuting(
     question: Question, hypothesis: Hypothesis, delivered: Mapping[str, Array], statuses: Mapping[str, str]
 ) -> str:
     """Return a tap of the same layer that is right, and would not be under a hypothesis; empty if none is."""
-    wrong, right = (_whole(question, of) for of in (hypothesis, RIGHT))
+    wrong, right = (
+        question.run(of, Exact(question.case.dtype), whole=True, wanted="") for of in (hypothesis, RIGHT)
+    )
     for name, status in statuses.items():
         there = name in delivered and name in wrong.taps and name in right.taps
         if not there or status != "agrees" or group_of(name) != group_of(question.tensor):
@@ -136,13 +136,6 @@ def refuting(
         if effect > VISIBLE * max(error, 1e-7 * root_mean_square(meant)):
             return name
     return ""
-
-
-def _whole(question: Question, hypothesis: Hypothesis) -> Step:
-    """Return the run with a hypothesis to its end, each step of the run's own taps."""
-    other = copy.copy(question)
-    other.tensor = ""  # no tap: nothing ends before the loss
-    return other.run(hypothesis, Exact(question.case.dtype), whole=True)
 
 
 def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
@@ -160,25 +153,6 @@ def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
     return [f"wrong too, judged alone: {few(others)}"] if others else []
 
 
-class InPlace(Question):
-    """A question whose hypotheses hold in a region alone: elsewhere the tensor is right."""
-
-    def __init__(self, question: Question, region: Flags) -> None:
-        self.__dict__.update(question.__dict__, right=question.right)
-        self.flags = region
-
-    def values(self, hypothesis: Hypothesis) -> Array:
-        """Return the tensor under a hypothesis, right outside of the region."""
-        return np.where(self.flags, super().values(hypothesis), self.right.value)
-
-    def predict(self, hypothesis: Hypothesis, dtype: str | None = None) -> Prediction:
-        """Return the same with its sigma."""
-        there, right = super().predict(hypothesis, dtype), self.right
-        return Prediction(
-            np.where(self.flags, there.value, right.value), np.where(self.flags, there.sigma, right.sigma)
-        )
-
-
 def _in_place(question: Question, region: Flags, where: str, effort: Effort) -> Cause | None:
     """Return what explains a tensor where it is wrong, everything else being right.
 
@@ -188,7 +162,7 @@ def _in_place(question: Question, region: Flags, where: str, effort: Effort) -> 
     of_place = Effort(BUDGET)
     of_place.failures = effort.failures
     tried = (one for one in suspects.bugs(question) if not one.rare)
-    found = [one.hypothesis for one in Search(InPlace(question, region), of_place).explaining(tried)]
+    found = [one.hypothesis for one in Search(question.within(region), of_place).explaining(tried)]
     if not 0 < len(found) <= FITTING:
         return None
     cause = caused(question.tensor, found, False, f", only in {where}")

@@ -17,6 +17,9 @@ NEVER = 1e-30
 ROUNDS, NUDGE, SETTLED = 6, 1e-4, 1e-9
 """Steps at most, the share of a number by which a slope is taken, and the share that ends the search."""
 
+NOUGHT = 1e-9
+"""A number that was solved for and is smaller may be 0: steps of it end before."""
+
 NEARLY = 1.1
 """How much more a number of few digits may leave, as a square: rounding hides the rest."""
 
@@ -64,6 +67,8 @@ def power(left: Left) -> float:
 def shortest(left: Left, number: float) -> float:
     """Return the number with the fewest digits that leaves hardly more than another does."""
     shorter = [float(f"{number:.{digits}g}") for digits in range(1, 10)]
+    if abs(number) < NOUGHT:
+        shorter.insert(0, 0.0)
     squares = [np.square(left(np.array([one]))).mean() for one in (*shorter, number)]
     return next(
         (one for one, square in zip(shorter, squares, strict=False) if square <= NEARLY * squares[-1]), number

@@ -37,6 +37,7 @@ class Hypothesis:
         change: what is made of weights, of taps, or of a step of training.
         gradient: what is made of the gradient in question.
         factors: the format that factors of products are rounded to.
+        operands: tensors that others stand in for, by the names of both.
         rare: whether hardly anyone makes it: it is tried only to show how well others are told apart from it.
     """
 
@@ -47,6 +48,7 @@ class Hypothesis:
     change: Change = RIGHTLY
     gradient: Callable[[Array], Array] | None = None
     factors: str | None = None
+    operands: Mapping[str, str] = field(default_factory=dict)
     rare: bool = False
 
 

@@ -13,6 +13,8 @@ from concord.conformance.explain.question import Question
 from concord.spec.masks import mask_constant, visible_keys
 from concord.spec.precision import precision
 
+MOST_SAMPLES = 64
+
 FEWEST = 5
 """Of fewer keys that are hidden besides, any rule may be the reason."""
 
@@ -37,11 +39,20 @@ def hidden_keys(question: Question) -> tuple[Flags, Flags] | None:
 
 
 def of_mask(question: Question) -> Iterator[Hypothesis]:
-    """Read off which rule hides keys besides padding: by their distance from the query, or at an end."""
+    """Read off which rule hides keys: that of other tokens, or besides padding by their distance from the
+    query, or at an end.
+    """
     known = hidden_keys(question)
-    if known is None or (known[1] & ~known[0]).any():
+    if known is None:
         return
     hides, visible = known[0], ~known[1]
+    for text, clause, real in _of_others(question.exact.context.real):
+        shown = visible_keys(question.config, real, hides.shape[1])
+        if hides.any() and np.array_equal(hides, np.broadcast_to(~shown, hides.shape)):
+            yield Hypothesis("mask_of_other_tokens", f"a mask {text}", clause)
+            return
+    if (known[1] & ~known[0]).any():
+        return
     queries, keys = hides.shape[2:]
     away = np.broadcast_to(np.arange(keys) - np.arange(queries)[:, None], hides.shape)  # a key from its query
     every, seen = away[visible], away[visible & ~hides]
@@ -74,6 +85,32 @@ def of_mask(question: Question) -> Iterator[Hypothesis]:
         if any(np.array_equal(hides & visible, end & some) for some in (visible, several)):
             yield Hypothesis("mask_of_end", f"a mask that also hides the {which} real token", "MSK-1")
             return
+
+
+def _of_others(real: Flags) -> Iterator[tuple[str, str, Flags]]:
+    """Yield which tokens a mask may have taken for real, in words that follow "a mask", with the clause."""
+    for by in (1, -1, 2, -2):
+        yield (
+            f"that is moved by {abs(by)} to the {'right' if by > 0 else 'left'}",
+            "MSK-1",
+            np.roll(real, by, -1),
+        )
+    for by in (1, -1):
+        moved = np.roll(real, by, -1)
+        moved[..., 0 if by > 0 else -1] = False
+        yield f"that hides one key too many at the {'start' if by > 0 else 'end'}", "MSK-1", moved
+    yield "whose keys are in reverse order", "MSK-1", real[..., ::-1]
+    yield "of as many tokens as are real, from the first", "MSK-1", -np.sort(-real.astype(np.int8), -1) > 0
+    yield "that ends at the last real token", "MSK-1", np.maximum.accumulate(real[..., ::-1], -1)[..., ::-1]
+    yield "that ends before the first padding", "MSK-1", np.minimum.accumulate(real, -1)
+    for sample in range(min(len(real), MOST_SAMPLES)):
+        yield f"of sample {sample} for all", "MSK-7", np.broadcast_to(real[sample : sample + 1], real.shape)
+    for by, which in ((1, "before"), (-1, "after")):
+        yield f"of the sample {which}", "MSK-7", np.roll(real, by, 0)
+    if real.ndim == 2:
+        queries = np.broadcast_to(real[..., None], (*real.shape, real.shape[1]))
+        yield "of queries in the place of keys", "MSK-4", queries
+        yield "of queries and keys", "MSK-4", queries & real[:, None]
 
 
 def _beyond(most: int, side: str) -> str:

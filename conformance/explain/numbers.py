@@ -14,9 +14,9 @@ from concord.conformance.bugs.activations import gelu, gelu_of, leaky
 from concord.conformance.bugs.attention import PROJECTIONS, SCORES, WEIGHTS
 from concord.conformance.bugs.bug import Change, fits
 from concord.conformance.bugs.context import Context, parameters_of
+from concord.conformance.bugs.lookups import table_of
 from concord.conformance.bugs.loss import smoothed
 from concord.conformance.bugs.norms import NORMS, RESIDUALS, result
-from concord.conformance.bugs.positions import table_of
 from concord.conformance.bugs.precision import LINEAR
 from concord.conformance.explain.description import FEW, wrong_elements
 from concord.conformance.explain.fitting import fitted, shortest
@@ -127,6 +127,13 @@ KNOWN = (
         "an offset that is multiplied by {}",
         1.0,
         lambda m, share: m.norm(m.x, offset=lambda offset: offset * share),
+    ),
+    Number(
+        NORMS,
+        "NRM-2",
+        "a gain to which {} is added",
+        0.0,
+        lambda m, more: m.norm(m.x, gain=lambda gain: gain + more),
     ),
     *(
         Number(RESIDUALS, "RES-1", text, 1.0, edit)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from concord.conformance.bugs.attention import PROJECTIONS
-from concord.conformance.bugs.bug import fits
+from concord.conformance.bugs.bug import Change, fits
+from concord.conformance.bugs.lookups import table_of
 from concord.conformance.bugs.norms import NORMS, RESIDUALS
 from concord.conformance.explain.fitting import power
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis, options
 from concord.conformance.explain.question import Question
+from concord.spec import config as spec
 from concord.spec.arrays import Array
-from concord.spec.config import EncoderConfig
 from concord.spec.masks import visible_keys
 from concord.spec.tensors import OF_IDS
 
@@ -30,92 +31,117 @@ CONSTANTS = (
 )
 BY_IDS = (*OF_IDS, "stack")
 
-Choice = tuple[tuple[str, ...], str, Sequence[Any], str]
+STEPS: Mapping[str, tuple[str, ...]] = {
+    "EMB": ("embeddings.*",),
+    "POS": ("embeddings.position",),
+    "MSK": ("*.masked_scores", "*.masked_weights", "*.context"),
+    "ATT": ("*attention.*",),
+    "NRM": (*NORMS, *RESIDUALS, *PROJECTIONS, "*.feed_forward.inner"),
+    "FFN": ("*.feed_forward.activation",),
+    "HED": ("pooling", "pooler.*", "normalized", "logits"),
+    "LOS": ("loss", "losses"),
+}
+"""Taps (patterns) that the clauses of a group may show at."""
 
-PLACEMENT = ("norm_placement", ("post", "pre"), "NRM-1")
-CHOICES: tuple[Choice, ...] = (
-    (("embeddings.token",), "embedding_scale", ("one", "sqrt_d_model"), "EMB-2"),
-    (NORMS, "norm_epsilon", EPSILONS, "NRM-2"),
-    (NORMS, "norm_epsilon_placement", ("inside", "outside"), "NRM-3"),
-    (NORMS, "norm_variance", ("biased", "unbiased"), "NRM-4"),
-    ((*RESIDUALS, "*.norm1", "*.norm2", *PROJECTIONS, "*.feed_forward.inner"), *PLACEMENT),
-    (PROJECTIONS, "qkv_activation", ("none", "relu"), "ATT-1"),
-    (("*.masked_scores",), "mask_value", CONSTANTS, "MSK-2"),
-    (("*.masked_weights",), "mask_value", CONSTANTS, "MSK-8"),
-    (("*.masked_scores",), "mask_fill", ("replace", "add"), "MSK-3"),
-    (("*.masked_scores",), "mask_assignment", ("per_sample", "batch_major"), "MSK-7"),
-    (("*.context",), "query_mask", ("none", "overwrite"), "MSK-8"),
-    (("*.feed_forward.activation",), "activation", ("relu", "gelu_erf", "gelu_tanh"), "FFN-2"),
-    (("normalized",), "length_epsilon", EPSILONS[:-2], "HED-5"),
-)
-"""The taps (patterns) that show it, the field, its values and the clause."""
+CLAUSES = {
+    "EMB-2": ("embedding_scale",),
+    "EMB-3": ("token_padding_forward", "token_padding_row"),
+    "POS-2": ("position_layout",),
+    "POS-3": ("position_exponent",),
+    "POS-4": ("position_base",),
+    "POS-5": ("position_start",),
+    "POS-6": ("position_of_padding",),
+    "MSK-1": ("pad_id",),
+    "MSK-2": ("mask_value",),
+    "MSK-3": ("mask_fill",),
+    "MSK-7": ("mask_assignment",),
+    "MSK-8": ("query_mask",),
+    "ATT-1": ("qkv_activation",),
+    "NRM-1": ("norm_placement",),
+    "NRM-2": ("norm_epsilon",),
+    "NRM-3": ("norm_epsilon_placement",),
+    "NRM-4": ("norm_variance",),
+    "FFN-2": ("activation",),
+    "HED-1": ("pooling",),
+    "HED-2": ("pooler",),
+    "HED-5": ("length_epsilon",),
+    "LOS-3": ("ignore_label",),
+    "LOS-4": ("l2_weight",),
+}
+"""The fields that each clause is about."""
 
 DIFFERENTIATED = (
-    "norm_epsilon",
-    "norm_epsilon_placement",
-    "norm_variance",
-    "qkv_activation",
-    "mask_fill",
-    "activation",
+    *("norm_epsilon", "norm_epsilon_placement", "norm_variance", "qkv_activation", "mask_fill", "activation"),
+    *("ignore_label", "l2_weight"),
 )
 """Fields that a derivative may have another value of."""
+
+FIELDS = {name: clause for clause, names in CLAUSES.items() for name in names}
+
+
+def values(question: Question, name: str) -> Sequence[Any]:
+    """Return the values that are tried of a field, the right one among them."""
+    config, by_ids = question.config, question.case.part in BY_IDS
+    # An id that does not occur would mask nothing.
+    occurring = set(question.case.batch.required("input_ids").reshape(-1).tolist()) if by_ids else set()
+    numbers: dict[str, Sequence[Any]] = {
+        "norm_epsilon": EPSILONS,
+        "length_epsilon": EPSILONS[:-2],
+        "mask_value": CONSTANTS,
+        "position_base": (100.0, 1e3, 1e4, 1e5, 5e5, 1e6),
+        "position_start": (0, 1, config.pad_id, config.pad_id + 1),
+        "pad_id": sorted(occurring & {0, 1, 2, 3}),
+        "token_padding_row": sorted(occurring & {0, 1, 2, 3}),
+        "ignore_label": (None, *range(config.num_classes if config.num_classes > 1 else 0)),
+        "l2_weight": (0.0, 2 * config.l2_weight, 0.5 * config.l2_weight, 0.1, 0.01, 0.001, 1e-4),
+    }
+    return spec.CHOICES.get(name) or numbers[name]
 
 
 def of_options(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield the options that may be others at a tap."""
     config = question.config
-    for taps, name, values, clause in CHOICES:
-        if fits(tap, taps):
-            yield from options(config, name, values, clause)
+    for name, clause in FIELDS.items():
+        if fits(tap, STEPS[clause[:3]]) and (clause[:3] != "LOS" or question.case.part == "model"):
+            # Which row is zeroed shows where one is.
+            row = config.pad_id if config.token_padding_row is None else config.token_padding_row
+            besides = {
+                "token_padding_forward": {"token_padding_row": row},
+                "token_padding_row": {"token_padding_forward": "zero"},
+            }.get(name, {})
+            for one in options(config, name, values(question, name), clause, **besides):
+                # A fixed table is stored with the weights.
+                table = clause in OF_TABLE and config.positions == "sinusoidal"
+                yield dataclasses.replace(one, fields={}, change=_with_table(one.fields)) if table else one
     if fits(tap, NORMS):
         for hypothesis in options(config, "norm_epsilon", RARE_EPSILONS, "NRM-2"):
             yield dataclasses.replace(hypothesis, rare=True)
-    if tap == "embeddings.token":
-        yield from _of_padding_vector(question)
-    if fits(tap, ("*.masked_scores", "*.masked_weights")) and question.case.part in BY_IDS:
-        # One that does not occur would mask nothing.
-        yield from options(config, "pad_id", sorted(_occurring(question) & {0, 1, 2, 3}), "MSK-1")
-    if tap == "loss" and question.case.part == "model":
-        yield from _of_loss(config, (0.1, 0.01, 0.001, 1e-4))
 
 
-def _occurring(question: Question) -> set[int]:
-    return set(question.case.batch.required("input_ids").reshape(-1).tolist())
+OF_TABLE = ("POS-2", "POS-3", "POS-4")
+"""Clauses of what a table of positions holds."""
 
 
-def _of_padding_vector(question: Question) -> Iterator[Hypothesis]:
-    config, occurring = question.config, _occurring(question)
-    row = config.pad_id if config.token_padding_row is None else config.token_padding_row
-    yield from options(config, "token_padding_forward", ("stored", "zero"), "EMB-3", token_padding_row=row)
-    others = sorted(occurring & {0, 1, 2, 3} - {row})
-    yield from options(config, "token_padding_row", others, "EMB-3", token_padding_forward="zero")
-
-
-def _of_loss(config: EncoderConfig, others: tuple[float, ...] = ()) -> Iterator[Hypothesis]:
-    classes = range(config.num_classes if config.num_classes > 1 else 0)
-    yield from options(config, "ignore_label", (None, *classes), "LOS-3")
-    weight = config.l2_weight
-    yield from options(config, "l2_weight", (0.0, 2 * weight, 0.5 * weight, *others), "LOS-4")
+def _with_table(fields: Mapping[str, Any]) -> Change:
+    return Change(taps=("embeddings.position",), edit=lambda m: table_of(m, **fields))
 
 
 def of_derivatives(question: Question) -> Iterator[Hypothesis]:
     """Yield options that a derivative may have other values of."""
     config = question.config
-    for _, name, values, clause in CHOICES:
-        if name in DIFFERENTIATED:
-            yield from options(config, name, values, clause)
-    if question.case.part == "model":
-        yield from _of_loss(config)
+    for name in DIFFERENTIATED:
+        if FIELDS[name][:3] != "LOS" or question.case.part == "model":
+            yield from options(config, name, values(question, name), FIELDS[name])
     table = str(question.parameter).removesuffix(".weight")
     rows = (None, *sorted({0, 1, config.pad_id}))
     segments = (None, *range(config.num_segments or 0))
-    for tap, name, values, clause in (
+    for tap, name, others, clause in (
         ("embeddings.token", "token_padding_row", rows, "EMB-4"),
         ("embeddings.position", "position_padding_row", rows, "POS-7"),
         ("embeddings.segment", "segment_padding_row", segments, "EMB-5"),
     ):
         if table == tap:
-            yield from options(config, name, values, clause)
+            yield from options(config, name, others, clause)
 
 
 def of_fitted_epsilon(question: Question) -> Iterator[Hypothesis]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from concord.backends.interface import Request
 from concord.conformance.bugs.bug import fits
+from concord.conformance.bugs.context import Flags
 from concord.conformance.estimate import Observer, estimate
 from concord.conformance.expectation import JudgedProblem, is_gradient
 from concord.conformance.explain.computation import Computation, Prediction
@@ -36,13 +37,30 @@ class Question(Computation):
         pinned: the run's taps.
         tensor: the name of the wrong one.
         actual: the run's values of it.
+        region: where it may be wrong: elsewhere it is right; by default it may be everywhere.
     """
 
-    def __init__(self, case: JudgedProblem, pinned: Mapping[str, Array], tensor: str, actual: Array) -> None:
+    def __init__(
+        self,
+        case: JudgedProblem,
+        pinned: Mapping[str, Array],
+        tensor: str,
+        actual: Array,
+        region: Flags | None = None,
+    ) -> None:
         weights, batch = round_inputs(case.weights, case.batch, case.dtype)
         self.case, self.dtype = dataclasses.replace(case, weights=weights, batch=batch), case.dtype
         self.pinned, self.tensor = pinned, tensor
-        self.actual = np.asarray(actual, np.float64)
+        self.actual, self.region = np.asarray(actual, np.float64), region
+
+    def within(self, region: Flags) -> Question:
+        """Return the same question of what is wrong in a region alone."""
+        question = Question(self.case, self.pinned, self.tensor, self.actual, region)
+        question.exact, question.right = self.exact, self.right
+        return question
+
+    def _in_region(self, value: Array, right: Array) -> Array:
+        return value if self.region is None else np.where(self.region, value, right)
 
     @property
     def config(self) -> EncoderConfig:
@@ -100,10 +118,13 @@ class Question(Computation):
         """Return the tensor under a hypothesis, in exact arithmetic."""
         if hypothesis.gradient:
             return hypothesis.gradient(self.right.value)
-        return self._taken(self.run(hypothesis, Exact(self.case.dtype, hypothesis.factors)))
+        value = self._taken(self.run(hypothesis, Exact(self.case.dtype, hypothesis.factors)))
+        return self._in_region(value, self.right.value)
 
-    def run(self, hypothesis: Hypothesis, arithmetic: Arithmetic, whole: bool = False) -> Step:
-        """Return what was computed on the way to the tensor."""
+    def run(
+        self, hypothesis: Hypothesis, arithmetic: Arithmetic, whole: bool = False, wanted: str | None = None
+    ) -> Step:
+        """Return what was computed on the way to the tensor, or to another: to the loss if it has no name."""
         case = self.case
         if hypothesis.fields:
             case = dataclasses.replace(case, config=case.config.replace(**hypothesis.fields))
@@ -117,7 +138,10 @@ class Question(Computation):
                 if array is not case.weights.get(name)
             }
             case = dataclasses.replace(case, config=made.config, weights={**case.weights, **others})
-        step = Step(case, arithmetic, self.pinned, self.tensor, hypothesis.change.at, whole)
+        others_taken = {name: self.exact.now[other].value for name, other in hypothesis.operands.items()}
+        pinned = {**self.pinned, **others_taken}
+        wanted = self.tensor if wanted is None else wanted
+        step = Step(case, arithmetic, pinned, wanted, hypothesis.change.at, whole)
         with (
             np.errstate(all="ignore"),
             contextlib.suppress(Reached),
@@ -144,7 +168,10 @@ class Question(Computation):
             return arithmetic.elements
 
         values, sigmas = estimate(compute, dtype, truth=Exact(dtype))
-        return Prediction(values[self.tensor], sigmas[self.tensor])
+        value, sigma = values[self.tensor], sigmas[self.tensor]
+        if self.region is None:
+            return Prediction(value, sigma)
+        return Prediction(self._in_region(value, self.right.value), self._in_region(sigma, self.right.sigma))
 
     def near(self, hypothesis: Hypothesis, value: Array) -> bool:
         if self.parameter and hypothesis.name != "no_gradient" and not value.any():

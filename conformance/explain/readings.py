@@ -11,8 +11,8 @@ import numpy as np
 from concord.conformance.bugs.attention import PROJECTIONS
 from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.context import Flags, norm_of, parameters_of
-from concord.conformance.bugs.norms import NORMS, RESIDUALS
-from concord.conformance.bugs.precision import LINEAR, variance_by_squares
+from concord.conformance.bugs.norms import NORMS, RESIDUALS, variance_by_squares
+from concord.conformance.bugs.precision import LINEAR
 from concord.conformance.estimate import R, Z
 from concord.conformance.explain.computation import LEAST, clear, root_mean_square, within
 from concord.conformance.explain.description import usual_clause
@@ -114,6 +114,8 @@ def of_limit(question: Question) -> Iterator[Hypothesis]:
     if masked or not (np.isfinite(right).all() and np.isfinite(actual).all()):
         return
     limit = float(abs(actual).max())
+    if np.ptp(actual) == 0:  # one number throughout is no limit
+        return
     for text, low, high in (
         ("be at least ", float(actual.min()), math.inf),
         ("be at most ", -math.inf, float(actual.max())),
@@ -208,6 +210,52 @@ def of_rows(question: Question) -> Iterator[Hypothesis]:
     clause = {"embeddings.token": "EMB-1", "embeddings.position": "POS-6" if padding else "POS-5"}
     where = "" if wrong.all() else f", in {wrong.sum()} of {wrong.size} tokens"
     yield Hypothesis("other_rows", f"{text}{where}", clause.get(question.tensor, "EMB-5"))
+
+
+# What a head takes.
+
+
+def of_tokens(question: Question) -> Iterator[Hypothesis]:
+    """Read off that of each sample one token was taken, and which."""
+    if not question.is_tap(("pooling",)) or question.entered.ndim != 3:
+        return
+    entered, actual = question.entered.astype(np.float64), question.actual
+    if actual.shape != entered[:, 0].shape:
+        return
+    unit = precision(question.case.dtype).unit_roundoff
+    places = abs(entered - actual[:, None]).max(-1).argmin(1)
+    taken = entered[np.arange(len(places)), places]
+    if within(actual - taken, unit * abs(taken)):
+        same = len({*places.tolist()}) == 1
+        text = f"token {places[0]} of every sample" if same else f"tokens {few(places)} of the samples"
+        yield Hypothesis("other_token", text, "HED-1")
+
+
+def of_labels(question: Question) -> Iterator[Hypothesis]:
+    """Read off that losses are those of other labels."""
+    if not question.is_tap(("losses",)) or "log_probabilities" not in question.exact.now:
+        return
+    every = -question.exact.now["log_probabilities"].value.astype(np.float64)  # (B, C)
+    labels = question.case.batch.required("labels")
+    places = abs(every - question.actual[:, None]).argmin(1)
+    if within(question.actual - every[np.arange(len(places)), places], question.right.sigma):
+        text = f"the losses of the labels {few(places)} instead of {few(labels)}"
+        yield Hypothesis("other_labels", text, "LOS-1")
+
+
+def of_count(question: Question) -> Iterator[Hypothesis]:
+    """Read off by how many samples the sum of the losses was divided."""
+    if not question.is_tap(("loss",)) or "losses" not in question.exact.now:
+        return
+    context, losses = question.exact.context, question.exact.now["losses"].value.astype(np.float64)
+    total, counted = float(losses[context.counted].sum()), int(context.counted.sum())
+    penalty = float(question.right.value) - total / max(counted, 1)
+    divisor = total / (float(question.actual) - penalty)
+    if counted and round(divisor) != counted and round(divisor) > 0:
+        loss = total / round(divisor) + penalty
+        if within(question.actual - np.float64(loss), question.right.sigma * max(1.0, counted / divisor)):
+            text = f"a sum of losses that is divided by {round(divisor)} instead of {counted}"
+            yield Hypothesis("loss_count", text, "LOS-2")
 
 
 # Dropout.

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
+from concord.conformance.bugs import gradients
+from concord.conformance.bugs.activations import FUNCTIONS
+from concord.conformance.bugs.attention import PROJECTIONS, WEIGHTS, softmax_over
 from concord.conformance.bugs.bug import Bug, Change, fits
-from concord.conformance.bugs.catalogue import ALL, TRIED
-from concord.conformance.bugs.norms import NORMS
+from concord.conformance.bugs.catalogue import BUGS
+from concord.conformance.bugs.context import Context
+from concord.conformance.bugs.norms import NORMS, RESIDUALS
 from concord.conformance.explain.hypothesis import Hypothesis
 from concord.conformance.explain.masks import of_mask
 from concord.conformance.explain.numbers import of_numbers
+from concord.conformance.explain.operands import of_operands
 from concord.conformance.explain.options import (
     of_derivatives,
     of_fitted_epsilon,
@@ -25,29 +32,80 @@ from concord.conformance.explain.question import SHORTER, Question
 from concord.conformance.explain.readings import (
     limits_of_zeros,
     of_cancellation,
+    of_count,
     of_dropout,
     of_dropped_weights,
     of_format,
+    of_labels,
     of_limit,
     of_recovered,
     of_rows,
     of_sign,
     of_small,
+    of_tokens,
 )
-from concord.conformance.explain.step import group_of
+from concord.conformance.explain.step import group_of, role_of
 from concord.conformance.explain.weights import of_weights
 from concord.spec.parameters import trainable
+from concord.spec.tensors import clause_of
+
+TRIED = [bug for bug in BUGS.values() if bug.name in bug.cause.split(" or ")]
+"""Bugs that are tried as explanations: the others have the name of another one, or of what is read off."""
 
 LIMITS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Norms that gradients are clipped to."""
 
 
 def of_tap(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Yield the bugs that edit a tap."""
+    """Yield the bugs of the catalogue that edit a tap."""
     for bug in TRIED:
-        edit = None if bug.of_gradients else bug.change.at(tap)
-        if edit:
-            yield hypothesis(bug, Change(taps=(tap,), edit=edit))
+        if not bug.of_gradients and bug.change.at(tap):
+            yield hypothesis(bug)
+
+
+FUNCTIONAL = {
+    "*.feed_forward.activation": ("activation", (*FUNCTIONS,)),
+    "pooler.output": ("pooler", (*FUNCTIONS,)),
+    **dict.fromkeys(PROJECTIONS, ("qkv_activation", (*FUNCTIONS,))),
+    WEIGHTS: ("softmax", ("none", "sigmoid")),
+    "logits": ("softmax", ("softmax", "sigmoid", "tanh", "relu")),
+    "log_probabilities": ("softmax", ("none", "softmax", "sigmoid")),
+}
+"""Taps that another function may be found at: the name of such a bug, and the functions."""
+
+
+def of_functions(question: Question, tap: str) -> Iterator[Hypothesis]:
+    """Yield other activations in the place of a tap's own, or of a softmax, and its other axes."""
+    pattern = next((pattern for pattern in FUNCTIONAL if fits(tap, (pattern,))), None)
+    if pattern is None:
+        return
+    kind, functions = FUNCTIONAL[pattern]
+    clause = "ATT-1" if pattern in PROJECTIONS else clause_of(question.config, tap, question.case.part)
+    for name in functions:
+        text = "no activation" if name == "none" else f"another activation: {name}"
+        edit = functools.partial(_applied, FUNCTIONS[name])
+        yield Hypothesis(kind, text, clause, change=Change(taps=(pattern,), edit=edit))
+    for axis, what in enumerate(("samples", "heads", "queries")) if pattern == WEIGHTS else ():
+        edit = functools.partial(softmax_over, axis=axis)
+        change = Change(taps=(pattern,), edit=edit)
+        yield Hypothesis("softmax_axis", f"a softmax over {what}", clause, change=change)
+
+
+def _applied(function: Callable[[Context, Any], Any], m: Context) -> Any:
+    if fits(m.tap, PROJECTIONS):
+        return function(m, m.projected())
+    return function(m, m.y if m.tap == "logits" else _entering(m))
+
+
+def _entering(m: Context) -> Any:
+    return m.unnormalised if fits(m.tap, (WEIGHTS,)) else m.x
+
+
+def of_left_out(question: Question, tap: str) -> Iterator[Hypothesis]:
+    """Yield the step left out, where what goes into it has as many elements."""
+    clause = clause_of(question.config, tap, question.case.part)
+    change = Change(taps=(tap,), edit=lambda m: m.reshape(m.x, tuple(m.y.shape)))
+    yield Hypothesis("step_left_out", f"`{tap}` being what goes into its step", clause, change=change)
 
 
 def of_gradient(question: Question) -> Iterator[Hypothesis]:
@@ -70,15 +128,47 @@ def of_gradient(question: Question) -> Iterator[Hypothesis]:
             yield Hypothesis(name, text, "GRD-1", gradient=functools.partial(np.multiply, factor))
 
 
+ELEMENTWISE = ("*.feed_forward.activation", "pooler.output")
+"""Taps that an activation gives."""
+
+
 def of_backward(question: Question) -> Iterator[Hypothesis]:
     """Yield the bugs of the backward pass alone; those of a table are its own."""
+    if not question.parameter:
+        return
     table = (
         f"gradients.{question.tensor.split('.')[1]}" == "gradients.embeddings" or ".taps." in question.tensor
     )
-    for bug in TRIED if question.parameter else ():
+    for bug in TRIED:
         of_table = all(tap.startswith("embeddings.") for tap in bug.change.taps)
-        if bug.change.edit and bug.of_gradients and (table or not of_table):
-            yield hypothesis(bug, bug.change)
+        if bug.of_gradients and (table or not of_table):
+            yield hypothesis(bug)
+    for role in dict.fromkeys(map(role_of, question.names)):
+        clause = clause_of(question.config, role.replace("*", "0"), question.case.part)
+
+        def bug(name: str, text: str, edit: Callable[[Context], Any]) -> Hypothesis:
+            return Hypothesis(name, f"{text} `{role}`", clause, change=Change(taps=(role,), edit=edit))  # noqa: B023
+
+        yield bug("detached", "no gradient through", gradients.detached)
+        yield bug("detached_padding", "no gradient through padded rows of", _without_padding)
+        if fits(role, (*NORMS, *RESIDUALS, *ELEMENTWISE, WEIGHTS, "log_probabilities", "normalized")):
+            yield bug("derivative_left_out", "the derivative left out of", _passed)
+        for name, function in FUNCTIONS.items() if fits(role, ELEMENTWISE) else ():
+            sloped = functools.partial(_sloped, function)
+            yield bug("activation_in_gradient", f"the derivative of {name} in", sloped)
+
+
+def _without_padding(m: Context) -> Any:
+    padded = ~m.real.reshape(*m.real.shape, *[1] * (len(tuple(m.y.shape)) - 2))
+    return gradients.stopped(m, padded)
+
+
+def _passed(m: Context) -> Any:
+    return gradients.instead(m, _entering(m))
+
+
+def _sloped(function: Callable[[Context, Any], Any], m: Context) -> Any:
+    return gradients.instead(m, function(m, m.x))
 
 
 def of_factors(question: Question) -> Iterator[Hypothesis]:
@@ -100,41 +190,28 @@ def of_hidden(question: Question) -> Iterator[Hypothesis]:
     There one bug may change several taps, or weights, which explanations of a single tap do not stand for.
     """
     hidden = (*question.hidden, question.tensor)
-    for bug in sorted(ALL, key=lambda bug: _place(_name(bug))) if question.hidden else ():
-        there = "request" in bug.change.places or any(bug.change.at(name) for name in hidden)
-        if there and not (bug.after or bug.of_gradients):
-            yield hypothesis(bug, bug.change)
+    roles = {role_of(name): name for name in hidden} if question.hidden else {}
+    families = (of_options, of_tap, of_functions)
+    every = (one for tap in roles.values() for family in families for one in family(question, tap))
+    yield from likeliest_first({(one.name, one.text): one for one in every}.values())
 
 
-def hypothesis(bug: Bug, change: Change) -> Hypothesis:
-    """Return a bug as something that a run may contain.
-
-    Args:
-        change: what it changes there.
-    """
-    return Hypothesis(_name(bug), bug.text, bug.clause, change=change)
-
-
-def _name(bug: Bug) -> str:
-    """Return what a bug is called as an explanation.
-
-    Its own name where that is one, else the first of those it may have.
-    """
-    causes = bug.cause.split(" or ")
-    return bug.name if bug.name in causes else causes[0]
+def hypothesis(bug: Bug) -> Hypothesis:
+    """Return a bug as something that a run may contain."""
+    return Hypothesis(bug.name, bug.explanation, bug.clause, change=bug.change)
 
 
 Family = Callable[[Question, str], Iterator[Hypothesis]]
 
-FAMILIES: tuple[Family, ...] = (of_options, of_weights, of_tap)
-"""What may be wrong with a tap: an option, its weights, or a bug of the catalogue."""
+FAMILIES: tuple[Family, ...] = (of_options, of_weights, of_tap, of_functions)
+"""What may be wrong with a tap: an option, its weights, a bug of the catalogue, or its function."""
 
 LIKELY = (
-    ("activation", "quick_gelu", "silu"),
+    ("activation",),
     ("norm_epsilon*", "norm_placement", "norm_variance"),
     ("mask_*", "query_mask*", "pad_id"),
-    ("segment*", "token_padding*"),
-    ("missing_bias", "*_missing", "*_left_out", "*_skipped"),
+    ("segments*", "token_padding*"),
+    ("missing_bias", "*_missing"),
     ("transposed_weight", "weight_in_wrong_order", "swapped_weights", "heads_*", "fused_weight"),
     ("*scale*",),
 )
@@ -144,8 +221,9 @@ They are tried first, and the rest after them.
 """
 
 READINGS = (
-    *(of_format, of_limit, of_sign, of_small, of_dropout, of_dropped_weights),
-    *(of_rows, of_mask, of_recovered, of_cancellation),
+    # What was looked up, or chosen, has as few bits as weights may have.
+    *(of_rows, of_mask, of_tokens, of_labels, of_count),
+    *(of_format, of_limit, of_sign, of_small, of_dropout, of_dropped_weights, of_recovered, of_cancellation),
 )
 """In the order in which they are tried; the first that says something is believed."""
 
@@ -183,14 +261,19 @@ def unusual(question: Question) -> Iterator[Hypothesis]:
             yield from of_fitted_epsilon(question)
         if fits(tap, ("*.masked_scores",)):
             yield from of_other_constants(question, tap)
+        yield from of_left_out(question, tap)
         yield from of_numbers(question, tap)
+    if not question.parameter:
+        yield from of_operands(question)
 
 
 def bugs(question: Question) -> Iterator[Hypothesis]:
     """Yield the single bugs that the step of a tap may contain."""
     for tap in question.span:
         for family in FAMILIES:
-            yield from family(question, tap)
+            for one in family(question, tap):
+                change = dataclasses.replace(one.change, taps=(tap,)) if one.change.edit else one.change
+                yield dataclasses.replace(one, change=change)
 
 
 def like(question: Question, hypothesis: Hypothesis) -> Hypothesis | None:

@@ -17,12 +17,12 @@ from concord.conformance.bugs.bug import fits
 from concord.conformance.bugs.context import norm_of, parameters_of
 from concord.conformance.bugs.norms import NORMS
 from concord.conformance.bugs.precision import LINEAR
-from concord.conformance.bugs.weights import cut_from_fused
 from concord.conformance.expectation import JudgedProblem
 from concord.conformance.explain.hypothesis import Hypothesis, loaded
 from concord.conformance.explain.question import SHORTER, Question, rounding
 from concord.spec.arrays import Array
-from concord.spec.parameters import parameters
+from concord.spec.config import EncoderConfig
+from concord.spec.parameters import Weights, parameters
 
 Made = Mapping[str, Callable[[], Array]]
 """Arrays by the parameters whose place they take; of a large model there is no room for all at once."""
@@ -148,12 +148,23 @@ def _of_heads(case: JudgedProblem, own: str, outputs: bool) -> Iterator[WrongWei
     if outputs:
         prefix, _, role = own.rpartition(".")
         third = {
-            f"{own}.{leaf}": partial(cut_from_fused, config, weights, prefix, role, leaf)
+            f"{own}.{leaf}": partial(_cut_from_fused, config, weights, prefix, role, leaf)
             for leaf in LEAVES
             if all(f"{prefix}.{one}.{leaf}" in weights for one in ("query", "key", "value"))
         }
         text = "a fused weight that holds query, key and value head by head, cut into thirds"
         yield WrongWeights("fused_weight", text, "WGT-1", third)
+
+
+def _cut_from_fused(config: EncoderConfig, given: Weights, prefix: str, role: str, leaf: str) -> Array:
+    """Return the third of a fused weight, which holds query, key and value for each head, that a role
+    would get.
+    """
+    roles = ("query", "key", "value")
+    parts = [given[f"{prefix}.{one}.{leaf}"] for one in roles]
+    split = [part.reshape(*part.shape[:-1], config.num_heads, config.head_dim) for part in parts]
+    fused = np.stack(split, axis=-2).reshape(*parts[0].shape[:-1], 3 * config.d_model)
+    return np.split(fused, 3, axis=-1)[roles.index(role)]
 
 
 def _orders(heads: int) -> list[tuple[int, ...]]:

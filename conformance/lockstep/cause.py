@@ -17,8 +17,9 @@ import numpy as np
 
 from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.bug import recipe as with_recipe
-from concord.conformance.bugs.catalogue import ENTRIES, TRAINING_GROUPS
-from concord.conformance.bugs.training.step import CLAUSE_OF, text
+from concord.conformance.bugs.catalogue import TRAINING
+from concord.conformance.bugs.training.edits import kept_in_other_step, of_other_step
+from concord.conformance.bugs.training.step import CLAUSE_OF
 from concord.conformance.explain import Cause
 from concord.conformance.explain.computation import within
 from concord.conformance.explain.fitting import Left, fitted, power
@@ -72,24 +73,23 @@ def cause_of(first: MadeStep, others: Sequence[MadeStep] = ()) -> Cause | None:
 
 def suspects(recipe: Recipe) -> Iterator[Hypothesis]:
     """Yield what may be wrong with a step of training by a recipe."""
-    told: set[Recipe] = {recipe}
-    for bug in ENTRIES:
-        if bug.group not in TRAINING_GROUPS or bug.only not in ("", recipe.algorithm):
-            continue
-        if "recipe" in bug.change.places:
-            try:
-                made = bug.change.recipe(recipe)
-            except ConfigError:
-                continue
-            if made == recipe:
-                continue
-            told.add(made)
-        yield Hypothesis(bug.name, text(bug, recipe), bug.clause, change=bug.change)
+    for bug in TRAINING.values():
+        if bug.only in ("", recipe.algorithm):
+            yield Hypothesis(bug.name, bug.explanation, bug.clause, change=bug.change)
+    for by, which in ((1, "after"), (-1, "before")):
+        for what, clause, change in (
+            ("the batches", "OPT-10", Change(batches=partial(of_other_step, by=by))),
+            ("what dropout keeps", "DRP-3", Change(masks=partial(kept_in_other_step, by=by))),
+        ):
+            yield Hypothesis("other_step", f"{what} of the step {which}", clause, change=change)
+    if any(getattr(recipe, name) for name in RATES):
+        off = with_recipe(**dict.fromkeys(RATES, 0.0))
+        yield Hypothesis("dropout_off", "training without dropout", "DRP-2", change=off)
     for name, fields in alternatives(recipe):
         with contextlib.suppress(ConfigError):
-            if recipe.replace(**fields) not in told:
-                what = f"{name} = {instead(fields[name], getattr(recipe, name))}"
-                yield Hypothesis(name, what, CLAUSE_OF[name], change=with_recipe(**fields))
+            recipe.replace(**fields)
+            what = f"{name} = {instead(fields[name], getattr(recipe, name))}"
+            yield Hypothesis(name, what, CLAUSE_OF[name], change=with_recipe(**fields))
 
 
 def alternatives(recipe: Recipe) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -97,6 +97,9 @@ def alternatives(recipe: Recipe) -> Iterator[tuple[str, dict[str, Any]]]:
     total, warmup, accumulation = recipe.total_steps or 0, recipe.warmup_steps, recipe.accumulation
     numbers = {
         **NUMBERS,
+        "momentum": (0.0,),
+        "beta1": (recipe.beta2,),
+        "weight_decay": (2 * recipe.weight_decay,),
         "undecayed": tuple(_others(recipe.undecayed)),
         "accumulation": tuple(value for value in (1, accumulation - 1, accumulation + 1) if value > 0),
         "warmup_steps": (0, warmup - 1, warmup + 1),
@@ -105,11 +108,15 @@ def alternatives(recipe: Recipe) -> Iterator[tuple[str, dict[str, Any]]]:
     for name in CLAUSE_OF:
         for value in CHOICES.get(name) or numbers.get(name, ()):
             if value != getattr(recipe, name):
-                yield name, {name: value, **_besides(name, value)}
+                yield name, {name: value, **_besides(recipe, name, value)}
 
 
-def _besides(name: str, value: Any) -> dict[str, Any]:
+def _besides(recipe: Recipe, name: str, value: Any) -> dict[str, Any]:
     """Return what has to be otherwise with a field."""
+    if name == "momentum":
+        return {"dampening": 0.0, "nesterov": False}
+    if name == "beta1":  # each in the other's place
+        return {"beta2": recipe.beta1}
     if name == "schedule" and value not in ("linear", "cosine"):
         return {"total_steps": None}
     none: dict[str, dict[str, Any]] = {"clipping": {"clip_at": None}, "decay_form": {"weight_decay": 0.0}}

@@ -1,9 +1,8 @@
-"""Which mutants are found, where, and by how much: every mutant on every backend."""
+"""Which mutants are found, where, and by how much: each on one backend, in turn, or on every one."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from concord.backends.pool import Pool
 from concord.backends.wire import WorkerFailure
 from concord.backends.worker import Worker
 from concord.conformance.bugs.bug import REFUSED, Bug
-from concord.conformance.bugs.catalogue import GROUPS, KNOWN
+from concord.conformance.bugs.catalogue import KNOWN, OPERATIONS
 from concord.conformance.campaign import Setup
 from concord.conformance.check import job_of
 from concord.conformance.family import Misfit
@@ -32,8 +31,6 @@ class Finding:
     Attributes:
         mutant, backend: which it is of.
         status: ``"found"``; ``"misplaced"``: found, but another tensor named first; ``"missed"``;
-            ``"equivalent"``: not found, and no input can show it; ``"alarm"``: found in a precision in which
-            no input can show it;
             ``"failed"``: no result; ``"absent"``: the framework is not installed.
         tensor: the first that is wrong, or :data:`concord.conformance.bugs.bug.REFUSED`.
         margin: its error in tolerances.
@@ -63,17 +60,15 @@ class Finding:
     @property
     def cell(self) -> str:
         """What a cell of the matrix says."""
-        if self.status == "found":
-            return f"{number(self.margin)} ✓"
-        return "–" if self.status == "equivalent" else self.status
+        return f"{number(self.margin)} ✓" if self.status == "found" else self.status
 
 
 @dataclass
 class Matrix:
-    """The findings of all mutants on all backends.
+    """The findings of mutants.
 
     Attributes:
-        findings: one for each mutant and backend.
+        findings: one for each mutant and backend that it was put into.
         asked: backends that were asked for by name: one of them that is absent has failed.
         versions: of the backends.
         unfinished: how many more findings there would be, had it not been ended before.
@@ -95,7 +90,7 @@ class Matrix:
             or any(f.status == "absent" and f.backend in self.asked for f in self.findings)
         ):
             return 3
-        return 1 if found & {"misplaced", "missed", "alarm"} else 0
+        return 1 if found & {"misplaced", "missed"} else 0
 
 
 def plugin(backend: str) -> str:
@@ -116,40 +111,46 @@ def mutable(names: Sequence[str] | None) -> list[str]:
 
 
 def chosen(names: Sequence[str] | None) -> list[Bug]:
-    """Return mutants by name, or all of a group by its name; all by default. The catalogue's order stays.
+    """Return mutants by name, or all of an operation; all by default. The catalogue's order stays.
 
     Raises:
         SpecError: listing every unknown name, with the nearest names.
     """
-    asked = set(names or GROUPS)
-    problems = unknowns("mutant", names or [], [*KNOWN, *GROUPS])
+    asked = set(names or OPERATIONS)
+    problems = unknowns("mutant", names or [], [*KNOWN, *OPERATIONS])
     if problems:
         raise SpecError(problems)
-    return [mutant for mutant in KNOWN.values() if asked & {mutant.name, mutant.group}]
+    return [mutant for mutant in KNOWN.values() if asked & {mutant.name, mutant.operation}]
 
 
 Progress = Callable[[str, str], None]
 """Called with a backend's name and the mutant that it is done with, or ``"started"``."""
 
 
+def turns(mutants: Sequence[Bug], names: Sequence[str], every: bool = False) -> dict[str, Sequence[Bug]]:
+    """Return which mutants each backend has: each mutant on one of them in turn, or on every one."""
+    step = 1 if every else len(names)
+    return {name: mutants[0 if every else place :: step] for place, name in enumerate(names)}
+
+
 def conduct(
-    mutants: Sequence[Bug],
-    names: Iterable[str],
+    asked: Mapping[str, Sequence[Bug]],
     settings: Setup,
     progress: Progress = lambda backend, done: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Matrix:
-    """Run every mutant on every backend, as many backends at a time as there are cores.
+    """Run mutants, as many backends at a time as there are cores.
 
     Args:
+        asked: the mutants of each backend.
         stopped: as in :func:`concord.conformance.campaign.conduct`.
     """
     with Pool(halted=stopped) as pool:
-        hunts = [Hunt(name, settings, progress, pool) for name in names]
-        findings = pool.map(lambda hunt: hunt.all(mutants), hunts)
+        hunts = [Hunt(name, settings, progress, pool) for name in asked]
+        findings = pool.map(lambda hunt: hunt.all(asked[hunt.backend]), hunts)
     versions = {hunt.backend: hunt.version for hunt in hunts if hunt.version}
     every = [finding for of_one in findings for finding in of_one]
-    return Matrix(every, settings.asked, versions, len(hunts) * len(mutants) - len(every))
+    return Matrix(every, settings.asked, versions, sum(map(len, asked.values())) - len(every))
 
 
 class Hunt:
@@ -196,34 +197,21 @@ class Hunt:
         self.progress(self.backend, "started")
 
     def find(self, mutant: Bug) -> Finding:
-        """Look for a mutant in each precision that can show it; where none can, it must not be found."""
+        """Look for a mutant in each precision."""
         ended = partial(Finding, mutant.name, self.backend)
         try:
-            for dtype in mutant.equivalent:
-                if seen := self.look(mutant, mutant.scenario, dtype, certain=True):
-                    detail = f"found in {dtype}, in which nothing can show it"
-                    return dataclasses.replace(seen, status="alarm", detail=detail)
             for dtype in mutant.precisions:
-                if seen := self.look(mutant, mutant.scenario, dtype):
+                if seen := self.look(mutant, dtype):
                     return seen
-            if mutant.precisions:
-                return ended("missed")
-            return ended("equivalent", detail="; ".join(dict.fromkeys(mutant.equivalent.values())))
+            return ended("missed")
         except WorkerFailure as failure:
             return ended("absent" if failure.status == "absent" else "failed", detail=str(failure))
         except (SpecError, Unsupported) as error:
             return ended("failed", detail=str(error))
 
-    def look(self, mutant: Bug, scenario: str, dtype: str, certain: bool = False) -> Finding | None:
-        """Look for a mutant in one case, or run of training, and precision.
-
-        Args:
-            certain: whether it is to be known that there is none.
-
-        Raises:
-            SpecError: if that cannot be known, since a section of the run was judged nowhere.
-        """
-        case = f"{mutant.variant}-{scenario}"
+    def look(self, mutant: Bug, dtype: str) -> Finding | None:
+        """Look for a mutant in its case, or run of training, in one precision."""
+        case = f"{mutant.variant}-{mutant.scenario}"
 
         def found(right: bool, tensor: str, margin: float, **said: Any) -> Finding:
             status = "found" if right else "misplaced"
@@ -241,13 +229,11 @@ class Hunt:
             clauses = cause.clauses if cause else (row.clause,)
         else:
             try:
-                verdict = self.verdict(mutant, scenario, dtype)
+                verdict = self.verdict(mutant, dtype)
             except (WorkerFailure, Misfit) as refusal:
                 if isinstance(refusal, WorkerFailure) and refusal.status != "error":
                     raise
                 return found(mutant.rightly_first(REFUSED), REFUSED, float("inf"), detail=str(refusal))
-            if certain and verdict.status == "undetermined":
-                raise SpecError(f"not judged: {' and '.join(verdict.unjudged)} of {case}, {dtype}")
             if (first := verdict.first_divergence) is None:
                 return None
             row, right, detail = first, mutant.rightly_first(first.tensor), first.note
@@ -256,11 +242,11 @@ class Hunt:
                 return found(right, row.tensor, row.ratio, detail=detail, row=row)
             cause, clauses = diagnosis.cause, (diagnosis.clause,)
         said = cause.hypothesis if cause else ""
-        clause = ("right" if mutant.clause in clauses else "wrong") if mutant.clause else ""
+        clause = "right" if mutant.clause in clauses else "wrong"
         named = {"cause": mutant.diagnosed(said), "said": said, "clause": clause}
         return found(right, row.tensor, row.ratio, detail=detail, row=row, **named)
 
-    def verdict(self, mutant: Bug, scenario: str, dtype: str) -> Verdict:
+    def verdict(self, mutant: Bug, dtype: str) -> Verdict:
         """Judge a run of a mutant in a standard case; a worker that dies is started again, a few times.
 
         Raises:
@@ -277,7 +263,7 @@ class Hunt:
             )
 
         build = partial(build_case, mutant.variant, options=dict(mutant.options))
-        if mutant.after and mutant.after != scenario:
+        if mutant.after:
             run(build(mutant.after))
-        case = build(scenario)
+        case = build(mutant.scenario)
         return job_of(case, dtype).judge(run(case))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -54,18 +53,15 @@ class Mutating:
         if name not in CHANGES[kind]:
             raise unknown(kind, name, list(CHANGES[kind]))
         change = CHANGES[kind][name]
-        changed = dataclasses.replace(change.request(request), implementation=implementation or "explicit")
+        changed = dataclasses.replace(request, implementation=implementation or "explicit")
         if request.implementation != self.running:
             self.running, self.memory = request.implementation, {}
-        self.injection = self.context(change, changed, self.memory) if change.edit else None
+        self.injection = self.context(change, changed, self.memory)
         try:
-            with self.injection.confirmed() if self.injection else nullcontext():
-                run = self._untouched(changed)
+            with self.injection.confirmed():
+                return self._untouched(changed)
         finally:
             self.injection = None
-        if change.handed_out:
-            run.gradients = dict(change.handed_out(run.gradients))
-        return run
 
     def train(self, request: Request) -> TrainingSession:
         """Hold training open, with the bug of training that the implementation names.
@@ -77,12 +73,8 @@ class Mutating:
         if colon and name not in TRAINING:
             raise unknown("bug of training", name, list(TRAINING))
         if colon:
-            change, training = TRAINING[name].change, request.training
-            assert training is not None
-            recipe = change.recipe(training.recipe)
-            request = dataclasses.replace(
-                request, implementation="explicit", training=dataclasses.replace(training, recipe=recipe)
-            )
+            change = TRAINING[name].change
+            request = dataclasses.replace(request, implementation="explicit")
             self.trainer = partial(MutatedTrainer, change=change, rounding=self.context(change, request, {}))
         try:
             # Of the adapter, the next base.

@@ -13,7 +13,7 @@ from concord.conformance.mutants.matrix import Matrix
 from concord.conformance.report import ordered
 from concord.conformance.wording import once
 
-STYLES = {"found": "green", "equivalent": "dim", "absent": "dim", "failed": "bold magenta"}
+STYLES = {"found": "green", "absent": "dim", "failed": "bold magenta"}
 
 
 def matrix_table(matrix: Matrix) -> Table:
@@ -22,7 +22,7 @@ def matrix_table(matrix: Matrix) -> Table:
     table = Table(
         title="Mutants: first error in tolerances", title_justify="left", title_style="bold", padding=(0, 1)
     )
-    table.add_column("mutant, and the input that shows it", overflow="fold")
+    table.add_column("mutant, and the case that shows it", overflow="fold")
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     cells = {
@@ -30,11 +30,11 @@ def matrix_table(matrix: Matrix) -> Table:
         for finding in matrix.findings
     }
     mutants = [KNOWN[name] for name in ordered(finding.mutant for finding in matrix.findings)]
-    for group, of_group in groupby(mutants, lambda mutant: mutant.group):
+    for operation, of_operation in groupby(mutants, lambda mutant: mutant.operation):
         table.add_section()
-        table.add_row(Text(group, style="bold"))
-        for mutant in of_group:
-            shown_by = mutant.input if mutant.precisions else "none"
+        table.add_row(Text(operation, style="bold"))
+        for mutant in of_operation:
+            shown_by = f"{mutant.variant}-{mutant.scenario}"
             found = (cells.get((mutant.name, backend)) for backend in names)
             table.add_row(Group(Text(mutant.name), Text(shown_by, style="dim")), *found)
     return table
@@ -42,7 +42,7 @@ def matrix_table(matrix: Matrix) -> Table:
 
 def summary(matrix: Matrix, backend: str) -> str:
     """Return how many are found in a backend, and how often the right tensor, clause and cause are named."""
-    asked = [one for one in matrix.findings if one.backend == backend and KNOWN[one.mutant].precisions]
+    asked = [one for one in matrix.findings if one.backend == backend]
     found = [one for one in asked if one.status in ("found", "misplaced")]
     said = [f"{backend}: found {len(found)} of {len(asked)}"]
     right = {
@@ -63,7 +63,7 @@ def show(matrix: Matrix, console: Console) -> None:
     for one in matrix.findings:
         if one.status == "absent":
             absent[one.backend] = one.detail
-        elif one.status not in ("found", "equivalent"):
+        elif one.status != "found":
             first = " or ".join(KNOWN[one.mutant].first)
             named = f" at {one.tensor}, not {first}" if one.status == "misplaced" else ""
             where = f" ({one.case}, {one.dtype})" if one.case else ""
@@ -77,9 +77,6 @@ def show(matrix: Matrix, console: Console) -> None:
     for one in matrix.findings:
         if one.cause == "wrong":
             console.print(Text(f"{one.backend}: {one.mutant} is explained by {one.said}", style="yellow"))
-    for name in ordered(one.mutant for one in matrix.findings):
-        for reason, dtypes in groupby((reasons := KNOWN[name].equivalent), reasons.__getitem__):
-            console.print(Text(f"equivalent in {' and '.join(dtypes)}: {name}: {reason}", style="dim"))
     for backend in ordered(one.backend for one in matrix.findings):
         console.print(summary(matrix, backend), highlight=False)
     if matrix.unfinished:

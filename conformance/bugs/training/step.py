@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from concord.backends.optimizers import Operations
-from concord.conformance.bugs.bug import Bug, Change
-from concord.conformance.wording import instead
+from concord.conformance.bugs.bug import Change
 from concord.spec.batch import Batch
 from concord.spec.training.dropout import sites
 from concord.spec.training.recipe import RATES, Recipe
@@ -236,14 +235,3 @@ def stages(change: Change, recipe: Recipe) -> set[str]:
     return {stage for stage, places in PLACES.items() if change.places & {*places}} | {
         known.get(CLAUSE_OF[name], "moments") for name in differing(change, recipe)
     }
-
-
-def text(bug: Bug, recipe: Recipe) -> str:
-    """Return what a bug is in training by a recipe, in words that follow "explained by"."""
-    made = bug.change.recipe(recipe)
-    said = [
-        f"{name} = {instead(getattr(made, name), getattr(recipe, name))}"
-        for name in differing(bug.change, recipe)
-        if name not in RATES
-    ]
-    return bug.text + (f" ({', '.join(said)})" if said and bug.group else "")

@@ -1,0 +1,30 @@
+"""Another operand of a step: the tensor before it, or beside it, that another one was taken for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from concord.conformance.explain.backward import made_of
+from concord.conformance.explain.hypothesis import Hypothesis
+from concord.conformance.explain.question import Question
+from concord.conformance.explain.step import group_of
+from concord.spec.tensors import clause_of, source_of
+
+
+def of_operands(question: Question) -> Iterator[Hypothesis]:
+    """Yield each operand of the step in question with each tensor of its shape in its place."""
+    if question.tensor not in question.exact.taps:
+        return
+    known = {name: question.exact.now[name] for name in question.before if name in question.exact.now}
+    operands = made_of(question.exact.taps[question.tensor], {id(node): name for name, node in known.items()})
+    near = {group_of(question.tensor), *map(group_of, operands)}
+    config, part = question.config, question.case.part
+    for operand in operands:
+        for other, node in known.items():
+            if other != operand and node.shape == known[operand].shape and group_of(other) in near:
+                # What goes into the step of the operand: that step was left out.
+                step = operand if source_of(config, operand, part) == other else question.tensor
+                text = f"`{other}` taken for `{operand}`"
+                yield Hypothesis(
+                    "other_operand", text, clause_of(config, step, part), operands={operand: other}
+                )
