@@ -8,8 +8,6 @@ from pathlib import Path
 
 from concord import options
 from concord.conformance.campaign import Setup
-from concord.porting.prediction import BATCH, TextPredictor, framework_of, read_model
-from concord.porting.texts import Text, read_texts
 from concord.running import opened
 from concord.spec.errors import SpecError, collect, refuse, unknowns
 from concord.spec.precision import PRECISIONS
@@ -22,7 +20,7 @@ def predict(
     workers: options.Workers,
     pair: bool = False,
     texts: Path | None = None,
-    batch: int = BATCH,
+    batch: int = 32,
     max_tokens: int | None = None,
     dtype: str = "float32",
 ) -> None:
@@ -36,6 +34,9 @@ def predict(
         batch: Texts in a batch.
         max_tokens: Tokens that a text may have; longer ones are cut. Default: as many as fit.
     """
+    from concord.porting.prediction import TextPredictor, framework_of, read_model
+    from concord.porting.texts import Text, read_texts
+
     words = text or []
     if bool(words) == bool(texts):
         raise SpecError("give either TEXT or --texts FILE")
