@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from concord import backends
 from concord.backends.interface import Run
 from concord.conformance import family, record
@@ -25,13 +23,14 @@ from concord.porting.folder import folder_of
 from concord.porting.reading import read
 from concord.porting.recognition import AUTO
 from concord.porting.registry import known
-from concord.spec.batch import Batch, completed, example_batch, from_arrays, validate_batch
+from concord.porting.texts import Text, TextEncoder, batch_of
+from concord.spec.batch import Batch, completed, example_batch, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import Deviations
 from concord.spec.errors import refuse
 from concord.spec.files import find, sha256_of
 from concord.spec.parameters import Weights
-from concord.spec.tensors import POOLED, inputs, taps
+from concord.spec.tensors import POOLED, taps
 
 KIND = "certificate"
 
@@ -48,9 +47,6 @@ KEPT = 400 << 20
 
 STATED = ("device", "implementation", "execution", "precision", "deterministic")
 """What a certificate states of how backends run; the rest is the machine's."""
-
-Texts = Sequence[tuple[Sequence[int], Sequence[int]]]
-"""Ids and segments of each text."""
 
 Tell = Callable[[str], None]
 
@@ -112,7 +108,7 @@ class Certificate:
         source, target: the two checkpoints.
         table: the file with names and layouts of the source in place of its format's.
         backends: that computed both; empty: that of each one's format.
-        texts: that the sentences are; None: they were drawn.
+        texts: that both were run on; none: ids were drawn.
         inputs: what both were run on, each with what it is.
         comparison: how the two differ; A is the source, B the target.
         report: the runs of both, grouped as ``"source"`` and ``"target"``, each judged as the source's model.
@@ -125,7 +121,7 @@ class Certificate:
     target: Side
     table: str | None
     backends: tuple[str, ...]
-    texts: Texts | None
+    texts: tuple[Text, ...]
     inputs: Mapping[str, str]
     comparison: Comparison
     report: Report
@@ -200,7 +196,7 @@ def certify(
     target_format: str = AUTO,
     table: str | None = None,
     names: Sequence[str] = (),
-    texts: Texts | None = None,
+    texts: Sequence[Text] = (),
     settings: Setup | None = None,
     tell: Tell = lambda text: None,
 ) -> Certificate:
@@ -211,13 +207,13 @@ def certify(
         source_format, target_format: of :func:`concord.porting.formats`, or ``"auto"``.
         table: the file with names and layouts of the source in place of its format's.
         names: the backends that compute both; none: that of each one's format.
-        texts: ids and segments of each sentence; None: they are drawn.
+        texts: that both are run on, by the source's tokenizer; none: ids are drawn.
         settings: how the backends run.
         tell: takes what is being done, in words.
 
     Raises:
         UnknownNameError: for an unknown format or backend.
-        SpecError: if one of the two cannot be read, or changes meanwhile, or the texts do not fit the model.
+        SpecError: if one of the two cannot be read, or changes meanwhile, or has no tokenizer for texts.
     """
     source = read(source_path, source_format, Path(table) if table else None)
     target = read(target_path, target_format)
@@ -227,7 +223,7 @@ def certify(
     )
     tell("comparing every tensor")
     comparison = compare(source, target)
-    batches, meanings = inputs_of(source.config, source.part, texts)
+    batches, meanings = inputs_of(source, texts)
     homes = [names or (known(one.format).home,) for one in (source, target)]
     # A backend that is not installed is missing: each of the two has to be run.
     settings = replace(settings or Setup(), asked=(*homes[0], *homes[1]))
@@ -238,7 +234,9 @@ def certify(
     with family.keeping(KEPT):
         report, bugs = _run_both(source, target, batches, homes, run)
     refuse([*_altered(first, source_path), *_altered(second, target_path)])
-    return Certificate(first, second, table, (*names,), texts, meanings, comparison, report.explained(), bugs)
+    return Certificate(
+        first, second, table, (*names,), (*texts,), meanings, comparison, report.explained(), bugs
+    )
 
 
 def _run_both(
@@ -304,38 +302,25 @@ def _altered(side: Side, path: Path) -> Iterator[str]:
             yield f"{path}: {name} was altered: its SHA-256 is {now[name]} but must be {digest}"
 
 
-def inputs_of(
-    config: EncoderConfig, part: str, texts: Texts | None = None
-) -> tuple[dict[str, Batch], dict[str, str]]:
+def inputs_of(source: Checkpoint, texts: Sequence[Text] = ()) -> tuple[dict[str, Batch], dict[str, str]]:
     """Return what a model is run on, and what that is.
 
     Raises:
-        BatchError: if the texts do not fit the model.
+        SpecError: if it has no tokenizer for texts.
     """
+    config, part, batches, meanings = source.config, source.part, dict[str, Batch](), dict[str, str]()
     room = config.max_positions - config.position_start
     flat = part in POOLED and config.pooling == "flatten"  # takes as many tokens as there are positions
-    batches, meanings = dict[str, Batch](), dict[str, str]()
     for name, (samples, tokens, padding) in DRAWN.items():
         width = config.max_positions if flat else min(tokens, room)
         batches[name] = example_batch(config, samples, width, 0, padding, part)
         meanings[name] = f"{samples} of {width} tokens, drawn at random, padding {padding}"
     if texts:
-        batches[SENTENCES] = _of_texts(config, part, texts, config.max_positions if flat else 0)
+        batch = batch_of(config, TextEncoder(source).encode(texts))
+        batches[SENTENCES] = completed(config, batch, part, drawn=True)
+        validate_batch(config, batches[SENTENCES], part)
         meanings[SENTENCES] = f"{len(texts)} texts that were given"
     return batches, meanings
-
-
-def _of_texts(config: EncoderConfig, part: str, texts: Texts, least: int) -> Batch:
-    width = max(least, *(len(ids) for ids, _ in texts))
-    ids, segments = (np.full((len(texts), width), fill, np.int64) for fill in (config.pad_id, 0))
-    for row, (of_text, in_segments) in enumerate(texts):
-        ids[row, : len(of_text)], segments[row, : len(of_text)] = of_text, in_segments
-    takes = inputs(config, part)
-    arrays = {"input_ids": ids, "segment_ids": segments}
-    batch = from_arrays({name: array for name, array in arrays.items() if name in takes})
-    batch = completed(config, batch, part, drawn=True)
-    validate_batch(config, batch, part)
-    return batch
 
 
 # Bugs that are put into the target.

@@ -12,10 +12,12 @@ from concord.conformance import record
 from concord.conformance.campaign import Setup
 from concord.porting import certificate as certificates
 from concord.porting.certificate import certify, hashes, inputs_of, page
-from concord.spec.errors import BatchError, SpecError
+from concord.porting.texts import Text
+from concord.spec.errors import SpecError
 from concord.writing import KINDS
 from tests.toys.checkpoints import CARRIED, drawn
 from tests.toys.disturbed import name_of
+from tests.toys.ready import hugging_face
 from tests.toys.surroundings import ROOT, toy
 
 SIZES = {
@@ -116,18 +118,20 @@ def test_a_tokenizer_has_to_come_along_where_the_format_has_a_place_for_it(right
 @pytest.mark.parametrize("part", ["model", "encoder"])
 def test_inputs_fit_every_variant(variant, part):
     config = spec.variant(variant, **{**SIZES, "max_positions": 13})
-    batches, meanings = inputs_of(config, part)
+    batches, meanings = inputs_of(porting.from_weights(config, drawn(config, part), part))
     assert batches.keys() == meanings.keys()
     for batch in batches.values():
         spec.validate_batch(config, batch, part)
     assert batches["padding first"].required("input_ids")[0, 0] == config.pad_id
 
 
-def test_texts_take_the_place_of_what_is_drawn():
-    batches, _ = inputs_of(CONFIG, "model", [([3, 4, 5], [0, 0, 1]), ([6], [0])])
-    assert batches["sentences"].required("input_ids").tolist() == [[3, 4, 5], [6, 0, 0]]
-    with pytest.raises(BatchError, match="11 tokens"):
-        inputs_of(CONFIG, "model", [([3] * 11, [0] * 11)])
+def test_texts_take_the_place_of_what_is_drawn(tmp_path):
+    source = porting.read(hugging_face(tmp_path / "a"))
+    batches, meanings = inputs_of(source, [Text("the cat sat"), Text("short")])
+    assert batches["sentences"].required("input_ids").tolist() == [[2, 5, 7, 11, 3], [2, 23, 3, 0, 0]]
+    assert meanings["sentences"] == "2 texts that were given"
+    with pytest.raises(SpecError, match="has no tokenizer"):
+        inputs_of(porting.from_weights(CONFIG, WEIGHTS), [Text("short")])
 
 
 def test_certificates_among_the_documents_have_their_pages():

@@ -9,14 +9,13 @@ import typer
 
 from concord import options, writing
 from concord.conformance import record
-from concord.model import OwnModel, lengths
 from concord.options import Written
 from concord.progress import telling
 from concord.spec.errors import refuse
 from concord.terminal import Terminal
 
 if TYPE_CHECKING:
-    from concord.porting.certificate import Certificate, Texts
+    from concord.porting.certificate import Certificate
 
 STATED = ("form", "to", "table", "texts", "device", "precision", "implementation", "execution")
 """Options of a certificate that is made: one that is made again states them itself."""
@@ -48,6 +47,7 @@ def certify(
         to (FORMAT): The format of DST. Default: recognised by its files.
     """
     from concord.porting import certificate as certificates
+    from concord.porting.texts import read_texts
 
     names, settings, problems = workers.backend or (), workers.settings(), list[str]()
     if names:
@@ -70,7 +70,7 @@ def certify(
             to,
             str(table) if table else None,
             names,
-            _rows(OwnModel(source, form, table, texts)) if texts else None,
+            read_texts(texts) if texts else (),
             settings,
             telling(),
         )
@@ -87,21 +87,6 @@ def certify(
     if verify is not None:
         console.tell(f"{verify}: {len(problems) or 'no'} differences", style="bold")
     raise typer.Exit(1 if made is None or problems else made.exit_code)
-
-
-def _rows(model: OwnModel) -> Texts:
-    """Return the ids and segments of each text.
-
-    Raises:
-        SpecError: if there is no tokenizer, or a line is no text.
-    """
-    own, rows = model.load(gradients=False), []
-    for batch in own.batches.values():
-        ids = batch.required("input_ids")
-        segments = ids * 0 if batch.segment_ids is None else batch.segment_ids
-        for row, other, length in zip(ids, segments, lengths(batch, own.config), strict=True):
-            rows.append((row[:length].tolist(), other[:length].tolist()))
-    return rows
 
 
 def _show(made: Certificate, console: Terminal) -> None:
