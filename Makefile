@@ -54,7 +54,9 @@ site: $(VENV)/installed tree ## build guides and reference as a site, into site/
 	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --site-dir $(SITE)
 
 readme: $(VENV)/installed ## write the table of the README anew
-	$(RUN)/concord check --markdown README.md
+	mkdir -p build
+	$(RUN)/concord check --json build/check.json
+	$(RUN)/concord show report build/check.json --markdown README.md
 
 $(VENV)/installed: pyproject.toml setup.py $(CONSTRAINTS)
 	test -x $(RUN)/python || $(PYTHON) -m venv $(VENV)
@@ -65,7 +67,7 @@ criteria: $(VENV)/installed ## write docs/guides/criteria.md, the comparison wit
 	$(RUN)/python examples/criteria.py docs/guides/criteria.md
 
 SPEED := speed --preset minilm --profile tuned --implementation library
-RECORD = --json conformance/results/$1.json --markdown docs/guides/$1.md
+RECORD = --json conformance/results/$1.json && $(RUN)/concord show report conformance/results/$1.json --markdown docs/guides/$1.md
 
 speed-measured: $(VENV)/installed ## write the records of speed and their guides anew, on a quiet machine
 	$(RUN)/concord $(SPEED) --preset bert-base --implementation library:onednn --execution compiled --execution unpadded-compiled --lengths full --lengths ragged $(call RECORD,speed-forward)

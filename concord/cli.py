@@ -31,17 +31,17 @@ from concord.ending import end
 from concord.options import command
 
 COMMANDS = {
-    "Judge": (compare, check, lockstep, golden, fuzz, mutants),
+    "Judge": (compare, check, lockstep),
     "Port": (port, diff, certify, predict),
-    "Show and measure": (speed,),
-    "Help": (demo, doctor),
+    "Measure and look": (speed, demo, doctor),
+    "For maintainers": (golden, fuzz, mutants),
 }
 """The commands as they stand in the help."""
 
 GROUPS = (
-    ("Judge", "case", "Write or run cases as files.", (case.export, case.run)),
+    ("For maintainers", "case", "Write or run cases as files.", (case.export, case.run)),
     (
-        "Show and measure",
+        "Measure and look",
         "show",
         "Make a page or a table.",
         (show.variants, show.report, show.attention),

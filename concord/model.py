@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.campaign import Job
-from concord.options import OptionGroup, outside
+from concord.options import OptionGroup
 from concord.spec.batch import Batch, completed, example_batch, from_arrays, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, located, refuse, unknowns
@@ -33,7 +32,7 @@ MOST_SHOWN = 5
 """Truncated texts that are named one by one."""
 
 BATCH = 8
-"""Texts of a case, unless it is said otherwise."""
+"""Texts of a case."""
 
 TOKENS = 11
 """Of a case that is drawn, where there is room for them."""
@@ -75,9 +74,6 @@ class OwnModel(OptionGroup):
         checkpoint ([CHECKPOINT]): In place of standard cases: a checkpoint of any format.
         inputs: Arrays to run it on, as safetensors: input_ids, and segment_ids, labels, cotangent
             where you have them.
-        batch: Samples in a batch. Default: 8 texts, or all samples of --inputs.
-        max_tokens: With --texts: tokens that a text may have; what is longer is cut off. Default:
-            as many as the model takes.
     """
 
     panel = "A model of your own"
@@ -87,8 +83,6 @@ class OwnModel(OptionGroup):
     table: Path | None = None
     texts: Path | None = None
     inputs: Path | None = None
-    batch: int | None = None
-    max_tokens: int | None = None
 
     def check(self, **instead: Any) -> bool:
         """Return whether there is a model of one's own.
@@ -106,18 +100,16 @@ class OwnModel(OptionGroup):
         wrong = instead if there else about
         problems = [f"--{name} is given {why}" for name, value in wrong.items() if value]
         problems += ["--texts and --inputs are both given; give either"] * bool(self.texts and self.inputs)
-        problems += outside(("batch", self.batch, 1, inf))
-        if self.max_tokens is not None and self.texts is None:
-            problems.append("--max-tokens is given but --texts is not: it is about texts")
         refuse(problems)
         return there
 
-    def load(self, part: str = "model", gradients: bool = True) -> Own:
+    def load(self, part: str = "model", gradients: bool = True, size: int = BATCH) -> Own:
         """Read the checkpoint, and what it is to be run on.
 
         Args:
             part: one of :data:`PARTS`; ``"model"`` is what the checkpoint holds.
             gradients: whether any are wanted: then labels or cotangents that nobody gave are drawn.
+            size: texts of a batch.
 
         Raises:
             SpecError: listing what is wrong with the checkpoint, or with texts or inputs.
@@ -132,7 +124,7 @@ class OwnModel(OptionGroup):
         part = _part(found, part, remarks)
         config, name = found.config, legible(name_of(self.checkpoint))
         if self.texts is not None:
-            batches = self._of_texts(self.texts, found, part, remarks)
+            batches = self._of_texts(self.texts, found, part, remarks, size)
         elif self.inputs is not None:
             batches = self._of_arrays(self.inputs, config, part, remarks)
         else:
@@ -187,13 +179,15 @@ class OwnModel(OptionGroup):
             if entry.status == "ignored":
                 yield f"ignored: {entry.foreign}: {entry.reason}"
 
-    def _of_texts(self, path: Path, found: Checkpoint, part: str, remarks: list[str]) -> dict[str, Batch]:
+    def _of_texts(
+        self, path: Path, found: Checkpoint, part: str, remarks: list[str], size: int
+    ) -> dict[str, Batch]:
         """Return the texts of a file as batches, by the number of the first."""
         from concord.porting.texts import TextEncoder, batch_of, read_texts
 
         texts = read_texts(path)
         with located(str(self.checkpoint)):
-            encoder = TextEncoder(found, self.max_tokens)
+            encoder = TextEncoder(found)
         encoded = encoder.encode(texts)
         labels = [text.label for text in texts if text.label is not None]
         labelled = part == "model" and len(labels) == len(texts)
@@ -213,7 +207,6 @@ class OwnModel(OptionGroup):
         ]
         more = [f"and {len(cut) - MOST_SHOWN} more texts were cut off"] if len(cut) > MOST_SHOWN else []
         remarks += cut[:MOST_SHOWN] + more
-        size = self.batch or BATCH
         classes = np.array([names.index(label) for label in labels], np.int64) if labelled else None
         return {
             f"{legible(path.stem)}-{start + 1}": batch_of(
@@ -227,21 +220,13 @@ class OwnModel(OptionGroup):
     def _of_arrays(
         self, path: Path, config: EncoderConfig, part: str, remarks: list[str]
     ) -> dict[str, Batch]:
-        """Return the arrays of a file, ``input_ids`` (B, T) and other inputs of the part, as batches."""
+        """Return the arrays of a file, ``input_ids`` (B, T) and other inputs of the part, as a batch."""
         with located(str(path)):
             named = _named(read_arrays(path), config)
             if "segment_ids" in inputs(config, part) and "segment_ids" not in named and "input_ids" in named:
                 named["segment_ids"] = np.zeros_like(named["input_ids"])
                 remarks.append("segment_ids are 0, since nobody gave any")
-            validate_batch(config, completed(config, from_arrays(named), part), part)
-        count = len(named["input_ids"])
-        size, stem = self.batch or count, legible(path.stem)
-        return {
-            stem if size >= count else f"{stem}-{start + 1}": from_arrays(
-                {name: array[start : start + size] for name, array in named.items()}
-            )
-            for start in range(0, count, size)
-        }
+            return {legible(path.stem): from_arrays(named)}
 
 
 def legible(text: str) -> str:

@@ -17,7 +17,6 @@ import typer
 
 from concord import backends, spec, writing
 from concord.backends.interface import EXECUTIONS, IMPLEMENTATIONS, PRECISION_MODES
-from concord.backends.worker import TIME_LIMIT
 from concord.conformance import record
 from concord.conformance.campaign import Setup
 from concord.conformance.compare import DECLARATIONS
@@ -78,7 +77,6 @@ class OptionGroup:
         forward_only: Run and judge the forward pass alone, without gradients.
         html: Write the results as a page: one file that needs nothing else.
         json: Write the results as JSON.
-        markdown: Put the table between its markers in a Markdown file.
         part (P): The part of the model that runs: one of {values}.
         seed (S): The seed of everything that is drawn.
         table: Names and layouts of the checkpoint's tensors, as TOML, in place of the format's own.
@@ -181,9 +179,6 @@ class Workers(OptionGroup):
     Attributes:
         backend (B): {PLUGIN}; may be repeated. Default: all that are installed.
         threads: Threads of each worker. Default: one for each core.
-        time_limit (SECONDS): Seconds that one run may take.
-        memory_limit (MIB): MiB that one worker may hold. Default: four fifths of the machine's
-            memory.
         device (D): cpu, cuda or cuda:N.
         python (B=PATH): Run a backend with the interpreter of another environment.
     """
@@ -192,8 +187,6 @@ class Workers(OptionGroup):
 
     backend: list[str] | None = None
     threads: int | None = None
-    time_limit: float = TIME_LIMIT
-    memory_limit: float | None = None
     device: str = "cpu"
     python: list[str] | None = None
 
@@ -224,13 +217,13 @@ class Workers(OptionGroup):
                 problems += unknowns(name, [given[name]], values)
         problems += outside(
             ("repeat", given.get("repeat"), 1, inf),
-            ("time-limit", self.time_limit, 0, MOST_SECONDS),
-            ("memory-limit", self.memory_limit, 1, MOST_MEMORY),
+            ("time-limit", given.get("time_limit"), 0, MOST_SECONDS),
+            ("memory-limit", memory := given.get("memory_limit"), 1, MOST_MEMORY),
             ("threads", self.threads, 1, MOST_THREADS),
         )
         refuse(problems)
-        if self.memory_limit is not None:
-            given["memory_limit"] = int(self.memory_limit * 2**20)
+        if memory is not None:
+            given["memory_limit"] = int(memory * 2**20)
         return Setup(**given, asked=tuple(self.backend or ()))
 
     def names(self) -> list[str]:
@@ -265,14 +258,11 @@ class Runs(Workers):
             library:fused (torch), library:onednn (torch, paddle).
         execution (E): eager, compiled, unpadded (library layers without the rows of padding) or
             unpadded-compiled.
-        deterministic: Only kernels that give the same bits each time; what has none is
-            unsupported.
     """
 
     precision: str = "strict"
     implementation: str = "explicit"
     execution: str = "eager"
-    deterministic: bool = False
 
 
 def outside(*sizes: tuple[str, float | None, float, float]) -> list[str]:
@@ -346,9 +336,9 @@ class Outputs(OptionGroup):
     json: Written | None = None
     html: Written | None = None
 
-    def check(self, *more: Path | None, **how: Any) -> None:
+    def check(self) -> None:
         """Refuse files that cannot be written, before anything runs; see :func:`concord.writing.check`."""
-        writing.check(self.json, self.html, *more, **how)
+        writing.check(self.json, self.html)
 
     def finish(
         self,
@@ -356,11 +346,10 @@ class Outputs(OptionGroup):
         kind: str,
         title: str,
         show: Callable[[], None],
-        *more: writing.Output,
         problems: Sequence[str] = (),
     ) -> int:
         """Write what a command came to, show it, and return its exit code."""
         made = record.made(found, kind, title)
         json, html = (self.json, lambda: record.text(made)), (self.html, lambda: writing.page(made))
-        writing.write(json, html, *more, show=show, problems=problems)
+        writing.write(json, html, show=show, problems=problems)
         return made.exit_code

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -28,7 +26,6 @@ def judged(
     outputs: Outputs,
     group: str,
     what: str,
-    markdown: Path | None = None,
     kind: str = "check",
     notes: Mapping[str, str] | None = None,
 ) -> NoReturn:
@@ -46,7 +43,7 @@ def judged(
         code = report.exit_code
         if report.results or not stopped():
             title = what if kind == "golden" else f"Conformance: {', '.join(how)}"
-            code = finish(report, outputs, kind, group, title, markdown)
+            code = finish(report, outputs, kind, group, title)
     raise typer.Exit(code)
 
 
@@ -56,21 +53,14 @@ def finish(
     kind: str,
     group: str,
     title: str,
-    markdown: Path | None = None,
 ) -> int:
     """Write a report, show it, and return its exit code.
 
     Args:
         group: what a line of the table stands for.
-        markdown: a file that gets the table between its markers, if all was run.
     """
     found = found.explained()
-    if markdown and found.unfinished:
-        complain(f"{markdown}: is left as it is: {found.unfinished} runs are missing in the table")
-        markdown = None
-    put = partial(report.within, markdown, "check") if markdown else str
-    table = (markdown, lambda: put(report.markdown(found)))
-    return outputs.finish(found, kind, title, lambda: report.show(found, Terminal(), title, group), table)
+    return outputs.finish(found, kind, title, lambda: report.show(found, Terminal(), title, group))
 
 
 @contextmanager

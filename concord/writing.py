@@ -10,7 +10,6 @@ from pathlib import Path
 import typer
 
 from concord.conformance import record
-from concord.conformance.report import around
 from concord.spec.errors import SpecError, collecting, located, refuse
 from concord.spec.files import obstacle, read_json, same_file, write_text
 from concord.terminal import Terminal
@@ -44,22 +43,17 @@ def output(text: str) -> Path:
     return Path(text)
 
 
-def check(*paths: Path | None, markdown: Path | None = None, markers: str = "") -> None:
+def check(*paths: Path | None) -> None:
     """Refuse files that cannot be written, are one and the same, or would replace what the command reads.
-
-    Args:
-        markdown: a file that has to have markers of this name.
 
     Raises:
         SpecError: listing every problem.
     """
-    given = [path for path in (*paths, markdown) if path is not None]
+    given = [path for path in paths if path is not None]
     problems = [problem for path in given if (problem := obstacle(path))]
     problems += [f"{other}: is named twice" for one, other in combinations(given, 2) if same_file(one, other)]
     refuse(problems)
     refuse([f"{one}: is read; name another file to write" for one in given if _is_read(one)])
-    if markdown is not None:
-        around(markdown, markers)
 
 
 def write(*outputs: Output, show: Callable[[], None] = lambda: None, problems: Sequence[str] = ()) -> None:

@@ -14,9 +14,6 @@ from concord.spec.tensors import PARTS
 DTYPES = ("float64", "float32")
 """The precisions that are checked unless others are asked for."""
 
-QUICK = ("float32",)
-"""Those of a quick check."""
-
 
 def check_jobs(
     variants: Sequence[str] | None = None,

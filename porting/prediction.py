@@ -48,12 +48,11 @@ class TextModel:
     encoder: TextEncoder
 
     @classmethod
-    def read(cls, path: Path, parts: Sequence[str], max_tokens: int | None = None) -> TextModel:
+    def read(cls, path: Path, parts: Sequence[str]) -> TextModel:
         """Read a checkpoint of any format.
 
         Args:
             parts: of which it has to be one.
-            max_tokens: that a text may have; by default as many as the model takes.
 
         Raises:
             SpecError: if it cannot be read, is another part, or has no tokenizer.
@@ -63,7 +62,7 @@ class TextModel:
         if part not in parts:
             raise SpecError(f"{path}: holds the part {part!r} but must hold one of {', '.join(parts)}")
         with located(str(path)):
-            encoder = TextEncoder(checkpoint, max_tokens)
+            encoder = TextEncoder(checkpoint)
         labels = checkpoint.labels or tuple(map(str, range(max(config.num_classes, 2))))
         return cls(name_of(path), config, checkpoint.weights(), labels, part, encoder)
 
@@ -139,9 +138,9 @@ class TextPredictor:
         self.close()
 
 
-def read_model(path: Path, max_tokens: int | None = None) -> TextModel:
+def read_model(path: Path) -> TextModel:
     """Read a classifier or a sentence encoder (:meth:`TextModel.read`)."""
-    return TextModel.read(path, ("model", "pooled"), max_tokens)
+    return TextModel.read(path, ("model", "pooled"))
 
 
 def load(path: str | Path, backend: str | None = None, dtype: str = "float32", **setup: Any) -> TextPredictor:

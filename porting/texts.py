@@ -114,20 +114,17 @@ class TextEncoder:
 
     Args:
         checkpoint: with the tokenizer's files: ``tokenizer.json`` or ``vocab.txt``, and what is said of them.
-        max_tokens: of a text; by default as many as there are positions for, or as its files say.
+
+    Attributes:
+        max_tokens: of a text: as many as there are positions for, or as its files say.
 
     Raises:
-        SpecError: if a file cannot be understood, there is none, or there are not so many positions.
+        SpecError: if a file cannot be understood, or there is none.
     """
 
-    def __init__(self, checkpoint: Checkpoint, max_tokens: int | None = None) -> None:
+    def __init__(self, checkpoint: Checkpoint) -> None:
         config, files = checkpoint.config, checkpoint.files
         room = config.max_positions - config.position_start
-        if max_tokens is not None and not 1 <= max_tokens <= room:
-            raise SpecError(
-                f"--max-tokens is {max_tokens} but must be at least 1 and at most {room}: "
-                "so many positions has the model [clause=INP-2]"
-            )
         settings, sentences = _object(files, SETTINGS), _object(files, LENGTHS)
         with optional("A checkpoint's tokenizer", "porting"):
             from tokenizers.normalizers import Lowercase, Sequence
@@ -138,7 +135,7 @@ class TextEncoder:
             before = [] if self.tokenizer.normalizer is None else [self.tokenizer.normalizer]
             self.tokenizer.normalizer = Sequence([Lowercase(), *before])
         # sentence-transformers does not ask the tokenizer where its own file says a length.
-        stated = (max_tokens, sentences.get("max_seq_length"), settings.get("model_max_length"))
+        stated = (sentences.get("max_seq_length"), settings.get("model_max_length"))
         self.max_tokens = min(room, next((n for n in stated if type(n) is int and n > 0), room))
         self.prompt = _prompt(_object(files, PROMPTS))
 

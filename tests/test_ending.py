@@ -150,14 +150,3 @@ def test_mutants_that_are_stopped_keep_what_was_found(monkeypatch):
     found = matrix.conduct({"torch": chosen}, Setup(), progress, lambda: len(done) >= 3)
     assert 3 <= len(found.findings) < 7
     assert (len(found.findings) + found.unfinished, found.exit_code) == (7, 3)
-
-
-def test_a_table_is_left_as_it_is_if_runs_are_missing(tmp_path):
-    page = tmp_path / "README.md"
-    page.write_text("<!-- begin check -->\nas before\n<!-- end check -->\n")
-    running = Running(tmp_path, ENDED["check"][0], "--markdown", page)
-    assert until(lambda: noted(running.notes, "hanging"))
-    running.process.send_signal(signal.SIGINT)
-    assert running.end() == 130
-    assert "is left as it is" in running.said()
-    assert "as before" in page.read_text()

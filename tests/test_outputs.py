@@ -22,8 +22,6 @@ from concord.conformance.verdict import Result
 from tests.toys.dumps import answer, exported
 from tests.toys.surroundings import contents, program
 
-MARKED = "before\n<!-- begin check -->\nold\n<!-- end check -->\nafter\n"
-
 
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory):
@@ -51,7 +49,6 @@ def places(tmp_path):
         (f"--json {'n' * 300}", f"{'n' * 300}: cannot be written: File name too long"),
         ("--json one --html other", "other: is named twice"),
         ("--json new --html linked", "linked: is named twice"),
-        ("--markdown one", "one: lacks the lines '<!-- begin check -->' and '<!-- end check -->'"),
         ("--json dumps", "dumps: cannot be written: Is a directory"),
     ],
     ids=lambda text: text[:24],
@@ -110,13 +107,13 @@ def full(monkeypatch):
     return fill
 
 
-OLD = {"out.json": b"old", "out.html": b"old", "README.md": MARKED.encode()}
+OLD = {"out.json": b"old", "out.html": b"old"}
 
 
 def test_a_full_disk_leaves_each_output_as_it_was_or_as_it_should_be(invoke, answered, tmp_path, full):
     names = list(OLD)
-    json_, html, markdown = (tmp_path / name for name in names)
-    command = f"check --from-dump {answered} --json {json_} --html {html} --markdown {markdown}"
+    json_, html = (tmp_path / name for name in names)
+    command = f"check --from-dump {answered} --json {json_} --html {html}"
     for at in range(len(names) + 1):
         for name, content in OLD.items():
             (tmp_path / name).write_bytes(content)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from concord.commands.speed import MOST, Models, _own
+from concord.commands.speed import Models, _own
 from concord.model import OwnModel
 from concord.speed import Workload
 from tests.toys.dumps import answer, leave
@@ -21,7 +21,7 @@ ID = {word: number for number, word in enumerate(WORDS)}
 
 
 def test_texts_become_the_ids_of_the_models_own_tokenizer(tmp_path):
-    found = OwnModel(hugging_face(tmp_path / "bert"), texts=texts(tmp_path / "t.txt"), batch=3).load()
+    found = OwnModel(hugging_face(tmp_path / "bert"), texts=texts(tmp_path / "t.txt")).load(size=3)
     assert list(found.batches) == ["bert-t-1", "bert-t-4"]
     batch = found.batches["bert-t-1"]
     row = "[CLS] a quick dog ran , look ##ing in the bank ? [SEP]"
@@ -47,15 +47,15 @@ def ids_of(words):
 
 
 def test_what_is_cut_off_is_said(tmp_path):
-    found = OwnModel(hugging_face(tmp_path / "bert"), texts=texts(tmp_path / "t.txt"), max_tokens=7).load()
+    folder = hugging_face(tmp_path / "bert")
+    (folder / f"{SMALL}.json").write_text('{"model_max_length": 7}')
+    found = OwnModel(folder, texts=texts(tmp_path / "t.txt")).load()
     (batch,) = found.batches.values()
     assert batch.input_ids.shape == (5, 7)
     assert batch.input_ids[0].tolist() == ids_of("[CLS] the cat sat on the [SEP]")
     assert [line.partition(": ")[2] for line in found.remarks if "cut off" in line] == [
         f"{count} tokens were cut off: 7 are as many as it may have" for count in (2, 6, 5)
     ]
-    (line,) = refusal(OwnModel(tmp_path / "bert", texts=tmp_path / "t.txt", max_tokens=20).load)
-    assert "at most 19" in line
 
 
 LIMIT, SMALL, PROMPTS = "sentence_bert_config", "tokenizer_config", "config_sentence_transformers"
@@ -121,8 +121,6 @@ def test_inputs_are_taken_as_they_are(tmp_path):
     assert (found.part, batch.input_ids.tolist()) == ("encoder", given["input_ids"].tolist())
     assert batch.cotangent.shape == (2, 3, 14)
     assert "cotangent is drawn, since nobody gave any" in " ".join(found.remarks)
-    one_by_one = OwnModel(folder, inputs=tmp_path / "i.safetensors", batch=1).load()
-    assert list(one_by_one.batches) == ["bert-i-1", "bert-i-2"]
 
 
 def test_inputs_that_do_not_fit_are_refused(tmp_path):
@@ -186,6 +184,6 @@ def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(entered, refuse
 
 def test_a_workload_is_as_long_as_texts_are(tmp_path):
     path = hugging_face(tmp_path / "bert", "encoder")
-    preset = _own(OwnModel(path, texts=texts(tmp_path / "t.txt"), batch=MOST), Models())
+    preset = _own(OwnModel(path, texts=texts(tmp_path / "t.txt")), Models())
     assert (preset.batch, preset.tokens, preset.config.num_layers) == (5, 13, 2)
     assert Workload(preset, padding="ragged").lengths == [9, 13, 4, 12, 6]

@@ -71,7 +71,7 @@ def test_texts_and_pairs_are_predicted_in_their_order_however_many(predictions, 
     (again,) = predictions(f"{folder} --texts {both}")
     assert far(list(again["probabilities"].values()), list(pair["probabilities"].values())) < 1e-12
     many = [f"{'quick ' * (number % 7)}cat" for number in range(11)]
-    found = predictions(f"{folder} --batch 3 --texts {texts(tmp_path / 'many.txt', *many)}")
+    found = predictions(f"{folder} --texts {texts(tmp_path / 'many.txt', *many)}")
     assert [one["text_a"] for one in found] == many
     alike = [found[number]["probabilities"]["good"] for number in (1, 8)]
     assert far(*alike) < 1e-12
@@ -132,11 +132,8 @@ def test_what_is_no_text_is_refused(folder):
             ["unknown backend 'troch': did you mean 'torch'?", "none: no such file or folder"],
         ),
         (
-            "bert a --dtype float46 --batch 0",
-            [
-                "unknown dtype 'float46': did you mean 'float64' or 'float16'",
-                "--batch is 0 but must be at least 1",
-            ],
+            "bert a --dtype float46",
+            ["unknown dtype 'float46': did you mean 'float64' or 'float16'"],
         ),
         ("encoder a", ["encoder: holds the part 'encoder' but must hold one of model, pooled"]),
     ],

@@ -126,8 +126,20 @@ def test_runs_of_a_record_are_lines_with_their_largest_error_and_where(invoke, t
         assert result.detail in run["note"]
 
 
+def test_a_table_is_left_as_it_is_if_runs_are_missing(refused, tmp_path):
+    path, page = tmp_path / "check.json", tmp_path / "README.md"
+    record.write(path, record.made(replace(reports.mixed(), unfinished=1), "check"))
+    page.write_text("<!-- begin check -->\nas before\n<!-- end check -->\n")
+    assert refused(f"show report {path} --markdown {page}") == [
+        f"{path}: is not complete: runs are missing in the table of --markdown"
+    ]
+    assert "as before" in page.read_text()
+
+
 def test_a_record_without_runs_has_no_table_of_them(refused, tmp_path):
     path = ROOT / "conformance/results" / "fuzz-tf32.json"
     (line,) = refused(f"show report {path} --runs {tmp_path / 'runs.tsv'}")
     assert line == f"{path}: is a record of fuzz, but --runs takes one of check, golden or compare"
-    assert refused(f"show report {path}") == ["neither --html nor --runs is given but one of them must be"]
+    assert refused(f"show report {path}") == [
+        "none of --html, --markdown and --runs is given but one of them must be"
+    ]

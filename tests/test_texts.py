@@ -14,8 +14,8 @@ from tests.toys.surroundings import refusal
 FILES = {"vocab.txt": VOCABULARY.encode()}
 
 
-def encoder(files=FILES, config=CONFIG, **more):
-    return TextEncoder(porting.Checkpoint(config, "model", {}, files=files), **more)
+def encoder(files=FILES, config=CONFIG):
+    return TextEncoder(porting.Checkpoint(config, "model", {}, files=files))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,9 @@ def test_lines_that_are_no_texts_are_listed_together(tmp_path):
 
 def test_the_longer_text_of_a_pair_is_cut_first():
     whole, cut = (
-        encoder(max_tokens=most).encode([Text("the cat", "a dog sat on the bank, quick")])[0]
+        encoder({**FILES, "tokenizer_config.json": json.dumps({"model_max_length": most}).encode()}).encode(
+            [Text("the cat", "a dog sat on the bank, quick")]
+        )[0]
         for most in (19, 9)
     )
     assert (whole.truncated, cut.truncated, len(cut.ids)) == (0, len(whole.ids) - 9, 9)
@@ -106,8 +108,3 @@ def test_a_batch_is_as_wide_as_its_longest_text_and_rounded_up():
 )
 def test_a_tokenizer_that_is_none_is_refused(files, problem):
     assert refusal(encoder, files)[0].startswith(problem)
-
-
-def test_more_tokens_than_positions_are_refused():
-    (line,) = refusal(encoder, max_tokens=20)
-    assert line.startswith("--max-tokens is 20 but must be at least 1 and at most 19")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from concord import options, writing
-from concord.commands.check import Checked, Selection
+from concord.commands.check import Selection
 from concord.conformance import dump
 from concord.model import OwnModel
 from concord.options import Written
@@ -17,9 +17,9 @@ from concord.terminal import Terminal
 def export(
     directory: Written,
     *,
+    uncomputed_padding: bool = False,
     cases: Selection,
     model: OwnModel,
-    uncomputed_padding: bool = False,
 ) -> None:
     """Write standard cases, or a model of your own, as files, to be run anywhere.
 
@@ -41,7 +41,7 @@ def export(
 def run(
     directory: Path,
     *,
-    workers: Checked,
+    workers: options.Runs,
     outputs: options.Outputs,
 ) -> None:
     """Run cases as files on every backend, and judge them.

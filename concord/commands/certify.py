@@ -17,7 +17,7 @@ from concord.terminal import Terminal
 if TYPE_CHECKING:
     from concord.porting.certificate import Certificate
 
-STATED = ("form", "to", "table", "texts", "device", "precision", "implementation", "execution")
+STATED = ("form", "to", "table", "texts", "device")
 """Options of a certificate that is made: one that is made again states them itself."""
 
 
@@ -26,7 +26,6 @@ def certify(
     target: Path | None = None,
     *,
     context: typer.Context,
-    workers: options.Runs,
     certificate: Written | None = None,
     html: Written | None = None,
     verify: Path | None = None,
@@ -34,6 +33,7 @@ def certify(
     to: str = "auto",
     table: Path | None = None,
     texts: Path | None = None,
+    workers: options.Workers,
 ) -> None:
     """Prove that one checkpoint is another, or make a proof again.
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import typer
 
 from concord import options
+from concord.backends.worker import TIME_LIMIT
 from concord.conformance import check_jobs, dump
 from concord.conformance.campaign import Job
-from concord.conformance.check import DTYPES, QUICK, sequence
+from concord.conformance.check import DTYPES, sequence
 from concord.conformance.watching import listening
 from concord.model import OwnModel
-from concord.options import Written
 from concord.progress import bars
 from concord.running import finish, judged
 from concord.spec.errors import collect
@@ -25,11 +25,19 @@ class Checked(options.Runs):
     """Backends that run each case repeatedly.
 
     Attributes:
+        deterministic: Only kernels that give the same bits each time; what has none is
+            unsupported.
         repeat: Run each case so often on the same inputs, and say whether the results are the
             same bit for bit.
+        time_limit (SECONDS): Seconds that one run may take.
+        memory_limit (MIB): MiB that one worker may hold. Default: four fifths of the machine's
+            memory.
     """
 
+    deterministic: bool = False
     repeat: int = 1
+    time_limit: float = TIME_LIMIT
+    memory_limit: float | None = None
 
 
 @dataclass(frozen=True)
@@ -48,13 +56,13 @@ class Selection(options.OptionGroup):
     part: str = "model"
     forward_only: bool = False
 
-    def jobs(self, model: OwnModel, dtypes: list[str] | None = None) -> list[Job]:
+    def jobs(self, model: OwnModel) -> list[Job]:
         """Return the standard cases, or those of a model of one's own, as jobs.
 
         Raises:
             SpecError: for names that are unknown, or a model that cannot be read.
         """
-        dtypes = self.dtype or dtypes or list(DTYPES)
+        dtypes = self.dtype or list(DTYPES)
         if model.check(variant=self.variant, case=self.case):
             return model.jobs(self.part, dtypes, not self.forward_only)
         jobs = check_jobs(self.variant, dtypes, self.part, self.case)
@@ -63,31 +71,23 @@ class Selection(options.OptionGroup):
 
 def check(
     *,
-    workers: Checked,
+    from_dump: Path | None = None,
     cases: Selection,
     model: OwnModel,
+    workers: Checked,
     outputs: options.Outputs,
-    quick: bool = False,
-    from_dump: Path | None = None,
-    markdown: Written | None = None,
 ) -> None:
     """Judge every backend on standard cases, or on a model of your own.
 
     Args:
-        quick: Only float32, unless --dtype says otherwise: half the time; float64 shows what this
-            does not.
         from_dump (DIR): Judge runs that came back as files for cases of 'concord case export'.
     """
-    outputs.check(markdown=markdown, markers="check")
+    outputs.check()
     if from_dump is not None:
         with bars(["judging"], None) as advance, listening(lambda text: advance("judging", 0, text)):
             found = dump.judge_dumps(from_dump)
-        raise typer.Exit(finish(found, outputs, "check", "variant", f"Runs from {from_dump}", markdown))
-    settings, names, jobs = collect(
-        workers.settings,
-        workers.names,
-        lambda: cases.jobs(model, list(QUICK) if quick else None),
-    )
+        raise typer.Exit(finish(found, outputs, "check", "variant", f"Runs from {from_dump}"))
+    settings, names, jobs = collect(workers.settings, workers.names, lambda: cases.jobs(model))
     own = model.checkpoint is not None
     group = "checkpoint" if own else "variant"
-    judged(jobs if own else sequence(jobs), names, settings, outputs, group, jobs[0].part, markdown)
+    judged(jobs if own else sequence(jobs), names, settings, outputs, group, jobs[0].part)

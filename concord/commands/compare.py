@@ -24,7 +24,6 @@ def compare(
     reference: str,
     candidate: str | None = None,
     *,
-    outputs: options.Outputs,
     way: str = "",
     inputs: Path | None = None,
     text: list[str] | None = None,
@@ -35,6 +34,7 @@ def compare(
     prove: bool = False,
     alone_and_batched: bool = False,
     python: str | None = None,
+    outputs: options.Outputs,
 ) -> None:
     """Judge whether a candidate computes what a PyTorch model computes.
 

@@ -27,8 +27,6 @@ def diff(
     first: Path,
     second: Path,
     *,
-    from_a: str = "auto",
-    from_b: str = "auto",
     json: Written | None = None,
 ) -> None:
     """Compare two checkpoints of any formats, tensor by tensor.
@@ -36,14 +34,12 @@ def diff(
     Args:
         first (A): A checkpoint of any format.
         second (B): Another, of the same or another format.
-        from_a (FORMAT): What A is. Default: recognised by its files.
-        from_b (FORMAT): What B is. Default: recognised by its files.
     """
     from concord.porting import read
     from concord.porting.comparison import compare
 
     writing.check(json)
-    a, b = collect(lambda: read(first, from_a), lambda: read(second, from_b))
+    a, b = collect(lambda: read(first), lambda: read(second))
     with Terminal(stderr=True).status("comparing tensors", spinner="line"):
         found = compare(a, b)
     writing.write((json, lambda: record.lines(record.plain(found))), show=lambda: _show(found, Terminal()))

@@ -56,7 +56,6 @@ class Drawn(options.OptionGroup):
     dtype: list[str] | None = None
     part: list[str] | None = None
     shapes: int = 12
-    forward_only: bool = False
 
     def plan(self) -> Any:
         """Return the plan that the options describe, yet without backends.
@@ -82,18 +81,17 @@ class Drawn(options.OptionGroup):
             dtypes=tuple(dtypes),
             parts=tuple(parts),
             shapes=self.shapes,
-            gradients=not self.forward_only,
             until=None if seconds is None else time.time() + seconds,
         )
 
 
 def fuzz(
     *,
-    workers: Fuzzed,
-    drawn: Drawn,
-    outputs: options.Outputs,
     scheduler: str | None = None,
     out: Written = Path("concord-fuzz"),
+    drawn: Drawn,
+    workers: Fuzzed,
+    outputs: options.Outputs,
 ) -> None:
     """Run random cases on every backend.
 

@@ -34,8 +34,6 @@ STEPS, BATCH, TOKENS = 20, 4, 11
 def lockstep(
     checkpoint: Path | None = None,
     *,
-    workers: options.Runs,
-    outputs: options.Outputs,
     variant: Named | None = None,
     changes: list[str] | None = None,
     recipe: Named | None = None,
@@ -45,6 +43,8 @@ def lockstep(
     seed: int = 0,
     free_running: bool = False,
     dtype: str = "float32",
+    workers: options.Runs,
+    outputs: options.Outputs,
 ) -> None:
     """Train the same batches in every framework, and judge each step.
 

@@ -16,10 +16,10 @@ from concord.terminal import Terminal
 
 def mutants(
     *,
-    workers: options.Workers,
-    outputs: options.Outputs,
     mutant: list[str] | None = None,
     every: bool = False,
+    workers: options.Workers,
+    outputs: options.Outputs,
 ) -> None:
     """Put porting bugs into the backends, each into one of them in turn, and show what is found.
 

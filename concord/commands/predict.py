@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from math import inf
 from pathlib import Path
 
 from concord import options
@@ -17,12 +16,10 @@ def predict(
     checkpoint: Path,
     text: list[str] | None = None,
     *,
-    workers: options.Workers,
     pair: bool = False,
     texts: Path | None = None,
-    batch: int = 32,
-    max_tokens: int | None = None,
     dtype: str = "float32",
+    workers: options.Workers,
 ) -> None:
     """Say what a classifier takes texts for, or embed them: a line of JSON for each.
 
@@ -31,8 +28,6 @@ def predict(
             tokenizer.
         text ([TEXT]...): Texts, each for itself; see --pair.
         pair: Take the texts two by two: each two are a pair.
-        batch: Texts in a batch.
-        max_tokens: Tokens that a text may have; longer ones are cut. Default: as many as fit.
     """
     from concord.porting.prediction import TextPredictor, framework_of, read_model
     from concord.porting.texts import Text, read_texts
@@ -44,7 +39,7 @@ def predict(
         raise SpecError(f"--pair is given with {len(words)} texts but takes them two by two")
 
     def place() -> tuple[str, Setup]:
-        refuse(unknowns("dtype", [dtype], PRECISIONS) + options.outside(("batch", batch, 1, inf)))
+        refuse(unknowns("dtype", [dtype], PRECISIONS))
         name = workers.one("one framework computes") if workers.backend else framework_of(checkpoint)
         return name, workers.settings()
 
@@ -53,7 +48,7 @@ def predict(
             return read_texts(texts)
         return [Text(*row) for row in (zip(words[::2], words[1::2], strict=True) if pair else zip(words))]
 
-    (backend, where), model, rows = collect(place, lambda: read_model(checkpoint, max_tokens), given)
+    (backend, where), model, rows = collect(place, lambda: read_model(checkpoint), given)
     with opened(backend, where) as worker:
-        for line in TextPredictor(model, worker, dtype).predict(rows, batch):
+        for line in TextPredictor(model, worker, dtype).predict(rows):
             print(json.dumps(line, ensure_ascii=False, allow_nan=False))

@@ -8,6 +8,7 @@ from string import ascii_lowercase
 import typer
 
 from concord import options, spec, writing
+from concord.conformance import record
 from concord.model import PARTS
 from concord.options import Written
 from concord.progress import counting
@@ -49,6 +50,7 @@ def report(
     file: Path,
     *,
     html: Written | None = None,
+    markdown: Written | None = None,
     runs: Written | None = None,
 ) -> None:
     """Make the page of an earlier run from its JSON, and end as that run did.
@@ -56,20 +58,31 @@ def report(
     Args:
         file: What --json wrote.
         html (--html, -o): Where to write the page.
+        markdown: Put the table of a check or of speed between its markers in a Markdown file.
         runs: Write what came of each run, its largest error, and where, in a line with tabs between.
     """
     from concord.conformance import report
     from concord.conformance.campaign import Report
+    from concord.speed import table
 
-    writing.check(html, runs)
-    if html is None and runs is None:
-        raise SpecError("neither --html nor --runs is given but one of them must be")
+    writing.check(html, markdown, runs)
+    if html is markdown is runs is None:
+        raise SpecError("none of --html, --markdown and --runs is given but one of them must be")
     made, page = writing.read_page(file)
-    if runs and not isinstance(made.outcome, Report):
+    found, judged = made.outcome, isinstance(made.outcome, Report)
+    if runs and not judged:
         raise SpecError(
             f"{file}: is a record of {made.kind}, but --runs takes one of check, golden or compare"
         )
-    writing.write((html, lambda: page), (runs, lambda: report.runs(made.outcome)))
+    text = ""
+    if markdown:
+        if made.kind not in ("check", "speed"):
+            raise SpecError(f"{file}: is a record of {made.kind}, but --markdown takes one of check or speed")
+        if found.unfinished if judged else not record.data(made)["complete"]:
+            raise SpecError(f"{file}: is not complete: runs are missing in the table of --markdown")
+        lines = report.markdown(found) if judged else table.markdown(record.data(made))
+        text = report.within(markdown, made.kind, lines)
+    writing.write((html, lambda: page), (markdown, lambda: text), (runs, lambda: report.runs(found)))
     raise typer.Exit(made.exit_code)
 
 
@@ -78,9 +91,9 @@ def attention(
     text_a: str,
     text_b: str | None = None,
     *,
-    workers: options.Runs,
     dtype: str = "float32",
     html: Written | None = None,
+    workers: options.Runs,
 ) -> None:
     """Show what each head attends to, and where two backends differ.
 

@@ -6,7 +6,6 @@ import itertools
 import os
 import time
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from concord import options, writing
 from concord.backends import machine
 from concord.backends.interface import WORKLOAD_KINDS
 from concord.conformance import record as files
-from concord.conformance.report import within
 from concord.model import OwnModel, lengths
-from concord.options import Written
 from concord.progress import telling
 from concord.spec.errors import collect, collecting, refuse, unknowns
 from concord.spec.precision import PRECISIONS
@@ -27,7 +24,6 @@ from concord.speed.peers import PEERS
 from concord.speed.plan import PATIENCE, PROFILES, TURNS
 from concord.speed.presets import Preset, named, of_size, own
 from concord.speed.table import NOISE, show
-from concord.speed.table import markdown as as_markdown
 from concord.terminal import Terminal
 
 PRESETS = ("minilm", "bert-base")
@@ -182,20 +178,19 @@ class Modes(options.OptionGroup):
 def speed(
     checkpoint: Path | None = None,
     *,
-    workers: Timed,
+    texts: Path | None = None,
     models: Models,
     modes: Modes,
+    workers: Timed,
     outputs: options.Outputs,
-    texts: Path | None = None,
-    markdown: Written | None = None,
 ) -> None:
     """Measure backends side by side, in turns, if they conform.
 
     Args:
         checkpoint ([CHECKPOINT]): In place of presets: a checkpoint of any format.
     """
-    outputs.check(markdown=markdown, markers="speed")
-    own_model = OwnModel(checkpoint, texts=texts, batch=MOST)
+    outputs.check()
+    own_model = OwnModel(checkpoint, texts=texts)
     sizes = {"batch": models.batch, "tokens": models.tokens} if texts else {}
     own_preset = _own(own_model, models) if own_model.check(preset=models.preset, **sizes) else None
     device = workers.device
@@ -223,7 +218,7 @@ def speed(
         budget=BUDGET if usual else modes.budget,
         thorough=not modes.quick,
     )
-    raise typer.Exit(_measure(plan, outputs, markdown))
+    raise typer.Exit(_measure(plan, outputs))
 
 
 def _own(model: OwnModel, asked: Models) -> Preset:
@@ -232,7 +227,7 @@ def _own(model: OwnModel, asked: Models) -> Preset:
     Raises:
         SpecError: if the checkpoint, or a text, cannot be read.
     """
-    found = model.load(gradients=False)
+    found = model.load(gradients=False, size=MOST)
     (drawn,) = found.batches.values()
     preset = own(found.name, str(model.checkpoint), found.config)
     if model.texts is None:
@@ -249,7 +244,7 @@ def _known(work: Workload) -> bool:
     return (config.pooler, config.positions, config.position_of_padding) == ("tanh", "learned", "counted")
 
 
-def _measure(chosen: SpeedPlan, outputs: options.Outputs, markdown: Path | None) -> int:
+def _measure(chosen: SpeedPlan, outputs: options.Outputs) -> int:
     """Measure, print and write; return the exit code.
 
     Raises:
@@ -277,12 +272,10 @@ def _measure(chosen: SpeedPlan, outputs: options.Outputs, markdown: Path | None)
     finally:
         kept.seconds = time.perf_counter() - began
         last = kept.record()
-        data, finished = files.data(last), markdown if kept.complete else None
-        put = partial(within, finished, "speed") if finished else str
+        data = files.data(last)
         writing.write(
             (json, lambda: files.text(last)),
             (outputs.html, lambda: writing.page(last)),
-            (finished, lambda: put(as_markdown(data))),
             show=lambda: show(data, Terminal()) if kept.entries else None,
         )
     return last.exit_code

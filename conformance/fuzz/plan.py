@@ -7,7 +7,6 @@ seed gives would depend on what else has been imported.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import tempfile
@@ -47,7 +46,6 @@ class Plan:
         dtypes, parts: what cases choose from.
         shapes: how many tuples of sizes the cases share.
         chunk: how many cases are given out at a time (:data:`CHUNK`).
-        gradients: whether they are asked for and judged too.
         until: when to stop, in seconds since the epoch.
     """
 
@@ -58,7 +56,6 @@ class Plan:
     parts: tuple[str, ...] = tuple(PARTS)
     shapes: Count = SHAPES
     chunk: Count = CHUNK
-    gradients: bool = True
     until: Number | None = None
 
     @property
@@ -109,7 +106,7 @@ def drawn(plan: Plan, index: int) -> FuzzCase:
         cases.append(case)
 
     hypothesis.seed(seed)(chosen(given(keep)))()
-    return dataclasses.replace(cases[-1], gradients=cases[-1].gradients and plan.gradients)
+    return cases[-1]
 
 
 @contextmanager
