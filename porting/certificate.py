@@ -144,9 +144,9 @@ class Certificate:
                 if result.first_divergence
             ),
             *(
-                f"nothing notices a bug: {bug.bug}"
-                for bug in self.bugs
-                if not bug.found and not bug.difference
+                ["the judge finds no bug at all"]
+                if self.bugs and not any(bug.found for bug in self.bugs)
+                else []
             ),
         ]
 

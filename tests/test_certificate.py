@@ -58,6 +58,10 @@ def test_a_right_port_agrees_on_every_input_and_bugs_in_it_are_found(right):
     assert any(row.tensor.startswith("gradients.") for row in right.report.results[0].table)
     assert len(right.bugs) > 10
     assert all(bug.found and bug.difference for bug in right.bugs)
+    blind = dataclasses.replace(
+        right, bugs=tuple(dataclasses.replace(bug, status="agrees") for bug in right.bugs)
+    )
+    assert (blind.exit_code, blind.problems) == (1, ["the judge finds no bug at all"])
     words = " ".join(bug.bug for bug in right.bugs)
     assert all(kind in words for kind in ("transposed", "rounded", "left out", "with heads in the order"))
 
