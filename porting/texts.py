@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,16 +19,7 @@ from concord.spec.errors import SpecError, collecting, located, optional, refuse
 from concord.spec.files import MOST_PROBLEMS, parse_json, read_text
 from concord.spec.text import first_line
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
 TOKENIZER, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
-
-SPECIAL = PADDING, UNKNOWN, FIRST, SEPARATOR = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-"""Tokens that BERT's vocabulary has to have."""
-
-LONGEST_WORD = 100
-"""Characters of a word that BERT divides into pieces; a longer one is unknown."""
 
 
 @dataclass(frozen=True)
@@ -187,65 +178,33 @@ def batch_of(
 # Tokenizers of published models.
 
 
-def _tokenizer(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> Tokenizer:
-    from tokenizers import Tokenizer
+def _tokenizer(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> Any:
+    """Return the tokenizer of ``tokenizer.json``, or BERT's with ``vocab.txt``."""
+    from tokenizers import BertWordPieceTokenizer, Tokenizer
 
-    if TOKENIZER not in files:
-        if VOCABULARY not in files:
-            raise SpecError(f"has no tokenizer: it lacks {TOKENIZER} and {VOCABULARY}")
-        with located(VOCABULARY):
-            return _of_vocabulary(files[VOCABULARY], settings)
+    name = TOKENIZER if TOKENIZER in files else VOCABULARY
+    if name not in files:
+        raise SpecError(f"has no tokenizer: it lacks {TOKENIZER} and {VOCABULARY}")
     try:
-        found = Tokenizer.from_str(files[TOKENIZER].decode(errors="replace"))
+        text = files[name].decode().replace("\r\n", "\n").removesuffix("\n")
+        if name == VOCABULARY:
+            ids = {token: number for number, token in enumerate(text.split("\n"))}
+            if "[UNK]" not in ids:
+                raise SpecError("'[UNK]' is missing")
+            return BertWordPieceTokenizer(
+                ids,
+                handle_chinese_chars=settings.get("tokenize_chinese_chars", True) is not False,
+                strip_accents=settings.get("strip_accents"),
+                lowercase=settings.get("do_lower_case", True) is not False,
+            )
+        found = Tokenizer.from_str(text)
     except BaseException as error:  # the library panics, besides all else
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
-        raise SpecError(f"{TOKENIZER}: is no tokenizer: {first_line(error)}") from None
+        raise SpecError(f"{name}: is no tokenizer: {first_line(error)}") from None
     if found.post_processor is None:
-        with located(TOKENIZER):
-            _mark(found)
+        raise SpecError(f"{name}: has no 'post_processor': which marks stand around a text?")
     return found
-
-
-def _of_vocabulary(content: bytes, settings: Mapping[str, Any]) -> Tokenizer:
-    """Return the tokenizer of BERT, as ``tokenizer_config.json`` says; of small letters unless it says so."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-
-    try:
-        tokens = content.decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise SpecError(f"is no text in utf-8: {error.reason} at byte {error.start}") from None
-    ids = {token: number for number, token in enumerate(tokens)}
-    missing = [token for token in SPECIAL if token not in ids]
-    twice = [token for number, token in enumerate(tokens) if ids[token] != number][:10]
-    refuse(
-        [f"lacks {', '.join(missing)}"] * bool(missing)
-        + [f"has {', '.join(map(repr, twice))} more than once"] * bool(twice)
-    )
-    tokenizer = Tokenizer(models.WordPiece(ids, unk_token=UNKNOWN, max_input_chars_per_word=LONGEST_WORD))
-    tokenizer.normalizer = normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=settings.get("tokenize_chinese_chars", True) is not False,
-        strip_accents=settings.get("strip_accents"),
-        lowercase=settings.get("do_lower_case", True) is not False,
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.add_special_tokens([token for token in (*SPECIAL, "[MASK]") if token in ids])
-    _mark(tokenizer)
-    return tokenizer
-
-
-def _mark(tokenizer: Tokenizer) -> None:
-    """Have a tokenizer put BERT's marks around texts: ``[CLS] a [SEP]`` and ``[CLS] a [SEP] b [SEP]``."""
-    from tokenizers.processors import TemplateProcessing
-
-    ids = [(name, tokenizer.token_to_id(name)) for name in (FIRST, SEPARATOR)]
-    if None in dict(ids).values():
-        raise SpecError(
-            "says no template of marks and knows no '[CLS]' and '[SEP]': what stands around a text?"
-        )
-    single = f"{FIRST} $A {SEPARATOR}"
-    tokenizer.post_processor = TemplateProcessing(single, f"{single} $B:1 {SEPARATOR}:1", ids)
 
 
 def _prompt(stated: Mapping[str, Any]) -> str:

@@ -37,6 +37,7 @@ from concord.spec.training.optimizers import ReferenceOptimizer, clipped
 from concord.spec.training.recipe import Recipe, rounded_hyperparameters
 from concord.spec.training.trajectory import Training
 from tests.toys import stepping
+from tests.toys.ready import hugging_face
 from tests.toys.stepping import Bugged, Stepping
 from tests.toys.surroundings import options, toy
 
@@ -482,6 +483,18 @@ def test_command_says_what_is_wrong_with_each_backend(entered, tmp_path):
     late, _, numpy, nowhere = data["tracks"]
     assert late["first"]["step"] == 2
     assert (numpy["status"], nowhere["status"]) == ("unsupported", "missing")
+
+
+def test_a_checkpoint_is_trained(entered, refused, tmp_path):
+    folder, right = hugging_face(tmp_path / "bert"), toy("Right", "stepping")
+    output, _ = entered(f"lockstep {folder} --steps 2 --batch 2 --tokens 5 --backend {right}")
+    assert "agrees" in output
+    assert refused(f"lockstep {folder} --variant bert") == [
+        "--variant is given but CHECKPOINT is too, which says it"
+    ]
+    assert refused(f"lockstep {folder} --tokens 20") == [
+        "--tokens is 20 but must be at most 19: the model has no positions for more"
+    ]
 
 
 @pytest.mark.slow

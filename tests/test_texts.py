@@ -98,7 +98,9 @@ def test_a_batch_is_as_wide_as_its_longest_text_and_rounded_up():
     [
         ({}, "has no tokenizer: it lacks tokenizer.json and vocab.txt"),
         ({"tokenizer.json": b"{}"}, "tokenizer.json: is no tokenizer: "),
-        ({"vocab.txt": b"[PAD]\n[UNK]\na\n[UNK]\n"}, "vocab.txt: lacks [CLS], [SEP]"),
+        ({"tokenizer.json": Tokenizer(models.BPE()).to_str().encode()}, "tokenizer.json: has no 'post_proc"),
+        ({"vocab.txt": b"[PAD]\n[UNK]\na\n"}, "vocab.txt: is no tokenizer: sep_token not found"),
+        ({"vocab.txt": b"[PAD]\n\xff"}, "vocab.txt: is no tokenizer: 'utf-8' codec"),
         ({**FILES, "tokenizer_config.json": b"[]"}, "tokenizer_config.json: holds a list but must"),
         (
             {**FILES, "config_sentence_transformers.json": json.dumps({"default_prompt_name": "q"}).encode()},
