@@ -56,13 +56,13 @@ class Failure:
 
 def explained(result: Result) -> Result:
     """Return a result with what explains it, and without what only the search for that needs."""
-    found = result.verdict
-    if found is None or (found.search is None and found.case is None):
+    verdict = result.verdict
+    if verdict is None or (verdict.search is None and verdict.case is None):
         return result
     try:
-        verdict = found.explained()
+        verdict = verdict.explained()
     except Exception as error:  # random cases are hard on the search for causes; what was found matters more
-        verdict = dataclasses.replace(found, search=None)
+        verdict = dataclasses.replace(verdict, search=None)
         result = dataclasses.replace(result, attribution=f"looking for its cause failed: {error!r}")
     return dataclasses.replace(result, verdict=dataclasses.replace(verdict, case=None))
 
@@ -135,10 +135,10 @@ class Findings:
 
         3: a backend crashed or is missing, or no case of it was judged.
         """
-        found = {status for _, _, tally in self.each() for status in tally.statuses}
-        if self.owed or found & set(FAILED_WORKER) or self.unjudged or not self.judged:
+        statuses = {status for _, _, tally in self.each() for status in tally.statuses}
+        if self.owed or statuses & set(FAILED_WORKER) or self.unjudged or not self.judged:
             return 3
-        return 1 if found & {"diverges", "refused"} else 0
+        return 1 if statuses & {"diverges", "refused"} else 0
 
     @property
     def judged(self) -> list[str]:

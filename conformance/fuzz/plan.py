@@ -222,14 +222,14 @@ def pool(seed: int, count: int) -> tuple[Sizes, ...]:
         count: how many tuples.
     """
     generator = np.random.default_rng([seed, 0x512E5])
-    found = list(FIXED[:count])
+    sizes_drawn = list(FIXED[:count])
     kinds = [*LARGE.values()] if count >= 9 else []
-    while len(found) < count:
+    while len(sizes_drawn) < count:
         drawn = _random_sizes(generator, kinds[-1] if kinds else {})
-        if drawn.apart and drawn not in found:
-            found.append(drawn)
+        if drawn.apart and drawn not in sizes_drawn:
+            sizes_drawn.append(drawn)
             kinds = kinds[:-1]
-    return tuple(sorted(found, key=lambda sizes: (sizes.large, sizes.volume)))
+    return tuple(sorted(sizes_drawn, key=lambda sizes: (sizes.large, sizes.volume)))
 
 
 def _random_sizes(generator: np.random.Generator, kind: Mapping[str, Sequence[int]]) -> Sizes:

@@ -40,16 +40,16 @@ def table(findings: Findings) -> Table:
         drawn.add_column(name, justify="right")
     for backend, dtype, tally in findings.each():
         statuses = tally.statuses.items()
-        cases = [Text(f"{count} {one}", STYLES.get(one, "bold magenta")) for one, count in statuses]
+        cases = [Text(f"{count} {status}", STYLES.get(status, "bold magenta")) for status, count in statuses]
         errors = (_error(tally.statistics[kind]) for kind in KINDS)
         drawn.add_row(backend, SHORT.get(dtype, dtype), Group(*cases), str(tally.tensors), *errors)
     return drawn
 
 
-def _error(one: Statistics) -> Text:
-    beyond = one.z.value > Z or one.rms.value > R
-    said = f"{number(one.z.value)} / {number(one.rms.value)}" if one.tensors else "–"
-    return Text(said, style="bold red" if beyond else "")
+def _error(statistics: Statistics) -> Text:
+    beyond = statistics.z.value > Z or statistics.rms.value > R
+    text = f"{number(statistics.z.value)} / {number(statistics.rms.value)}" if statistics.tensors else "–"
+    return Text(text, style="bold red" if beyond else "")
 
 
 def show(findings: Findings, console: Console, settings: Setup) -> None:
@@ -71,9 +71,9 @@ def show(findings: Findings, console: Console, settings: Setup) -> None:
     for note in findings.notes:
         console.print(Text(note, style="magenta"))
     judged = findings.judged or findings.failures
-    found = f"{counted(len(findings.failures), 'failure')} found" if judged else "nothing was judged"
+    outcome = f"{counted(len(findings.failures), 'failure')} found" if judged else "nothing was judged"
     console.print(
-        f"{counted(findings.cases, 'random case')} in {findings.seconds:.0f} s: {found}",
+        f"{counted(findings.cases, 'random case')} in {findings.seconds:.0f} s: {outcome}",
         style="bold",
         highlight=False,
     )
@@ -109,9 +109,9 @@ def write_failures(folder: Path, findings: Findings, settings: Setup) -> list[st
         case = case_files(failure.case.job(failure.name))
         content = hashlib.sha256(b"".join([*case.values(), str([backend, chosen]).encode()]))
         target = folder / f"{failure.name}-{dtype}-{content.hexdigest()[:8]}"
-        found = record.lines({**record.plain(failure), **about}).encode()
+        text = record.lines({**record.plain(failure), **about}).encode()
         with collecting(problems):
             with contextlib.suppress(FileExistsError):
-                write_folder(target, {**case, "found.json": found})
+                write_folder(target, {**case, "found.json": text})
             failure.folder = str(target)
     return problems
