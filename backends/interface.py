@@ -10,15 +10,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from concord.spec.arrays import Array, Arrays, wrong_shape, wrong_type
+from concord.spec.arrays import Array, Arrays
 from concord.spec.batch import Batch, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, unknown
-from concord.spec.parameters import Weights, parameters, shape_of, validate_weights
+from concord.spec.parameters import Weights, validate_weights
 from concord.spec.precision import PRECISIONS
 from concord.spec.tensors import check_part, resolve, sizes_of, taps
 from concord.spec.text import first_line
-from concord.spec.training.optimizers import state_shapes
 from concord.spec.training.trajectory import Training
 
 IMPLEMENTATIONS = ("explicit", "library")
@@ -155,45 +154,6 @@ class Request(Settings, Problem):
         for batches in self.training.steps if self.training else ():
             for batch in batches:
                 validate_batch(self.config, batch, self.part, where)
-
-    def check_state(self, state: Mapping[str, Array], step: int) -> None:
-        """Refuse a state that training cannot go on from.
-
-        Args:
-            state: ``parameters.<name>`` of everything that is trained, and of other parameters if they are to
-                change; ``<moment>.<name>`` (:func:`concord.spec.training.optimizers.moments`), zero if
-                missing.
-            step: how many steps have been made.
-
-        Raises:
-            SpecError: listing every missing, unexpected, misshapen, non-float or non-finite array, at once.
-        """
-        assert self.training is not None
-        table = parameters(self.config, self.part)
-        known = {f"parameters.{name}": shape_of(self.config, entry) for name, entry in table.items()}
-        known |= state_shapes(self.config, self.training.recipe, self.part)
-        problems = (
-            [f"'step' is {step} but must be a whole number from 0 on [clause=OPT-9]"] if step < 0 else []
-        )
-        problems += [
-            f"'parameters.{name}' is missing but is required [clause=WGT-1]"
-            for name, entry in table.items()
-            if entry.trainable and f"parameters.{name}" not in state
-        ]
-        for name in [*(name for name in known if name in state), *sorted(state.keys() - known.keys())]:
-            array = state[name]
-            if name not in known:
-                problems.append(
-                    f"{name!r} is unexpected: the training keeps nothing of that name [clause=WGT-1]"
-                )
-            elif problem := wrong_shape(name, array, known[name]):
-                problems.append(f"{problem} [clause=WGT-2]")
-            elif problem := wrong_type(name, array):
-                problems.append(f"{problem} [clause=WGT-3]")
-            elif step == 0 and not name.startswith("parameters.") and array.any():
-                problems.append(f"{name!r} is not zero but must be before the first step [clause=OPT-2]")
-        if problems:
-            raise SpecError(problems)
 
 
 @dataclass

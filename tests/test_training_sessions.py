@@ -10,7 +10,6 @@ from concord.spec.files import section
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
 from tests.test_training import CONFIG, RECIPES
-from tests.toys.surroundings import refusal
 
 WEIGHTS = spec.initialize(CONFIG, seed=3)
 DROPOUT = {"dropout_embeddings": 0.1, "dropout_weights": 0.2, "dropout_activation": 0.2, "dropout_head": 0.3}
@@ -84,28 +83,6 @@ def test_session_predicts_without_dropout_what_a_run_computes(worker):
         assert np.array_equal(session.predict(unlabelled), logits)
         assert the_same(session.step(STEPS[1]), expected)
     assert np.array_equal(worker.run(CONFIG, trained, BATCHES[1], gradients=False).output, logits)
-
-
-def test_states_that_do_not_fit_are_refused_with_all_that_is_wrong(open_worker):
-    with open_worker("torch").train(request_of()) as session:
-        state = session.state()
-        wrong = {name: array for name, array in state.items() if name != "parameters.classifier.bias"}
-        wrong |= {
-            "parameters.classifier.weight": np.zeros((3, 6), np.float32),
-            "momentum.classifier.bias": np.zeros(3, np.float32),
-            "first_moment.classifier.bias": np.zeros(3, np.int64),
-        }
-        refused = refusal(session.load, wrong, -1)
-        assert [problem.split(" [")[0] for problem in refused] == [
-            "'step' is -1 but must be a whole number from 0 on",
-            "'parameters.classifier.bias' is missing but is required",
-            "'parameters.classifier.weight' has shape (3, 6) but must be (6, 3)",
-            "'first_moment.classifier.bias' has dtype int64 but must be a floating-point type",
-            "'momentum.classifier.bias' is unexpected: the training keeps nothing of that name",
-        ]
-        assert the_same(session.state(), state)
-        with pytest.raises(SpecError, match="must be before the first step"):
-            session.load(state | {"first_moment.classifier.bias": np.ones(3, np.float32)}, 0)
 
 
 def test_steps_that_do_not_fit_are_refused_before_anything_changes(open_worker):

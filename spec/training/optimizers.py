@@ -12,8 +12,6 @@ import numpy as np
 
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array, Ids
-from concord.spec.config import EncoderConfig
-from concord.spec.parameters import parameters, shape_of
 from concord.spec.precision import round_to_bits
 from concord.spec.tape import Node
 from concord.spec.training.recipe import Recipe
@@ -37,14 +35,6 @@ def moments(recipe: Recipe) -> tuple[str, ...]:
         "largest_second_moment": recipe.amsgrad,
     }
     return tuple(moment for moment in MOMENTS[recipe.algorithm] if kept[moment])
-
-
-def state_shapes(config: EncoderConfig, recipe: Recipe, part: str = "model") -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the optimizer state of a part, as ``<moment>.<canonical name>``."""
-    trained = {
-        name: shape_of(config, entry) for name, entry in parameters(config, part).items() if entry.trainable
-    }
-    return {f"{moment}.{name}": shape for moment in moments(recipe) for name, shape in trained.items()}
 
 
 class ReferenceOptimizer:
