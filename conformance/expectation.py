@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from concord.backends.interface import Problem
 from concord.conformance.estimate import least_sigma
+from concord.conformance.exemptions import GROWN, NO_DIGIT, NORM, NOT_FINITE_BEFORE, OUT_OF_RANGE_BEFORE
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
 from concord.spec.batch import Batch, round_inputs, validate_batch
@@ -32,8 +33,6 @@ UNDECIDED = 0.1
 Beyond it, and in every later tap, end to end says nothing.
 """
 
-GROWN = "rounding may have grown beyond a tenth of it"
-"""Why a tensor is undetermined end to end."""
 
 ZERO = 2.0**-24
 """Share of sigma up to which a gradient is zero but for the oracle's own rounding.
@@ -341,12 +340,12 @@ class Expectation:
         gradient = is_gradient(name)
         if not local:
             if gradient and self.overflowing:
-                return "the forward pass is out of range"
+                return OUT_OF_RANGE_BEFORE
             return GROWN if name in self.undecided else ""
         if gradient and not sound:
-            return "the forward pass is not finite"
+            return NOT_FINITE_BEFORE
         if name in self.unsettled and not self.settled(name).any():
-            return "rounding decides a layer norm that it flows through"
+            return NORM
         # In few bits a softmax of large scores has but one weight, and what flows back through it is a
         # difference of equal numbers: rounding, times weights that are large. Few samples say little of how
         # far that may go.
@@ -354,7 +353,7 @@ class Expectation:
         if gradient and target.unit_roundoff > target.accumulation:
             size, noise = root_mean_square(self.values[name]), root_mean_square(self.sigmas[name])
             if noise * ZERO < size < noise:
-                return "rounding leaves no digit of it"
+                return NO_DIGIT
         return ""
 
     def determined(self, name: str, local: bool) -> Array:

@@ -30,6 +30,7 @@ from concord.conformance.estimate import (
     exact,
     least_sigma,
 )
+from concord.conformance.exemptions import DECLARED, NOT_EXPOSED
 from concord.conformance.expectation import (
     Expectation,
     JudgedProblem,
@@ -44,7 +45,7 @@ from concord.conformance.explain.diagnosis import diagnose
 from concord.conformance.judging import WIDER, Judge, is_half
 from concord.conformance.padding import blind_samples, uncomputed
 from concord.conformance.reference import Activation, Pin, PublishedReference
-from concord.conformance.verdict import DECLARED, NOT_EXPOSED, Verdict
+from concord.conformance.verdict import Verdict
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
 from concord.spec.batch import Batch

@@ -9,11 +9,12 @@ from dataclasses import replace
 import numpy as np
 
 from concord.conformance.estimate import Z
+from concord.conformance.exemptions import OUT_OF_RANGE, PADDING, UNUSED
 from concord.conformance.expectation import Expectation, is_gradient, is_tap_gradient, subject_of
 from concord.conformance.explain.breakdown import break_down
 from concord.conformance.reference import Pin, Reference
-from concord.conformance.scoring import OUT_OF_RANGE, finite_alone, judge_tensor, mostly, scores_of
-from concord.conformance.verdict import UNUSED, Judgement, Row
+from concord.conformance.scoring import finite_alone, judge_tensor, mostly, scores_of
+from concord.conformance.verdict import Judgement, Row
 from concord.spec.arrays import Array
 from concord.spec.precision import precision
 
@@ -22,8 +23,6 @@ MISSING = "missing: the backend returned no such tensor"
 WIDER = "holds numbers that the precision has not: it was computed in a wider one"
 """Note of a tensor that has more digits than its run."""
 
-PADDING = "rows of padding, which the run declares not to compute"
-"""Why elements are not judged where a run declares that."""
 
 NEAR = 0.5
 """Share of a tolerance from which on it is derived again, by more samples or from the run's own tensors."""

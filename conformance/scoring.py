@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.conformance.estimate import R, Z, rms_limit
+from concord.conformance.exemptions import OUT_OF_RANGE
 from concord.conformance.expectation import root_mean_square
 from concord.conformance.verdict import Z_BINS, Judgement
 from concord.spec.arrays import Array
@@ -17,9 +18,6 @@ SAFE = (1e-200, 1e200)
 LOWEST = int(np.log2(Z_BINS[0]))
 """The exponent of the first of :data:`concord.conformance.verdict.Z_BINS`; each is twice the one before."""
 
-
-OUT_OF_RANGE = "out of range"
-"""Why elements are not judged, where nothing else says it."""
 
 WHOLE = 0.5
 """Share of a tensor, or of an operation's decisions, from which on agreement shows nothing."""

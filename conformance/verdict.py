@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from concord.conformance.estimate import Z, rms_limit
+from concord.conformance.exemptions import ABSENT, CONSTANT, DECLARED, NOT_EXPOSED, UNUSED
 from concord.conformance.expectation import is_gradient, is_tap_gradient
 from concord.conformance.explain import Cause, Diagnosis
 from concord.conformance.explain.breakdown import Breakdown
@@ -19,26 +20,12 @@ from concord.conformance.wording import distinct, gather
 from concord.spec.deviations import KNOWN_DEVIATIONS, OF_MODULES
 from concord.spec.text import first_of, shown
 
-NOT_EXPOSED = "not delivered"
-"""Note of a tensor that a backend neither delivers nor says that it has not."""
-
-DECLARED = "declared by the backend"
-"""Note of a tensor of which a backend says beforehand that it has not."""
-
-ABSENT = "declared as absent"
-"""Note of an output of which the user of a candidate says the same."""
-
-CONSTANT = "computed of no input"
-"""Note of a tensor that agrees and says nothing: a parameter, or a table that is the same for all inputs."""
-
 LONGEST_LINE, LONGEST_NAME = 1000, 160
 """Characters of a line of a verdict, and of a name in it, that are shown."""
 
 NO_ELEMENT = "no element shows it"
 """With this begins the note of an error that elements share."""
 
-UNUSED = "the model does not go on with this activation"
-"""Note of a gradient by an activation that is zero, where another that flows past it is right."""
 
 FAILED_WORKER = ("missing", "broken", "crashed", "timed out", "out of memory", "error")
 """Statuses of results that a backend owes."""

@@ -8,6 +8,7 @@ from torch import nn
 
 from concord.conformance.compare import compare, prepare
 from concord.conformance.compare.proof import batched
+from concord.conformance.exemptions import ABSENT, CONSTANT
 from concord.spec.errors import SpecError
 from tests.toys.modules import encoder, texts
 
@@ -32,7 +33,7 @@ X = torch.linspace(-1, 1, 21).reshape(7, 3)
 
 def arrays(names, factor=1.0, model=None, inputs=X):
     """Return activations of a run, each element a rounding off."""
-    found = prepare(model or Table().eval(), None, inputs).given
+    found = prepare(model or Table().eval(), None, inputs).tensors
     return {name: found[name] * np.float32(factor) for name in names}
 
 
@@ -59,13 +60,14 @@ def test_an_output_that_is_not_delivered_is_not_judged_and_may_be_declared(names
     depending = {"inner", "act", "output[y]"} & {*names}
     assert verdict(names, *lacking).status == verdict(names, "output").status
     assert verdict(names, *lacking).passed == bool(depending)
+    assert {row.note for row in verdict(names, *lacking).table if row.tensor in lacking} == {ABSENT}
     assert verdict(names, *lacking, factor=1.01).status == "diverges"
 
 
 def test_what_depends_on_no_input_says_nothing_of_the_forward_pass():
     said = str(verdict(["position", "output[scale]"], "output"))
     assert said.startswith("undetermined")
-    assert "forward not judged: computed of no input" in said
+    assert f"forward not judged: {CONSTANT}" in said
 
 
 def table():
@@ -110,12 +112,12 @@ def test_outputs_of_whole_numbers_truth_values_and_numbers_of_python_are_judged(
     assert comparison.verdict().passed
     name = "output" if wrong == "y" else f"output[{wrong}]"  # it alone is a tensor of floating-point numbers
     assert compare(right, Chosen(**{wrong: 1}).eval(), X).first == name
-    lacking = {other: array for other, array in comparison.given.items() if other != name}
+    lacking = {other: array for other, array in comparison.tensors.items() if other != name}
     assert compare(right, lacking, X).unjudged == (name,)
     by_place = {
         str(place): right(X)[name].detach().numpy() for place, name in enumerate(("y", "ids", "mask"))
     }
-    assert {*prepare(right, by_place, X).given} == {"output", "output[ids]", "output[mask]"}
+    assert {*prepare(right, by_place, X).tensors} == {"output", "output[ids]", "output[mask]"}
 
 
 # What there is to be judged in them.

@@ -156,7 +156,7 @@ def test_a_program_is_judged_as_its_compiler_made_it(make, gradients):
     comparison = prepare(reference, wrong := make(wrong_where_it_fuses), {"x": X}, gradients=gradients)
     verdict = comparison.verdict()
     assert (verdict.status, verdict.first) == ("diverges", "output")
-    assert not any("_orig_mod" in name for name in comparison.given)
+    assert not any("_orig_mod" in name for name in comparison.tensors)
     if make is not compiled_whole:
         assert not agrees.unchecked
         assert {row.status for row in verdict.table if row.tensor.endswith("norm")} <= {"agrees"}
@@ -347,7 +347,7 @@ def test_a_candidate_that_gives_something_else_each_time_does_not_agree(kind):
     right, noisy = Drawing(lambda x: x).eval(), Drawing(DRAWING[kind]).eval()
     assert compare(right, noisy, {"x": X}).status == "diverges"
     comparison = prepare(right, noisy, {"x": X})
-    comparison.given = prepare(right, right, {"x": X}).given
+    comparison.tensors = prepare(right, right, {"x": X}).tensors
     verdict = comparison.verdict()
     assert verdict.status == "undetermined"
     assert "the candidate gives something else each time: " in str(verdict)
@@ -415,5 +415,5 @@ def test_the_fast_path_of_an_encoder_is_judged_where_it_is_taken():
     comparison = prepare(right, port, inputs)
     assert comparison.verdict().passed
     assert comparison.whole == {"output"}
-    comparison.given["output"][1, 4] += 1e-3  # in padding
+    comparison.tensors["output"][1, 4] += 1e-3  # in padding
     assert comparison.verdict().first == "output"

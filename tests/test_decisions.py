@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from concord.conformance.compare import compare
+from concord.conformance.watching import listening
 
 LEVEL = 0.1
 
@@ -435,6 +436,7 @@ def test_where_nothing_is_open_no_branch_is_computed():
     kind, said = KINDS["levels"], []
     model = Of(kind.right, {}).eval()
     x = drawn(3, 7)
-    compare(model, {"output": levels(x, inverse=True).numpy()}, {"x": x}, progress=said.append)
+    with listening(said.append):
+        compare(model, {"output": levels(x, inverse=True).numpy()}, {"x": x})
     assert said
     assert not any("decisions" in line for line in said)

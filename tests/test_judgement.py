@@ -9,6 +9,7 @@ from concord import spec
 from concord.backends.interface import Run
 from concord.conformance import family
 from concord.conformance.estimate import Z
+from concord.conformance.exemptions import DECLARED
 from concord.conformance.expectation import JudgedProblem, Pinned
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case, standard_cases
@@ -190,7 +191,7 @@ def test_what_is_declared_not_to_be_exposed_or_is_the_result_need_not_be_a_tap(c
     run = without(run, *hidden, "logits", "loss")
     verdict = verdict_of(case, dataclasses.replace(run, info={"not_exposed": ["layers.*.attention.*"]}))
     assert verdict.passed, verdict.first_divergence
-    assert verdict.row("layers.1.attention.scores").status == "not exposed"
+    assert verdict.row("layers.1.attention.scores").note == DECLARED
     assert {verdict.row(name).status for name in ("logits", "loss")} == {"agrees"}
 
 

@@ -176,7 +176,7 @@ class Weights(torch.autograd.Function):
 
 def as_arrays(module, inputs):
     """Return what a module computes as arrays: nobody knows then where it ran."""
-    return prepare(module, inputs=inputs, gradients=True).given
+    return prepare(module, inputs=inputs, gradients=True).tensors
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.05])

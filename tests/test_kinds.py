@@ -76,7 +76,7 @@ def test_resampling_errs_by_the_rounding_of_coordinates():
     assert verdict.passed, str(verdict)
     assert {row.tensor for row in verdict.table if row.ratio > 0.6} == set()
     with torch.no_grad():
-        comparison.given["output[bicubic0]"][0, 0, 7, 11] += 1e-3
+        comparison.tensors["output[bicubic0]"][0, 0, 7, 11] += 1e-3
     assert comparison.verdict().first == "output[bicubic0]"
 
 

@@ -10,7 +10,7 @@ from concord.backends import wire
 from concord.backends.interface import Request
 from concord.conformance.campaign import Setup, conduct
 from concord.conformance.check import check_jobs
-from concord.conformance.verdict import UNUSED
+from concord.conformance.exemptions import UNUSED
 from concord.spec.cases import build_case
 from concord.spec.errors import SpecError
 from concord.spec.model import Model

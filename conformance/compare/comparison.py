@@ -27,11 +27,12 @@ from concord.conformance.compare.reference import (
     numbers,
 )
 from concord.conformance.estimate import Z
+from concord.conformance.exemptions import CONSTANT
 from concord.conformance.expectation import Expectation, is_gradient
 from concord.conformance.explain.computation import Prediction
 from concord.conformance.judging import Judge
 from concord.conformance.reference import Pin
-from concord.conformance.verdict import CONSTANT, NO_ELEMENT, Judgement, Row, Verdict
+from concord.conformance.verdict import NO_ELEMENT, Judgement, Row, Verdict
 from concord.spec.arrays import Array
 from concord.spec.errors import SpecError, refuse
 from concord.spec.text import first_of

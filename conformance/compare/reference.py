@@ -49,9 +49,9 @@ from concord.conformance.compare.decisions import OWN, TORCH, Decisions, Followe
 from concord.conformance.compare.kernels import KERNELS
 from concord.conformance.compare.state import Copies, kept
 from concord.conformance.estimate import SAMPLES, Estimate, Observer
+from concord.conformance.exemptions import ABSENT, NOT_EXPOSED
 from concord.conformance.expectation import Expectation, is_gradient
 from concord.conformance.reference import Activation, Pin
-from concord.conformance.verdict import ABSENT, NOT_EXPOSED
 from concord.conformance.watching import say
 from concord.spec.arrays import Array
 from concord.spec.deviations import BLIND_ROWS_UNIFORM, BLIND_ROWS_ZERO, UNCOMPUTED_PADDING

@@ -129,8 +129,10 @@ def judge(what: str, model: torch.nn.Module, candidate: Any, inputs: Any = None,
     found = verdict.explained()
     cause = found.cause.text if found.cause else ""
     seconds = time.perf_counter() - started
-    output = next(name for name in comparison.plain if name.startswith("output") and name in comparison.given)
-    array = comparison.given[output]
+    output = next(
+        name for name in comparison.plain if name.startswith("output") and name in comparison.tensors
+    )
+    array = comparison.tensors[output]
     print(
         f"| {what} | {verdict.status} | {f'`{verdict.first}`' if verdict.first else ''} | {cause} "
         f"| {verdict.worst:.2f} | {by_hand(model, inputs, output, array):.1f} | {seconds:.0f} |",
