@@ -38,7 +38,8 @@ def certify(
     """Prove that one checkpoint is another, or make a proof again.
 
     Args:
-        source (SRC): The checkpoint that was ported.
+        source (SRC): The checkpoint that was ported. Without --backend each of the two is computed
+            by the framework of its format.
         target (DST): What it was ported to.
         certificate (--certificate, -o): Write the certificate, as JSON.
         html: Write the certificate as a page.
