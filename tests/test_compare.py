@@ -248,11 +248,11 @@ def mixed(model):
 
 BUGS = {
     epsilon: ("layers.1.norm1", "norm_epsilon", "`layers.1.norm1.eps` is 0.001 instead of 1e-05"),
-    tanh: ("layers.0.act", "activation_gelu_tanh", "`layers.0.act.approximate` is tanh instead of none"),
-    transposed: ("layers.1.attention.value", "weight_transposed", "` is transposed"),
+    tanh: ("layers.0.act", "activation", "`layers.0.act.approximate` is tanh instead of none"),
+    transposed: ("layers.1.attention.value", "transposed_weight", "` is transposed"),
     unscaled: (
         "layers.1.attention.output",
-        "scale_left_out",
+        "score_scale_missing",
         "`layers.1.attention.scaling` is 1 instead of 0.5",
     ),
     mixed: ("layers.0.attention.key", "elements_reordered", "` has its rows in another order: 0 is 11"),
@@ -390,7 +390,7 @@ def test_names_are_proposed_by_what_tensors_hold():
 
 def test_a_proof_says_which_bugs_a_comparison_would_have_found():
     proof = prove(prepare(encoder(), encoder(Fused), texts()))
-    (masked,) = (of for bug, of in proof.items() if bug.name == "mask_left_out")
+    (masked,) = (of for bug, of in proof.items() if bug.name == "mask_missing")
     assert masked["found"] == masked["tried"] > 0
     came = sum(proof.values(), Counter())
     assert came["found"] >= 0.9 * (came["tried"] - came["silent"])

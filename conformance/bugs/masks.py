@@ -17,7 +17,7 @@ def unmasked(m: Context) -> Array:
 
 def causal(m: Context) -> Array:
     """Hide later tokens too."""
-    return m.masked(m.visible & np.tri(*tuple(m.y.shape)[2:], dtype=bool))
+    return m.masked(m.visible & (np.tri(*tuple(m.y.shape)[2:]) > 0))
 
 
 def unmasked_where(m: Context, flags: Flags) -> Array:

@@ -1,4 +1,4 @@
-"""Bugs of any model, each a change of what one operation gives.
+"""Bugs of any model, each a change of what one operation gives, under the names that the family's have.
 
 Put into a run of the reference, a bug is a mutant that a comparison has to find; put into a stretch, computed
 exactly, it is an explanation of what a candidate computed.
@@ -158,6 +158,17 @@ def bugs(it: Operation) -> Iterator[OperationBug]:
         yield from starmap(OperationBug, kind(it))
 
 
+LEFT_OUT = {
+    "activation": "activation",
+    "scale": "score_scale_missing",
+    "mask": "mask_missing",
+    "bias": "missing_bias",
+    "first term": "residual_missing",
+    "second term": "residual_missing",
+}
+"""What is left out, and what the catalogue of :mod:`concord.conformance.bugs` calls that."""
+
+
 def _left_out(it: Operation) -> Found:
     """Yield what may be left out, where that leaves one operand as it is."""
     left: dict[str, int] = {}
@@ -179,12 +190,12 @@ def _left_out(it: Operation) -> Found:
             left |= {"first term": 1, "second term": 0}
     for what, kept in left.items():
         yield (
-            f"{what.replace(' ', '_')}_left_out",
+            LEFT_OUT.get(what, "step_left_out"),
             f"leaving out the {what}",
             partial(torch.clone, it.args[kept]),
         )
     if it.name == "addmm":
-        yield "bias_left_out", "leaving out the bias", partial(torch.mm, *it.args[1:3])
+        yield "missing_bias", "leaving out the bias", partial(torch.mm, *it.args[1:3])
 
 
 def _of_activations(it: Operation) -> Found:
@@ -193,7 +204,7 @@ def _of_activations(it: Operation) -> Found:
     for kind, function in ACTIVATIONS.items() if own in ACTIVATIONS else ():
         if kind != own:
             text = f"another activation: {kind.replace('_', ' ')}"
-            yield f"activation_{kind}", text, partial(function, it.args[0])
+            yield "activation", text, partial(function, it.args[0])
 
 
 def _of_norms(it: Operation) -> Found:
@@ -205,14 +216,10 @@ def _of_norms(it: Operation) -> Found:
             yield "norm_epsilon", f"an epsilon of {epsilon:g}", partial(it.replaced, place, epsilon)
     if it.name == "native_layer_norm" and math.prod(it.args[1]) > 1:
         yield "norm_variance", "the unbiased variance", partial(_unbiased, *it.args)
-        yield "norm_uncentered", "a norm whose mean is not taken off", partial(_uncentered, *it.args)
-        for operand, what in ((2, "weight"), (3, "bias")):
+        yield "norm_mean_kept", "a norm whose mean is not taken off", partial(_uncentered, *it.args)
+        for operand, what, name in ((2, "weight", "norm_gain_missing"), (3, "bias", "norm_offset_missing")):
             if it.args[operand] is not None:
-                yield (
-                    f"norm_without_{what}",
-                    f"a norm without its {what}",
-                    partial(it.replaced, operand, None),
-                )
+                yield name, f"a norm without its {what}", partial(it.replaced, operand, None)
 
 
 def _unbiased(x: Tensor, shape: Sequence[int], weight: Any, bias: Any, epsilon: float) -> Any:
@@ -246,9 +253,9 @@ def _of_masks(it: Operation) -> Found:
         return
     for by, side in ((1, "right"), (-1, "left")):
         shifted = partial(it.changed, place, partial(torch.roll, shifts=by, dims=-1))
-        yield "mask_shifted", f"a mask that is one key too far {side}", shifted
+        yield "mask_of_other_tokens", f"a mask that is one key too far {side}", shifted
     exchanged = partial(it.changed, place, partial(torch.transpose, dim0=-1, dim1=-2))
-    yield "mask_transposed", "a mask whose queries and keys are exchanged", exchanged
+    yield "mask_of_other_tokens", "a mask whose queries and keys are exchanged", exchanged
 
 
 def _is_scale(it: Operation) -> bool:
@@ -267,7 +274,7 @@ def _of_layouts(it: Operation) -> Found:
     right = _weight_place(it)
     if it.name in ("mm", "addmm") and (shape := it.args[right].shape)[0] == shape[1] > 1:
         text = "a square weight that is transposed"
-        yield "weight_transposed", text, partial(it.changed, right, torch.t)
+        yield "transposed_weight", text, partial(it.changed, right, torch.t)
     if it.name == "_softmax" and it.args[0].ndim > 1:
         axis = -2 if it.args[1] in (-1, it.args[0].ndim - 1) else -1
         yield "softmax_axis", "a softmax over another axis", partial(it.replaced, 1, axis)
@@ -276,7 +283,7 @@ def _of_layouts(it: Operation) -> Found:
         yield "heads_interleaved", text, partial(_interleaved, *it.args)
     for by, side in ((1, "far"), (-1, "early")) if it.name == "embedding" else ():
         rows = (it.args[1] + by).clamp(0, len(it.args[0]) - 1)
-        yield "index_shifted", f"rows that are looked up one too {side}", partial(it.replaced, 1, rows)
+        yield "other_rows", f"rows that are looked up one too {side}", partial(it.replaced, 1, rows)
     if it.name == "cat" and len(it.args[0]) == 2 and all(x.is_floating_point() for x in it.args[0]):
         opposite = partial(it.replaced, 0, it.args[0][::-1])
         yield "order", "parts that are joined in the opposite order", opposite
@@ -308,11 +315,11 @@ def _of_formats(it: Operation) -> Found:
     for form in FORMATS:
         rounded = partial(_rounded, form)
         if it.name in ("mm", "addmm"):
-            yield f"weight_{form}", f"a weight in {form}", partial(it.changed, right, rounded)
+            yield f"weight_in_{form}", f"a weight in {form}", partial(it.changed, right, rounded)
         if it.name in ("mm", "addmm", "bmm", "baddbmm") and form != "int8":
-            yield f"product_{form}", f"a product of {form} numbers", partial(_multiplied, it, right, rounded)
+            yield f"{form}_products", f"a product of {form} numbers", partial(_multiplied, it, right, rounded)
         if it.name == "_softmax" and form in ("bfloat16", "float16"):
-            yield f"softmax_{form}", f"a softmax in {form}", partial(_computed_in, rounded, it)
+            yield f"computed_in_{form}", f"a softmax in {form}", partial(_computed_in, rounded, it)
 
 
 def _weight_place(it: Operation) -> int:

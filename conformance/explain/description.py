@@ -341,7 +341,7 @@ def _factors(place: int, actual: Array, right: Array, sigma: Array) -> Array:
     """Return by which factor the right numbers are multiplied in each place along an axis."""
     others, weight = tuple(i for i in range(right.ndim) if i != place), _weights(sigma)
     power, shared = ((weight * right * array).sum(others, keepdims=True) for array in (right, actual))
-    return shared / np.where(power > 0, power, 1.0)
+    return np.asarray(shared / np.where(power > 0, power, 1.0))
 
 
 def _weights(spread: Array) -> Array:

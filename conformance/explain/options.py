@@ -105,11 +105,11 @@ def of_options(question: Question, tap: str) -> Iterator[Hypothesis]:
         if fits(tap, STEPS[clause[:3]]) and (clause[:3] != "LOS" or question.case.part == "model"):
             # Which row is zeroed shows where one is.
             row = config.pad_id if config.token_padding_row is None else config.token_padding_row
-            besides = {
+            besides: dict[str, dict[str, Any]] = {
                 "token_padding_forward": {"token_padding_row": row},
                 "token_padding_row": {"token_padding_forward": "zero"},
-            }.get(name, {})
-            for one in options(config, name, values(question, name), clause, **besides):
+            }
+            for one in options(config, name, values(question, name), clause, **besides.get(name, {})):
                 # A fixed table is stored with the weights.
                 table = clause in OF_TABLE and config.positions == "sinusoidal"
                 yield dataclasses.replace(one, fields={}, change=_with_table(one.fields)) if table else one

@@ -16,7 +16,7 @@ from concord.conformance.bugs.activations import FUNCTIONS
 from concord.conformance.bugs.attention import PROJECTIONS, WEIGHTS, softmax_over
 from concord.conformance.bugs.bug import Bug, Change, fits
 from concord.conformance.bugs.catalogue import BUGS
-from concord.conformance.bugs.context import Context
+from concord.conformance.bugs.context import Context, Edit
 from concord.conformance.bugs.norms import NORMS, RESIDUALS
 from concord.conformance.explain.hypothesis import Hypothesis
 from concord.conformance.explain.masks import of_mask
@@ -145,17 +145,18 @@ def of_backward(question: Question) -> Iterator[Hypothesis]:
             yield hypothesis(bug)
     for role in dict.fromkeys(map(role_of, question.names)):
         clause = clause_of(question.config, role.replace("*", "0"), question.case.part)
+        for name, text, edit in _derivatives(role):
+            yield Hypothesis(name, f"{text} `{role}`", clause, change=Change(taps=(role,), edit=edit))
 
-        def bug(name: str, text: str, edit: Callable[[Context], Any]) -> Hypothesis:
-            return Hypothesis(name, f"{text} `{role}`", clause, change=Change(taps=(role,), edit=edit))  # noqa: B023
 
-        yield bug("detached", "no gradient through", gradients.detached)
-        yield bug("detached_padding", "no gradient through padded rows of", _without_padding)
-        if fits(role, (*NORMS, *RESIDUALS, *ELEMENTWISE, WEIGHTS, "log_probabilities", "normalized")):
-            yield bug("derivative_left_out", "the derivative left out of", _passed)
-        for name, function in FUNCTIONS.items() if fits(role, ELEMENTWISE) else ():
-            sloped = functools.partial(_sloped, function)
-            yield bug("activation_in_gradient", f"the derivative of {name} in", sloped)
+def _derivatives(role: str) -> Iterator[tuple[str, str, Edit]]:
+    """Yield what may be wrong with the derivative of any step: its name, its words, and the edit."""
+    yield "detached", "no gradient through", gradients.detached
+    yield "detached_padding", "no gradient through padded rows of", _without_padding
+    if fits(role, (*NORMS, *RESIDUALS, *ELEMENTWISE, WEIGHTS, "log_probabilities", "normalized")):
+        yield "derivative_left_out", "the derivative left out of", _passed
+    for name, function in FUNCTIONS.items() if fits(role, ELEMENTWISE) else ():
+        yield "activation_in_gradient", f"the derivative of {name} in", functools.partial(_sloped, function)
 
 
 def _without_padding(m: Context) -> Any:
