@@ -64,7 +64,8 @@ def positions_from_first_real_token(m: Context) -> Array:
 def positions_moved_by_each_call(m: Context) -> Array:
     """Move positions in place, once more with each run."""
     offset = m.memory["offset"] = m.memory.get("offset", -1) + 1
-    return numbered(m, np.arange(m.real.shape[1]) + m.config.position_start + offset) if offset else m.y
+    rows = np.broadcast_to(np.arange(m.real.shape[1]), m.real.shape) + m.config.position_start
+    return numbered(m, rows + offset) if offset else m.y
 
 
 # A second call.
