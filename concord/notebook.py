@@ -5,9 +5,9 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator
 
-from concord.conformance import html as pages
 from concord.conformance import record
 from concord.conformance.campaign import Report, Setup
+from concord.conformance.page import page
 from concord.conformance.verdict import Result, Verdict
 
 
@@ -29,4 +29,4 @@ def show(*verdicts: Verdict, title: str = "Verdict") -> Page:
             yield Result("the run", title, case, "as it ran", found.status, verdict=found)
 
     found = Report([*results()], {"the run": {}}, Setup())
-    return Page(pages.page(record.made(found, "compare", title)))
+    return Page(page(record.made(found, "compare", title)))

@@ -85,15 +85,15 @@ KINDS = {
 """What every kind of record holds."""
 
 PAGES = {
-    "speed": "concord.speed.page:page",
-    "certificate": "concord.porting.certificate:page",
+    "speed": "concord.speed.speed_page:speed_page",
+    "certificate": "concord.porting.certificate:certificate_page",
 }
-"""What makes the page of a kind, if it is not :func:`concord.conformance.html.page`."""
+"""What makes the page of a kind, if it is not :func:`concord.conformance.page.page`."""
 
 
 def page(made: record.Record) -> str:
     """Return the page of a record."""
-    text: str = pkgutil.resolve_name(PAGES.get(made.kind, "concord.conformance.html:page"))(made)
+    text: str = pkgutil.resolve_name(PAGES.get(made.kind, "concord.conformance.page:page"))(made)
     return text
 
 

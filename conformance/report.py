@@ -96,6 +96,11 @@ def word(result: Result) -> str:
     return number(result.worst) if result.status in ("agrees", "diverges") else result.status
 
 
+def tail(name: str) -> str:
+    """Return the name of a backend without the module that it comes from."""
+    return name.rpartition(":")[2] or name
+
+
 def ordered(values: Iterable[str]) -> list[str]:
     """Return each value once, in the order in which they come."""
     return list(dict.fromkeys(values))

@@ -24,7 +24,8 @@ from concord.conformance import family, record
 from concord.conformance.campaign import Job, Report, Setup, conduct
 from concord.conformance.estimate import Z
 from concord.conformance.expectation import JudgedProblem
-from concord.conformance.layout import render, tail
+from concord.conformance.page import render
+from concord.conformance.report import tail
 from concord.conformance.verdict import Verdict, number
 from concord.conformance.wording import counted, joined
 from concord.porting.prediction import TextModel
@@ -150,7 +151,7 @@ def look(
     )
 
 
-def page(attention: Attention) -> str:
+def attention_page(attention: Attention) -> str:
     """Return attention maps as HTML."""
     maps, largest = attention.maps, attention.largest()
     layers, heads = maps[0].weights.shape[:2] if maps else (0, 0)
@@ -182,10 +183,6 @@ def page(attention: Attention) -> str:
         script=(TEMPLATES / "attention.js").read_text(encoding="utf-8") if maps else "",
         headline=f"{what}: {size}.{diverge}",
         compared=[],
-        sections={
-            **({"maps-of": "Maps", "heads": "Heads in numbers"} if maps else {}),
-            "verdicts": "Verdicts",
-        },
         letters=string.ascii_lowercase[: max(attention.segments, default=0) + 1],
         about=about,
         coded=_coded(maps),

@@ -14,7 +14,7 @@ from concord.conformance.campaign import Job, Report, Setup, conduct
 from concord.conformance.expectation import Expectation, JudgedProblem
 from concord.conformance.explain.weights import wrong_weights
 from concord.conformance.fields import Number, also
-from concord.conformance.layout import render
+from concord.conformance.page import render
 from concord.conformance.verdict import Result, Verdict
 from concord.conformance.wording import counted, gather
 from concord.porting.checkpoint import Checkpoint, in_canonical_layout
@@ -416,7 +416,7 @@ def _differing(stated: Certificate, again: Certificate) -> Iterator[str]:
                 yield f"{key}: was {said.get(key, 'not there')}, is {now.get(key, 'not there')}"
 
 
-def page(made: record.Record) -> str:
+def certificate_page(made: record.Record) -> str:
     """Return a record of a certificate as HTML."""
     certificate: Certificate = made.outcome
     headline, _, rest = certificate.summary.rstrip(".").partition(": ")
@@ -426,12 +426,5 @@ def page(made: record.Record) -> str:
         Path(__file__).parent / "templates",
         headline=f"{headline}.",
         compared=[f"{rest[:1].upper()}{rest[1:]}."],
-        sections={
-            "runs": "What both compute",
-            "bugs": "It could have failed" if certificate.bugs else "",
-            "difference": "How they differ" if certificate.comparison.exit_code else "",
-            "files": "Files",
-            "about": "Made with",
-        },
         about={key: getattr(certificate.report.settings, key) for key in STATED},
     )

@@ -9,7 +9,7 @@ import pytest
 
 from concord import porting, spec
 from concord.conformance.campaign import Setup
-from concord.porting.attention import look, page
+from concord.porting.attention import attention_page, look
 from concord.porting.prediction import TextModel
 from concord.porting.texts import Text, TextEncoder, batch_of
 from concord.spec.batch import completed
@@ -51,7 +51,7 @@ def test_a_difference_in_tolerances_points_to_the_head_that_is_wrong(two):
 
 def test_the_page_is_one_file_that_opens_at_the_head_that_is_wrong(two):
     names = ["</script><img src=x>", "\x1b[31m", "<!--", *(f"word{i}" for i in range(5))]
-    text = page(replace(two, tokens=names))
+    text = attention_page(replace(two, tokens=names))
     outline = Outline(text)
     assert outline.wrong == []
     assert not [tag for tag, _ in outline.tags if tag == "img"]

@@ -11,7 +11,7 @@ from concord import porting, spec
 from concord.conformance import record
 from concord.conformance.campaign import Setup
 from concord.porting import certificate as certificates
-from concord.porting.certificate import certify, hashes, inputs_of, page
+from concord.porting.certificate import certificate_page, certify, hashes, inputs_of
 from concord.porting.texts import Text
 from concord.spec.errors import SpecError
 from concord.writing import KINDS
@@ -72,7 +72,7 @@ def test_a_certificate_is_read_back_and_has_a_page(right, tmp_path):
     back = made.outcome
     assert (back.source, back.comparison, back.summary) == (right.source, right.comparison, right.summary)
     assert [(bug.bug, bug.found) for bug in back.bugs] == [(bug.bug, bug.found) for bug in right.bugs]
-    assert "It could have failed" in page(made)
+    assert "It could have failed" in certificate_page(made)
 
 
 def test_a_wrong_port_is_judged_by_the_source_and_named(tmp_path):
@@ -85,7 +85,7 @@ def test_a_wrong_port_is_judged_by_the_source_and_named(tmp_path):
     assert "transposed" in first.verdict.cause.text
     assert (found.exit_code, found.bugs) == (1, ())
     assert found.summary.startswith("The port is wrong: 40 of 41 parameters have the same bits; 1 transposed")
-    assert "1 transposed" in page(record.made(found, certificates.KIND))
+    assert "1 transposed" in certificate_page(record.made(found, certificates.KIND))
 
 
 def test_a_part_that_is_missing_in_the_target_fails(tmp_path):
@@ -144,7 +144,7 @@ def test_certificates_among_the_documents_have_their_pages():
     for path in paths:
         made = record.read(path, KINDS)
         assert made.outcome.exit_code == 0
-        assert path.with_suffix(".html").read_text() == page(made)
+        assert path.with_suffix(".html").read_text() == certificate_page(made)
 
 
 def test_verifying_makes_it_again_and_names_what_comes_out_otherwise(right):

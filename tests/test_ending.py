@@ -9,8 +9,8 @@ import pytest
 import conformance.campaign
 from concord.backends.pool import GLANCE
 from concord.conformance import Setup, check_jobs, conduct, record
-from concord.conformance.html import page
 from concord.conformance.mutants import matrix
+from concord.conformance.page import page
 from concord.conformance.report import summary
 from concord.spec.errors import SpecError
 from tests.toys.running import Running, noted, until

@@ -9,8 +9,7 @@ from html.parser import HTMLParser
 
 from concord import writing
 from concord.conformance import record
-from concord.conformance.drawing import FOLDER
-from concord.conformance.html import page
+from concord.conformance.page import FOLDER, page
 from tests.toys import reports
 from tests.toys.surroundings import ROOT, options, toy
 

@@ -18,7 +18,6 @@ from concord.conformance.bugs.catalogue import TRAINING
 from concord.conformance.campaign import Setup
 from concord.conformance.estimate import estimate
 from concord.conformance.expectation import Expectation, JudgedTraining
-from concord.conformance.html import page
 from concord.conformance.lockstep.cases import example, standard
 from concord.conformance.lockstep.envelope import in_range
 from concord.conformance.lockstep.outcome import MODES, Lockstep, Track
@@ -31,6 +30,7 @@ from concord.conformance.lockstep.running import (
     free_running,
     resynchronised,
 )
+from concord.conformance.page import page
 from concord.conformance.scoring import judge_tensor
 from concord.spec.errors import SpecError
 from concord.spec.training.optimizers import ReferenceOptimizer, clipped

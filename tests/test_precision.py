@@ -15,7 +15,7 @@ from concord.backends.interface import Unsupported, refuse_tf32, refusing_nondet
 from concord.backends.wire import WorkerFailure
 from concord.conformance import Setup, check_jobs, conduct, doctor, record
 from concord.conformance.doctor import Installed
-from concord.conformance.html import page
+from concord.conformance.page import page
 from concord.conformance.report import show
 from concord.conformance.scoring import judge_tensor
 from concord.spec.arithmetic import Arithmetic

@@ -14,7 +14,7 @@ from rich.console import Console
 from concord import porting, writing
 from concord.conformance import dump, golden_files, record, report
 from concord.conformance.campaign import Report, Setup
-from concord.conformance.html import page
+from concord.conformance.page import page
 from concord.conformance.verdict import Judgement, Result, Row, Verdict
 from concord.porting import texts
 from concord.spec.errors import SpecError

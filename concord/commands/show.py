@@ -103,7 +103,7 @@ def attention(
         text_b ([TEXT_B]): And the second of a pair.
     """
     from concord.conformance import report
-    from concord.porting.attention import look, page
+    from concord.porting.attention import attention_page, look
     from concord.porting.prediction import TextModel
     from concord.porting.texts import Text
 
@@ -120,5 +120,5 @@ def attention(
     report.show(found.report, console := Terminal(), f"Attention: {found.title}", "text")
     if not found.maps:
         console.tell("no backend exposes attention weights: they are inside kernels of libraries", "yellow")
-    writing.write((html, lambda: page(found)))
+    writing.write((html, lambda: attention_page(found)))
     raise typer.Exit(found.report.exit_code)

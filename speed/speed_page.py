@@ -1,11 +1,11 @@
-"""The page: one file that needs nothing else."""
+"""What the page of a record of speed says."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from concord.conformance import record
-from concord.conformance.layout import render
+from concord.conformance.page import render
 from concord.conformance.record import Record
 from concord.speed.record import check
 from concord.speed.table import (
@@ -20,11 +20,11 @@ from concord.speed.table import (
 )
 
 
-def page(made: Record) -> str:
+def speed_page(made: Record) -> str:
     """Return a record (:mod:`concord.speed.record`) as HTML."""
     data = record.data(made)
     check(data)
-    failures = [
+    unmet = [
         {
             "backend": backend,
             "status": status,
@@ -40,12 +40,6 @@ def page(made: Record) -> str:
         for name, work in data["workloads"].items()
         if name in best
     ]
-    parts = {
-        "failures": ("Failures", [one for one in failures if one["status"] not in HARMLESS]),
-        "works": ("Time", works),
-        "absent": ("Not measured", [one for one in failures if one["status"] in HARMLESS]),
-        "backends": ("Backends", data["backends"]),
-    }
     return render(
         "speed.html",
         made,
@@ -58,9 +52,10 @@ def page(made: Record) -> str:
             f"Best bare matrix product: {limits(data)}.{'' if data['complete'] else ' Not complete.'}",
         ],
         best=best,
-        sections={name: title for name, (title, found) in parts.items() if found},
+        works=works,
+        failures=[one for one in unmet if one["status"] not in HARMLESS],
+        absent=[one for one in unmet if one["status"] in HARMLESS],
         colours=list(dict.fromkeys(entry["backend"] for entry in data["entries"])),
-        **{name: found for name, (_, found) in parts.items()},
     )
 
 

@@ -1,14 +1,10 @@
-"""What a check, golden files and a comparison came to, as a page.
-
-One HTML file, made of the data of a record alone.
-"""
+"""What the page of a check, golden files or a comparison needs besides the record's own objects."""
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -16,10 +12,9 @@ from typing import Any
 
 from concord.conformance import drawing
 from concord.conformance.campaign import Report
-from concord.conformance.estimate import R, Z
-from concord.conformance.layout import render, tail
 from concord.conformance.record import Record
 from concord.conformance.report import (
+    SHORT,
     findings_of,
     gravity,
     matrix,
@@ -27,14 +22,13 @@ from concord.conformance.report import (
     repeated,
     select,
     summary,
+    tail,
     word,
 )
 from concord.conformance.verdict import (
-    BINS,
     FAILED_WORKER,
     NOT_JUDGED,
     STATUSES,
-    Z_BINS,
     Result,
     Row,
     number,
@@ -59,13 +53,6 @@ WAYS = ("local", "end_to_end")
 
 GROUPS = {"check": "variant", "golden": "source", "compare": "reference"}
 TRUTH = {"check": "oracle", "golden": "published tensors", "compare": "reference"}
-
-
-LIMITS: dict[str, Any] = {"z": Z, "rms": R, "bins": Z_BINS}
-"""What errors are measured by.
-
-The largest of an element and of a tensor, and the edges of histograms, in sigma.
-"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,64 +106,51 @@ def cases_of(results: Sequence[Result]) -> list[CaseResults]:
     return sorted(cases, key=lambda case: case.order)
 
 
-def page(made: Record) -> str:
-    """Return a record as an HTML page."""
-    if isinstance(made.outcome, Report):
-        return _of_report(made, made.outcome)
-    from concord.conformance import pages  # of which some need more than a check
-
-    return pages.page(made)
-
-
-def _of_report(made: Record, report: Report) -> str:
-    results, truth = report.results, TRUTH[made.kind]
+def view(record: Record) -> tuple[str, dict[str, Any]]:
+    """Return the template of a report, and what it needs."""
+    report: Report = record.outcome
+    results, truth = report.results, TRUTH[record.kind]
     cases = cases_of(results)
     names, dtypes = (ordered(getattr(result, key) for result in results) for key in ("backend", "dtype"))
     findings = sorted(findings_of(report), key=lambda finding: -len(finding.results))
     anchors = {id(result): case.anchor for case in cases for result in case.results}
     opened = [case.anchor for case in cases if case.order < 2][:OPEN]
     large = sum(len(result.table) for result in results) > CELLS
+    wrong = {result.status for result in results} & {"diverges", "refused", "nondeterministic"}
     places = {
         id(result): place
         for place, finding in enumerate(findings[:FINDINGS], 1)
         for result in finding.results
     }
-    return render(
-        "report.html",
-        made,
-        headline=headline(results, truth)
-        + f" It was ended before {counted(report.unfinished, 'more run')}." * bool(report.unfinished),
-        tone="bad"
-        if any(result.status in ("diverges", "refused", "nondeterministic") for result in results)
-        else "broken"
-        if made.exit_code == 3
-        else "good",
-        summary=summary(report),
-        truth=truth,
-        group=GROUPS[made.kind],
-        groups=ordered(result.group for result in results),
-        names=names,
-        dtypes=dtypes,
-        matrix=matrix(report),
-        findings=findings[:FINDINGS],
-        more_findings=len(findings[FINDINGS:]),
-        anchor_of=lambda result: anchors[id(result)],
-        place_of=lambda result: places.get(id(result)),
-        failures=_failures(results),
-        cases=cases,
-        opened=opened,
-        histograms=[
+    ended = f" It was ended before {counted(report.unfinished, 'more run')}."
+    return "report.html", {
+        "headline": headline(results, truth) + ended * bool(report.unfinished),
+        "tone": "bad" if wrong else "broken" if record.exit_code == 3 else "good",
+        "summary": summary(report),
+        "truth": truth,
+        "group": GROUPS[record.kind],
+        "groups": ordered(result.group for result in results),
+        "names": names,
+        "dtypes": dtypes,
+        "matrix": matrix(report),
+        "findings": findings[:FINDINGS],
+        "more_findings": len(findings[FINDINGS:]),
+        "anchor_of": lambda result: anchors[id(result)],
+        "place_of": lambda result: places.get(id(result)),
+        "failures": _failures(results),
+        "cases": cases,
+        "opened": opened,
+        "histograms": [
             (name, dtype, _errors(found, f"{name}, {dtype}"))
             for name in names
             for dtype in dtypes
             if (found := [one for one in select(report, backend=name, dtype=dtype) if one.verdict])
         ],
-        environments=[_about(name, report) for name in names],
-        known=KNOWN_DEVIATIONS,
-        figure=partial(_figures, brief=large),
-        table=lambda case: _table(case, large and case.anchor not in opened),
-        limits=LIMITS,
-    )
+        "environments": [_about(name, report) for name in names],
+        "known": KNOWN_DEVIATIONS,
+        "figure": partial(_figures, brief=large),
+        "tensors_of": lambda case: _table(case, large and case.anchor not in opened),
+    }
 
 
 def headline(results: Sequence[Result], truth: str = "oracle") -> str:
@@ -238,7 +212,8 @@ def _table(case: CaseResults, brief: bool) -> dict[str, Any]:
         place, worst = max(of_runs.items(), key=lambda entry: entry[1].ratio)
         cells = [worst] if brief else [of_runs.get(place) for place in range(len(results))]
         rows.append({"tensor": name, "row": worst, "cells": cells, "whose": results[place]})
-    return {"results": results, "rows": rows, "brief": brief}
+    each = [f"{tail(result.backend)} {SHORT.get(result.dtype, result.dtype)}" for result in results]
+    return {"heads": ["largest error", "of"] if brief else each, "rows": rows, "brief": brief}
 
 
 def _about(name: str, report: Report) -> dict[str, Any]:
@@ -266,16 +241,6 @@ def _about(name: str, report: Report) -> dict[str, Any]:
 # Figures.
 
 
-def level(row: Row, way: str) -> int | None:
-    """Return the level of a tensor's error; what could not be compared at all is of the last, both ways."""
-    judgement = row.judged(way)
-    if judgement is None:
-        return len(drawing.LEVELS) if row.status == "diverges" and row.deciding is None else None
-    found = bisect_left(drawing.LEVELS, judgement.ratio)
-    # Whatever was lost in rounding the ratio: what diverges lies beyond.
-    return max(found, drawing.WITHIN) if row.status == "diverges" and judgement is row.deciding else found
-
-
 def _figures(results: Sequence[Result], brief: bool) -> list[dict[str, Any]]:
     """Return strips and lines for runs of one case and precision.
 
@@ -284,7 +249,7 @@ def _figures(results: Sequence[Result], brief: bool) -> list[dict[str, Any]]:
     shown = [
         result
         for result in results
-        if any(level(row, way) is not None for row in result.table for way in WAYS)
+        if any(drawing.level(row, way) is not None for row in result.table for way in WAYS)
     ]
     gathered = gather(shown, lambda result: tuple(row.tensor for row in result.table))
     return [_drawn(found, names, brief) for names, found in gathered.items()]
@@ -310,17 +275,16 @@ def _drawn(results: Sequence[Result], names: Sequence[str], brief: bool) -> dict
         "kinds": kinds,
         "bands": bands,
         "columns": len(names),
-        "strips": drawing.strips(
-            [[[level(row, kind) for row in table] for table in tables] for kind in kinds],
-            titles,
-            f"{results[0].case}, {results[0].dtype}: largest error in tolerances: {about}",
-            bounds,
-            [names.index(first.tensor) if first else None for first in firsts],
-        ),
+        "strips": {
+            "blocks": [[[drawing.level(row, kind) for row in table] for table in tables] for kind in kinds],
+            "titles": titles,
+            "label": f"{results[0].case}, {results[0].dtype}: largest error in tolerances: {about}",
+            "bounds": bounds,
+            "first": [names.index(first.tensor) if first else None for first in firsts],
+        },
         "growth": drawing.growth(
             lines, f"Error end to end along the {len(names)} tensors, in tolerances", bounds
         ),
-        "ticks": drawing.TICKS,
     }
 
 
@@ -359,32 +323,13 @@ def _errors(results: Sequence[Result], whose: str) -> dict[str, Any]:
     judged = {
         way: [one for result in results for row in result.table if (one := row.judged(way))] for way in WAYS
     }
-    step, whole = (summed(one.histogram for one in found) for found in judged.values())
+    step, whole = (drawing.summed(one.histogram for one in found) for found in judged.values())
     kind = "local" if any(step) else "end_to_end"
     most = {way: max((one.z for one in found), default=0.0) for way, found in judged.items()}
-    drawn = histogram(step, whole, whose) if any(step) else histogram(whole, [], whose)
-    return {**drawn, "kind": kind, "largest": most[kind], "end_to_end": most["end_to_end"]}
-
-
-def summed(histograms: Iterable[Sequence[int]]) -> list[int]:
-    """Return how many elements have an error in each bin, over several tensors."""
-    return [sum(column) for column in zip([0] * BINS, *histograms, strict=True)]
-
-
-def histogram(filled: Sequence[int], outlined: Sequence[int], whose: str) -> dict[str, Any]:
-    """Return the drawing of how many elements have which error in sigma, and what is said below it.
-
-    Args:
-        filled, outlined: two counts for each bin: as bars, and as a line around bars.
-    """
-    below, over = Z_BINS.index(1.0) + 1, Z_BINS.index(Z) + 1
-    beyond = sum(filled[over:])
-    said = f"{whose}: errors of {sum(filled)} elements in sigma; {beyond} beyond {Z:g}"
+    counts = (step, whole) if any(step) else (whole, [])
     return {
-        "elements": sum(filled),
-        "below": sum(filled[:below]),
-        "beyond": beyond,
-        "at": round(100 * over / len(filled), 1),
-        "one": round(100 * below / len(filled), 1),
-        "svg": drawing.histogram(filled, outlined, over, said),
+        **drawing.histogram(*counts, whose),
+        "kind": kind,
+        "largest": most[kind],
+        "end_to_end": most["end_to_end"],
     }
