@@ -260,27 +260,6 @@ class FrameworkAdapter(ABC):
         """Return all layers of a model, itself too, with their paths, such as ``layers.0.attention``."""
 
     @abstractmethod
-    def seeded(self, words: NDArray[np.uint32]) -> Tensor | None:
-        """Have the framework's own dropout begin anew.
-
-        Return the seed of a batch, or None where the framework keeps a generator, which goes on through a
-        step.
-
-        Args:
-            words: two, which the seed follows from.
-        """
-
-    @abstractmethod
-    def dropped(self, tensor: Tensor, rate: float, seed: Tensor | None, place: int) -> Tensor:
-        """Return a tensor with elements dropped, and others scaled, by the framework's own dropout.
-
-        Args:
-            rate: the share that is dropped.
-            seed: as :meth:`seeded` returned it.
-            place: the number of the site, for no two may drop alike.
-        """
-
-    @abstractmethod
     def synchronize(self, computed: Any) -> None:
         """Wait until what it is given is computed."""
 

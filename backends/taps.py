@@ -21,9 +21,6 @@ DROPOUT = "dropout."
 """How the names of inputs begin that a trace takes, not the model: what elements of a site are multiplied
 by."""
 
-SEED = f"{DROPOUT}seed"
-"""The input that a framework's own dropout begins from, where it is given one."""
-
 
 class Observation(NamedTuple):
     """What was computed, as the framework's tensors.

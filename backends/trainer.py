@@ -17,12 +17,11 @@ import numpy as np
 
 from concord.backends.interface import Trace, Unsupported
 from concord.backends.optimizers import Optimizer, clip
-from concord.backends.taps import DROPOUT, SEED
+from concord.backends.taps import DROPOUT
 from concord.spec.arrays import Array, Arrays
 from concord.spec.batch import Batch
 from concord.spec.parameters import parameters
 from concord.spec.precision import precision
-from concord.spec.training.dropout import rate_of, seed_of
 from concord.spec.training.optimizers import moments
 from concord.spec.training.trajectory import Course, rows_of
 
@@ -369,12 +368,7 @@ class Trainer(Course):
     # Dropout.
 
     def dropping(self, trace: Trace) -> Trace:
-        """Return a trace in which dropout takes the taps of its sites (SPEC DRP-2).
-
-        Elements are multiplied by what the inputs say, or dropped by the framework's own dropout.
-        """
-        native = self.training.dropout_by == "native"
-        place = {tap: number for number, tap in enumerate(self.sites)}
+        """Return a trace in which the taps of dropout's sites are multiplied by what the inputs say (DRP-2)."""
 
         def dropping(
             model: Any, inputs: Mapping[str, Tensor], record: Callable[[str, Tensor], Tensor]
@@ -383,12 +377,7 @@ class Trainer(Course):
 
             def dropped(name: str, tensor: Tensor) -> Tensor:
                 taken = tap(name, tensor)
-                if name not in place:
-                    return taken
-                if not native:
-                    return taken * inputs[f"{DROPOUT}{name}"]
-                rate = rate_of(self.recipe, self.sites[name])
-                return self.adapter.dropped(taken, rate, inputs.get(SEED), place[name])
+                return taken * inputs[f"{DROPOUT}{name}"] if name in self.sites else taken
 
             return dropped
 
@@ -401,9 +390,6 @@ class Trainer(Course):
         """
         if not self.sites:
             return {}
-        if self.training.dropout_by == "native":
-            seed = self.adapter.seeded(seed_of(self.training.seed, self.steps, number))
-            return {} if seed is None else {SEED: seed}
         return {
             f"{DROPOUT}{tap}": self.session.tensor(keep / (1 - rate))
             for tap, (keep, rate) in self.masked(batch, number).items()

@@ -26,8 +26,8 @@ def recipe_of(name):
     return Recipe(learning_rate=0.01, accumulation=2, accumulation_mean="samples", **given)
 
 
-def request_of(recipe="adamw", steps=(), reported=(), by="spec", seed=2**40 + 3, **settings):
-    training = Training(recipe_of(recipe), steps, seed, reported, by)
+def request_of(recipe="adamw", steps=(), reported=(), seed=2**40 + 3, **settings):
+    training = Training(recipe_of(recipe), steps, seed, reported)
     return Request(CONFIG, WEIGHTS, BATCHES[0], training=training, **settings)
 
 
@@ -118,55 +118,3 @@ def test_backend_that_holds_no_training_says_so(open_worker):
         open_worker("tests.toys.numpy_backend:NumpyBackend").train(request_of())
     with pytest.raises(SpecError, match="'training' is missing"):
         open_worker("torch").train(Request(CONFIG, WEIGHTS, BATCHES[0]))
-
-
-# Dropout by the framework itself.
-
-
-@pytest.mark.parametrize("execution", ["eager", pytest.param("compiled", marks=pytest.mark.in_turn)])
-def test_own_dropout_goes_on_with_the_bits_that_it_had(worker, execution):
-    one, two, three = (BATCHES[place] for place in (0, 2, 6))  # of one shape: compilers take their time
-    steps = [[one, two], [three], [two, one]] if execution == "eager" else [[one], [two], [three]]
-    native = {"execution": execution, "by": "native"}
-    with worker.train(request_of(**native)) as session:
-        losses = [session.step(steps[0])["losses.0"]]
-        after = session.state()
-        losses += [session.step(batches)["losses.0"] for batches in steps[1:]]
-        end = session.state()
-    with worker.train(request_of(**native)) as another:
-        another.step(steps[2])  # draws of its own
-        another.load(after, 1)
-        assert [another.step(batches)["losses.0"] for batches in steps[1:]] == losses[1:]
-        assert the_same(another.state(), end)
-    with worker.train(request_of(**native, seed=5)) as other:
-        assert other.step(steps[0])["losses.0"] != losses[0]
-    assert len(set(map(float, losses))) == len(losses)
-
-
-def test_own_dropout_drops_the_share_that_the_recipe_says(worker):
-    """A classifier of zeros has the same slope whatever is dropped.
-
-    Its gradient is then dropped as its input is.
-    """
-    config = CONFIG.replace(d_model=62)
-    weights = spec.initialize(config, seed=3)
-    weights["classifier.weight"] = np.zeros_like(weights["classifier.weight"])
-    batch = spec.example_batch(config, batch=1, tokens=5, seed=0)
-    found = {}
-    for by, rate in (("native", 0.5), ("native", 0.0)):
-        recipe = Recipe(algorithm="sgd", learning_rate=0.0, dropout_head=rate)
-        with worker.train(
-            Request(
-                config, weights, batch, dtype="float64", training=Training(recipe, [], seed=7, dropout_by=by)
-            )
-        ) as session:
-            found[str(rate)] = [
-                session.step([batch], report=True)["gradients.classifier.weight"] for _ in range(3)
-            ]
-    whole = found["0.0"][0]
-    assert whole.all()
-    kept = [np.any(gradient != 0, axis=1) for gradient in found["0.5"]]
-    for rows, gradient in zip(kept, found["0.5"], strict=True):
-        assert np.array_equal(gradient[rows], 2 * whole[rows])
-    assert 60 < sum(int(rows.sum()) for rows in kept) < 126  # of 186, within five deviations of half
-    assert len({rows.tobytes() for rows in kept}) == 3

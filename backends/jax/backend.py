@@ -16,7 +16,6 @@ import numpy as np
 from flax import nnx
 from jax import Array
 from jax.sharding import SingleDeviceSharding
-from numpy.typing import NDArray
 
 from concord.backends.adapter import FrameworkAdapter
 from concord.backends.interface import Implementation, Request, Unsupported
@@ -157,14 +156,6 @@ class Adapter(FrameworkAdapter):
     def layers(self, model: nnx.Module) -> Iterable[tuple[str, nnx.Module]]:
         """Return all layers of a model with their paths."""
         return [(".".join(map(str, path)), node) for path, node in nnx.iter_graph(model)]
-
-    def seeded(self, words: NDArray[np.uint32]) -> Array:
-        """Have dropout begin anew (:meth:`concord.backends.adapter.FrameworkAdapter.seeded`)."""
-        return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
-
-    def dropped(self, tensor: Array, rate: float, seed: Array, place: int) -> Array:
-        """Return a tensor with elements dropped."""
-        return nnx.Dropout(rate, deterministic=False)(tensor, rngs=jax.random.fold_in(seed, place))
 
     def synchronize(self, computed: Any) -> None:
         """Wait until tensors are computed."""

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import paddle
-import paddle.nn.functional as F
-from numpy.typing import NDArray
 from paddle import Tensor, nn
 
 from concord.backends.adapter import FrameworkAdapter
@@ -131,14 +129,6 @@ class Adapter(FrameworkAdapter):
     def layers(self, model: nn.Layer) -> Iterable[tuple[str, nn.Layer]]:
         """Return all layers of a model with their paths."""
         return model.named_sublayers(include_self=True)
-
-    def seeded(self, words: NDArray[np.uint32]) -> None:
-        """Have dropout begin anew (:meth:`concord.backends.adapter.FrameworkAdapter.seeded`)."""
-        paddle.seed(int(words[0]) | int(words[1] >> 1) << 32)
-
-    def dropped(self, tensor: Tensor, rate: float, seed: Tensor | None, place: int) -> Tensor:
-        """Return a tensor with elements dropped."""
-        return F.dropout(tensor, p=rate, training=True, mode="upscale_in_train")
 
     def without_gradients(self) -> AbstractContextManager[Any]:
         """Return what computes without a thought of gradients."""

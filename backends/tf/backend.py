@@ -11,7 +11,6 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 from tensorflow import Tensor
 from tensorflow.python.framework import config as framework
 
@@ -121,16 +120,6 @@ class Adapter(FrameworkAdapter):
     def layers(self, model: keras.Model) -> Iterable[tuple[str, keras.Layer]]:
         """Return all layers of a model with their paths."""
         return _named_layers(model)
-
-    def seeded(self, words: NDArray[np.uint32]) -> Tensor:
-        """Have dropout begin anew (:meth:`concord.backends.adapter.FrameworkAdapter.seeded`)."""
-        return tf.constant(words.view(np.int32))
-
-    def dropped(self, tensor: Tensor, rate: float, seed: Tensor, place: int) -> Tensor:
-        """Return a tensor with elements dropped."""
-        return tf.nn.experimental.stateless_dropout(
-            tensor, rate=rate, seed=seed + tf.constant([0, place]), rng_alg="philox"
-        )
 
     def call(self, model: keras.Model, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the output of a model that takes its inputs in one argument."""

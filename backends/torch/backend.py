@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from concord.backends.adapter import FrameworkAdapter
@@ -122,14 +120,6 @@ class Adapter(FrameworkAdapter):
     def layers(self, model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
         """Return all layers of a model with their paths."""
         return model.named_modules()
-
-    def seeded(self, words: NDArray[np.uint32]) -> None:
-        """Have dropout begin anew (:meth:`concord.backends.adapter.FrameworkAdapter.seeded`)."""
-        torch.manual_seed(int(words[0]) | int(words[1]) << 32)
-
-    def dropped(self, tensor: Tensor, rate: float, seed: Tensor | None, place: int) -> Tensor:
-        """Return a tensor with elements dropped."""
-        return F.dropout(tensor, p=rate, training=True)
 
     def without_gradients(self) -> AbstractContextManager[Any]:
         """Return what computes without a thought of gradients."""

@@ -260,16 +260,7 @@ def conduct(
             machine's cores.
         mode: one of :data:`concord.conformance.lockstep.outcome.MODES`.
         callback: is told of progress.
-
-    Raises:
-        SpecError: where the frameworks' own dropout decides what is dropped.
     """
-    training = case.training
-    if training.dropout_by != "spec":
-        raise SpecError(
-            f"dropout by {training.dropout_by!r} cannot be judged: the oracle does not know what a "
-            "framework drops, and it must be 'spec' [clause=DRP-3]"
-        )
     heaps.share()
     started, cores = time.perf_counter(), os.cpu_count() or 1
     # More threads than cores wait for each other: small products take ten times as long.
@@ -288,7 +279,7 @@ def conduct(
         tuple(sorted(tracks, key=lambda track: list(names).index(track.backend))),
         {one.name: one.environment for one in candidates},
         time.perf_counter() - started,
-        rounded_hyperparameters(training.recipe, case.dtype),
+        rounded_hyperparameters(case.training.recipe, case.dtype),
     )
 
 

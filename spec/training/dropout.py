@@ -19,9 +19,6 @@ from concord.spec.training.recipe import Recipe
 
 Words = NDArray[np.uint32]
 
-GENERATORS = ("spec", "native")
-"""What decides which elements are dropped: the generator below (SPEC DRP-3), or a framework's own dropout."""
-
 SMALL = 1 << 16
 """Elements of a mask that is kept for whoever asks for it again: several arithmetics make the same step."""
 
@@ -82,12 +79,6 @@ def _drawn(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, 
 
 
 _drawn_once = functools.lru_cache(maxsize=64)(_drawn)
-
-
-def seed_of(seed: int, step: int, micro_batch: int) -> Words:
-    """Return two words that a framework's own generator begins with for a batch, resumed or not."""
-    counter = tuple(np.array([word], np.uint32) for word in (0, step, micro_batch, zlib.crc32(b"native")))
-    return np.concatenate(philox(counter, (seed & 0xFFFFFFFF, seed >> 32))[:2])  # type: ignore[arg-type]
 
 
 def sites(config: EncoderConfig, part: str = "model") -> dict[str, str]:

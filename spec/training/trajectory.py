@@ -14,13 +14,12 @@ from concord.spec.arrays import Array, Ids, Mask
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import NONE, Deviations
-from concord.spec.errors import unknown
 from concord.spec.leaves import Leaves
 from concord.spec.parameters import Weights, parameters
 from concord.spec.reference import observe, used_rows
 from concord.spec.tape import Node
 from concord.spec.tensors import resolve, sizes_of, taps
-from concord.spec.training.dropout import GENERATORS, kept, rate_of, sites
+from concord.spec.training.dropout import kept, rate_of, sites
 from concord.spec.training.optimizers import Nodes, ReferenceOptimizer, batch_weights, clipped
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.schedules import learning_rate
@@ -42,18 +41,12 @@ class Training:
         seed: of dropout.
         reported: the steps of which everything is reported, counted from 0; of the others only losses and
             norms.
-        dropout_by: one of :data:`concord.spec.training.dropout.GENERATORS`.
     """
 
     recipe: Recipe
     steps: Sequence[Sequence[Batch]]
     seed: int = 0
     reported: tuple[int, ...] = ()
-    dropout_by: str = "spec"
-
-    def __post_init__(self) -> None:
-        if self.dropout_by not in GENERATORS:
-            raise unknown("generator of dropout", self.dropout_by, list(GENERATORS))
 
     def reports(self, step: int, name: str) -> bool:
         """Return whether a tensor of a step is reported."""
