@@ -368,7 +368,7 @@ class Trainer(Course):
     # Dropout.
 
     def dropping(self, trace: Trace) -> Trace:
-        """Return a trace in which the taps of dropout's sites are multiplied by what the inputs say (DRP-2)."""
+        """Return a trace in which taps of dropout are multiplied by what the inputs say (SPEC DRP-2)."""
 
         def dropping(
             model: Any, inputs: Mapping[str, Tensor], record: Callable[[str, Tensor], Tensor]
