@@ -182,6 +182,7 @@ def test_only_the_four_backends_import_frameworks_each_its_own_and_none_another(
             judging = (f"test_{one.name}" for one in (ROOT / "conformance/compare").glob("*.py"))
             replayed = ("replay.py", "architectures.py", "module_bugs.py", "test_module_bugs.py")
             named = (
+                "test_tiny.py",
                 "test_compare.py",
                 "test_any_model.py",
                 "modules.py",
