@@ -2,7 +2,7 @@
 
 from typing import NoReturn
 
-from concord.ending import end
+from concord.exit_codes import end
 
 
 def main() -> NoReturn:

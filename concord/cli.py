@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from concord import DISTRIBUTION, writing
+from concord import DISTRIBUTION, output_files
 from concord.commands import case, show
 from concord.commands.certify import certify
 from concord.commands.check import check
@@ -27,7 +27,7 @@ from concord.commands.mutants import mutants
 from concord.commands.port import port
 from concord.commands.predict import predict
 from concord.commands.speed import speed
-from concord.ending import end
+from concord.exit_codes import end
 from concord.options import command
 
 COMMANDS = {
@@ -79,7 +79,7 @@ def about(
     ] = False,
 ) -> None:
     """One model in four frameworks, and the proof that they compute the same."""
-    writing.READ.clear()
+    output_files.READ.clear()
 
 
 for panel, functions in COMMANDS.items():

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from math import inf
@@ -15,14 +15,15 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints
 
 import typer
 
-from concord import backends, spec, writing
+from concord import backends, output_files, spec
 from concord.backends.interface import EXECUTIONS, IMPLEMENTATIONS, PRECISION_MODES
-from concord.conformance import record
-from concord.conformance.campaign import Setup
+from concord.conformance import record, report
+from concord.conformance.campaign import Report, Setup
 from concord.conformance.compare import DECLARATIONS
 from concord.spec.config import from_toml
 from concord.spec.errors import SpecError, collecting, refuse, unknowns
 from concord.spec.files import read_text
+from concord.terminal import Terminal
 
 T = TypeVar("T")
 
@@ -35,21 +36,19 @@ MOST_MEMORY = 2.0**30
 
 DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
-
-Written = Annotated[Path, writing.output]
+Written = Annotated[Path, output_files.output]
 """A file or folder that the command writes; any other :class:`~pathlib.Path` is one that it reads."""
 
 
 def named(text: str) -> str:
     """Take a name; one that ends in ``.toml`` is a file, which is read."""
-    return str(writing.path(text)) if text.endswith(".toml") else text
+    return str(output_files.path(text)) if text.endswith(".toml") else text
 
 
 Named = Annotated[str, named]
 """The name of something that is known, or a TOML file that describes another."""
 
 PLUGIN = "torch, tf, paddle, jax, an installed plug-in, or package.module:Class"
-
 
 VALUES: dict[str, Iterable[str]] = {
     "declare": DECLARATIONS,
@@ -95,75 +94,71 @@ def command(function: Callable[..., T]) -> Callable[..., T]:
     A value of a group that is given repeatedly counts once.
     """
     parameters, groups = list[inspect.Parameter](), dict[str, Any]()
-    hints, own = get_type_hints(function, include_extras=True), _said(OptionGroup, function)
+    hints, entries = get_type_hints(function, include_extras=True), _entries(OptionGroup, function)
     for name, parameter in inspect.signature(function).parameters.items():
         group = hints[name]
         if not (inspect.isclass(group) and issubclass(group, OptionGroup)):
             positional = parameter.kind is not parameter.KEYWORD_ONLY
-            parameters.append(_parameter(name, group, parameter.default, own, positional))
+            parameters.append(_parameter(name, group, parameter.default, entries[name], positional))
             continue
-        groups[name], fields = group, get_type_hints(group, include_extras=True)
-        said = _said(*reversed(group.__mro__[:-1]))
-        parameters += [
-            _parameter(one.name, fields[one.name], one.default, said, one.name == "checkpoint", group.panel)
-            for one in dataclasses.fields(group)  # type: ignore[arg-type]
-        ]
+        groups[name], types = group, get_type_hints(group, include_extras=True)
+        shared = _entries(*reversed(group.__mro__[:-1]))
+        for field in dataclasses.fields(group):  # type: ignore[arg-type]
+            about = (field.name, types[field.name], field.default, shared[field.name])
+            parameters.append(_parameter(*about, field.name == "checkpoint", group.panel))
 
     @wraps(function)
-    def run(**given: Any) -> T:
-        made = {
-            name: group(**{field.name: _once(given.pop(field.name)) for field in dataclasses.fields(group)})
-            for name, group in groups.items()
-        }
-        return function(**given, **made)
+    def run(**values: Any) -> T:
+        for name, group in groups.items():
+            options = {field.name: values.pop(field.name) for field in dataclasses.fields(group)}
+            values[name] = group(
+                **{
+                    key: list(dict.fromkeys(value)) if isinstance(value, list) else value
+                    for key, value in options.items()
+                }
+            )
+        return function(**values)
 
     run.__doc__ = (function.__doc__ or "").partition("\n")[0]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
-def _once(value: Any) -> Any:
-    """Return each value of a repeated option once."""
-    return list(dict.fromkeys(value)) if isinstance(value, list) else value
+Entry = tuple[list[str], str]
+"""What stands in brackets, and the help."""
 
 
-def _said(*documented: Any) -> dict[str, tuple[list[str], str]]:
-    """Return what docstrings say of each parameter, the last of them first: brackets, and help."""
-    said = {}
-    for one in documented:
-        for name, brackets, text in ENTRY.findall(inspect.cleandoc(one.__doc__ or "") + "\n"):
-            words, known = " ".join(text.split()), vars(sys.modules[one.__module__])
+def _entries(*documented: Any) -> dict[str, Entry]:
+    """Return the entries of docstrings; a later one replaces an earlier one."""
+    entries = {}
+    for owner in documented:
+        for name, brackets, text in ENTRY.findall(inspect.cleandoc(owner.__doc__ or "") + "\n"):
+            words, values = " ".join(text.split()), vars(sys.modules[owner.__module__])
             if "{values}" in words:
-                known = {"values": ", ".join(VALUES[name])}
-            said[name] = brackets.split(", ") if brackets else [], words.format_map(known)
-    return said
+                values = {"values": ", ".join(VALUES[name])}
+            entries[name] = brackets.split(", ") if brackets else [], words.format_map(values)
+    return entries
 
 
 def _parameter(
-    name: str,
-    hint: Any,
-    default: Any,
-    said: dict[str, tuple[list[str], str]],
-    positional: bool,
-    panel: str | None = None,
+    name: str, hint: Any, default: Any, entry: Entry, positional: bool, panel: str | None = None
 ) -> inspect.Parameter:
-    if hint is not typer.Context:
-        (brackets, text), parser = said[name], _parser(hint)
-        names = [each for each in brackets if each.startswith("-")]
-        metavar = next((each for each in brackets if each not in names), "FILE" if parser else None)
-        about: dict[str, Any] = {"metavar": metavar, "help": text, "parser": parser, "rich_help_panel": panel}
-        if hint is bool and not names:
-            names = [f"--{name.replace('_', '-')}"]
-        made = typer.Argument(**about) if positional else typer.Option(*names, **about)
-        hint = Annotated[hint, made]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+    (brackets, text), parser = entry, _parser(hint)
+    names = [each for each in brackets if each.startswith("-")]
+    metavar = next((each for each in brackets if each not in names), "FILE" if parser else None)
+    about: dict[str, Any] = {"metavar": metavar, "help": text, "parser": parser, "rich_help_panel": panel}
+    if hint is bool and not names:
+        names = [f"--{name.replace('_', '-')}"]
+    option = typer.Argument(**about) if positional else typer.Option(*names, **about)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=Annotated[hint, option])
 
 
 def _parser(hint: Any) -> Any:
     """Return what makes a value of a text, if it is a path or its type is annotated with one."""
     if hint is Path:
-        return writing.path
+        return output_files.path
     if hasattr(hint, "__metadata__"):
         return hint.__metadata__[0]
     return next(filter(None, map(_parser, get_args(hint))), None)
@@ -174,7 +169,7 @@ def _parser(hint: Any) -> Any:
 
 @dataclass(frozen=True)
 class Workers(OptionGroup):
-    """Which backends run, and how much their workers may take.
+    """Which backends run, and where.
 
     Attributes:
         backend (B): {PLUGIN}; may be repeated. Default: all that are installed.
@@ -196,43 +191,48 @@ class Workers(OptionGroup):
         Raises:
             SpecError: listing every option that cannot be understood.
         """
-        given = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(Setup)
-            if hasattr(self, field.name)
-        }
-        problems, given["python"] = list[str](), {}
-        for value in self.python or ():
-            name, _, path = value.partition("=")
-            given["python"][name] = path
-            if not (name and path):
-                problems.append(f"--python is {value!r} but must be BACKEND=PATH")
-            else:
-                problems += [f"--python is {value!r}: {problem}" for problem in _unknown(name)]
+        fields = {field.name for field in dataclasses.fields(Setup)}
+        values: dict[str, Any] = {name: value for name, value in vars(self).items() if name in fields}
+        values["python"] = dict(value.partition("=")[::2] for value in self.python or ())
+        problems = [
+            f"--python is {value!r} but must be BACKEND=PATH"
+            for value in self.python or ()
+            if not all(value.partition("="))
+        ]
         if not DEVICE.fullmatch(self.device):
             problems.append(f"--device is {self.device!r} but must be cpu, cuda or cuda:N")
         known = {"implementation": IMPLEMENTATIONS, "execution": EXECUTIONS, "precision": PRECISION_MODES}
-        for name, values in known.items():
-            if name in given and not (name == "implementation" and ":" in given[name]):  # a backend's own
-                problems += unknowns(name, [given[name]], values)
+        for name, allowed in known.items():
+            if name in values and not (name == "implementation" and ":" in values[name]):  # a backend's own
+                problems += unknowns(name, [values[name]], allowed)
         problems += outside(
-            ("repeat", given.get("repeat"), 1, inf),
-            ("time-limit", given.get("time_limit"), 0, MOST_SECONDS),
-            ("memory-limit", memory := given.get("memory_limit"), 1, MOST_MEMORY),
+            ("repeat", values.get("repeat"), 1, inf),
+            ("time-limit", values.get("time_limit"), 0, MOST_SECONDS),
+            ("memory-limit", memory := values.get("memory_limit"), 1, MOST_MEMORY),
             ("threads", self.threads, 1, MOST_THREADS),
         )
         refuse(problems)
         if memory is not None:
-            given["memory_limit"] = int(memory * 2**20)
-        return Setup(**given, asked=tuple(self.backend or ()))
+            values["memory_limit"] = int(memory * 2**20)
+        return Setup(**values, asked=tuple(self.backend or ()))
 
     def names(self) -> list[str]:
-        """Return the backends to run: those asked for, each once, or all known ones.
+        """Return the backends to run: those asked for, or all known ones.
 
         Raises:
-            SpecError: listing every name that is unknown, and every place of one that does not run.
+            SpecError: listing every name that is unknown, and every interpreter of one that does not run.
         """
-        return names(self.backend, self.python)
+        chosen, problems = list(self.backend or backends.names()), list[str]()
+        placed = [value.partition("=")[0] for value in self.python or () if all(value.partition("="))]
+        for name in dict.fromkeys([*chosen, *placed]):
+            with collecting(problems):
+                backends.resolve(name)
+                if name not in chosen:
+                    problems.append(
+                        f"{name!r} is given an interpreter but does not run; add --backend {name}"
+                    )
+        refuse(problems)
+        return chosen
 
     def one(self, why: str) -> str:
         """Return the one backend that runs.
@@ -279,52 +279,13 @@ def outside(*sizes: tuple[str, float | None, float, float]) -> list[str]:
     ]
 
 
-def names(asked: Sequence[str] | None, placed: Sequence[str] | None) -> list[str]:
-    """Return the backends to run: those asked for, each once, or all known ones.
-
-    Args:
-        placed: interpreters of backends, as ``NAME=PATH``; each has to name one that runs.
-
-    Raises:
-        SpecError: listing every name that is unknown, and every place of one that does not run.
-    """
-    chosen = list(asked or backends.names())
-    elsewhere = [value.partition("=") for value in placed or ()]
-    # A name that no backend bears is the options' own error.
-    problems = [
-        f"{name!r} is given an interpreter but does not run; add --backend {name}"
-        for name, equals, _ in elsewhere
-        if equals and name not in chosen and not _unknown(name)
-    ]
-    refuse(problems + [problem for name in chosen for problem in _unknown(name)])
-    return chosen
-
-
-def _unknown(name: str) -> list[str]:
-    """Return why a name is no backend's, if it is none."""
-    problems: list[str] = []
-    with collecting(problems):
-        backends.resolve(name)
-    return problems
-
-
-def model(name: str) -> spec.EncoderConfig:
+def variant_or_file(name: str) -> spec.EncoderConfig:
     """Return a variant, or the model that a TOML file describes.
 
     Raises:
         SpecError: if there is none.
     """
     return from_toml(read_text(Path(name)), name) if name.endswith(".toml") else spec.variant(name)
-
-
-def typed(context: typer.Context, among: Collection[str]) -> list[str]:
-    """Return those of some options that stand on the command line."""
-    found = []
-    for each in context.command.params:
-        source = context.get_parameter_source(str(each.name))
-        if each.name in among and source is not None and source.name == "COMMANDLINE":
-            found.append(each.opts[0])
-    return found
 
 
 @dataclass(frozen=True)
@@ -337,8 +298,8 @@ class Outputs(OptionGroup):
     html: Written | None = None
 
     def check(self) -> None:
-        """Refuse files that cannot be written, before anything runs; see :func:`concord.writing.check`."""
-        writing.check(self.json, self.html)
+        """Refuse files that cannot be written, before anything runs (:func:`concord.output_files.check`)."""
+        output_files.check(self.json, self.html)
 
     def finish(
         self,
@@ -350,6 +311,10 @@ class Outputs(OptionGroup):
     ) -> int:
         """Write what a command came to, show it, and return its exit code."""
         made = record.made(found, kind, title)
-        json, html = (self.json, lambda: record.text(made)), (self.html, lambda: writing.page(made))
-        writing.write(json, html, show=show, problems=problems)
+        json, html = (self.json, lambda: record.text(made)), (self.html, lambda: output_files.page(made))
+        output_files.write(json, html, show=show, problems=problems)
         return made.exit_code
+
+    def show_report(self, found: Report, kind: str, title: str, group: str) -> int:
+        """Write a report, show it, and return its exit code; ``group`` is what a line of the table is."""
+        return self.finish(found, kind, title, lambda: report.show(found, Terminal(), title, group))

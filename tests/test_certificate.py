@@ -10,11 +10,11 @@ import pytest
 from concord import porting, spec
 from concord.conformance import record
 from concord.conformance.campaign import Setup
+from concord.output_files import KINDS
 from concord.porting import certificate as certificates
 from concord.porting.certificate import certificate_page, certify, hashes, inputs_of
 from concord.porting.texts import Text
 from concord.spec.errors import SpecError
-from concord.writing import KINDS
 from tests.toys.checkpoints import CARRIED, drawn
 from tests.toys.disturbed import name_of
 from tests.toys.ready import hugging_face

@@ -7,7 +7,7 @@ import json
 import re
 from html.parser import HTMLParser
 
-from concord import writing
+from concord import output_files
 from concord.conformance import record
 from concord.conformance.page import FOLDER, page
 from tests.toys import reports
@@ -106,12 +106,12 @@ def test_a_page_tells_everything_once():
 def test_every_record_of_the_repository_is_read_back_and_has_a_page():
     found = {}
     for path in sorted((ROOT / "conformance/results").glob("*.json")):
-        made = record.read(path, writing.KINDS)
+        made = record.read(path, output_files.KINDS)
         assert record.text(made) == path.read_text()
         found.setdefault(made.kind, path)
     said_of = {}
     for kind, path in found.items():
-        _, text = writing.read_page(path)
+        _, text = output_files.read_page(path)
         assert_whole(text)
         said_of[kind] = said(text)
         assert "Compared: " in said_of[kind]

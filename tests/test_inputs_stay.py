@@ -2,7 +2,7 @@
 
 import pytest
 
-from concord import porting, writing
+from concord import output_files, porting
 from tests.toys.checkpoints import shards
 from tests.toys.ready import hugging_face, texts
 from tests.toys.surroundings import commands, contents, toy
@@ -126,7 +126,7 @@ def test_every_option_for_a_file_says_whether_it_is_read_or_written(command):
         if "Path" in str(one.type_descriptor.annotation):
             about = one.type_descriptor.parameter_info
             written = bool(WRITTEN & {*one.opts}) or str(about.help).startswith("An empty folder")
-            assert about.parser is (writing.output if written else writing.path), one.name
+            assert about.parser is (output_files.output if written else output_files.path), one.name
 
 
 def test_a_table_is_not_replaced_by_the_checkpoint(tmp_path, source, refused):

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from concord.conformance import record
 from concord.conformance.campaign import Report
 from concord.conformance.verdict import number
-from concord.writing import KINDS
+from concord.output_files import KINDS
 from tests.toys import reports
 from tests.toys.surroundings import ROOT, program, refusal, toy
 

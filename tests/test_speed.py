@@ -20,6 +20,7 @@ from concord.backends.machine import wait_for_rest
 from concord.commands import speed as command
 from concord.conformance import record as files
 from concord.conformance.campaign import Setup
+from concord.output_files import KINDS
 from concord.spec.cases import build_case
 from concord.speed import (
     Mode,
@@ -38,7 +39,6 @@ from concord.speed.presets import RECIPE, Preset
 from concord.speed.table import fastest_first, greedy, to_deploy
 from concord.speed.team import busy_cores, rules_of
 from concord.speed.work import flops
-from concord.writing import KINDS
 from tests.toys.devices import SECONDS, WithADevice
 from tests.toys.measurable import (
     EachStepTheFirst,

@@ -11,7 +11,7 @@ import shutil
 import pytest
 from rich.console import Console
 
-from concord import porting, writing
+from concord import output_files, porting
 from concord.conformance import dump, golden_files, record, report
 from concord.conformance.campaign import Report, Setup
 from concord.conformance.page import page
@@ -69,7 +69,7 @@ def show_dumps(folder):
 
 
 def show_speed(folder):
-    made, _ = writing.read_page(folder / "speed-forward.json")
+    made, _ = output_files.read_page(folder / "speed-forward.json")
     data = record.data(made)
     show(data, quietly())
     markdown(data)
@@ -99,7 +99,7 @@ READERS = {
     **{
         f"a record of {kind}": (
             functools.partial(records.write, kind),
-            lambda folder: writing.read_page(folder / records.NAME),
+            lambda folder: output_files.read_page(folder / records.NAME),
         )
         for kind in records.RECORDS
     },
@@ -148,7 +148,7 @@ def test_a_record_that_is_spoilt_at_any_place_is_read_or_refused(kind, others, t
     for place, other, spoilt in at_each_place(text, others):
         path.write_text(spoilt)
         try:
-            writing.read_page(path)
+            output_files.read_page(path)
             read += 1
         except SpecError as error:
             refused += all(str(path) in line and "\n" not in line for line in error.problems)
@@ -166,7 +166,7 @@ def test_a_list_of_bins_has_as_many_as_there_are(tmp_path):
     data["results"][0]["verdict"]["table"][0]["local"]["histogram"].pop()
     path.write_text(json.dumps(data))
     with pytest.raises(SpecError, match=r"local.histogram' is \[.* but must have at least 18 items$"):
-        writing.read_page(path)
+        output_files.read_page(path)
 
 
 def test_the_page_of_what_has_the_same_bits_counts_no_errors():

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from concord import options, writing
-from concord.commands.check import Selection
+from concord import options, output_files
+from concord.commands.check import Selection, judge_jobs
 from concord.conformance import dump
 from concord.model import OwnModel
 from concord.options import Written
-from concord.running import judged
 from concord.spec.errors import collect
 from concord.terminal import Terminal
 
@@ -27,7 +26,7 @@ def export(
         directory (DIR): An empty folder; 'concord check --from-dump DIR' judges what comes back.
         uncomputed_padding: For runs that do not compute rows of padding: no loss depends on one.
     """
-    writing.check_folder(directory)
+    output_files.check_folder(directory)
     jobs = cases.jobs(model)
     usable = [left for job in jobs if (left := job.independent() if uncomputed_padding else job)]
     written, without = dump.export_cases(directory, usable), ""
@@ -51,4 +50,4 @@ def run(
     """
     outputs.check()
     settings, names, jobs = collect(workers.settings, workers.names, lambda: dump.read_jobs(directory))
-    judged(jobs, names, settings, outputs, "group", str(directory))
+    judge_jobs(jobs, names, settings, outputs, "group", str(directory))

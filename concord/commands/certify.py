@@ -7,25 +7,20 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from concord import options, writing
+from concord import options, output_files
 from concord.conformance import record
 from concord.options import Written
-from concord.progress import telling
 from concord.spec.errors import refuse
-from concord.terminal import Terminal
+from concord.terminal import Terminal, telling
 
 if TYPE_CHECKING:
     from concord.porting.certificate import Certificate
-
-STATED = ("form", "to", "table", "texts", "device")
-"""Options of a certificate that is made: one that is made again states them itself."""
 
 
 def certify(
     source: Path | None = None,
     target: Path | None = None,
     *,
-    context: typer.Context,
     certificate: Written | None = None,
     html: Written | None = None,
     verify: Path | None = None,
@@ -51,14 +46,14 @@ def certify(
     from concord.porting.texts import read_texts
 
     names, settings, problems = workers.backend or (), workers.settings(), list[str]()
-    if names:
-        options.names(names, workers.python)
-    writing.check(certificate, html)
+    workers.names()  # an unknown one is refused
+    output_files.check(certificate, html)
     if verify is not None:
-        beside = options.typed(context, STATED)
-        refuse([f"{name} is given beside --verify, whose certificate states it itself" for name in beside])
-        stated = record.read(verify, writing.KINDS).outcome
-        problems, made = certificates.verify(stated, source, target, settings, telling(), names)
+        stated = {"from": form != "auto", "to": to != "auto", "table": table, "texts": texts}
+        beside = [name for name, value in {**stated, "device": workers.device != "cpu"}.items() if value]
+        refuse([f"--{name} is given beside --verify, whose certificate states it itself" for name in beside])
+        certified = record.read(verify, output_files.KINDS).outcome
+        problems, made = certificates.verify(certified, source, target, settings, telling(), names)
     else:
         paths = {"SRC": source, "DST": target}
         refuse([f"{name} is not given" for name, path in paths.items() if path is None])
@@ -78,9 +73,9 @@ def certify(
     console = Terminal()
     if made is not None:
         written = record.made(made, certificates.KIND, f"{made.source.path} as {made.target.path}")
-        writing.write(
+        output_files.write(
             (certificate, lambda: record.text(written)),
-            (html, lambda: writing.page(written)),
+            (html, lambda: output_files.page(written)),
             show=lambda: _show(made, console),
         )
     for problem in problems:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import typer
 
 from concord import options
 from concord.backends.worker import TIME_LIMIT
 from concord.conformance import check_jobs, dump
-from concord.conformance.campaign import Job
+from concord.conformance.campaign import Job, Setup, conduct, repeated
 from concord.conformance.check import DTYPES, sequence
 from concord.conformance.watching import listening
+from concord.exit_codes import halting
 from concord.model import OwnModel
-from concord.progress import bars
-from concord.running import finish, judged
 from concord.spec.errors import collect
+from concord.terminal import bars, counting
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,36 @@ def check(
     if from_dump is not None:
         with bars(["judging"], None) as advance, listening(lambda text: advance("judging", 0, text)):
             found = dump.judge_dumps(from_dump)
-        raise typer.Exit(finish(found, outputs, "check", "variant", f"Runs from {from_dump}"))
+        raise typer.Exit(outputs.show_report(found, "check", f"Runs from {from_dump}", "variant"))
     settings, names, jobs = collect(workers.settings, workers.names, lambda: cases.jobs(model))
     own = model.checkpoint is not None
     group = "checkpoint" if own else "variant"
-    judged(jobs if own else sequence(jobs), names, settings, outputs, group, jobs[0].part)
+    judge_jobs(jobs if own else sequence(jobs), names, settings, outputs, group, jobs[0].part)
+
+
+def judge_jobs(
+    jobs: Sequence[Job],
+    names: Sequence[str],
+    settings: Setup,
+    outputs: options.Outputs,
+    group: str,
+    what: str,
+    kind: str = "check",
+    notes: Mapping[str, str] | None = None,
+) -> NoReturn:
+    """Run and judge jobs, show how far each backend has come, and end the command.
+
+    A signal ends it once what was judged until then is written and shown.
+    """
+    how = [what, settings.implementation, settings.execution, settings.device]
+    how += [f"precision {settings.precision}"] * (settings.precision != "strict")
+    how += ["deterministic"] * settings.deterministic
+    with halting() as stopped:
+        with counting(names, len(repeated(jobs, settings.repeat))) as progress:
+            report = conduct(jobs, names, settings, progress, stopped)
+        report.notes.update(notes or {})
+        code = report.exit_code
+        if report.results or not stopped():
+            title = what if kind == "golden" else f"Conformance: {', '.join(how)}"
+            code = outputs.show_report(report, kind, title, group)
+    raise typer.Exit(code)

@@ -13,11 +13,9 @@ from concord.conformance.campaign import Report, Setup
 from concord.conformance.compare import prepare
 from concord.conformance.verdict import Result
 from concord.conformance.watching import listening
-from concord.progress import bars
-from concord.running import finish
 from concord.spec.errors import optional, refuse
 from concord.spec.files import read_arrays, read_text, write_text
-from concord.terminal import Terminal
+from concord.terminal import Terminal, bars
 
 
 def compare(
@@ -108,7 +106,7 @@ def compare(
             notes |= proof.said(proof.prove(made))
     versions = {name: {"reference": f"PyTorch {torch.__version__}"}}
     report = Report(results, versions, Setup(), time.perf_counter() - started, notes)
-    raise typer.Exit(finish(report, outputs, "compare", "reference", f"{name} beside {reference}"))
+    raise typer.Exit(outputs.show_report(report, "compare", f"{name} beside {reference}", "reference"))
 
 
 def read_names(path: Path) -> dict[str, str]:

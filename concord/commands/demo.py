@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import typer
 
-from concord import backends, writing
+from concord import backends, output_files
 from concord.backends.wire import WorkerFailure
 from concord.backends.worker import Worker
 from concord.conformance import record
@@ -43,7 +43,7 @@ def demo(
         backend (B): torch, tf, paddle or jax. Default: the first that is installed.
         html: Where to write the page.
     """
-    writing.check(html)
+    output_files.check(html)
     names, console = [backend] if backend else list(backends.BUILT_IN), Terminal()
     refuse(unknowns("backend", names, backends.BUILT_IN))
     case = build_case(PLANTED.variant, PLANTED.scenario, options=dict(PLANTED.options))
@@ -76,7 +76,7 @@ def demo(
     console.print()
     title = f"Demonstration: {PLANTED.text}"
     made = record.made(Report(results, dict.fromkeys(runs, about), Setup()), "check", title)
-    writing.write((html, lambda: writing.page(made)))
+    output_files.write((html, lambda: output_files.page(made)))
     for line in NEXT:
         console.tell(line)
     cause = verdicts[buggy].cause

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from concord import writing
+from concord import output_files
 from concord.conformance import record
 from concord.conformance.wording import once
 from concord.options import Written
@@ -38,11 +38,12 @@ def diff(
     from concord.porting import read
     from concord.porting.comparison import compare
 
-    writing.check(json)
+    output_files.check(json)
     a, b = collect(lambda: read(first), lambda: read(second))
     with Terminal(stderr=True).status("comparing tensors", spinner="line"):
         found = compare(a, b)
-    writing.write((json, lambda: record.lines(record.plain(found))), show=lambda: _show(found, Terminal()))
+    text = record.lines(record.plain(found))
+    output_files.write((json, lambda: text), show=lambda: _show(found, Terminal()))
     raise typer.Exit(found.exit_code)
 
 

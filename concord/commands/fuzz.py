@@ -11,12 +11,11 @@ from typing import Any
 import typer
 
 from concord import options, spec
-from concord.ending import halting
+from concord.exit_codes import halting
 from concord.options import Written
-from concord.progress import bars
+from concord.output_files import check_folder
 from concord.spec.errors import collect, optional, refuse, unknowns
-from concord.terminal import Terminal
-from concord.writing import check_folder
+from concord.terminal import Terminal, bars
 
 CASES = 100
 """Cases of a hunt unless a number or a time is given."""

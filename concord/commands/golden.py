@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from concord import options
-from concord.running import judged
+from concord.commands.check import judge_jobs
 from concord.spec.errors import collect, optional
 
 
@@ -29,4 +29,4 @@ def golden(
         workers.settings, workers.names, lambda: golden_files.collect(directory)
     )
     title = f"Golden files of {directory}"
-    judged(jobs, names, settings, outputs, "source", title, kind="golden", notes=notes)
+    judge_jobs(jobs, names, settings, outputs, "source", title, kind="golden", notes=notes)

@@ -17,7 +17,6 @@ from concord.conformance.lockstep.report import show
 from concord.conformance.lockstep.running import conduct
 from concord.model import PARTS
 from concord.options import Named
-from concord.progress import bars
 from concord.spec.config import FIELDS
 from concord.spec.errors import SpecError, collect, refuse, unknown, unknowns
 from concord.spec.files import parse_toml, read_text
@@ -25,7 +24,7 @@ from concord.spec.parameters import parameters
 from concord.spec.precision import PRECISIONS
 from concord.spec.training.recipe import Recipe, recipe_from_mapping, rounded_hyperparameters
 from concord.spec.training.recipe import recipe as known_recipe
-from concord.terminal import Terminal
+from concord.terminal import Terminal, bars
 
 STEPS, BATCH, TOKENS = 20, 4, 11
 """How much is trained unless something else is asked for."""
@@ -114,7 +113,7 @@ def _model(
         else known_recipe(recipe)
     ).replace(**of_recipe)
     if checkpoint is None:
-        return {"config": options.model(variant or "").replace(**own)}, how
+        return {"config": options.variant_or_file(variant or "").replace(**own)}, how
     if variant is not None or own:
         option = "--variant" if variant is not None else f"--set {next(iter(own))}"
         raise SpecError(f"{option} is given but CHECKPOINT is too, which says it")

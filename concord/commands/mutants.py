@@ -8,10 +8,9 @@ import typer
 
 from concord import options
 from concord.conformance.mutants import matrix, table
-from concord.ending import halting
-from concord.progress import counting
+from concord.exit_codes import halting
 from concord.spec.errors import collect
-from concord.terminal import Terminal
+from concord.terminal import Terminal, counting
 
 
 def mutants(

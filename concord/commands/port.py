@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from concord import writing
+from concord import output_files
 from concord.options import Written
 from concord.spec.errors import SpecError
 from concord.terminal import Terminal
@@ -42,7 +42,7 @@ def port(
     console = Terminal()
     if to is None:
         raise SpecError(f"--to is not given but must be one of {', '.join(porting.formats())}")
-    writing.check_apart(output)
+    output_files.check_apart(output)
     if form == "auto" and table is None:
         found = porting.recognise(source)
         console.tell(f"{source}: {found.format}: {found.why}")

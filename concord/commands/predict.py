@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import typer
+
 from concord import options
-from concord.conformance.campaign import Setup
-from concord.running import opened
+from concord.backends.interface import Unsupported
+from concord.backends.wire import WorkerFailure
 from concord.spec.errors import SpecError, collect, refuse, unknowns
 from concord.spec.precision import PRECISIONS
+from concord.terminal import complain
 
 
 def predict(
@@ -38,17 +41,20 @@ def predict(
     if pair and (texts or len(words) % 2):
         raise SpecError(f"--pair is given with {len(words)} texts but takes them two by two")
 
-    def place() -> tuple[str, Setup]:
+    def place() -> str:
         refuse(unknowns("dtype", [dtype], PRECISIONS))
-        name = workers.one("one framework computes") if workers.backend else framework_of(checkpoint)
-        return name, workers.settings()
+        return workers.one("one framework computes") if workers.backend else framework_of(checkpoint)
 
-    def given() -> list[Text]:
+    def read() -> list[Text]:
         if texts is not None:
             return read_texts(texts)
         return [Text(*row) for row in (zip(words[::2], words[1::2], strict=True) if pair else zip(words))]
 
-    (backend, where), model, rows = collect(place, lambda: read_model(checkpoint), given)
-    with opened(backend, where) as worker:
-        for line in TextPredictor(model, worker, dtype).predict(rows):
-            print(json.dumps(line, ensure_ascii=False, allow_nan=False))
+    backend, settings, model, rows = collect(place, workers.settings, lambda: read_model(checkpoint), read)
+    try:
+        with settings.open(backend) as worker:
+            for line in TextPredictor(model, worker, dtype).predict(rows):
+                print(json.dumps(line, ensure_ascii=False, allow_nan=False))
+    except (WorkerFailure, Unsupported) as error:
+        complain(f"{backend}: {error}")
+        raise typer.Exit(3) from None

@@ -7,14 +7,13 @@ from string import ascii_lowercase
 
 import typer
 
-from concord import options, spec, writing
+from concord import options, output_files, spec
 from concord.conformance import record
 from concord.model import PARTS
 from concord.options import Written
-from concord.progress import counting
 from concord.spec.errors import SpecError, collect, refuse, unknowns
 from concord.spec.precision import PRECISIONS
-from concord.terminal import Terminal, figures
+from concord.terminal import Terminal, counting, figures
 
 
 def variants(
@@ -65,10 +64,10 @@ def report(
     from concord.conformance.campaign import Report
     from concord.speed import table
 
-    writing.check(html, markdown, runs)
+    output_files.check(html, markdown, runs)
     if html is markdown is runs is None:
         raise SpecError("none of --html, --markdown and --runs is given but one of them must be")
-    made, page = writing.read_page(file)
+    made, page = output_files.read_page(file)
     found, judged = made.outcome, isinstance(made.outcome, Report)
     if runs and not judged:
         raise SpecError(
@@ -82,7 +81,7 @@ def report(
             raise SpecError(f"{file}: is not complete: runs are missing in the table of --markdown")
         lines = report.markdown(found) if judged else table.markdown(record.data(made))
         text = report.within(markdown, made.kind, lines)
-    writing.write((html, lambda: page), (markdown, lambda: text), (runs, lambda: report.runs(found)))
+    output_files.write((html, lambda: page), (markdown, lambda: text), (runs, lambda: report.runs(found)))
     raise typer.Exit(made.exit_code)
 
 
@@ -107,7 +106,7 @@ def attention(
     from concord.porting.prediction import TextModel
     from concord.porting.texts import Text
 
-    writing.check(html)
+    output_files.check(html)
     model, text, names, settings, _ = collect(
         lambda: TextModel.read(checkpoint, PARTS),
         lambda: Text(text_a, text_b),
@@ -120,5 +119,5 @@ def attention(
     report.show(found.report, console := Terminal(), f"Attention: {found.title}", "text")
     if not found.maps:
         console.tell("no backend exposes attention weights: they are inside kernels of libraries", "yellow")
-    writing.write((html, lambda: attention_page(found)))
+    output_files.write((html, lambda: attention_page(found)))
     raise typer.Exit(found.report.exit_code)

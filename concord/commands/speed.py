@@ -11,12 +11,11 @@ from typing import Any
 
 import typer
 
-from concord import options, writing
+from concord import options, output_files
 from concord.backends import machine
 from concord.backends.interface import WORKLOAD_KINDS
 from concord.conformance import record as files
 from concord.model import OwnModel, lengths
-from concord.progress import telling
 from concord.spec.errors import collect, collecting, refuse, unknowns
 from concord.spec.precision import PRECISIONS
 from concord.speed import Mode, SpeedPlan, SpeedRecord, Workload, measure, workload
@@ -24,7 +23,7 @@ from concord.speed.peers import PEERS
 from concord.speed.plan import PATIENCE, PROFILES, TURNS
 from concord.speed.presets import Preset, named, of_size, own
 from concord.speed.table import NOISE, show
-from concord.terminal import Terminal
+from concord.terminal import Terminal, telling
 
 PRESETS = ("minilm", "bert-base")
 """What is measured by default: what a machine without accelerators can do in minutes."""
@@ -76,7 +75,7 @@ class Timed(options.Workers):
         own = [name for name in self.backend or () if name not in PEERS]
         if peers and not own:
             return peers
-        return [*options.names(own, self.python), *peers]
+        return [*options.Workers.names(replace(self, backend=own)), *peers]
 
 
 @dataclass(frozen=True)
@@ -273,9 +272,9 @@ def _measure(chosen: SpeedPlan, outputs: options.Outputs) -> int:
         kept.seconds = time.perf_counter() - began
         last = kept.record()
         data = files.data(last)
-        writing.write(
+        output_files.write(
             (json, lambda: files.text(last)),
-            (outputs.html, lambda: writing.page(last)),
+            (outputs.html, lambda: output_files.page(last)),
             show=lambda: show(data, Terminal()) if kept.entries else None,
         )
     return last.exit_code

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from concord.conformance import record
 from concord.conformance.verdict import section_of
-from concord.writing import KINDS
+from concord.output_files import KINDS
 from tests.toys import reports
 from tests.toys.surroundings import ROOT
 

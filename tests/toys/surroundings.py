@@ -46,7 +46,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0
 """Seconds after which a command of a test has failed."""
 PROGRESS = re.compile(r" *\d+ s  \S")
-"""How a line of :mod:`concord.progress` begins."""
+"""How a line of :mod:`concord.terminal` begins."""
 
 
 def commands(group=None, before=""):

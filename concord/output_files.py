@@ -1,4 +1,4 @@
-"""The files that a command writes: looked at before it works, and each written whole when it is done."""
+"""Output files: looked at before a command works, and each written whole when it is done."""
 
 from __future__ import annotations
 

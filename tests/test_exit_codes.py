@@ -25,7 +25,7 @@ def test_a_fault_of_concord_is_told_in_a_line(invoke, entered, monkeypatch):
 
     monkeypatch.setattr("concord.commands.check.check_jobs", fails)
     _, (said,) = entered(ONE_RUN, ends=3)
-    assert said.startswith("concord: a bug in Concord: ZeroDivisionError: of Concord (test_ending.py:")
+    assert said.startswith("concord: a bug in Concord: ZeroDivisionError: of Concord (test_exit_codes.py:")
     monkeypatch.setenv("CONCORD_TRACEBACK", "1")
     assert "in fails" in "\n".join(invoke(ONE_RUN)[2])
 

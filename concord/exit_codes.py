@@ -1,4 +1,4 @@
-"""How a command ends: with a code, and with a line if it is not done, whatever it ends by.
+"""Exit codes, and the line that a command ends with if it is not done, whatever it ends by.
 
 Imports nothing that takes a while: a signal may come at once.
 """
@@ -12,11 +12,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 REFUSED, FAULT, INTERRUPTED = 2, 3, 130
+
+Handler = Any
+"""A function of a signal and a frame, or what :mod:`signal` has in its place."""
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """What ends a command so that it lets its workers go first: Ctrl-C, ``kill``, a closed terminal."""
@@ -25,43 +28,32 @@ PATIENCE = 3.0
 """Seconds within which a second signal changes nothing: several may come for one reason."""
 
 
-def _handlers() -> dict[int, Any]:
-    """Return what handles each signal, but for those that are ignored from the start, as by ``nohup``."""
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    handlers: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
-    return {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
-
-
-def _put(handlers: Mapping[int, Any]) -> None:
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
 @contextmanager
-def _heeded(last: bool) -> Iterator[list[tuple[int, float]]]:
-    """Have signals end the command.
+def _handling(handler: Handler, after: Handler | None = None) -> Iterator[Callable[[], None]]:
+    """Have signals handled, except those that are ignored from the start, as by ``nohup``.
 
     Args:
-        last: whether nothing follows that they could end.
+        after: what handles them then, if not what did before.
 
     Yields:
-        Those that have come, each with its time.
+        What puts the former handlers back.
     """
-    came, former = list[tuple[int, float]](), _handlers()
+    main = threading.current_thread() is threading.main_thread()
+    former = {number: signal.getsignal(number) for number in SIGNALS if main}
+    former = {number: handler for number, handler in former.items() if handler is not signal.SIG_IGN}
 
-    def interrupt(number: int, _frame: object) -> None:
-        now = time.monotonic()
-        if not came or now - came[-1][1] > PATIENCE:
-            came.append((number, now))
-            raise KeyboardInterrupt
+    def restore() -> None:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
-    _put(dict.fromkeys(former, interrupt))
+    for number in former:
+        signal.signal(number, handler)
     try:
-        yield came
+        yield restore
     finally:
-        # Python, as it ends, gives others back their deadly default.
-        _put(dict.fromkeys(former, signal.SIG_IGN) if last else former)
+        restore()
+        for number in former if after else ():
+            signal.signal(number, after)
 
 
 @contextmanager
@@ -71,21 +63,18 @@ def halting() -> Iterator[Callable[[], bool]]:
     Yields:
         What says whether a signal has come.
     """
-    seen, former = list[tuple[int, float]](), _handlers()
+    seen = list[tuple[int, float]]()
 
     def note(number: int, _frame: object) -> None:
         now = time.monotonic()
         if not seen:
             seen.append((number, now))
         elif now - seen[0][1] > PATIENCE:
-            _put(former)
+            restore()
             signal.raise_signal(number)
 
-    _put(dict.fromkeys(former, note))
-    try:
+    with _handling(note) as restore:
         yield lambda: bool(seen)
-    finally:
-        _put(former)
     if seen:
         signal.raise_signal(seen[0][0])
 
@@ -105,7 +94,16 @@ def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it stays open
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    with _heeded(last) as came:
+    came = list[tuple[int, float]]()
+
+    def interrupt(number: int, _frame: object) -> None:
+        now = time.monotonic()
+        if not came or now - came[-1][1] > PATIENCE:
+            came.append((number, now))
+            raise KeyboardInterrupt
+
+    # Python, as it ends, gives others back their deadly default.
+    with _handling(interrupt, signal.SIG_IGN if last else None):
         try:
             code = command()
             sys.stdout.flush()
