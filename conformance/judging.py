@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from concord.conformance.estimate import Z
 from concord.conformance.exemptions import OUT_OF_RANGE, PADDING, UNUSED
@@ -193,32 +194,25 @@ class Judge:
     def judgement(
         self, name: str, expected: Expectation, local: bool, sound: bool = True, deciding: bool = True
     ) -> Judgement:
-        """Judge one tensor in one way; of a table's gradient the rows that are used, if the others are zero.
+        """Judge one tensor in one way.
 
         Args:
             sound: whether the forward pass is finite.
             deciding: whether it is to be said where in the tensor the error lies, if it diverges.
         """
-        activation, actual, value = (
-            self.reference.activations[name],
-            self.tensors[name],
-            expected.values[name],
-        )
+        activation, actual = self.reference.activations[name], self.tensors[name]
+        value = expected.values[name]
         if why := expected.silent(name, local, sound):
             return Judgement("undetermined", size=value.size, note=why)
         value, sigma, why = self.settle(name, expected, actual, local)
         excused = self.reference.excused(name)
         if np.any(excused):
             sigma, why = np.where(excused, np.nan, sigma), PADDING
-        rows = activation.rows
+        rows = self.rows_in_use(name)
         if rows is not None:
-            others = np.delete(actual, rows, axis=0)
-            if (abs(others) > Z * precision(activation.dtype).smallest_normal).any() or np.isnan(
-                others
-            ).any():
-                rows, (value, sigma) = None, expected.whole(name, actual.shape)
-            else:
-                actual = actual[rows]
+            actual = actual[rows]
+        elif activation.rows is not None:
+            value, sigma = expected.whole(name, actual.shape)
         if name in expected.singular:
             sigma = finite_alone(sigma, value, actual)
         elif not sound:
@@ -236,6 +230,15 @@ class Judge:
         if rows is None or not found.element:
             return found
         return replace(found, element=(int(rows[found.element[0]]), *found.element[1:]))
+
+    def rows_in_use(self, name: str) -> NDArray[np.int64] | None:
+        """Return which rows of a table's gradient are compared; None: all, since another is not zero."""
+        activation = self.reference.activations[name]
+        if activation.rows is None:
+            return None
+        others = np.delete(self.tensors[name], activation.rows, axis=0)
+        zero = abs(others) <= Z * precision(activation.dtype).smallest_normal
+        return activation.rows if zero.all() else None
 
     def settle(
         self, name: str, expected: Expectation, actual: Array, local: bool
