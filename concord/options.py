@@ -20,9 +20,7 @@ from concord.backends.interface import EXECUTIONS, IMPLEMENTATIONS, PRECISION_MO
 from concord.conformance import record, report
 from concord.conformance.campaign import Report, Setup
 from concord.conformance.compare import DECLARATIONS
-from concord.spec.config import from_toml
 from concord.spec.errors import SpecError, collecting, refuse, unknowns
-from concord.spec.files import read_text
 from concord.terminal import Terminal
 
 T = TypeVar("T")
@@ -277,15 +275,6 @@ def outside(*sizes: tuple[str, float | None, float, float]) -> list[str]:
         for option, size, least, most in sizes
         if size is not None and not least <= size <= most
     ]
-
-
-def variant_or_file(name: str) -> spec.EncoderConfig:
-    """Return a variant, or the model that a TOML file describes.
-
-    Raises:
-        SpecError: if there is none.
-    """
-    return from_toml(read_text(Path(name)), name) if name.endswith(".toml") else spec.variant(name)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from concord.conformance.scoring import judge_tensor
 from concord.spec.errors import SpecError
 from concord.spec.training.optimizers import ReferenceOptimizer, clipped
 from concord.spec.training.recipe import Recipe, rounded_hyperparameters
+from concord.spec.training.recipe import recipe as known_recipe
 from concord.spec.training.trajectory import Training
 from tests.toys import stepping
 from tests.toys.ready import hugging_face
@@ -464,15 +465,22 @@ def test_backend_agrees_in_lockstep(worker, dtype):
 
 
 def test_command_says_what_is_wrong_with_each_backend(entered, tmp_path):
-    fields = (
-        "d_model=6 num_heads=2 d_ff=5 num_layers=1 vocab_size=17 max_positions=7 schedule=linear "
-        "warmup_steps=3 total_steps=7 learning_rate=0.01 accumulation=2 algorithm=adam weight_decay=0.1 "
-        "decay_form=times_rate"
+    sizes = {"d_model": 6, "num_heads": 2, "d_ff": 5, "num_layers": 1, "vocab_size": 17, "max_positions": 7}
+    model, recipe = tmp_path / "model.toml", tmp_path / "recipe.toml"
+    model.write_text(spec.variant("nndl-paddle", **sizes).to_toml())
+    fields = vars(known_recipe("adamw")) | {
+        "warmup_steps": 3,
+        "total_steps": 7,
+        "learning_rate": 0.01,
+        "accumulation": 2,
+        "weight_decay": 0.1,
+    }
+    recipe.write_text(
+        "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items() if value is not None)
     )
     named = [toy("Late", "stepping"), toy("Decaying", "stepping"), toy("NumpyBackend"), "nowhere.at_all:Its"]
     output, _ = entered(
-        f"lockstep --variant nndl-paddle --steps 3 --tokens 5 --json {tmp_path / 'found.json'}",
-        *options("--set", [*fields.split(), 'undecayed=["bias", "gamma", "beta"]']),
+        f"lockstep --variant {model} --recipe {recipe} --steps 3 --tokens 5 --json {tmp_path / 'found.json'}",
         *options("--backend", named),
         ends=1,
     )

@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from concord.commands.speed import Models, _own
-from concord.model import OwnModel
+from concord.own_model import OwnModel
 from concord.speed import Workload
 from tests.toys.dumps import answer, leave
 from tests.toys.ready import WORDS, hugging_face, texts

@@ -17,7 +17,7 @@ from concord.conformance.campaign import Job, Setup, conduct, repeated
 from concord.conformance.check import DTYPES, sequence
 from concord.conformance.watching import listening
 from concord.exit_codes import halting
-from concord.model import OwnModel
+from concord.own_model import OwnModel
 from concord.spec.errors import collect
 from concord.terminal import bars, counting
 

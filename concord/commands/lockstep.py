@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from concord import options
+from concord import options, spec
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.lockstep import cases
 from concord.conformance.lockstep.outcome import MODES
 from concord.conformance.lockstep.report import show
 from concord.conformance.lockstep.running import conduct
-from concord.model import PARTS
 from concord.options import Named
-from concord.spec.config import FIELDS
-from concord.spec.errors import SpecError, collect, refuse, unknown, unknowns
+from concord.own_model import PARTS, weights_of
+from concord.spec.config import from_toml
+from concord.spec.errors import SpecError, collect, refuse, unknowns
 from concord.spec.files import parse_toml, read_text
-from concord.spec.parameters import parameters
 from concord.spec.precision import PRECISIONS
 from concord.spec.training.recipe import Recipe, recipe_from_mapping, rounded_hyperparameters
 from concord.spec.training.recipe import recipe as known_recipe
@@ -34,7 +32,6 @@ def lockstep(
     checkpoint: Path | None = None,
     *,
     variant: Named | None = None,
-    changes: list[str] | None = None,
     recipe: Named | None = None,
     steps: int | None = None,
     batch: int | None = None,
@@ -51,8 +48,6 @@ def lockstep(
         checkpoint ([CHECKPOINT]): A checkpoint of any format, whose weights are trained.
         variant (V): A variant, or a model of your own as a TOML file. Without either: the
             standard case, with batches and a recipe of its own.
-        changes (NAME=VALUE, --set): Another value for a field of the configuration or the recipe;
-            may be repeated.
         recipe (R): A known recipe, or a TOML file. Default: adamw.
         steps: Default: {STEPS}; of the standard case {cases.STEPS}.
         batch: Samples in a batch. Default: {BATCH}.
@@ -69,11 +64,11 @@ def lockstep(
     def case() -> JudgedTraining:
         refuse(wrong)
         if checkpoint is None and variant is None:
-            given = {"set": changes, "recipe": recipe, "batch": batch, "tokens": tokens}
+            given = {"recipe": recipe, "batch": batch, "tokens": tokens}
             why = "neither --variant nor CHECKPOINT is: the standard case has batches and a recipe of its own"
             refuse([f"--{name} is given but {why}" for name, value in given.items() if value is not None])
             return cases.standard(steps or cases.STEPS, seed, dtype)
-        drawn, how = _model(checkpoint, variant, changes or [], recipe or "adamw")
+        drawn, how = _model(checkpoint, variant), _recipe(recipe or "adamw")
         longest = drawn["config"].max_positions - drawn["config"].position_start
         if tokens is not None and tokens > longest:
             raise SpecError(
@@ -92,31 +87,25 @@ def lockstep(
     raise typer.Exit(outputs.finish(found, "lockstep", title, lambda: show(found, Terminal(), title)))
 
 
-def _model(
-    checkpoint: Path | None, variant: str | None, changes: list[str], recipe: str
-) -> tuple[dict[str, Any], Recipe]:
-    """Return what is trained, as :func:`concord.conformance.lockstep.cases.example` takes it, and how.
+def _recipe(name: str) -> Recipe:
+    if name.endswith(".toml"):
+        return recipe_from_mapping(parse_toml(read_text(Path(name)), name), name)
+    return known_recipe(name)
+
+
+def _model(checkpoint: Path | None, variant: str | None) -> dict[str, Any]:
+    """Return what is trained, as :func:`concord.conformance.lockstep.cases.example` takes it.
 
     Raises:
         SpecError: listing what is unknown or wrong.
     """
-    fields = [*FIELDS, *(field.name for field in dataclasses.fields(Recipe))]
-    own, of_recipe = dict[str, Any](), dict[str, Any]()
-    for change in changes:
-        name, equals, value = change.partition("=")
-        if not equals or name not in fields:
-            raise unknown("field in --set NAME=VALUE:", name, fields)
-        (own if name in FIELDS else of_recipe)[name] = _value(value)
-    how = (
-        recipe_from_mapping(parse_toml(read_text(Path(recipe)), recipe), recipe)
-        if recipe.endswith(".toml")
-        else known_recipe(recipe)
-    ).replace(**of_recipe)
-    if checkpoint is None:
-        return {"config": options.variant_or_file(variant or "").replace(**own)}, how
-    if variant is not None or own:
-        option = "--variant" if variant is not None else f"--set {next(iter(own))}"
-        raise SpecError(f"{option} is given but CHECKPOINT is too, which says it")
+    if checkpoint is None and variant is not None:
+        if variant.endswith(".toml"):
+            return {"config": from_toml(read_text(Path(variant)), variant)}
+        return {"config": spec.variant(variant)}
+    assert checkpoint is not None
+    if variant is not None:
+        raise SpecError("--variant is given but CHECKPOINT is too, which says it")
     from concord import porting
 
     found = porting.read(checkpoint)
@@ -124,15 +113,4 @@ def _model(
         raise SpecError(
             f"{checkpoint}: holds the part {found.part!r} but must hold one of {', '.join(PARTS)}"
         )
-    known = parameters(found.config, found.part)
-    weights = {name: array for name, array in found.weights().items() if name in known}
-    return {"config": found.config, "weights": weights, "part": found.part}, how
-
-
-def _value(text: str) -> Any:
-    """Return what a value on the command line means: as in TOML, or a word."""
-    try:
-        value = parse_toml(f"value = {text}", "--set")["value"]
-    except SpecError:
-        return text
-    return tuple(value) if isinstance(value, list) else value
+    return {"config": found.config, "weights": weights_of(found, found.part), "part": found.part}

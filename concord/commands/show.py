@@ -9,8 +9,8 @@ import typer
 
 from concord import options, output_files, spec
 from concord.conformance import record
-from concord.model import PARTS
 from concord.options import Written
+from concord.own_model import PARTS
 from concord.spec.errors import SpecError, collect, refuse, unknowns
 from concord.spec.precision import PRECISIONS
 from concord.terminal import Terminal, counting, figures

@@ -15,7 +15,7 @@ from concord import options, output_files
 from concord.backends import machine
 from concord.backends.interface import WORKLOAD_KINDS
 from concord.conformance import record as files
-from concord.model import OwnModel, lengths
+from concord.own_model import OwnModel
 from concord.spec.errors import collect, collecting, refuse, unknowns
 from concord.spec.precision import PRECISIONS
 from concord.speed import Mode, SpeedPlan, SpeedRecord, Workload, measure, workload
@@ -231,10 +231,10 @@ def _own(model: OwnModel, asked: Models) -> Preset:
     preset = own(found.name, str(model.checkpoint), found.config)
     if model.texts is None:
         return of_size(preset, asked.batch, asked.tokens)
-    ragged = lengths(drawn, found.config)
-    return replace(
-        preset, batch=len(ragged), tokens=drawn.required("input_ids").shape[1], ragged=tuple(ragged)
-    )
+    ids = drawn.required("input_ids")
+    padding = (ids[:, ::-1] != found.config.pad_id).argmax(axis=1)
+    ragged = tuple((ids.shape[1] - padding).tolist())
+    return replace(preset, batch=len(ragged), tokens=ids.shape[1], ragged=ragged)
 
 
 def _known(work: Workload) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,8 @@ ALIASES = {"token_type_ids": "segment_ids", "attention_mask": "key_mask"}
 MOST_SHOWN = 5
 """Truncated texts that are named one by one."""
 
-BATCH = 8
-"""Texts of a case."""
+TEXTS = 8
+"""Of a case."""
 
 TOKENS = 11
 """Of a case that is drawn, where there is room for them."""
@@ -63,7 +63,7 @@ class Own:
     part: str
     weights: Weights
     batches: Mapping[str, Batch]
-    remarks: Sequence[str] = ()
+    remarks: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -93,17 +93,17 @@ class OwnModel(OptionGroup):
         Raises:
             SpecError: listing options that exclude each other, or are about what is not given.
         """
-        there = self.checkpoint is not None
-        about = {"from": self.form != "auto", "table": self.table, "texts": self.texts, "inputs": self.inputs}
-        without = "but CHECKPOINT is not: whose weights?"
-        why = "beside CHECKPOINT, which takes its place; leave one out" if there else without
-        wrong = instead if there else about
+        wrong, why = instead, "beside CHECKPOINT, which takes its place; leave one out"
+        if self.checkpoint is None:
+            why = "but CHECKPOINT is not: whose weights?"
+            form = None if self.form == "auto" else self.form
+            wrong = {"from": form, "table": self.table, "texts": self.texts, "inputs": self.inputs}
         problems = [f"--{name} is given {why}" for name, value in wrong.items() if value]
         problems += ["--texts and --inputs are both given; give either"] * bool(self.texts and self.inputs)
         refuse(problems)
-        return there
+        return self.checkpoint is not None
 
-    def load(self, part: str = "model", gradients: bool = True, size: int = BATCH) -> Own:
+    def load(self, part: str = "model", gradients: bool = True, size: int = TEXTS) -> Own:
         """Read the checkpoint, and what it is to be run on.
 
         Args:
@@ -119,35 +119,32 @@ class OwnModel(OptionGroup):
 
         self.check()
         assert self.checkpoint is not None
-        found = porting.read(self.checkpoint, self.form, self.table)
-        remarks = [*self._of_checkpoint(found)]
-        part = _part(found, part, remarks)
-        config, name = found.config, legible(name_of(self.checkpoint))
+        checkpoint = porting.read(self.checkpoint, self.form, self.table)
+        remarks = self._describe(checkpoint)
+        part = _part(checkpoint, part, remarks)
+        config, name = checkpoint.config, legible(name_of(self.checkpoint))
         if self.texts is not None:
-            batches = self._of_texts(self.texts, found, part, remarks, size)
+            batches = self._batch_texts(self.texts, checkpoint, part, remarks, size)
         elif self.inputs is not None:
-            batches = self._of_arrays(self.inputs, config, part, remarks)
+            batches = {legible(self.inputs.stem): _read_batch(self.inputs, config, part, remarks)}
         else:
-            batches = {"drawn": _drawn(config, part)}
+            batches = {"drawn": _draw_batch(config, part)}
             remarks.append(
                 "neither --texts nor --inputs is given: ids are drawn, with rows of every awkward kind"
             )
-        made: set[str] = set()
-        cases = {}
+        drawn, cases = set[str](), dict[str, Batch]()
         for case, batch in batches.items():
             cases[f"{name}-{case}"] = whole = completed(config, batch, part, drawn=gradients)
             with located(str(self.texts or self.inputs or self.checkpoint)):
                 validate_batch(config, whole, part)
-            made |= whole.arrays().keys() - batch.arrays().keys()
-        if gradients and made:
-            are = "are" if len(made) > 1 or "labels" in made else "is"
+            drawn |= whole.arrays().keys() - batch.arrays().keys()
+        if gradients and drawn:
+            are = "are" if len(drawn) > 1 or "labels" in drawn else "is"
             remarks.append(
-                f"{' and '.join(sorted(made))} {are} drawn, since nobody gave any: "
+                f"{' and '.join(sorted(drawn))} {are} drawn, since nobody gave any: "
                 "gradients are those of the loss that follows"
             )
-        known = parameters(config, part)
-        weights = {name: array for name, array in found.weights().items() if name in known}
-        return Own(name, config, part, weights, cases, remarks)
+        return Own(name, config, part, weights_of(checkpoint, part), cases, remarks)
 
     def jobs(self, part: str, dtypes: Sequence[str], gradients: bool) -> list[Job]:
         """Return the jobs of the model, and say on standard error what it is.
@@ -166,67 +163,60 @@ class OwnModel(OptionGroup):
             for dtype in dtypes
         ]
 
-    def _of_checkpoint(self, found: Checkpoint) -> Iterator[str]:
+    def _describe(self, checkpoint: Checkpoint) -> list[str]:
         """Say what a checkpoint is, and what of it is left out."""
         from concord import porting
 
         assert self.checkpoint is not None
-        how = porting.recognise(self.checkpoint) if self.form == "auto" else None
-        count = sum(int(np.prod(tensor.shape)) for tensor in found.tensors.values())
-        form = f"{how.format}, since {how.why}" if how else self.form
-        yield f"{self.checkpoint}: {form}; {count:,} parameters"
-        for entry in found.ledger:
-            if entry.status == "ignored":
-                yield f"ignored: {entry.foreign}: {entry.reason}"
+        form = self.form
+        if form == "auto":
+            recognition = porting.recognise(self.checkpoint)
+            form = f"{recognition.format}, since {recognition.why}"
+        count = sum(int(np.prod(tensor.shape)) for tensor in checkpoint.tensors.values())
+        ignored = [entry for entry in checkpoint.ledger if entry.status == "ignored"]
+        return [
+            f"{self.checkpoint}: {form}; {count:,} parameters",
+            *(f"ignored: {entry.foreign}: {entry.reason}" for entry in ignored),
+        ]
 
-    def _of_texts(
-        self, path: Path, found: Checkpoint, part: str, remarks: list[str], size: int
+    def _batch_texts(
+        self, path: Path, checkpoint: Checkpoint, part: str, remarks: list[str], size: int
     ) -> dict[str, Batch]:
         """Return the texts of a file as batches, by the number of the first."""
         from concord.porting.texts import TextEncoder, batch_of, read_texts
 
-        texts = read_texts(path)
+        texts, config = read_texts(path), checkpoint.config
         with located(str(self.checkpoint)):
-            encoder = TextEncoder(found)
+            encoder = TextEncoder(checkpoint)
         encoded = encoder.encode(texts)
+        names = checkpoint.labels or tuple(map(str, range(max(2, config.num_classes))))
         labels = [text.label for text in texts if text.label is not None]
-        labelled = part == "model" and len(labels) == len(texts)
-        names = found.labels or tuple(map(str, range(max(2, found.config.num_classes))))
-        refuse(
-            [
-                f"{path}:{number}: label is {label!r} but must be one of {', '.join(map(repr, names[:20]))}"
-                for number, label in enumerate(labels if labelled else [], start=1)
-                if label not in names
-            ]
-        )
+        classes = None
+        if part == "model" and len(labels) == len(texts):
+            among = ", ".join(map(repr, names[:20]))
+            refuse(
+                [
+                    f"{path}:{number}: label is {label!r} but must be one of {among}"
+                    for number, label in enumerate(labels, start=1)
+                    if label not in names
+                ]
+            )
+            classes = np.array([names.index(label) for label in labels], np.int64)
         cut = [
             f"{path}:{number}: {text.truncated} tokens were cut off: "
             f"{encoder.max_tokens} are as many as it may have"
             for number, text in enumerate(encoded, start=1)
             if text.truncated
         ]
-        more = [f"and {len(cut) - MOST_SHOWN} more texts were cut off"] if len(cut) > MOST_SHOWN else []
-        remarks += cut[:MOST_SHOWN] + more
-        classes = np.array([names.index(label) for label in labels], np.int64) if labelled else None
-        return {
-            f"{legible(path.stem)}-{start + 1}": batch_of(
-                found.config,
-                encoded[start : start + size],
-                None if classes is None else classes[start : start + size],
-            )
-            for start in range(0, len(texts), size)
-        }
-
-    def _of_arrays(
-        self, path: Path, config: EncoderConfig, part: str, remarks: list[str]
-    ) -> dict[str, Batch]:
-        """Return the arrays of a file, ``input_ids`` (B, T) and other inputs of the part, as a batch."""
-        with located(str(path)):
-            named = _named(read_arrays(path), config)
-            if "segment_ids" in inputs(config, part) and "segment_ids" not in named and "input_ids" in named:
-                named["segment_ids"] = np.zeros_like(named["input_ids"])
-                remarks.append("segment_ids are 0, since nobody gave any")
-            return {legible(path.stem): from_arrays(named)}
+        remarks += cut[:MOST_SHOWN]
+        if len(cut) > MOST_SHOWN:
+            remarks.append(f"and {len(cut) - MOST_SHOWN} more texts were cut off")
+        batches = {}
+        for start in range(0, len(texts), size):
+            rows = slice(start, start + size)
+            labelled = None if classes is None else classes[rows]
+            batches[f"{legible(path.stem)}-{start + 1}"] = batch_of(config, encoded[rows], labelled)
+        return batches
 
 
 def legible(text: str) -> str:
@@ -234,55 +224,68 @@ def legible(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text).strip("-.") or "checkpoint"
 
 
-def _named(found: Mapping[str, NDArray[Any]], config: EncoderConfig) -> dict[str, NDArray[Any]]:
-    """Return arrays by the names of the specification; a mask must say what padding says."""
-    named: dict[str, NDArray[Any]] = {}
-    for key, array in found.items():
+def weights_of(checkpoint: Checkpoint, part: str) -> dict[str, NDArray[Any]]:
+    """Return the parameters of a part."""
+    known = parameters(checkpoint.config, part)
+    return {name: array for name, array in checkpoint.weights().items() if name in known}
+
+
+def _read_batch(path: Path, config: EncoderConfig, part: str, remarks: list[str]) -> Batch:
+    """Return the arrays of a file: ``input_ids`` (B, T), and other inputs of the part."""
+    with located(str(path)):
+        arrays = _renamed(read_arrays(path))
+        ids, mask = arrays.get("input_ids"), arrays.pop("key_mask", None)
+        if ids is not None and mask is not None:
+            _check_mask(mask, ids, config.pad_id)
+        segments = arrays.get("segment_ids")
+        if segments is not None and not config.num_segments and not segments.any():
+            del arrays["segment_ids"]  # of a model without segments, libraries give zeros all the same
+        if segments is None and ids is not None and "segment_ids" in inputs(config, part):
+            arrays["segment_ids"] = np.zeros_like(ids)
+            remarks.append("segment_ids are 0, since nobody gave any")
+        return from_arrays(arrays)
+
+
+def _renamed(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    renamed: dict[str, NDArray[Any]] = {}
+    for key, array in arrays.items():
         name = ALIASES.get(key, key)
-        if name in named:
+        if name in renamed:
             raise SpecError(f"{key!r} is there beside {name!r}: both say the same")
-        named[name] = array
-    mask, ids = named.pop("key_mask", None), named.get("input_ids")
-    if not config.num_segments and "segment_ids" in named and not named["segment_ids"].any():
-        del named["segment_ids"]  # of a model without segments, libraries give zeros all the same
-    if mask is None or ids is None:
-        return named
+        renamed[name] = array
+    return renamed
+
+
+def _check_mask(mask: NDArray[Any], ids: NDArray[Any], pad_id: int) -> None:
+    """Refuse a mask that hides anything but padding: the family masks by id."""
     if mask.shape != ids.shape:
         raise SpecError(f"the mask has shape {mask.shape} but must be {ids.shape}, as 'input_ids' is")
-    apart = np.argwhere(mask.astype(bool) != (ids != config.pad_id))
+    apart = np.argwhere(mask.astype(bool) != (ids != pad_id))
     if len(apart):
-        at = tuple(int(i) for i in apart[0])
+        at = tuple(apart[0].tolist())
         raise SpecError(
             f"the mask is {mask[at].item()} at {at}, where 'input_ids' is {ids[at]}, but must hide "
-            f"{config.pad_id} ('pad_id') and nothing else [clause=MSK-1]"
+            f"{pad_id} ('pad_id') and nothing else [clause=MSK-1]"
         )
-    return named
 
 
-def _part(found: Checkpoint, asked: str, remarks: list[str]) -> str:
+def _part(checkpoint: Checkpoint, asked: str, remarks: list[str]) -> str:
     """Return the part that is judged."""
     if asked not in PARTS:
         raise SpecError(f"--part is {asked!r} but must be {' or '.join(PARTS)}: so a checkpoint can be run")
-    part = found.part if asked == "model" else asked
-    lacking = [name for name in parameters(found.config, part) if name not in found.tensors]
+    part = checkpoint.part if asked == "model" else asked
+    lacking = [name for name in parameters(checkpoint.config, part) if name not in checkpoint.tensors]
     if lacking:
         raise SpecError(
-            f"--part is {asked!r} but the checkpoint is the part {found.part!r}, "
+            f"--part is {asked!r} but the checkpoint is the part {checkpoint.part!r}, "
             f"without {', '.join(lacking[:5])}"
         )
-    if found.part != "model":
+    if checkpoint.part != "model":
         remarks.append(f"it has no classifier: what is judged is {JUDGED[part]}")
     return part
 
 
-def _drawn(config: EncoderConfig, part: str) -> Batch:
+def _draw_batch(config: EncoderConfig, part: str) -> Batch:
     room = config.max_positions - config.position_start
     tokens = room if config.pooling == "flatten" else min(TOKENS, room)
     return example_batch(config, batch=5, tokens=tokens, part=part)
-
-
-def lengths(batch: Batch, config: EncoderConfig) -> list[int]:
-    """Return how many tokens each row of a batch has before its padding."""
-    ids = batch.required("input_ids")
-    found: list[int] = (ids.shape[1] - (ids[:, ::-1] != config.pad_id).argmax(axis=1)).tolist()
-    return found
