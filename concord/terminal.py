@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import IO, Any
@@ -14,16 +14,12 @@ from typing import IO, Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
 from concord.spec.text import shown
 
 NARROWEST, USUAL = 20, 80
 """Columns below which nothing can be read, and those of a terminal that says nothing else of itself."""
-
-LONGEST_CELL = 100
-"""Characters of a cell that holds words."""
 
 
 class Terminal(Console):
@@ -52,47 +48,6 @@ class Terminal(Console):
     def tell(self, text: str, style: str | None = None) -> None:
         """Print a text as one line (:func:`concord.spec.text.shown`), which a narrow terminal breaks."""
         self.print(shown(text), style=style, soft_wrap=True)
-
-
-def figures(
-    console: Terminal,
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    less: Sequence[str],
-    texts: Collection[str],
-    title: str | None = None,
-) -> None:
-    """Print figures as a table: numbers to the right, words never broken.
-
-    Args:
-        headings: of the columns.
-        rows: one text for each of them.
-        less: headings of columns that a narrow terminal goes without, the first of them first.
-        texts: headings of columns that hold words.
-        title: of the table.
-    """
-    rows = [[shown(text, LONGEST_CELL) for text in row] for row in rows]
-    columns = dict(zip(headings, zip(*rows, strict=True), strict=True))
-    widths = {heading: max(map(len, [heading, *column])) for heading, column in columns.items()}
-
-    def fit() -> bool:
-        return sum(widths.values()) + 2 * (len(widths) - 1) <= console.width
-
-    if not fit():
-        widths = {heading: max(map(len, [*heading.split(), *column])) for heading, column in columns.items()}
-    for heading in less:
-        if not fit():
-            del widths[heading]
-    table = Table(
-        box=None, pad_edge=False, header_style="bold", title=title, title_justify="left", title_style="bold"
-    )
-    for heading, width in widths.items():
-        table.add_column(
-            heading, justify="left" if heading in texts else "right", overflow="fold", width=width
-        )
-    for row in rows:
-        table.add_row(*(text for heading, text in zip(headings, row, strict=True) if heading in widths))
-    console.print(table)
 
 
 def discard(stream: IO[str]) -> None:

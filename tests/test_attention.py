@@ -14,7 +14,7 @@ from concord.porting.prediction import TextModel
 from concord.porting.texts import Text, TextEncoder, batch_of
 from concord.spec.batch import completed
 from tests.conftest import small_config
-from tests.test_html import Outline, said
+from tests.test_page import Outline, said
 from tests.toys.ready import VOCABULARY, WORDS, hugging_face
 from tests.toys.surroundings import toy
 

@@ -21,7 +21,7 @@ from concord.conformance.scoring import judge_tensor
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.montecarlo import MonteCarlo
 from concord.spec.precision import precision
-from tests.test_html import said
+from tests.test_page import said
 from tests.toys.small import request_for
 from tests.toys.surroundings import EACH_BACKEND, toy
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from string import ascii_lowercase
 
 import typer
+from rich.table import Table
 
 from concord import options, output_files, spec
 from concord.conformance import record
@@ -13,7 +14,7 @@ from concord.options import Written
 from concord.own_model import PARTS
 from concord.spec.errors import SpecError, collect, refuse, unknowns
 from concord.spec.precision import PRECISIONS
-from concord.terminal import Terminal, counting, figures
+from concord.terminal import Terminal, counting
 
 
 def variants(
@@ -27,22 +28,24 @@ def variants(
     if name is not None:
         print(spec.variant(name).to_toml(), end="")
         return
-    configs = [spec.variant(name).as_dict() for name in spec.variants()]
-    console, rows = Terminal(), []
-    letters = dict(zip(ascii_lowercase, spec.variants(), strict=False))
-    for letter, variant in letters.items():
-        console.tell(f"{letter}  {variant}")
+    configs = {
+        letter: spec.variant(name) for letter, name in zip(ascii_lowercase, spec.variants(), strict=False)
+    }
+    console = Terminal()
+    for letter, name in zip(configs, spec.variants(), strict=True):
+        console.tell(f"{letter}  {name}")
+    table = Table("field", "value", "variants", box=None, pad_edge=False)
     for field in spec.FIELDS:
-        values = [str(config.get(field, "–")) for config in configs]
-        for value in dict.fromkeys(values) if len(set(values)) > 1 else ():
-            named = field if value == values[0] else ""
-            bearers = (letter if one == value else "·" for letter, one in zip(letters, values, strict=True))
-            rows.append([named, value, "".join(bearers)])
+        values = {letter: str(config.as_dict().get(field, "–")) for letter, config in configs.items()}
+        different = list(dict.fromkeys(values.values()))
+        for place, value in enumerate(different if len(different) > 1 else ()):
+            bearers = (letter if own == value else "·" for letter, own in values.items())
+            table.add_row("" if place else field, value, "".join(bearers))
     console.print()
-    headings = ("field", "value", "variants")
-    figures(console, headings, rows, (), headings)
-    said = "Every other field is the same in all. 'concord show variants NAME' prints one whole."
-    console.print(said, style="dim")
+    console.print(table)
+    console.print(
+        "Every other field is the same in all. 'concord show variants NAME' prints one whole.", style="dim"
+    )
 
 
 def report(
