@@ -125,7 +125,9 @@ def of_gradient(question: Question) -> Iterator[Hypothesis]:
         if name == "no_gradient" and (question.actual.any() or limits_of_zeros(question)):
             continue  # some of it is there, or in all gradients what is small is zero
         for text, factor in factors.items():
-            yield Hypothesis(name, text, "GRD-1", gradient=functools.partial(np.multiply, factor))
+            made = functools.partial(np.multiply, factor)
+            # That there is none has many reasons.
+            yield Hypothesis(name, text, "GRD-1", gradient=made, rare=name == "no_gradient")
 
 
 ELEMENTWISE = ("*.feed_forward.activation", "pooler.output")
