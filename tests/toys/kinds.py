@@ -2,7 +2,6 @@
 
 import copy
 import math
-from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -121,18 +120,6 @@ def reordered(model):
 # Perceptrons, gates, mixtures.
 
 
-@kind((3, 7, 12), tokens=linear(7, 7), channels=linear(12, 12), norm=lambda: nn.LayerNorm(12))
-def mlp_mixer(m, x):
-    x = x + m.tokens(m.norm(x).transpose(1, 2)).transpose(1, 2)
-    return x + m.channels(F.gelu(m.norm(x)))
-
-
-@kind((3, 7, 12), inner=linear(12, 22), outer=linear(11, 5))
-def swiglu(m, x):
-    a, b = m.inner(x).chunk(2, -1)
-    return m.outer(F.silu(a) * b)
-
-
 @kind((3, 12), inner=linear(12, 22), outer=linear(11, 5))
 def glu_variants(m, x):
     a, b = m.inner(x).chunk(2, -1)
@@ -152,28 +139,10 @@ def mixture_of_experts(m, x):
     return y
 
 
-@kind((5, 12), gate=linear(12, 3), inner=parameter(3, 12, 7))
-def switch_by_gather(m, x):
-    top, chosen = m.gate(x).softmax(-1).max(-1)
-    return torch.bmm(x[:, None], m.inner[chosen])[:, 0] * top[:, None]
-
-
-@kind((5, 12), a=linear(12, 3, bias=False), b=linear(3, 12, bias=False), base=linear(12, 12))
-def low_rank_adapter(m, x):
-    return m.base(x) + m.b(m.a(x)) * 0.25
-
-
 @kind((5, 12), layers=lambda: nn.ModuleList([nn.Linear(12, 12)] * 2))
 def one_layer_twice(m, x):
     for layer in m.layers:
         x = torch.tanh(layer(x))
-    return x
-
-
-@kind((5, 12), shared=linear(12, 12), norms=lambda: nn.ModuleList(nn.LayerNorm(12) for _ in range(3)))
-def albert_sharing(m, x):
-    for norm in m.norms:
-        x = norm(x + F.gelu(m.shared(x)))
     return x
 
 
@@ -206,16 +175,6 @@ def bilinear(m, x, y):
     return m.pair(x, y)
 
 
-@kind((5, 7), (7,), make=linear(7, 7 * 3))
-def hypernetwork(m, x, z):
-    return torch.tanh(x @ m.make(z).view(7, 3))
-
-
-@kind((5, 12), inner=lambda: parametrizations.weight_norm(nn.Linear(12, 7)))
-def weight_norm(m, x):
-    return m.inner(x)
-
-
 @kind((5, 12), inner=lambda: parametrizations.spectral_norm(nn.Linear(12, 7)).eval())
 def spectral_norm(m, x):
     return m.inner(x)
@@ -233,22 +192,11 @@ def parameter_lists(m, x):
     return m.head(x)
 
 
-@kind((5, 12), inner=linear(12, 12), scale=parameter(12))
-def layer_scale_and_depth_off(m, x):
-    dropped = F.dropout(m.inner(x), 0.3, m.training)
-    return x + m.scale * dropped
-
-
 # Convolutions.
 
 
 def block(*sizes, **options):
     return lambda: nn.Sequential(nn.Conv2d(*sizes, **options), nn.BatchNorm2d(sizes[1]), nn.ReLU())
-
-
-@kind((2, 5, 11, 13), one=block(5, 5, 3, padding=1), other=block(5, 5, 3, padding=1))
-def residual_block(m, x):
-    return F.relu(x + m.other(m.one(x)))
 
 
 @kind((2, 5, 11, 13), one=block(5, 5, 3, padding=1))
@@ -275,20 +223,6 @@ def u_net(m, x):
 )
 def depthwise_separable(m, x):
     return m.point(F.relu6(m.deep(x)))
-
-
-@kind(
-    (2, 3, 11),
-    convs=lambda: nn.ModuleList(nn.Conv1d(3, 6, 2, dilation=2**i) for i in range(3)),
-    mixes=lambda: nn.ModuleList(nn.Conv1d(3, 3, 1) for _ in range(3)),
-)
-def wave_net(m, x):
-    skips = 0
-    for i, (conv, mix) in enumerate(zip(m.convs, m.mixes, strict=True)):
-        a, b = conv(F.pad(x, (2**i, 0))).chunk(2, 1)
-        y = mix(torch.tanh(a) * torch.sigmoid(b))
-        x, skips = x + y, skips + y
-    return skips
 
 
 @kind((2, 5, 13), conv=lambda: parametrizations.weight_norm(nn.Conv1d(5, 5, 3, padding=4, dilation=2)))
@@ -343,12 +277,6 @@ def interpolation(m, x):
     return made | {"aligned": F.interpolate(x, (13, 5), mode="bilinear", align_corners=True)}
 
 
-@kind((2, 3, 7, 11), theta=linear(3, 6))
-def spatial_transformer(m, x):
-    theta = torch.tanh(m.theta(x.mean((2, 3)))).view(-1, 2, 3)
-    return F.grid_sample(x, F.affine_grid(theta, x.shape, align_corners=False), align_corners=False)
-
-
 @kind((2, 3, 9, 11), offset=lambda: nn.Conv2d(3, 2, 3, padding=1), conv=lambda: nn.Conv2d(3, 3, 1))
 def deformable_indexing(m, x):
     h, w = x.shape[2:]
@@ -357,36 +285,10 @@ def deformable_indexing(m, x):
     return F.grid_sample(m.conv(x), grid + 0.1 * torch.tanh(shift), padding_mode="border", align_corners=True)
 
 
-@kind(
-    (2, 3, 11, 13),
-    torch.tensor([[0, 1.3, 2.1, 7.7, 9.2], [1, 0.2, 1.7, 5.9, 6.3]]),
-    conv=lambda: nn.Conv2d(3, 5, 3, padding=1),
-)
-def region_pooling(m, x, boxes):
-    x, found = m.conv(x), []
-    for number, left, top, right, bottom in boxes.tolist():
-        xs, ys = torch.linspace(left, right, 3) / 6 - 1, torch.linspace(top, bottom, 3) / 5 - 1
-        grid = torch.stack(torch.meshgrid(xs, ys, indexing="xy"), -1)[None]
-        found.append(F.grid_sample(x[int(number)][None], grid, align_corners=True))
-    return torch.cat(found)
-
-
 @kind((2, 3, 8, 12), patches=linear(27, 27))
 def unfold_and_fold(m, x):
     y = m.patches(F.unfold(x, 3, padding=1).transpose(1, 2)).transpose(1, 2)
     return F.fold(y, (8, 12), 3, padding=1)
-
-
-@kind(
-    (2, 3, 8, 12),
-    embed=lambda: nn.Conv2d(3, 12, 4, 4),
-    token=parameter(1, 1, 12),
-    place=parameter(1, 7, 12),
-    layer=lambda: nn.TransformerEncoderLayer(12, 3, 17, batch_first=True),
-)
-def vision_transformer(m, x):
-    x = m.embed(x).flatten(2).transpose(1, 2)
-    return m.layer(torch.cat([m.token.expand(len(x), -1, -1), x], 1) + m.place)[:, 0]
 
 
 @kind((2, 4, 8, 12), mlp=linear(12, 12), norm=lambda: nn.GroupNorm(2, 4))
@@ -405,11 +307,6 @@ def windows_rolled(m, x):
 def norms(m, x):
     x = m.conv(x)
     return {str(i): norm(x) for i, norm in enumerate(m.norms)} | {"unit": F.normalize(x, dim=1)}
-
-
-@kind((2, 6, 11, 13), squeeze=linear(6, 3), excite=linear(3, 6))
-def squeeze_and_excitation(m, x):
-    return x * torch.sigmoid(m.excite(F.relu(m.squeeze(x.mean((2, 3))))))[..., None, None]
 
 
 # Recurrence.
@@ -445,16 +342,6 @@ def lstm_projected(m, x):
     return m.rnn(x)[0]
 
 
-@kind((3, 7, 5), step=linear(5, 6), a=parameter(6), b=linear(5, 6), c=linear(6, 5))
-def state_space_scan(m, x):
-    delta = F.softplus(m.step(x))
-    decay, drive, h, found = torch.exp(-delta * m.a.exp()), delta * m.b(x), 0, []
-    for t in range(x.shape[1]):
-        h = decay[:, t] * h + drive[:, t]
-        found.append(m.c(h))
-    return torch.stack(found, 1)
-
-
 @kind((3, 7, 5), key=linear(5, 6), value=linear(5, 4), query=linear(5, 6))
 def linear_attention(m, x):
     k, v, q = F.elu(m.key(x)) + 1, m.value(x), F.elu(m.query(x)) + 1
@@ -462,32 +349,7 @@ def linear_attention(m, x):
     return torch.einsum("btk,btkv->btv", q, memory) / (q * k.cumsum(1)).sum(-1, keepdim=True)
 
 
-@kind((3, 11, 5), decay=parameter(5), gate=linear(5, 5))
-def moving_average_in_place(m, x):
-    y = torch.empty_like(x)
-    y[:, 0] = x[:, 0]
-    a = torch.sigmoid(m.decay)
-    for t in range(1, x.shape[1]):
-        y[:, t] = a * y[:, t - 1].clone() + (1 - a) * x[:, t]
-    return m.gate(y)
-
-
 # Attention.
-
-
-@kind((2, 7, 12), (2, 5, 12), q=linear(12, 12), kv=linear(12, 24), out=linear(12, 12))
-def cross_attention(m, x, memory):
-    q, (k, v) = m.q(x), m.kv(memory).chunk(2, -1)
-    q, k, v = (y.unflatten(-1, (3, 4)).transpose(1, 2) for y in (q, k, v))
-    return m.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
-
-@kind((2, 7, 12), qkv=linear(12, 36), out=linear(12, 12))
-def causal_fused_qkv(m, x):
-    q, k, v = m.qkv(x).split(12, -1)
-    scores = (q @ k.transpose(1, 2)) / math.sqrt(12)
-    scores = scores.masked_fill(torch.ones(7, 7).triu(1).bool(), float("-inf"))
-    return m.out(scores.softmax(-1) @ v)
 
 
 @kind((2, 7, 12), attend=lambda: nn.MultiheadAttention(12, 3, batch_first=True))
@@ -540,27 +402,6 @@ def rotary(m, x):
     return torch.softmax(q @ k.transpose(1, 2) / 12, -1) @ x
 
 
-@kind((2, 7, 12), qk=linear(12, 24))
-def alibi(m, x):
-    q, k = m.qk(x).unflatten(-1, (6, 4)).transpose(1, 2).chunk(2, 1)
-    far = (torch.arange(7)[:, None] - torch.arange(7)).clamp(min=0)
-    slopes = 2.0 ** -torch.arange(1, 4)[:, None, None]
-    return torch.softmax(q @ k.transpose(-1, -2) - slopes * far, -1)
-
-
-@kind((2, 7, 12), table=lambda: nn.Embedding(9, 3), qkv=linear(12, 36))
-def relative_bias(m, x):
-    q, k, v = m.qkv(x).unflatten(-1, (9, 4)).transpose(1, 2).chunk(3, 1)
-    apart = (torch.arange(7)[:, None] - torch.arange(7)).clamp(-4, 4) + 4
-    return torch.softmax(q @ k.transpose(-1, -2) / 2 + m.table(apart).permute(2, 0, 1), -1) @ v
-
-
-@kind((2, 11, 5), latents=parameter(3, 12), kv=linear(5, 24), out=linear(12, 4))
-def perceiver(m, x):
-    k, v = m.kv(x).chunk(2, -1)
-    return m.out(torch.einsum("btl,btv->blv", torch.einsum("btk,lk->btl", k, m.latents).softmax(1), v))
-
-
 @kind((2, 7, 12), mix=linear(12, 12))
 def fft_mixing(m, x):
     return m.mix(torch.fft.fft2(x).real)
@@ -572,27 +413,10 @@ def fft_mixing(m, x):
 @kind(
     whole(17, 11),
     torch.tensor([0, 3, 3, 8]),
-    bag=lambda: nn.EmbeddingBag(17, 6, mode="mean"),
-    head=linear(6, 3),
+    bags=lambda: nn.ModuleList(nn.EmbeddingBag(17, 6, mode=mode) for mode in ("mean", "sum", "max")),
 )
-def embedding_bag(m, ids, offsets):
-    return m.head(m.bag(ids, offsets))
-
-
-@kind(
-    whole(17, 11),
-    torch.tensor([0, 3, 4, 8]),
-    bags=lambda: nn.ModuleList(nn.EmbeddingBag(17, 6, mode=mode) for mode in ("sum", "max")),
-)
-def embedding_bag_modes(m, ids, offsets):
+def embedding_bags(m, ids, offsets):
     return torch.cat([bag(ids, offsets) for bag in m.bags], -1)
-
-
-@kind((7, 5), whole(7, 2, 13), inner=linear(5, 6), own=linear(5, 6))
-def graph_convolution(m, x, edges):
-    source, target = edges
-    y = torch.zeros(7, 6).index_add(0, target, m.inner(x)[source])
-    return F.relu(m.own(x) + y / torch.bincount(target, minlength=7).clamp(min=1)[:, None])
 
 
 @kind((7, 5), whole(7, 2, 13), score=linear(10, 1), inner=linear(5, 5))
@@ -611,40 +435,7 @@ def sparse_message_passing(m, x):
     return torch.sparse.mm(torch.sparse_coo_tensor(places, values, (7, 7)), m.inner(x))
 
 
-@kind((2, 7, 5), inner=linear(5, 6), outer=linear(12, 3))
-def deep_sets(m, x):
-    y = F.relu(m.inner(x))
-    return m.outer(torch.cat([y.sum(1), y.max(1).values], -1))
-
-
-@kind((2, 5, 6), weight=parameter(5, 3, 6, 4))
-def capsule_routing(m, x):
-    votes, logits = torch.einsum("bik,iokv->biov", x, m.weight), torch.zeros(2, 5, 3)
-    for _ in range(3):
-        s = (logits.softmax(2)[..., None] * votes).sum(1)
-        norm = s.norm(dim=-1, keepdim=True)
-        v = norm / (1 + norm**2) * s
-        logits = logits + (votes * v[:, None]).sum(-1)
-    return v
-
-
 # Densities, fields, sequences.
-
-
-@kind((3, 12), encode=linear(12, 10), decode=linear(5, 12))
-def autoencoder_mean(m, x):
-    mean, logvar = m.encode(x).chunk(2, -1)
-    kl = -0.5 * (1 + logvar - mean**2 - logvar.exp()).sum(-1)
-    return SimpleNamespace(x=m.decode(mean)).x, kl
-
-
-@kind((3, 6), net=linear(3, 6), lu=parameter(6, 6))
-def normalizing_flow(m, x):
-    a, b = x.chunk(2, -1)
-    shift, scale = m.net(a).chunk(2, -1)
-    y = torch.cat([a, b * torch.exp(torch.tanh(scale)) + shift], -1)
-    lower = torch.tril(m.lu, -1) + torch.eye(6)
-    return y @ lower.T, torch.tanh(scale).sum(-1)
 
 
 @kind((7, 3), mlp=linear(36, 12), head=linear(12, 4))
@@ -665,28 +456,10 @@ def crf_forward(m, x):
     return torch.logsumexp(alpha, 1)
 
 
-@kind((2, 7, 5), emit=linear(5, 4), move=parameter(4, 4))
-def viterbi(m, x):
-    score = m.emit(x[:, 0])
-    for t in range(1, 7):
-        score = (score[:, :, None] + m.move).max(1).values + m.emit(x[:, t])
-    return score.max(1).values
-
-
 @kind((9, 2, 5), torch.tensor([[1, 2, 1], [3, 1, 2]]), emit=linear(5, 4))
 def ctc(m, x, targets):
     logs = m.emit(x).log_softmax(-1)
     return F.ctc_loss(logs, targets, torch.tensor([9, 8]), torch.tensor([3, 2]), reduction="none")
-
-
-@kind((1, 3), step=linear(3, 7), table=lambda: nn.Embedding(7, 3))
-def beam_of_steps(m, x):
-    scores, states = torch.zeros(1), x
-    for _ in range(3):
-        all_scores = scores[:, None] + m.step(states).log_softmax(-1)
-        scores, places = all_scores.flatten().topk(3)
-        states = torch.tanh(states[places // 7] + m.table(places % 7))
-    return scores
 
 
 @kind((2, 307), window=buffer(lambda: torch.hann_window(32)), mel=linear(17, 5))
