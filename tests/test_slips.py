@@ -237,7 +237,7 @@ def test_positions_that_are_wrong_and_few_elements_are_no_other_order():
 
 
 def test_the_search_has_one_budget_and_the_verdict_does_without_it(monkeypatch):
-    monkeypatch.setattr("concord.conformance.compare.comparison.LONGEST", 0.0)
+    monkeypatch.setattr("concord.conformance.compare.explanation.LONGEST", 0.0)
     verdict = compare(model(), model(exchanged), (TEXT,))
     assert verdict.status == "diverges"
     assert verdict.explained().cause is None
