@@ -24,9 +24,9 @@ def show(*verdicts: Verdict, title: str = "Verdict") -> Page:
 
     def results() -> Iterator[Result]:
         for number, verdict in enumerate(verdicts, start=1):
-            found = verdict.explained()
+            explained = verdict.explained()
             case = f"verdict {number}" if len(verdicts) > 1 else "verdict"
-            yield Result("the run", title, case, "as it ran", found.status, verdict=found)
+            yield Result("the run", title, case, "as it ran", explained.status, verdict=explained)
 
-    found = Report([*results()], {"the run": {}}, Setup())
-    return Page(page(record.made(found, "compare", title)))
+    report = Report([*results()], {"the run": {}}, Setup())
+    return Page(page(record.made(report, "compare", title)))

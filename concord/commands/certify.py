@@ -53,13 +53,13 @@ def certify(
         beside = [name for name, value in {**stated, "device": workers.device != "cpu"}.items() if value]
         refuse([f"--{name} is given beside --verify, whose certificate states it itself" for name in beside])
         certified = record.read(verify, output_files.KINDS).outcome
-        problems, made = certificates.verify(certified, source, target, settings, telling(), names)
+        problems, proof = certificates.verify(certified, source, target, settings, telling(), names)
     else:
         paths = {"SRC": source, "DST": target}
         refuse([f"{name} is not given" for name, path in paths.items() if path is None])
         assert source is not None
         assert target is not None
-        made = certificates.certify(
+        proof = certificates.certify(
             source,
             target,
             form,
@@ -71,31 +71,31 @@ def certify(
             telling(),
         )
     console = Terminal()
-    if made is not None:
-        written = record.made(made, certificates.KIND, f"{made.source.path} as {made.target.path}")
+    if proof is not None:
+        written = record.made(proof, certificates.KIND, f"{proof.source.path} as {proof.target.path}")
         output_files.write(
             (certificate, lambda: record.text(written)),
             (html, lambda: output_files.page(written)),
-            show=lambda: _show(made, console),
+            show=lambda: _show(proof, console),
         )
     for problem in problems:
         console.tell(problem, style="red")
     if verify is not None:
         console.tell(f"{verify}: {len(problems) or 'no'} differences", style="bold")
-    raise typer.Exit(1 if made is None or problems else made.exit_code)
+    raise typer.Exit(1 if proof is None or problems else proof.exit_code)
 
 
-def _show(made: Certificate, console: Terminal) -> None:
+def _show(proof: Certificate, console: Terminal) -> None:
     """Print every run and every bug of a certificate, and what they come to."""
-    for side, what in ((made.source, "source"), (made.target, "target")):
+    for side, what in ((proof.source, "source"), (proof.target, "target")):
         console.tell(f"{what}: {side.path} ({side.format}), {len(side.files)} files")
-    console.tell(f"diff: {made.comparison.summary}")
-    for run in made.report.results:
+    console.tell(f"diff: {proof.comparison.summary}")
+    for run in proof.report.results:
         worst = f", at most {run.worst:.2g} of a tolerance" if run.verdict else f": {run.detail}"
         console.tell(f"{run.group} in {run.backend} on {run.case}: {run.status}{worst}")
-    for bug in made.bugs:
+    for bug in proof.bugs:
         console.tell(
             f"bug: {bug.bug}: {'found' if bug.found else 'missed'}, first at {bug.tensor or 'no tensor'}; "
             f"diff says: {bug.difference or 'nothing'}"
         )
-    console.tell(made.summary, style="bold")
+    console.tell(proof.summary, style="bold")

@@ -87,8 +87,8 @@ def check(
     outputs.check()
     if from_dump is not None:
         with bars(["judging"], None) as advance, listening(lambda text: advance("judging", 0, text)):
-            found = dump.judge_dumps(from_dump)
-        raise typer.Exit(outputs.show_report(found, "check", f"Runs from {from_dump}", "variant"))
+            report = dump.judge_dumps(from_dump)
+        raise typer.Exit(outputs.show_report(report, "check", f"Runs from {from_dump}", "variant"))
     settings, names, jobs = collect(workers.settings, workers.names, lambda: cases.jobs(model))
     own = model.checkpoint is not None
     group = "checkpoint" if own else "variant"

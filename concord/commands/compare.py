@@ -70,7 +70,7 @@ def compare(
     started = time.perf_counter()
     with bars(["comparing"], None) as advance, listening(lambda words: advance("comparing", 0, words)):
         given: Any = read_arrays(inputs) if inputs else None
-        made = prepare(
+        comparison = prepare(
             candidates.load(reference),
             candidates.load(candidate) if candidate and Path(candidate).is_dir() else candidate,
             candidates.tokens(Path(reference), text) if text else given,
@@ -82,28 +82,31 @@ def compare(
             python=python,
         )
         if names and proposing:
-            lines = "".join(f"{line}\n" for line in made.lines)
+            lines = "".join(f"{line}\n" for line in comparison.lines)
             write_text(names, lines)
             Terminal().tell(f"{lines}written: {names}; look at it, and run the same again")
             raise typer.Exit(3)  # nothing was judged
         name = candidate or way or "again"
         what = str(inputs) if inputs else "texts" if text else "standard texts"
-        verdicts = proof.batched(made.reference) if alone_and_batched else [(what, made.verdict())]
+        if alone_and_batched:
+            verdicts = proof.batched(comparison.reference)
+        else:
+            verdicts = [(what, comparison.verdict())]
         results = [
             Result(
                 name,
                 reference,
                 case,
-                made.reference.precision,
-                found.status,
-                verdict=found.explained(),
+                comparison.reference.precision,
+                verdict.status,
+                verdict=verdict.explained(),
                 seconds=0.0,
             )
-            for case, found in verdicts
+            for case, verdict in verdicts
         ]
-        notes = made.notes
+        notes = comparison.notes
         if prove:
-            notes |= proof.said(proof.prove(made))
+            notes |= proof.said(proof.prove(comparison))
     versions = {name: {"reference": f"PyTorch {torch.__version__}"}}
     report = Report(results, versions, Setup(), time.perf_counter() - started, notes)
     raise typer.Exit(outputs.show_report(report, "compare", f"{name} beside {reference}", "reference"))
@@ -115,14 +118,14 @@ def read_names(path: Path) -> dict[str, str]:
     Raises:
         SpecError: listing every line that is none.
     """
-    found, wrong = dict[str, str](), list[str]()
+    reference_names, wrong = dict[str, str](), list[str]()
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         theirs, equals, ours = (part.strip() for part in line.partition("="))
         if theirs.startswith("#") or not line.strip():
             continue
         if equals and "=" not in ours:
-            found[theirs] = ours
+            reference_names[theirs] = ours
         else:
             wrong.append(f"{path}:{number}: must be CANDIDATE'S NAME = REFERENCE'S NAME")
     refuse(wrong)
-    return found
+    return reference_names

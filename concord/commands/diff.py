@@ -41,33 +41,33 @@ def diff(
     output_files.check(json)
     a, b = collect(lambda: read(first), lambda: read(second))
     with Terminal(stderr=True).status("comparing tensors", spinner="line"):
-        found = compare(a, b)
-    text = record.lines(record.plain(found))
-    output_files.write((json, lambda: text), show=lambda: _show(found, Terminal()))
-    raise typer.Exit(found.exit_code)
+        comparison = compare(a, b)
+    text = record.lines(record.plain(comparison))
+    output_files.write((json, lambda: text), show=lambda: _show(comparison, Terminal()))
+    raise typer.Exit(comparison.exit_code)
 
 
-def _show(found: Comparison, console: Terminal) -> None:
+def _show(comparison: Comparison, console: Terminal) -> None:
     """Print every difference, and what they come to."""
-    for key, (mine, other) in found.config.items():
+    for key, (mine, other) in comparison.config.items():
         console.tell(f"configuration: {key} is {mine} in A and {other} in B")
-    for name, words in found.files.items():
+    for name, words in comparison.files.items():
         console.tell(f"{name}: {words}", style="red")
-    for names, where in zip(found.alone, ("A", "B"), strict=True):
+    for names, where in zip(comparison.alone, ("A", "B"), strict=True):
         if names:
             console.tell(f"beside the weights of {where} alone: {', '.join(names)}")
-    lines = once((name, "missing in B", "") for name in found.missing)
-    lines += once((name, "in B alone", "") for name in found.extra)
-    lines += _differences(found.pairs)
-    lines += _differences(found.others.pairs, ", which is no parameter")
+    lines = once((name, "missing in B", "") for name in comparison.missing)
+    lines += once((name, "in B alone", "") for name in comparison.extra)
+    lines += _differences(comparison.pairs)
+    lines += _differences(comparison.others.pairs, ", which is no parameter")
     for line in lines[:MOST]:
         console.tell(line, style=None if line.startswith(" ") else "red")
     if len(lines) > MOST:
         console.tell(f"and {len(lines) - MOST} lines more (--json)")
-    apart = found.others.apart.items()
+    apart = comparison.others.apart.items()
     for line in once((name, f"is no parameter, and was not compared: {why}", why) for name, why in apart):
         console.tell(line, style="magenta")
-    console.tell(found.summary, style="bold")
+    console.tell(comparison.summary, style="bold")
 
 
 def _differences(pairs: Iterable[TensorDifference], what: str = "") -> list[str]:

@@ -21,21 +21,23 @@ def doctor(*, workers: options.Workers) -> None:
     """Show what is installed and what to do; of each backend that is named, all that it says of itself."""
     console, settings, names = Terminal(), workers.settings(), workers.names()
     with console.status("starting each backend to ask it", spinner="line"):
-        found = diagnoses.diagnose(names, settings)
-    advice = [f"{one.backend}: {line}" for one in found for line in one.advice]
-    for line in (*diagnoses.conclusions(found, settings), *advice):
+        installed = diagnoses.diagnose(names, settings)
+    advice = [f"{entry.backend}: {line}" for entry in installed for line in entry.advice]
+    for line in (*diagnoses.conclusions(installed, settings), *advice):
         console.tell(line, style="yellow")
     console.print()
     console.print(_facts(diagnoses.machine()))
     console.print()
     if workers.backend:
-        for one in found:
-            console.tell(f"{one.backend}: {one.status}", style="bold")
-            console.print(_facts(one.facts))
+        for entry in installed:
+            console.tell(f"{entry.backend}: {entry.status}", style="bold")
+            console.print(_facts(entry.facts))
     else:
-        console.print(_summary(found))
+        console.print(_summary(installed))
         console.tell("concord doctor --backend NAME shows all that a backend says of itself")
-    ready = all(one.status == "ready" or (one.status == "absent" and not workers.backend) for one in found)
+    ready = all(
+        entry.status == "ready" or (entry.status == "absent" and not workers.backend) for entry in installed
+    )
     raise typer.Exit(0 if ready else 3)
 
 
@@ -46,10 +48,10 @@ def _facts(facts: Mapping[str, object]) -> Table:
     return table
 
 
-def _summary(found: Sequence[diagnoses.Installed]) -> Table:
+def _summary(installed: Sequence[diagnoses.Installed]) -> Table:
     table = Table("backend", "", *SUMMARY, box=None)
-    for one in found:
-        ready = one.status == "ready"
-        said = [one.facts.get(name) for name in SUMMARY] if ready else [one.facts["message"]]
-        table.add_row(one.backend, one.status, *(Text(plain(fact)) for fact in said))
+    for entry in installed:
+        ready = entry.status == "ready"
+        facts = [entry.facts.get(name) for name in SUMMARY] if ready else [entry.facts["message"]]
+        table.add_row(entry.backend, entry.status, *(Text(plain(fact)) for fact in facts))
     return table

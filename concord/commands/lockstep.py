@@ -82,9 +82,11 @@ def lockstep(
     for lost in rounded_hyperparameters(training.training.recipe, dtype):
         Terminal(stderr=True).tell(f"warning: {lost}", style="yellow")
     with bars(names, count, "steps") as advance:
-        found = conduct(training, names, settings, mode, callback=lambda name, done: advance(name, done, ""))
+        outcome = conduct(
+            training, names, settings, mode, callback=lambda name, done: advance(name, done, "")
+        )
     title = f"Lockstep: {count} steps, {dtype}, {mode}, seed {seed}"
-    raise typer.Exit(outputs.finish(found, "lockstep", title, lambda: show(found, Terminal(), title)))
+    raise typer.Exit(outputs.finish(outcome, "lockstep", title, lambda: show(outcome, Terminal(), title)))
 
 
 def _recipe(name: str) -> Recipe:
@@ -108,9 +110,9 @@ def _model(checkpoint: Path | None, variant: str | None) -> dict[str, Any]:
         raise SpecError("--variant is given but CHECKPOINT is too, which says it")
     from concord import porting
 
-    found = porting.read(checkpoint)
-    if found.part not in PARTS:
+    source = porting.read(checkpoint)
+    if source.part not in PARTS:
         raise SpecError(
-            f"{checkpoint}: holds the part {found.part!r} but must hold one of {', '.join(PARTS)}"
+            f"{checkpoint}: holds the part {source.part!r} but must hold one of {', '.join(PARTS)}"
         )
-    return {"config": found.config, "weights": weights_of(found, found.part), "part": found.part}
+    return {"config": source.config, "weights": weights_of(source, source.part), "part": source.part}

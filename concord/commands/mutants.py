@@ -38,8 +38,8 @@ def mutants(
     with halting() as stopped:  # a signal ends the command once what was found is written and shown
         asked = matrix.turns(chosen, names, every)
         with counting(names, max(map(len, asked.values()))) as progress:
-            found = matrix.conduct(asked, settings, progress, stopped)
-        code = found.exit_code
-        if found.findings or not stopped():
-            code = outputs.finish(found, "mutants", title, lambda: table.show(found, Terminal()))
+            outcome = matrix.conduct(asked, settings, progress, stopped)
+        code = outcome.exit_code
+        if outcome.findings or not stopped():
+            code = outputs.finish(outcome, "mutants", title, lambda: table.show(outcome, Terminal()))
     raise typer.Exit(code)

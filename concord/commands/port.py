@@ -44,8 +44,8 @@ def port(
         raise SpecError(f"--to is not given but must be one of {', '.join(porting.formats())}")
     output_files.check_apart(output)
     if form == "auto" and table is None:
-        found = porting.recognise(source)
-        console.tell(f"{source}: {found.format}: {found.why}")
+        recognition = porting.recognise(source)
+        console.tell(f"{source}: {recognition.format}: {recognition.why}")
     checkpoint = porting.read(source, form, table)
     checkpoint.checked()
     _show(checkpoint, console)

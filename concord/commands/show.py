@@ -70,22 +70,24 @@ def report(
     output_files.check(html, markdown, runs)
     if html is markdown is runs is None:
         raise SpecError("none of --html, --markdown and --runs is given but one of them must be")
-    made, page = output_files.read_page(file)
-    found, judged = made.outcome, isinstance(made.outcome, Report)
+    earlier, page = output_files.read_page(file)
+    found, judged = earlier.outcome, isinstance(earlier.outcome, Report)
     if runs and not judged:
         raise SpecError(
-            f"{file}: is a record of {made.kind}, but --runs takes one of check, golden or compare"
+            f"{file}: is a record of {earlier.kind}, but --runs takes one of check, golden or compare"
         )
     text = ""
     if markdown:
-        if made.kind not in ("check", "speed"):
-            raise SpecError(f"{file}: is a record of {made.kind}, but --markdown takes one of check or speed")
-        if found.unfinished if judged else not record.data(made)["complete"]:
+        if earlier.kind not in ("check", "speed"):
+            raise SpecError(
+                f"{file}: is a record of {earlier.kind}, but --markdown takes one of check or speed"
+            )
+        if found.unfinished if judged else not record.data(earlier)["complete"]:
             raise SpecError(f"{file}: is not complete: runs are missing in the table of --markdown")
-        lines = report.markdown(found) if judged else table.markdown(record.data(made))
-        text = report.within(markdown, made.kind, lines)
+        lines = report.markdown(found) if judged else table.markdown(record.data(earlier))
+        text = report.within(markdown, earlier.kind, lines)
     output_files.write((html, lambda: page), (markdown, lambda: text), (runs, lambda: report.runs(found)))
-    raise typer.Exit(made.exit_code)
+    raise typer.Exit(earlier.exit_code)
 
 
 def attention(
