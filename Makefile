@@ -66,7 +66,7 @@ $(VENV)/installed: pyproject.toml setup.py $(CONSTRAINTS)
 criteria: $(VENV)/installed ## write docs/guides/criteria.md, the comparison with usual criteria, anew
 	$(RUN)/python examples/criteria.py docs/guides/criteria.md
 
-SPEED := speed --preset minilm --profile tuned --implementation library
+SPEED := speed --preset minilm --implementation library
 RECORD = --json conformance/results/$1.json && $(RUN)/concord show report conformance/results/$1.json --markdown docs/guides/$1.md
 
 speed-measured: $(VENV)/installed ## write the records of speed and their guides anew, on a quiet machine

@@ -1,7 +1,6 @@
 """How fast each framework computes it, side by side: of what conformed in the same run, and nothing else."""
 
-from concord.speed.measure import measure
-from concord.speed.plan import Mode, SpeedPlan
+from concord.speed.measurement import Mode, SpeedPlan, measure
 from concord.speed.presets import Workload, workload
 from concord.speed.record import SpeedRecord
 

@@ -124,12 +124,12 @@ class MeasuredEntry(TypedDict):
     workload: str
     implementation: str
     execution: str
-    profile: str
+    profile: NotRequired[str]
     status: str
     detail: str
     turns: list[Turn]
     summary: Summary | None
-    import_seconds: Number | None
+    import_seconds: NotRequired[Number | None]
     build_seconds: NotRequired[Number]
     compile_seconds: NotRequired[Number]
     first_seconds: NotRequired[Number]

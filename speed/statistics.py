@@ -19,14 +19,17 @@ WARM = 3
 """A turn with at least so many steps begins with one that is not counted: another process had the caches."""
 
 
-def counted(turns: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return the steps of each turn that count."""
-    return [list(turn[1:] if len(turn) >= WARM else turn) for turn in turns]
+def _counted(turns: Sequence[Sequence[float]]) -> list[Sequence[float]]:
+    return [turn[1:] if len(turn) >= WARM else turn for turn in turns]
+
+
+def _medians(turns: Sequence[Sequence[float]]) -> list[float]:
+    return sorted(statistics.median(turn) for turn in _counted(turns) if turn)
 
 
 def median(turns: Sequence[Sequence[float]]) -> float:
     """Return the median of the turns' medians, in seconds; NaN of nothing."""
-    medians = [statistics.median(turn) for turn in counted(turns) if turn]
+    medians = _medians(turns)
     return statistics.median(medians) if medians else math.nan
 
 
@@ -35,16 +38,14 @@ def least(turns: Sequence[Sequence[float]]) -> float:
 
     NaN of nothing.
     """
-    return min((step for turn in counted(turns) for step in turn), default=math.nan)
+    return min((step for turn in _counted(turns) for step in turn), default=math.nan)
 
 
 def interval(turns: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Return the range in which the middle half of the turns' medians lie, in seconds."""
-    medians = sorted(statistics.median(turn) for turn in counted(turns) if turn)
-    if not medians:
-        return math.nan, math.nan
+    medians = _medians(turns)
     if len(medians) < 4:
-        return medians[0], medians[-1]
+        return min(medians, default=math.nan), max(medians, default=math.nan)
     lower, _, upper = statistics.quantiles(medians, n=4, method="inclusive")
     return lower, upper
 
@@ -56,7 +57,7 @@ def spread(turns: Sequence[Sequence[float]]) -> float:
     """
     low, high = interval(turns)
     middle = median(turns)
-    enough = len(turns) > 1 and sum(map(len, counted(turns))) >= LEAST
+    enough = len(turns) > 1 and sum(map(len, _counted(turns))) >= LEAST
     return (high - low) / middle if enough and middle > 0 else math.inf
 
 

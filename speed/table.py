@@ -13,7 +13,7 @@ from concord.speed.peers import PEERS
 
 Entry = Mapping[str, Any]
 
-HARMLESS = ("unsupported", "absent", "as tuned")
+HARMLESS = ("unsupported", "absent")
 """Statuses that are nobody's fault."""
 
 TOLERATED = 0.25
@@ -55,7 +55,6 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "FLOP/s": ("gflops", rate),
     "of best": ("share_of_best_product", percent),
     "of own": ("share_of_own_product", percent),
-    "import": ("import_seconds", seconds),
     "build": ("build_seconds", seconds),
     "compile": ("compile_seconds", seconds),
     "first": ("first_seconds", seconds),
@@ -136,9 +135,10 @@ def busy_before(data: Entry) -> str:
 def greedy(data: Entry) -> list[Entry]:
     """Return the entries of backends that kept more cores busy than they were given threads."""
     threads = data["settings"].get("threads")
-    tuned = (entry for entry in data["entries"] if entry["summary"] and entry["profile"] == "tuned")
     return [
-        entry for entry in tuned if threads and (entry["summary"]["busy_cores"] or 0.0) > threads + TOLERATED
+        entry
+        for entry in data["entries"]
+        if entry["summary"] and threads and (entry["summary"]["busy_cores"] or 0.0) > threads + TOLERATED
     ]
 
 

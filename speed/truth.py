@@ -1,7 +1,7 @@
 """What a timed program has to have computed: from the oracle, for the presets once and for all.
 
-``python -m concord.speed.truth`` derives the expectations of the presets anew and writes them to
-``speed/expected``; those of other sizes are derived when they are needed.
+``python -m concord.speed.truth`` derives the expectations of the presets anew, in some minutes, and writes
+them to ``speed/expected``; those of other sizes are derived when they are needed.
 """
 
 from __future__ import annotations
@@ -9,14 +9,11 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.backends.bench import moved
 from concord.backends.interface import WORKLOAD_KINDS
@@ -27,21 +24,22 @@ from concord.conformance.reference import PublishedReference
 from concord.conformance.verdict import Verdict
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
-from concord.spec.batch import Batch, from_arrays, round_inputs
+from concord.spec.batch import round_inputs
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import Weights, initialize, trainable
-from concord.spec.precision import PRECISIONS
 from concord.spec.reference import compute
-from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Observer, Training, Trajectory
-from concord.speed.presets import LENGTHS, SEED, Workload, presets, workload
+from concord.speed.presets import LENGTHS, SEED, Workload, workload
 from concord.speed.work import flops
 
 EXPECTED = Path(__file__).parent / "expected"
 """Where the expectations of the presets lie."""
 
-LARGE = 4e12
-"""Operations beyond which :data:`PROBE` samples are checked: the oracle computes some 1e11 in a second."""
+LARGE = {"inference": 4e12, "training": 1e11}
+"""Operations beyond which :data:`PROBE` samples are checked.
+
+The oracle computes some 1e11 in a second, and differentiation keeps all activations in float64.
+"""
 
 PROBE = 2
 """Samples by which a large workload is checked."""
@@ -49,11 +47,11 @@ PROBE = 2
 ROUNDED = 4
 """Low-precision runs that sigma is taken from."""
 
-CHUNK = 512
-"""Tokens of training whose gradients are computed at a time: single samples take longer."""
-
-ROOM = 1_250_000
-"""Those tokens times width times layers, at most: a backward pass needs all layers in memory at once."""
+KEPT = (
+    *itertools.product(("nndl", "tf1", "minilm"), WORKLOAD_KINDS, LENGTHS),
+    *itertools.product(("bert-base",), ("inference",), LENGTHS),
+)
+"""Preset, kind and lengths of the expectations in :data:`EXPECTED`."""
 
 
 def judge(expected: Expectation, results: Mapping[str, Array]) -> Verdict:
@@ -65,7 +63,7 @@ def judge(expected: Expectation, results: Mapping[str, Array]) -> Verdict:
 def probe(work: Workload) -> Workload:
     """Return the workload that is checked: a few samples, where the oracle would take hours for all."""
     few = replace(work, preset=replace(work.preset, batch=min(PROBE, work.preset.batch)))
-    return few if flops(work) > LARGE else work
+    return few if flops(work) > LARGE[work.kind] else work
 
 
 def derive(work: Workload, rules: str | None = None) -> Expectation:
@@ -79,19 +77,16 @@ def derive(work: Workload, rules: str | None = None) -> Expectation:
         ``updates/NAME``, its change by them all, and ``moments/NAME``, its first moment after them, along a
         few random directions. Sigma is one for a tensor: the root mean square error of rounded runs.
     """
-    config = work.preset.config
-    batches = work.batches
+    config, batches = work.preset.config, work.batches
     weights = round_inputs(initialize(config, SEED), batches[0], work.dtype)[0]
-    steps = [samples(config, batch, _most(work) if work.recipe else 1) for batch in batches]
 
     def run(arithmetic: Arithmetic, take: Observer) -> None:
         if work.recipe:
-            found = _trained(config, weights, _training(work.recipe, steps), arithmetic, work.dtype)
+            training = Training(work.recipe, [[batch] for batch in batches])
+            for name, array in _train(config, weights, training, arithmetic, work.dtype).items():
+                take(name, array)
         else:
-            parts = (compute(config, weights, part, arithmetic, dtype=work.dtype) for part in steps[0])
-            found = {"logits": np.concatenate([part.output for part in parts])}
-        for name, array in found.items():
-            take(name, array)
+            take("logits", compute(config, weights, batches[0], arithmetic, dtype=work.dtype).output)
 
     # Sums in orders drawn at random, every second one fused.
     runs = [
@@ -116,84 +111,24 @@ def _rms(array: Array) -> float:
     return float(np.sqrt(np.mean(np.square(array, dtype=np.float64))))
 
 
-def _most(work: Workload) -> int:
-    """Return how many samples of a workload are differentiated at a time."""
-    tokens, config = work.preset.tokens, work.preset.config
-    return max(1, min(CHUNK // tokens, ROOM // (tokens * config.d_model * config.num_layers)))
-
-
-def samples(config: EncoderConfig, batch: Batch, most: int = 1) -> list[Batch]:
-    """Return a batch in parts of a few samples, where these are independent, to fit in memory."""
-    if config.mask_assignment != "per_sample" or config.ignore_label is not None or config.l2_weight:
-        return [batch]
-    arrays = batch.arrays()
-    return [
-        from_arrays({name: array[i : i + most] for name, array in arrays.items()})
-        for i in range(0, len(arrays["input_ids"]), most)
-    ]
-
-
-def _training(recipe: Recipe, steps: Sequence[Sequence[Batch]]) -> Training:
-    """Return steps whose gradients are the means over samples, which are computed a few at a time."""
-    return Training(recipe.replace(accumulation=len(steps[0]), accumulation_mean="samples"), steps)
-
-
-def _trained(
+def _train(
     config: EncoderConfig, weights: Weights, training: Training, arithmetic: Arithmetic, dtype: str
 ) -> dict[str, Array]:
-    """Return what steps of training are reported by."""
-    losses: list[list[float]] = [[] for _ in training.steps]
-    trajectory = Averaging(config, weights, training, arithmetic, dtype=dtype)
+    trajectory = Trajectory(config, weights, training, arithmetic, dtype=dtype)
+    losses: list[float] = []
 
-    def take(step: int) -> Observer:
-        return lambda name, values: (
-            losses[step].append(float(np.squeeze(values))) if name.startswith("losses.") else None
-        )
+    def take(name: str, values: Array) -> None:
+        if name.startswith("losses."):
+            losses.append(float(np.squeeze(values)))
 
-    for step, batches in enumerate(training.steps):
-        trajectory.step(batches, take(step))
+    for batches in training.steps:
+        trajectory.step(batches, take)
+    state = trajectory.state()
     changes = (
-        (name, np.subtract(trajectory.parameters[name].value, weights[name], dtype=np.float64))
+        (name, np.subtract(state[f"parameters.{name}"], weights[name], dtype=np.float64))
         for name in trainable(config)
     )
-    kept = ((name, node.value) for name, node in trajectory.optimizer.state.items())
-    means = [
-        np.dot(found, trajectory.batch_weights(batches))
-        for found, batches in zip(losses, training.steps, strict=True)
-    ]
-    return {"loss": np.array(means), **moved(changes, kept)}
-
-
-class Averaging(Trajectory):
-    """Training whose gradients are added up over samples as in one product: rounded once, at the end."""
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self.looked_up: dict[str, NDArray[np.int64]] = {}
-
-    def accumulated(
-        self, batches: Sequence[Batch], observer: Observer
-    ) -> tuple[dict[str, Array], dict[str, list[Array]]]:
-        """Return the gradient of a step (:meth:`concord.spec.training.trajectory.Trajectory.accumulated`)."""
-        total, slices = super().accumulated(batches, observer)
-        return {name: self.a.settle(values) for name, values in total.items()}, slices
-
-    def whole(self, name: str, values: Array, rows: NDArray[np.int64]) -> Array:
-        """Return the gradient of a table's rows that a sample looked up, and remember which they are."""
-        self.looked_up[name] = rows
-        return values
-
-    def added(
-        self,
-        total: Mapping[str, Array],
-        piece: Mapping[str, Array],
-        weight: float,  # noqa: ARG002 - each has been scaled
-    ) -> dict[str, Array]:
-        """Return the sum of gradients so far with those of one more sample, in place of what it was."""
-        found = dict(total) or {name: np.zeros(self.parameters[name].shape) for name in piece}
-        for name, values in piece.items():
-            found[name][self.looked_up.get(name, slice(None)) if values.ndim else ()] += values
-        return found
+    return {"loss": np.array(losses), **moved(changes, state.items())}
 
 
 @functools.cache  # every backend is asked for the same in every mode
@@ -217,29 +152,13 @@ def _file(work: Workload) -> Path:
 
 def save(work: Workload) -> Path:
     """Derive what a program has to yield, and keep it."""
-    work = probe(work)
-    found, path = derive(work), _file(work)
-    values = {name: value.tolist() for name, value in found.values.items()}
-    sigmas = {name: float(sigma.flat[0]) for name, sigma in found.sigmas.items()}
+    expected, path = derive(work), _file(work)
+    values = {name: value.tolist() for name, value in expected.values.items()}
+    sigmas = {name: float(sigma.flat[0]) for name, sigma in expected.sigmas.items()}
     path.write_text(json.dumps({"key": work.key, "values": values, "sigmas": sigmas}) + "\n")
     return path
 
 
-def main(names: Sequence[str]) -> None:
-    """Derive the expectations of presets, by default of those that a machine without accelerators can run.
-
-    Args:
-        names: of presets, kinds, lengths and precisions; all of those of which none is named, and of
-            precisions float32.
-    """
-    usual = (("nndl", "tf1", "minilm", "bert-base"), WORKLOAD_KINDS, LENGTHS, ("float32",))
-    known = (tuple(presets()), WORKLOAD_KINDS, LENGTHS, tuple(PRECISIONS))
-    chosen = [
-        [name for name in names if name in every] or most for every, most in zip(known, usual, strict=True)
-    ]
-    for what in itertools.product(*chosen):
-        print(save(workload(*what)), flush=True)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    for names in KEPT:
+        print(save(workload(*names)), flush=True)

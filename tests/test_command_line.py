@@ -92,11 +92,7 @@ REFUSED = {
         "unknown backend 'torsh': did you mean 'torch'?",
         "unknown mutant 'mask_mising': did you mean 'mask_missing'",
     ),
-    "speed --kind infer --profile fast --budget -1": (
-        "unknown kind 'infer'",
-        "unknown profile 'fast'",
-        "--budget is -1",
-    ),
+    "speed --kind infer --budget -1": ("unknown kind 'infer'", "--budget is -1"),
     "lockstep --batch 3 --recipe adamw": (
         "--recipe is given but neither --variant nor CHECKPOINT is: the standard case has batches",
         "--batch is given but neither --variant nor CHECKPOINT is",

@@ -20,7 +20,6 @@ from concord.spec.errors import collect, collecting, refuse, unknowns
 from concord.spec.precision import PRECISIONS
 from concord.speed import Mode, SpeedPlan, SpeedRecord, Workload, measure, workload
 from concord.speed.peers import PEERS
-from concord.speed.plan import PATIENCE, PROFILES, TURNS
 from concord.speed.presets import Preset, named, of_size, own
 from concord.speed.table import NOISE, show
 from concord.terminal import Terminal, telling
@@ -32,12 +31,11 @@ MODES = (
     Mode("library", "compiled"),
     Mode("library", "eager"),
     Mode("library:onednn", "compiled"),
-    Mode("library", "eager", "as shipped"),
 )
 """How it is measured unless something else is asked for."""
 
-BUDGET = 340.0
-"""Seconds that a usual run may take, on whatever machine."""
+BUDGET = 300.0
+"""Seconds after which a usual run begins nothing more, on whatever machine."""
 
 QUICK = (Mode("library", "eager"), Mode("library", "compiled"))
 """What is measured in a hurry."""
@@ -52,9 +50,6 @@ MOST = 10**6
 
 UNPADDED = (Mode("library", "unpadded"), Mode("library", "unpadded-compiled"))
 """And where texts are of unequal length."""
-
-QUICK_TURNS = 2
-"""Turns of a quick measurement."""
 
 Names = list[str] | None
 
@@ -138,19 +133,15 @@ class Modes(options.OptionGroup):
     Attributes:
         implementation (I): explicit, library, or a backend's own; may be repeated.
         execution (E): eager, compiled, unpadded or unpadded-compiled; may be repeated.
-        profile (P): tuned: the same threads for all, and documented switches; as shipped:
-            neither. Default: both.
-        quick: Two turns, library layers in the tuned profile only; imports and a large product
-            are not timed.
-        budget (SECONDS): Seconds within which to stay. Default: {BUDGET:g} if nothing is chosen,
-            else no limit.
+        quick: Two turns, library layers only; a large product is not timed.
+        budget (SECONDS): Seconds after which nothing more is begun. Default: {BUDGET:g} if nothing
+            is chosen, else no limit.
     """
 
     panel = "Measurement"
 
     implementation: Names = None
     execution: Names = None
-    profile: Names = None
     quick: bool = False
     budget: float | None = None
 
@@ -158,20 +149,17 @@ class Modes(options.OptionGroup):
         """Return the modes that the options describe; without any, those that most will ask for.
 
         Raises:
-            SpecError: for an unknown profile, and less than no time.
+            SpecError: for less than no time.
         """
-        problems = unknowns("profile", self.profile or (), PROFILES)
-        refuse(problems + options.outside(("budget", self.budget, 0, options.MOST_SECONDS)))
+        refuse(options.outside(("budget", self.budget, 0, options.MOST_SECONDS)))
         if self.implementation or self.execution:
             chosen = itertools.product(
                 self.implementation or ("explicit", "library"),
                 self.execution or ("eager", "compiled"),
-                self.profile or ("tuned",),
             )
             return tuple(Mode(*names) for names in chosen)
         usual = QUICK if self.quick else MODES if device == "cpu" else ON_DEVICES
-        modes = (*usual, *(UNPADDED if ragged else ()))
-        return tuple(mode for mode in modes if mode.profile in (self.profile or PROFILES))
+        return (*usual, *(UNPADDED if ragged else ()))
 
 
 def speed(
@@ -212,11 +200,10 @@ def speed(
             asked=tuple(name for name in settings.asked if name not in PEERS),
             threads=settings.threads or os.cpu_count() or 1,
         ),
-        turns=QUICK_TURNS if modes.quick else TURNS,
-        patience=1 if modes.quick else PATIENCE,
         budget=BUDGET if usual else modes.budget,
-        thorough=not modes.quick,
     )
+    if modes.quick:
+        plan = replace(plan, turns=2, patience=1, square=False)
     raise typer.Exit(_measure(plan, outputs))
 
 

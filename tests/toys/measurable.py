@@ -91,13 +91,6 @@ class Slow(Measurable):
     sleep = 0.05
 
 
-class Threaded(Measurable):
-    """Has one thread, whatever it is told."""
-
-    def describe(self):
-        return {**super().describe(), "threads": 1}
-
-
 class OneLogitOff(Program):
     def results(self):
         found = {name: array.copy() for name, array in self.computed.items()}

@@ -1,0 +1,344 @@
+"""The measurement: each backend in a process of its own, in turns.
+
+A machine that drifts favours none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from concord.backends import machine
+from concord.backends.interface import Unsupported
+from concord.backends.pool import Pool
+from concord.backends.wire import WorkerFailure
+from concord.conformance.campaign import Setup
+from concord.spec.arrays import Array
+from concord.spec.errors import SpecError
+from concord.spec.parameters import initialize
+from concord.speed import truth
+from concord.speed.peers import PEER_EXECUTIONS, PEERS
+from concord.speed.presets import SEED, Workload
+from concord.speed.statistics import median, settled
+from concord.speed.work import product_sizes
+
+SQUARE = {"cpu": (2048, 2048, 2048), "cuda": (8192, 8192, 8192)}
+"""A product large enough for any framework to be at its best, for each kind of device."""
+
+PRODUCT_TURNS, PRODUCT_SECONDS = 3, 0.15
+"""Turns of a bare product, and what each lasts."""
+
+Tell = Callable[[str], None]
+"""Called with what is being done."""
+
+Sizes = tuple[int, int, int]
+
+Rates = dict[tuple[str, Sizes, str], float]
+"""GFLOP/s of bare products, by backend, sizes and precision."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How a workload is run: implementation and execution of :class:`concord.backends.interface.Request`."""
+
+    implementation: str = "library"
+    execution: str = "eager"
+
+    @property
+    def name(self) -> str:
+        """A name for tables and records."""
+        return f"{self.implementation} {self.execution}"
+
+
+@dataclass(frozen=True)
+class SpeedPlan:
+    """What is measured.
+
+    Attributes:
+        names: of backends, and of :data:`concord.speed.peers.PEERS`.
+        workloads, modes: all of the one in each of the other.
+        settings: where and how: device, precision, threads, limits of workers.
+        turns: how many turns there are at least.
+        patience: how many times as many there may be, while a measurement is unsteady.
+        budget: seconds after which no workload is begun, and no turn beyond the least. None: no limit.
+        square: whether a large square product is measured, beside one of the model's size.
+        slice: seconds that a turn lasts, or one step if that is longer.
+    """
+
+    names: tuple[str, ...]
+    workloads: tuple[Workload, ...]
+    modes: tuple[Mode, ...]
+    settings: Setup = field(default_factory=Setup)
+    turns: int = 3
+    patience: int = 3
+    budget: float | None = None
+    square: bool = True
+    slice: float = 0.3
+
+
+def measure(
+    plan: SpeedPlan,
+    keep: Callable[[dict[str, Any]], None] = lambda entry: None,
+    tell: Tell = lambda text: None,
+) -> bool:
+    """Measure all that a plan names; return whether the time sufficed for all of it.
+
+    Args:
+        keep: called with each entry of the record as soon as it is complete.
+    """
+    deadline = math.inf if plan.budget is None else time.perf_counter() + plan.budget
+    offered: dict[str, list[str]] = {}
+    rates: Rates = {}
+    with tempfile.TemporaryDirectory(prefix="concord-", ignore_cleanup_errors=True) as folder:
+        for mode in plan.modes:
+            names = [name for name in plan.names if takes_part(name, mode, offered)]
+            with Pool(len(names) or 1) as pool:
+                tell(f"{mode.name}: starting {', '.join(names)}")
+                members = [Member(name, plan.settings, pool) for name in names]
+                pool.map(Member.start, members)
+                for member in members:
+                    if member.description:
+                        offered[member.name] = member.description.get("implementations", [])
+                team = Team(plan, mode, members, rates, Path(folder), tell)
+                for work in plan.workloads:
+                    if time.perf_counter() > deadline:
+                        return False
+                    for entry in team.measure(work, deadline):
+                        keep(entry)
+    return True
+
+
+def takes_part(name: str, mode: Mode, offered: Mapping[str, Sequence[str]]) -> bool:
+    """Whether a backend has anything to do with a mode: not every one has every other's own implementations.
+
+    Args:
+        offered: the implementations of backends of which that is known.
+    """
+    if name in PEERS:
+        return mode.implementation == "library" and mode.execution in PEER_EXECUTIONS[name]
+    return ":" not in mode.implementation or mode.implementation in offered.get(name, [mode.implementation])
+
+
+def rules_of(work: Workload, settings: Setup, description: Mapping[str, Any]) -> str | None:
+    """Return the mode by which results are judged where it is not that of their precision.
+
+    That of float32 products on a GPU.
+
+    Args:
+        description: what the backend says of itself (:meth:`concord.backends.interface.Backend.describe`).
+    """
+    if work.dtype != "float32" or settings.device == "cpu":
+        return None
+    products = description.get("precision_defaults", {}).get("products", {}).get("cuda")
+    return "tf32" if "tf32" in (settings.precision, settings.precision == "default" and products) else None
+
+
+class Member:
+    """A backend in one mode, in a process of its own, which is not started again once it has died.
+
+    Attributes:
+        description: what it says of itself; empty where it did not start.
+        entry: what is recorded of the workload that is measured.
+    """
+
+    def __init__(self, name: str, settings: Setup, pool: Pool) -> None:
+        self.name, self.settings = name, settings
+        self.description: dict[str, Any] = {}
+        self.entry: dict[str, Any] = {}
+        self.supervisor = pool.supervise(
+            partial(settings.open, PEERS.get(name, name), profile="tuned"), restarts=0
+        )
+
+    def start(self) -> None:
+        """Start the process; if it does not, :meth:`ask` says why."""
+        with contextlib.suppress(WorkerFailure):
+            self.description = {**self.supervisor.get().description}
+
+    def ask(self, operation: str, **arguments: Any) -> tuple[dict[str, Any], dict[str, Array]] | None:
+        """Have an operation of :class:`concord.backends.bench.Bench` done.
+
+        If it is not, the entry says why.
+        """
+        try:
+            return self.supervisor.do(lambda worker: worker.bench(operation, **arguments))
+        except Unsupported as reason:
+            failure = "unsupported", str(reason)
+        except SpecError as error:
+            failure = "refused", error.problems[0]
+        except WorkerFailure as error:
+            failure = self.settings.status_of(self.name, error.status), error.detail
+        self.entry["status"], self.entry["detail"] = failure
+        return None
+
+    def repeat(self, seconds: float) -> dict[str, Any] | None:
+        """Have steps run for a turn, and wait until the process is at rest."""
+        before, started = self._processor_seconds(), time.perf_counter()
+        answer = self.ask("repeat", count=1000, seconds=seconds)
+        busy = busy_cores(before, self._processor_seconds(), time.perf_counter() - started)
+        self.rest()
+        return {**answer[0], "busy_cores": busy} if answer else None
+
+    def rest(self) -> None:
+        """Wait: threads that look out for more work disturb whoever is next."""
+        worker = self.supervisor.worker
+        if worker and worker.pid is not None:
+            machine.wait_for_rest(worker.pid)
+
+    def _processor_seconds(self) -> float | None:
+        worker = self.supervisor.worker
+        return machine.processor_seconds(worker.pid) if worker and worker.pid is not None else None
+
+
+def busy_cores(before: float | None, after: float | None, elapsed: float) -> float | None:
+    """Return how many cores a process kept busy. None: nothing is known of it, for it is elsewhere.
+
+    Args:
+        before, after: seconds that its threads have computed, all together.
+        elapsed: seconds between the two.
+    """
+    return None if before is None or after is None or elapsed <= 0 else (after - before) / elapsed
+
+
+@dataclass
+class Team:
+    """All backends in one mode.
+
+    Attributes:
+        rates: of bare products, which are measured once for all modes.
+        folder: where the weights lie.
+    """
+
+    plan: SpeedPlan
+    mode: Mode
+    members: list[Member]
+    rates: Rates
+    folder: Path
+    tell: Tell
+
+    def measure(self, work: Workload, deadline: float) -> list[dict[str, Any]]:
+        """Measure one workload on every backend, and return an entry for each."""
+        device = self.plan.settings.device.partition(":")[0]
+        sizes = [product_sizes(work), *([SQUARE[device]] if self.plan.square else [])]
+        for size in sizes:
+            self._measure_product(size, work.dtype)
+        for member in self.members:
+            member.entry = {
+                "backend": member.name,
+                "mode": self.mode.name,
+                "workload": work.name,
+                **asdict(self.mode),
+                "status": "measured",
+                "detail": "",
+                "turns": [],
+                "backend_info": member.description,
+                "product_gflops": max(self.rates[member.name, size, work.dtype] for size in sizes),
+            }
+        for member in self.members:
+            self._prepare(member, work)
+        self._take_turns(work, deadline)
+        entries = [member.entry for member in self.members]
+        for member in self.members:
+            member.entry = {}
+            member.ask("release")
+        return entries
+
+    def _measure_product(self, sizes: Sizes, dtype: str) -> None:
+        members = [member for member in self.members if (member.name, sizes, dtype) not in self.rates]
+        if not members:
+            return
+        self.tell(f"{self.mode.name}: matrix product {' x '.join(map(str, sizes))}")
+        self.rates |= {(member.name, sizes, dtype): 0.0 for member in members}
+        settings = {
+            "dtype": dtype,
+            "device": self.plan.settings.device,
+            "precision": self.plan.settings.precision,
+        }
+        ready = [member for member in members if member.ask("product", sizes=sizes, **settings)]
+        for _ in range(PRODUCT_TURNS):
+            for member in ready:
+                if answer := member.repeat(PRODUCT_SECONDS):
+                    # As steps are: what a turn sustains, not what a lucky moment allows.
+                    rate = 2 * math.prod(sizes) / median([answer["seconds"]]) / 1e9
+                    key = member.name, sizes, dtype
+                    self.rates[key] = max(self.rates[key], rate)
+
+    def _prepare(self, member: Member, work: Workload) -> None:
+        """Build a program and judge what it computes; what is wrong is never timed."""
+        self.tell(f"{work.name}, {self.mode.name}: building on {member.name}")
+        settings, checked = self.plan.settings, truth.probe(work)
+        how = {**asdict(self.mode), "device": settings.device, "precision": settings.precision}
+        for part in dict.fromkeys((checked, work)):
+            answer = member.ask("prepare", request=part.request(**how), weights=self._weights(part))
+            if answer is None:
+                return
+            seconds, results = answer
+            if part == checked:
+                member.entry |= judged(checked, rules_of(checked, settings, member.description), results)
+                if member.entry["status"] != "measured":
+                    return
+            member.entry |= seconds
+        member.rest()
+
+    def _weights(self, work: Workload) -> str:
+        """Return the file that holds a model's weights: drawing them takes longer than reading them."""
+        config = work.preset.config
+        path = self.folder / f"{hashlib.sha256(config.to_toml().encode()).hexdigest()}.safetensors"
+        if not path.exists():
+            weights = initialize(config, SEED)  # float32 numbers: nothing is rounded
+            save_file(
+                {name: np.asarray(array, np.float32, order="C") for name, array in weights.items()}, path
+            )
+        return str(path)
+
+    def _take_turns(self, work: Workload, deadline: float) -> None:
+        """Let backends run in turns, all the same number of times.
+
+        There are turns until every one is steady, or patience or time end.
+        """
+        where = f"{work.name}, {self.mode.name}"
+        self.tell(f"{where}: warming up")
+        for member in self._running():
+            # A first step that compiled nothing and took as long as a turn has warmed up.
+            if member.entry["first_seconds"] < self.plan.slice or self.mode.execution.endswith("compiled"):
+                member.repeat(self.plan.slice)
+        for turn in range(self.plan.turns * self.plan.patience):
+            running = self._running()
+            steady = all(settled([turn["seconds"] for turn in member.entry["turns"]]) for member in running)
+            if turn >= self.plan.turns and (steady or time.perf_counter() > deadline):
+                return
+            self.tell(f"{where}: turn {turn + 1}")
+            for member in running:
+                if answer := member.repeat(self.plan.slice):
+                    member.entry["turns"].append(answer)
+
+    def _running(self) -> list[Member]:
+        return [member for member in self.members if member.entry["status"] == "measured"]
+
+
+def judged(work: Workload, rules: str | None, results: Mapping[str, Array]) -> dict[str, Any]:
+    """Return what an entry says of the results of a program: whether they are right, and how far from it."""
+    verdict = truth.judge(truth.expected(work, rules), results)
+    nearest = verdict.nearest
+    entry = {
+        "checked_samples": work.preset.batch,
+        "error_in_tolerances": nearest.ratio if nearest else math.nan,
+    }
+    if verdict.status == "undetermined":
+        tensor = next(row.tensor for row in verdict.table if row.status == verdict.status)
+        detail = f"what it computed was not judged: {work.dtype} does not determine {tensor}"
+        return entry | {"status": "undetermined", "detail": detail}
+    if nearest and not verdict.passed:
+        wrong = f"{nearest.tensor} lies {nearest.ratio:.3g} tolerances from the oracle"
+        return entry | {"status": "withheld", "detail": f"what it computed is wrong: {wrong}"}
+    return entry
