@@ -14,6 +14,7 @@ import pytest
 from concord import spec
 from concord.conformance.bugs.bug import Change, fits
 from concord.conformance.bugs.catalogue import BUGS
+from concord.conformance.bugs.loss import of_targets
 from concord.conformance.expectation import JudgedProblem
 from concord.conformance.explain import Diagnosis
 from concord.conformance.explain.conclusions import conclude
@@ -149,6 +150,44 @@ READ = {
         lambda m: m.masked(m.visible_of(m.real & (np.cumsum(m.real[:, ::-1], 1)[:, ::-1] > 1))),
         "MSK-1",
         "is explained by a mask that also hides the last real token",
+    ),
+    "mask one place on": (
+        f"{H0}.masked_scores",
+        lambda m: m.masked(m.visible_of(np.roll(m.real, 1, -1))),
+        "MSK-1",
+        "is explained by a mask that is moved by 1 to the right",
+    ),
+    "keys for values": (
+        f"{H0}.context",
+        lambda m: m.context(m.used_weights, m.beside("key")),
+        "ATT-6",
+        f"is explained by `{H0}.key` taken for `{H0}.value`",
+    ),
+    "no projection": (
+        f"{H0}.output",
+        lambda m: m.x * 1.0,
+        "ATT-6",
+        f"is explained by `{H0}.output` being what goes into its step",
+    ),
+    "softmax over heads": (f"{H0}.weights", lambda m: m.softmax(m.unnormalised, 1), "ATT-5", "over heads"),
+    "another activation": (
+        "layers.0.feed_forward.activation",
+        lambda m: m.x * m.sigmoid(m.x),
+        "FFN-2",
+        "is explained by another activation: silu",
+    ),
+    "last token": ("pooling", lambda m: m.x[:, 10], "HED-1", "is explained by token 10 of every sample"),
+    "samples weighted": (
+        "pooling",
+        lambda m: m.y * m.constant(np.arange(1.0, 6)[:, None], m.y),
+        "HED-1",
+        "is multiplied by a factor for each sample: 2, 3, 4, 5",
+    ),
+    "other labels": (
+        "losses",
+        lambda m: of_targets(m, np.eye(3)[(m.labels + 1) % 3]),
+        "LOS-1",
+        "is explained by the losses of the labels 2, 0, 1, 2, … instead of 1, 2, 0, 1, …",
     ),
     "blind rows halved": (
         f"{H0}.weights",

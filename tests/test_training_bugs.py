@@ -1,15 +1,19 @@
 """Bugs of training: each has a clause and a run that shows it, and is found where the reference shows it."""
 
+from functools import partial
+
 import pytest
 
 from concord import backends
 from concord.conformance.bugs.bug import Change, recipe, rule
 from concord.conformance.bugs.catalogue import TRAINING
+from concord.conformance.bugs.training.edits import of_other_step
 from concord.conformance.bugs.training.runs import RUNS, model, training_of
 from concord.conformance.expectation import JudgedTraining
 from concord.conformance.lockstep.running import Candidate, resynchronised
 from concord.conformance.mutants.matrix import Hunt, plugin
 from concord.conformance.mutants.trained import divergence_of, shown
+from concord.spec.training.recipe import RATES
 from tests.toys.stepping import Bugged
 from tests.toys.surroundings import sample_of
 
@@ -109,6 +113,21 @@ def test_number_that_nobody_guesses_is_recovered(asked):
     assert divergence.cause is not None
     assert divergence.cause.hypothesis == name
     assert said in divergence.cause.text
+
+
+OTHERWISE = {
+    "the batches of the step after (OPT-10)": ("adamw", Change(batches=partial(of_other_step, by=1))),
+    "training without dropout (DRP-2)": ("dropout", recipe(**dict.fromkeys(RATES, 0.0))),
+    "momentum = 0 instead of 0.9 (OPT-2)": ("sgd", recipe(momentum=0.0, dampening=0.0)),
+}
+
+
+@pytest.mark.parametrize("said", OTHERWISE)
+def test_another_step_or_recipe_is_named_without_an_entry(said):
+    run, change = OTHERWISE[said]
+    cause = track_of(run, change).first.cause
+    assert cause.confident
+    assert cause.text == f"explained by {said}"
 
 
 def halved(m, total):

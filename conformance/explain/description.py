@@ -326,9 +326,11 @@ def relation(
     ]
     for place in long:
         factors = _factors(place, actual, right, np.where(region, sigma, 0.0))
-        if np.ptp(factors) and holds((factors * right)[region], float(abs(factors).max())):
-            words = few(f"{factor:.4g}" for factor in factors.reshape(-1))
+        touched = np.unique(np.nonzero(region)[place])
+        told = factors.reshape(-1)[touched]
+        if np.isfinite(told).all() and np.ptp(told) and holds((factors * right)[region], abs(told).max()):
             of = WORDS.get(axes[place], axes[place])
+            words = few(f"{factor:.4g}" for factor in told)
             return "factor", f"is multiplied by a factor for each {of}: {words}"
     weight = _weights(spread)
     offset = float((weight * (there - meant)).sum() / weight.sum())
