@@ -88,10 +88,9 @@ def compare(
             raise typer.Exit(3)  # nothing was judged
         name = candidate or way or "again"
         what = str(inputs) if inputs else "texts" if text else "standard texts"
-        if alone_and_batched:
-            verdicts = proof.batched(comparison.reference)
-        else:
-            verdicts = [(what, comparison.verdict())]
+        verdicts = (
+            proof.batched(comparison.reference) if alone_and_batched else [(what, comparison.verdict())]
+        )
         results = [
             Result(
                 name,
