@@ -1,6 +1,5 @@
 """Candidates as they run: what is judged is the user's program, and none passes by ending its process."""
 
-import random
 from functools import partial
 
 import numpy as np
@@ -107,75 +106,48 @@ def wrong_where_it_fuses(graph, _):
     ]
 
 
-def compiled(backend):
-    return torch.compile(Net(), backend=backend).eval()
-
-
-def compiled_whole(backend):
-    return torch.compile(Net(), backend=backend, fullgraph=True).eval()
-
-
-def compiled_in_place(backend):
-    net = Net().eval()
-    net.compile(backend=backend)
+def in_place(net, **options):
+    net.compile(**options)
     return net
 
 
-def compiled_method(backend):
-    net = Net().eval()
-    net.body = torch.compile(net.body, backend=backend)
+def method(net, **options):
+    net.body = torch.compile(net.body, **options)
     return net
 
 
-def compiled_part(backend):
-    return Within(torch.compile(Net(), backend=backend)).eval()
+COMPILED = {
+    "module": torch.compile,
+    "in one graph": partial(torch.compile, fullgraph=True),
+    "in place": in_place,
+    "method": method,
+    "part": lambda net, **options: Within(torch.compile(net, **options)),
+    "part in place": lambda net, **options: Within(in_place(net, **options)),
+}
 
 
-def part_compiled_in_place(backend):
-    net = Net()
-    net.compile(backend=backend)
-    return Within(net).eval()
-
-
-COMPILED = [
-    compiled,
-    compiled_whole,
-    compiled_in_place,
-    compiled_method,
-    compiled_part,
-    part_compiled_in_place,
-]
+def compiled(way, backend):
+    return COMPILED[way](Net().eval(), backend=backend).eval()
 
 
 @pytest.mark.parametrize("gradients", some_of([False, True], True))
-@pytest.mark.parametrize("make", some_of(COMPILED, compiled, part_compiled_in_place))
-def test_a_program_is_judged_as_its_compiler_made_it(make, gradients):
-    reference = Within(Net()).eval() if "part" in make.__name__ else Net().eval()
-    agrees = prepare(reference, make(right), {"x": X}, gradients=gradients).verdict()
+@pytest.mark.parametrize("way", some_of(COMPILED, "module", "part in place"))
+def test_a_program_is_judged_as_its_compiler_made_it(way, gradients):
+    reference = Within(Net()).eval() if "part" in way else Net().eval()
+    agrees = compare(reference, compiled(way, right), {"x": X}, gradients=gradients)
     assert agrees.passed
-    comparison = prepare(reference, wrong := make(wrong_where_it_fuses), {"x": X}, gradients=gradients)
+    wrong = compiled(way, wrong_where_it_fuses)
+    comparison = prepare(reference, wrong, {"x": X}, gradients=gradients)
     verdict = comparison.verdict()
     assert (verdict.status, verdict.first) == ("diverges", "output")
     assert not any("_orig_mod" in name for name in comparison.tensors)
-    if make is not compiled_whole:
+    if way != "in one graph":
         assert not agrees.unchecked
         assert {row.status for row in verdict.table if row.tensor.endswith("norm")} <= {"agrees"}
         assert "no activation diverges" in str(verdict)
+    # What was compiled for the activations of one comparison is not what the next one judges.
+    assert compare(reference, wrong, {"x": X}).first == "output"
     assert compare(wrong, reference, {"x": X}, gradients=gradients).passed  # what is right is what it says
-
-
-def test_a_program_is_judged_alike_whenever_it_is():
-    """What was compiled for the activations of one comparison is not what the next one judges."""
-    wrong = compiled(wrong_where_it_fuses)
-    assert [compare(Net().eval(), wrong, {"x": X}).first for _ in range(2)] == ["output"] * 2
-
-
-def scripted():
-    return torch.jit.script(Net().eval())
-
-
-def traced():
-    return torch.jit.trace(Net().eval(), X)
 
 
 def scripted_part():
@@ -185,7 +157,9 @@ def scripted_part():
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")
-@pytest.mark.parametrize("make", [scripted, traced, scripted_part])
+@pytest.mark.parametrize(
+    "make", [lambda: torch.jit.script(Net().eval()), lambda: torch.jit.trace(Net().eval(), X), scripted_part]
+)
 def test_a_scripted_module_is_judged_as_it_is(make):
     assert compare(Net().eval(), make(), {"x": X}).passed
     wrong = make()
@@ -217,166 +191,7 @@ def test_a_way_that_compiles_to_something_else_diverges(monkeypatch):
     assert compare(Branching().eval(), way="compile", inputs={"x": X}).first == "output"
 
 
-# What draws random numbers.
-
-
-def own_generator():
-    generator = torch.Generator().manual_seed(7)
-    return lambda x: x + torch.randn(x.shape, generator=generator)
-
-
-def sown_anew(x):
-    return x + torch.randn(x.shape, generator=torch.Generator().manual_seed(7))
-
-
-def written_in_place(x):
-    return x + torch.empty_like(x).uniform_(-1, 1)
-
-
-def attended(x):
-    return F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.5)[0]
-
-
-def normal_about(x):
-    return torch.normal(x, 0.5)
-
-
-def picked(x):
-    return x[torch.multinomial(torch.softmax(x[:, 0], 0), len(x), replacement=True)]
-
-
-DRAWING = {
-    "dropout": lambda x: F.dropout(x, 0.5, training=True),
-    "alpha_dropout": lambda x: F.alpha_dropout(x, 0.5, training=True),
-    "rand_like": lambda x: x + torch.rand_like(x),
-    "randn": lambda x: x + torch.randn(x.shape),
-    "randint": lambda x: x * torch.randint(1, 9, (len(x), 1)),
-    "bernoulli": lambda x: x * torch.bernoulli(torch.full_like(x, 0.3)),
-    "native_dropout": lambda x: torch.native_dropout(x, 0.25, True)[0],
-    "uniform_": written_in_place,
-    "normal": normal_about,
-    "gumbel": F.gumbel_softmax,
-    "multinomial": picked,
-    "randperm": lambda x: x[torch.randperm(len(x))],
-    "attention": attended,
-}
-
-
-class Drawing(Net):
-    """Hands what is inside to a function, and goes on with what that gives."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def body(self, x):
-        return self.outer(self.function(self.norm(self.inner(x))))
-
-
-def biased(function):
-    model = Drawing(function).eval()
-    with torch.no_grad():
-        model.outer.bias += 0.1
-    return model
-
-
-@pytest.mark.parametrize("kind", some_of(DRAWING, "dropout", "native_dropout", "normal", "attention"))
-def test_a_reference_that_draws_is_refused_and_judged_by_a_seed(kind):
-    function = DRAWING[kind]
-    with pytest.raises(SpecError, match=r"reference draws random numbers.* \(test_candidates\.py:\d+\)"):
-        compare(Drawing(function).eval(), biased(function), {"x": X})
-    right, other, wrong = Drawing(function).eval(), Drawing(function).eval(), biased(function)
-    state = torch.get_rng_state()
-    comparison = prepare(right, other, {"x": X}, seed=5)
-    comparison.again = False  # the arithmetics draw what the runs drew
-    assert comparison.verdict().passed
-    assert compare(right, wrong, {"x": X}, seed=5).first == "outer"
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_a_module_in_training_is_judged_by_a_seed_with_its_gradients():
-    model = nn.Sequential(nn.Linear(5, 11), nn.Dropout(0.3), nn.Linear(11, 3))
-    with pytest.raises(SpecError, match="is in training mode"):
-        compare(model, model, X)
-    comparison = prepare(model, model, X, gradients=True, seed=3)
-    comparison.again = False
-    assert comparison.verdict().passed
-
-
-def counted():
-    calls = []
-    return lambda x: calls.append(x) or x + 0.01 * len(calls)
-
-
-def drawn_by_numpy(x):
-    return x + torch.from_numpy(np.random.rand(*x.shape)).float()
-
-
-def drawn_by_python(x):
-    return x * random.random()
-
-
-@pytest.mark.parametrize("function", [counted(), own_generator(), drawn_by_numpy, drawn_by_python])
-def test_a_reference_that_gives_something_else_each_time_is_refused(function):
-    said = (
-        r"draws random numbers.* randn"
-        if "generator" in str(function)
-        else r"something else .* first at outer"
-    )
-    with pytest.raises(SpecError, match=said):
-        compare(Drawing(function).eval(), biased(function), {"x": X})
-
-
-@pytest.mark.parametrize("function", [drawn_by_numpy, drawn_by_python])
-def test_a_seed_reaches_other_generators(function):
-    assert compare(Drawing(function).eval(), Drawing(function).eval(), {"x": X}, seed=5).passed
-    assert compare(Drawing(function).eval(), biased(function), {"x": X}, seed=5).first == "outer"
-
-
-@pytest.mark.parametrize(
-    "function", [sown_anew, partial(F.dropout, p=0.0), partial(F.dropout, p=0.5, training=False)]
-)
-def test_what_draws_the_same_each_time_is_judged_as_it_is(function):
-    assert compare(Drawing(function).eval(), Drawing(function).eval(), {"x": X}).passed
-    assert compare(Drawing(function).eval(), biased(function), {"x": X}).first == "outer"
-
-
-@pytest.mark.parametrize("kind", ["dropout", "rand_like"])
-def test_a_candidate_that_gives_something_else_each_time_does_not_agree(kind):
-    """Even where what it drew lies within the tolerance."""
-    right, noisy = Drawing(lambda x: x).eval(), Drawing(DRAWING[kind]).eval()
-    assert compare(right, noisy, {"x": X}).status == "diverges"
-    comparison = prepare(right, noisy, {"x": X})
-    comparison.tensors = prepare(right, right, {"x": X}).tensors
-    verdict = comparison.verdict()
-    assert verdict.status == "undetermined"
-    assert "the candidate gives something else each time: " in str(verdict)
-
-
-def test_a_function_that_draws_does_not_agree():
-    model = Drawing(lambda x: x).eval()
-
-    def run(x):
-        with torch.no_grad():
-            return {"output": model(torch.from_numpy(x)).numpy() + 1e-9 * np.random.rand()}
-
-    assert compare(model, run, {"x": X}).passed  # what it draws does not show
-    assert compare(model, lambda x: run(x)["output"] + np.random.rand(), {"x": X}).status == "diverges"
-
-
-# What a candidate does to the reference, and what PyTorch does beside its modules.
-
-
-def test_a_candidate_that_changes_the_reference_is_refused():
-    model = Net().eval()
-
-    def run(x):
-        with torch.no_grad():
-            model.outer.weight.mul_(1.01)
-            return model(torch.from_numpy(x)).numpy()
-
-    with pytest.raises(SpecError, match=r"the candidate changes the reference's outer\.weight: "):
-        compare(model, run, {"x": X})
+# What PyTorch does beside its modules.
 
 
 @pytest.mark.parametrize("cut_off", ["reference", "candidate"])

@@ -2,79 +2,48 @@
 
 import pytest
 import torch
-from torch import nn
+from torch.nn import functional as F
 
 from concord.conformance.compare import compare
 from concord.conformance.compare.coherent import groups
 from concord.conformance.verdict import NO_ELEMENT
-from tests.test_arithmetic import drawn
-
-
-class Function(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function, self.weight = function, nn.Parameter(torch.ones(3))
-
-    def forward(self, x):
-        return self.function(x)
+from tests.toys.kinds import Of, drawn, parameter
 
 
 def judged(right, port, x, dtype):
-    modules = (Function(function).eval().to(dtype) for function in (right, port))
+    modules = (Of(lambda m, x, f=f: f(x), {"w": parameter(3)}).eval().to(dtype) for f in (right, port))
     return compare(*modules, {"x": x.to(dtype)})
 
 
-def root(x, dim=-1):
-    return torch.rsqrt(x.pow(2).mean(dim, keepdim=True) + 1e-6)
+def of_rows(x):
+    return torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
 
 
-def normalized(x):
-    return (x.float() * root(x.float())).to(x.dtype)
+def of_channels(x):
+    return torch.rsqrt(x.var((0, 2), keepdim=True) + 1e-3)
 
 
-def channels(x):
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.var((0, 2), keepdim=True) + 1e-3)).to(x.dtype)
+def scaled(root, wide=torch.float32, rounded=False):
+    """Return a function that multiplies by an inverse root, which may be rounded to the input's dtype."""
+
+    def function(x):
+        factor = root(x.to(wide))
+        return (x.to(wide) * (factor.to(x.dtype).to(wide) if rounded else factor)).to(x.dtype)
+
+    return function
 
 
-def in_low_precision(function):
-    """Return the function with its inverse root, or its constant, in the precision of its input."""
-
-    def port(x):
-        wide = x.float()
-        if function is normalized:
-            scale = root(wide)
-        elif function is channels:
-            scale = torch.rsqrt(wide.var((0, 2), keepdim=True) + 1e-3)
-        return (wide * scale.to(x.dtype).float()).to(x.dtype)
-
-    return port
-
-
-def otherwise(function):
-    """Return the function computed in another way, which is right."""
-
-    def port(x):
-        wide = x.double()
-        if function is normalized:
-            return (wide / torch.sqrt((wide * wide).sum(-1, keepdim=True) / x.shape[-1] + 1e-6)).to(x.dtype)
-        return (wide / torch.sqrt(wide.var((0, 2), keepdim=True) + 1e-3)).to(x.dtype)
-
-    return port
-
-
-INPUTS = {normalized: (61, 1021), channels: (3, 37, 509)}
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(("function", "dtype"), [(normalized, torch.bfloat16), (channels, torch.float16)])
-def test_a_scale_of_few_digits_is_found_though_no_element_shows_it(function, dtype, seed):
-    x = drawn(*INPUTS[function], seed=seed) * (1 + drawn(*INPUTS[function][:-1], 1, seed=9).abs())
-    wrong = judged(function, in_low_precision(function), x, dtype)
+@pytest.mark.parametrize(
+    ("root", "dtype", "shape"),
+    [(of_rows, torch.bfloat16, (61, 1021)), (of_channels, torch.float16, (3, 37, 509))],
+)
+def test_a_scale_of_few_digits_is_found_though_no_element_shows_it(root, dtype, shape):
+    x = drawn(*shape) * (1 + drawn(*shape[:-1], 1, seed=9).abs())
+    wrong = judged(scaled(root), scaled(root, rounded=True), x, dtype)
     assert wrong.first == "output"
     assert NO_ELEMENT in str(wrong)
     assert not wrong.explained().cause, "each hypothesis would explain elements that nothing is wrong with"
-    right = judged(function, otherwise(function), x, dtype)
+    right = judged(scaled(root), scaled(root, torch.float64), x, dtype)
     assert right.status == "agrees"
     assert right.worst < 0.6
 
@@ -91,10 +60,9 @@ def test_a_constant_may_be_rounded_to_the_dtype_of_its_operation(dtype):
 @pytest.mark.parametrize(
     "function",
     [
-        nn.functional.gelu,
-        nn.functional.silu,
+        F.gelu,
         lambda x: torch.softmax(x, -1),
-        lambda x: nn.functional.layer_norm(x, x.shape[-1:]),
+        lambda x: F.layer_norm(x, x.shape[-1:]),
         lambda x: x.mean(-1, keepdim=True) + x * x,
         lambda x: torch.exp(x) / (1 + torch.exp(x)),
     ],

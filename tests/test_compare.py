@@ -15,7 +15,6 @@ from safetensors.numpy import save_file
 from torch import nn
 
 from concord.conformance.compare import assert_same, compare, prepare
-from concord.conformance.compare.arithmetic import ExactMode, Perturbed, Rounded, computed, value_of
 from concord.conformance.compare.candidates import SCOPES
 from concord.conformance.compare.comparison import ModelComparison
 from concord.conformance.compare.proof import batched, prove
@@ -28,112 +27,6 @@ from tests.toys.modules import TOKENS, WIDTH, Fused, encoder, texts
 def activations(model, inputs):
     """Return what submodules return, as a user would note it."""
     return ModuleReference(model, kwargs=inputs).arrays
-
-
-# The arithmetic.
-
-
-@pytest.mark.parametrize(("units", "agrees"), [(6, True), (30, False)])
-def test_an_error_that_all_elements_share_is_one_error(units, agrees):
-    """A mean may err by a rounding for each two terms; each of 1009 elements errs so, and none by much."""
-
-    class Centred(nn.Module):
-        def forward(self, x):
-            return x - x.mean(1, keepdim=True)
-
-    x = torch.randn(2, 1009, generator=torch.Generator().manual_seed(0)) / 8 + 3
-
-    def port(x):
-        wide = x.astype(np.float64)
-        mean = wide.mean(1, keepdims=True) * (1 + units * 2.0**-24 * math.sqrt(1009 / 9))
-        return {"output": (wide - mean).astype(np.float32)}
-
-    verdict = compare(Centred().eval(), port, {"x": x})
-    assert (verdict.status == "agrees") is agrees
-    assert verdict.table[0].local.rms > 4
-
-
-def counts(x):
-    """Return where the rows of two groups end, counted with numbers of a model."""
-    return torch.cumsum(torch.histc((x[:, 0] > 0).float(), 2, 0, 1), 0).to(torch.int32)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: x @ x.T,
-        lambda x: torch.softmax(x, -1),
-        lambda x: torch.nn.functional.layer_norm(x, (x.shape[-1],)),
-        torch.nn.functional.gelu,
-        lambda x: torch.var(x, -1),
-        lambda x: torch.nn.functional.conv1d(x[None], torch.ones(3, len(x), 2)),
-        lambda x: torch.cumsum(torch.exp(x), 0),
-        lambda x: (x > 0) + ~(x > 0) * torch.exp(x),
-        lambda x: torch.nn.functional.grouped_mm(x[:, 1:].contiguous(), torch.ones(2, 12, 8), offs=counts(x)),
-        lambda x: torch.view_as_real(torch.fft.fft(x).conj() * (1 + 0.5j)),
-    ],
-)
-def test_noise_is_as_large_as_what_float32_does(function):
-    x = torch.randn(11, 13, generator=torch.Generator().manual_seed(1))
-    float32 = function(x)
-
-    def run(arithmetic):
-        with arithmetic:
-            found = function(computed(x))
-        return value_of(found)
-
-    exact = run(ExactMode())
-    noise = torch.stack([run(Perturbed(seed)) - exact for seed in range(8)]).square().mean().sqrt()
-    low, own = (
-        (run(Rounded()) - exact).square().mean().sqrt(),
-        (float32.double() - exact).square().mean().sqrt(),
-    )
-    assert 0.05 < float(own / noise) < 2.0
-    assert float(low / noise) < 2.0
-
-
-class Attend(nn.Module):
-    """Attention with values of its own: (B, H, T, K) to the same."""
-
-    def __init__(self):
-        super().__init__()
-        self.value = nn.Parameter(torch.randn(2, 3, 61, 31, generator=torch.Generator().manual_seed(4)))
-
-    def forward(self, query, key):
-        return nn.functional.scaled_dot_product_attention(query, key, self.value)
-
-
-def test_noise_of_gradients_is_as_large_as_what_fused_attention_does_with_sharp_weights():
-    model, generator = Attend(), torch.Generator().manual_seed(3)
-    query, key, cotangent = (torch.randn(2, 3, 61, 31, generator=generator) * by for by in (3, 3, 1))
-    reference = ModuleReference(model, args=(query, key), cotangents={"output": cotangent})
-
-    def gradient(arithmetic):
-        found = {}
-        reference.compute(arithmetic, found.__setitem__, lambda name: None)
-        return torch.from_numpy(found["gradients.value"]).squeeze(0)
-
-    exact, own = gradient(ExactMode()), reference.plain["gradients.value"]
-    noise = torch.stack([gradient(Perturbed(seed)) - exact for seed in range(8)]).square().mean().sqrt()
-    assert 0.05 < float((own.double() - exact).square().mean().sqrt() / noise) < 2.0
-
-
-def test_what_a_half_precision_delivered_may_have_been_used_before_it_was_rounded():
-    reference = ModuleReference(nn.Sequential(nn.ReLU(), nn.ReLU()), args=(torch.ones(11).bfloat16(),))
-
-    def apart(arithmetic):
-        found = {}
-        reference.compute(arithmetic, found.__setitem__, {"0": np.ones(11)}.get)
-        return abs(found["1"] - 1).max()
-
-    assert apart(ExactMode()) == 0 < 2**-10 < apart(Perturbed(0)) <= 2**-8
-
-
-def test_what_is_changed_in_place_keeps_its_dtype_whoever_holds_it():
-    outside = torch.zeros(7)
-    with Rounded():
-        outside.copy_(computed(torch.ones(7).bfloat16()).add_(torch.tensor([2.0**-9])))
-    assert (outside == 1).all()
 
 
 # Right candidates.

@@ -1,0 +1,140 @@
+"""What draws random numbers: it is refused, or judged by a seed; and what gives something else each time."""
+
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from concord.conformance.compare import compare, prepare
+from concord.spec.errors import SpecError
+from tests.toys.kinds import Of, linear
+
+X = torch.linspace(-1, 1, 35).reshape(7, 5)
+
+DRAWING = {
+    "dropout": lambda x: F.dropout(x, 0.5, training=True),
+    "native_dropout": lambda x: torch.native_dropout(x, 0.25, True)[0],
+    "rand_like": lambda x: x + torch.rand_like(x),
+    "uniform_": lambda x: x + torch.empty_like(x).uniform_(-1, 1),
+    "normal": lambda x: torch.normal(x, 0.5),
+    "multinomial": lambda x: x[torch.multinomial(torch.softmax(x[:, 0], 0), len(x), replacement=True)],
+    "randperm": lambda x: x[torch.randperm(len(x))],
+    "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.5)[0],
+}
+
+
+def drawing(function, bias=0.0):
+    """Return a module that hands what is inside to a function, and goes on with what that gives."""
+    layers = {"inner": linear(5, 11), "norm": lambda: nn.LayerNorm(11), "outer": linear(11, 3)}
+    model = Of(lambda m, x: m.outer(function(m.norm(m.inner(x)))), layers).eval()
+    with torch.no_grad():
+        model.outer.bias += bias
+    return model
+
+
+QUICK = ("dropout", "native_dropout", "normal", "attention")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in QUICK)) for kind in DRAWING]
+)
+def test_a_reference_that_draws_is_refused_and_judged_by_a_seed(kind):
+    right, other, wrong = (drawing(DRAWING[kind], bias) for bias in (0, 0, 0.1))
+    with pytest.raises(SpecError, match=r"reference draws random numbers.* \(test_draws\.py:\d+\)"):
+        compare(right, wrong, {"x": X})
+    state = torch.get_rng_state()
+    comparison = prepare(right, other, {"x": X}, seed=5)
+    comparison.again = False  # the arithmetics draw what the runs drew
+    assert comparison.verdict().passed
+    assert compare(right, wrong, {"x": X}, seed=5).first == "outer"
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_module_in_training_is_judged_by_a_seed_with_its_gradients():
+    model = nn.Sequential(nn.Linear(5, 11), nn.Dropout(0.3), nn.Linear(11, 3))
+    with pytest.raises(SpecError, match="is in training mode"):
+        compare(model, model, X)
+    comparison = prepare(model, model, X, gradients=True, seed=3)
+    comparison.again = False
+    assert comparison.verdict().passed
+
+
+def counted():
+    calls = []
+    return lambda x: calls.append(x) or x + 0.01 * len(calls)
+
+
+def own_generator():
+    generator = torch.Generator().manual_seed(7)
+    return lambda x: x + torch.randn(x.shape, generator=generator)
+
+
+def drawn_by_numpy(x):
+    return x + torch.from_numpy(np.random.rand(*x.shape)).float()
+
+
+def drawn_by_python(x):
+    return x * random.random()
+
+
+ELSE = r"something else .* first at outer"
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (counted(), ELSE),
+        (own_generator(), r"draws random numbers.* randn"),
+        (drawn_by_numpy, ELSE),
+        (drawn_by_python, ELSE),
+    ],
+)
+def test_a_reference_that_gives_something_else_each_time_is_refused(function, words):
+    with pytest.raises(SpecError, match=words):
+        compare(drawing(function), drawing(function, 0.1), {"x": X})
+
+
+def sown_anew(x):
+    return x + torch.randn(x.shape, generator=torch.Generator().manual_seed(7))
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (drawn_by_numpy, {"seed": 5}),
+        (drawn_by_python, {"seed": 5}),
+        (sown_anew, {}),
+        (partial(F.dropout, p=0.0), {}),
+        (partial(F.dropout, p=0.5, training=False), {}),
+    ],
+)
+def test_a_seed_reaches_other_generators_and_what_draws_the_same_each_time_needs_none(function, options):
+    assert compare(drawing(function), drawing(function), {"x": X}, **options).passed
+    assert compare(drawing(function), drawing(function, 0.1), {"x": X}, **options).first == "outer"
+
+
+@pytest.mark.parametrize("kind", ["dropout", "rand_like"])
+def test_a_candidate_that_gives_something_else_each_time_does_not_agree(kind):
+    """Even where what it drew lies within the tolerance."""
+    right, noisy = drawing(lambda x: x), drawing(DRAWING[kind])
+    assert compare(right, noisy, {"x": X}).status == "diverges"
+    comparison = prepare(right, noisy, {"x": X})
+    comparison.tensors = prepare(right, right, {"x": X}).tensors
+    verdict = comparison.verdict()
+    assert verdict.status == "undetermined"
+    assert "the candidate gives something else each time: " in str(verdict)
+
+
+def test_a_function_that_draws_does_not_agree():
+    model = drawing(lambda x: x)
+
+    def run(x, size):
+        with torch.no_grad():
+            return {"output": model(torch.from_numpy(x)).numpy() + size * np.random.rand()}
+
+    assert compare(model, lambda x: run(x, 1e-9), {"x": X}).passed  # what it draws does not show
+    assert compare(model, lambda x: run(x, 1), {"x": X}).status == "diverges"
