@@ -7,10 +7,8 @@ from safetensors.numpy import save_file
 from torch import nn
 
 from concord.conformance.compare import compare, prepare
-from concord.conformance.compare.proof import batched
 from concord.conformance.exemptions import ABSENT, CONSTANT
 from concord.spec.errors import SpecError
-from tests.toys.modules import encoder, texts
 
 
 class Table(nn.Module):
@@ -180,34 +178,6 @@ def test_numbers_where_the_reference_has_none_diverge(place):
     model = spoilt("first.weight", torch.nan)
     port = {name: np.nan_to_num(array) for name, array in arrays(["first", "output"], 1, model).items()}
     assert compare(model, {place: port[place]}, X, declared=["output"]).first == place
-
-
-# A sample alone and in its batch.
-
-
-class Flat(nn.Module):
-    """What it returns has another shape for one sample than for its batch, but for a parameter."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(1)
-        self.token, self.scale = nn.Embedding(31, 5), nn.Parameter(torch.randn(5))
-
-    def forward(self, input_ids, attention_mask):
-        x = self.token(input_ids) * attention_mask[..., None]
-        return {"scale": self.scale * 1.0, "flat": x.reshape(-1, 5)}
-
-
-@pytest.mark.parametrize("declared", [[], ["output[flat]"]])
-def test_what_has_another_shape_in_its_batch_is_not_judged_alone(declared):
-    for _, found in batched(prepare(Flat().eval(), None, texts(), declared=declared).reference):
-        assert found.passed == bool(declared)  # then it is known, and what is looked up is judged
-        words = "output[flat] not judged: it has another shape alone than in its batch"
-        assert (words in str(found)) == (not declared)
-
-
-def test_every_sample_of_a_right_model_agrees_alone():
-    assert all(found.passed for _, found in batched(prepare(encoder(), None, texts()).reference))
 
 
 class Spectrum(nn.Module):

@@ -1,5 +1,8 @@
 """Candidates as they run: what is judged is the user's program, and none passes by ending its process."""
 
+import re
+import sys
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -9,9 +12,13 @@ import torch.nn.functional as F
 from safetensors.numpy import save_file
 from torch import nn
 
-from concord.conformance.compare import compare, prepare
+from concord.conformance.compare import assert_same, compare, prepare
+from concord.conformance.compare.candidates import SCOPES
+from concord.conformance.compare.comparison import ModelComparison
 from concord.spec.errors import SpecError
+from concord.spec.precision import cut_to_bits, round_to_bits
 from tests.toys import endings
+from tests.toys.modules import TOKENS, Fused, activations, encoder, texts
 
 X = torch.linspace(-1, 1, 35).reshape(7, 5)
 
@@ -232,3 +239,102 @@ def test_the_fast_path_of_an_encoder_is_judged_where_it_is_taken():
     assert comparison.whole == {"output"}
     comparison.tensors["output"][1, 4] += 1e-3  # in padding
     assert comparison.verdict().first == "output"
+
+
+# Ways to run a module.
+
+
+@pytest.mark.parametrize("way", ["bfloat16", "float16"])
+def test_a_lower_precision_agrees_by_its_own_rules(way):
+    assert 0 < compare(encoder(), inputs=texts(), way=way).worst <= 1
+
+
+def test_a_compiled_module_agrees(monkeypatch):
+    """Its compiler, which takes long, hands it on as it is."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    verdict = compare(encoder(), inputs=texts(), way="compile")
+    assert verdict.passed
+    assert not verdict.unchecked
+
+
+class Shortened(nn.Linear):
+    """Its factors have 11 bits, as in TF32."""
+
+    shorten = staticmethod(round_to_bits)
+
+    def forward(self, x):
+        made = (self.shorten(y.detach().numpy(), 11) for y in (x, self.weight))
+        return nn.functional.linear(*map(torch.from_numpy, made), self.bias)
+
+
+class CutOff(Shortened):
+    shorten = staticmethod(cut_to_bits)
+
+
+@pytest.mark.parametrize("kind", [Shortened, CutOff])
+def test_a_product_of_tf32_agrees_by_its_own_rules_alone(kind):
+    right, port = (nn.Sequential(made(131, 17)).eval() for made in (nn.Linear, kind))
+    port.load_state_dict(right.state_dict())
+
+    def judged(**rules):
+        made = prepare(right, port, torch.randn(5, 131))
+        return ModelComparison(replace(made.reference, **rules), made.tensors).verdict()
+
+    assert judged().first == judged().table[0].tensor
+    assert judged(tf32=True).passed
+    port[0].bias.data += 0.1
+    assert not judged(tf32=True).passed
+
+
+def test_weights_of_8_bits_are_judged_by_what_they_say():
+    pytest.importorskip("torchao")
+    made = prepare(encoder(), inputs=texts(), way="int8")
+    assert made.verdict().passed
+    assert re.search(r"has the 13 .* farthest off .* by 0\.\d\d% ", made.notes["weights of 8 bits"])
+    assert compare(encoder(), made.theirs.model, texts()).first == "layers.0.attention.query"
+    with pytest.raises(SpecError, match=r"ReLU has no nn\.Linear"):
+        prepare(nn.ReLU().eval(), way="int8", inputs=X)
+
+
+def test_a_way_whose_package_is_missing_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    with pytest.raises(SpecError, match=r"way 'int8' needs torchao.*, which is not installed"):
+        prepare(encoder(), inputs=texts(), way="int8")
+
+
+# Arrays, files, functions and graphs.
+
+
+def test_arrays_a_file_and_functions_are_candidates(tmp_path):
+    inputs = texts()
+    arrays = activations(encoder(Fused), inputs)
+    save_file(arrays, tmp_path / "made.safetensors")
+
+    def function(**given):
+        assert given["input_ids"].shape == (3, TOKENS)
+        return {"layers.0.norm1": arrays["layers.0.norm1"]}
+
+    for candidate in (arrays, tmp_path / "made.safetensors"):
+        assert_same(encoder(), candidate, inputs)
+    for candidate in (function, "tests.toys.modules:in_numpy"):
+        assert_same(encoder(), candidate, inputs, declared=["output"])
+
+
+GRAPH = """<ir_version: 10, opset_import: ["": 18]>
+graph (float[7, 3] x, float[3, 5] weight) => (float[7, 5] y) {
+    product = MatMul (x, weight)
+    y = Tanh (product)
+}"""
+
+
+def test_a_graph_shows_what_modules_return_where_its_exporter_noted_them(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    model, path = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Tanh()).eval(), tmp_path / "graph.onnx"
+    weight = model[0].weight.detach().numpy().T * np.float32(1.001)
+    made = onnx.parser.parse_model(GRAPH)
+    made.graph.initializer.append(onnx.numpy_helper.from_array(weight, "weight"))
+    for place, node in enumerate(made.graph.node):
+        node.metadata_props.add(key=SCOPES, value=f"['', '{place}']")
+    onnx.save(made, path)
+    table = compare(model, path, torch.linspace(-1, 1, 21).reshape(7, 3)).table
+    assert {row.tensor: row.status for row in table} == {"0": "diverges", "1": "agrees", "output": "diverges"}

@@ -2,13 +2,14 @@
 
 import copy
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from concord.conformance.compare import compare
+from concord.conformance.compare import compare, prepare
 from concord.spec.errors import SpecError
 from tests.toys.kinds import KINDS, Of, drawn, linear, reordered
 
@@ -178,3 +179,31 @@ def test_names_are_legible_and_short_in_a_verdict():
     said = str(compare(of(1.0), of(1.1), drawn(3, 7)))
     assert all(line.isprintable() and len(line) < 1100 for line in said.splitlines())
     assert not any(len(word) > 200 for word in said.split())
+
+
+# Inputs, and shapes that rounding decides.
+
+
+class Scaled(nn.Module):
+    config = SimpleNamespace(image_size=5, vocab_size=7, vision_config=SimpleNamespace(num_channels=2))
+
+    def forward(self, pixel_values, input_values=None, input_ids=None):
+        return 2.5 * pixel_values
+
+
+def test_standard_inputs_follow_what_a_module_takes_and_states():
+    inputs = prepare(Scaled().eval()).reference.inputs
+    shapes = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
+    assert shapes == {"input_ids": (3, 11), "pixel_values": (3, 2, 5, 5), "input_values": (3, 5003)}
+
+
+class Chosen(nn.ReLU):
+    """Which elements are kept is decided by rounding."""
+
+    def forward(self, x):
+        return super().forward(x[torch.exp(x) >= torch.exp(x)])
+
+
+def test_an_activation_whose_shape_rounding_decides_is_undetermined():
+    model, zeros = nn.Sequential(Chosen()).eval(), np.zeros(13, np.float32)
+    assert compare(model, {"0": zeros}, torch.ones(13)).status == "undetermined"

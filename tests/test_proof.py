@@ -1,0 +1,65 @@
+"""What the inputs could have shown: bugs that would have been found, and samples that differ in a batch."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+from concord.conformance.compare import prepare
+from concord.conformance.compare.proof import batched, prove
+from tests.toys.modules import Fused, encoder, texts
+
+
+def test_a_proof_says_which_bugs_a_comparison_would_have_found():
+    proof = prove(prepare(encoder(), encoder(Fused), texts()))
+    (masked,) = (of for bug, of in proof.items() if bug.name == "mask_missing")
+    assert masked["found"] == masked["tried"] > 0
+    came = sum(proof.values(), Counter())
+    assert came["found"] >= 0.9 * (came["tried"] - came["silent"])
+
+
+class Leaking(nn.Module):
+    """Takes a share of the mean of all samples."""
+
+    def __init__(self, share):
+        super().__init__()
+        self.token, self.share = nn.Embedding(31, 5), share
+
+    def forward(self, input_ids, attention_mask):
+        pooled = (self.token(input_ids) * attention_mask[..., None]).sum(1)
+        return pooled + self.share * pooled.mean(0)
+
+
+def test_a_model_that_looks_at_other_samples_is_found():
+    right, wrong = (
+        [verdict for _, verdict in batched(prepare(Leaking(share).eval(), None, texts()).reference)]
+        for share in (0.0, 1e-3)
+    )
+    assert [verdict.status for verdict in right] == ["agrees"] * 3
+    assert {verdict.first for verdict in wrong} == {"output"}
+
+
+class Flat(nn.Module):
+    """What it returns has another shape for one sample than for its batch, but for a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.token, self.scale = nn.Embedding(31, 5), nn.Parameter(torch.randn(5))
+
+    def forward(self, input_ids, attention_mask):
+        x = self.token(input_ids) * attention_mask[..., None]
+        return {"scale": self.scale * 1.0, "flat": x.reshape(-1, 5)}
+
+
+@pytest.mark.parametrize("declared", [[], ["output[flat]"]])
+def test_what_has_another_shape_in_its_batch_is_not_judged_alone(declared):
+    for _, found in batched(prepare(Flat().eval(), None, texts(), declared=declared).reference):
+        assert found.passed == bool(declared)  # then it is known, and what is looked up is judged
+        words = "output[flat] not judged: it has another shape alone than in its batch"
+        assert (words in str(found)) == (not declared)
+
+
+def test_every_sample_of_a_right_model_agrees_alone():
+    assert all(found.passed for _, found in batched(prepare(encoder(), None, texts()).reference))
