@@ -97,7 +97,7 @@ def bars(names: Sequence[str], total: int | None, unit: str = "") -> Iterator[Ad
 @contextmanager
 def counting(names: Sequence[str], total: int) -> Iterator[Callable[[str, str], None]]:
     """Show how far each has come, told of every job that one has done, and that it has ``"started"``."""
-    from concord.conformance.watching import Underway  # with all that judges: a refusal needs none of it
+    from concord.conformance.progress import Underway  # with all that judges: a refusal needs none of it
 
     done = dict.fromkeys(names, 0)
     with bars(names, total) as advance:

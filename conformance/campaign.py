@@ -24,8 +24,8 @@ from concord.conformance.explain.conclusions import Conclusion, conclude
 from concord.conformance.family import Misfit, Published, delivered, judge
 from concord.conformance.fields import Count, Number
 from concord.conformance.padding import independent_batch
+from concord.conformance.progress import listening
 from concord.conformance.verdict import FAILED_WORKER, NOT_JUDGED, Result, Verdict
-from concord.conformance.watching import listening
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import UNCOMPUTED_PADDING, declared
@@ -262,7 +262,7 @@ def exit_code_of(statuses: Iterable[tuple[str, str]]) -> int:
 Progress = Callable[[str, str], None]
 """Called with a backend's name and what it has done: a job's name, or ``"started"``.
 
-Or what it is doing (:class:`concord.conformance.watching.Underway`).
+Or what it is doing (:class:`concord.conformance.progress.Underway`).
 """
 
 

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from concord.backends import heaps
-from concord.conformance.watching import Countdown
+from concord.conformance.progress import Countdown
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
 from concord.spec.montecarlo import MonteCarlo

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from concord.conformance.compare import compare
-from concord.conformance.compare.reference import spread
+from concord.conformance.compare.module_reference import spread
 
 TOKENS, WIDTH, HEADS = 7, 6, 2
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from concord.conformance.compare import compare
-from concord.conformance.watching import listening
+from concord.conformance.progress import listening
 from tests.toys.kinds import drawn, linear
 
 LEVEL = 0.1

@@ -11,7 +11,7 @@ from torch import nn
 
 from concord.conformance.compare import compare
 from concord.conformance.compare.differences import differences
-from concord.conformance.compare.reference import ModuleReference
+from concord.conformance.compare.module_reference import ModuleReference
 from concord.conformance.explain.search import Effort, Spent
 from concord.conformance.verdict import Judgement, Row, Verdict, verdict_lines
 

@@ -15,7 +15,7 @@ from concord.backends.worker import TIME_LIMIT
 from concord.conformance import check_jobs, dump
 from concord.conformance.campaign import Job, Setup, conduct, repeated
 from concord.conformance.check import DTYPES, sequence
-from concord.conformance.watching import listening
+from concord.conformance.progress import listening
 from concord.exit_codes import halting
 from concord.own_model import OwnModel
 from concord.spec.errors import collect

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from concord.conformance.compare.kernels import KERNELS
-from concord.conformance.watching import say
+from concord.conformance.progress import say
 from concord.spec.deviations import BLIND_ROWS_UNIFORM, BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError, refuse, unknowns
 
@@ -89,8 +89,7 @@ def prepare(
     from concord.conformance.compare import candidates
     from concord.conformance.compare.comparison import ModelComparison
     from concord.conformance.compare.draws import refuse_changes
-    from concord.conformance.compare.names import renamed
-    from concord.conformance.compare.reference import (
+    from concord.conformance.compare.module_reference import (
         OUTPUT,
         ModelReference,
         ModuleReference,
@@ -98,6 +97,7 @@ def prepare(
         is_output,
         unwrapped,
     )
+    from concord.conformance.compare.names import renamed
     from concord.conformance.compare.written import Written
 
     absent = [name for name in declared if is_output(name)]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from concord.conformance.compare.bugs import Operation
 from concord.conformance.compare.causes import StretchComputation, replay
-from concord.conformance.compare.reference import numbers
+from concord.conformance.compare.module_reference import numbers
 from concord.conformance.compare.slips import blind_rows
 from concord.conformance.compare.stretch import Stretch
 from concord.conformance.explain.computation import Prediction, within

@@ -29,10 +29,10 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from concord.backends.wire import WorkerFailure
-from concord.conformance.compare import alone, names
+from concord.conformance.compare import child, names
 from concord.conformance.compare.arithmetic import ROUNDOFF
 from concord.conformance.compare.draws import again, change, states
-from concord.conformance.compare.reference import (
+from concord.conformance.compare.module_reference import (
     ModelReference,
     ModuleReference,
     described,
@@ -348,7 +348,7 @@ def run(reference: ModelReference, candidate: Any, python: str | None) -> Delive
 
         def call() -> Arrays:
             with running("the candidate"), seeded(reference.seed):
-                return by_name(reference, alone.called(candidate, reference.inputs))
+                return by_name(reference, child.called(candidate, reference.inputs))
 
         before, arrays = states(), call()
         return Delivered(arrays, unsteady="" if states() == before else again(call, arrays, "float32"))
@@ -434,7 +434,7 @@ def run_alone(reference: ModelReference, target: str, python: str | None = None)
         done = subprocess.run(
             [
                 python or sys.executable,
-                alone.__file__,
+                child.__file__,
                 target,
                 str(given),
                 str(made),

@@ -13,10 +13,10 @@ from itertools import chain
 import numpy as np
 from torch import Tensor, nn
 
-from concord.conformance.compare import reference as modules
+from concord.conformance.compare import module_reference as modules
 from concord.conformance.compare.bugs import Kinds, Make, Operation, bugs, injected, sites
 from concord.conformance.compare.differences import Difference
-from concord.conformance.compare.reference import numbers
+from concord.conformance.compare.module_reference import numbers
 from concord.conformance.compare.slips import slips
 from concord.conformance.compare.stretch import Stretch
 from concord.conformance.explain import Cause

@@ -19,13 +19,13 @@ from concord.conformance.compare.arithmetic import FOREIGN
 from concord.conformance.compare.draws import constants
 from concord.conformance.compare.explanation import explain
 from concord.conformance.compare.kernels import FAST_CONVOLUTION, KERNELS
-from concord.conformance.compare.names import proposed
-from concord.conformance.compare.reference import (
+from concord.conformance.compare.module_reference import (
     ModelReference,
     ModuleReference,
     is_output,
     numbers,
 )
+from concord.conformance.compare.names import proposed
 from concord.conformance.estimate import Z
 from concord.conformance.exemptions import CONSTANT
 from concord.conformance.expectation import Expectation, is_gradient

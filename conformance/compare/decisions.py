@@ -73,7 +73,7 @@ def source_line() -> str | None:
     inner = None
     for frame, line in traceback.walk_stack(None):
         path = frame.f_code.co_filename
-        if path == f"{OWN}/reference.py":  # a hook, or what called the model
+        if path == f"{OWN}/module_reference.py":  # a hook, or what called the model
             break
         found = f"{Path(path).name}:{line}"
         if not path.startswith((OWN, TORCH)):

@@ -18,7 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from concord.conformance.compare.arithmetic import computed
-from concord.conformance.compare.reference import ModuleReference, dtype_name, numbers, without_wrappers
+from concord.conformance.compare.module_reference import (
+    ModuleReference,
+    dtype_name,
+    numbers,
+    without_wrappers,
+)
 from concord.conformance.explain.description import relation
 from concord.conformance.wording import counted, few, instead
 from concord.spec.arrays import Array

@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from concord.conformance.compare.bugs import Operation, Watched
 from concord.conformance.compare.decisions import source_line
-from concord.conformance.compare.reference import ModelReference, ModuleReference, nothing
+from concord.conformance.compare.module_reference import ModelReference, ModuleReference, nothing
 from concord.spec.arrays import Array, Arrays
 from concord.spec.errors import SpecError
 from concord.spec.precision import precision

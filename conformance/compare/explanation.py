@@ -13,8 +13,8 @@ from concord.conformance.compare.blind import blind, places
 from concord.conformance.compare.causes import StretchComputation, cause
 from concord.conformance.compare.differences import Difference, differences
 from concord.conformance.compare.kernels import KERNELS
+from concord.conformance.compare.module_reference import ModuleReference, numbers, spread
 from concord.conformance.compare.names import apart
-from concord.conformance.compare.reference import ModuleReference, numbers, spread
 from concord.conformance.compare.stretch import Stretch, opened
 from concord.conformance.expectation import is_gradient
 from concord.conformance.explain import Cause, Diagnosis

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from concord.conformance.compare.bugs import OperationBug, Watched, injected, sites
 from concord.conformance.compare.comparison import ModelComparison
-from concord.conformance.compare.reference import ModelReference, ModuleReference, is_output, numbers
+from concord.conformance.compare.module_reference import ModelReference, ModuleReference, is_output, numbers
+from concord.conformance.progress import say
 from concord.conformance.verdict import Verdict
-from concord.conformance.watching import say
 from concord.spec.errors import SpecError
 
 ANOTHER_SHAPE = "it has another shape alone than in its batch"

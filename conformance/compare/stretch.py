@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from concord.conformance.compare import reference as modules
+from concord.conformance.compare import module_reference as modules
 from concord.conformance.compare.arithmetic import plainly
 from concord.conformance.compare.bugs import Make, Operation, Watched
 from concord.conformance.compare.decisions import source_line
-from concord.conformance.compare.reference import Finished, ModuleReference, dtype_name, named, numbers
+from concord.conformance.compare.module_reference import Finished, ModuleReference, dtype_name, named, numbers
 from concord.conformance.estimate import SAMPLES, Observer, Z, estimate
 from concord.conformance.reference import Pin
 from concord.conformance.scoring import judge_tensor

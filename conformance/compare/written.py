@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from concord.conformance.compare.reference import (
+from concord.conformance.compare.module_reference import (
     OUTPUT,
     ModelReference,
     dtype_name,

@@ -6,6 +6,6 @@ it. Where none does, it is said which elements are wrong, and how they are relat
 """
 
 from concord.conformance.explain.hypothesis import Cause
-from concord.conformance.explain.said import Description, Diagnosis
+from concord.conformance.explain.result import Description, Diagnosis
 
 __all__ = ["Cause", "Description", "Diagnosis"]

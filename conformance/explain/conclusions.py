@@ -14,7 +14,7 @@ from concord.conformance import family
 from concord.conformance.expectation import JudgedProblem, is_gradient
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis, caused
 from concord.conformance.explain.question import Question
-from concord.conformance.explain.said import Diagnosis
+from concord.conformance.explain.result import Diagnosis
 from concord.conformance.explain.search import Effort, one_thread
 from concord.conformance.explain.step import role_of
 from concord.conformance.explain.suspects import like

@@ -15,7 +15,7 @@ from concord.conformance.explain.breakdown import axes_of
 from concord.conformance.explain.computation import Computation, within
 from concord.conformance.explain.masks import clauses_of_mask
 from concord.conformance.explain.question import Question
-from concord.conformance.explain.said import Description
+from concord.conformance.explain.result import Description
 from concord.conformance.padding import padded_rows, seen_keys
 from concord.conformance.wording import few, instead, multiple
 from concord.spec.arrays import Array

@@ -14,10 +14,10 @@ from concord.conformance.explain.backward import bounds
 from concord.conformance.explain.description import clauses_of, clauses_of_rows, describe
 from concord.conformance.explain.hypothesis import MOST_NAMED, RIGHT, Cause, Hypothesis, caused
 from concord.conformance.explain.question import Exact, Question
-from concord.conformance.explain.said import Description, Diagnosis
+from concord.conformance.explain.result import Description, Diagnosis
 from concord.conformance.explain.search import Effort, Search, one_thread
 from concord.conformance.explain.step import group_of
-from concord.conformance.watching import say
+from concord.conformance.progress import say
 from concord.conformance.wording import few
 from concord.spec.arrays import Array
 from concord.spec.tensors import clause_of

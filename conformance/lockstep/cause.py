@@ -25,7 +25,7 @@ from concord.conformance.explain.computation import within
 from concord.conformance.explain.fitting import Left, fitted, power
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.explain.search import Search
-from concord.conformance.lockstep.made import MadeStep
+from concord.conformance.lockstep.training_step import DeliveredStep
 from concord.conformance.wording import few, instead, joined, multiple
 from concord.spec.arrays import Array
 from concord.spec.errors import ConfigError
@@ -50,7 +50,7 @@ LONGEST = 2_000
 """By how many steps a schedule may be longer or shorter."""
 
 
-def cause_of(first: MadeStep, others: Sequence[MadeStep] = ()) -> Cause | None:
+def cause_of(first: DeliveredStep, others: Sequence[DeliveredStep] = ()) -> Cause | None:
     """Return what explains the first step that diverges, and holds in other steps.
 
     Everything that a backend reported lies within the tolerances of training with that bug. What steps that
@@ -134,20 +134,20 @@ def _others(undecayed: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 # Numbers of a recipe that nobody would guess.
 
 
-def recovered(made: MadeStep) -> Iterator[Hypothesis]:
+def recovered(made: DeliveredStep) -> Iterator[Hypothesis]:
     """Yield the numbers that a step would have been computed with, by the stage where it is first wrong."""
     for look in LOOKS.get(made.stage, ()):
         with contextlib.suppress(*INAPPLICABLE):  # no such training, or other tensors than it has
             yield from look(made)
 
 
-def _number(made: MadeStep, name: str, value: float) -> Hypothesis:
+def _number(made: DeliveredStep, name: str, value: float) -> Hypothesis:
     """Return training by a recipe with another number."""
     what = f"{name} = {instead(value, getattr(made.case.training.recipe, name), digits=4)}"
     return Hypothesis(name, what, CLAUSE_OF[name], change=with_recipe(**{name: value}))
 
 
-def _left(made: MadeStep, section: str, change: Callable[[float], Change]) -> Left:
+def _left(made: DeliveredStep, section: str, change: Callable[[float], Change]) -> Left:
     """Return what is left between a section as it was reported, and as a number of a change makes it."""
     prefix = f"steps.{made.start.step}.{section}."
     wanted = {name: array for name, array in made.delivered.items() if name.startswith(prefix)}
@@ -160,7 +160,7 @@ def _left(made: MadeStep, section: str, change: Callable[[float], Change]) -> Le
     return left
 
 
-def _schedule(made: MadeStep) -> Iterator[Hypothesis]:
+def _schedule(made: DeliveredStep) -> Iterator[Hypothesis]:
     """With which number of steps a schedule has the rate that was reported."""
     recipe, step = made.case.training.recipe, made.start.step
     reported = float(made.delivered.get(f"steps.{step}.rate", math.nan))
@@ -181,7 +181,7 @@ def _schedule(made: MadeStep) -> Iterator[Hypothesis]:
                 yield _number(made, name, found)
 
 
-def _fitted(name: str, section: str, made: MadeStep) -> Iterator[Hypothesis]:
+def _fitted(name: str, section: str, made: DeliveredStep) -> Iterator[Hypothesis]:
     """With which number of the recipe a section was computed."""
     start = getattr(made.case.training.recipe, name)
     if name == "clip_at":  # below the norm clipped gradients are proportional to it
@@ -190,14 +190,14 @@ def _fitted(name: str, section: str, made: MadeStep) -> Iterator[Hypothesis]:
     yield _number(made, name, *fitted(left, start))
 
 
-def _epsilon(made: MadeStep) -> Iterator[Hypothesis]:
+def _epsilon(made: DeliveredStep) -> Iterator[Hypothesis]:
     """With which epsilon parameters moved."""
     if made.case.training.recipe.algorithm != "sgd":
         found = power(_left(made, "parameters", lambda exponent: with_recipe(epsilon=10.0**exponent)))
         yield _number(made, "epsilon", 10.0**found)
 
 
-def _rate(made: MadeStep) -> Iterator[Hypothesis]:
+def _rate(made: DeliveredStep) -> Iterator[Hypothesis]:
     """By which rate parameters moved."""
     step = made.start.step
     rate = learning_rate(made.case.training.recipe, step)
@@ -216,7 +216,7 @@ def _rate(made: MadeStep) -> Iterator[Hypothesis]:
     yield Hypothesis("learning_rate", f"{what} in every step", "OPT-9", change=always)
 
 
-LOOKS: dict[str, tuple[Callable[[MadeStep], Iterator[Hypothesis]], ...]] = {
+LOOKS: dict[str, tuple[Callable[[DeliveredStep], Iterator[Hypothesis]], ...]] = {
     "clipped": (partial(_fitted, "clip_at", "clipped"),),
     "moments": (
         _schedule,
@@ -244,7 +244,7 @@ SECTIONS = {
 """A section in words, and the clause that it breaks; empty: that of its tensors."""
 
 
-def readings(made: MadeStep) -> Iterator[Hypothesis]:
+def readings(made: DeliveredStep) -> Iterator[Hypothesis]:
     """Read off which parameters a section is wrong in, and what it holds there."""
     section = made.tensor.split(".")[2]
     if section not in SECTIONS:
@@ -263,7 +263,7 @@ def readings(made: MadeStep) -> Iterator[Hypothesis]:
             return
 
 
-def _of(made: MadeStep, wrong: Sequence[str], like: Collection[str], every: Sequence[str]) -> str:
+def _of(made: DeliveredStep, wrong: Sequence[str], like: Collection[str], every: Sequence[str]) -> str:
     """Say which parameters are wrong: all of some kinds, or a few by their names.
 
     Args:
@@ -278,7 +278,7 @@ def _of(made: MadeStep, wrong: Sequence[str], like: Collection[str], every: Sequ
     return f" of {few(f'`{name}`' for name in wrong)}"
 
 
-def _instead(made: MadeStep, section: str) -> dict[str, dict[str, Array]]:
+def _instead(made: DeliveredStep, section: str) -> dict[str, dict[str, Array]]:
     """Return what a section may hold instead, by parameter and in words."""
     values, prefix = made.expected.values, f"steps.{made.start.step}."
 
@@ -306,7 +306,7 @@ def _instead(made: MadeStep, section: str) -> dict[str, dict[str, Array]]:
     return found
 
 
-def _is(made: MadeStep, name: str, value: Array) -> bool:
+def _is(made: DeliveredStep, name: str, value: Array) -> bool:
     """Return whether a tensor that was reported is another, but for rounding."""
     right, sigma = made.expected.values[name], made.expected.sigmas[name]
     largest = float(

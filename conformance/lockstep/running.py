@@ -34,7 +34,6 @@ from concord.conformance.lockstep.envelope import (
     of_training,
     rounded,
 )
-from concord.conformance.lockstep.made import MadeStep
 from concord.conformance.lockstep.outcome import (
     MODES,
     Curve,
@@ -44,6 +43,7 @@ from concord.conformance.lockstep.outcome import (
     Track,
     judged,
 )
+from concord.conformance.lockstep.training_step import DeliveredStep
 from concord.conformance.record import plain
 from concord.conformance.verdict import Row, conclude, section_of
 from concord.conformance.wording import gather
@@ -89,8 +89,8 @@ class Candidate:
         self.failure: tuple[str, str, str] | None = None
         self.steps, self.diverged, self.seconds = 0, 0, 0.0
         self.rows: dict[str, list[Row]] = {}
-        self.agreed: list[MadeStep] = []
-        self.diverging: list[MadeStep] = []
+        self.agreed: list[DeliveredStep] = []
+        self.diverging: list[DeliveredStep] = []
 
     def step(
         self, state: Mapping[str, Array] | None, step: int, batches: Sequence[Batch]
@@ -126,9 +126,9 @@ class Candidate:
         start = replace(start, resumed=start.step)
         looks = (False, True) if self.judged and not self.diverging else (False,)
         expected = [partial(envelope.of_run, delivered, whole=whole) for whole in looks]
-        self.add(MadeStep(envelope.case, start, delivered, *expected))
+        self.add(DeliveredStep(envelope.case, start, delivered, *expected))
 
-    def add(self, made: MadeStep) -> None:
+    def add(self, made: DeliveredStep) -> None:
         """Keep what is to be said of a step."""
         large = sum(array.size for array in made.start.state.values()) > WITNESSED
         if self.judged and made.tensor:
@@ -328,7 +328,7 @@ def about(case: JudgedTraining, settings: Setup) -> LockstepCase:
 
 def judged_steps(
     case: JudgedTraining, made: Sequence[Mapping[str, Array]], resumed: int = 0
-) -> Iterator[MadeStep]:
+) -> Iterator[DeliveredStep]:
     """Yield the steps of training that was made by itself, until one diverges.
 
     Args:
@@ -350,7 +350,7 @@ def judged_steps(
         expected = expectation(case, values, tolerated)
         start = Start(state, step, batches, sigmas, start and replace(start, earlier=None), resumed)
         delivered = {f"{prefix}{name}": np.asarray(array) for name, array in found.items()}
-        one = MadeStep(case, start, delivered, partial(in_range, expected, state))
+        one = DeliveredStep(case, start, delivered, partial(in_range, expected, state))
         yield one
         if one.tensor:
             return

@@ -17,7 +17,7 @@ import torch
 from packaging.requirements import Requirement
 
 from concord.conformance.compare import prepare
-from concord.conformance.compare.reference import named
+from concord.conformance.compare.module_reference import named
 
 HERE = Path(__file__).parent
 FOLDER = Path(tempfile.gettempdir()) / "concord-wild"

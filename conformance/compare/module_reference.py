@@ -51,8 +51,8 @@ from concord.conformance.compare.state import Copies, kept
 from concord.conformance.estimate import SAMPLES, Estimate, Observer
 from concord.conformance.exemptions import ABSENT, NOT_EXPOSED
 from concord.conformance.expectation import Expectation, is_gradient
+from concord.conformance.progress import say
 from concord.conformance.reference import Activation, Pin
-from concord.conformance.watching import say
 from concord.spec.arrays import Array
 from concord.spec.deviations import BLIND_ROWS_UNIFORM, BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError

@@ -1,4 +1,4 @@
-"""Calls a function of any framework in a process of its own: ``alone.py TARGET INPUTS OUTPUTS``.
+"""Calls a function of any framework in a process of its own: ``child.py TARGET INPUTS OUTPUTS``.
 
 It needs NumPy and safetensors, and nothing of Concord: the interpreter may be another environment's.
 """

@@ -23,7 +23,7 @@ from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
 
 
-class MadeStep(Computation):
+class DeliveredStep(Computation):
     """A step that a backend made, and that is made again, with something wrong on purpose.
 
     Everything that was reported has to lie within the tolerances of training with it.
