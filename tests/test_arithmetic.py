@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from concord.conformance.compare import compare
 from concord.conformance.compare.arithmetic import ExactMode, Perturbed, Rounded, computed, value_of
-from concord.conformance.compare.reference import ModuleReference
+from concord.conformance.compare.module_reference import ModuleReference
 from tests.toys.kinds import Of, drawn
 
 HEADS, WIDTH = 3, 61

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from concord.conformance.compare.reference import ModuleReference
+from concord.conformance.compare.module_reference import ModuleReference
 
 torch.set_num_threads(1)  # several would wait for each other beside other tests
 
