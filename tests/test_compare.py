@@ -9,6 +9,7 @@ from safetensors.numpy import save_file
 from torch import nn
 
 from concord.conformance.compare import assert_same, compare
+from concord.conformance.verdict import Judgement, Row, Verdict, verdict_lines
 from concord.spec.errors import SpecError
 from tests.toys.module_bugs import setting, weight
 from tests.toys.modules import WIDTH, Fused, activations, encoder, texts
@@ -60,6 +61,43 @@ def test_a_wrong_derivative_is_said_to_be_one_alone():
 def test_assert_same_fails_with_the_first_divergence():
     with pytest.raises(AssertionError, match=r"first at output"):
         assert_same(nn.Linear(5, 3).eval(), nn.Linear(5, 3).eval(), torch.ones(7, 5))
+
+
+# What is said.
+
+
+@pytest.mark.parametrize(
+    ("given", "words", "never"),
+    [
+        (
+            {"z": 4.6e44, "actual": 0.5, "expected": 0.0, "sigma": 1e-38},
+            "where the exact value is 0",
+            "tolerances",
+        ),
+        ({"z": np.inf, "actual": np.nan, "expected": 0.5, "sigma": 1e-7}, "the run nan, oracle 0.5", "inf"),
+        (
+            {"z": 7.0, "rms": 9.0, "actual": 0.5, "expected": 0.4, "sigma": 0.1},
+            "none alone lies beyond",
+            "0 of",
+        ),
+    ],
+)
+def test_numbers_are_told_where_a_ratio_says_nothing(given, words, never):
+    judged = Judgement("diverges", element=(0, 3), beyond=int(given["z"] > 16), size=17, **given)
+    said = "\n".join(verdict_lines(Verdict([Row("a", "", "diverges", judged, None, "", 17)])))
+    assert words in said.splitlines()[1]
+    assert never not in said.splitlines()[1].replace("tolerance ±", "")
+    assert "--forward-only" not in said
+
+
+def test_what_else_is_wrong_by_itself_is_said():
+    right, wrong = (nn.Sequential(*(nn.Linear(5, 5) for _ in range(3))).eval() for _ in range(2))
+    wrong.load_state_dict(right.state_dict())
+    for place in (0, 2):
+        wrong[place].weight.data += 0.1
+    said = str(compare(right, wrong, torch.randn(3, 5)))
+    assert "wrong too, judged alone: `2`" in said
+    assert "computed by \n" not in said
 
 
 # Nonsense.

@@ -31,6 +31,14 @@ class ModuleBug:
     edit: object
 
 
+def bugs(*entries):
+    """Return bugs of entries, in each of which one first tensor stands alone."""
+    return [
+        ModuleBug(name, (first,) if isinstance(first, str) else first, cause, edit)
+        for name, first, cause, edit in entries
+    ]
+
+
 # Edits.
 
 
@@ -197,113 +205,103 @@ SELF, OUT, IN, LAST = (
 ACT = f"{IN}.intermediate_act_fn"
 NORM = "embeddings.LayerNorm"
 
-BERT = [
-    ModuleBug("epsilon of embeddings", (NORM,), r"eps", setting(NORM, "eps", 1e-5)),
-    ModuleBug("epsilon 300 times", (f"{LAST}.LayerNorm",), r"eps", setting(f"{LAST}.LayerNorm", "eps", 3e-4)),
-    ModuleBug("gelu by tanh", (ACT,), r"gelu tanh", replaced(ACT, nn.GELU("tanh"))),
-    ModuleBug(
-        "quick gelu", (ACT,), r"gelu quick", instead(ACT, lambda s, own, x: x * torch.sigmoid(1.702 * x))
-    ),
-    ModuleBug("relu", (ACT,), r"relu", replaced(ACT, nn.ReLU())),
-    ModuleBug("no scale", (f"{SELF}[0]",), r"scal", setting(SELF, "scaling", 1.0)),
-    ModuleBug("scale of the whole width", (f"{SELF}[0]",), r"scal", setting(SELF, "scaling", 24**-0.5)),
-    ModuleBug("no mask", (f"{SELF}[0]",), r"mask", attention(SELF, mask=lambda mask, scores: None)),
-    ModuleBug(
+BERT = bugs(
+    ("epsilon of embeddings", NORM, r"eps", setting(NORM, "eps", 1e-5)),
+    ("epsilon 300 times", f"{LAST}.LayerNorm", r"eps", setting(f"{LAST}.LayerNorm", "eps", 3e-4)),
+    ("gelu by tanh", ACT, r"gelu tanh", replaced(ACT, nn.GELU("tanh"))),
+    ("quick gelu", ACT, r"gelu quick", instead(ACT, lambda s, own, x: x * torch.sigmoid(1.702 * x))),
+    ("relu", ACT, r"relu", replaced(ACT, nn.ReLU())),
+    ("no scale", f"{SELF}[0]", r"scal", setting(SELF, "scaling", 1.0)),
+    ("scale of the whole width", f"{SELF}[0]", r"scal", setting(SELF, "scaling", 24**-0.5)),
+    ("no mask", f"{SELF}[0]", r"mask", attention(SELF, mask=lambda mask, scores: None)),
+    (
         "mask one key too far",
-        (f"{SELF}[0]",),
+        f"{SELF}[0]",
         r"mask",
         attention(SELF, mask=lambda mask, scores: mask.roll(1, -1)),
     ),
-    ModuleBug("mask of -10", (f"{SELF}[0]",), r"mask|-10", attention(SELF, mask=hidden_by(-10.0))),
-    ModuleBug(
+    ("mask of -10", f"{SELF}[0]", r"mask|-10", attention(SELF, mask=hidden_by(-10.0))),
+    (
         "mask by a factor",
-        (f"{SELF}[0]",),
+        f"{SELF}[0]",
         r"mask",
         attention(SELF, mask=lambda mask, scores: -scores * (mask < -1)),
     ),
-    ModuleBug("causal", (f"{SELF}[0]",), r"mask|causal", attention(SELF, mask=diagonal(0))),
-    ModuleBug(
+    ("causal", f"{SELF}[0]", r"mask|causal", attention(SELF, mask=diagonal(0))),
+    (
         "softmax over queries",
-        (f"{SELF}[0]",),
+        f"{SELF}[0]",
         r"softmax",
         attention(SELF, weights=lambda s: F.softmax(s, -2)),
     ),
-    ModuleBug(
+    (
         "softmax in bfloat16",
-        (f"{SELF}[0]",),
+        f"{SELF}[0]",
         r"bfloat16",
         attention(SELF, weights=in_bfloat16(lambda s: F.softmax(s, -1))),
     ),
-    ModuleBug(
+    (
         "heads joined untransposed",
-        (f"{SELF}[0]",),
+        f"{SELF}[0]",
         r"order|heads|axis|axes",
         attention(SELF, joined=lambda x: x.contiguous().view(len(x), x.shape[2], x.shape[1], -1)),
     ),
-    ModuleBug(
+    (
         "heads split the other way",
-        (f"{SELF}.query",),
+        f"{SELF}.query",
         r"heads|order",
         both(*(gives(f"{SELF}.{n}", interleaved(4)) for n in ("query", "key", "value"))),
     ),
-    ModuleBug(
+    (
         "query of the key",
-        (f"{SELF}.query",),
+        f"{SELF}.query",
         r"parameters of .*key|weight",
         copied(f"{SELF}.query", f"{SELF}.key"),
     ),
-    ModuleBug("value transposed", (f"{SELF}.value",), r"transposed", weight(f"{SELF}.value.weight", torch.t)),
-    ModuleBug(
+    ("value transposed", f"{SELF}.value", r"transposed", weight(f"{SELF}.value.weight", torch.t)),
+    (
         "positions from one",
-        ("embeddings.position_embeddings",),
+        "embeddings.position_embeddings",
         r"one too far|position",
         takes("embeddings.position_embeddings", lambda ids: ids + 1),
     ),
-    ModuleBug(
+    (
         "segment one",
-        ("embeddings.token_type_embeddings",),
+        "embeddings.token_type_embeddings",
         r"one too far|segment",
         takes("embeddings.token_type_embeddings", lambda ids: ids + 1),
     ),
-    ModuleBug(
+    (
         "no residual",
-        (f"{OUT}.LayerNorm",),
+        f"{OUT}.LayerNorm",
         r"term|residual",
         instead(OUT, lambda s, own, x, given: s.LayerNorm(s.dense(x))),
     ),
-    ModuleBug(
-        "norm without bias", (f"{OUT}.LayerNorm",), r"bias", weight(f"{OUT}.LayerNorm.bias", torch.zeros_like)
-    ),
-    ModuleBug(
-        "unbiased variance", (f"{OUT}.LayerNorm",), r"unbiased|n - 1", instead(f"{OUT}.LayerNorm", unbiased)
-    ),
-    ModuleBug("uncentred norm", (f"{OUT}.LayerNorm",), r"mean", instead(f"{OUT}.LayerNorm", uncentred)),
-    ModuleBug(
+    ("norm without bias", f"{OUT}.LayerNorm", r"bias", weight(f"{OUT}.LayerNorm.bias", torch.zeros_like)),
+    ("unbiased variance", f"{OUT}.LayerNorm", r"unbiased|n - 1", instead(f"{OUT}.LayerNorm", unbiased)),
+    ("uncentred norm", f"{OUT}.LayerNorm", r"mean", instead(f"{OUT}.LayerNorm", uncentred)),
+    (
         "another layer's weights",
-        (f"{IN}.dense",),
+        f"{IN}.dense",
         r"parameters of encoder\.layer\.0|weight",
         copied(f"{IN}.dense", "encoder.layer.0.intermediate.dense"),
     ),
-    ModuleBug(
-        "a weight in bfloat16", (f"{LAST}.dense",), r"bfloat16", weight(f"{LAST}.dense.weight", rounded)
-    ),
-    ModuleBug(
-        "a weight in 8 bits", (f"{LAST}.dense",), r"int8|8 bits", weight(f"{LAST}.dense.weight", in_8_bits)
-    ),
-    ModuleBug("pooled at the end", ("pooler.dense",), r"last|token|position", takes("pooler", shifted(1, 1))),
-    ModuleBug(
+    ("a weight in bfloat16", f"{LAST}.dense", r"bfloat16", weight(f"{LAST}.dense.weight", rounded)),
+    ("a weight in 8 bits", f"{LAST}.dense", r"int8|8 bits", weight(f"{LAST}.dense.weight", in_8_bits)),
+    ("pooled at the end", "pooler.dense", r"last|token|position", takes("pooler", shifted(1, 1))),
+    (
         "no tanh",
         ("pooler.activation", "output[pooler_output]"),
         r"activation|tanh",
         replaced("pooler.activation", nn.Identity()),
     ),
-]
+)
 
 # Llama.
 
 BLOCK = "layers.1"
 SELF, MLP, NORM = f"{BLOCK}.self_attn", f"{BLOCK}.mlp", f"{BLOCK}.post_attention_layernorm"
-MADE = (f"{SELF}.o_proj",)
+MADE = f"{SELF}.o_proj"
 
 
 def rotated(path, rotate, value=False):
@@ -396,84 +394,78 @@ def normed_residual(self, own, hidden_states, **kwargs):
 
 ROTARY = ("rotary_emb[0]", "rotary_emb[1]")
 
-LLAMA = [
-    ModuleBug("epsilon 10 times", (NORM,), r"eps", setting(NORM, "variance_epsilon", 1e-5)),
-    ModuleBug("no epsilon", (NORM,), r"eps", setting(NORM, "variance_epsilon", 0.0)),
-    ModuleBug("layer norm", (NORM,), r"mean|cent|norm", instead(NORM, centred)),
-    ModuleBug("weight plus one", (NORM,), r"weight", instead(NORM, plus_one)),
-    ModuleBug("norm by length", (NORM,), r"", instead(NORM, by_size)),
-    ModuleBug(
-        "norm of another layer", (NORM,), r"parameters of|weight", copied(NORM, f"{BLOCK}.input_layernorm")
-    ),
-    ModuleBug("gelu for silu", (f"{MLP}.act_fn",), r"gelu", replaced(f"{MLP}.act_fn", nn.GELU())),
-    ModuleBug("no activation", (f"{MLP}.act_fn", f"{MLP}.down_proj"), r"activation", instead(MLP, ungated)),
-    ModuleBug(
+LLAMA = bugs(
+    ("epsilon 10 times", NORM, r"eps", setting(NORM, "variance_epsilon", 1e-5)),
+    ("no epsilon", NORM, r"eps", setting(NORM, "variance_epsilon", 0.0)),
+    ("layer norm", NORM, r"mean|cent|norm", instead(NORM, centred)),
+    ("weight plus one", NORM, r"weight", instead(NORM, plus_one)),
+    ("norm by length", NORM, r"", instead(NORM, by_size)),
+    ("norm of another layer", NORM, r"parameters of|weight", copied(NORM, f"{BLOCK}.input_layernorm")),
+    ("gelu for silu", f"{MLP}.act_fn", r"gelu", replaced(f"{MLP}.act_fn", nn.GELU())),
+    ("no activation", (f"{MLP}.act_fn", f"{MLP}.down_proj"), r"activation", instead(MLP, ungated)),
+    (
         "gate and up exchanged",
-        (f"{MLP}.act_fn",),
+        f"{MLP}.act_fn",
         r"parameters of|up_proj|gate",
         instead(MLP, exchanged_gate),
     ),
-    ModuleBug(
+    (
         "gate's weights of up",
-        (f"{MLP}.gate_proj",),
+        f"{MLP}.gate_proj",
         r"parameters of .*up_proj|weight",
         copied(f"{MLP}.gate_proj", f"{MLP}.up_proj"),
     ),
-    ModuleBug("theta of 5e5", ROTARY, r"inv_freq|theta|frequenc", thetas(5e5)),
-    ModuleBug(
+    ("theta of 5e5", ROTARY, r"inv_freq|theta|frequenc", thetas(5e5)),
+    (
         "positions from one",
         ROTARY,
         r"position|too far",
         instead("rotary_emb", lambda s, own, x, position_ids: own(x, position_ids + 1)),
     ),
-    ModuleBug(
-        "cosine and sine exchanged", ROTARY, r"cos|sin|other", gives("rotary_emb", lambda pair: pair[::-1])
-    ),
-    ModuleBug("rotation of neighbours", MADE, r"neighbours", rotated(SELF, neighbours)),
-    ModuleBug("neighbours throughout", MADE, r"neighbours|rotat", rotated(SELF, neighbours_throughout)),
-    ModuleBug("rotation the other way", MADE, r"sign|order|rotat", rotated(SELF, opposite)),
-    ModuleBug("only queries rotated", MADE, r"rotat", rotated(SELF, only(0))),
-    ModuleBug("values rotated too", MADE, r"rotat", rotated(SELF, right, value=True)),
-    ModuleBug("rotated in part", MADE, r"rotat|order", rotated(SELF, partly)),
-    ModuleBug(
+    ("cosine and sine exchanged", ROTARY, r"cos|sin|other", gives("rotary_emb", lambda pair: pair[::-1])),
+    ("rotation of neighbours", MADE, r"neighbours", rotated(SELF, neighbours)),
+    ("neighbours throughout", MADE, r"neighbours|rotat", rotated(SELF, neighbours_throughout)),
+    ("rotation the other way", MADE, r"sign|order|rotat", rotated(SELF, opposite)),
+    ("only queries rotated", MADE, r"rotat", rotated(SELF, only(0))),
+    ("values rotated too", MADE, r"rotat", rotated(SELF, right, value=True)),
+    ("rotated in part", MADE, r"rotat|order", rotated(SELF, partly)),
+    (
         "key heads in another order",
         MADE,
         r"head|order|repeat",
         attention(SELF, repeated=lambda x, times: x.repeat(1, times, 1, 1)),
     ),
-    ModuleBug("one more key seen", MADE, r"mask|causal|too far", attention(SELF, mask=diagonal(1))),
-    ModuleBug("itself unseen", MADE, r"mask|causal|too far", attention(SELF, mask=diagonal(-1))),
-    ModuleBug(
-        "all keys seen", MADE, r"mask", attention(SELF, mask=lambda mask, scores: torch.zeros_like(mask))
-    ),
-    ModuleBug("no scale", MADE, r"scal", setting(SELF, "scaling", 1.0)),
-    ModuleBug("scale of the whole width", MADE, r"scal", setting(SELF, "scaling", 24**-0.5)),
-    ModuleBug(
+    ("one more key seen", MADE, r"mask|causal|too far", attention(SELF, mask=diagonal(1))),
+    ("itself unseen", MADE, r"mask|causal|too far", attention(SELF, mask=diagonal(-1))),
+    ("all keys seen", MADE, r"mask", attention(SELF, mask=lambda mask, scores: torch.zeros_like(mask))),
+    ("no scale", MADE, r"scal", setting(SELF, "scaling", 1.0)),
+    ("scale of the whole width", MADE, r"scal", setting(SELF, "scaling", 24**-0.5)),
+    (
         "softmax in bfloat16",
         MADE,
         r"bfloat16",
         attention(SELF, weights=in_bfloat16(lambda s: F.softmax(s, -1))),
     ),
-    ModuleBug("output transposed", MADE, r"transposed", weight(f"{SELF}.o_proj.weight", torch.t)),
-    ModuleBug("residual behind the norm", (NORM,), r"residual|term", instead(BLOCK, normed_residual)),
-    ModuleBug("parallel halves", (NORM,), r"residual|term", instead(BLOCK, parallel)),
-    ModuleBug(
+    ("output transposed", MADE, r"transposed", weight(f"{SELF}.o_proj.weight", torch.t)),
+    ("residual behind the norm", NORM, r"residual|term", instead(BLOCK, normed_residual)),
+    ("parallel halves", NORM, r"residual|term", instead(BLOCK, parallel)),
+    (
         "one weight in bfloat16",
-        (f"{MLP}.down_proj",),
+        f"{MLP}.down_proj",
         r"bfloat16|weight",
         weight(f"{MLP}.down_proj.weight", rounded),
     ),
-    ModuleBug(
+    (
         "one element of a weight",
-        (f"{MLP}.up_proj",),
+        f"{MLP}.up_proj",
         r"weight",
         weight(
             f"{MLP}.up_proj.weight",
             lambda w: w.index_put((torch.tensor(3), torch.tensor(5)), torch.tensor(0.5)),
         ),
     ),
-    ModuleBug("last norm left out", ("norm", "output"), r"norm", replaced("norm", nn.Identity())),
-]
+    ("last norm left out", ("norm", "output"), r"norm", replaced("norm", nn.Identity())),
+)
 
 # ViT.
 
@@ -485,7 +477,7 @@ SELF, MLP, BEFORE, AFTER = (
 )
 PATCHES = "embeddings.patch_embeddings"
 EMBEDDED = ("embeddings.dropout", "layers.0.layernorm_before")
-MADE = (f"{SELF}.o_proj",)
+MADE = f"{SELF}.o_proj"
 
 
 def moved_class(x):
@@ -505,103 +497,101 @@ def pooled_by_mean(x):
     return x[:, 1:].mean(1, keepdim=True)
 
 
-VIT = [
-    ModuleBug(
+VIT = bugs(
+    (
         "patches by columns",
-        (PATCHES,),
+        PATCHES,
         r"order",
         gives(PATCHES, lambda x: x.unflatten(1, (4, 4)).transpose(1, 2).flatten(1, 2)),
     ),
-    ModuleBug(
+    (
         "channels reversed",
-        (f"{PATCHES}.projection",),
+        f"{PATCHES}.projection",
         r"channel|order|axis",
         takes(f"{PATCHES}.projection", lambda x: x.flip(1)),
     ),
-    ModuleBug(
+    (
         "kernel transposed",
-        (f"{PATCHES}.projection",),
+        f"{PATCHES}.projection",
         r"transposed|weight",
         weight(f"{PATCHES}.projection.weight", lambda w: w.transpose(2, 3)),
     ),
-    ModuleBug(
+    (
         "one pixel off",
-        (f"{PATCHES}.projection",),
+        f"{PATCHES}.projection",
         r"pixel|shift",
         takes(f"{PATCHES}.projection", shifted(1, -1)),
     ),
-    ModuleBug(
+    (
         "pixels twice as large",
-        (f"{PATCHES}.projection",),
+        f"{PATCHES}.projection",
         r"",
         takes(f"{PATCHES}.projection", lambda x: 2 * x),
     ),
-    ModuleBug(
+    (
         "kernel in bfloat16",
-        (f"{PATCHES}.projection",),
+        f"{PATCHES}.projection",
         r"bfloat16",
         weight(f"{PATCHES}.projection.weight", rounded),
     ),
-    ModuleBug("class token at the end", EMBEDDED, r"order", gives("embeddings", moved_class)),
-    ModuleBug(
+    ("class token at the end", EMBEDDED, r"order", gives("embeddings", moved_class)),
+    (
         "positions one on",
         EMBEDDED,
         r"position|order|weight",
         weight("embeddings.position_embeddings", shifted(1, 1)),
     ),
-    ModuleBug("no positions", EMBEDDED, r"term|position", instead("embeddings", without_positions)),
-    ModuleBug(
+    ("no positions", EMBEDDED, r"term|position", instead("embeddings", without_positions)),
+    (
         "class token of zeros",
         EMBEDDED,
         r"cls_token|class",
         weight("embeddings.cls_token", torch.zeros_like),
     ),
-    ModuleBug("epsilon 1e-6", (BEFORE,), r"eps", setting(BEFORE, "eps", 1e-6)),
-    ModuleBug("norms exchanged", (BEFORE,), r"parameters of|weight", copied(BEFORE, AFTER)),
-    ModuleBug(
+    ("epsilon 1e-6", BEFORE, r"eps", setting(BEFORE, "eps", 1e-6)),
+    ("norms exchanged", BEFORE, r"parameters of|weight", copied(BEFORE, AFTER)),
+    (
         "gelu by tanh",
-        (f"{MLP}.activation_fn",),
+        f"{MLP}.activation_fn",
         r"gelu tanh",
         replaced(f"{MLP}.activation_fn", nn.GELU("tanh")),
     ),
-    ModuleBug("no query bias", (f"{SELF}.q_proj",), r"bias", weight(f"{SELF}.q_proj.bias", torch.zeros_like)),
-    ModuleBug(
+    ("no query bias", f"{SELF}.q_proj", r"bias", weight(f"{SELF}.q_proj.bias", torch.zeros_like)),
+    (
         "query of the key",
-        (f"{SELF}.q_proj",),
+        f"{SELF}.q_proj",
         r"parameters of .*k_proj|weight",
         copied(f"{SELF}.q_proj", f"{SELF}.k_proj"),
     ),
-    ModuleBug("no scale", MADE, r"scal", setting(SELF, "scaling", 1.0)),
-    ModuleBug("softmax over queries", MADE, r"softmax", attention(SELF, weights=lambda s: F.softmax(s, -2))),
-    ModuleBug(
+    ("no scale", MADE, r"scal", setting(SELF, "scaling", 1.0)),
+    ("softmax over queries", MADE, r"softmax", attention(SELF, weights=lambda s: F.softmax(s, -2))),
+    (
         "heads joined untransposed",
         MADE,
         r"order|heads|axis",
         attention(SELF, joined=lambda x: x.contiguous().view(len(x), x.shape[2], x.shape[1], -1)),
     ),
-    ModuleBug(
+    (
         "first layer's weights",
-        (f"{MLP}.fc1",),
+        f"{MLP}.fc1",
         r"parameters of layers\.0|weight",
         copied(f"{MLP}.fc1", "layers.0.mlp.fc1"),
     ),
-    ModuleBug("no residual", (AFTER,), r"term|residual", instead("layers.1", skipped)),
-    ModuleBug(
-        "pooled by the mean", ("pooler.dense",), r"mean|token|position", takes("pooler", pooled_by_mean)
-    ),
-    ModuleBug(
+    ("no residual", AFTER, r"term|residual", instead("layers.1", skipped)),
+    ("pooled by the mean", "pooler.dense", r"mean|token|position", takes("pooler", pooled_by_mean)),
+    (
         "no tanh",
         ("pooler.activation", "output[pooler_output]"),
         r"activation|tanh",
         replaced("pooler.activation", nn.Identity()),
     ),
-    ModuleBug(
+    (
         "last norm left out",
         ("layernorm", "pooler.dense"),
         r"norm",
         replaced("layernorm", nn.Identity()),
     ),
-]
+)
 
 BUGS = {"bert": BERT, "llama": LLAMA, "vit": VIT}
 

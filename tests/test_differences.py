@@ -1,0 +1,90 @@
+"""What two modules differ in: it is the cause where it explains the divergence."""
+
+import dataclasses
+import re
+
+import pytest
+from torch import nn
+
+from concord.conformance.compare import compare
+from concord.conformance.compare.differences import differences
+from concord.conformance.explain.search import Effort, Spent
+from tests.toys.kinds import Of, drawn, linear
+
+TEXT = drawn(2, 7, 6)
+
+
+def model(change=lambda model: None):
+    layers = {"a": linear(6, 6), "norm": lambda: nn.LayerNorm(6)}
+    model = Of(lambda m, x: m.norm(m.scale * m.a(x)) / (m.eps + 1), layers).eval()
+    model.eps, model.scale = 1e-5, 0.5
+    change(model)
+    return model
+
+
+def exchanged(made):
+    made.a.weight.data[[1, 4]] = made.a.weight.data[[4, 1]].clone()
+
+
+def one_element(made):
+    made.norm.weight.data[5] *= 1.0001
+
+
+DIFFERENCES = {
+    "epsilon": (lambda made: setattr(made.norm, "eps", 3e-4), "`norm.eps` is 0.0003 instead of 1e-05"),
+    "element": (one_element, r"`norm.weight` differs in 1 element: \[5\] is \S+ instead of \S+"),
+    "rows": (exchanged, "`a.weight` has rows 1 and 4 in each other's place"),
+    "setting": (lambda made: setattr(made, "scale", 0.25), "`scale` is 0.25 instead of 0.5"),
+    "format": (
+        lambda made: setattr(made.a.weight, "data", made.a.weight.half().float()),
+        "rounded to float16",
+    ),
+    "transposed": (lambda made: setattr(made.a.weight, "data", made.a.weight.T), "`a.weight` is transposed"),
+    "scaled": (lambda made: made.a.bias.data.mul_(3), "`a.bias` is multiplied by 3"),
+}
+
+
+QUICK = ("epsilon", "element", "rows")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in QUICK)) for kind in DIFFERENCES]
+)
+def test_what_two_modules_differ_in_is_the_cause_where_it_explains_the_divergence(kind):
+    change, words = DIFFERENCES[kind]
+    verdict = compare(model(), model(change), (0.02 * TEXT,)).explained()  # small enough for an epsilon
+    assert verdict.cause.confident
+    assert re.search(f"is explained by what the modules differ in: .*{words}", verdict.cause.text)
+
+
+def test_aliases_and_other_layouts_are_no_difference():
+    tied, own, other = model(), model(), model()
+    for made in (tied, own):
+        made.b = made.a
+    other.a = nn.Linear(6, 12)  # such as a fused one
+    other.b = own.a
+    assert not [*differences(tied, own, str)]
+    assert not [*differences(model(), other, str)]
+    own.a.weight.data[0, 0] += 1
+    (found,) = differences(tied, own, str)
+    assert len(found.values) == 2  # put into both places
+    own.b = model().a
+    texts = [found.text for found in differences(tied, own, str)]
+    assert any("(in the reference it is `b.weight`)" in text for text in texts)
+
+
+def test_differences_lie_where_the_stretch_runs():
+    (found,) = differences(model(), model(exchanged), str)
+    assert found.within({"a"})
+    assert found.within({""})
+    assert not found.within({"norm"})
+    assert dataclasses.replace(found, values={}).within({"a"}) is False
+
+
+def test_the_search_has_one_budget_and_the_verdict_does_without_it(monkeypatch):
+    monkeypatch.setattr("concord.conformance.compare.explanation.LONGEST", 0.0)
+    verdict = compare(model(), model(exchanged), (TEXT,))
+    assert verdict.status == "diverges"
+    assert verdict.explained().cause is None
+    with pytest.raises(Spent, match="s of the processor are spent"):
+        Effort(-1.0).check()
