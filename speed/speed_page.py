@@ -17,6 +17,7 @@ from concord.speed.table import (
     size_of,
     to_deploy,
     unmeasured,
+    versions_of,
 )
 
 
@@ -60,15 +61,10 @@ def speed_page(made: Record) -> str:
 
 
 def _compared(data: Entry) -> str:
-    """Say what was compared, and by what."""
-    versions = {
-        name: next((about.get("version") for about in profiles.values()), None)
-        for name, profiles in data["backends"].items()
-    }
-    named = (f"{name} {version}" if version else name for name, version in versions.items())
+    names = (f"{name} {version or ''}".strip() for name, version in versions_of(data).items())
     settings = data["settings"]
     return (
-        f"Compared: the time of {', '.join(named)} for {', '.join(data['workloads'])}, in turns, on "
+        f"Compared: the time of {', '.join(names)} for {', '.join(data['workloads'])}, in turns, on "
         f"{settings['device']} with {settings['threads']} threads, {settings['precision']} precision."
     )
 

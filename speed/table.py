@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -69,14 +69,15 @@ def _figures(entry: Entry, peer: float | None) -> dict[str, tuple[float | None, 
     """Return the number and the text of each of :data:`FIGURES`; too few steps for a spread are counted."""
     numbers, steps = {**entry, **entry["summary"]}, entry["summary"]["steps"]
     numbers["of_best_peer"] = peer and numbers["median_seconds"] / peer
-    found = {
-        heading: (value, "" if value is None else write(value))
-        for heading, (key, write) in FIGURES.items()
-        for value in [numbers.get(key)]
-    }
+    figures = {}
+    for heading, (key, write) in FIGURES.items():
+        value = numbers.get(key)
+        figures[heading] = value, "" if value is None else write(value)
     if numbers["spread"] is None:
-        found["±"] = None, f"{steps} step{'' if steps == 1 else 's'}"
-    return found
+        figures["±"] = None, f"{steps} step{'' if steps == 1 else 's'}"
+    elif not numbers["steady"]:
+        figures["±"] = numbers["spread"], f"{figures['±'][1]} unsteady"
+    return figures
 
 
 def fastest_first(data: Entry, workload: str) -> list[tuple[Entry, dict[str, tuple[float | None, str]]]]:
@@ -88,23 +89,36 @@ def fastest_first(data: Entry, workload: str) -> list[tuple[Entry, dict[str, tup
     return [(entry, _figures(entry, peer)) for entry in measured]
 
 
+def rows(data: Entry, workload: str, headings: Sequence[str]) -> list[list[str]]:
+    """Return backend, mode and the figures under each heading of the measurements of a workload."""
+    return [
+        [entry["backend"], entry["mode"], *(figures[heading][1] for heading in headings)]
+        for entry, figures in fastest_first(data, workload)
+    ]
+
+
 def to_deploy(data: Entry) -> dict[str, str]:
     """Say of each workload that was measured which mode of each framework is the fastest."""
     doubt = ", as far as one can tell" if busy_before(data) else ""
-    found = {}
+    sentences = {}
     for workload in data["workloads"]:
         best: dict[str, str] = {}
-        for entry, cells in fastest_first(data, workload):
-            best.setdefault(entry["backend"], f"{entry['backend']} {entry['mode']} ({cells['step'][1]})")
+        for backend, mode, step in rows(data, workload, ["step"]):
+            best.setdefault(backend, f"{backend} {mode} ({step})")
         if best:
-            found[workload] = f"To deploy on this machine{doubt}, {workload}: {', '.join(best.values())}."
-    return found
+            sentences[workload] = f"To deploy on this machine{doubt}, {workload}: {', '.join(best.values())}."
+    return sentences
 
 
 def limits(data: Entry) -> str:
     """Return the best rates of bare products."""
     rates = (f"{rate(found)}FLOP/s ({dtype})" for dtype, found in data["best_product_gflops"].items())
     return ", ".join(rates) or "none"
+
+
+def versions_of(data: Entry) -> dict[str, str | None]:
+    """Return the version that each backend says it has."""
+    return {name: next(iter(profiles.values())).get("version") for name, profiles in data["backends"].items()}
 
 
 def size_of(work: Entry) -> str:
@@ -143,44 +157,30 @@ def greedy(data: Entry) -> list[Entry]:
 
 
 def notes(data: Entry) -> Iterator[tuple[str, str]]:
-    """Yield what else is to be said of a record, and its style: what is missing, unsteady or greedy."""
+    """Yield what else is to be said of a record, and its style: what is missing or greedy."""
     for (backend, status, detail), runs in unmeasured(data).items():
         more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
         where = f"[{runs[0]['workload']}, {runs[0]['mode']}{more}]"
         yield f"{backend} {status}: {detail} {where}", "dim" if status in HARMLESS else "bold red"
-    unsteady: dict[str, list[str]] = {}
-    for entry in data["entries"]:
-        if entry["summary"] and entry["summary"]["steady"] is False:
-            who = f"{entry['backend']} {percent(entry['summary']['spread'] or 0.0)}"
-            unsteady.setdefault(f"{entry['workload']}, {entry['mode']}", []).append(who)
-    for name, backends in unsteady.items():
-        yield f"unsteady, {name}: {', '.join(backends)}", "yellow"
     for entry in greedy(data):
-        yield (
-            f"{entry['backend']} kept {entry['summary']['busy_cores']:.1f} cores busy with "
-            f"{data['settings']['threads']} threads: {entry['mode']}, {entry['workload']}",
-            "bold yellow",
-        )
+        cores, threads = entry["summary"]["busy_cores"], data["settings"]["threads"]
+        where = f"[{entry['workload']}, {entry['mode']}]"
+        yield f"{entry['backend']} kept {cores:.1f} cores busy with {threads} threads {where}", "bold yellow"
     if not data["complete"]:
         yield "not complete: what was measured until then is above", "yellow"
-
-
-# In a terminal.
 
 
 def show(data: Entry, console: Console) -> None:
     """Print a record: a table for each workload, fastest first, then what could not be measured."""
     headings = list(FIGURES)[:-1] if console.width >= WIDE else NARROW
     for name, work in data["workloads"].items():
-        title = f"{name}: {size_of(work)}"
-        table = Table("backend", "mode", title=title, title_justify="left", title_style="bold")
+        table = Table(
+            "backend", "mode", title=f"{name}: {size_of(work)}", title_justify="left", title_style="bold"
+        )
         for heading in headings:
             table.add_column(heading, justify="right", no_wrap=True)
-        for entry, found in fastest_first(data, name):
-            cells = {heading: text for heading, (_, text) in found.items()}
-            noise = Text(cells["±"], style="" if entry["summary"]["steady"] else "bold yellow")
-            shown = (noise if heading == "±" else cells[heading] for heading in headings)
-            table.add_row(entry["backend"], entry["mode"], *shown)
+        for row in rows(data, name, headings):
+            table.add_row(*row)
         if table.rows:
             console.print(table)
     for text in to_deploy(data).values():
@@ -189,27 +189,19 @@ def show(data: Entry, console: Console) -> None:
         console.print(Text(text, style=style))
 
 
-# In a Markdown file.
-
-
 def markdown(data: Entry) -> str:
     """Return a record as Markdown: each workload's table, fastest first, and what it was measured on."""
     parts, headings = [], [*NARROW, "of best"]
     for name, work in data["workloads"].items():
-        lines = [f"| backend | mode | {' | '.join(headings)} |", f"|---|---|{'---:|' * len(headings)}"]
-        for entry, found in fastest_first(data, name):
-            cells = {heading: text for heading, (_, text) in found.items()}
-            cells["±"] += " unsteady" if entry["summary"]["steady"] is False else ""
-            row = (entry["backend"], entry["mode"], *(cells[heading] for heading in headings))
-            lines.append(f"| {' | '.join(row)} |")
-        if len(lines) > 2:
-            parts.append(f"**{name}**: {work['source']}; {size_of(work)}\n\n" + "\n".join(lines))
-    parts.extend(to_deploy(data).values())
+        lines = [f"| {' | '.join(row)} |" for row in rows(data, name, headings)]
+        if lines:
+            head = f"| backend | mode | {' | '.join(headings)} |\n|---|---|{'---:|' * len(headings)}"
+            about = f"**{name}**: {work['source']}; {size_of(work)}"
+            parts.append("\n".join([about, "", head, *lines]))
     machine = data["machine"]
-    described = {name: next(iter(profiles.values())) for name, profiles in data["backends"].items()}
-    versions = [f"{name} {about['version']}" for name, about in described.items() if about.get("version")]
-    parts.append(
+    versions = (f"{name} {version}" for name, version in versions_of(data).items() if version)
+    about = (
         f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; best bare matrix "
         f"product {limits(data)}; {data['written'][:10]}; {', '.join(versions)}."
     )
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *to_deploy(data).values(), about]) + "\n"

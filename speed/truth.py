@@ -1,7 +1,7 @@
 """What a timed program has to have computed: from the oracle, for the presets once and for all.
 
-``python -m concord.speed.truth`` derives the expectations of the presets anew, in some minutes, and writes
-them to ``speed/expected``; those of other sizes are derived when they are needed.
+``python -m concord.speed.truth`` derives the expectations of the presets anew and writes them to
+``speed/expected``; those of other sizes are derived when they are needed.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from concord.backends.bench import moved
 from concord.backends.interface import WORKLOAD_KINDS
@@ -24,10 +26,11 @@ from concord.conformance.reference import PublishedReference
 from concord.conformance.verdict import Verdict
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
-from concord.spec.batch import round_inputs
+from concord.spec.batch import Batch, from_arrays, round_inputs
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import Weights, initialize, trainable
 from concord.spec.reference import compute
+from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Observer, Training, Trajectory
 from concord.speed.presets import LENGTHS, SEED, Workload, workload
 from concord.speed.work import flops
@@ -35,17 +38,21 @@ from concord.speed.work import flops
 EXPECTED = Path(__file__).parent / "expected"
 """Where the expectations of the presets lie."""
 
-LARGE = {"inference": 4e12, "training": 1e11}
-"""Operations beyond which :data:`PROBE` samples are checked.
-
-The oracle computes some 1e11 in a second, and differentiation keeps all activations in float64.
-"""
+LARGE = 4e12
+"""Operations beyond which :data:`PROBE` samples are checked: the oracle computes some 1e11 in a second."""
 
 PROBE = 2
 """Samples by which a large workload is checked."""
 
 ROUNDED = 4
 """Low-precision runs that sigma is taken from."""
+
+CHUNK = 512
+"""Tokens of training whose gradients are computed at a time: single samples take longer."""
+
+ROOM = 1_250_000
+"""Those tokens times width times layers, at most: a backward pass needs all layers in memory at once."""
+
 
 KEPT = (
     *itertools.product(("nndl", "tf1", "minilm"), WORKLOAD_KINDS, LENGTHS),
@@ -63,7 +70,7 @@ def judge(expected: Expectation, results: Mapping[str, Array]) -> Verdict:
 def probe(work: Workload) -> Workload:
     """Return the workload that is checked: a few samples, where the oracle would take hours for all."""
     few = replace(work, preset=replace(work.preset, batch=min(PROBE, work.preset.batch)))
-    return few if flops(work) > LARGE[work.kind] else work
+    return few if flops(work) > LARGE else work
 
 
 def derive(work: Workload, rules: str | None = None) -> Expectation:
@@ -77,16 +84,19 @@ def derive(work: Workload, rules: str | None = None) -> Expectation:
         ``updates/NAME``, its change by them all, and ``moments/NAME``, its first moment after them, along a
         few random directions. Sigma is one for a tensor: the root mean square error of rounded runs.
     """
-    config, batches = work.preset.config, work.batches
+    config = work.preset.config
+    batches = work.batches
     weights = round_inputs(initialize(config, SEED), batches[0], work.dtype)[0]
+    steps = [samples(config, batch, _most(work) if work.recipe else 1) for batch in batches]
 
     def run(arithmetic: Arithmetic, take: Observer) -> None:
         if work.recipe:
-            training = Training(work.recipe, [[batch] for batch in batches])
-            for name, array in _train(config, weights, training, arithmetic, work.dtype).items():
-                take(name, array)
+            found = _trained(config, weights, _training(work.recipe, steps), arithmetic, work.dtype)
         else:
-            take("logits", compute(config, weights, batches[0], arithmetic, dtype=work.dtype).output)
+            parts = (compute(config, weights, part, arithmetic, dtype=work.dtype) for part in steps[0])
+            found = {"logits": np.concatenate([part.output for part in parts])}
+        for name, array in found.items():
+            take(name, array)
 
     # Sums in orders drawn at random, every second one fused.
     runs = [
@@ -111,15 +121,38 @@ def _rms(array: Array) -> float:
     return float(np.sqrt(np.mean(np.square(array, dtype=np.float64))))
 
 
-def _train(
+def _most(work: Workload) -> int:
+    """Return how many samples of a workload are differentiated at a time."""
+    tokens, config = work.preset.tokens, work.preset.config
+    return max(1, min(CHUNK // tokens, ROOM // (tokens * config.d_model * config.num_layers)))
+
+
+def samples(config: EncoderConfig, batch: Batch, most: int = 1) -> list[Batch]:
+    """Return a batch in parts of a few samples, where these are independent, to fit in memory."""
+    if config.mask_assignment != "per_sample" or config.ignore_label is not None or config.l2_weight:
+        return [batch]
+    arrays = batch.arrays()
+    return [
+        from_arrays({name: array[i : i + most] for name, array in arrays.items()})
+        for i in range(0, len(arrays["input_ids"]), most)
+    ]
+
+
+def _training(recipe: Recipe, steps: Sequence[Sequence[Batch]]) -> Training:
+    """Return steps whose gradients are the means over samples, which are computed a few at a time."""
+    return Training(recipe.replace(accumulation=len(steps[0]), accumulation_mean="samples"), steps)
+
+
+def _trained(
     config: EncoderConfig, weights: Weights, training: Training, arithmetic: Arithmetic, dtype: str
 ) -> dict[str, Array]:
-    trajectory = Trajectory(config, weights, training, arithmetic, dtype=dtype)
-    losses: list[float] = []
+    """Return what steps of training are reported by."""
+    losses: list[list[float]] = [[] for _ in training.steps]
+    trajectory = Averaging(config, weights, training, arithmetic, dtype=dtype)
 
     def take(name: str, values: Array) -> None:
         if name.startswith("losses."):
-            losses.append(float(np.squeeze(values)))
+            losses[trajectory.steps].append(float(np.squeeze(values)))
 
     for batches in training.steps:
         trajectory.step(batches, take)
@@ -128,7 +161,43 @@ def _train(
         (name, np.subtract(state[f"parameters.{name}"], weights[name], dtype=np.float64))
         for name in trainable(config)
     )
-    return {"loss": np.array(losses), **moved(changes, state.items())}
+    means = [
+        np.dot(loss, trajectory.batch_weights(batches))
+        for loss, batches in zip(losses, training.steps, strict=True)
+    ]
+    return {"loss": np.array(means), **moved(changes, state.items())}
+
+
+class Averaging(Trajectory):
+    """Training whose gradients are added up over samples as in one product: rounded once, at the end."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.looked_up: dict[str, NDArray[np.int64]] = {}
+
+    def accumulated(
+        self, batches: Sequence[Batch], observer: Observer
+    ) -> tuple[dict[str, Array], dict[str, list[Array]]]:
+        """Return the gradient of a step (:meth:`concord.spec.training.trajectory.Trajectory.accumulated`)."""
+        total, slices = super().accumulated(batches, observer)
+        return {name: self.a.settle(values) for name, values in total.items()}, slices
+
+    def whole(self, name: str, values: Array, rows: NDArray[np.int64]) -> Array:
+        """Return the gradient of a table's rows that a sample looked up, and remember which they are."""
+        self.looked_up[name] = rows
+        return values
+
+    def added(
+        self,
+        total: Mapping[str, Array],
+        piece: Mapping[str, Array],
+        weight: float,  # noqa: ARG002 - each has been scaled
+    ) -> dict[str, Array]:
+        """Return the sum of gradients so far with those of one more sample, in place of what it was."""
+        found = dict(total) or {name: np.zeros(self.parameters[name].shape) for name in piece}
+        for name, values in piece.items():
+            found[name][self.looked_up.get(name, slice(None)) if values.ndim else ()] += values
+        return found
 
 
 @functools.cache  # every backend is asked for the same in every mode

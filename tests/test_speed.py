@@ -107,6 +107,16 @@ def test_what_is_kept_belongs_to_the_presets_as_they_are():
     assert {f"{preset}-inference-{lengths}-float32" for preset, lengths in usual} <= stored.keys()
 
 
+@pytest.mark.parametrize("kind", ["inference", "training"])
+def test_samples_one_by_one_are_the_batch(kind, monkeypatch):
+    apart = truth.derive(small(kind))
+    monkeypatch.setattr(truth, "samples", lambda config, batch, most: [batch])
+    together = truth.derive(small(kind))
+    assert truth.judge(together, apart.values).worst < 1 / 256
+    shares = [together.sigmas[name] / sigma for name, sigma in apart.sigmas.items()]
+    assert all((share > 0.1).all() and (share < 10).all() for share in shares)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["inference", "training"])
 def test_what_is_kept_is_what_is_derived(kind):
@@ -322,7 +332,7 @@ def test_a_large_workload_is_checked_by_a_few_samples(monkeypatch):
     large, usual = workload("bert-large"), workload("bert-base")
     assert truth.probe(usual) == usual
     assert truth.probe(large).preset == dataclasses.replace(large.preset, batch=truth.PROBE)
-    monkeypatch.setattr(truth, "LARGE", {"inference": 0.0})
+    monkeypatch.setattr(truth, "LARGE", 0.0)
     right, wrong = measured(plan_of(RIGHT, WRONG))["entries"]
     assert (right["status"], wrong["status"]) == ("measured", "withheld")
     assert right["checked_samples"] == truth.PROBE

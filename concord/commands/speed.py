@@ -18,9 +18,9 @@ from concord.conformance import record as files
 from concord.own_model import OwnModel
 from concord.spec.errors import collect, collecting, refuse, unknowns
 from concord.spec.precision import PRECISIONS
-from concord.speed import Mode, SpeedPlan, SpeedRecord, Workload, measure, workload
+from concord.speed import Mode, SpeedPlan, SpeedRecord, Workload, measure
 from concord.speed.peers import PEERS
-from concord.speed.presets import Preset, named, of_size, own
+from concord.speed.presets import LENGTHS, Preset, named, of_size, own
 from concord.speed.table import NOISE, show
 from concord.terminal import Terminal, telling
 
@@ -36,9 +36,6 @@ MODES = (
 
 BUDGET = 300.0
 """Seconds after which a usual run begins nothing more, on whatever machine."""
-
-QUICK = (Mode("library", "eager"), Mode("library", "compiled"))
-"""What is measured in a hurry."""
 
 ON_DEVICES = (Mode("library", "compiled"), Mode("library:fused", "compiled"), Mode("library", "eager"))
 """How it is measured on accelerators, and what: models large enough to keep one busy."""
@@ -105,25 +102,25 @@ class Models(options.OptionGroup):
         Raises:
             SpecError: listing every name that is unknown, and every file that describes no model.
         """
-        on_cpu, wanted, found = device == "cpu", [own] if own else list[Preset](), list[Workload]()
-        problems = unknowns("dtype", self.dtype or (), PRECISIONS)
-        problems += options.outside(("batch", self.batch, 1, MOST), ("tokens", self.tokens, 1, MOST))
-        refuse(problems)
+        on_cpu = device == "cpu"
+        problems = [
+            *unknowns("kind", self.kind or (), WORKLOAD_KINDS),
+            *unknowns("lengths", self.lengths or (), LENGTHS),
+            *unknowns("dtype", self.dtype or (), PRECISIONS),
+            *options.outside(("batch", self.batch, 1, MOST), ("tokens", self.tokens, 1, MOST)),
+        ]
+        presets = [own] if own else []
         for name in () if own else self.preset or (PRESETS if on_cpu else LARGE_PRESETS):
             with collecting(problems):
-                wanted.append(of_size(named(name), self.batch, self.tokens))
-        usual = (
-            ("inference",) if on_cpu else WORKLOAD_KINDS,
-            ("ragged",) if own and own.ragged else ("full",),
-            ("float32",) if on_cpu else ("float32", "bfloat16"),
-        )
-        asked = (self.kind, self.lengths, self.dtype)
-        axes = (given or default for given, default in zip(asked, usual, strict=True))
-        for model, how in itertools.product(wanted, list(itertools.product(*axes))):
-            with collecting(problems):
-                found.append(workload(model, *how))
+                presets.append(of_size(named(name), self.batch, self.tokens))
         refuse(problems)
-        return tuple(found)
+        axes = (
+            presets,
+            self.kind or (("inference",) if on_cpu else WORKLOAD_KINDS),
+            self.lengths or (("ragged",) if own and own.ragged else ("full",)),
+            self.dtype or (("float32",) if on_cpu else ("float32", "bfloat16")),
+        )
+        return tuple(Workload(*choice) for choice in itertools.product(*axes))
 
 
 @dataclass(frozen=True)
@@ -158,7 +155,7 @@ class Modes(options.OptionGroup):
                 self.execution or ("eager", "compiled"),
             )
             return tuple(Mode(*names) for names in chosen)
-        usual = QUICK if self.quick else MODES if device == "cpu" else ON_DEVICES
+        usual = MODES[:2] if self.quick else MODES if device == "cpu" else ON_DEVICES
         return (*usual, *(UNPADDED if ragged else ()))
 
 
@@ -195,11 +192,7 @@ def speed(
         tuple(names),
         tuple(works),
         tuple(chosen),
-        replace(
-            settings,
-            asked=tuple(name for name in settings.asked if name not in PEERS),
-            threads=settings.threads or os.cpu_count() or 1,
-        ),
+        replace(settings, threads=settings.threads or os.cpu_count() or 1),
         budget=BUDGET if usual else modes.budget,
     )
     if modes.quick:

@@ -5,9 +5,7 @@ The ``bert`` family by Hugging Face, by ONNX Runtime and by OpenVINO.
 
 from __future__ import annotations
 
-import numpy as np
-
-from concord.backends.interface import Request, Run, Steps, Unsupported
+from concord.backends.interface import Request, Run, Unsupported
 
 PEERS = {
     "hf": "concord.speed.peers.hf:HuggingFacePeer",
@@ -28,7 +26,3 @@ class Peer:
     def run(self, request: Request) -> Run:
         """Refuse: only whole programs are measured."""
         raise Unsupported(f"{self.name} is measured by 'concord speed' alone")
-
-    def product(self, left: np.ndarray, right: np.ndarray, dtype: str, device: str, precision: str) -> Steps:
-        """Refuse: frameworks have products."""
-        raise Unsupported(f"{self.name} has no product of its own")

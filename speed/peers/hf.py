@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -42,9 +41,9 @@ class HuggingFaceModel:
         )
         self.steps = 0
         if request.training:
-            known = parameters(request.config)
+            canonical = parameters(request.config)
             kinds = {
-                name: known[canonical].kind for canonical, place in self.parts.items() for name in place.names
+                native: canonical[name].kind for name, part in self.parts.items() for native in part.names
             }
             self.optimizer = optimizer(request.training.recipe, dict(model.named_parameters()), kinds)
 
@@ -85,15 +84,16 @@ class HuggingFaceModel:
         return {name: tensor.float().cpu().numpy() for name, tensor in self.computed.items()}
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return the parameters and what the optimizer keeps."""
-        kept: dict[str, dict[str, torch.Tensor]] = {"parameters": dict(self.model.named_parameters())}
-        for key, tensor in self.optimizer.kept().items():
+        """Return a copy of the parameters and of what the optimizer keeps, by canonical name."""
+        parameters = {f"parameters.{name}": tensor for name, tensor in self.model.named_parameters()}
+        sections: dict[str, dict[str, np.ndarray]] = {}
+        for key, tensor in {**parameters, **self.optimizer.kept()}.items():
             section, _, name = key.partition(".")
-            kept.setdefault(section, {})[name] = tensor
+            sections.setdefault(section, {})[name] = tensor.detach().float().cpu().numpy()
         return {
-            f"{section}.{name}": array
-            for section, tensors in kept.items()
-            for name, array in gathered(self.parts, tensors).items()
+            f"{section}.{name}": array.copy()
+            for section, arrays in sections.items()
+            for name, array in table.gather(self.parts, arrays, f"source={TABLE.source}")[0].items()
         }
 
 
@@ -148,24 +148,9 @@ def build(config: EncoderConfig, weights: Weights) -> torch.nn.Module:
     )
     with no_init_weights():  # they are loaded
         model = BertForSequenceClassification(described).eval()
-    fill(model, config, weights)
+    arrays = table.native(TABLE, config, weights)
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
     return model
-
-
-def fill(model: torch.nn.Module, config: EncoderConfig, weights: Weights) -> None:
-    """Copy canonical weights into a model."""
-    arrays = {name: torch.from_numpy(array) for name, array in table.native(TABLE, config, weights).items()}
-    missing, unexpected = model.load_state_dict(arrays, strict=False)
-    if unexpected or any(not name.endswith("position_ids") for name in missing):
-        raise RuntimeError(f"weights do not fit: missing {missing}, unexpected {unexpected}")
-
-
-def gathered(parts: Mapping[str, table.Binding], tensors: Mapping[str, torch.Tensor]) -> Weights:
-    """Return a copy of tensors by canonical name and in canonical layout."""
-    arrays = {name: tensor.detach().float().cpu().numpy() for name, tensor in tensors.items()}
-    return {
-        name: array.copy() for name, array in table.gather(parts, arrays, f"source={TABLE.source}")[0].items()
-    }
 
 
 def tensors(config: EncoderConfig, batch: Batch) -> dict[str, np.ndarray]:
