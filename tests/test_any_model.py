@@ -140,37 +140,26 @@ def spoilt(name, value):
 
 VOID = {
     "an empty batch": (Masked().eval(), X[:0], "it has no elements"),
-    "inputs that are NaN": (Masked().eval(), X * torch.nan, "the inputs are not finite"),
     "inputs that are infinite": (Masked().eval(), X / 0, "the inputs are not finite"),
     "weights that are NaN": (spoilt("first.weight", torch.nan), X, "where first is the first that is not"),
-    "biases that are infinite": (
-        spoilt("second.bias", torch.inf),
-        X,
-        "where second is the first that is not",
-    ),
 }
 
 
 @pytest.mark.parametrize("kind", VOID)
-@pytest.mark.parametrize("factor", [1.0, 3.0])
-def test_where_nothing_is_to_be_judged_no_port_agrees(kind, factor):
+def test_where_nothing_is_to_be_judged_no_port_agrees(kind):
     model, inputs, words = VOID[kind]
-    port = arrays(["output"], factor, model, inputs)
-    candidates = [port, model] if factor == 1 else [port]
-    for found in (compare(model, candidate, inputs) for candidate in candidates):
+    ports = (arrays(["output"], factor, model, inputs) for factor in (1.0, 3.0))
+    for found in (compare(model, candidate, inputs) for candidate in (model, *ports)):
         assert found.status == "undetermined"
         assert "output not judged: " in str(found)
         assert words in str(found)
 
 
-@pytest.mark.parametrize("wrong", [0.0, 0.01])
-def test_a_tensor_that_is_partly_finite_is_judged_where_it_is(wrong):
+def test_a_tensor_that_is_partly_finite_is_judged_where_it_is():
     inputs = X.clone()
     inputs[2] = torch.nan
-    port = Masked().eval()
-    with torch.no_grad():
-        port.second.bias += wrong
-    assert compare(Masked().eval(), port, inputs).status == ("diverges" if wrong else "agrees")
+    assert compare(Masked().eval(), Masked().eval(), inputs).passed
+    assert compare(Masked().eval(), spoilt("second.bias", 0.01), inputs).status == "diverges"
 
 
 @pytest.mark.parametrize("place", ["output", "first"])

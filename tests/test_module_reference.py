@@ -23,7 +23,7 @@ def test_what_leaves_pytorch_is_refused():
     def function(m, x):
         return m.a(torch.from_numpy(np.sin(x.numpy())))
 
-    with pytest.raises(SpecError, match=r"handed to NumPy, .* \(test_reference\.py:\d+\)$"):
+    with pytest.raises(SpecError, match=r"handed to NumPy, .* \(test_module_reference\.py:\d+\)$"):
         compare(layer(function), ZEROS, drawn(3, 7))
 
 
@@ -67,7 +67,7 @@ REFUSED = {
     ),
     "raises": (
         lambda: layer(lambda m, x: m.a(x[:, ["\x1b[31m" + 9000 * "n"]])),
-        r"the reference cannot be run .{,700} \(test_reference\.py:\d+\)$",
+        r"the reference cannot be run .{,700} \(test_module_reference\.py:\d+\)$",
     ),
 }
 

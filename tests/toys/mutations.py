@@ -71,29 +71,22 @@ BYTES = (flipped, spliced, replaced, counted_otherwise)
 # What holds data, which is spoilt from within, or cannot be taken apart and raises.
 
 
-def places(data):
-    """Yield every place in JSON data, as container and key."""
+def places(data, outer=()):
+    """Yield every place in JSON data, as its container and the keys that lead there."""
     for key, entry in data.items() if isinstance(data, dict) else enumerate(data):
-        yield data, key
+        yield data, (*outer, key)
         if isinstance(entry, (dict, list)):
-            yield from places(entry)
+            yield from places(entry, (*outer, key))
 
 
 def kinds_of_places(data):
     """Yield a place of each kind in JSON data, as keys: of a list's entries with the same keys the first."""
     seen = set()
-    for container, path in _paths(data):
+    for container, path in places(data):
         kind = (*("*" if isinstance(key, int) else key for key in path), type(container[path[-1]]))
         if kind not in seen:
             seen.add(kind)
             yield path
-
-
-def _paths(data, at=()):
-    for key, entry in data.items() if isinstance(data, dict) else enumerate(data):
-        yield data, (*at, key)
-        if isinstance(entry, (dict, list)):
-            yield from _paths(entry, (*at, key))
 
 
 def at_each_place(text, others):
@@ -127,7 +120,7 @@ def anything(value):
 
 def json_changed(content, random):
     data = json.loads(content)
-    container, key = random.choice([*places(data)])
+    container, (*_, key) = random.choice([*places(data)])
     act = random.randrange(6)
     if act < 3:
         container[key] = random.choice(NASTY)
@@ -138,7 +131,7 @@ def json_changed(content, random):
             key
         )
     else:
-        other, place = random.choice([*places(data)])
+        other, (*_, place) = random.choice([*places(data)])
         container[key] = json.loads(json.dumps(other[place]))
     return json.dumps(data).encode()
 
