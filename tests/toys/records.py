@@ -54,7 +54,7 @@ def certificate():
 RECORDS = {
     "check": lambda: kept(CHECK),
     "fuzz": lambda: kept("fuzz-bfloat16-jax"),
-    "mutants": lambda: kept("mutants-jax", findings=5),
+    "mutants": lambda: kept("mutants", findings=5),
     "lockstep": lambda: kept("lockstep-float32", tracks=1),
     "speed": lambda: kept("speed-training", entries=4),
     "certificate": certificate,
