@@ -207,13 +207,6 @@ def block(*sizes, **options):
     return lambda: nn.Sequential(nn.Conv2d(*sizes, **options), nn.BatchNorm2d(sizes[1]), nn.ReLU())
 
 
-@kind((2, 5, 11, 13), one=block(5, 5, 3, padding=1))
-def residual_in_place(m, x):
-    y = m.one[1](m.one[0](x))
-    y += x
-    return F.relu_(y).mean((2, 3))
-
-
 @kind(
     (2, 3, 8, 12),
     down=block(3, 7, 3, padding=1),
@@ -231,11 +224,6 @@ def u_net(m, x):
 )
 def depthwise_separable(m, x):
     return m.point(F.relu6(m.deep(x)))
-
-
-@kind((2, 5, 13), conv=lambda: parametrizations.weight_norm(nn.Conv1d(5, 5, 3, padding=4, dilation=2)))
-def temporal_convolution(m, x):
-    return F.relu(x + F.relu(m.conv(x)[..., :-4]))
 
 
 @kind((2, 3, 7, 5, 6), conv=lambda: nn.Conv3d(3, 5, 3, stride=2, padding=1))
@@ -296,12 +284,6 @@ def unfold_and_fold(m, x):
     return F.fold(y, (8, 12), 3, padding=1)
 
 
-@kind((2, 4, 8, 12), mlp=linear(12, 12), norm=lambda: nn.GroupNorm(2, 4))
-def windows_rolled(m, x):
-    y = torch.roll(m.norm(x), (2, 3), (2, 3)).unfold(2, 4, 4).unfold(3, 4, 4)
-    return m.mlp(y.flatten(-2)[..., :12]).sum(1)
-
-
 @kind(
     (2, 5, 11, 13),
     norms=lambda: nn.ModuleList(
@@ -328,20 +310,6 @@ def gru_packed(m, x, lengths):
     return nn.utils.rnn.pad_packed_sequence(m.rnn(packed)[0], batch_first=True)[0]
 
 
-@kind((3, 7, 5), cell=lambda: nn.LSTMCell(5, 6), other=lambda: nn.GRUCell(6, 6))
-def cells_in_a_loop(m, x):
-    h, g = (x.new_zeros(3, 6), x.new_zeros(3, 6)), x.new_zeros(3, 6)
-    for step in x.unbind(1):
-        h = m.cell(step, h)
-        g = m.other(h[0], g)
-    return g
-
-
-@kind((3, 7, 5), rnn=lambda: nn.LSTM(5, 6, proj_size=3, batch_first=True))
-def lstm_projected(m, x):
-    return m.rnn(x)[0]
-
-
 @kind((3, 7, 5), key=linear(5, 6), value=linear(5, 4), query=linear(5, 6))
 def linear_attention(m, x):
     k, v, q = F.elu(m.key(x)) + 1, m.value(x), F.elu(m.query(x)) + 1
@@ -350,11 +318,6 @@ def linear_attention(m, x):
 
 
 # Attention.
-
-
-@kind((2, 7, 12), attend=lambda: nn.MultiheadAttention(12, 3, batch_first=True))
-def multihead_attention(m, x):
-    return m.attend(x, x, x)
 
 
 @kind((7, 2, 12), (5, 2, 12), layer=lambda: nn.Transformer(12, 3, 1, 1, 17))
@@ -371,11 +334,6 @@ def rotary(m, x):
         for y in m.qk(x).chunk(2, -1)
     )
     return torch.softmax(q @ k.transpose(1, 2) / 12, -1) @ x
-
-
-@kind((2, 7, 12), mix=linear(12, 12))
-def fft_mixing(m, x):
-    return m.mix(torch.fft.fft2(x).real)
 
 
 # Tables, graphs, sets.
@@ -463,11 +421,6 @@ def quantiles_and_sorts(m, x):
         y.logcumsumexp(-1),
         y.diff(dim=-1),
     )
-
-
-@kind((2, 3, 5, 7), a=parameter(5, 7, 6), b=parameter(3, 6, 4))
-def einsum_heavy(m, x):
-    return torch.einsum("nchw,hwk,ckd->nkd", x, m.a, m.b), torch.einsum("nchw,nchw->nc", x, x)
 
 
 @kind((5, 6), weight=parameter(6, 6))
@@ -561,12 +514,6 @@ def running_statistics(m, x):
 @kind((5, 12), norm=lambda: nn.BatchNorm1d(12, track_running_stats=False), inner=linear(12, 3))
 def batch_statistics(m, x):
     return m.inner(m.norm(x))
-
-
-@kind((2, 7, 12), inner=linear(12, 12))
-def cache_on_self(m, x):
-    m.past = torch.cat([getattr(m, "past", x[:, :0]), m.inner(x)], 1)
-    return torch.softmax(m.past @ m.past.transpose(1, 2), -1) @ m.past
 
 
 @kind((5, 12), inner=linear(12, 12))
